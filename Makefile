@@ -1,0 +1,82 @@
+# What CI runs is what these targets run: .ci/run calls `make test`.
+
+GO      ?= go
+ARGS    ?=                  # make run ARGS='--listen :9000'
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+LDFLAGS  = -s -w $(if $(VERSION),-X main.version=$(VERSION))
+
+# Bounds on a hang, not expectations. Two packages at a time, since many tests
+# are about time and all of them share the machine's cores.
+TESTFLAGS ?= -race -count=1 -timeout 6m -p 2
+BENCHTIME ?= 1s
+FUZZTIME  ?= 10s
+
+GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
+
+# The browser for the tests of web/, whatever the distribution calls it.
+BROWSER  = $${CHROMIUM:-$$(for b in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$b && break; done)}
+
+# part NAME,COMMAND runs one part of a target, says how long it took and, when
+# it went wrong, which one it was.
+define part
+@printf '\n== %s\n' '$(1)'; start=$$(date +%s); \
+if $(2); then printf '== %s: ok, %s s\n' '$(1)' $$(($$(date +%s) - start)); \
+else printf '== %s: FAILED after %s s\n' '$(1)' $$(($$(date +%s) - start)) >&2; exit 1; fi
+endef
+
+.DEFAULT_GOAL := build
+.NOTPARALLEL:
+.PHONY: run build check test bench fuzz setup clean race-binary
+
+run: build
+	./bin/headcount serve $(ARGS)
+
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount
+
+# What the compiler does not find: format, vet, staticcheck, direction of imports.
+check:
+	@unformatted=$$(gofmt -l $(GOFILES)) || exit 1; \
+	if [ -n "$$unformatted" ]; then printf 'not formatted; run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; fi
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) test -count=1 -run Imports .
+
+# Everything, also on a machine that has Go alone: setup installs the rest.
+test:
+	$(call part,setup,$(MAKE) --no-print-directory setup)
+	$(call part,check,$(MAKE) --no-print-directory check)
+	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
+	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) ./...)
+	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
+
+# The program with the race detector in it, for the tests that run it.
+race-binary:
+	$(GO) build -race -o bin/headcount-race ./cmd/headcount
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -p 1 ./...
+
+# Every fuzz target for FUZZTIME. The inputs that failed are under testdata.
+fuzz:
+	@packages=$$($(GO) list ./...) || exit 1; \
+	for package in $$packages; do \
+		targets=$$($(GO) test -list '^Fuzz' $$package) || exit 1; \
+		for target in $$(printf '%s\n' "$$targets" | grep '^Fuzz'); do \
+			echo "== $$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
+		done; \
+	done
+
+# What the machine lacks, then what web/ needs.
+setup:
+	@sh deploy/setup.sh
+	@$(MAKE) --no-print-directory web/node_modules/.package-lock.json
+
+# npm writes this file last, so it is newer than both when all is installed.
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+	@touch $@
+
+clean:
+	rm -rf bin web/node_modules

@@ -1,0 +1,30 @@
+package node
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Collectors are the node's metrics.
+func (n *Node) Collectors() []prometheus.Collector {
+	counter := func(name, help string, value func() int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
+	}
+	gauge := func(name, help string, value func() int64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
+	}
+	return []prometheus.Collector{
+		gauge("headcount_users", "Users present on any page, of the partitions owned here.", n.users.Load),
+		gauge("headcount_partitions_owned", "Partitions whose actor runs here.", func() int64 {
+			owned := int64(0)
+			for i := range n.actors {
+				if n.actors[i].Load() != nil {
+					owned++
+				}
+			}
+			return owned
+		}),
+		counter("headcount_beats_dropped_total", "Beats dropped because a mailbox was full; their senders repeat them.", n.dropped.Load),
+		counter("headcount_suspensions_total", "Times the process stood still for so long that sessions were given the time back.", n.gaps.Load),
+		counter("headcount_store_changes_total", "Partition changes written to the store.", n.written.Load),
+		counter("headcount_store_losses_total", "Times the store had lost data and everything was written again.", n.losses.Load),
+		counter("headcount_store_failures_total", "Partition changes that could not be written at once.", n.failures.Load),
+	}
+}

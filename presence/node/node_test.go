@@ -1,0 +1,597 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/memstore"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	testPartitions = 3
+	timeout        = 7 * time.Second
+)
+
+// rig is a running node over a store, and the gateways that talk to it.
+type rig struct {
+	t     testing.TB
+	store presence.Store
+	node  *Node
+
+	mu      sync.Mutex
+	replies map[string][]heartbeat.Reply // by gateway
+	streams map[streamKey]uint64         // last number given
+	stall   time.Duration                // the next reply takes this long
+}
+
+type streamKey struct {
+	source    heartbeat.Source
+	partition int
+}
+
+func newStore() *memstore.Store { return memstore.New(memstore.Config{Partitions: testPartitions}) }
+
+// start runs a node until the test ends or the returned function is called.
+func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
+	t.Helper()
+	r := &rig{t: t, store: store, replies: map[string][]heartbeat.Reply{}, streams: map[streamKey]uint64{}}
+	n, err := New(store, Config{
+		Name: name, Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
+		Reply: func(gw string, a *heartbeat.Reply) {
+			r.mu.Lock()
+			stall := r.stall
+			r.stall = 0
+			r.replies[gw] = append(r.replies[gw], *a)
+			r.mu.Unlock()
+			time.Sleep(stall)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.node = n
+	n.Own([]int{0, 1, 2})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = n.Run(ctx)
+	}()
+	stop := sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(stop)
+	synctest.Wait()
+	return r, stop
+}
+
+func gw(name string) heartbeat.Source { return heartbeat.Source{Gateway: name, Incarnation: 1} }
+
+func join(u presence.User, page string) heartbeat.Op {
+	return heartbeat.Op{Kind: heartbeat.Join, User: u, Page: page}
+}
+
+func leave(u presence.User, page string, grace time.Duration) heartbeat.Op {
+	return heartbeat.Op{Kind: heartbeat.Leave, User: u, Page: page, Grace: grace}
+}
+
+// op sends one op in the source's stream and waits for what comes of it.
+func (r *rig) op(src heartbeat.Source, op heartbeat.Op) {
+	r.t.Helper()
+	key := streamKey{src, op.User.Partition(testPartitions)}
+	r.streams[key]++
+	r.deliver(&heartbeat.Beat{Source: src, Partition: key.partition, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{op}})
+}
+
+func (r *rig) alive(src heartbeat.Source, users ...presence.User) {
+	r.t.Helper()
+	for _, u := range users {
+		r.deliver(&heartbeat.Beat{Source: src, Partition: u.Partition(testPartitions), Stream: 1, Alive: []presence.User{u}})
+	}
+}
+
+func (r *rig) deliver(b *heartbeat.Beat) {
+	r.t.Helper()
+	if !r.node.Deliver(b) {
+		r.t.Fatalf("beat for partition %d was not taken", b.Partition)
+	}
+	synctest.Wait()
+}
+
+func (r *rig) last(name string) heartbeat.Reply {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.replies[name]) == 0 {
+		r.t.Fatalf("%s got no reply", name)
+	}
+	return r.replies[name][len(r.replies[name])-1]
+}
+
+func (r *rig) want(page string, users int64) {
+	r.t.Helper()
+	counts, err := r.store.Counts(r.t.Context(), []string{page})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if counts[0].Users != users {
+		r.t.Fatalf("count of %q = %d, want %d", page, counts[0].Users, users)
+	}
+}
+
+func TestNewRefusesSettingsThatCannotWork(t *testing.T) {
+	reply := func(string, *heartbeat.Reply) {}
+	for name, tc := range map[string]struct {
+		cfg  Config
+		want error
+	}{
+		"defaults":         {Config{Name: "n", Reply: reply}, nil},
+		"no name":          {Config{Reply: reply}, ErrConfig},
+		"nobody to answer": {Config{Name: "n"}, ErrConfig},
+		"no partitions":    {Config{Name: "n", Reply: reply, Partitions: -1}, ErrConfig},
+		"negative timeout": {Config{Name: "n", Reply: reply, PresenceTimeout: -1}, ErrConfig},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := New(newStore(), tc.cfg); !errors.Is(err, tc.want) {
+				t.Fatalf("New(%+v) = %v, want %v", tc.cfg, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		a := r.last("a")
+		if a.Acked != 1 || len(a.Counts) != 1 || a.Counts[0].Page != "p" || a.Counts[0].Users != 1 {
+			t.Fatalf("reply %+v, want op 1 acknowledged with a count of 1", a)
+		}
+		r.want("p", 1)
+		r.want(presence.Site, 1)
+		r.op(gw("a"), join(4, "q")) // the same partition
+		if a := r.last("a"); a.Acked != 2 {
+			t.Fatalf("reply %+v, want op 2 acknowledged", a)
+		}
+		r.want(presence.Site, 2)
+	})
+}
+
+func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		beat := func(stream, first uint64, ops ...heartbeat.Op) {
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: stream, First: first, Ops: ops})
+		}
+		beat(1, 2, join(1, "later"))
+		if a := r.last("a"); !a.Reset {
+			t.Fatalf("a stream that does not begin at 1: %+v, want Reset", a)
+		}
+		beat(2, 1, join(1, "p"))
+		beat(2, 3, leave(1, "p", 0)) // 2 is missing
+		r.want("p", 1)
+		beat(2, 1, join(1, "p"), join(1, "q"), leave(1, "p", 0))
+		r.want("p", 0)
+		r.want("q", 1)
+		if a := r.last("a"); a.Acked != 3 {
+			t.Fatalf("reply %+v, want 3 acknowledged", a)
+		}
+		beat(2, 1, join(1, "p"), join(1, "q")) // late copies
+		r.want("p", 0)
+		if a := r.last("a"); a.Acked != 3 || len(a.Counts) == 0 {
+			t.Fatalf("reply to a late copy %+v, want 3 acknowledged again, with counts", a)
+		}
+		beat(1, 1, join(1, "p")) // of an older stream
+		r.want("p", 0)
+	})
+}
+
+func TestSilentUsersEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), join(2, "p"))
+		for range 5 {
+			time.Sleep(2 * time.Second)
+			r.alive(gw("a"), 1)
+		}
+		r.want("p", 1)
+		time.Sleep(timeout - 10*time.Millisecond)
+		r.want("p", 1)
+		time.Sleep(wheelTick + 20*time.Millisecond)
+		r.want("p", 0)
+		r.want(presence.Site, 0)
+		r.alive(gw("a"), 1)
+		if a := r.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
+			t.Fatalf("reply %+v, want user 1 unknown", a)
+		}
+	})
+}
+
+func TestLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), leave(1, "p", 0))
+		r.want("p", 0)
+
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), leave(1, "p", 2*time.Second))
+		time.Sleep(1990 * time.Millisecond)
+		r.want("p", 1)
+		time.Sleep(wheelTick + 20*time.Millisecond)
+		r.want("p", 0)
+
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), leave(1, "p", 2*time.Second))
+		time.Sleep(time.Second)
+		r.op(gw("a"), join(1, "p")) // came back
+		time.Sleep(2 * time.Second)
+		r.want("p", 1)
+		r.op(gw("a"), leave(1, "p", 0))
+		r.want("p", 0)
+		r.op(gw("a"), leave(1, "p", 0)) // not there: nothing
+		r.op(gw("a"), leave(9, "unheard of", time.Second))
+		r.want("p", 0)
+	})
+}
+
+func TestUserOnTwoGateways(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("b"), join(1, "p"))
+		r.op(gw("b"), join(1, "q"))
+		r.want("p", 1)
+		r.want(presence.Site, 1)
+		r.op(gw("b"), leave(1, "p", 0))
+		r.want("p", 1)
+		for range 4 { // a has died
+			time.Sleep(2 * time.Second)
+			r.alive(gw("b"), 1)
+		}
+		r.want("p", 0)
+		r.want("q", 1)
+		r.want(presence.Site, 1)
+	})
+}
+
+func TestReturnElsewhereEndsTheGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), leave(1, "p", 2*time.Second))
+		r.op(gw("b"), join(1, "p"))
+		r.want("p", 1)
+		r.op(gw("b"), leave(1, "p", 0))
+		r.want("p", 0)
+	})
+}
+
+func TestHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		hold := func(page string, on bool) {
+			t.Helper()
+			if err := r.node.Hold(t.Context(), 1, page, on); err != nil {
+				t.Fatal(err)
+			}
+		}
+		hold("p", true)
+		hold("p", true)
+		r.want("p", 1)
+		time.Sleep(2 * timeout)
+		hold("p", true)
+		time.Sleep(3*timeout - 20*time.Millisecond)
+		r.want("p", 1)
+		time.Sleep(wheelTick + 40*time.Millisecond)
+		r.want("p", 0)
+
+		hold("p", true)
+		r.op(gw("a"), join(1, "p"))
+		hold("p", false)
+		r.want("p", 1)
+		r.op(gw("a"), leave(1, "p", 0))
+		r.want("p", 0)
+		hold("p", false)
+		hold("never held", false)
+
+		for i := range presence.MaxPages {
+			hold(fmt.Sprint("p", i), true)
+		}
+		hold("p0", true)
+		if err := r.node.Hold(t.Context(), 1, "one more", true); !errors.Is(err, presence.ErrTooMany) {
+			t.Fatalf("hold 101 = %v, want ErrTooMany", err)
+		}
+		r.want("one more", 0)
+		r.want(presence.Site, 1)
+	})
+}
+
+func TestTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		old, _ := start(t, "old", store)
+		old.op(gw("a"), join(1, "p"))
+		old.op(gw("a"), join(2, "p"))
+		if err := old.node.Hold(t.Context(), 3, "p", true); err != nil {
+			t.Fatal(err)
+		}
+		next, _ := start(t, "next", store)
+		next.want("p", 3)
+		// The zombie finds out at its first write.
+		old.op(gw("a"), join(7, "p"))
+		if old.node.Owns(1) {
+			t.Fatal("the fenced node still owns the partition")
+		}
+		next.want("p", 3)
+		old.node.Own(nil) // it has learned of next
+		// Whoever the gateway confirms stays, the others get one full timeout.
+		next.alive(gw("a"), 1)
+		if a := next.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
+			t.Fatalf("reply %+v, want the joins of user 1 asked for", a)
+		}
+		next.op(gw("a"), join(1, "p"))
+		for range 5 {
+			time.Sleep(2 * time.Second)
+			next.alive(gw("a"), 1)
+		}
+		next.want("p", 2) // 1, and the hold of 3
+		next.op(gw("a"), leave(1, "p", 0))
+		next.want("p", 1)
+		time.Sleep(3 * timeout)
+		next.want("p", 0)
+	})
+}
+
+// shaky is a store that can be away, or lose everything.
+type shaky struct {
+	presence.Store
+	mu         sync.Mutex
+	away       bool
+	generation uint64
+}
+
+func (s *shaky) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *shaky) now() (presence.Store, bool, uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.Store, s.away, s.generation
+}
+
+func (s *shaky) Generation(context.Context) (uint64, error) {
+	_, away, g := s.now()
+	if away {
+		return 0, presence.ErrUnavailable
+	}
+	return g, nil
+}
+
+func (s *shaky) Claim(ctx context.Context, owner string, partitions []int, again bool) ([]presence.Claim, error) {
+	store, away, g := s.now()
+	if away {
+		return nil, presence.ErrUnavailable
+	}
+	claims, err := store.Claim(ctx, owner, partitions, again)
+	for i := range claims {
+		claims[i].Generation = g
+	}
+	return claims, err
+}
+
+func (s *shaky) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
+	store, _, _ := s.now()
+	return store.Counts(ctx, pages)
+}
+
+func (s *shaky) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	store, away, g := s.now()
+	outcomes := make([]presence.Outcome, len(changes))
+	var good []presence.Change
+	var at []int
+	for i, c := range changes {
+		switch {
+		case away:
+			outcomes[i].Err = presence.ErrUnavailable
+		case c.Generation != g:
+			outcomes[i].Err = presence.ErrLost
+		default:
+			good, at = append(good, c), append(at, i)
+		}
+	}
+	for i, o := range store.Write(ctx, good) {
+		outcomes[at[i]] = o
+	}
+	return outcomes
+}
+
+func TestStoreAwayLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shaky{Store: newStore()}
+		r, _ := start(t, "n", s)
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), join(2, "p"))
+		s.set(func() { s.away = true })
+		before := len(r.replies["a"])
+		r.op(gw("a"), join(3, "p"))
+		r.op(gw("a"), leave(1, "p", 0))
+		for range 15 {
+			time.Sleep(2 * time.Second)
+			r.alive(gw("a"), 2, 3)
+		}
+		if got := len(r.replies["a"]); got != before {
+			t.Fatalf("%d acknowledgements while the store was away: %+v", got-before, r.replies["a"][before:])
+		}
+		r.want("p", 2)
+		s.set(func() { s.away = false })
+		time.Sleep(3 * time.Second)
+		r.want("p", 2)
+		r.want(presence.Site, 2)
+		if got := len(r.replies["a"]); got == before {
+			t.Fatal("what was written late was never acknowledged")
+		}
+	})
+}
+
+func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
+	for name, write := range map[string]bool{"noticed by a write": true, "noticed by nobody's write": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &shaky{Store: newStore()}
+				r, _ := start(t, "n", s)
+				r.op(gw("a"), join(1, "p"))
+				r.op(gw("a"), join(2, "p"))
+				r.op(gw("a"), join(2, "q"))
+				s.set(func() { s.Store, s.generation = newStore(), s.generation+1 })
+				r.want("p", 0)
+				if write {
+					r.op(gw("a"), join(3, "p"))
+					r.op(gw("a"), leave(2, "q", 0))
+				}
+				time.Sleep(generationPoll + 100*time.Millisecond)
+				if write {
+					r.want("p", 3)
+					r.want("q", 0)
+				} else {
+					r.want("p", 2)
+					r.want("q", 1)
+				}
+				counts, err := s.Counts(t.Context(), []string{"p"})
+				if err != nil || counts[0].Stale {
+					t.Fatalf("Counts = %+v, %v; want every partition complete again", counts, err)
+				}
+				next, _ := start(t, "next", s) // finds all members
+				if write {
+					next.want("p", 3)
+				} else {
+					next.want("p", 2)
+				}
+			})
+		})
+	}
+}
+
+func TestSuspendedProcessGivesTheTimeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "p"))
+		r.mu.Lock()
+		r.stall = 20 * time.Second // the actor stands still in its next reply
+		r.mu.Unlock()
+		key := streamKey{gw("a"), 1}
+		r.streams[key]++
+		r.node.Deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{join(4, "p")}})
+		time.Sleep(20*time.Second + 10*time.Millisecond)
+		synctest.Wait()
+		r.want("p", 2)
+		time.Sleep(2 * time.Second)
+		r.alive(gw("a"), 1)
+		time.Sleep(6 * time.Second)
+		r.want("p", 1)
+	})
+}
+
+func TestPlannedStopOfAPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		r, _ := start(t, "n", store)
+		r.op(gw("a"), join(1, "p"))
+		r.node.Own([]int{0, 2})
+		synctest.Wait()
+		if r.node.Owns(1) || !r.node.Owns(0) {
+			t.Fatal("want partition 1 given up, 0 kept")
+		}
+		if r.node.Deliver(&heartbeat.Beat{Partition: 1}) {
+			t.Fatal("a beat was taken for a partition that is not owned")
+		}
+		if err := r.node.Hold(t.Context(), 1, "p", true); !errors.Is(err, ErrNotOwner) {
+			t.Fatalf("Hold = %v, want ErrNotOwner", err)
+		}
+		r.want("p", 1) // it is the next owner's to say
+		r.node.Own([]int{0, 1, 2})
+		synctest.Wait()
+		r.want("p", 1)
+		time.Sleep(timeout + time.Second)
+		r.want("p", 0)
+	})
+}
+
+// TestAnyHistory plays random joins, leaves, heartbeats, repetitions and
+// silence of several gateways against a model that knows who is where.
+func TestAnyHistory(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		synctest.Test(t, func(t *testing.T) { history(t, rt) })
+	})
+}
+
+func history(t *testing.T, rt *rapid.T) {
+	r, stop := start(t, "n", newStore())
+	defer stop()
+	const grace = 2 * time.Second
+	type key struct {
+		source heartbeat.Source
+		user   presence.User
+		page   string
+	}
+	there := map[key]bool{}
+	sources := []heartbeat.Source{gw("a"), gw("b"), gw("c")}
+	for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+		k := key{
+			rapid.SampledFrom(sources).Draw(rt, "source"),
+			presence.User(rapid.Uint64Range(0, 5).Draw(rt, "user")),
+			rapid.SampledFrom([]string{"p", "q"}).Draw(rt, "page"),
+		}
+		switch rapid.IntRange(0, 3).Draw(rt, "what") {
+		case 0, 1:
+			r.op(k.source, join(k.user, k.page))
+			there[k] = true
+		case 2:
+			r.op(k.source, leave(k.user, k.page, time.Duration(rapid.IntRange(0, 1).Draw(rt, "grace"))*grace))
+			delete(there, k)
+		case 3:
+			time.Sleep(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
+		}
+		for k := range there { // the living are heard often enough
+			r.alive(k.source, k.user)
+		}
+	}
+	time.Sleep(grace + wheelTick)
+	for k := range there {
+		r.alive(k.source, k.user)
+	}
+	users := map[presence.User]bool{}
+	pages := map[string]map[presence.User]bool{"p": {}, "q": {}}
+	for k := range there {
+		users[k.user] = true
+		pages[k.page][k.user] = true
+	}
+	for page, want := range pages {
+		r.want(page, int64(len(want)))
+	}
+	r.want(presence.Site, int64(len(users)))
+	time.Sleep(timeout + wheelTick)
+	r.want(presence.Site, 0)
+	stop() // the actors' state is the test's from here on
+	for i := range r.node.actors {
+		if p := r.node.actors[i].Load(); len(p.users) != 0 || len(p.pages) != 1 {
+			rt.Fatalf("partition %d remembers %d users and %d pages of nobody", i, len(p.users), len(p.pages)-1)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package node
+
+import (
+	"math/bits"
+	"time"
+)
+
+const (
+	// wheelTick is how exactly a deadline is met: never early, at most this late.
+	wheelTick  = 100 * time.Millisecond
+	wheelSlots = 256 // 25.6 s ahead; what is further is looked at once a turn
+)
+
+// wheel holds a partition's sessions by deadline: a hashed timing wheel
+// (Varghese and Lauck, 1987) with one level. A heartbeat moves only the
+// session's own deadline; the wheel finds out when the old one comes up and
+// puts the session where it belongs now. Hence no timer and no wheel operation
+// per heartbeat. Owned by the partition's actor.
+type wheel struct {
+	pos      int64 // all ticks up to this one are done
+	slots    [wheelSlots]*session
+	occupied [wheelSlots / 64]uint64 // one bit per slot that has a session
+}
+
+// tickOf is the first tick at which a deadline, in milliseconds, has passed.
+func tickOf(ms int64) int64 {
+	const g = int64(wheelTick / time.Millisecond)
+	return (ms + g - 1) / g
+}
+
+// idle brings an empty wheel to the present: nothing in it waits to be passed.
+func (w *wheel) idle(ms int64) {
+	if w.occupied == [len(w.occupied)]uint64{} {
+		w.pos = ms / int64(wheelTick/time.Millisecond)
+	}
+}
+
+// put files s to be looked at when ms has passed, and takes it from where it was.
+func (w *wheel) put(s *session, ms int64) {
+	w.drop(s)
+	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
+	i := t % wheelSlots
+	s.slot = int16(i)
+	s.later, s.sooner = w.slots[i], nil
+	if s.later != nil {
+		s.later.sooner = s
+	}
+	w.slots[i] = s
+	w.occupied[i/64] |= 1 << (i % 64)
+}
+
+// drop takes s out of the wheel; it may be out already.
+func (w *wheel) drop(s *session) {
+	if s.slot < 0 {
+		return
+	}
+	if s.sooner != nil {
+		s.sooner.later = s.later
+	} else {
+		w.slots[s.slot] = s.later
+		if s.later == nil {
+			w.occupied[s.slot/64] &^= 1 << (s.slot % 64)
+		}
+	}
+	if s.later != nil {
+		s.later.sooner = s.sooner
+	}
+	s.later, s.sooner, s.slot = nil, nil, -1
+}
+
+// next is the time, in milliseconds, at which due has something to look at.
+func (w *wheel) next() (ms int64, ok bool) {
+	start := (w.pos + 1) % wheelSlots
+	for n := int64(0); n < wheelSlots; {
+		i := (start + n) % wheelSlots
+		if word := w.occupied[i/64] >> (i % 64); word != 0 {
+			n += int64(bits.TrailingZeros64(word))
+			return (w.pos + 1 + n) * int64(wheelTick/time.Millisecond), true
+		}
+		n += 64 - i%64
+	}
+	return 0, false
+}
+
+// due calls look with every session whose filed time has passed at ms, out of
+// the wheel; look puts it back where it belongs, if anywhere.
+func (w *wheel) due(ms int64, look func(*session)) {
+	now := ms / int64(wheelTick/time.Millisecond)
+	for w.pos < now {
+		at, ok := w.next()
+		t := at / int64(wheelTick/time.Millisecond)
+		if !ok || t > now {
+			w.pos = now
+			return
+		}
+		w.pos = t
+		for i := t % wheelSlots; w.slots[i] != nil; {
+			s := w.slots[i]
+			w.drop(s)
+			look(s) // puts it at pos+1 or later, hence never back into this slot
+		}
+	}
+}

@@ -1,0 +1,128 @@
+// Package presence holds the words and contracts of the domain: pages, users,
+// counts and versions, and what a store, a feed of updates and an endpoint
+// store promise. It imports nothing of ours, so that every layer can.
+package presence
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Defaults of the two hash spaces. Every process of a region must use the
+// same; they are cluster facts.
+const (
+	DefaultPartitions = 271 // P, the unit of ownership: partition = user mod P
+	DefaultBuckets    = 64  // B, the unit of distribution: bucket = hash(page) mod B
+)
+
+// User is the keyed 64-bit hash of a user id. Ids themselves never leave the
+// gateway.
+type User uint64
+
+// Partition is the user's partition of p. The hash is uniform already, so the
+// remainder is enough.
+func (u User) Partition(p int) int { return int(uint64(u) % uint64(p)) }
+
+// Version orders the counts of one page: first by incarnation, which grows
+// whenever the past of the counter was lost, then by sequence. The zero
+// Version is that of a page nobody ever joined.
+type Version struct {
+	Incarnation uint64 // unix milliseconds, or one more than the highest known
+	Sequence    uint64
+}
+
+// Compare returns -1, 0 or 1 as v is older than, the same as or newer than o.
+func (v Version) Compare(o Version) int {
+	return cmp.Or(cmp.Compare(v.Incarnation, o.Incarnation), cmp.Compare(v.Sequence, o.Sequence))
+}
+
+// String is the outside form, "incarnation-sequence".
+func (v Version) String() string { return string(v.append(nil)) }
+
+func (v Version) append(b []byte) []byte {
+	b = strconv.AppendUint(b, v.Incarnation, 10)
+	b = append(b, '-')
+	return strconv.AppendUint(b, v.Sequence, 10)
+}
+
+// ParseVersion reads what String wrote.
+func ParseVersion(s string) (Version, error) {
+	inc, seq, ok := strings.Cut(s, "-")
+	if !ok {
+		return Version{}, fmt.Errorf("version %q: want incarnation-sequence", s)
+	}
+	var v Version
+	var err error
+	if v.Incarnation, err = strconv.ParseUint(inc, 10, 64); err != nil {
+		return Version{}, fmt.Errorf("version %q: incarnation: %w", s, err)
+	}
+	if v.Sequence, err = strconv.ParseUint(seq, 10, 64); err != nil {
+		return Version{}, fmt.Errorf("version %q: sequence: %w", s, err)
+	}
+	return v, nil
+}
+
+// Count says how many distinct users are present on Page. It is an absolute
+// value: of two counts of one page the one with the greater Version holds.
+type Count struct {
+	Page    string
+	Users   int64     // never negative
+	Updated time.Time // last change of the total; zero when nobody ever joined
+	Version Version
+	Stale   bool // the last known count, served while the store is away
+}
+
+// Newer reports whether c replaces o as the count of the same page.
+func (c Count) Newer(o Count) bool { return c.Version.Compare(o.Version) > 0 }
+
+// AppendJSON appends the outside form of a counter:
+// {"page":"p","count":715,"updated_at":"2030-10-10T12:11:42Z","version":"1-2"}.
+// Page must have passed CheckPage or be Site.
+func (c Count) AppendJSON(b []byte) []byte {
+	b = append(b, '{')
+	b = c.AppendMembers(b)
+	return append(b, '}')
+}
+
+// AppendMembers appends the members of the outside form without the braces,
+// for the frames that carry more than a counter.
+func (c Count) AppendMembers(b []byte) []byte {
+	b = append(b, `"page":`...)
+	b = AppendString(b, c.Page)
+	b = append(b, `,"count":`...)
+	b = strconv.AppendInt(b, c.Users, 10)
+	b = append(b, `,"updated_at":`...)
+	if c.Updated.IsZero() {
+		b = append(b, "null"...)
+	} else {
+		b = append(b, '"')
+		b = c.Updated.UTC().AppendFormat(b, "2006-01-02T15:04:05Z")
+		b = append(b, '"')
+	}
+	b = append(b, `,"version":"`...)
+	b = c.Version.append(b)
+	b = append(b, '"')
+	if c.Stale {
+		b = append(b, `,"stale":true`...)
+	}
+	return b
+}
+
+// MarshalJSON is AppendJSON for encoding/json.
+func (c Count) MarshalJSON() ([]byte, error) { return c.AppendJSON(nil), nil }
+
+// AppendString appends s as a JSON string. Pages are valid UTF-8 without
+// control characters, so only the quote and the backslash need escaping.
+func AppendString(b []byte, s string) []byte {
+	b = append(b, '"')
+	for i := range len(s) {
+		if s[i] == '"' || s[i] == '\\' {
+			b = append(b, '\\')
+		}
+		b = append(b, s[i])
+	}
+	return append(b, '"')
+}
