@@ -1,0 +1,369 @@
+package gateway
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+const (
+	rosterTick  = 25 * time.Millisecond  // how exactly beats and repetitions keep their time
+	firstRepeat = 100 * time.Millisecond // ops without an answer are sent again after this, then after twice as long …
+	lastRepeat  = time.Second            // … up to this
+	aliveBatch  = 1024                   // users in one list of the living
+)
+
+// roster is the ground truth of who is connected to this gateway, by user and
+// page, and the part that tells the owners of the partitions: joins and leaves
+// at once and until they are acknowledged, the living at every interval.
+//
+// The users of one partition share a lane with its own lock; run is the one
+// goroutine that sends.
+type roster struct {
+	source   heartbeat.Source
+	interval time.Duration
+	grace    time.Duration
+	send     func(*heartbeat.Beat)
+	ready    func(c *conn, page string, count presence.Count) // a join is in the store; c is zero when its count is not known
+	lanes    []lane
+	kick     chan *lane // lanes with something new to send; room for all, each in it once
+}
+
+// lane is one partition's part of the roster. mu guards all of it.
+type lane struct {
+	mu     sync.Mutex
+	id     int
+	users  map[presence.User]*resident
+	stream uint64
+	first  uint64   // number of flight[0]
+	flight []flying // sent and not acknowledged, in order; at most heartbeat.MaxOps
+	// queue has the spots that have changed and are not in flight, each once: so
+	// it is bounded by the connections and their pages.
+	queue  []*spot
+	sent   time.Time     // when flight was last sent
+	repeat time.Duration // after this it is sent again
+	kicked bool
+
+	waiting atomic.Bool // flight is not empty; read without mu
+}
+
+type flying struct {
+	spot *spot
+	op   heartbeat.Op
+}
+
+// resident is a user with something to tell of; spots are few.
+type resident struct {
+	spots []*spot
+}
+
+// spot is one user on one page at this gateway.
+type spot struct {
+	user  presence.User
+	page  string
+	live  int       // connections that have joined
+	lost  int       // connections that ended without a leave and may come back until
+	until time.Time // end of the last grace
+	told  heartbeat.Kind
+	acked bool    // what was told is in the store
+	busy  bool    // in queue or in flight
+	wait  []*conn // joined, and waiting for the store to have it
+}
+
+func newRoster(source heartbeat.Source, partitions int, interval, grace time.Duration, send func(*heartbeat.Beat)) *roster {
+	r := &roster{
+		source:   source,
+		interval: interval,
+		grace:    grace,
+		send:     send,
+		lanes:    make([]lane, partitions),
+		kick:     make(chan *lane, partitions),
+	}
+	for i := range r.lanes {
+		l := &r.lanes[i]
+		l.id, l.users, l.stream, l.first = i, map[presence.User]*resident{}, 1, 1
+	}
+	return r
+}
+
+func (r *roster) lane(u presence.User) *lane { return &r.lanes[u.Partition(len(r.lanes))] }
+
+// join notes that a connection of the user has joined the page. It returns
+// true when the store has the user there already; otherwise ready is called
+// with c once it has.
+func (r *roster) join(u presence.User, page string, c *conn) bool {
+	l := r.lane(u)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sp := l.spot(u, page)
+	sp.live++
+	if sp.lost > 0 && time.Now().Before(sp.until) {
+		sp.lost-- // it has come back: nobody need wait for it any more
+	} else {
+		sp.lost = 0
+	}
+	if sp.told == heartbeat.Join && sp.acked && !sp.busy {
+		return true
+	}
+	sp.wait = append(sp.wait, c)
+	r.tell(l, sp)
+	return false
+}
+
+// leave notes that a connection has left the page, or, when lost, that it
+// ended without a leave: then the user stays for the grace.
+func (r *roster) leave(u presence.User, page string, c *conn, lost bool) {
+	l := r.lane(u)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sp := l.find(u, page)
+	if sp == nil || sp.live == 0 {
+		return
+	}
+	sp.live--
+	sp.wait = slices.DeleteFunc(sp.wait, func(w *conn) bool { return w == c })
+	if lost && r.grace > 0 {
+		now := time.Now()
+		if now.After(sp.until) {
+			sp.lost = 0
+		}
+		sp.lost++
+		sp.until = now.Add(r.grace)
+	}
+	if sp.live == 0 {
+		r.tell(l, sp)
+	}
+}
+
+// find returns the user's spot on the page, or nil.
+func (l *lane) find(u presence.User, page string) *spot {
+	if res := l.users[u]; res != nil {
+		for _, sp := range res.spots {
+			if sp.page == page {
+				return sp
+			}
+		}
+	}
+	return nil
+}
+
+// spot is find that makes what is missing.
+func (l *lane) spot(u presence.User, page string) *spot {
+	if sp := l.find(u, page); sp != nil {
+		return sp
+	}
+	res := l.users[u]
+	if res == nil {
+		res = &resident{}
+		l.users[u] = res
+	}
+	sp := &spot{user: u, page: page}
+	res.spots = append(res.spots, sp)
+	return sp
+}
+
+func (l *lane) forget(sp *spot) {
+	res := l.users[sp.user]
+	res.spots = slices.DeleteFunc(res.spots, func(o *spot) bool { return o == sp })
+	if len(res.spots) == 0 {
+		delete(l.users, sp.user)
+	}
+}
+
+// tell queues sp, unless it is on its way, and wakes the sender.
+func (r *roster) tell(l *lane, sp *spot) {
+	if sp.busy {
+		return // what it is by then is looked at when the answer comes
+	}
+	sp.busy = true
+	l.queue = append(l.queue, sp)
+	r.wake(l)
+}
+
+func (r *roster) wake(l *lane) {
+	if !l.kicked {
+		l.kicked = true
+		r.kick <- l
+	}
+}
+
+// run sends until ctx ends.
+func (r *roster) run(ctx context.Context) {
+	step := min(rosterTick, r.interval/4)
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	turns := max(int(r.interval/step), 1) // each lane has its beat in one of them
+	for turn := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case l := <-r.kick:
+			r.flush(l)
+		case now := <-tick.C:
+			for i := range r.lanes {
+				l := &r.lanes[i]
+				if l.waiting.Load() {
+					r.again(l, now)
+				}
+				if i%turns == turn {
+					r.beat(l)
+				}
+			}
+			turn = (turn + 1) % turns
+		}
+	}
+}
+
+// flush puts queued spots in flight, as far as there is room, and sends them.
+func (r *roster) flush(l *lane) {
+	l.mu.Lock()
+	l.kicked = false
+	from := len(l.flight)
+	for len(l.queue) > 0 && len(l.flight) < heartbeat.MaxOps {
+		sp := l.queue[0]
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
+		op := heartbeat.Op{Kind: heartbeat.Join, User: sp.user, Page: sp.page}
+		if sp.live == 0 {
+			op.Kind = heartbeat.Leave
+			if left := time.Until(sp.until); sp.lost > 0 && left > 0 {
+				op.Grace = left
+			}
+		}
+		if sp.told == 0 && op.Kind == heartbeat.Leave {
+			l.forget(sp) // it came and went before anybody was told
+			continue
+		}
+		sp.told, sp.acked = op.Kind, false
+		l.flight = append(l.flight, flying{sp, op})
+	}
+	if len(l.queue) == 0 {
+		l.queue = nil
+	}
+	var b *heartbeat.Beat
+	if len(l.flight) > from {
+		if from == 0 {
+			l.sent, l.repeat = time.Now(), firstRepeat
+		}
+		b = l.beatOf(r.source, from)
+		l.waiting.Store(true)
+	}
+	l.mu.Unlock()
+	if b != nil {
+		r.send(b)
+	}
+}
+
+// beatOf is the message with the ops of flight[from:].
+func (l *lane) beatOf(source heartbeat.Source, from int) *heartbeat.Beat {
+	b := &heartbeat.Beat{Source: source, Partition: l.id, Stream: l.stream, First: l.first + uint64(from)}
+	b.Ops = make([]heartbeat.Op, 0, len(l.flight)-from)
+	for _, f := range l.flight[from:] {
+		b.Ops = append(b.Ops, f.op)
+	}
+	return b
+}
+
+// again repeats what has been in flight for too long.
+func (r *roster) again(l *lane, now time.Time) {
+	l.mu.Lock()
+	var b *heartbeat.Beat
+	if len(l.flight) > 0 && now.Sub(l.sent) >= l.repeat {
+		b = l.beatOf(r.source, 0)
+		l.sent, l.repeat = now, min(2*l.repeat, lastRepeat)
+	}
+	l.mu.Unlock()
+	if b != nil {
+		r.send(b)
+	}
+}
+
+// beat sends the heartbeats of the lane's users.
+func (r *roster) beat(l *lane) {
+	l.mu.Lock()
+	var alive []presence.User
+	for u, res := range l.users {
+		if slices.ContainsFunc(res.spots, func(sp *spot) bool { return sp.live > 0 && sp.told != 0 }) {
+			if alive == nil {
+				alive = make([]presence.User, 0, len(l.users))
+			}
+			alive = append(alive, u)
+		}
+	}
+	stream := l.stream
+	l.mu.Unlock()
+	for part := range slices.Chunk(alive, aliveBatch) {
+		r.send(&heartbeat.Beat{Source: r.source, Partition: l.id, Stream: stream, Alive: part})
+	}
+}
+
+// receive takes a node's answer. Any goroutine may call it; it does not block.
+func (r *roster) receive(a *heartbeat.Reply) {
+	if a.Partition < 0 || a.Partition >= len(r.lanes) {
+		return
+	}
+	l := &r.lanes[a.Partition]
+	type arrival struct {
+		c    *conn
+		page string
+	}
+	var arrivals []arrival
+	l.mu.Lock()
+	if a.Stream == l.stream {
+		if a.Reset {
+			l.stream++
+			l.first = 1
+			l.sent = time.Time{} // at the next tick
+			l.repeat = firstRepeat
+		}
+		for len(l.flight) > 0 && l.first <= a.Acked {
+			sp := l.flight[0].spot
+			l.flight[0] = flying{}
+			l.flight = l.flight[1:]
+			l.first++
+			l.sent, l.repeat = time.Now(), firstRepeat
+			sp.acked, sp.busy = true, false
+			switch {
+			case (sp.live > 0) != (sp.told == heartbeat.Join):
+				r.tell(l, sp)
+			case sp.live == 0:
+				l.forget(sp)
+			default:
+				for _, c := range sp.wait {
+					arrivals = append(arrivals, arrival{c, sp.page})
+				}
+				sp.wait = nil
+			}
+		}
+		if len(l.flight) == 0 {
+			l.flight = nil
+			l.waiting.Store(false)
+		}
+		if len(l.queue) > 0 {
+			r.wake(l)
+		}
+	}
+	for _, u := range a.Unknown {
+		res := l.users[u]
+		if res == nil {
+			continue
+		}
+		for _, sp := range res.spots {
+			if sp.live > 0 && sp.told == heartbeat.Join && !sp.busy {
+				r.tell(l, sp)
+			}
+		}
+	}
+	l.mu.Unlock()
+	for _, c := range a.Counts {
+		r.ready(nil, c.Page, c)
+	}
+	for _, ar := range arrivals {
+		r.ready(ar.c, ar.page, presence.Count{})
+	}
+}

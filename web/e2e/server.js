@@ -1,0 +1,101 @@
+// A real server process for the browser tests.
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+
+const ROOT = fileURLToPath(new URL('../..', import.meta.url));
+
+/** The program under test: $HEADCOUNT_BIN, or built here with the race detector. */
+export async function program() {
+  if (process.env.HEADCOUNT_BIN) return { path: process.env.HEADCOUNT_BIN, remove: async () => {} };
+  const folder = await mkdtemp(join(tmpdir(), 'headcount-web-'));
+  const path = join(folder, 'headcount');
+  const remove = () => rm(folder, { recursive: true });
+  try {
+    await promisify(execFile)('go', ['build', '-race', '-o', path, './cmd/headcount'], { cwd: ROOT });
+  } catch (error) {
+    await remove();
+    throw error;
+  }
+  return { path, remove };
+}
+
+export async function freePort() {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address();
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+/** A server that can be stopped and started again at the same address. */
+export class Server {
+  #path;
+  #flags;
+  #admin;
+  #process;
+  #log = '';
+
+  static async start(path, flags = []) {
+    const server = new Server();
+    server.#path = path;
+    server.#flags = flags;
+    server.port = await freePort();
+    server.#admin = await freePort();
+    server.url = `http://127.0.0.1:${server.port}`;
+    await server.run();
+    return server;
+  }
+
+  async run() {
+    const flags = ['--listen', `127.0.0.1:${this.port}`, '--admin-listen', `127.0.0.1:${this.#admin}`];
+    this.#process = spawn(this.#path, ['serve', ...flags, ...this.#flags], { stdio: ['ignore', 'pipe', 'pipe'] });
+    for (const stream of [this.#process.stdout, this.#process.stderr]) {
+      stream.on('data', (data) => (this.#log = (this.#log + data).slice(-20_000)));
+    }
+    for (let tries = 0; tries < 150; tries++) {
+      if (this.#process.exitCode !== null) throw new Error(`the server ended at once:\n${this.#log}`);
+      const answer = await fetch(`http://127.0.0.1:${this.#admin}/readyz`).catch(() => undefined);
+      if (answer?.status === 200) return;
+      await sleep(100);
+    }
+    throw new Error(`the server did not become ready:\n${this.#log}`);
+  }
+
+  /** Ends the process in good order, or fails. */
+  async stop() {
+    const { exitCode, signalCode } = this.#process;
+    if (exitCode === null && signalCode === null) {
+      this.#process.kill('SIGTERM');
+      await once(this.#process, 'close'); // that is with all it had to say
+    }
+    if (this.#process.exitCode !== 0 || this.#log.includes('DATA RACE'))
+      throw new Error(`the server ended with status ${this.#process.exitCode}:\n${this.#log}`);
+  }
+
+  /** A viewer nobody knows, as long as a hold lasts. Returns what ends it before. */
+  async hold(page) {
+    const put = (action, headers = {}) =>
+      fetch(`${this.url}/${encodeURIComponent(page)}/counter`, {
+        method: 'PUT',
+        headers: { 'Content-Type': 'application/json', ...headers },
+        body: JSON.stringify({ action }),
+      });
+    const answer = await put('increment');
+    if (!answer.ok) throw new Error(`a hold is answered ${answer.status}: ${await answer.text()}`);
+    const [cookie] = answer.headers.get('Set-Cookie').split(';');
+    return () => put('decrement', { Cookie: cookie });
+  }
+
+  async count(page) {
+    const answer = await fetch(`${this.url}/${encodeURIComponent(page)}/counter`);
+    return (await answer.json()).count;
+  }
+}

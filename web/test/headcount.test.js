@@ -1,0 +1,650 @@
+// The client's logic against a WebSocket and a clock made up here.
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, mock, test } from 'node:test';
+
+import { Headcount, compareVersions } from '../headcount.js';
+
+const SERVER = 'https://count.example';
+let sockets; // every one that was made, in order
+let clients;
+let storage;
+
+class FakeWebSocket extends EventTarget {
+  sent = [];
+  closed = false;
+
+  constructor(url, protocol) {
+    super();
+    this.url = new URL(url);
+    this.protocol = protocol;
+    sockets.push(this);
+  }
+  send(text) {
+    this.sent.push(JSON.parse(text));
+  }
+  close() {
+    this.closed = true;
+  }
+
+  // What a server does.
+  open() {
+    this.dispatchEvent(new Event('open'));
+  }
+  say(frame) {
+    this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
+  }
+  welcome(more) {
+    this.open();
+    this.say({ type: 'welcome', user: 'u', id: 'u.sig', heartbeat_ms: 15_000, ...more });
+  }
+  drop() {
+    this.dispatchEvent(new Event('close'));
+  }
+
+  /** The frames sent since the last call. */
+  take() {
+    return this.sent.splice(0);
+  }
+}
+
+/** Lets everything run that waits for no timer. */
+async function settle() {
+  for (let i = 0; i < 20; i++) await null;
+}
+
+async function tick(ms) {
+  mock.timers.tick(ms);
+  await settle();
+}
+
+function client(options, url = SERVER) {
+  const headcount = new Headcount(url, options);
+  headcount.states = [];
+  headcount.errors = [];
+  headcount.addEventListener('state', ({ detail }) => headcount.states.push(detail));
+  headcount.addEventListener('error', ({ detail }) => headcount.errors.push(detail));
+  clients.push(headcount);
+  return headcount;
+}
+
+/** A client on page p, welcome at its first socket. */
+async function connected(options) {
+  const headcount = client(options);
+  headcount.join('p');
+  await settle();
+  sockets[0].welcome();
+  await settle();
+  return headcount;
+}
+
+const count = (page, number, version, more) => ({
+  type: 'count', page, count: number, updated_at: '2030-10-10T12:11:42Z', version, ...more,
+});
+
+beforeEach(() => {
+  sockets = [];
+  clients = [];
+  storage = new Map();
+  mock.timers.enable({ apis: ['setTimeout'] });
+  mock.method(Math, 'random', () => 0.5);
+  globalThis.WebSocket = FakeWebSocket;
+  globalThis.localStorage = { getItem: (k) => storage.get(k) ?? null, setItem: (k, v) => storage.set(k, v) };
+  const page = new EventTarget();
+  globalThis.addEventListener = page.addEventListener.bind(page);
+  globalThis.dispatchEvent = page.dispatchEvent.bind(page);
+  globalThis.document = { visibilityState: 'visible' };
+  globalThis.location = new URL('https://site.example/path');
+});
+
+afterEach(() => {
+  clients.forEach((c) => c.close());
+  mock.timers.reset();
+  mock.restoreAll();
+});
+
+test('versions are ordered by incarnation, then by sequence, as numbers', () => {
+  for (const [older, newer] of [
+    ['0-0', '1-0'],
+    ['1700000000000-9', '1700000000000-10'],
+    ['1700000000000-999', '1700000000001-1'],
+    ['9-1', '10-0'],
+    ['1-9007199254740992', '1-9007199254740993'],
+    ['nonsense', '1-1'],
+    [undefined, '1-1'],
+  ]) {
+    assert.equal(compareVersions(older, newer), -1, `${older} < ${newer}`);
+    assert.equal(compareVersions(newer, older), 1, `${newer} > ${older}`);
+    assert.equal(compareVersions(newer, newer), 0);
+  }
+});
+
+test('it connects when something is wanted, once, with the subprotocol', async () => {
+  const headcount = client({}, 'https://count.example');
+  await tick(60_000);
+  assert.equal(sockets.length, 0);
+  assert.equal(headcount.state, 'idle');
+
+  headcount.join('p');
+  headcount.watch(['q', '*'], () => {});
+  await settle();
+  assert.equal(sockets.length, 1);
+  assert.equal(sockets[0].url.href, 'wss://count.example/-/ws');
+  assert.equal(sockets[0].protocol, 'headcount.v1');
+  assert.deepEqual(sockets[0].take(), [], 'nothing before it is open');
+
+  sockets[0].welcome();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'p' }, { type: 'subscribe', pages: ['q', '*'] }]);
+  assert.deepEqual(headcount.states, ['connecting', 'open']);
+});
+
+test('the address may have another scheme and a path', async () => {
+  for (const [url, want] of [
+    ['http://127.0.0.1:8080', 'ws://127.0.0.1:8080/-/ws'],
+    ['wss://schemes.example', 'wss://schemes.example/-/ws'],
+    ['https://schemes.example/behind/a/proxy', 'wss://schemes.example/behind/a/proxy/-/ws'],
+    ['/here', 'wss://site.example/here/-/ws'],
+  ]) {
+    client({}, url).join('p');
+    await settle();
+    assert.equal(sockets.at(-1).url.href, want);
+  }
+  assert.throws(() => new Headcount('file:///tmp/x'), TypeError);
+});
+
+test('one turn of the event loop is one change', async () => {
+  const headcount = await connected();
+  sockets[0].take();
+  headcount.leave('p');
+  headcount.join('p');
+  const stop = headcount.watch('q', () => {});
+  stop();
+  await settle();
+  assert.deepEqual(sockets[0].take(), []);
+});
+
+test('a move joins the new page before it leaves the old one', async () => {
+  const headcount = await connected();
+  sockets[0].take();
+  headcount.leave('p');
+  headcount.join('q');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'q' }, { type: 'leave', page: 'p' }]);
+});
+
+test('a move at the bound of pages leaves first', async () => {
+  const headcount = await connected();
+  headcount.watch(Array.from({ length: 99 }, (_, i) => `w${i}`), () => {});
+  await settle();
+  sockets[0].take();
+  assert.throws(() => headcount.join('q'), RangeError);
+  headcount.leave('p');
+  headcount.join('q');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }, { type: 'join', page: 'q' }]);
+});
+
+test('a page is left when its last join is taken back, and leave() leaves them all', async () => {
+  const headcount = await connected();
+  const release = headcount.join('p');
+  const again = headcount.join('q');
+  headcount.join('q');
+  await settle();
+  sockets[0].take();
+  release();
+  release();
+  again();
+  await settle();
+  assert.deepEqual(sockets[0].take(), [], 'others still hold both');
+  headcount.leave();
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }, { type: 'leave', page: 'q' }]);
+});
+
+test('watching outlives a leave, and joining outlives the end of watching', async () => {
+  const headcount = await connected();
+  sockets[0].take();
+  const stop = headcount.watch('p', () => {});
+  await settle();
+  assert.deepEqual(sockets[0].take(), [], 'the join has subscribed');
+  headcount.leave('p');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['p'] }, { type: 'leave', page: 'p' }]);
+  headcount.join('p');
+  stop();
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'p' }], 'no unsubscribe: it would end the counts');
+  headcount.leave('p');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }, { type: 'unsubscribe', pages: ['p'] }]);
+});
+
+test('many long pages go in frames under 4,096 bytes', async () => {
+  const headcount = client();
+  const pages = Array.from({ length: 100 }, (_, i) => `${i}${'😀'.repeat(120)}`);
+  headcount.watch(pages, () => {});
+  await settle();
+  sockets[0].welcome();
+  const frames = sockets[0].take();
+  assert.ok(frames.length > 1);
+  for (const frame of frames) assert.ok(Buffer.byteLength(JSON.stringify(frame)) <= 4_096);
+  assert.deepEqual(frames.flatMap((frame) => frame.pages), pages);
+});
+
+test('pages that cannot be are refused where the caller sees it', () => {
+  const headcount = client();
+  for (const page of ['', '-', '.', '..', 'x'.repeat(129), undefined, 7, null])
+    assert.throws(() => headcount.join(page), TypeError, String(page));
+  assert.throws(() => headcount.join('*'), TypeError);
+  headcount.join('😀'.repeat(128));
+  headcount.close();
+  assert.throws(() => headcount.join('p'), /closed/);
+});
+
+test('counts come newest first to last, each once', async () => {
+  const headcount = await connected();
+  const seen = [];
+  headcount.watch('p', (counter) => seen.push(counter));
+  sockets[0].say(count('p', 1, '17-1'));
+  sockets[0].say(count('p', 3, '17-3'));
+  sockets[0].say(count('p', 2, '17-2'));
+  sockets[0].say(count('p', 3, '17-3'));
+  sockets[0].say(count('elsewhere', 9, '17-9'));
+  assert.deepEqual(seen.map((c) => c.count), [1, 3]);
+  assert.deepEqual(Object.keys(seen[0]), ['page', 'count', 'updated_at', 'version']);
+
+  sockets[0].say(count('p', 3, '17-3', { stale: true }));
+  sockets[0].say(count('p', 3, '17-3'));
+  assert.deepEqual(seen.slice(2).map((c) => !!c.stale), [true, false], 'whether it is stale matters');
+});
+
+test('who watches later gets the count that is known, unless they stop before', async () => {
+  const headcount = await connected();
+  sockets[0].say(count('p', 4, '17-4'));
+  const seen = [];
+  headcount.watch('p', (c) => seen.push(c.count));
+  headcount.watch('p', (c) => seen.push(-c.count))();
+  assert.deepEqual(seen, []);
+  await settle();
+  assert.deepEqual(seen, [4]);
+});
+
+test('a callback that throws does not keep the others from their count', async () => {
+  const headcount = await connected();
+  const thrown = [];
+  globalThis.reportError = (error) => thrown.push(error.message);
+  const seen = [];
+  headcount.watch('p', () => {
+    throw new Error('mine');
+  });
+  headcount.watch('p', (c) => seen.push(c.count));
+  sockets[0].say(count('p', 1, '17-1'));
+  assert.deepEqual(seen, [1]);
+  assert.deepEqual(thrown, ['mine']);
+});
+
+test('across a reconnect an older count does not come back, a later incarnation does', async () => {
+  const headcount = await connected();
+  const seen = [];
+  headcount.watch('p', (c) => seen.push(c.count));
+  sockets[0].say(count('p', 5, '17-50'));
+  sockets[0].drop();
+  await tick(500);
+  sockets[1].welcome();
+  sockets[1].say(count('p', 4, '17-49'));
+  assert.deepEqual(seen, [5]);
+  sockets[1].say(count('p', 1, '18-1'));
+  assert.deepEqual(seen, [5, 1]);
+});
+
+test('a server that has forgotten a page is believed, once and on a new connection only', async () => {
+  const headcount = await connected();
+  const seen = [];
+  headcount.watch('q', (c) => seen.push(c.count));
+  await settle();
+  sockets[0].say(count('q', 5, '17-5'));
+  sockets[0].say(count('q', 0, '0-0'));
+  assert.deepEqual(seen, [5], 'on the same connection it is an old one');
+  sockets[0].drop();
+  await tick(500);
+  sockets[1].welcome();
+  sockets[1].say(count('q', 0, '0-0', { updated_at: null }));
+  assert.deepEqual(seen, [5, 0]);
+});
+
+test('after a loss it joins and subscribes again', async () => {
+  const headcount = await connected();
+  headcount.watch(['q', 'r'], () => {});
+  await settle();
+  headcount.join('s');
+  await settle();
+  sockets[0].drop();
+  assert.equal(headcount.state, 'waiting');
+  await tick(500);
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [
+    { type: 'join', page: 'p' },
+    { type: 'join', page: 's' },
+    { type: 'subscribe', pages: ['q', 'r'] },
+  ]);
+  assert.deepEqual(headcount.states, ['connecting', 'open', 'waiting', 'connecting', 'open']);
+});
+
+test('the back-off doubles up to half a minute, with full jitter', async () => {
+  client().join('p');
+  await settle();
+  for (const ms of [500, 1_000, 2_000, 4_000, 8_000, 15_000, 15_000]) {
+    const before = sockets.length;
+    sockets.at(-1).drop();
+    await tick(ms - 1);
+    assert.equal(sockets.length, before, `not before ${ms} ms`);
+    await tick(1);
+    assert.equal(sockets.length, before + 1, `after ${ms} ms`);
+  }
+  Math.random.mock.mockImplementation(() => 0);
+  sockets.at(-1).drop();
+  await tick(0);
+  assert.equal(sockets.length, 9, 'jitter reaches down to nothing');
+});
+
+test('only a connection that stood a while forgives earlier failures', async () => {
+  await connected();
+  sockets[0].drop();
+  await tick(500);
+  sockets[1].welcome();
+  await tick(9_000);
+  sockets[1].drop();
+  await tick(999);
+  assert.equal(sockets.length, 2, 'the second failure in a row waits longer');
+  await tick(1);
+  sockets[2].welcome();
+  await tick(10_000);
+  sockets[2].drop();
+  await tick(500);
+  assert.equal(sockets.length, 4, 'the first failure again');
+});
+
+test('silence is answered by a heartbeat, then by a new connection', async () => {
+  const headcount = await connected();
+  sockets[0].take();
+  await tick(14_999);
+  assert.deepEqual(sockets[0].take(), []);
+  await tick(1);
+  assert.deepEqual(sockets[0].take(), [{ type: 'heartbeat' }]);
+  sockets[0].say({ type: 'heartbeat' });
+  await tick(10_000);
+  sockets[0].say(count('p', 1, '17-1')); // any frame is life
+  await tick(14_999);
+  assert.deepEqual(sockets[0].take(), []);
+  await tick(1);
+  assert.deepEqual(sockets[0].take(), [{ type: 'heartbeat' }]);
+  await tick(4_999);
+  assert.equal(headcount.state, 'open');
+  await tick(1);
+  assert.equal(sockets[0].closed, true);
+  assert.equal(headcount.state, 'waiting');
+  sockets[0].say(count('p', 7, '17-7')); // what still comes of it is not heard
+  await tick(500);
+  assert.equal(sockets.length, 2);
+});
+
+test('the welcome names the heartbeat', async () => {
+  client().join('p');
+  await settle();
+  sockets[0].welcome({ heartbeat_ms: 1_000 });
+  sockets[0].take();
+  await tick(1_000);
+  assert.deepEqual(sockets[0].take(), [{ type: 'heartbeat' }]);
+});
+
+test('a connection that never opens is given up', async () => {
+  client().join('p');
+  await settle();
+  await tick(20_000);
+  assert.equal(sockets[0].closed, true);
+  await tick(500);
+  assert.equal(sockets.length, 2);
+});
+
+test('a reconnect frame: the new connection first, then the end of the old one', async () => {
+  const headcount = await connected();
+  const seen = [];
+  headcount.watch('p', (c) => seen.push(c.count));
+  sockets[0].say({ type: 'reconnect', after_ms: 1_234 });
+  sockets[0].say({ type: 'reconnect', after_ms: 1 }); // said once is enough
+  await tick(1_233);
+  assert.equal(sockets.length, 1);
+  await tick(1);
+  assert.equal(sockets.length, 2);
+  sockets[0].say(count('p', 2, '17-2'));
+  assert.equal(sockets[0].closed, false, 'still counted there');
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }]);
+  assert.equal(sockets[0].closed, true);
+  assert.ok(!sockets[0].take().some((f) => f.type === 'leave'), 'no leave: nobody went');
+  sockets[1].say(count('p', 2, '17-2'));
+  assert.deepEqual(seen, [2]);
+  assert.deepEqual(headcount.states, ['connecting', 'open'], 'nothing to see');
+  await tick(14_000);
+  assert.equal(sockets.length, 2);
+});
+
+test('a reconnect frame with nowhere to go: the old connection lasts while the server lets it', async () => {
+  const headcount = await connected();
+  sockets[0].say({ type: 'reconnect', after_ms: 100 });
+  await tick(100);
+  sockets[1].drop();
+  assert.equal(headcount.state, 'open');
+  await tick(500);
+  sockets[2].drop();
+  sockets[0].drop();
+  assert.equal(headcount.state, 'waiting');
+  await tick(30_000);
+  sockets[3].welcome();
+  assert.deepEqual(sockets[3].take(), [{ type: 'join', page: 'p' }]);
+  assert.equal(headcount.state, 'open');
+  assert.equal(sockets.length, 4, 'one attempt at a time');
+});
+
+test('a server that dies after its reconnect frame is not waited for', async () => {
+  await connected();
+  sockets[0].say({ type: 'reconnect', after_ms: 14_000 });
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets.length, 2);
+});
+
+test('what is joined during a handover is joined on both', async () => {
+  const headcount = await connected();
+  sockets[0].say({ type: 'reconnect', after_ms: 10 });
+  await tick(10);
+  sockets[0].take();
+  sockets[1].open();
+  headcount.join('q');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'q' }]);
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'join', page: 'q' }]);
+});
+
+test('on another origin the id goes along, from the storage', async () => {
+  client({}, 'https://stored.example').join('p');
+  await settle();
+  assert.equal(sockets[0].url.search, '');
+  sockets[0].welcome();
+  assert.deepEqual([...storage], [['headcount_id https://stored.example', 'u.sig']]);
+  storage.set('headcount_id https://stored.example', 'newer.sig'); // by another tab
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets[1].url.searchParams.get('id'), 'newer.sig');
+});
+
+test('where storage is forbidden the id is kept in memory', async () => {
+  const forbid = () => {
+    throw new DOMException('no', 'SecurityError');
+  };
+  globalThis.localStorage = { getItem: forbid, setItem: forbid };
+  client({}, 'https://forbidden.example').join('p');
+  await settle();
+  sockets[0].welcome({ id: 'mem.sig' });
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets[1].url.searchParams.get('id'), 'mem.sig');
+});
+
+test('on its own origin the cookie does it', async () => {
+  globalThis.location = new URL(`${SERVER}/page`);
+  await connected();
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets[1].url.search, '');
+});
+
+test('a token is asked for at every connection, and replaces the id', async () => {
+  let number = 0;
+  const headcount = await connected({ token: async () => `t${++number}` });
+  assert.equal(sockets[0].url.search, '?token=t1');
+  sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[0].drop();
+  await tick(500);
+  assert.equal(sockets[1].url.search, '?token=t2');
+  assert.equal(headcount.errors[0].code, 'token_expired');
+});
+
+test('a fixed token that has expired is not tried again, until there is another', async () => {
+  const headcount = await connected({ token: 'old' });
+  sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
+  sockets[0].drop();
+  await tick(60_000);
+  headcount.join('q');
+  await settle();
+  assert.equal(sockets.length, 1);
+  assert.equal(headcount.state, 'waiting');
+  headcount.token = 'new';
+  await settle();
+  assert.equal(sockets[1].url.search, '?token=new');
+});
+
+test('a token function that fails is a failed attempt', async () => {
+  let fail = true;
+  const headcount = client({
+    token: async () => {
+      if (fail) throw new Error('sign in first');
+      return 't';
+    },
+  });
+  headcount.join('p');
+  await settle();
+  assert.deepEqual(headcount.errors.map((e) => e.message), ['sign in first']);
+  assert.equal(headcount.state, 'waiting');
+  fail = false;
+  await tick(500);
+  assert.equal(sockets.length, 1);
+});
+
+test('a refused page does not take the others with it', async () => {
+  const headcount = client();
+  headcount.watch(['good', 'b\u0000d', 'fine'], () => {});
+  await settle();
+  sockets[0].welcome();
+  sockets[0].take();
+  sockets[0].say({ type: 'error', code: 'bad_page', message: 'no such character', page: 'b\u0000d' });
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['good', 'fine'] }]);
+  assert.equal(headcount.errors[0].page, 'b\u0000d');
+});
+
+test('frames that make no sense harm nobody', async () => {
+  const headcount = await connected();
+  for (const data of ['', '{', 'null', '7', '"x"', '[]', '{}', '{"type":"later"}', '{"type":"count"}'])
+    sockets[0].dispatchEvent(new MessageEvent('message', { data }));
+  sockets[0].dispatchEvent(new MessageEvent('message', { data: new ArrayBuffer(3) }));
+  assert.equal(headcount.state, 'open');
+});
+
+test('unread goes to who asked, and read is sent even if asked for while away', async () => {
+  const headcount = await connected();
+  sockets[0].say({ type: 'unread', count: 3 });
+  const seen = [];
+  const stop = headcount.unread((n) => seen.push(n));
+  await settle();
+  sockets[0].say({ type: 'unread', count: 3 });
+  sockets[0].say({ type: 'unread', count: 4 });
+  assert.deepEqual(seen, [3, 4]);
+  stop();
+  sockets[0].take();
+  sockets[0].drop();
+  headcount.read();
+  await tick(500);
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'read' }]);
+});
+
+test('a page that goes closes without a leave, and comes back from the cache', async () => {
+  await connected();
+  sockets[0].take();
+  dispatchEvent(new Event('pagehide'));
+  assert.equal(sockets[0].closed, true);
+  assert.deepEqual(sockets[0].take(), []);
+  await tick(60_000);
+  assert.equal(sockets.length, 1);
+  dispatchEvent(new Event('pageshow'));
+  await settle();
+  assert.equal(sockets.length, 2);
+  sockets[1].welcome();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }]);
+});
+
+test('the network coming back ends the waiting, and questions an open connection', async () => {
+  const headcount = await connected();
+  sockets[0].take();
+  dispatchEvent(new Event('online'));
+  dispatchEvent(new Event('visibilitychange'));
+  assert.deepEqual(sockets[0].take(), [{ type: 'heartbeat' }]);
+  await tick(5_000);
+  assert.equal(headcount.state, 'waiting');
+  dispatchEvent(new Event('online'));
+  await settle();
+  assert.equal(sockets.length, 2);
+  await tick(10_000);
+  assert.equal(sockets.length, 2, 'and no second attempt beside it');
+});
+
+test('close leaves, and is for good', async () => {
+  const headcount = await connected();
+  sockets[0].take();
+  headcount.close();
+  headcount.close();
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }]);
+  assert.equal(sockets[0].closed, true);
+  assert.equal(headcount.state, 'closed');
+  dispatchEvent(new Event('online'));
+  dispatchEvent(new Event('pagehide'));
+  dispatchEvent(new Event('pageshow'));
+  await tick(120_000);
+  assert.equal(sockets.length, 1);
+});
+
+test('when nothing is wanted any more a lost connection stays lost', async () => {
+  const headcount = await connected();
+  headcount.leave();
+  await settle();
+  sockets[0].drop();
+  await tick(60_000);
+  assert.equal(sockets.length, 1);
+  assert.equal(headcount.state, 'idle');
+  headcount.join('p');
+  await settle();
+  assert.equal(sockets.length, 2);
+});
+
+test('a WebSocket that the browser refuses to make is a failed attempt', async () => {
+  globalThis.WebSocket = class {
+    constructor() {
+      throw new DOMException('mixed content', 'SecurityError');
+    }
+  };
+  const headcount = client();
+  headcount.join('p');
+  await settle();
+  assert.deepEqual(headcount.errors, [{ code: 'connect', message: 'mixed content' }]);
+  assert.equal(headcount.state, 'waiting');
+});
