@@ -29,12 +29,12 @@ type PushFunc func(ctx context.Context, gateway string, counts []presence.Count)
 // maxPush bounds the counts of one push: a longer list goes in several.
 const maxPush = 1024
 
-// Dispatcher serves the buckets it was made for.
+// Dispatcher serves the buckets that Own gave it.
 type Dispatcher struct {
-	store   Store
-	buckets []int
-	push    PushFunc
-	log     zerolog.Logger
+	store Store
+	push  PushFunc
+	log   zerolog.Logger
+	want  chan []int // the newest set to own; holds one, a newer replaces it
 
 	// Owned by the goroutine in which Watch calls publication.
 	endpoints map[int]map[string][]string // bucket -> page -> gateways
@@ -52,30 +52,67 @@ type out struct {
 	pending map[string]presence.Count
 }
 
-// New returns a Dispatcher for buckets that does nothing until Run.
-func New(store Store, buckets []int, push PushFunc, log zerolog.Logger) *Dispatcher {
-	return &Dispatcher{
-		store:     store,
-		buckets:   buckets,
-		push:      push,
-		log:       log,
-		endpoints: map[int]map[string][]string{},
-		outs:      map[string]*out{},
+// New returns a Dispatcher that does nothing until Run.
+func New(store Store, push PushFunc, log zerolog.Logger) *Dispatcher {
+	return &Dispatcher{store: store, push: push, log: log, want: make(chan []int, 1)}
+}
+
+// Own says which buckets this dispatcher is to serve from now on. Any goroutine
+// may call it. Two dispatchers that serve the same bucket for a while do no
+// harm: counts are absolute and have versions.
+func (d *Dispatcher) Own(buckets []int) {
+	for {
+		select {
+		case d.want <- buckets:
+			return
+		default:
+		}
+		select {
+		case <-d.want:
+		default:
+		}
 	}
 }
 
 // Run owns the dispatcher's goroutines; it returns when ctx has ended and all
 // of them have.
 func (d *Dispatcher) Run(ctx context.Context) error {
+	var buckets []int
+	for failed := 0; ; {
+		wctx, stop := context.WithCancel(ctx)
+		done, serving := make(chan error, 1), buckets
+		go func() { done <- d.serve(wctx, serving) }() // waited for below, in every case
+		select {
+		case <-ctx.Done():
+			stop()
+			<-done
+			return nil
+		case buckets = <-d.want:
+			stop()
+			<-done
+			failed = 0
+		case err := <-done:
+			stop()
+			failed++
+			d.log.Warn().Err(err).Msg("publications cannot be heard; trying again")
+			pause(ctx, failed)
+		}
+	}
+}
+
+// serve carries the buckets' counts until ctx ends. What it knows begins and
+// ends with it: the first word of every bucket is to read it.
+func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
+	if len(buckets) == 0 {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	d.endpoints, d.outs = map[int]map[string][]string{}, map[string]*out{}
 	var senders sync.WaitGroup
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err := d.store.Watch(ctx, d.buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return d.store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
 
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {

@@ -31,6 +31,8 @@ const (
 	// lingerClose is how long a closed client may take to close its side, so that
 	// the close frame reaches it before the end of the connection does.
 	lingerClose = time.Second
+
+	farOff = 100 * 365 * 24 * time.Hour // no connection lasts longer
 )
 
 // conn is one client's connection: a WebSocket, or an event stream, which only
@@ -104,7 +106,8 @@ func (g *Gateway) open(w *wire, user presence.User, expires time.Time) *conn {
 	s := g.hub.shards[g.hub.next.Add(1)%uint64(len(g.hub.shards))]
 	c := &conn{g: g, shard: s, wire: w, user: user, tokens: messageBurst}
 	if !expires.IsZero() {
-		c.expires = max(s.now()+time.Until(expires), 1)
+		// time.Until ends at 292 years, and the sum must not overflow.
+		c.expires = max(s.now()+min(time.Until(expires), farOff), 1)
 	}
 	c.alive()
 	w.freed = func() { s.freed(c) }
@@ -138,12 +141,12 @@ func (c *conn) read() error {
 		var m int
 		m, err = r.Read(buf[n:])
 		n += m
+		c.alive() // a part of a message is a sign of life, too
 	}
 	// The end of a message is io.EOF itself; that of the connection wraps it.
 	if err != nil && err != io.EOF { //nolint:errorlint
 		return err
 	}
-	c.alive()
 	c.g.metrics.received.Add(1)
 	switch {
 	case n > maxMessage:

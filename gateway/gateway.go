@@ -78,6 +78,7 @@ type Gateway struct {
 	handler     http.Handler
 	conns       sync.WaitGroup // readers and writers of connections
 	connections atomic.Int64
+	started     atomic.Bool // has been ready once: from then on there is always something to serve
 	draining    atomic.Bool
 }
 
@@ -135,12 +136,29 @@ func (g *Gateway) Handler() http.Handler { return g.handler }
 // Collectors are the gateway's metrics.
 func (g *Gateway) Collectors() []prometheus.Collector { return g.metrics.collectors() }
 
-// Ready says why the gateway cannot serve now, or nil.
+// Ready says why no new clients should be sent here now, or nil.
 func (g *Gateway) Ready() error {
 	if g.draining.Load() {
 		return errDraining
 	}
-	return g.cfg.Ready()
+	return g.ready()
+}
+
+func (g *Gateway) ready() error {
+	err := g.cfg.Ready()
+	if err == nil {
+		g.started.Store(true)
+	}
+	return err
+}
+
+// serving says why nothing can be served yet, or nil. What has been ready once
+// serves on: without its store it has the last known counts.
+func (g *Gateway) serving() error {
+	if g.started.Load() {
+		return nil
+	}
+	return g.ready()
 }
 
 var errDraining = errors.New("this gateway is shutting down")
@@ -155,6 +173,15 @@ func (g *Gateway) Run(ctx context.Context) error {
 	}
 	wg.Wait()
 	return nil
+}
+
+// OwnersChanged has every user named to the present owner of its partition at
+// once, instead of at the next heartbeat.
+func (g *Gateway) OwnersChanged() {
+	select {
+	case g.roster.moved <- struct{}{}:
+	default:
+	}
 }
 
 // StoreAway says that the store cannot be reached: counts are stale from now

@@ -123,7 +123,7 @@ func (g *Gateway) public(c *gin.Context) bool {
 
 // counts reads counts, in the order of pages.
 func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
-	if err := g.cfg.Ready(); err != nil {
+	if err := g.serving(); err != nil {
 		unavailable(c, err)
 		return nil, false
 	}
@@ -288,7 +288,7 @@ func (g *Gateway) putCounter(c *gin.Context) {
 			return
 		}
 	}
-	if err := g.cfg.Ready(); err != nil {
+	if err := g.ready(); err != nil {
 		unavailable(c, err)
 		return
 	}
@@ -311,7 +311,11 @@ func (g *Gateway) putCounter(c *gin.Context) {
 // reserve takes a place for a long connection; when there is none the answer
 // has been written. Who has one gives it back by leaving.
 func (g *Gateway) reserve(c *gin.Context) bool {
-	if err := g.Ready(); err != nil {
+	err := g.serving()
+	if g.draining.Load() {
+		err = errDraining
+	}
+	if err != nil {
 		unavailable(c, err)
 		return false
 	}

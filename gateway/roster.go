@@ -31,7 +31,8 @@ type roster struct {
 	send     func(*heartbeat.Beat)
 	ready    func(c *conn, page string, count presence.Count) // a join is in the store; c is zero when its count is not known
 	lanes    []lane
-	kick     chan *lane // lanes with something new to send; room for all, each in it once
+	kick     chan *lane    // lanes with something new to send; room for all, each in it once
+	moved    chan struct{} // holds one: partitions have other owners, who must hear from us
 }
 
 // lane is one partition's part of the roster. mu guards all of it.
@@ -83,6 +84,7 @@ func newRoster(source heartbeat.Source, partitions int, interval, grace time.Dur
 		send:     send,
 		lanes:    make([]lane, partitions),
 		kick:     make(chan *lane, partitions),
+		moved:    make(chan struct{}, 1),
 	}
 	for i := range r.lanes {
 		l := &r.lanes[i]
@@ -204,6 +206,10 @@ func (r *roster) run(ctx context.Context) {
 			return
 		case l := <-r.kick:
 			r.flush(l)
+		case <-r.moved:
+			for i := range r.lanes {
+				r.beat(&r.lanes[i])
+			}
 		case now := <-tick.C:
 			for i := range r.lanes {
 				l := &r.lanes[i]

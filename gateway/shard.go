@@ -522,7 +522,7 @@ func (s *shard) sweep() {
 	suspended := s.swept != 0 && now-s.swept > s.live.tick()+s.live.pong/2
 	s.swept = now
 	for _, c := range s.conns {
-		if suspended && c.pinged != 0 {
+		if suspended && c.heard() < c.pinged {
 			c.pinged = now // the process stood still: its clients get their time again
 		}
 		ping, dead := s.live.verdict(now, c.heard(), c.pinged)
