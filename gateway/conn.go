@@ -193,7 +193,7 @@ func (c *conn) do(m message) error {
 			return tooManyPages(page)
 		}
 		if fresh && c.g.roster.join(c.user, page, c) {
-			c.shard.ready(c, page)
+			c.g.joined(c, page, presence.Count{})
 		}
 	case typeLeave:
 		if c.shard.leave(c, m.pages[0]) {

@@ -40,6 +40,9 @@ type Store interface {
 type Config struct {
 	Name       string // this gateway's, in the endpoint store and as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
+	// Incarnation of this life of the process, as a source of beats; default the
+	// time in unix milliseconds.
+	Incarnation uint64
 
 	Store Store
 	// Send carries a beat to the owner of its partition. It must not block and
@@ -111,7 +114,7 @@ func New(cfg Config) (*Gateway, error) {
 	for range shards {
 		g.hub.shards = append(g.hub.shards, newShard(g.hub, cfg.UpdateInterval, budget, live))
 	}
-	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: uint64(time.Now().UnixMilli())}
+	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Send)
 	g.roster.ready = g.joined
 	g.metrics = newMetrics(g)
@@ -125,9 +128,15 @@ func (g *Gateway) joined(c *conn, page string, count presence.Count) {
 	if count.Page != "" {
 		g.hub.update(count)
 	}
-	if c != nil {
-		c.shard.ready(c, page)
+	if c == nil {
+		return
 	}
+	// The hub has a count that includes the join, but whoever brought it may
+	// still be on the way to the shard with it.
+	if last, known := g.hub.last(page); known {
+		c.shard.update(last)
+	}
+	c.shard.ready(c, page)
 }
 
 // Handler serves the public contract.
@@ -197,8 +206,8 @@ const moveRate = 1000
 
 // Drain sends the clients away: they are told to connect again after a jittered
 // time, those that are left then are closed with 1012, and Drain returns when
-// all are gone, or with ctx's error when some would not go. Their users stay
-// counted for the grace. Run must still be running.
+// all are gone; those that would not go until ctx ends are cut off. Their users
+// stay counted for the grace. Run must still be running.
 func (g *Gateway) Drain(ctx context.Context) error {
 	g.draining.Store(true)
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
@@ -222,8 +231,9 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		g.each(func(c *conn) { c.dead() })
-		return ctx.Err()
+		g.each(func(c *conn) { c.dead() }) // they had their time
+		<-done
+		return nil
 	}
 }
 

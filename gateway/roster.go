@@ -88,7 +88,9 @@ func newRoster(source heartbeat.Source, partitions int, interval, grace time.Dur
 	}
 	for i := range r.lanes {
 		l := &r.lanes[i]
-		l.id, l.users, l.stream, l.first = i, map[presence.User]*resident{}, 1, 1
+		l.id, l.users, l.first = i, map[presence.User]*resident{}, 1
+		// Streams of a former life are older, so their late answers are, too.
+		l.stream = max(source.Incarnation, 1)
 	}
 	return r
 }
@@ -319,6 +321,9 @@ func (r *roster) receive(a *heartbeat.Reply) {
 		page string
 	}
 	var arrivals []arrival
+	for _, c := range a.Counts { // before who asks learns that the store has it: another tab joins without waiting then
+		r.ready(nil, c.Page, c)
+	}
 	l.mu.Lock()
 	if a.Stream == l.stream {
 		if a.Reset {
@@ -366,9 +371,6 @@ func (r *roster) receive(a *heartbeat.Reply) {
 		}
 	}
 	l.mu.Unlock()
-	for _, c := range a.Counts {
-		r.ready(nil, c.Page, c)
-	}
 	for _, ar := range arrivals {
 		r.ready(ar.c, ar.page, presence.Count{})
 	}
