@@ -119,7 +119,7 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 		return false
 	}
 	select {
-	case p.mail <- mail{beat: b}:
+	case p.mail <- b:
 		return true
 	default:
 		n.dropped.Add(1)
@@ -137,7 +137,7 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	}
 	done := make(chan error, 1)
 	select {
-	case p.mail <- mail{hold: &holdCall{u, page, on, done}}:
+	case p.mail <- &holdCall{u, page, on, done}:
 	case <-p.ended:
 		return ErrNotOwner
 	case <-ctx.Done():
@@ -160,7 +160,7 @@ func (n *Node) Run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
 
-	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]time.Time{}}
+	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}}
 	defer m.stopAll()
 	poll := time.NewTicker(generationPoll)
 	defer poll.Stop()
@@ -183,6 +183,9 @@ func (n *Node) Run(ctx context.Context) error {
 			retry.Reset(pause)
 		} else {
 			failed = 0
+			if m.later > 0 {
+				retry.Reset(m.later)
+			}
 		}
 	}
 }
@@ -193,17 +196,32 @@ const (
 	generationPoll = time.Second
 	// fencedPause keeps two nodes that both think a partition theirs from taking
 	// it from each other all the time: by then they have agreed on the members.
-	fencedPause = 2 * time.Second
+	fencedPause = time.Second
 )
 
 // manager owns the set of actors; it lives in Run's goroutine.
 type manager struct {
-	n          *Node
-	wg         *sync.WaitGroup
-	want       []int
-	owned      map[int]*ownership
-	fenced     map[int]time.Time // partitions lost to another owner, and when
-	generation uint64
+	n      *Node
+	wg     *sync.WaitGroup
+	want   []int
+	owned  map[int]*ownership
+	fenced map[int]fence // partitions lost to another owner
+	later  time.Duration // what is left alone now can be claimed then; 0: nothing is
+}
+
+// fence is the last time a partition was lost, and until when it is left alone.
+type fence struct{ at, until time.Time }
+
+// fence notes that a partition was lost. The first time it is claimed again
+// soon, if it is still wanted: usually a claim of a node that had not heard of
+// this one yet came late.
+func (m *manager) fence(id int) {
+	now := time.Now()
+	pause := fencedPause / 5
+	if now.Sub(m.fenced[id].at) < 5*fencedPause {
+		pause = fencedPause
+	}
+	m.fenced[id] = fence{at: now, until: now.Add(pause)}
 }
 
 type ownership struct {
@@ -228,7 +246,7 @@ func (m *manager) reconcile(ctx context.Context) error {
 	for id, o := range m.owned {
 		fenced := n.actors[id].Load() != o.p
 		if fenced {
-			m.fenced[id] = time.Now()
+			m.fence(id)
 		}
 		if fenced || !wanted[id] {
 			n.actors[id].CompareAndSwap(o.p, nil)
@@ -245,6 +263,9 @@ func (m *manager) reconcile(ctx context.Context) error {
 	}
 	if err := m.reclaim(ctx, generation); err != nil {
 		return err
+	}
+	if len(n.want) > 0 {
+		return nil // there is a newer set: nothing is taken from others by an older one
 	}
 	return m.begin(ctx)
 }
@@ -270,7 +291,7 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	for _, c := range claims {
 		p := m.owned[c.Partition].p
 		select {
-		case p.mail <- mail{again: &c}:
+		case p.mail <- &c:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -281,8 +302,14 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 // begin claims the partitions that are wanted and not owned, and starts their actors.
 func (m *manager) begin(ctx context.Context) error {
 	var ids []int
+	m.later = 0
 	for _, id := range m.want {
-		if m.owned[id] == nil && time.Since(m.fenced[id]) > fencedPause {
+		if m.owned[id] != nil {
+			continue
+		}
+		if left := time.Until(m.fenced[id].until); left > 0 {
+			m.later = max(m.later, left)
+		} else {
 			ids = append(ids, id)
 		}
 	}
@@ -302,7 +329,6 @@ func (m *manager) begin(ctx context.Context) error {
 		p.adopt(snaps[i])
 		actx, stop := context.WithCancel(ctx)
 		m.owned[c.Partition] = &ownership{p, stop}
-		delete(m.fenced, c.Partition)
 		m.n.actors[c.Partition].Store(p)
 		m.wg.Go(func() { p.run(actx) })
 	}
@@ -376,7 +402,7 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 		case o.Err == nil:
 			n.written.Add(1)
 			select {
-			case p.mail <- mail{stored: &stored{gen: p.out.landed(), counts: o.Counts}}:
+			case p.mail <- &stored{gen: p.out.landed(), counts: o.Counts}:
 			case <-p.ended:
 			}
 		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):

@@ -13,7 +13,11 @@ import (
 // mailboxSize bounds what waits for one partition's actor. Beats beyond it are
 // dropped: their sender repeats the ops, and the next list of the living comes
 // with the next heartbeat. Calls beyond it wait in their caller.
-const mailboxSize = 128
+const mailboxSize = 256
+
+// gapPatience is how long ops may be missing, in milliseconds, until a new
+// stream is asked for. An unneeded one costs a repetition.
+const gapPatience = 500
 
 // stay is a session's presence on one page.
 type stay struct {
@@ -55,6 +59,7 @@ type source struct {
 	stream   uint64 // the gateway's current stream of ops
 	applied  uint64 // ops applied in it
 	acked    uint64 // of these, in the store
+	gap      int64  // when an op beyond the next one came, with no progress since; 0: none did
 	heard    int64
 	sessions int
 }
@@ -100,12 +105,9 @@ type owed struct {
 	done chan<- error
 }
 
-type mail struct {
-	beat   *heartbeat.Beat
-	hold   *holdCall
-	stored *stored
-	again  *presence.Claim // the store lost data: write everything under this claim
-}
+// mail is a *heartbeat.Beat, a *holdCall, a *stored, or a *presence.Claim: the
+// store lost data, everything is to be written under that claim.
+type mail any
 
 type holdCall struct {
 	user presence.User
@@ -221,15 +223,15 @@ func (p *partition) run(ctx context.Context) {
 
 func (p *partition) handle(m mail) {
 	p.alarmed()
-	switch {
-	case m.beat != nil:
-		p.beat(m.beat)
-	case m.hold != nil:
-		p.hold(m.hold)
-	case m.stored != nil:
-		p.stored(m.stored)
-	case m.again != nil:
-		p.rewrite(*m.again)
+	switch m := m.(type) {
+	case *heartbeat.Beat:
+		p.beat(m)
+	case *holdCall:
+		p.hold(m)
+	case *stored:
+		p.stored(m)
+	case *presence.Claim:
+		p.rewrite(*m)
 	}
 }
 
@@ -484,11 +486,21 @@ func (p *partition) beat(b *heartbeat.Beat) {
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
-		src.stream, src.applied, src.acked = b.Stream, 0, 0
+		src.stream, src.applied, src.acked, src.gap = b.Stream, 0, 0, 0
 	case b.Stream != src.stream:
 		reply.Reset = b.Stream > src.stream
 		return
+	case b.First > src.applied+1:
+		// Usually what is between is on its way. If it does not come, it was
+		// acknowledged by an owner before this one, which only knows the stream
+		// from a late copy of its beginning.
+		if src.gap == 0 {
+			src.gap = p.now()
+		}
+		reply.Reset = p.now()-src.gap > gapPatience
+		return
 	}
+	src.gap = 0
 	var joined []*page
 	fresh := false
 	for i, op := range b.Ops {

@@ -1,0 +1,241 @@
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/presence"
+	"headcount/presence/cluster/seal"
+)
+
+// ClientConfig tunes a Client. A zero field takes its default.
+type ClientConfig struct {
+	Keys    [][]byte      // the cluster's secrets; the first signs
+	Name    string        // this process's; required
+	Timeout time.Duration // of a request, beside that of its context; default 5s
+	// MaxConns bounds the connections to one address; requests beyond wait for
+	// one to be free. Default 32.
+	MaxConns int
+	Dial     func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
+	// Transport takes the place of all about connections: MaxConns and Dial.
+	Transport http.RoundTripper
+}
+
+// Client asks other processes. Any goroutine may use it.
+type Client struct {
+	cfg      ClientConfig
+	keys     *seal.Keys
+	http     *http.Client
+	life     uint64
+	number   atomic.Uint64
+	requests *prometheus.CounterVec
+}
+
+// NewClient returns a Client.
+func NewClient(cfg ClientConfig) (*Client, error) {
+	cfg.Timeout, cfg.MaxConns = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxConns, 32)
+	if err := checkName(cfg.Name); err != nil {
+		return nil, err
+	}
+	if cfg.Timeout < 0 || cfg.MaxConns < 0 {
+		return nil, fmt.Errorf("cluster: %w: timeout %s, %d connections", ErrConfig, cfg.Timeout, cfg.MaxConns)
+	}
+	keys, err := seal.NewKeys(cfg.Keys, purpose)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	if cfg.Transport == nil {
+		if cfg.Dial == nil {
+			cfg.Dial = (&net.Dialer{Timeout: min(cfg.Timeout, 2*time.Second), KeepAlive: 15 * time.Second}).DialContext
+		}
+		cfg.Transport = &http.Transport{
+			DialContext:            cfg.Dial,
+			MaxConnsPerHost:        cfg.MaxConns,
+			MaxIdleConnsPerHost:    min(cfg.MaxConns, 8),
+			MaxIdleConns:           256,
+			IdleConnTimeout:        time.Minute, // less than servers wait for
+			MaxResponseHeaderBytes: 16 << 10,
+			DisableCompression:     true,
+		}
+	}
+	return &Client{
+		cfg: cfg, keys: keys, life: rand.Uint64(),
+		http: &http.Client{
+			Transport:     cfg.Transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_cluster_calls_total", Help: "Requests to other processes, by what they ask for and the code of the answer.",
+		}, []string{"path", "code"}),
+	}, nil
+}
+
+// Collectors are the client's metrics.
+func (c *Client) Collectors() []prometheus.Collector { return []prometheus.Collector{c.requests} }
+
+// Close closes idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// PushCounts gives the process at addr counts. When there are many it takes
+// several requests; on an error those before it have arrived. Counts that
+// cannot be are left out, and are an error after all others were sent.
+func (c *Client) PushCounts(ctx context.Context, addr string, counts []presence.Count) error {
+	var wrong error
+	for len(counts) > 0 {
+		body, rest, err := batch(counts)
+		if err != nil {
+			wrong = fmt.Errorf("cluster: push counts to %s: %w", addr, err)
+		}
+		counts = rest
+		if len(body) == len(countsHead)+len(countsTail) {
+			continue
+		}
+		if err := c.put(ctx, addr, countsPath, body); err != nil {
+			return fmt.Errorf("cluster: push counts to %s: %w", addr, err)
+		}
+	}
+	return wrong
+}
+
+// Hold has the presence node at addr take, renew or end the user's hold on the
+// page. Its errors are presence.ErrTooMany, ErrNotOwner, and
+// presence.ErrUnavailable when the node's store, or the node, cannot be
+// reached: then the hold may have been taken all the same.
+func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
+	if err := presence.CheckPage(page); err != nil {
+		return fmt.Errorf("cluster: hold: %w", err)
+	}
+	body := fmt.Appendf(nil, `{"user":"%016x","page":`, uint64(u))
+	body = presence.AppendString(body, page)
+	body = fmt.Appendf(body, `,"on":%t}`, on)
+	if err := c.put(ctx, addr, holdPath, body); err != nil {
+		return fmt.Errorf("cluster: hold at %s: %w", addr, err)
+	}
+	return nil
+}
+
+// put makes a request, and once more when the connection failed under it: a
+// connection kept alive may have been closed by the other side at that moment,
+// and all requests are safe to repeat.
+func (c *Client) put(ctx context.Context, addr, path string, body []byte) error {
+	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	err := c.try(within, addr, path, body)
+	if dropped(err) && within.Err() == nil {
+		err = c.try(within, addr, path, body)
+	}
+	code := "ok"
+	answer := (*Error)(nil)
+	switch {
+	case err == nil:
+	case errors.As(err, &answer):
+		code = answer.label()
+	case ctx.Err() != nil:
+		code, err = "canceled", fmt.Errorf("%w: %w", presence.ErrUnavailable, context.Cause(ctx))
+	default:
+		code, err = codeUnavailable, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+	}
+	c.requests.WithLabelValues(path, code).Inc()
+	return err
+}
+
+// dropped reports whether a connection broke that had been there.
+func dropped(err error) bool {
+	answer, op := (*Error)(nil), (*net.OpError)(nil)
+	return err != nil && !errors.As(err, &answer) && !(errors.As(err, &op) && op.Op == "dial")
+}
+
+func (c *Client) try(ctx context.Context, addr, path string, body []byte) error {
+	u := url.URL{Scheme: "http", Host: addr, Path: path}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	// Every attempt has a number of its own, so the transport must not repeat it.
+	req.GetBody = nil
+	c.sign(req, body)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if e := (*url.Error)(nil); errors.As(err, &e) {
+			err = e.Err // the rest is known to who reads it
+		}
+		return err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // read, so that the connection can be kept
+	switch {
+	case resp.StatusCode == http.StatusNoContent:
+		return nil
+	case err != nil:
+		return err
+	}
+	var p problem
+	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
+		p = problem{Title: resp.Status}
+	}
+	return &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
+}
+
+func (c *Client) sign(req *http.Request, body []byte) {
+	s := c.keys.Sealer()
+	digest := digestOf(body)
+	header := credentials{s.ID(), c.cfg.Name, time.Now().UnixMilli(), c.life, c.number.Add(1)}.header()
+	mac := s.Sign(nil, signed(req.Method, req.Host, req.URL.RequestURI(), digest, header))
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Content-Digest", digest)
+	req.Header.Set("Authorization", header+macPart+hex.EncodeToString(mac))
+}
+
+// Error is how another process answered that it did not do what it was asked.
+// It is presence.ErrTooMany, presence.ErrUnavailable, ErrNotOwner or the
+// refusal that the other process had, as errors.Is sees it.
+type Error struct {
+	Status int
+	Code   string // empty when the answer was none of ours
+	Detail string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("answered %d: %s", e.Status, presence.Excerpt(e.Detail))
+}
+
+// errorOf has the errors that codes stand for.
+var errorOf = map[string]error{
+	codeTooMany:     presence.ErrTooMany,
+	codeUnavailable: presence.ErrUnavailable,
+	codeNotOwner:    ErrNotOwner,
+}
+
+func init() {
+	for _, r := range []*seal.Refusal{
+		seal.ErrKey, seal.ErrForged, seal.ErrOld, seal.ErrFuture, seal.ErrReplayed, seal.ErrSenders,
+		ErrUnsigned, ErrMisdirected, ErrDigest, ErrOversized, ErrTruncated, ErrMalformed,
+	} {
+		errorOf[r.Reason] = r
+	}
+}
+
+// Unwrap returns what the answer stands for, or nil.
+func (e *Error) Unwrap() error { return errorOf[e.Code] }
+
+// label is the code, or another word: what comes from outside is not a label.
+func (e *Error) label() string {
+	if errorOf[e.Code] != nil || e.Code == codeInternal {
+		return e.Code
+	}
+	return "other"
+}

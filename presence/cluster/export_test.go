@@ -1,0 +1,7 @@
+package cluster
+
+var (
+	ParseCounts = parseCounts
+	ParseHold   = parseHold
+	DigestOf    = digestOf
+)

@@ -1,0 +1,96 @@
+package heartbeat
+
+import (
+	"headcount/presence/cluster/seal"
+)
+
+// The datagram format, version 1. Numbers are little-endian; a varint is that
+// of encoding/binary, unsigned. A datagram has at most MaxDatagram bytes:
+//
+//	offset size
+//	     0    2  magic: 0xC7 'h'
+//	     2    1  version: 1
+//	     3    1  what the records are: 1 of a gateway (beats), 2 of a node (replies)
+//	     4    2  length of the whole datagram
+//	     6    1  length of the header: where the records begin
+//	     7    4  id of the key that signs; 0: not signed
+//	    11    8  time of sending, unix milliseconds
+//	    19    8  sequence number: 1, 2, 3, … from this sender to this receiver
+//	    27    8  the sender's incarnation
+//	    35    8  xxhash64 of the receiver's name
+//	    43    8  hash of the sender's ring.Table; 0: it has none
+//	    51  1+n  length of the sender's name, and the name: at most MaxName bytes
+//	             records
+//	   -16   16  HMAC-SHA256, truncated, of all before; zeros when not signed
+//
+//	record: kind (1), length of the body (2), body
+//
+//	kind 1, alive: users, 8 bytes each, to the end of the record. They may be of
+//	any partitions; the receiver finds out which.
+//
+//	kind 2, ops of one stream:
+//	  varint partition, stream, number of the first op in the stream
+//	  number of ops (2), then each of them:
+//	    varint length of what follows of this op
+//	    kind (1), user (8)
+//	    varint 1 + length of the page id, page id; or 0: that of the op before
+//	    varint grace, milliseconds, rounded up
+//
+//	kind 3, reply:
+//	  varint partition, stream, acknowledged number
+//	  flags (1): 1 reset
+//	  number of counts (2), then each of them:
+//	    varint length of what follows of this count
+//	    flags (1): 1 stale, 2 it has a time
+//	    varint length of the page id, page id
+//	    varint users; time of the last change in unix seconds (zigzag);
+//	    incarnation, sequence of the version
+//	  number of unknown users (2), users, 8 bytes each
+//
+// The format is only ever added to. A receiver skips kinds of records and of
+// datagrams that it does not know, and what follows the fields it knows in the
+// header, a record (but alive), an op or a count. Ops are applied in order, so
+// of a record with a kind of op that is not known only what is before it is
+// taken.
+const (
+	MaxDatagram = 1200 // fits every path of IPv6's least MTU, in a tunnel too
+	MaxName     = 128
+	MaxPage     = 512 // of presence.MaxPageLength code points; bytes
+
+	magic0, magic1 = 0xC7, 'h'
+	version        = 1
+
+	ofGateway = 1
+	ofNode    = 2
+
+	recordAlive = 1
+	recordOps   = 2
+	recordReply = 3
+
+	flagReset = 1
+	flagStale = 1
+	flagTime  = 2
+
+	offLength   = 4
+	offHeader   = 6
+	offKey      = 7
+	offTime     = 11
+	offSequence = 19
+	offLife     = 27
+	offReceiver = 35
+	offTable    = 43
+	offName     = 51
+	recordHead  = 3
+)
+
+// Why a datagram is not taken, beside seal.ErrKey, ErrForged, ErrOld,
+// ErrFuture, ErrReplayed and ErrSenders.
+var (
+	ErrOversized   = seal.NewRefusal("oversized", "datagram: too long")
+	ErrMagic       = seal.NewRefusal("magic", "datagram: not one of ours")
+	ErrVersion     = seal.NewRefusal("version", "datagram: of another version")
+	ErrTruncated   = seal.NewRefusal("truncated", "datagram: cut short")
+	ErrMalformed   = seal.NewRefusal("malformed", "datagram: not what its format says")
+	ErrMisdirected = seal.NewRefusal("misdirected", "datagram: meant for another process")
+	ErrPartitions  = seal.NewRefusal("partitions", "datagram: its sender has another number of partitions")
+)

@@ -1,0 +1,370 @@
+package heartbeat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"headcount/presence"
+	"headcount/presence/cluster/seal"
+)
+
+// DecoderConfig says for whom datagrams are and what becomes of their messages,
+// which are the callbacks' from then on.
+type DecoderConfig struct {
+	Name       string                         // the receiver's, as its senders know it; required
+	Partitions int                            // P; default presence.DefaultPartitions
+	Keys       *seal.Keys                     // nil: nothing is signed
+	Guard      *seal.Guard                    // nil: one of its own, with the defaults
+	OnBeat     func(*Beat)                    // nil: beats are ignored
+	OnReply    func(*Reply)                   // nil: replies are ignored
+	OnTable    func(from string, hash uint64) // of every datagram whose sender has a ring
+}
+
+// Decoder takes datagrams apart. One goroutine at a time may use it.
+type Decoder struct {
+	cfg    DecoderConfig
+	self   uint64
+	sealer *seal.Sealer
+
+	// Of the datagram being read; bounded by its size.
+	beats   []*Beat
+	replies []*Reply
+	alive   []presence.User
+	parts   []int32 // of alive
+	number  []int32 // of alive users by partition, all zero between datagrams
+	seen    []int32 // partitions with a number
+}
+
+// NewDecoder returns a Decoder.
+func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
+	if cfg.Partitions == 0 {
+		cfg.Partitions = presence.DefaultPartitions
+	}
+	switch {
+	case cfg.Name == "" || len(cfg.Name) > MaxName:
+		return nil, fmt.Errorf("heartbeat: %w: a name of %d bytes; it has 1 to %d", seal.ErrConfig, len(cfg.Name), MaxName)
+	case cfg.Partitions < 1 || cfg.Partitions > math.MaxInt32:
+		return nil, fmt.Errorf("heartbeat: %w: %d partitions", seal.ErrConfig, cfg.Partitions)
+	}
+	if cfg.Keys == nil {
+		cfg.Keys = &seal.Keys{}
+	}
+	if cfg.Guard == nil {
+		var err error
+		if cfg.Guard, err = seal.NewGuard(seal.GuardConfig{}); err != nil {
+			return nil, err
+		}
+	}
+	const most = MaxDatagram / 8
+	return &Decoder{
+		cfg:    cfg,
+		self:   xxhash.Sum64String(cfg.Name),
+		sealer: cfg.Keys.Sealer(),
+		alive:  make([]presence.User, 0, most),
+		parts:  make([]int32, 0, most),
+		number: make([]int32, cfg.Partitions),
+		seen:   make([]int32, 0, most),
+	}, nil
+}
+
+// Decode calls the callbacks with what the datagram says, or returns why
+// nothing of it was taken. It keeps nothing of it.
+func (d *Decoder) Decode(datagram []byte) error {
+	body, what, source, err := d.open(datagram)
+	if err != nil {
+		return err
+	}
+	if table := le.Uint64(datagram[offTable:]); table != 0 && d.cfg.OnTable != nil {
+		d.cfg.OnTable(source.Gateway, table)
+	}
+	switch {
+	case what == ofGateway && d.cfg.OnBeat != nil:
+	case what == ofNode && d.cfg.OnReply != nil:
+	default:
+		return nil
+	}
+	err = d.records(body, what, source)
+	if err == nil {
+		for _, b := range d.beats {
+			d.cfg.OnBeat(b)
+		}
+		d.split(source)
+		for _, r := range d.replies {
+			d.cfg.OnReply(r)
+		}
+	}
+	clear(d.beats)
+	clear(d.replies)
+	d.beats, d.replies, d.alive = d.beats[:0], d.replies[:0], d.alive[:0]
+	return err
+}
+
+// open checks everything about a datagram but its records.
+func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err error) {
+	switch {
+	case len(p) > MaxDatagram:
+		return nil, 0, source, ErrOversized
+	case len(p) < 3:
+		return nil, 0, source, ErrTruncated
+	case p[0] != magic0 || p[1] != magic1:
+		return nil, 0, source, ErrMagic
+	case p[2] != version:
+		return nil, 0, source, ErrVersion
+	case len(p) < offName+1+seal.Size || len(p) < int(le.Uint16(p[offLength:])):
+		return nil, 0, source, ErrTruncated
+	case len(p) > int(le.Uint16(p[offLength:])):
+		return nil, 0, source, ErrMalformed
+	}
+	signed := p[:len(p)-seal.Size]
+	if err := d.sealer.Verify(seal.ID(p[offKey:]), signed, p[len(signed):]); err != nil {
+		return nil, 0, source, err
+	}
+	header, name := int(p[offHeader]), int(p[offName])
+	switch {
+	case name > MaxName || header < offName+1+name || header > len(signed):
+		return nil, 0, source, ErrMalformed
+	case le.Uint64(p[offReceiver:]) != d.self:
+		return nil, 0, source, ErrMisdirected
+	}
+	source.Incarnation = le.Uint64(p[offLife:])
+	source.Gateway, err = d.cfg.Guard.Admit(time.Now(), p[offName+1:offName+1+name],
+		source.Incarnation, int64(le.Uint64(p[offTime:])), le.Uint64(p[offSequence:]))
+	return signed[header:], p[3], source, err
+}
+
+// records reads all records of a datagram, and only those that belong in it.
+func (d *Decoder) records(p []byte, what byte, source Source) error {
+	for len(p) > 0 {
+		if len(p) < recordHead {
+			return ErrMalformed
+		}
+		kind, n := p[0], int(le.Uint16(p[1:]))
+		if p = p[recordHead:]; n > len(p) {
+			return ErrMalformed
+		}
+		r := reader{p: p[:n]}
+		p = p[n:]
+		var err error
+		switch {
+		case kind == recordAlive && what == ofGateway:
+			err = d.readAlive(r.p)
+		case kind == recordOps && what == ofGateway:
+			err = d.readOps(&r, source)
+		case kind == recordReply && what == ofNode:
+			err = d.readReply(&r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Decoder) readAlive(p []byte) error {
+	if len(p)%8 != 0 {
+		return ErrMalformed
+	}
+	for ; len(p) > 0; p = p[8:] {
+		d.alive = append(d.alive, presence.User(le.Uint64(p)))
+	}
+	return nil
+}
+
+// split makes the living into beats, one for each partition.
+func (d *Decoder) split(source Source) {
+	if len(d.alive) == 0 {
+		return
+	}
+	d.parts, d.seen = d.parts[:0], d.seen[:0]
+	for _, u := range d.alive {
+		part := int32(u.Partition(d.cfg.Partitions))
+		d.parts = append(d.parts, part)
+		if d.number[part]++; d.number[part] == 1 {
+			d.seen = append(d.seen, part)
+		}
+	}
+	users := make([]presence.User, len(d.alive))
+	beats := make([]Beat, len(d.seen))
+	at := int32(0)
+	for i, part := range d.seen {
+		n := d.number[part]
+		beats[i] = Beat{Source: source, Partition: int(part), Alive: users[at : at+n : at+n]}
+		d.number[part] = at // from now on: where its next user goes
+		at += n
+	}
+	for i, u := range d.alive {
+		part := d.parts[i]
+		users[d.number[part]] = u
+		d.number[part]++
+	}
+	for i := range beats {
+		d.number[d.seen[i]] = 0
+		d.cfg.OnBeat(&beats[i])
+	}
+}
+
+// leastOp is the least an op takes: its length, kind, user, page and grace.
+const leastOp = 1 + 1 + 8 + 1 + 1
+
+func (d *Decoder) readOps(r *reader, source Source) error {
+	partition, stream, first, n := r.uvarint(), r.uvarint(), r.uvarint(), int(r.uint16())
+	switch {
+	case r.bad || n > len(r.p)/leastOp:
+		return ErrMalformed
+	case partition >= uint64(d.cfg.Partitions):
+		return ErrPartitions
+	}
+	b := &Beat{Source: source, Partition: int(partition), Stream: stream, First: first, Ops: make([]Op, 0, n)}
+	page, paged := "", false
+	for range n {
+		o := r.sized()
+		op := Op{Kind: Kind(o.byte()), User: presence.User(o.uint64())}
+		if size := o.uvarint(); size > 0 {
+			if size > MaxPage+1 {
+				return ErrMalformed
+			}
+			page, paged = string(o.bytes(size-1)), true
+		}
+		op.Page = page
+		grace := o.uvarint()
+		switch {
+		case o.bad || !paged || grace > uint64(math.MaxInt64/time.Millisecond):
+			return ErrMalformed
+		case op.User.Partition(d.cfg.Partitions) != b.Partition:
+			return ErrPartitions
+		case op.Kind != Join && op.Kind != Leave:
+			// What came after it must wait until this process knows what it is.
+			if len(b.Ops) > 0 {
+				d.beats = append(d.beats, b)
+			}
+			return nil
+		}
+		op.Grace = time.Duration(grace) * time.Millisecond
+		b.Ops = append(b.Ops, op)
+	}
+	d.beats = append(d.beats, b)
+	return nil
+}
+
+// leastCount is the least a count takes: its length, flags and five varints.
+const leastCount = 1 + 1 + 5
+
+func (d *Decoder) readReply(r *reader) error {
+	partition, stream, acked, flags, n := r.uvarint(), r.uvarint(), r.uvarint(), r.byte(), int(r.uint16())
+	switch {
+	case r.bad || n > len(r.p)/leastCount:
+		return ErrMalformed
+	case partition >= uint64(d.cfg.Partitions):
+		return ErrPartitions
+	}
+	a := &Reply{Partition: int(partition), Stream: stream, Acked: acked, Reset: flags&flagReset != 0}
+	if n > 0 {
+		a.Counts = make([]presence.Count, n)
+	}
+	for i := range a.Counts {
+		if !readCount(r, &a.Counts[i]) {
+			return ErrMalformed
+		}
+	}
+	if n = int(r.uint16()); r.bad || n > len(r.p)/8 {
+		return ErrMalformed
+	}
+	if n > 0 {
+		a.Unknown = make([]presence.User, n)
+	}
+	for i := range a.Unknown {
+		a.Unknown[i] = presence.User(r.uint64())
+	}
+	d.replies = append(d.replies, a)
+	return nil
+}
+
+func readCount(r *reader, c *presence.Count) bool {
+	o := r.sized()
+	flags := o.byte()
+	size := o.uvarint()
+	if size > MaxPage {
+		return false
+	}
+	c.Page = string(o.bytes(size))
+	users, at := o.uvarint(), o.varint()
+	c.Version = presence.Version{Incarnation: o.uvarint(), Sequence: o.uvarint()}
+	c.Stale = flags&flagStale != 0
+	if flags&flagTime != 0 {
+		c.Updated = time.Unix(at, 0).UTC()
+	}
+	c.Users = int64(users)
+	return !o.bad && c.Users >= 0
+}
+
+// reader reads fields from the front of p. Reading past the end makes it bad
+// and gives zeros from then on.
+type reader struct {
+	p   []byte
+	bad bool
+}
+
+func (r *reader) fail() {
+	r.p, r.bad = nil, true
+}
+
+func (r *reader) bytes(n uint64) []byte {
+	if n > uint64(len(r.p)) {
+		r.fail()
+		return nil
+	}
+	b := r.p[:n]
+	r.p = r.p[n:]
+	return b
+}
+
+// sized reads a part that says how long it is.
+func (r *reader) sized() reader {
+	p := r.bytes(r.uvarint())
+	return reader{p, r.bad}
+}
+
+func (r *reader) byte() byte {
+	if b := r.bytes(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (r *reader) uint16() uint16 {
+	if b := r.bytes(2); b != nil {
+		return le.Uint16(b)
+	}
+	return 0
+}
+
+func (r *reader) uint64() uint64 {
+	if b := r.bytes(8); b != nil {
+		return le.Uint64(b)
+	}
+	return 0
+}
+
+func (r *reader) uvarint() uint64 {
+	v, n := binary.Uvarint(r.p)
+	if n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.p = r.p[n:]
+	return v
+}
+
+func (r *reader) varint() int64 {
+	v, n := binary.Varint(r.p)
+	if n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.p = r.p[n:]
+	return v
+}

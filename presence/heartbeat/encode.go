@@ -1,0 +1,298 @@
+package heartbeat
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"headcount/presence"
+	"headcount/presence/cluster/seal"
+)
+
+var le = binary.LittleEndian
+
+// ErrPageTooLong is for a page id that no datagram can carry. CheckPage refuses
+// such a page, so it is a defect of the sender.
+var ErrPageTooLong = errors.New("heartbeat: page id is too long")
+
+// Encoder packs messages for one receiver into datagrams, as few as possible.
+// One goroutine at a time may use it.
+type Encoder struct {
+	sealer   *seal.Sealer
+	header   []byte
+	sequence uint64
+	emit     func([]byte)
+
+	buf    []byte // the datagram being made
+	record int    // where its open record begins; 0: there is none
+	kind   byte   // of the open record
+}
+
+// NewEncoder returns an Encoder for datagrams of one life of a sender to the
+// receiver of that name. The first datagram has the number after sequence: one
+// who makes a second Encoder for the same sender and receiver must go on where
+// the first one was.
+func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Encoder, error) {
+	if len(from.Gateway) > MaxName {
+		return nil, fmt.Errorf("heartbeat: name %q is longer than %d bytes", from.Gateway, MaxName)
+	}
+	e := &Encoder{sealer: keys.Sealer(), sequence: sequence, buf: make([]byte, 0, MaxDatagram)}
+	h := make([]byte, offName, offName+1+len(from.Gateway))
+	h[0], h[1], h[2] = magic0, magic1, version
+	id := e.sealer.ID()
+	copy(h[offKey:], id[:])
+	le.PutUint64(h[offLife:], from.Incarnation)
+	le.PutUint64(h[offReceiver:], xxhash.Sum64String(to))
+	h = append(h, byte(len(from.Gateway)))
+	h = append(h, from.Gateway...)
+	h[offHeader] = byte(len(h))
+	e.header = h
+	return e, nil
+}
+
+// Sequence is the number of the last datagram.
+func (e *Encoder) Sequence() uint64 { return e.sequence }
+
+// Beats packs beats and calls emit with every datagram, which is emit's only
+// until it returns. table is the hash of the sender's ring. Joins and leaves
+// come first. The receiver gets the same ops and users in as many beats as it
+// takes; a beat that has users has no stream there. On an error the rest of
+// that beat's ops is left out, all else is sent.
+func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte)) error {
+	e.begin(ofGateway, table, emit)
+	var failed error
+	for _, b := range beats {
+		if err := e.ops(b); err != nil {
+			failed = err
+		}
+	}
+	for _, b := range beats {
+		for _, u := range b.Alive {
+			if e.kind != recordAlive || e.room() < 8 {
+				e.need(recordHead + 8)
+				e.open(recordAlive)
+			}
+			e.buf = le.AppendUint64(e.buf, uint64(u))
+		}
+	}
+	e.flush()
+	return failed
+}
+
+// ops packs the beat's ops, in as many records as it takes.
+func (e *Encoder) ops(b *Beat) error {
+	var scratch [2 * MaxPage]byte
+	count := 0 // where the number of the record's ops is
+	page := ""
+	for i := range b.Ops {
+		op := &b.Ops[i]
+		if len(op.Page) > MaxPage {
+			return fmt.Errorf("%w: %d bytes", ErrPageTooLong, len(op.Page))
+		}
+		var body []byte
+		fits := false
+		if count > 0 {
+			body = appendOp(scratch[:0], op, page)
+			fits = varintSize(len(body))+len(body) <= e.room()
+		}
+		if !fits {
+			body = appendOp(scratch[:0], op, "")
+			e.need(recordHead + 3*binary.MaxVarintLen64 + 2 + binary.MaxVarintLen64 + len(body))
+			e.open(recordOps)
+			e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
+			e.buf = binary.AppendUvarint(e.buf, b.Stream)
+			e.buf = binary.AppendUvarint(e.buf, b.First+uint64(i))
+			count = len(e.buf)
+			e.buf = append(e.buf, 0, 0)
+		}
+		e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
+		e.buf = append(e.buf, body...)
+		le.PutUint16(e.buf[count:], le.Uint16(e.buf[count:])+1)
+		page = op.Page
+	}
+	e.close()
+	return nil
+}
+
+// appendOp appends an op but for its length; before is the page of the op
+// before it in the record, or empty.
+func appendOp(b []byte, op *Op, before string) []byte {
+	b = append(b, byte(op.Kind))
+	b = le.AppendUint64(b, uint64(op.User))
+	if before != "" && op.Page == before {
+		b = append(b, 0)
+	} else {
+		b = binary.AppendUvarint(b, uint64(len(op.Page))+1)
+		b = append(b, op.Page...)
+	}
+	grace := max(op.Grace, 0)
+	ms := uint64(grace / time.Millisecond)
+	if grace%time.Millisecond > 0 {
+		ms++
+	}
+	return binary.AppendUvarint(b, ms)
+}
+
+// Replies packs replies as Beats packs beats. Of a reply that takes several
+// datagrams the last says what is acknowledged.
+func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []byte)) error {
+	e.begin(ofNode, table, emit)
+	var failed error
+	for _, r := range replies {
+		if err := e.reply(r); err != nil {
+			failed = err
+		}
+	}
+	e.flush()
+	return failed
+}
+
+// replyHead is the most a reply takes beside its counts and users.
+const replyHead = recordHead + 3*binary.MaxVarintLen64 + 1 + 2 + 2
+
+func (e *Encoder) reply(r *Reply) error {
+	counts, unknown := r.Counts, r.Unknown
+	size := replyHead + 8*len(unknown)
+	for i := range counts {
+		if len(counts[i].Page) > MaxPage {
+			return fmt.Errorf("%w: %d bytes", ErrPageTooLong, len(counts[i].Page))
+		}
+		size += countSize(&counts[i])
+	}
+	if size <= e.most() {
+		e.need(size) // what one datagram can hold is not torn apart
+	}
+	for {
+		least := replyHead
+		if len(counts) > 0 {
+			least += countSize(&counts[0])
+		} else if len(unknown) > 0 {
+			least += 8
+		}
+		e.need(least)
+		room := e.room() - replyHead
+		n, m := 0, 0
+		for n < len(counts) && countSize(&counts[n]) <= room {
+			room -= countSize(&counts[n])
+			n++
+		}
+		if n == len(counts) {
+			m = min(len(unknown), room/8)
+		}
+		last := n == len(counts) && m == len(unknown)
+		acked, flags := uint64(0), byte(0)
+		if last {
+			acked = r.Acked
+			if r.Reset {
+				flags |= flagReset
+			}
+		}
+		e.open(recordReply)
+		e.buf = binary.AppendUvarint(e.buf, uint64(r.Partition))
+		e.buf = binary.AppendUvarint(e.buf, r.Stream)
+		e.buf = binary.AppendUvarint(e.buf, acked)
+		e.buf = append(e.buf, flags)
+		e.buf = le.AppendUint16(e.buf, uint16(n))
+		for i := range counts[:n] {
+			var scratch [2 * MaxPage]byte
+			body := appendCount(scratch[:0], &counts[i])
+			e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
+			e.buf = append(e.buf, body...)
+		}
+		e.buf = le.AppendUint16(e.buf, uint16(m))
+		for _, u := range unknown[:m] {
+			e.buf = le.AppendUint64(e.buf, uint64(u))
+		}
+		e.close()
+		if last {
+			return nil
+		}
+		counts, unknown = counts[n:], unknown[m:]
+	}
+}
+
+// countSize is what a count takes.
+func countSize(c *presence.Count) int {
+	var scratch [2 * MaxPage]byte
+	n := len(appendCount(scratch[:0], c))
+	return varintSize(n) + n
+}
+
+func appendCount(b []byte, c *presence.Count) []byte {
+	flags, at := byte(0), int64(0)
+	if c.Stale {
+		flags |= flagStale
+	}
+	if !c.Updated.IsZero() {
+		flags |= flagTime
+		at = c.Updated.Unix()
+	}
+	b = append(b, flags)
+	b = binary.AppendUvarint(b, uint64(len(c.Page)))
+	b = append(b, c.Page...)
+	b = binary.AppendUvarint(b, uint64(max(c.Users, 0)))
+	b = binary.AppendVarint(b, at)
+	b = binary.AppendUvarint(b, c.Version.Incarnation)
+	return binary.AppendUvarint(b, c.Version.Sequence)
+}
+
+// begin prepares for datagrams of one kind.
+func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
+	e.emit = emit
+	e.header[3] = what
+	le.PutUint64(e.header[offTable:], table)
+	e.buf, e.record, e.kind = append(e.buf[:0], e.header...), 0, 0
+}
+
+// room is what the datagram being made still holds.
+func (e *Encoder) room() int { return MaxDatagram - seal.Size - len(e.buf) }
+
+// most is what an empty datagram holds.
+func (e *Encoder) most() int { return MaxDatagram - seal.Size - len(e.header) }
+
+// need makes room for n bytes: in a new datagram, if it must.
+func (e *Encoder) need(n int) {
+	if e.room() < n {
+		e.flush()
+	}
+}
+
+// open begins a record, after ending the one that is open.
+func (e *Encoder) open(kind byte) {
+	e.close()
+	e.record, e.kind = len(e.buf), kind
+	e.buf = append(e.buf, kind, 0, 0)
+}
+
+func (e *Encoder) close() {
+	if e.kind != 0 {
+		le.PutUint16(e.buf[e.record+1:], uint16(len(e.buf)-e.record-recordHead))
+	}
+	e.record, e.kind = 0, 0
+}
+
+// flush signs and emits the datagram, when there is anything in it, and begins another.
+func (e *Encoder) flush() {
+	e.close()
+	if len(e.buf) == len(e.header) {
+		return
+	}
+	e.sequence++
+	le.PutUint16(e.buf[offLength:], uint16(len(e.buf)+seal.Size))
+	le.PutUint64(e.buf[offTime:], uint64(time.Now().UnixMilli()))
+	le.PutUint64(e.buf[offSequence:], e.sequence)
+	e.buf = e.sealer.Sign(e.buf, e.buf)
+	e.emit(e.buf)
+	e.buf = append(e.buf[:0], e.header...)
+}
+
+func varintSize(n int) int {
+	size := 1
+	for ; n >= 0x80; n >>= 7 {
+		size++
+	}
+	return size
+}

@@ -1,0 +1,440 @@
+package heartbeat
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/cluster/seal"
+)
+
+// Config tunes a Transport. A zero field takes its default.
+type Config struct {
+	Conn net.PacketConn // required; Run closes it
+	// Keys are the cluster's secrets: the first signs, all verify. Without any
+	// nothing is signed, which is refused unless all addresses are of this machine.
+	Keys [][]byte
+	// Name is the address, "host:port", that others send to. What is sent to
+	// another name is not taken, so all must use the same spelling.
+	Name        string
+	Incarnation uint64        // of this life of the process; grows with each
+	Partitions  int           // P; default presence.DefaultPartitions
+	Window      time.Duration // how far clocks may differ, and datagrams be late; default 30s
+
+	// Resolve finds a name's address, which is used for 30 s. It holds up nobody
+	// but who is to get the datagrams. Default: DNS.
+	Resolve func(name string) (net.Addr, error)
+
+	// The callbacks are called by Run's one reading goroutine, and by who sends to
+	// this process itself, so they must not block; what they are given is theirs.
+	// OnTable is told of every datagram whose sender has another ring than this
+	// process, see SetTable.
+	OnBeat  func(*Beat)
+	OnReply func(*Reply)
+	OnTable func(from string, hash uint64)
+
+	Log zerolog.Logger
+}
+
+const (
+	// maxQueued bounds, in bytes of the messages about, what waits for one
+	// destination. What is beyond is dropped, and its sender repeats what matters.
+	maxQueued = 4 << 20
+	// maxDestinations bounds the destinations, each with a goroutine and a cached
+	// address. Beyond, messages to further ones are dropped until some were idle.
+	maxDestinations = 1024
+
+	resolveEvery   = 30 * time.Second // an address is looked up again
+	resolvePause   = time.Second      // after a lookup that failed
+	resolveTimeout = 2 * time.Second
+	idleAfter      = time.Minute // a destination is forgotten
+	lastWords      = time.Second // for what is queued when Run ends
+	socketBuffer   = 4 << 20     // asked for; the system may give less
+)
+
+// Transport sends and receives messages as datagrams. Its methods may be
+// called from any goroutine.
+type Transport struct {
+	cfg     Config
+	keys    *seal.Keys
+	decoder *Decoder // the reader's
+	table   atomic.Uint64
+
+	mu       sync.Mutex
+	running  context.Context // nil: not between the begin and the end of Run
+	senders  sync.WaitGroup
+	to       map[string]*destination
+	sequence uint64 // no destination that was forgotten has gone further
+
+	datagrams, bytes, drops *prometheus.CounterVec
+	in, inBytes             prometheus.Counter
+	out, outBytes           prometheus.Counter
+	wrongSource             sync.Once
+}
+
+// destination is one receiver. Its run alone touches encoder and address.
+type destination struct {
+	t    *Transport
+	name string
+	wake chan struct{} // holds one: something is queued
+
+	mu      sync.Mutex
+	beats   []*Beat
+	replies []*Reply
+	queued  int // see maxQueued
+
+	encoder  *Encoder
+	addr     net.Addr
+	resolved time.Time // when addr is to be looked up again
+}
+
+// New returns a Transport that drops everything until Run.
+func New(cfg Config) (*Transport, error) {
+	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
+	if cfg.Conn == nil {
+		return nil, fmt.Errorf("heartbeat: %w: no connection", seal.ErrConfig)
+	}
+	if udp, ok := cfg.Conn.LocalAddr().(*net.UDPAddr); ok && len(cfg.Keys) == 0 && !udp.IP.IsLoopback() {
+		return nil, fmt.Errorf("heartbeat: %w: without a cluster secret %s must be a loopback address", seal.ErrConfig, udp)
+	}
+	keys, err := seal.NewKeys(cfg.Keys, "heartbeat")
+	if err != nil {
+		return nil, err
+	}
+	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window})
+	if err != nil {
+		return nil, err
+	}
+	t := &Transport{
+		cfg:  cfg,
+		keys: keys,
+		to:   map[string]*destination{},
+		datagrams: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_datagrams_total", Help: "Datagrams between processes, by direction; those dropped are not among them.",
+		}, []string{"direction"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_datagram_bytes_total", Help: "Bytes of datagrams between processes, by direction.",
+		}, []string{"direction"}),
+		drops: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_datagrams_dropped_total", Help: "What was not received (in: datagrams) or not sent (out: messages, datagrams), by direction and reason.",
+		}, []string{"direction", "reason"}),
+	}
+	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
+	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
+	t.decoder, err = NewDecoder(DecoderConfig{
+		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Guard: guard,
+		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: t.compare,
+	})
+	return t, err
+}
+
+// Collectors are the transport's metrics.
+func (t *Transport) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{t.datagrams, t.bytes, t.drops}
+}
+
+// SetTable says what this process's ring is, from now on; 0: it has none.
+func (t *Transport) SetTable(hash uint64) { t.table.Store(hash) }
+
+func (t *Transport) compare(from string, hash uint64) {
+	if t.cfg.OnTable != nil && hash != t.table.Load() {
+		t.cfg.OnTable(from, hash)
+	}
+}
+
+// SendBeat sends b, which is the transport's from then on, or drops it. Its
+// Source must be this process. It never blocks. What is sent to this process
+// itself goes to OnBeat before SendBeat returns.
+func (t *Transport) SendBeat(to string, b *Beat) {
+	if b.Source.Gateway != t.cfg.Name || b.Source.Incarnation != t.cfg.Incarnation {
+		t.dropped("out", "source")
+		t.wrongSource.Do(func() {
+			t.cfg.Log.Error().Str("source", b.Source.Gateway).Msg("a beat of another source cannot be sent: a defect")
+		})
+		return
+	}
+	if to == t.cfg.Name {
+		if t.cfg.OnBeat != nil {
+			t.cfg.OnBeat(b)
+		}
+		return
+	}
+	size := 64 + 8*len(b.Alive)
+	for i := range b.Ops {
+		size += 48 + len(b.Ops[i].Page)
+	}
+	t.send(to, size, b, nil)
+}
+
+// SendReply sends r as SendBeat sends a beat.
+func (t *Transport) SendReply(to string, r *Reply) {
+	if to == t.cfg.Name {
+		if t.cfg.OnReply != nil {
+			t.cfg.OnReply(r)
+		}
+		return
+	}
+	size := 64 + 8*len(r.Unknown)
+	for i := range r.Counts {
+		size += 80 + len(r.Counts[i].Page)
+	}
+	t.send(to, size, nil, r)
+}
+
+func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d, reason := t.destination(to)
+	if d == nil {
+		t.dropped("out", reason)
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.queued > 0 && d.queued+size > maxQueued {
+		t.dropped("out", "queue")
+		return
+	}
+	d.queued += size
+	if b != nil {
+		d.beats = append(d.beats, b)
+	} else {
+		d.replies = append(d.replies, r)
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// destination returns the one of that name, made when there is none, or why it
+// cannot be. It is called under mu.
+func (t *Transport) destination(name string) (d *destination, reason string) {
+	d = t.to[name]
+	switch {
+	case t.running == nil:
+		return nil, "closed"
+	case d != nil:
+		return d, ""
+	case len(t.to) >= maxDestinations:
+		return nil, "destinations"
+	}
+	encoder, err := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, name, t.keys, t.sequence)
+	if err != nil {
+		return nil, "name"
+	}
+	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
+	t.to[name] = d
+	ctx := t.running
+	t.senders.Go(func() { d.run(ctx) })
+	return d, ""
+}
+
+func (t *Transport) dropped(direction, reason string) {
+	t.drops.WithLabelValues(direction, reason).Inc()
+}
+
+// Run owns the transport's goroutines: one reads, and each destination has one
+// that writes. It returns when ctx has ended, what was queued then is sent and
+// all of them have returned.
+func (t *Transport) Run(ctx context.Context) error {
+	if c, ok := t.cfg.Conn.(interface {
+		SetReadBuffer(int) error
+		SetWriteBuffer(int) error
+	}); ok { // as much as the system gives: what does not fit is lost, and repeated
+		_ = c.SetReadBuffer(socketBuffer)
+		_ = c.SetWriteBuffer(socketBuffer)
+	}
+	open, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	t.mu.Lock()
+	t.running = open
+	t.mu.Unlock()
+	var reader sync.WaitGroup
+	broken := make(chan error, 1)
+	reader.Go(func() { broken <- t.read(open) })
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-broken:
+	}
+	t.mu.Lock()
+	t.running = nil // hence nothing more is queued, and no more senders
+	t.mu.Unlock()
+	stop()
+	t.cfg.Conn.SetWriteDeadline(time.Now().Add(lastWords))
+	t.senders.Wait()
+	t.cfg.Conn.Close() // ends the reader
+	reader.Wait()
+	return err
+}
+
+// read takes datagrams until ctx ends or the connection breaks.
+func (t *Transport) read(ctx context.Context) error {
+	buf := make([]byte, MaxDatagram+1) // one more, so that one that is too long is seen to be
+	receive := func() (int, error) {
+		n, _, err := t.cfg.Conn.ReadFrom(buf)
+		return n, err
+	}
+	if udp, ok := t.cfg.Conn.(*net.UDPConn); ok { // the same without an address to allocate
+		receive = func() (int, error) {
+			n, _, err := udp.ReadFromUDPAddrPort(buf)
+			return n, err
+		}
+	}
+	for {
+		n, err := receive()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("heartbeat: read: %w", err)
+		default: // the system reports what became of a datagram sent before, say
+			t.dropped("in", "error")
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond):
+			}
+			continue
+		}
+		if err := t.decoder.Decode(buf[:n]); err != nil {
+			t.dropped("in", seal.ReasonOf(err))
+			continue
+		}
+		t.in.Inc()
+		t.inBytes.Add(float64(n))
+	}
+}
+
+// run sends what is queued for the destination, until it has been idle for
+// long, or ctx ends and nothing is left.
+func (d *destination) run(ctx context.Context) {
+	idle := time.NewTimer(idleAfter)
+	defer idle.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			d.flush(ctx)
+			return
+		case <-d.wake:
+			d.flush(ctx)
+			idle.Reset(idleAfter)
+		case <-idle.C:
+			if d.retire() {
+				return
+			}
+			idle.Reset(idleAfter)
+		}
+	}
+}
+
+// retire forgets the destination, unless something is queued.
+func (d *destination) retire() bool {
+	t := d.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.queued > 0 {
+		return false
+	}
+	t.sequence = max(t.sequence, d.encoder.Sequence())
+	delete(t.to, d.name)
+	return true
+}
+
+// flush sends whatever is queued, at once. What is queued meanwhile is packed
+// together next time: so batches are as large as the network is slow.
+func (d *destination) flush(ctx context.Context) {
+	d.mu.Lock()
+	beats, replies := d.beats, d.replies
+	d.beats, d.replies, d.queued = nil, nil, 0
+	d.mu.Unlock()
+	if len(beats)+len(replies) == 0 {
+		return
+	}
+	t := d.t
+	if !d.resolve(ctx) {
+		t.drops.WithLabelValues("out", "address").Add(float64(len(beats) + len(replies)))
+		return
+	}
+	write := func(datagram []byte) {
+		if _, err := t.cfg.Conn.WriteTo(datagram, d.addr); err != nil {
+			t.dropped("out", "error")
+			return
+		}
+		t.out.Inc()
+		t.outBytes.Add(float64(len(datagram)))
+	}
+	table := t.table.Load()
+	err := d.encoder.Beats(beats, table, write)
+	if err = cmp.Or(err, d.encoder.Replies(replies, table, write)); err != nil {
+		t.dropped("out", "page")
+		t.cfg.Log.Error().Err(err).Msg("a message cannot be sent: a defect")
+	}
+}
+
+// resolve makes sure that the address is known. An old one is better than none.
+func (d *destination) resolve(ctx context.Context) bool {
+	now := time.Now()
+	if now.Before(d.resolved) {
+		return d.addr != nil
+	}
+	addr, err := d.t.lookup(ctx, d.name)
+	if err == nil && !d.t.keys.Signed() {
+		if udp, ok := addr.(*net.UDPAddr); ok && !udp.IP.IsLoopback() {
+			addr, d.addr = nil, nil
+			err = fmt.Errorf("without a cluster secret nothing is sent to %s", udp)
+		}
+	}
+	if err != nil {
+		d.t.cfg.Log.Warn().Err(err).Str("to", d.name).Msg("the address for heartbeats is not known")
+		d.resolved = time.Now().Add(resolvePause)
+		return d.addr != nil
+	}
+	d.addr, d.resolved = addr, now.Add(resolveEvery)
+	return true
+}
+
+func (t *Transport) lookup(ctx context.Context, name string) (net.Addr, error) {
+	if t.cfg.Resolve != nil {
+		return t.cfg.Resolve(name)
+	}
+	if ap, err := netip.ParseAddrPort(name); err == nil {
+		return net.UDPAddrFromAddrPort(ap), nil
+	}
+	host, service, err := net.SplitHostPort(name)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	port, err := net.DefaultResolver.LookupPort(ctx, "udp", service)
+	if err != nil {
+		return nil, err
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	ip := ips[0]
+	for _, other := range ips { // most networks of containers have this alone
+		if other.Unmap().Is4() {
+			ip = other
+			break
+		}
+	}
+	return net.UDPAddrFromAddrPort(netip.AddrPortFrom(ip.Unmap(), uint16(port))), nil
+}

@@ -1,0 +1,452 @@
+package heartbeat_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"headcount/presence"
+	"headcount/presence/cluster/seal"
+	. "headcount/presence/heartbeat"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// network is datagrams in memory: what does not fit is lost.
+type network struct {
+	mu    sync.Mutex
+	conns map[string]*conn
+	lose  func(to string, p []byte) bool // under mu
+}
+
+type conn struct {
+	net    *network
+	addr   addr
+	in     chan []byte
+	closed chan struct{}
+	stuck  chan struct{} // when not nil, writes wait for it
+	once   sync.Once
+}
+
+type addr string
+
+func (a addr) Network() string { return "memory" }
+func (a addr) String() string  { return string(a) }
+
+func (n *network) listen(name string) *conn {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.conns == nil {
+		n.conns = map[string]*conn{}
+	}
+	c := &conn{net: n, addr: addr(name), in: make(chan []byte, 4096), closed: make(chan struct{})}
+	n.conns[name] = c
+	return c
+}
+
+func (n *network) put(to string, p []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c := n.conns[to]; c != nil && (n.lose == nil || !n.lose(to, p)) {
+		select {
+		case c.in <- append([]byte(nil), p...):
+		default:
+		}
+	}
+}
+
+func (c *conn) ReadFrom(p []byte) (int, net.Addr, error) {
+	select {
+	case d := <-c.in:
+		return copy(p, d), addr(""), nil
+	case <-c.closed:
+		return 0, nil, net.ErrClosed
+	}
+}
+
+func (c *conn) WriteTo(p []byte, to net.Addr) (int, error) {
+	if c.stuck != nil {
+		select {
+		case <-c.stuck:
+		case <-c.closed:
+			return 0, net.ErrClosed
+		}
+	}
+	c.net.put(to.String(), p)
+	return len(p), nil
+}
+
+func (c *conn) Close() error                     { c.once.Do(func() { close(c.closed) }); return nil }
+func (c *conn) LocalAddr() net.Addr              { return c.addr }
+func (c *conn) SetDeadline(time.Time) error      { return nil }
+func (c *conn) SetReadDeadline(time.Time) error  { return nil }
+func (c *conn) SetWriteDeadline(time.Time) error { return nil }
+
+func toAddr(name string) (net.Addr, error) { return addr(name), nil }
+
+var secret = [][]byte{[]byte("secret")}
+
+// start runs a transport until the test ends, or stop is called.
+func start(t testing.TB, cfg Config) (tr *Transport, stop func()) {
+	t.Helper()
+	tr, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- tr.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return tr, stop
+}
+
+// metric returns the value of tr's metric of that name and labels, "in old".
+func metric(t testing.TB, tr *Transport, name, labels string) float64 {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	for _, c := range tr.Collectors() {
+		reg.MustRegister(c)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			if f.GetName() == "headcount_"+name && strings.Join(values, " ") == labels {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func beatOf(name string, partition int, users ...presence.User) *Beat {
+	return &Beat{Source: Source{Gateway: name, Incarnation: 1}, Partition: partition, Alive: users}
+}
+
+func TestMessagesArrive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		beats, replies := make(chan *Beat, 10), make(chan *Reply, 10)
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: func(r *Reply) { replies <- r }})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolve: toAddr, OnBeat: func(b *Beat) { beats <- b }})
+		synctest.Wait()
+		began := time.Now()
+		op := Op{Kind: Join, User: 3, Page: "home"}
+		gw.SendBeat("nd:1", &Beat{Source: Source{Gateway: "gw:1", Incarnation: 1}, Partition: 3, Stream: 1, First: 1, Ops: []Op{op}})
+		if b := <-beats; b.Source.Gateway != "gw:1" || b.Partition != 3 || len(b.Ops) != 1 || b.Ops[0] != op {
+			t.Errorf("%+v", b)
+		}
+		nd.SendReply("gw:1", &Reply{Partition: 3, Stream: 1, Acked: 1})
+		if r := <-replies; r.Acked != 1 {
+			t.Errorf("%+v", r)
+		}
+		if d := time.Since(began); d != 0 {
+			t.Errorf("it took %s: something waits for no reason", d)
+		}
+		gw.SendBeat("gw:1", beatOf("gw:1", 1, 1)) // nobody listens; it must not come here as a datagram
+		synctest.Wait()
+		if got := metric(t, gw, "datagrams_total", "out"); got != 1 {
+			t.Errorf("%v datagrams from the gateway", got)
+		}
+	})
+}
+
+// TestMessagesArePackedWhileTheNetworkIsSlow: what is queued meanwhile goes
+// together, what is beyond the bound is dropped and counted.
+func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		slow := n.listen("gw:1")
+		slow.stuck = make(chan struct{})
+		users := 0
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(b *Beat) { users += len(b.Alive) }})
+		gw, _ := start(t, Config{Conn: slow, Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		synctest.Wait()
+		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+		synctest.Wait() // it is stuck
+		for range 1000 {
+			gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+		}
+		close(slow.stuck)
+		synctest.Wait()
+		if users != 1001 {
+			t.Errorf("%d users of 1001", users)
+		}
+		if got := metric(t, nd, "datagrams_total", "in"); got > 10 {
+			t.Errorf("1001 messages of 8 bytes came in %v datagrams", got)
+		}
+		slow.stuck = make(chan struct{})
+		many := make([]presence.User, 1<<16)
+		for range 20 {
+			gw.SendBeat("nd:1", beatOf("gw:1", 0, many...))
+			synctest.Wait()
+		}
+		if got := metric(t, gw, "datagrams_dropped_total", "out queue"); got == 0 || got > 12 {
+			t.Errorf("%v messages were dropped", got)
+		}
+		close(slow.stuck)
+		synctest.Wait()
+	})
+}
+
+func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		got := 0
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(*Beat) { got++ }})
+		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		synctest.Wait()
+		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+		stop()
+		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+		synctest.Wait()
+		stopNode()
+		if got != 1 {
+			t.Errorf("%d beats arrived", got)
+		}
+		if n := metric(t, gw, "datagrams_dropped_total", "out closed"); n != 1 {
+			t.Errorf("%v dropped after the end", n)
+		}
+	})
+}
+
+// TestIdleDestinationGoesOn: one that was forgotten is not taken for a replay.
+func TestIdleDestinationGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		got := 0
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Window: time.Hour, Resolve: toAddr, OnBeat: func(*Beat) { got++ }})
+		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		synctest.Wait()
+		before := runtime.NumGoroutine()
+		for range 5 {
+			gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+			gw.SendBeat("nd:2", beatOf("gw:1", 1, 1))
+			synctest.Wait()
+			time.Sleep(5 * time.Minute)
+		}
+		if now := runtime.NumGoroutine(); now > before {
+			t.Errorf("%d goroutines became %d", before, now)
+		}
+		stop()
+		stopNode()
+		if got != 5 {
+			t.Errorf("%d beats of 5", got)
+		}
+	})
+}
+
+func TestDropsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		got := 0
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(*Beat) { got++ }})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: func(name string) (net.Addr, error) {
+			if name == "nowhere:1" {
+				return nil, errors.New("no such host")
+			}
+			return addr(name), nil
+		}})
+		stranger, _ := start(t, Config{Conn: n.listen("bad:1"), Keys: [][]byte{[]byte("guess")}, Name: "bad:1", Incarnation: 1, Resolve: toAddr})
+		var copies [][]byte
+		n.lose = func(_ string, p []byte) bool { copies = append(copies, append([]byte(nil), p...)); return false }
+		synctest.Wait()
+		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+		synctest.Wait()
+		good := copies[0]
+		n.put("nd:1", good)
+		n.put("nd:1", append([]byte(nil), good[:40]...))
+		n.put("nd:1", make([]byte, 3000))
+		forged := append([]byte(nil), good...)
+		forged[60]++
+		n.put("nd:1", forged)
+		stranger.SendBeat("nd:1", beatOf("bad:1", 1, 1))
+		gw.SendBeat("nowhere:1", beatOf("gw:1", 1, 1))
+		gw.SendBeat("nd:1", beatOf("another:1", 1, 1))
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		n.put("nd:1", good)
+		synctest.Wait()
+		for reason, want := range map[string]float64{"replayed": 1, "truncated": 1, "oversized": 1, "forged": 1, "key": 1, "old": 1} {
+			if got := metric(t, nd, "datagrams_dropped_total", "in "+reason); got != want {
+				t.Errorf("%v dropped as %s, want %v", got, reason, want)
+			}
+		}
+		for reason, want := range map[string]float64{"address": 1, "source": 1} {
+			if got := metric(t, gw, "datagrams_dropped_total", "out "+reason); got != want {
+				t.Errorf("%v dropped for %s, want %v", got, reason, want)
+			}
+		}
+		if got != 1 {
+			t.Errorf("%d beats taken", got)
+		}
+	})
+}
+
+func TestAnotherTableIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		var heard []string
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnTable: func(from string, hash uint64) {
+			heard = append(heard, fmt.Sprint(from, " ", hash))
+		}})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		nd.SetTable(5)
+		for _, hash := range []uint64{0, 5, 6} {
+			gw.SetTable(hash)
+			synctest.Wait()
+			gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+			synctest.Wait()
+		}
+		if len(heard) != 1 || heard[0] != "gw:1 6" {
+			t.Errorf("%q", heard)
+		}
+	})
+}
+
+// TestNewRefusesWhatCannotWork: above all, sending without a signature where others listen.
+func TestNewRefusesWhatCannotWork(t *testing.T) {
+	udp, err := net.ListenPacket("udp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	var n network
+	for name, cfg := range map[string]Config{
+		"no connection":               {Name: "a:1"},
+		"no name":                     {Conn: n.listen("a:1")},
+		"long name":                   {Conn: n.listen("a:1"), Name: strings.Repeat("a", MaxName+1)},
+		"empty secret":                {Conn: n.listen("a:1"), Name: "a:1", Keys: [][]byte{{}}},
+		"open to all without secrets": {Conn: udp, Name: "a:1"},
+		"short window":                {Conn: n.listen("a:1"), Name: "a:1", Window: time.Millisecond},
+		"partitions":                  {Conn: n.listen("a:1"), Name: "a:1", Partitions: -1},
+	} {
+		if _, err := New(cfg); !errors.Is(err, seal.ErrConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestConnectionThatBreaksEndsRun(t *testing.T) {
+	var n network
+	c := n.listen("a:1")
+	tr, err := New(Config{Conn: c, Name: "a:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if err := tr.Run(t.Context()); !errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
+func loopback(t testing.TB) net.PacketConn {
+	t.Helper()
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestOverUDP(t *testing.T) {
+	for name, secrets := range map[string][][]byte{"signed": secret, "not signed": nil} {
+		t.Run(name, func(t *testing.T) {
+			a, b := loopback(t), loopback(t)
+			replies := make(chan *Reply, 1)
+			var nd *Transport
+			ready := make(chan struct{})
+			nd, _ = start(t, Config{Conn: b, Keys: secrets, Name: b.LocalAddr().String(), Incarnation: 2, OnBeat: func(m *Beat) {
+				<-ready
+				nd.SendReply(m.Source.Gateway, &Reply{Partition: m.Partition, Unknown: m.Alive})
+			}})
+			close(ready)
+			gw, _ := start(t, Config{Conn: a, Keys: secrets, Name: a.LocalAddr().String(), Incarnation: 1, OnReply: func(r *Reply) {
+				select {
+				case replies <- r:
+				default:
+				}
+			}})
+			again := time.NewTicker(20 * time.Millisecond)
+			defer again.Stop()
+			giveUp := time.After(10 * time.Second)
+			for {
+				gw.SendBeat(b.LocalAddr().String(), beatOf(a.LocalAddr().String(), 1, 1, 1+271))
+				select {
+				case r := <-replies:
+					if len(r.Unknown) != 2 || r.Partition != 1 {
+						t.Errorf("%+v", r)
+					}
+					return
+				case <-again.C:
+				case <-giveUp:
+					t.Fatal("no answer")
+				}
+			}
+		})
+	}
+}
+
+func TestNamesAreResolved(t *testing.T) {
+	a, b := loopback(t), loopback(t)
+	_, port, _ := net.SplitHostPort(b.LocalAddr().String())
+	got := make(chan *Beat, 100)
+	start(t, Config{Conn: b, Name: "localhost:" + port, OnBeat: func(m *Beat) { got <- m }})
+	gw, _ := start(t, Config{Conn: a, Name: "a:1", Incarnation: 1})
+	for range 200 {
+		gw.SendBeat("localhost:"+port, beatOf("a:1", 1, 1))
+		select {
+		case <-got:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	t.Fatal("nothing came")
+}
+
+// BenchmarkTransport counts heartbeats from SendBeat to OnBeat over loopback,
+// both ends in this process.
+func BenchmarkTransport(b *testing.B) {
+	from, to := loopback(b), loopback(b)
+	var got atomic.Int64
+	_, stopNode := start(b, Config{Conn: to, Keys: secret, Name: to.LocalAddr().String(), OnBeat: func(m *Beat) { got.Add(int64(len(m.Alive))) }})
+	gw, stop := start(b, Config{Conn: from, Keys: secret, Name: from.LocalAddr().String(), Incarnation: 1})
+	users := make([]presence.User, 1024)
+	sent := 0
+	for b.Loop() {
+		gw.SendBeat(to.LocalAddr().String(), beatOf(from.LocalAddr().String(), 0, users...))
+		sent += len(users)
+		for int64(sent)-got.Load() > 1<<14 { // lost ones would keep it from going on
+			time.Sleep(50 * time.Microsecond)
+			if int64(sent)-got.Load() > 1<<14 {
+				sent = int(got.Load())
+			}
+		}
+	}
+	b.ReportMetric(float64(got.Load())/b.Elapsed().Seconds()/1e6, "Mbeats/s")
+	stop()
+	stopNode()
+}

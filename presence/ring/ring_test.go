@@ -1,0 +1,189 @@
+package ring_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/ring"
+)
+
+const (
+	partitions = presence.DefaultPartitions
+	buckets    = presence.DefaultBuckets
+)
+
+func table(t rapid.TB, nodes, dispatchers []string) *ring.Table {
+	t.Helper()
+	tab, err := ring.New(nodes, dispatchers, partitions, buckets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tab
+}
+
+func names(n int) []string {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf("10.0.%d.%d:7946", i/250, i%250+1))
+	}
+	return list
+}
+
+func TestEmptyRingOwnsNothing(t *testing.T) {
+	tab := table(t, nil, nil)
+	if n, ok := tab.Node(0); ok {
+		t.Errorf("%q owns a partition of nobody's", n)
+	}
+	if n, ok := tab.Dispatcher(0); ok {
+		t.Errorf("%q owns a bucket of nobody's", n)
+	}
+	if got := tab.PartitionsOf("a:1"); len(got) != 0 {
+		t.Errorf("partitions %v of one who is not there", got)
+	}
+	if tab.Hash() == 0 || tab.Hash() == table(t, []string{"a:1"}, nil).Hash() {
+		t.Error("the empty ring's hash is that of another, or none")
+	}
+}
+
+func TestNewRefusesWhatCannotWork(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nodes               []string
+		partitions, buckets int
+		want                error
+	}{
+		"one":                   {[]string{"a:1"}, 271, 64, nil},
+		"one partition":         {[]string{"a:1", "b:1", "c:1"}, 1, 1, nil},
+		"no partitions":         {[]string{"a:1"}, 0, 64, ring.ErrConfig},
+		"no buckets":            {[]string{"a:1"}, 271, 0, ring.ErrConfig},
+		"fewer than none":       {[]string{"a:1"}, -1, 64, ring.ErrConfig},
+		"a member with no name": {[]string{"a:1", ""}, 271, 64, ring.ErrConfig},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := ring.New(tc.nodes, nil, tc.partitions, tc.buckets); !errors.Is(err, tc.want) {
+				t.Fatalf("got %v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestOutOfRangeIsNobodys(t *testing.T) {
+	tab := table(t, []string{"a:1"}, []string{"a:1"})
+	for _, i := range []int{-1, partitions, math.MaxInt} {
+		if n, ok := tab.Node(i); ok {
+			t.Errorf("partition %d is %q's", i, n)
+		}
+	}
+}
+
+// TestSameMembersSameTable: order and duplicates make no difference, and every
+// part has exactly one owner.
+func TestSameMembersSameTable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		gen := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z]{1,12}:[0-9]{2,5}`), 1, 20, rapid.ID[string])
+		nodes, dispatchers := gen.Draw(t, "nodes"), gen.Draw(t, "dispatchers")
+		p, b := rapid.IntRange(1, 500).Draw(t, "partitions"), rapid.IntRange(1, 100).Draw(t, "buckets")
+		one, err := ring.New(nodes, dispatchers, p, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := append(rapid.Permutation(nodes).Draw(t, "order"), rapid.SampledFrom(nodes).Draw(t, "twice"))
+		two, err := ring.New(again, rapid.Permutation(dispatchers).Draw(t, "other order"), p, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if one.Hash() != two.Hash() {
+			t.Fatal("the same members have another hash")
+		}
+		owned := 0
+		for _, n := range nodes {
+			owned += len(one.PartitionsOf(n))
+			for _, i := range one.PartitionsOf(n) {
+				if o, ok := two.Node(i); !ok || o != n {
+					t.Fatalf("partition %d: %q here, %q there", i, n, o)
+				}
+			}
+			if most := int(math.Ceil(float64(p) / float64(len(nodes)) * 1.25)); len(one.PartitionsOf(n)) > most {
+				t.Fatalf("%q has %d partitions, the bound is %d", n, len(one.PartitionsOf(n)), most)
+			}
+		}
+		if owned != p {
+			t.Fatalf("%d of %d partitions are owned", owned, p)
+		}
+		owned = 0
+		for _, d := range dispatchers {
+			owned += len(one.BucketsOf(d))
+		}
+		if owned != b {
+			t.Fatalf("%d of %d buckets are owned", owned, b)
+		}
+	})
+}
+
+func TestAnotherMemberAnotherHash(t *testing.T) {
+	seen := map[uint64]string{}
+	for i := range 15 {
+		for j := range 3 {
+			h := table(t, names(i), names(j)).Hash()
+			if before, ok := seen[h]; ok {
+				t.Fatalf("%d nodes and %d dispatchers have the hash of %s", i, j, before)
+			}
+			seen[h] = fmt.Sprintf("%d nodes and %d dispatchers", i, j)
+		}
+	}
+}
+
+// TestLosingOneMovesLittle: of ten nodes one leaves. Its own partitions must
+// move; bounded loads make some others move too, about as many as one more
+// node's at most.
+func TestLosingOneMovesLittle(t *testing.T) {
+	var moved, least, most float64 = 0, 2, 0
+	const rings, members = 20, 10
+	for r := range rings {
+		nodes := names((r + 1) * members)[r*members:]
+		before := table(t, nodes, nil)
+		for _, n := range nodes {
+			share := float64(len(before.PartitionsOf(n))) * members / partitions
+			least, most = min(least, share), max(most, share)
+		}
+		gone := nodes[r%members]
+		after := table(t, slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == gone }), nil)
+		changed := 0
+		for i := range partitions {
+			was, _ := before.Node(i)
+			is, _ := after.Node(i)
+			if is == gone {
+				t.Fatalf("partition %d still is of %q", i, gone)
+			}
+			if is != was {
+				changed++
+			}
+		}
+		if limit := partitions / 4; changed > limit {
+			t.Errorf("ring %d: %d partitions moved, more than %d", r, changed, limit)
+		}
+		moved += float64(changed) / partitions / rings
+	}
+	t.Logf("moved %.1f %% in the mean, shares of %.2f to %.2f", 100*moved, least, most)
+	if moved > 0.14 || least < 0.4 || most > 1.26 {
+		t.Errorf("moved %.3f, shares of %.2f to %.2f", moved, least, most)
+	}
+}
+
+func BenchmarkNew(b *testing.B) {
+	for _, n := range []int{3, 10, 100} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			list := names(n)
+			for b.Loop() {
+				if _, err := ring.New(list, list, partitions, buckets); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
