@@ -1,0 +1,343 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// A Checkpoint compares the truth with what everybody sees. Nobody comes or
+// leaves meanwhile. It has two stages:
+//
+//   - quiet: every client that is meant to be there is connected, has joined and
+//     holds a count, and everything that left before must have been noticed by now,
+//     by the contract's own bounds.
+//   - settling: every client's count of every page it holds, and GET
+//     /{page}/counter of every page and of `*` on every gateway, is compared until
+//     all of them equal the truth. What is not equal after 10 s is wrong.
+//
+// When a connection is lost meanwhile, both stages begin again.
+type Checkpoint struct {
+	Name     string  `json:"name"`
+	AtS      float64 `json:"at_s"`      // since the start of the run
+	Users    int     `json:"users"`     // present, in truth
+	Clients  int     `json:"clients"`   // connections that were compared
+	Pages    int     `json:"pages"`     // without `*`
+	Gets     int     `json:"gets"`      // counters that were asked for by HTTP
+	QuietMS  int64   `json:"quiet_ms"`  // the first stage
+	SettleMS int64   `json:"settle_ms"` // the second
+	Wrong    int     `json:"wrong"`
+}
+
+const (
+	settleLimit = 10 * time.Second // the contract's
+	placeLimit  = 90 * time.Second // for all clients to be connected and joined
+	maxRetries  = 5                // checkpoints that a lost connection may spoil in a row
+	pollEvery   = 50 * time.Millisecond
+	getsAtOnce  = 8
+	readyLimit  = 15 * time.Second // for the gateways to be ready at the start
+)
+
+// errSpoilt means that a connection was lost while counts were compared.
+var errSpoilt = errors.New("connections were lost")
+
+// checkpoint runs one; the probes rest meanwhile. Wrong counts are noted, not
+// returned: a run goes on, and may show whether they heal.
+func (c *crowd) checkpoint(ctx context.Context, name string) error {
+	defer c.enterPhase(c.enterPhase("checkpoint " + name))
+	c.probes.gate.Lock()
+	defer c.probes.gate.Unlock()
+	defer c.slowness.Store(c.slowness.Swap(0))
+
+	cp := Checkpoint{Name: name, Users: len(c.truth.users), Pages: len(c.pages)}
+	for try := 0; ; try++ {
+		err := c.compare(ctx, &cp)
+		if errors.Is(err, errSpoilt) && try < maxRetries {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("checkpoint %s: %w", name, err)
+		}
+		cp.AtS = time.Since(c.began).Seconds()
+		c.checks = append(c.checks, cp)
+		return nil
+	}
+}
+
+func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
+	began := time.Now()
+	everyone := c.everyone()
+	before, err := c.awaitQuiet(ctx, everyone)
+	if err != nil {
+		return err
+	}
+	quiet := time.Now()
+	cp.QuietMS = quiet.Sub(began).Milliseconds()
+	cp.Clients = len(everyone)
+
+	gets := c.gets()
+	cp.Gets = len(gets)
+	for {
+		wrong := c.held(everyone)
+		if wrong.n == 0 {
+			gets = c.ask(ctx, gets)
+		}
+		for _, g := range gets {
+			wrong.add("%s", g.answer)
+		}
+		settled := time.Since(quiet)
+		if _, now := c.quiet(); now != before {
+			return errSpoilt
+		}
+		if wrong.n == 0 || settled > c.cfg.settle {
+			cp.SettleMS, cp.Wrong = settled.Milliseconds(), wrong.n
+			c.faults.merge(wrong)
+			return nil
+		}
+		if err := sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// held looks at what every client holds.
+func (c *crowd) held(everyone []*client) *faults {
+	wrong := &faults{}
+	for _, tab := range everyone {
+		placed := tab.look(func(page string, count int64) {
+			if want, ok := c.want(page); ok && count != want {
+				wrong.add("page %q: a client of %s holds %d, true is %d", page, c.gateway(tab.gateway), count, want)
+			}
+		})
+		if !placed {
+			wrong.add("a client of %s is not connected or holds no count", c.gateway(tab.gateway))
+		}
+	}
+	return wrong
+}
+
+// want is the true count of a page; of `*` only when nobody else is on the site.
+func (c *crowd) want(page string) (count int64, ok bool) {
+	if page == wholeSite {
+		return c.baseline + c.truth.count(page), !c.starMoved
+	}
+	return c.truth.count(page), true
+}
+
+// awaitPlaces waits until all tabs are connected, joined, and hold a count.
+func (c *crowd) awaitPlaces(ctx context.Context, tabs []*client) error {
+	for deadline := time.Now().Add(placeLimit); ; {
+		missing := 0
+		for _, tab := range tabs {
+			if !tab.look(nil) {
+				missing++
+			}
+		}
+		if missing == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d clients are not connected and answered after %s; last error: %w",
+				missing, placeLimit, c.lastFailure())
+		}
+		if err := c.hopeless(); err != nil {
+			return err
+		}
+		if err := sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitQuiet waits until the tabs are in their places and everything that left
+// must have been noticed. It returns how many disturbances that was after.
+func (c *crowd) awaitQuiet(ctx context.Context, tabs []*client) (disturbances int, err error) {
+	for {
+		at, disturbances := c.quiet()
+		if err := c.awaitPlaces(ctx, tabs); err != nil {
+			return 0, err
+		}
+		if err := sleep(ctx, time.Until(at)); err != nil {
+			return 0, err
+		}
+		if _, now := c.quiet(); now == disturbances {
+			return disturbances, nil
+		}
+	}
+}
+
+// A get is one counter to ask one gateway for.
+type get struct {
+	gateway, page string
+	answer        string // in words, when it is wrong
+}
+
+func (c *crowd) gets() []get {
+	var gets []get
+	for _, gateway := range c.cfg.URL {
+		gets = append(gets, get{gateway: gateway, page: wholeSite})
+		for _, page := range c.pages {
+			gets = append(gets, get{gateway: gateway, page: page})
+		}
+	}
+	return gets
+}
+
+// ask sends the requests and returns those that were answered wrongly. A gateway
+// that nobody listens at is no witness, unless it is the last.
+func (c *crowd) ask(ctx context.Context, gets []get) (wrong []get) {
+	var mu sync.Mutex
+	down := map[string]bool{}
+	var group errgroup.Group
+	group.SetLimit(getsAtOnce)
+	for _, g := range gets {
+		group.Go(func() error {
+			counter, err := c.get(ctx, g.gateway, g.page)
+			mu.Lock()
+			defer mu.Unlock()
+			want, checked := c.want(g.page)
+			switch {
+			case err != nil && !errors.As(err, new(*refused)):
+				down[g.gateway] = true
+				g.answer = err.Error()
+				wrong = append(wrong, g)
+			case err != nil:
+				g.answer = fmt.Sprintf("page %q: GET from %s: %v", g.page, g.gateway, err)
+				wrong = append(wrong, g)
+			case checked && counter.Count != want:
+				g.answer = fmt.Sprintf("page %q: GET from %s says %d, true is %d", g.page, g.gateway, counter.Count, want)
+				wrong = append(wrong, g)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	if len(down) < len(c.cfg.URL) {
+		wrong = slices.DeleteFunc(wrong, func(g get) bool { return down[g.gateway] })
+	}
+	return wrong
+}
+
+// A counter is what GET /{page}/counter answers.
+type counter struct {
+	Page    string `json:"page"`
+	Count   int64  `json:"count"`
+	Version string `json:"version"`
+}
+
+func (c *crowd) get(ctx context.Context, gateway, page string) (counter, error) {
+	path := wholeSite
+	if page != wholeSite {
+		path = url.PathEscape(page)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, gateway+"/"+path+"/counter", nil)
+	if err != nil {
+		return counter{}, fmt.Errorf("get %q: %w", page, err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return counter{}, fmt.Errorf("get %q: %w", page, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return counter{}, fmt.Errorf("get %q: %w", page, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return counter{}, &refused{status: resp.StatusCode, body: fmt.Sprintf("%.200s", body)}
+	}
+	var got counter
+	if err := json.Unmarshal(body, &got); err != nil || got.Page != page {
+		return counter{}, &refused{status: resp.StatusCode, body: fmt.Sprintf("is no counter of the page: %.200s", body)}
+	}
+	return got, nil
+}
+
+// awaitGateways waits until every gateway answers for `*`.
+func (c *crowd) awaitGateways(ctx context.Context) error {
+	deadline := time.Now().Add(readyLimit)
+	for _, gateway := range c.cfg.URL {
+		for {
+			_, err := c.get(ctx, gateway, wholeSite)
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s is not ready after %s: %w", gateway, readyLimit, err)
+			}
+			if err := sleep(ctx, 5*pollEvery); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readBaseline reads `*` before anybody has come. When it is not 0 it may be
+// about to fall, because an earlier run has just left; when it keeps moving,
+// others are on the site.
+func (c *crowd) readBaseline(ctx context.Context) error {
+	still := c.cfg.LeaveGrace + time.Second
+	since, limit := time.Now(), time.Now().Add(c.ghostBound()+still)
+	for first := true; ; first = false {
+		got, err := c.get(ctx, c.cfg.URL[0], wholeSite)
+		if err != nil {
+			return fmt.Errorf("read the baseline of *: %w", err)
+		}
+		if first || got.Count != c.baseline {
+			c.baseline, since = got.Count, time.Now()
+		}
+		if c.baseline == 0 || time.Since(since) > still {
+			return nil
+		}
+		if time.Now().After(limit) {
+			c.starMoved = true
+			return nil
+		}
+		if err := sleep(ctx, 2*pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// expectEmpty waits until nobody is on the run's pages. Pages of a log are not
+// the run's own, so visitors of theirs would make every count look wrong.
+func (c *crowd) expectEmpty(ctx context.Context) error {
+	gets := c.gets()
+	for deadline := time.Now().Add(c.ghostBound()); ; {
+		gets = slices.DeleteFunc(c.ask(ctx, gets), func(g get) bool { return g.page == wholeSite })
+		if len(gets) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d of the pages have visitors already: replay to a server of its own; first: %s", len(gets), gets[0].answer)
+		}
+		if err := sleep(ctx, 5*pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// sleep reports an error when the context ended first.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+}

@@ -1,0 +1,432 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// A crowd is all clients of a run and the truth about them. The goroutine that
+// runs a plan drives it; the clients' goroutines only report to it.
+type crowd struct {
+	cfg   *Command
+	rng   *rand.Rand // the driver's
+	truth *truth     // the driver's
+	pages []string   // that the run may use and the server must accept
+	limit int        // of clients at once, those that are closing included
+	name  string     // of this run: prefix of its pages and token subjects
+	began time.Time
+
+	stats     stats
+	faults    faults
+	server    *processes
+	http      *http.Client
+	dialing   chan struct{} // one value per handshake under way
+	heartbeat atomic.Int64  // heartbeat_ms, from welcome
+	phase     atomic.Pointer[string]
+	slowness  atomic.Int64 // how long a slow client rests after a message, nanoseconds
+
+	baseline   int64 // of `*`, before the run
+	starMoved  bool  // others are on the site too: `*` is not checked
+	users      int   // made so far
+	watchers   []*client
+	checks     []Checkpoint
+	probes     probes
+	background sync.WaitGroup // watchdog
+	stop       chan struct{}  // closed to end it
+
+	clients struct {
+		sync.Mutex
+		live map[*client]struct{} // until run has returned
+		made uint64
+		wait sync.WaitGroup
+	}
+
+	// ended is what leaves and losses left behind. Its lock is the innermost.
+	ended struct {
+		sync.Mutex
+		quietAt      time.Time // when the server must have noticed all of them
+		disturbances int
+		failure      error
+		graves       []grave
+	}
+}
+
+// A grave is the socket of a client that vanished, open until nobody can care.
+type grave struct {
+	link *link
+	open time.Time
+}
+
+const (
+	maxDials    = 256 // handshakes at once; more wait
+	maxGraves   = 512 // vanished sockets at once; more: the oldest is closed
+	silentExtra = 2 * time.Second
+	orphanExtra = 3 * time.Second
+	watchPages  = 99 // pages of one watcher, with `*` the 100 that a connection may have
+)
+
+func newCrowd(cfg *Command, p plan, server *processes) *crowd {
+	c := &crowd{
+		cfg:     cfg,
+		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
+		truth:   newTruth(),
+		pages:   p.pages,
+		limit:   p.clients,
+		name:    p.name,
+		server:  server,
+		began:   time.Now(),
+		http:    &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: getsAtOnce}},
+		dialing: make(chan struct{}, maxDials),
+		stop:    make(chan struct{}),
+	}
+	c.clients.live = map[*client]struct{}{}
+	c.heartbeat.Store(15_000)
+	c.enterPhase("connecting")
+	return c
+}
+
+// runName tells runs on the same server apart.
+func runName(seed uint64) string {
+	return "sim-" + strconv.FormatUint(seed, 36) + "-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+}
+
+// open waits for the gateways, starts the watchdog and the watchers, and reads
+// the baseline.
+func (c *crowd) open(ctx context.Context) error {
+	if err := c.awaitGateways(ctx); err != nil {
+		return err
+	}
+	c.background.Go(c.watchdog)
+	for batch := range slices.Chunk(c.pages, watchPages) {
+		for gateway := range c.cfg.URL {
+			c.watchers = append(c.watchers, c.watch(ctx, gateway, append(slices.Clone(batch), wholeSite)))
+		}
+	}
+	if err := c.awaitPlaces(ctx, c.watchers); err != nil {
+		return err
+	}
+	return c.readBaseline(ctx)
+}
+
+// watch adds a client that is nowhere and subscribes to pages.
+func (c *crowd) watch(ctx context.Context, gateway int, pages []string) *client {
+	return c.start(ctx, &client{user: c.newUser(), watched: holdings(pages)}, gateway)
+}
+
+func holdings(pages []string) []holding {
+	hs := make([]holding, len(pages))
+	for i, page := range pages {
+		hs[i].page = page
+	}
+	return hs
+}
+
+// enter opens a tab of u on the page; every 16th tab watches `*` as well. While
+// there is slowness every tenth tab is slow, and watches many pages.
+func (c *crowd) enter(ctx context.Context, u *user, page string) (*client, error) {
+	if err := c.makeRoom(ctx); err != nil {
+		return nil, err
+	}
+	tab := &client{user: u, joined: joining(page)}
+	if c.clients.made%16 == 0 {
+		tab.watched = []holding{{page: wholeSite}}
+	}
+	if c.slowness.Load() > 0 && c.clients.made%slowEvery == 0 {
+		tab.slow, tab.watched = true, holdings(c.pages[:min(len(c.pages), watchPages)])
+	}
+	c.truth.enter(u, page)
+	return c.start(ctx, tab, int(c.clients.made)%len(c.cfg.URL)), nil
+}
+
+// move takes a tab to another page.
+func (c *crowd) move(tab *client, page string) {
+	c.truth.exit(tab.user, tab.joined.page)
+	c.truth.enter(tab.user, page)
+	tab.move(page)
+}
+
+// leave ends a tab.
+func (c *crowd) leave(tab *client, how exit) {
+	c.truth.exit(tab.user, tab.joined.page)
+	tab.leave(how)
+}
+
+func (c *crowd) newUser() *user {
+	c.users++
+	return newUser(c.name + "-u" + strconv.Itoa(c.users))
+}
+
+// start runs a client, first on the gateway.
+func (c *crowd) start(ctx context.Context, tab *client, gateway int) *client {
+	tab.crowd, tab.done = c, make(chan struct{})
+	tab.user.add(tab)
+	c.clients.Lock()
+	defer c.clients.Unlock()
+	c.clients.made++
+	tab.number, tab.gateway = c.clients.made, gateway
+	c.clients.live[tab] = struct{}{}
+	c.clients.wait.Go(func() { tab.run(ctx) })
+	return tab
+}
+
+// forget is the last thing a client's goroutine does.
+func (c *crowd) forget(tab *client) {
+	tab.user.remove(tab)
+	c.clients.Lock()
+	defer c.clients.Unlock()
+	delete(c.clients.live, tab)
+}
+
+// makeRoom waits until one more client may be started: what leaves takes a moment
+// to close, and a fast run would pile up sockets.
+func (c *crowd) makeRoom(ctx context.Context) error {
+	for {
+		c.clients.Lock()
+		n := len(c.clients.live)
+		c.clients.Unlock()
+		if n < c.limit {
+			return ctx.Err()
+		}
+		if err := sleep(ctx, pollEvery/5); err != nil {
+			return err
+		}
+	}
+}
+
+// everyone returns the clients that are meant to be there.
+func (c *crowd) everyone() []*client {
+	c.clients.Lock()
+	defer c.clients.Unlock()
+	return slices.DeleteFunc(slices.Collect(maps.Keys(c.clients.live)), (*client).left)
+}
+
+// close ends everything that open and the driver started, and waits for it.
+func (c *crowd) close() {
+	for _, tab := range c.everyone() {
+		tab.leave(closesFrame)
+	}
+	if !waitFor(&c.clients.wait, closeTimeout/2) {
+		c.clients.Lock()
+		left := slices.Collect(maps.Keys(c.clients.live))
+		c.clients.Unlock()
+		for _, tab := range left {
+			tab.closeNow()
+		}
+		c.clients.wait.Wait()
+	}
+	close(c.stop)
+	c.background.Wait()
+	c.closeGraves(time.Now().Add(time.Hour))
+	c.http.CloseIdleConnections()
+}
+
+// waitFor reports whether the group ended in time; the goroutine that waits ends
+// with the group, which the caller sees to.
+func waitFor(group *sync.WaitGroup, limit time.Duration) bool {
+	done := make(chan struct{})
+	go func() { group.Wait(); close(done) }()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// watchdog once a second looks for connections that are dead without knowing,
+// closes old graves, and looks at the server's memory.
+func (c *crowd) watchdog() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case now := <-tick.C:
+			ask := c.heartbeatInterval() + time.Second
+			for _, tab := range c.everyone() {
+				tab.cut(now, ask, ask+c.cfg.PongTimeout)
+			}
+			c.closeGraves(now)
+			c.server.sample()
+		}
+	}
+}
+
+// bury keeps the socket of a vanished client open until the server must have
+// given up on it.
+func (c *crowd) bury(l *link, bound time.Duration) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	if len(c.ended.graves) == maxGraves {
+		_ = c.ended.graves[0].link.conn.Close()
+		c.ended.graves = c.ended.graves[1:]
+	}
+	c.ended.graves = append(c.ended.graves, grave{l, time.Now().Add(bound)})
+}
+
+func (c *crowd) closeGraves(now time.Time) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	c.ended.graves = slices.DeleteFunc(c.ended.graves, func(g grave) bool {
+		if now.Before(g.open) {
+			return false
+		}
+		_ = g.link.conn.Close()
+		return true
+	})
+}
+
+// disturb notes that counts may move for another d: somebody left, or has to come
+// back. Checkpoints wait for it.
+func (c *crowd) disturb(d time.Duration) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	c.ended.disturbances++
+	if at := time.Now().Add(d); at.After(c.ended.quietAt) {
+		c.ended.quietAt = at
+	}
+}
+
+// quiet returns when the last disturbance is over, and how many there were.
+func (c *crowd) quiet() (at time.Time, disturbances int) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	return c.ended.quietAt, c.ended.disturbances
+}
+
+// dropped notes a connection that was lost by no wish of ours. When its gateway
+// died, the user's old presence lasts until the presence node misses it.
+func (c *crowd) dropped() {
+	c.stats.drops.Add(1)
+	c.disturb(max(c.cfg.PresenceTimeout+orphanExtra, c.cfg.LeaveGrace))
+}
+
+// ghostBound is how long a silent connection may be counted.
+func (c *crowd) ghostBound() time.Duration {
+	return c.heartbeatInterval() + c.cfg.PongTimeout + c.cfg.LeaveGrace + silentExtra
+}
+
+func (c *crowd) heartbeatInterval() time.Duration {
+	return time.Duration(c.heartbeat.Load()) * time.Millisecond
+}
+
+// failed notes why a connection came to nothing or was lost.
+func (c *crowd) failed(err error) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	c.ended.failure = err
+}
+
+// lastFailure is the newest of them, never nil.
+func (c *crowd) lastFailure() error {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	return cmp.Or(c.ended.failure, errNone)
+}
+
+var errNone = errors.New("none")
+
+// hopeless returns an error when no connection ever came about and none will.
+func (c *crowd) hopeless() error {
+	var no *refused
+	if c.stats.connects.Load() > 0 || !errors.As(c.lastFailure(), &no) {
+		return nil
+	}
+	switch no.status {
+	case http.StatusUnauthorized:
+		return fmt.Errorf("the server wants tokens: give --jwt-secret the secret it was started with: %w", no)
+	case http.StatusForbidden, http.StatusNotFound, http.StatusUpgradeRequired:
+		return fmt.Errorf("no WebSocket to be had: give --url the address of a gateway: %w", no)
+	}
+	return nil
+}
+
+// wrong notes that the server broke its contract.
+func (c *crowd) wrong(format string, args ...any) { c.faults.add(format, args...) }
+
+// learn takes over heartbeat_ms. An hour is the most that is believed.
+func (c *crowd) learn(ms int64) {
+	if ms <= 0 || ms > time.Hour.Milliseconds() {
+		c.wrong("heartbeat_ms is %d", ms)
+		return
+	}
+	c.heartbeat.Store(ms)
+}
+
+func (c *crowd) gateway(n int) string { return c.cfg.URL[n%len(c.cfg.URL)] }
+
+// dialSlot waits for one of the handshakes that may be under way at once.
+func (c *crowd) dialSlot(ctx context.Context, done <-chan struct{}) (free func(), err error) {
+	select {
+	case c.dialing <- struct{}{}:
+		return func() { <-c.dialing }, nil
+	case <-done:
+		return nil, context.Canceled
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// address says where and with what a tab dials. Half of the tokens go into the
+// URL, as browsers must send them, half into the header.
+func (c *crowd) address(gateway, id string, tab *client) (string, http.Header, error) {
+	address, query := gateway+"/-/ws", url.Values{}
+	header := http.Header{}
+	if c.cfg.JWTSecret != "" {
+		token, err := c.token(tab.user.name)
+		if err != nil {
+			return "", nil, err
+		}
+		if tab.number%2 == 0 {
+			header.Set("Authorization", "Bearer "+token)
+		} else {
+			query.Set("token", token)
+		}
+	} else if id != "" {
+		query.Set("id", id)
+	}
+	if len(query) > 0 {
+		address += "?" + query.Encode()
+	}
+	return address, header, nil
+}
+
+func (c *crowd) token(subject string) (string, error) {
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
+		Subject:   subject,
+		IssuedAt:  jwt.NewNumericDate(time.Now()),
+		ExpiresAt: jwt.NewNumericDate(time.Now().Add(24 * time.Hour)),
+	}).SignedString([]byte(c.cfg.JWTSecret))
+	if err != nil {
+		return "", fmt.Errorf("sign a token: %w", err)
+	}
+	return token, nil
+}
+
+// exitWay draws how a tab leaves; without silent nobody vanishes.
+func (c *crowd) exitWay(silent bool) exit {
+	if c.rng.Float64() >= c.cfg.KillFraction {
+		return []exit{leaveFrame, closesFrame}[c.rng.IntN(2)]
+	}
+	way := []exit{endsSocket, resetSocket, vanishes}[c.rng.IntN(3)]
+	if way == vanishes && !silent {
+		way = resetSocket
+	}
+	return way
+}

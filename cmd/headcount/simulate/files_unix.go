@@ -1,0 +1,26 @@
+//go:build unix
+
+package simulate
+
+import (
+	"fmt"
+	"syscall"
+)
+
+// enoughFiles raises the limit of open files to the hard limit and refuses a run
+// that needs more.
+func enoughFiles(need int) error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("simulate: read the limit of open files: %w", err)
+	}
+	limit.Cur = limit.Max
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("simulate: raise the limit of open files: %w", err)
+	}
+	if uint64(need) > uint64(limit.Max) {
+		return fmt.Errorf("%w: --users, --tabs: up to %d open files are needed and %d are allowed: lower them or raise `ulimit -Hn`",
+			ErrSettings, need, limit.Max)
+	}
+	return nil
+}
