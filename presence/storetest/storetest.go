@@ -589,9 +589,10 @@ func watch(t *testing.T, s presence.Store) {
 	}
 	for i, want := range []int64{18, 19, 17} {
 		page := fmt.Sprint("p", i)
-		e.until(t, page, func() bool { return e.counts[page].Users == want })
-		if got := count(t, s, page); e.counts[page] != got {
-			t.Errorf("told %+v, read %+v", e.counts[page], got)
+		var told presence.Count
+		e.until(t, page, func() bool { told = e.counts[page]; return told.Users == want })
+		if got := count(t, s, page); told != got {
+			t.Errorf("told %+v, read %+v", told, got)
 		}
 	}
 }
@@ -636,9 +637,10 @@ func quiet(t *testing.T, s presence.Store) {
 		t.Errorf("a write that changes nothing made %+v of %+v", again, first)
 	}
 	w.set("p", 2)
-	e.until(t, "2 on p", func() bool { return e.counts["p"].Users == 2 })
-	if e.told["p"] != 2 {
-		t.Errorf("told %d times of two changes", e.told["p"])
+	told := 0
+	e.until(t, "2 on p", func() bool { told = e.told["p"]; return e.counts["p"].Users == 2 })
+	if told != 2 {
+		t.Errorf("told %d times of two changes", told)
 	}
 }
 

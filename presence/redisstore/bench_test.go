@@ -1,0 +1,180 @@
+package redisstore_test
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/redisstore"
+	"headcount/presence/redistest"
+)
+
+// crowd makes the changes of n users who come one after the other, as the node
+// would write them: one change a partition, with the site's total.
+type crowd struct {
+	claims []presence.Claim
+	seq    uint64
+	next   uint64
+	users  []map[string]int64 // by partition: page -> users
+}
+
+func newCrowd(b *testing.B, s *redisstore.Store) *crowd {
+	c := &crowd{claims: start(b, s).claims, seq: 10}
+	for range c.claims {
+		c.users = append(c.users, map[string]int64{})
+	}
+	return c
+}
+
+func (c *crowd) come(n int, page func(user uint64) string) []presence.Change {
+	c.seq++
+	changes := make([]presence.Change, len(c.claims))
+	touched := make([]map[string]struct{}, len(c.claims))
+	for range n {
+		c.next++
+		u := presence.User(c.next * 0x9E3779B97F4A7C15)
+		p := u.Partition(presence.DefaultPartitions)
+		name := page(c.next)
+		changes[p].Members = append(changes[p].Members, presence.MemberChange{Member: presence.Member{User: u, Page: name}})
+		if touched[p] == nil {
+			touched[p] = map[string]struct{}{}
+		}
+		for _, name := range []string{name, presence.Site} {
+			c.users[p][name]++
+			touched[p][name] = struct{}{}
+		}
+	}
+	out := changes[:0]
+	for p, ch := range changes {
+		if ch.Members == nil {
+			continue
+		}
+		ch.Claim, ch.Sequence = c.claims[p], c.seq
+		for name := range touched[p] {
+			ch.Counts = append(ch.Counts, presence.PageUsers{Page: name, Users: c.users[p][name]})
+		}
+		out = append(out, ch)
+	}
+	return out
+}
+
+func write(b *testing.B, s *redisstore.Store, changes []presence.Change) {
+	b.Helper()
+	for _, o := range s.Write(b.Context(), changes) {
+		if o.Err != nil {
+			b.Fatal(o.Err)
+		}
+	}
+}
+
+func onPages(n uint64) func(uint64) string {
+	return func(u uint64) string { return "/shop/item/" + strconv.FormatUint(u*2654435761%n, 10) }
+}
+
+func BenchmarkJoins(b *testing.B) {
+	for _, bc := range []struct {
+		pages uint64
+		batch int
+	}{{1, 1}, {1, 2000}, {100, 2000}, {10_000, 2000}} {
+		b.Run(fmt.Sprintf("pages=%d/batch=%d", bc.pages, bc.batch), func(b *testing.B) {
+			s := open(b, redistest.Single(b).URL())
+			c := newCrowd(b, s)
+			joins := 0
+			for b.Loop() {
+				write(b, s, c.come(bc.batch, onPages(bc.pages)))
+				joins += bc.batch
+			}
+			b.ReportMetric(float64(joins)/b.Elapsed().Seconds(), "joins/s")
+		})
+	}
+}
+
+// Five thousand users come to one page at once.
+func BenchmarkArrival(b *testing.B) {
+	server := redistest.Single(b)
+	s := open(b, server.URL())
+	c := newCrowd(b, s)
+	before := stat(b, server, "stats", "total_commands_processed")
+	for b.Loop() {
+		write(b, s, c.come(5000, onPages(1)))
+	}
+	b.ReportMetric(float64(stat(b, server, "stats", "total_commands_processed")-before)/float64(b.N), "commands/op")
+}
+
+func stat(b *testing.B, server *redistest.Server, section, name string) int {
+	b.Helper()
+	for line := range strings.Lines(server.Do(b, "INFO", section).(string)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), name+":"); ok {
+			n, err := strconv.Atoi(v)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return n
+		}
+	}
+	b.Fatalf("INFO %s has no %s", section, name)
+	return 0
+}
+
+// BenchmarkMemory fills Redis once, whatever b.N.
+func BenchmarkMemory(b *testing.B) {
+	for _, users := range []int{200_000, 1_000_000} {
+		for _, pages := range []uint64{100, 10_000} {
+			b.Run(fmt.Sprintf("users=%d/pages=%d", users, pages), func(b *testing.B) {
+				server := redistest.Start(b)
+				empty := stat(b, server, "memory", "used_memory")
+				s := open(b, server.URL())
+				c := newCrowd(b, s)
+				idle := stat(b, server, "memory", "used_memory")
+				for n := 0; n < users; n += 5000 {
+					write(b, s, c.come(5000, onPages(pages)))
+				}
+				full := stat(b, server, "memory", "used_memory")
+				for b.Loop() {
+				}
+				b.ReportMetric(float64(idle-empty)/1024, "KiB-empty")
+				b.ReportMetric(float64(full-idle)/float64(users), "B/user")
+			})
+		}
+	}
+}
+
+func BenchmarkCounts(b *testing.B) {
+	s := open(b, redistest.Single(b).URL())
+	c := newCrowd(b, s)
+	write(b, s, c.come(5000, onPages(100)))
+	var pages []string
+	for i := range uint64(100) {
+		pages = append(pages, onPages(100)(i))
+	}
+	for _, n := range []int{1, 100} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				counts(b, s, pages[:n]...)
+			}
+		})
+	}
+}
+
+// What Redis does while nobody comes or goes: nothing, but for the poll of the
+// generation and the pings of subscriptions.
+func BenchmarkRest(b *testing.B) {
+	server := redistest.Start(b)
+	s := open(b, server.URL())
+	newCrowd(b, s)
+	before := stat(b, server, "stats", "total_commands_processed")
+	const rest = 5 * time.Second
+	for range rest / time.Second {
+		if _, err := s.Generation(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		time.Sleep(time.Second)
+	}
+	after := stat(b, server, "stats", "total_commands_processed")
+	for b.Loop() {
+	}
+	b.ReportMetric(float64(after-before)/rest.Seconds(), "commands/s")
+}

@@ -1,0 +1,353 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/presence"
+)
+
+const (
+	pingEvery    = 2 * time.Second // a subscription that hears nothing for two of them is dead
+	resubscribe  = 100 * time.Millisecond
+	resubscribeM = 2 * time.Second // the longest pause between two tries
+)
+
+// watcher is one call of Watch. Its readers fill it, Watch's goroutine empties it.
+type watcher struct {
+	s    *Store
+	wake chan struct{} // holds one: there is something
+
+	mu      sync.Mutex
+	feeds   map[int]*feed
+	backlog []message
+	bytes   int // of backlog
+}
+
+// feed is what a watcher knows of one bucket; under its mutex.
+type feed struct {
+	lost bool   // the bucket must be read again; what comes before that is not worth keeping
+	last uint64 // sequence of the last publication; 0: none since the subscription
+}
+
+type message struct {
+	bucket  int
+	payload string
+}
+
+// Watch implements presence.Feed. On a single server, with Sentinel and on a
+// Cluster older than 7 one subscription hears all buckets, on a newer Cluster
+// one per master. A subscription that fails, or that hears nothing although it
+// asks, is made anew, and its buckets are to be read again.
+func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
+	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
+	for _, b := range buckets {
+		w.feeds[b] = &feed{}
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() { w.subscribe(ctx) })
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-w.wake:
+		}
+		lost, todo := w.take()
+		for _, b := range lost {
+			fn(presence.Publication{Bucket: b, Lost: true})
+		}
+		for _, m := range todo {
+			p, err := parsePublication(m.bucket, m.payload)
+			if err != nil {
+				s.cfg.Log.Error().Err(err).Int("bucket", m.bucket).Msg("publication cannot be read")
+				p = presence.Publication{Bucket: m.bucket, Lost: true}
+			}
+			for _, c := range p.Counts {
+				s.seen(c.Version.Incarnation)
+			}
+			fn(p)
+		}
+	}
+}
+
+// take empties the watcher: the buckets to read again, then what came since.
+func (w *watcher) take() (lost []int, todo []message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for b, f := range w.feeds {
+		if f.lost {
+			lost = append(lost, b)
+			f.lost = false
+		}
+	}
+	todo = w.backlog
+	w.backlog, w.bytes = nil, 0
+	return lost, todo
+}
+
+func (w *watcher) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// lose has the bucket read again. What waits of it is dropped: after that it
+// would bring back endpoints that are gone.
+func (w *watcher) lose(bucket int) {
+	kept := w.backlog[:0]
+	w.bytes = 0
+	for _, m := range w.backlog {
+		if m.bucket != bucket {
+			kept = append(kept, m)
+			w.bytes += len(m.payload)
+		}
+	}
+	w.backlog = kept
+	w.feeds[bucket].lost = true
+}
+
+// subscribed notes that the bucket is heard from now on.
+func (w *watcher) subscribed(bucket int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if f := w.feeds[bucket]; f != nil {
+		f.last = 0
+		w.lose(bucket)
+		w.signal()
+	}
+}
+
+// heard takes a publication. At the bound, and after a gap, the bucket is to be
+// read again instead.
+func (w *watcher) heard(bucket int, payload string) {
+	head, _, _ := strings.Cut(payload, " ")
+	sequence, err := strconv.ParseUint(head, 10, 64)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := w.feeds[bucket]
+	if f == nil || err != nil {
+		return // not ours
+	}
+	gap := f.last != 0 && sequence != f.last+1
+	f.last = sequence
+	switch {
+	case f.lost:
+		return // it will be read again anyway
+	case gap || w.bytes+len(payload) > w.s.cfg.Backlog:
+		w.lose(bucket)
+	default:
+		w.backlog = append(w.backlog, message{bucket, payload})
+		w.bytes += len(payload)
+	}
+	w.signal()
+}
+
+// subscribe keeps the subscriptions up until ctx ends.
+func (w *watcher) subscribe(ctx context.Context) {
+	for failed := 0; ctx.Err() == nil; {
+		start := time.Now()
+		err := w.listen(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(start) > resubscribeM {
+			failed = 0
+		}
+		failed++
+		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
+		w.s.cfg.Log.Debug().Err(err).Dur("retry_in", d).Msg("subscription to redis ended")
+		select {
+		case <-ctx.Done():
+		case <-time.After(d/2 + rand.N(d/2)):
+		}
+	}
+}
+
+// listen subscribes to all buckets, and returns when one subscription has ended.
+func (w *watcher) listen(ctx context.Context) error {
+	c, err := w.s.known(ctx)
+	if err != nil {
+		return err
+	}
+	channels := make(map[string]int, len(w.feeds))
+	for b := range w.feeds {
+		channels[channel(b, w.s.db)] = b
+	}
+	if c.publish == "PUBLISH" {
+		names := make([]string, 0, len(channels))
+		for name := range channels {
+			names = append(names, name)
+		}
+		return w.hear(ctx, c.Subscribe(ctx), names, (*redis.PubSub).Subscribe, channels)
+	}
+
+	type shard struct {
+		client *redis.Client
+		names  []string
+	}
+	shards := map[string]*shard{}
+	for name := range channels {
+		m, err := c.cluster.MasterForKey(ctx, name)
+		if err != nil {
+			c.cluster.ReloadState(ctx)
+			return err
+		}
+		addr := m.Options().Addr
+		if shards[addr] == nil {
+			shards[addr] = &shard{client: m}
+		}
+		shards[addr].names = append(shards[addr].names, name)
+	}
+	// One that ends takes the others with it: the buckets may have moved.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make(chan error, len(shards))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, sh := range shards {
+		wg.Go(func() {
+			defer cancel()
+			errs <- w.hear(ctx, sh.client.SSubscribe(ctx), sh.names, oneByOne, channels)
+		})
+	}
+	err = <-errs
+	c.cluster.ReloadState(ctx)
+	return err
+}
+
+// oneByOne subscribes with a command each: one command cannot name channels of
+// several slots.
+func oneByOne(ps *redis.PubSub, ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if err := ps.SSubscribe(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errSilent = errors.New("it hears nothing")
+
+// hear runs one subscription until it fails. go-redis would subscribe anew by
+// itself, but not across slots, and would not say that it has: so at the first
+// error it is closed.
+func (w *watcher) hear(ctx context.Context, ps *redis.PubSub, names []string, subscribe func(*redis.PubSub, context.Context, ...string) error, channels map[string]int) error {
+	var heard atomic.Bool
+	heard.Store(true)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		defer ps.Close() // ends Receive below
+		tick := time.NewTicker(w.s.ping)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if !heard.Swap(false) {
+				cancel(errSilent)
+				return
+			}
+			if err := ps.Ping(ctx); err != nil {
+				cancel(err)
+				return
+			}
+		}
+	})
+	defer cancel(nil)
+	if err := subscribe(ps, ctx, names...); err != nil {
+		return err
+	}
+	for {
+		msg, err := ps.Receive(ctx)
+		if err != nil {
+			return errors.Join(context.Cause(ctx), err)
+		}
+		heard.Store(true)
+		switch m := msg.(type) {
+		case *redis.Subscription:
+			b, ok := channels[m.Channel]
+			if !ok {
+				continue
+			}
+			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
+				return fmt.Errorf("%s from bucket %d: its slot has moved", m.Kind, b)
+			}
+			w.subscribed(b)
+		case *redis.Message:
+			if b, ok := channels[m.Channel]; ok {
+				w.heard(b, m.Payload)
+			}
+		}
+	}
+}
+
+var errPublication = errors.New("not a publication")
+
+// parsePublication reads what the scripts publish: a line "sequence stale again",
+// then records. A record is a line, and the bytes whose numbers it gives:
+//
+//	c <bytes of page> <users> <updated> <incarnation> <sequence>
+//	+ <bytes of page> <bytes of gateway>
+//	- <bytes of page> <bytes of gateway>
+func parsePublication(bucket int, payload string) (presence.Publication, error) {
+	p := presence.Publication{Bucket: bucket}
+	head, rest, ok := strings.Cut(payload, "\n")
+	flags := strings.Fields(head)
+	if !ok || len(flags) != 3 {
+		return p, errPublication
+	}
+	stale := flags[1] == "1"
+	p.Lost = flags[2] == "1"
+	for rest != "" {
+		var line string
+		if line, rest, ok = strings.Cut(rest, "\n"); !ok {
+			return p, errPublication
+		}
+		fields := strings.Fields(line)
+		n := make([]uint64, len(fields))
+		for i := 1; i < len(fields); i++ {
+			var err error
+			if n[i], err = strconv.ParseUint(fields[i], 10, 64); err != nil {
+				return p, fmt.Errorf("%w: %w", errPublication, err)
+			}
+		}
+		switch {
+		case len(fields) == 6 && fields[0] == "c" && n[1] <= uint64(len(rest)):
+			c := presence.Count{
+				Page: rest[:n[1]], Users: int64(n[2]), Stale: stale,
+				Version: presence.Version{Incarnation: n[4], Sequence: n[5]},
+			}
+			if n[3] > 0 {
+				c.Updated = time.Unix(int64(n[3]), 0).UTC()
+			}
+			p.Counts = append(p.Counts, c)
+			rest = rest[n[1]:]
+		case len(fields) == 3 && (fields[0] == "+" || fields[0] == "-") && n[1] <= uint64(len(rest)) && n[2] <= uint64(len(rest))-n[1]:
+			p.Endpoints = append(p.Endpoints, presence.Endpoint{
+				Page: rest[:n[1]], Gateway: rest[n[1] : n[1]+n[2]], Gone: fields[0] == "-",
+			})
+			rest = rest[n[1]+n[2]:]
+		default:
+			return p, fmt.Errorf("%w: %q", errPublication, line)
+		}
+	}
+	return p, nil
+}

@@ -1,0 +1,358 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/redistest"
+)
+
+// Any run of any script of a change may be repeated and may come late. So a
+// history of changes is cut into its runs, and after each some earlier ones are
+// run again.
+func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
+	server := redistest.Single(t)
+	s, err := Open(Config{URL: server.URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	round := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		round++
+		claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		want := map[string]map[int]int64{}
+		present := map[string]bool{}
+		var earlier []*call
+		rerun := func() {
+			for range rapid.IntRange(0, 3).Draw(rt, "late") {
+				if len(earlier) > 0 {
+					late := *rapid.SampledFrom(earlier).Draw(rt, "run")
+					late.reply, late.err = nil, nil
+					if err := s.run(t.Context(), []*call{&late}); err != nil {
+						rt.Fatal(err)
+					}
+				}
+			}
+		}
+		for seq := range uint64(rapid.IntRange(1, 8).Draw(rt, "changes")) {
+			claim := rapid.SampledFrom(claims).Draw(rt, "claim")
+			c := presence.Change{Claim: claim, Sequence: seq + 1}
+			for i := range rapid.IntRange(1, 3).Draw(rt, "pages") {
+				page := fmt.Sprintf("%d/%d", round, i)
+				users := rapid.Int64Range(0, 3).Draw(rt, "users")
+				c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
+				c.Members = append(c.Members, presence.MemberChange{
+					Member: presence.Member{User: presence.User(claim.Partition), Page: page}, Gone: users == 0,
+				})
+				if want[page] == nil {
+					want[page] = map[int]int64{}
+				}
+				want[page][claim.Partition] = users
+				present[fmt.Sprint(claim.Partition, page)] = users > 0
+			}
+			calls := s.memberCalls(c, false)
+			outcomes := make([]presence.Outcome, 1)
+			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
+				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+					calls = append(calls, &cc.call)
+				}
+			}
+			for _, cl := range calls {
+				if err := s.run(t.Context(), []*call{cl}); err != nil {
+					rt.Fatal(err)
+				}
+				earlier = append(earlier, cl)
+				rerun()
+			}
+		}
+		for page, users := range want {
+			sum := int64(0)
+			for _, n := range users {
+				sum += n
+			}
+			got, err := s.Counts(t.Context(), []string{page})
+			if err != nil || got[0].Users != sum {
+				rt.Fatalf("%q: %+v, %v; want %d", page, got, err, sum)
+			}
+		}
+		snaps, err := s.Load(t.Context(), claims)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for i, snap := range snaps {
+			n := 0
+			for _, m := range snap.Members {
+				if _, ours := want[m.Page]; !ours {
+					continue // of a round before
+				}
+				n++
+				if !present[fmt.Sprint(claims[i].Partition, m.Page)] {
+					rt.Fatalf("%+v is loaded and not present", m)
+				}
+			}
+			for page := range want {
+				if present[fmt.Sprint(claims[i].Partition, page)] {
+					n--
+				}
+			}
+			if n != 0 {
+				rt.Fatalf("%d members too many are loaded", n)
+			}
+		}
+	})
+}
+
+// The parts of one change that were not applied are never skipped over.
+func TestAMissingPartIsNoticed(t *testing.T) {
+	server := redistest.Single(t)
+	s, err := Open(Config{URL: server.URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: claims[0], Sequence: 1}
+	for i := 0; len(c.Counts) < countBatch+50; i++ {
+		page := fmt.Sprint("p", i)
+		c.Members = append(c.Members, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
+		if presence.Bucket(page, s.cfg.Buckets) == 7 {
+			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
+		}
+	}
+	members := s.memberCalls(c, false)
+	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].reply.(int64) != statusGap-'0' {
+		t.Fatalf("the second batch without the first: %v, %v", members[1].reply, err)
+	}
+	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
+	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
+	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || parts[1].reply.([]any)[1] != string(statusGap) {
+		t.Fatalf("the second part without the first: %v, %v", parts[1].reply, err)
+	}
+	// A repetition may be divided elsewhere, since it has other company.
+	if err := s.run(t.Context(), []*call{&parts[0].call}); err != nil {
+		t.Fatal(err)
+	}
+	other := presence.Change{Claim: claims[0], Sequence: 1, Counts: c.Counts}
+	o := s.Write(t.Context(), []presence.Change{other})
+	if o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	for _, n := range o[0].Counts {
+		if n.Users != 1 {
+			t.Fatalf("%+v, want 1", n)
+		}
+	}
+}
+
+// A claim that comes late, after the same process has claimed again, takes
+// nothing back; the same claim twice is the same epoch.
+func TestALateClaimDoesNothing(t *testing.T) {
+	s, err := Open(Config{URL: redistest.Single(t).URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	claim := func(number int) string {
+		cl := &call{script: "claim", keys: []string{ownerKey(1), dirtyKey(1)}, args: []any{"n", "7", "self", number}}
+		if err := s.run(t.Context(), []*call{cl}); err != nil {
+			t.Fatal(err)
+		}
+		return cl.reply.([]any)[0].(string)
+	}
+	first, second := claim(1), claim(2)
+	if first >= second {
+		t.Fatalf("epoch %s after %s", second, first)
+	}
+	if got := claim(1); got != "" {
+		t.Errorf("the late claim got epoch %s", got)
+	}
+	if got := claim(2); got != second {
+		t.Errorf("the claim again got epoch %s, want %s", got, second)
+	}
+}
+
+// ear collects what a watcher of all buckets is told.
+func ear(t *testing.T, s *Store) (told func(func(presence.Publication) bool)) {
+	t.Helper()
+	all := make([]int, s.cfg.Buckets)
+	for i := range all {
+		all[i] = i
+	}
+	heard := make(chan presence.Publication, 1024)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	return func(ok func(presence.Publication) bool) {
+		t.Helper()
+		for limit := time.After(10 * time.Second); ; {
+			select {
+			case p := <-heard:
+				if ok(p) {
+					return
+				}
+			case <-limit:
+				t.Fatal("the watcher was not told")
+			}
+		}
+	}
+}
+
+func lost(times int) func(presence.Publication) bool {
+	buckets := map[int]int{}
+	return func(p presence.Publication) bool {
+		if p.Lost {
+			buckets[p.Bucket]++
+		}
+		n := 0
+		for _, v := range buckets {
+			if v >= times {
+				n++
+			}
+		}
+		return n == presence.DefaultBuckets
+	}
+}
+
+// A connection that is silent, because the server hangs or the network drops
+// what is sent, is as good as none.
+func TestASilentSubscriptionIsNoticed(t *testing.T) {
+	server := redistest.Start(t)
+	s, err := Open(Config{URL: server.URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	s.ping = 200 * time.Millisecond
+	told := ear(t, s)
+	told(lost(1))
+	server.Pause()
+	time.Sleep(5 * s.ping)
+	server.Resume()
+	told(lost(1))
+	if _, err := s.Attach(t.Context(), "g", []string{"p"}); err != nil {
+		t.Fatal(err)
+	}
+	told(func(p presence.Publication) bool { return len(p.Endpoints) == 1 })
+}
+
+// Before version 7 a Cluster has no sharded channels.
+func TestAnOldClusterHearsClassicChannels(t *testing.T) {
+	s, err := Open(Config{URL: redistest.ThreeMasters(t).URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	c, err := s.known(t.Context())
+	if err != nil || c.publish != "SPUBLISH" {
+		t.Fatalf("known = %+v, %v", c, err)
+	}
+	c.publish = "PUBLISH"
+	told := ear(t, s)
+	told(lost(1))
+	for i := range 20 {
+		page := fmt.Sprint("p", i)
+		if _, err := s.Attach(t.Context(), "g", []string{page}); err != nil {
+			t.Fatal(err)
+		}
+		told(func(p presence.Publication) bool { return len(p.Endpoints) == 1 && p.Endpoints[0].Page == page })
+	}
+}
+
+func newWatcher(backlog int) *watcher {
+	return &watcher{
+		s: &Store{cfg: Config{Backlog: backlog}}, wake: make(chan struct{}, 1),
+		feeds: map[int]*feed{1: {}, 2: {}},
+	}
+}
+
+func TestWatcherTellsWhatItLost(t *testing.T) {
+	for name, tc := range map[string]struct {
+		hear []string // of bucket 1
+		lost bool
+		todo int
+	}{
+		"in order":              {[]string{"1 0 0\n", "2 0 0\n", "3 0 0\n"}, false, 3},
+		"any beginning":         {[]string{"17 0 0\n", "18 0 0\n"}, false, 2},
+		"a gap":                 {[]string{"1 0 0\n", "3 0 0\n"}, true, 0},
+		"from the beginning":    {[]string{"5 0 0\n", "1 0 0\n"}, true, 0},
+		"twice":                 {[]string{"1 0 0\n", "1 0 0\n"}, true, 0},
+		"more than there is to": {[]string{"1 0 0\n", "2 0 0\nmore than the backlog has room for"}, true, 0},
+		"after that nothing":    {[]string{"1 0 0\n", "3 0 0\n", "4 0 0\n"}, true, 0},
+		"not ours":              {[]string{"hello"}, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWatcher(30)
+			for _, p := range tc.hear {
+				w.heard(1, p)
+			}
+			w.heard(3, "1 0 0\n")
+			lost, todo := w.take()
+			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
+				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
+			}
+		})
+	}
+}
+
+// What came before a loss must not be told after the bucket was read again: it
+// would bring back endpoints that have gone since.
+func TestLostDropsWhatWaits(t *testing.T) {
+	w := newWatcher(100)
+	w.heard(1, "1 0 0\n")
+	w.heard(2, "1 0 0\n")
+	w.subscribed(1)
+	w.heard(2, "2 0 0\n")
+	lost, todo := w.take()
+	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
+		t.Fatalf("lost %v, waiting %+v", lost, todo)
+	}
+}
+
+func FuzzParsePublication(f *testing.F) {
+	f.Add("1 0 0\nc 3 5 1700000000 1700000000000 7\na b+ 1 2\npgw- 1 2\npgw")
+	f.Add("1 1 1\n")
+	f.Add("1 0 0\nc 9 5 1 1 7\nshort")
+	f.Add("1 0 0\n+ 18446744073709551615 1\nx")
+	f.Fuzz(func(t *testing.T, payload string) {
+		p, err := parsePublication(3, payload)
+		if err != nil && !errors.Is(err, errPublication) {
+			t.Fatal(err)
+		}
+		for _, c := range p.Counts {
+			if len(c.Page) > len(payload) {
+				t.Fatal("a page out of nothing")
+			}
+		}
+	})
+}
+
+func TestParsePublication(t *testing.T) {
+	p, err := parsePublication(3, "9 1 1\nc 4 5 1700000000 1700000000000 7\na\nb+- 1 2\npgw+ 1 2\nqgw")
+	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Counts) != 1 || len(p.Endpoints) != 2 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if c := p.Counts[0]; c.Page != "a\nb+" || c.Users != 5 || !c.Stale || c.Version.String() != "1700000000000-7" || c.Updated.Unix() != 1700000000 {
+		t.Errorf("%+v", c)
+	}
+	if e := p.Endpoints; e[0] != (presence.Endpoint{Page: "p", Gateway: "gw", Gone: true}) || e[1] != (presence.Endpoint{Page: "q", Gateway: "gw"}) {
+		t.Errorf("%+v", e)
+	}
+}

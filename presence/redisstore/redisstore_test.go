@@ -1,0 +1,53 @@
+package redisstore_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"headcount/presence"
+	"headcount/presence/redisstore"
+	"headcount/presence/redistest"
+	"headcount/presence/storetest"
+)
+
+// TestMain fails when a goroutine is left.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	redistest.Stop()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// open returns a store that ends with the test.
+func open(t testing.TB, url string, with ...func(*redisstore.Config)) *redisstore.Store {
+	t.Helper()
+	cfg := redisstore.Config{URL: url, Log: zerolog.New(zerolog.NewTestWriter(t)), Facts: redisstore.Facts{Region: "local", Secret: "k"}}
+	for _, w := range with {
+		w(&cfg)
+	}
+	s, err := redisstore.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+func TestContractOnOneServer(t *testing.T) {
+	storetest.Run(t, func(t testing.TB) presence.Store { return open(t, redistest.Single(t).URL()) })
+}
+
+func TestContractOnCluster(t *testing.T) {
+	storetest.Run(t, func(t testing.TB) presence.Store { return open(t, redistest.ThreeMasters(t).URL()) })
+}

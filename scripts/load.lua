@@ -1,0 +1,21 @@
+-- load.lua: read a share of a partition for its new owner.
+--
+-- KEYS[1]  {p}:o  hash, see claim.lua
+-- KEYS[2]  {p}:d  set: pages whose count may not have been written
+-- KEYS[3…] {p}:m:<i>  hashes of members, see members.lua
+-- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  1: return the pages, too
+-- Returns  {status, pages, fields and values of members}; status 0 right, 1 a newer
+--          owner, 2 data was lost.
+-- Reads only. O(members read).
+
+local owner = redis.call('HMGET', KEYS[1], 'e', 'g')
+local epoch = tonumber(ARGV[1])
+if not owner[1] or tonumber(owner[1]) < epoch then return {2, {}, {}} end
+if tonumber(owner[1]) > epoch then return {1, {}, {}} end
+if owner[2] ~= ARGV[2] then return {2, {}, {}} end
+local pages, members = {}, {}
+if ARGV[3] == '1' then pages = redis.call('SMEMBERS', KEYS[2]) end
+for i = 3, #KEYS do
+  for _, v in ipairs(redis.call('HGETALL', KEYS[i])) do members[#members + 1] = v end
+end
+return {0, pages, members}
