@@ -1,0 +1,426 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// read parses a command line over an environment and, when file is not empty,
+// a file named by --config.
+func read(t *testing.T, args []string, env map[string]string, file string) (Config, error) {
+	t.Helper()
+	if file != "" {
+		args = append([]string{"--config", writeFile(t, file)}, args...)
+	}
+	var c commands
+	_, err := program{
+		args:   args,
+		lookup: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
+		stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{},
+	}.parse(&c)
+	return c.Serve.Config, err
+}
+
+func writeFile(t *testing.T, content string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "headcount.json")
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// defaults is what the contract says of a plain `headcount`.
+func defaults() Config {
+	return Config{
+		Listen: ":8080", AdminListen: "127.0.0.1:8081", ClusterListen: "127.0.0.1:7946",
+		Roles: []string{"gateway", "presence", "dispatcher"}, Region: "local", RegionStaleAfter: 5 * time.Minute,
+		HeartbeatInterval: 2 * time.Second, PresenceTimeout: 7 * time.Second, LeaveGrace: 2 * time.Second,
+		UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second, PongTimeout: 5 * time.Second,
+		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	for _, args := range [][]string{nil, {"serve"}} {
+		got, err := read(t, args, nil, "")
+		if err != nil || !reflect.DeepEqual(got, defaults()) {
+			t.Errorf("headcount %v:\n got %+v, %v\nwant %+v", args, got, err, defaults())
+		}
+	}
+}
+
+// Every flag is the same setting in every layer, and a layer wins over those
+// below it.
+func TestLayers(t *testing.T) {
+	one := func(s string) []string { return []string{s} }
+	for flag, tc := range map[string]struct {
+		get     func(Config) any
+		flag    []string // values in occurrences of the flag
+		env     string
+		file    string // JSON
+		byFlag  any
+		byEnv   any
+		byFile  any
+		another []string // other flags the values need
+	}{
+		"listen":             {get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
+		"admin-listen":       {get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
+		"cluster-listen":     {get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
+		"advertise":          {get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1", byEnv: "h:2", byFile: "h:3"},
+		"roles":              {get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"}, env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`, byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"}, byFile: []string{"presence", "dispatcher", "gateway"}},
+		"region":             {get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
+		"region-stale-after": {get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"cluster-secret":     {get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e", file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"}},
+		"id-secret":          {get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"), byEnv: one("b"), byFile: one("c")},
+		"heartbeat-interval": {get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`, byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond},
+		"presence-timeout":   {get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`, byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second},
+		"leave-grace":        {get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`, byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second},
+		"update-interval":    {get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`, byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond},
+		"delivery-budget":    {get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1, byEnv: 2, byFile: 3},
+		"ping-interval":      {get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"pong-timeout":       {get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"write-timeout":      {get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"max-connections":    {get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
+		"jwt-secret":         {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
+		"jwks-url":           {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
+		"api-key":            {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
+		"allow-origins":      {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
+		"trusted-proxies":    {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
+		"shutdown-timeout":   {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"log-level":          {get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`, byFlag: "trace", byEnv: "debug", byFile: "warn"},
+		"log-format":         {get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`, byFlag: "json", byEnv: "console", byFile: "json"},
+	} {
+		t.Run(flag, func(t *testing.T) {
+			var equals, spaced []string
+			for _, v := range tc.flag {
+				equals, spaced = append(equals, "--"+flag+"="+v), append(spaced, "--"+flag, v)
+			}
+			variable := "HEADCOUNT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+			env, empty := map[string]string{variable: tc.env}, map[string]string{variable: ""}
+			file := `{"` + flag + `":` + tc.file + `}`
+			base := defaults()
+			for _, step := range []struct {
+				layers string
+				args   []string
+				env    map[string]string
+				file   string
+				want   any
+			}{
+				{"flag over environment and file", equals, env, file, tc.byFlag},
+				{"flag apart from its value", append([]string{"serve"}, spaced...), env, file, tc.byFlag},
+				{"environment over file", nil, env, file, tc.byEnv},
+				{"environment", nil, env, "", tc.byEnv},
+				{"file", nil, nil, file, tc.byFile},
+				{"file under an empty variable", nil, empty, file, tc.byFile},
+				{"file with _", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "_") + `":` + tc.file + `}`, tc.byFile},
+				{"file without -", nil, nil, `{"` + strings.ReplaceAll(flag, "-", "") + `":` + tc.file + `}`, tc.byFile},
+				{"file with null", nil, nil, `{"` + flag + `":null}`, tc.get(base)},
+				{"default", nil, empty, "", tc.get(base)},
+			} {
+				got, err := read(t, step.args, step.env, step.file)
+				if err != nil {
+					t.Errorf("%s: %v", step.layers, err)
+				} else if !reflect.DeepEqual(tc.get(got), step.want) {
+					t.Errorf("%s: got %#v, want %#v", step.layers, tc.get(got), step.want)
+				}
+			}
+		})
+	}
+}
+
+func TestOtherVariablesAreIgnored(t *testing.T) {
+	got, err := read(t, nil, map[string]string{
+		"HEADCOUNT_PORT": "tcp://10.0.0.1:8080", "HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_UPDATE": "x", "HEADCOUNT_HELP": "1", "LISTEN": ":1",
+	}, "")
+	if err != nil || !reflect.DeepEqual(got, defaults()) {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+}
+
+func TestConfigFileNamedByTheEnvironment(t *testing.T) {
+	got, err := read(t, nil, map[string]string{"HEADCOUNT_CONFIG": writeFile(t, `{"region":"eu"}`)}, "")
+	if err != nil || got.Region != "eu" {
+		t.Fatalf("got region %q, %v", got.Region, err)
+	}
+}
+
+// refused are settings that cannot work, by what is wrong with them; each must
+// be refused for the flag.
+var refused = map[string]struct {
+	flag string
+	args string // separated by spaces
+	env  map[string]string
+	file string
+}{
+	"presence-timeout under 3 heartbeats":       {flag: "presence-timeout", args: "--presence-timeout 5999ms --leave-grace 1s"},
+	"heartbeat so long that thrice overflows":   {flag: "presence-timeout", args: "--heartbeat-interval 2000000h"},
+	"leave-grace equal to presence-timeout":     {flag: "leave-grace", args: "--leave-grace 7s"},
+	"leave-grace over presence-timeout":         {flag: "leave-grace", args: "--leave-grace=8s"},
+	"negative leave-grace":                      {flag: "leave-grace", args: "--leave-grace -1s"},
+	"negative region-stale-after":               {flag: "region-stale-after", args: "--region-stale-after=-1s"},
+	"heartbeat-interval 0":                      {flag: "heartbeat-interval", args: "--heartbeat-interval 0"},
+	"presence-timeout negative":                 {flag: "presence-timeout", args: "--presence-timeout -7s"},
+	"update-interval 0":                         {flag: "update-interval", args: "--update-interval 0s"},
+	"update-interval too short":                 {flag: "update-interval", args: "--update-interval 9ms"},
+	"ping-interval 0":                           {flag: "ping-interval", args: "--ping-interval 0"},
+	"pong-timeout 0":                            {flag: "pong-timeout", args: "--pong-timeout 0"},
+	"write-timeout 0":                           {flag: "write-timeout", args: "--write-timeout 0"},
+	"shutdown-timeout 0":                        {flag: "shutdown-timeout", args: "--shutdown-timeout 0"},
+	"a duration without a unit":                 {flag: "update-interval", args: "--update-interval 250"},
+	"a duration that is none":                   {flag: "ping-interval", env: map[string]string{"HEADCOUNT_PING_INTERVAL": "soon"}},
+	"a JSON number as a duration":               {flag: "update-interval", file: `{"update-interval":250}`},
+	"roles apart without redis":                 {flag: "roles", args: "--roles gateway"},
+	"two roles without redis":                   {flag: "roles", args: "--roles gateway,presence"},
+	"one role twice without redis":              {flag: "roles", args: "--roles gateway,gateway,gateway"},
+	"unknown role":                              {flag: "roles", args: "--roles gateway,presence,dispatcher,cook"},
+	"no role":                                   {flag: "roles", args: "--roles="},
+	"no role in the file":                       {flag: "roles", file: `{"roles":[]}`},
+	"peer without redis":                        {flag: "peer", args: "--peer eu=redis://h"},
+	"peer without a name":                       {flag: "peer", args: "--redis redis://127.0.0.1 --peer redis://h"},
+	"peer with an empty name":                   {flag: "peer", args: "--redis redis://127.0.0.1 --peer =redis://h"},
+	"peer without a URL":                        {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu"},
+	"peer with a URL that is none":              {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=http://h"},
+	"peer with the own region's name":           {flag: "peer", args: "--redis redis://127.0.0.1 --region eu --peer eu=redis://h"},
+	"peer with the default region's name":       {flag: "peer", args: "--redis redis://127.0.0.1 --peer local=redis://h"},
+	"peer twice":                                {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=redis://h --peer us=redis://h --peer eu=redis://i"},
+	"redis is no URL":                           {flag: "redis", args: "--redis localhost:6379"},
+	"redis is empty":                            {flag: "redis", args: "--redis="},
+	"redis of another scheme":                   {flag: "redis", args: "--redis http://h:6379"},
+	"redis without a host":                      {flag: "redis", args: "--redis redis://"},
+	"redis with a bad port":                     {flag: "redis", args: "--redis redis://h:70000"},
+	"redis with a bad database":                 {flag: "redis", args: "--redis redis://h/x"},
+	"redis with an unknown option":              {flag: "redis", args: "--redis redis://h?colour=red"},
+	"redis cluster with a bad address":          {flag: "redis", args: "--redis redis://h?addr=i"},
+	"redis cluster with a database":             {flag: "redis", args: "--redis redis://h/1?addr=i:1"},
+	"redis sentinel without a master":           {flag: "redis", args: "--redis redis://h?master_name="},
+	"region with a space":                       {flag: "region", file: `{"region":"e u"}`},
+	"region too long":                           {flag: "region", args: "--region " + strings.Repeat("x", 65)},
+	"region with =":                             {flag: "region", args: "--region a=b"},
+	"listen without a port":                     {flag: "listen", args: "--listen localhost"},
+	"listen on a port that is none":             {flag: "listen", args: "--listen :65536"},
+	"listen on a named port":                    {flag: "listen", args: "--listen :http"},
+	"listen on a bad host":                      {flag: "listen", file: `{"listen":"a b:80"}`},
+	"admin-listen is bad":                       {flag: "admin-listen", args: "--admin-listen 127.0.0.1"},
+	"cluster-listen is bad":                     {flag: "cluster-listen", args: "--cluster-listen [::1"},
+	"advertise is bad":                          {flag: "advertise", args: "--advertise node-1"},
+	"advertise without a port to dial":          {flag: "advertise", args: "--advertise node-1:0"},
+	"one address twice":                         {flag: "listen", args: "--listen 127.0.0.1:8081"},
+	"wildcard cluster-listen without advertise": {flag: "advertise", args: "--redis redis://h --cluster-listen :7946 --cluster-secret s"},
+	"wildcard advertise":                        {flag: "advertise", args: "--redis redis://h --advertise 0.0.0.0:7946 --cluster-secret s"},
+	"redis without a cluster secret":            {flag: "cluster-secret", args: "--redis redis://h --cluster-listen 10.0.0.1:7946"},
+	"redis, advertised, without a secret":       {flag: "cluster-secret", args: "--redis redis://h --advertise 10.0.0.1:7946"},
+	"an empty secret":                           {flag: "cluster-secret", args: "--cluster-secret="},
+	"an empty secret among others":              {flag: "id-secret", env: map[string]string{"HEADCOUNT_ID_SECRET": "a,,b"}},
+	"an empty API key":                          {flag: "api-key", file: `{"api-key":["a",""]}`},
+	"an empty JWT secret":                       {flag: "jwt-secret", args: "--jwt-secret="},
+	"jwks-url of another scheme":                {flag: "jwks-url", args: "--jwks-url file:///keys"},
+	"jwks-url without a host":                   {flag: "jwks-url", args: "--jwks-url https:///keys"},
+	"an origin without a scheme":                {flag: "allow-origins", args: "--allow-origins example.org"},
+	"an origin with a path":                     {flag: "allow-origins", args: "--allow-origins https://example.org/"},
+	"an origin with half a label":               {flag: "allow-origins", args: "--allow-origins https://shop*.example.org"},
+	"an origin without a host":                  {flag: "allow-origins", args: "--allow-origins https://"},
+	"an origin with any port":                   {flag: "allow-origins", args: "--allow-origins https://a:*"},
+	"an origin with a bad port":                 {flag: "allow-origins", args: "--allow-origins https://a:0"},
+	"an origin with a bad IPv6 host":            {flag: "allow-origins", args: "--allow-origins https://[::g]"},
+	"the null origin":                           {flag: "allow-origins", args: "--allow-origins https://a,null"},
+	"a proxy that is no network":                {flag: "trusted-proxies", args: "--trusted-proxies 10.0.0.0/33"},
+	"a proxy by name":                           {flag: "trusted-proxies", args: "--trusted-proxies 10.0.0.1,proxy"},
+	"negative delivery-budget":                  {flag: "delivery-budget", args: "--delivery-budget -1"},
+	"delivery-budget that is no number":         {flag: "delivery-budget", args: "--delivery-budget many"},
+	"negative max-connections":                  {flag: "max-connections", args: "--max-connections=-1"},
+	"a fraction of a connection":                {flag: "max-connections", file: `{"max-connections":1.5}`},
+	"unknown log level":                         {flag: "log-level", args: "--log-level loud"},
+	"unknown log format":                        {flag: "log-format", args: "--log-format xml"},
+	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
+	"a value forgotten before a flag":           {flag: "redis", args: "--redis --region=eu"},
+	"a file that is not there":                  {flag: "config", args: "--config /nowhere/headcount.json"},
+	"a file that is a folder":                   {flag: "config", args: "--config ."},
+	"a file with an unknown key":                {flag: "config", file: `{"updat-interval":"1s"}`},
+	"a file with a key twice":                   {flag: "config", file: `{"region":"a","region":"b"}`},
+	"a file with a key twice, spelt otherwise":  {flag: "config", file: `{"log-level":"info","log_level":"warn"}`},
+	"a file that names a file":                  {flag: "config", file: `{"config":"other.json"}`},
+	"a file that is a list":                     {flag: "config", file: `[]`},
+	"a file that ends early":                    {flag: "config", file: `{"region":"a"`},
+	"a file that goes on":                       {flag: "config", file: `{"region":"a"} {}`},
+	"a file that is too long":                   {flag: "config", file: `{"region":"` + strings.Repeat("a", 1<<20) + `"}`},
+	"a file with a number for a string":         {flag: "region", file: `{"region":1}`},
+	"a file with an object for a list":          {flag: "api-key", file: `{"api-key":{"a":1}}`},
+	"a file with numbers in a list":             {flag: "api-key", file: `{"api-key":[1]}`},
+}
+
+func TestRefusedSettings(t *testing.T) {
+	for name, tc := range refused {
+		t.Run(name, func(t *testing.T) {
+			_, err := read(t, strings.Fields(tc.args), tc.env, tc.file)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			line := err.Error()
+			if !strings.HasPrefix(line, "--"+tc.flag+":") && !strings.HasPrefix(line, "--"+tc.flag+" (from ") {
+				t.Errorf("%q does not name --%s", line, tc.flag)
+			}
+			if strings.Contains(line, "\n") || !strings.Contains(line, "; ") {
+				t.Errorf("%q is not one line with the mend after a semicolon", line)
+			}
+			if strings.Contains(line, "not supported yet") {
+				t.Errorf("%q hides the contradiction", line)
+			}
+		})
+	}
+}
+
+func TestRefusalsSayWhereTheValueIsFrom(t *testing.T) {
+	_, err := read(t, nil, map[string]string{"HEADCOUNT_LEAVE_GRACE": "1h"}, "")
+	if err == nil || !strings.HasPrefix(err.Error(), "--leave-grace (from HEADCOUNT_LEAVE_GRACE): ") {
+		t.Errorf("got %v", err)
+	}
+	_, err = read(t, nil, nil, `{"leave-grace":"x"}`)
+	if err == nil || !strings.HasPrefix(err.Error(), "--leave-grace (from the file of --config): ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What these settings hold may be a secret, or have one in it.
+func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
+	const secret = "hunter2"
+	for name, args := range map[string][]string{
+		"redis password with #":    {"--redis", "redis://:" + secret + "#x@h"},
+		"redis password with /":    {"--redis", "redis://:1/" + secret + "@h"},
+		"redis password as a port": {"--redis", "redis://:" + secret + "/x@h"},
+		"redis option":             {"--redis", "redis://h?db=" + secret},
+		"sentinel password":        {"--redis", "redis://h?master_name=m&password=" + secret + "&read_timeout=" + secret},
+		"peer without name":        {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "@h"},
+		"peer with a bad name":     {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "=@h"},
+		"peer with a bad URL":      {"--redis", "redis://127.0.0.1", "--peer", "eu=redis://:" + secret + "#@h"},
+		"jwks-url":                 {"--jwks-url", "ftp://u:" + secret + "@h"},
+		"secret among others":      {"--cluster-secret", secret, "--cluster-secret", ""},
+		"unsupported":              {"--redis", "redis://:" + secret + "@h"},
+	} {
+		if _, err := read(t, args, nil, ""); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := read(t, nil, nil, `{"jwt-secret":{"`+secret+`":1}}`); err == nil || strings.Contains(err.Error(), secret) {
+		t.Errorf("file: got %v", err)
+	}
+}
+
+func TestAcceptedSettings(t *testing.T) {
+	for name, args := range map[string]string{
+		"exactly three heartbeats":            "--presence-timeout 6s",
+		"leave-grace 0":                       "--leave-grace 0",
+		"leave-grace just under the timeout":  "--leave-grace 6999ms",
+		"regions never stale":                 "--region-stale-after 0",
+		"any port":                            "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --cluster-listen 127.0.0.1:0",
+		"roles in any order and twice":        "--roles dispatcher,presence,gateway,presence",
+		"cluster addresses without redis":     "--cluster-listen :7946 --advertise node-1:7946",
+		"cluster secret without redis":        "--cluster-secret s --cluster-secret t",
+		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
+		"origins":                             "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443,http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
+		"no origins":                          "--allow-origins=",
+		"proxies":                             "--trusted-proxies 10.0.0.0/8,192.168.1.1,::1/128,fd00::1",
+		"HS256 and keys by URL":               "--jwt-secret s --jwks-url http://127.0.0.1:9000/keys",
+		"the last one of a single flag":       "--region a --region=b",
+		"a secret that begins with two minus": "--id-secret --x",
+	} {
+		if _, err := read(t, strings.Fields(args), nil, ""); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Settings with Redis are checked here without unsupported, which may refuse
+// them for now.
+func TestValidateWithRedis(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*Config)
+		flag   string // refused for, if any
+	}{
+		"loopback needs no secret":          {func(c *Config) {}, ""},
+		"loopback by name":                  {func(c *Config) { c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1" }, ""},
+		"a secret off loopback":             {func(c *Config) { c.ClusterListen, c.ClusterSecrets = "10.0.0.1:1", []string{"s"} }, ""},
+		"no secret off loopback":            {func(c *Config) { c.ClusterListen = "10.0.0.1:1" }, "cluster-secret"},
+		"a wildcard with advertise":         {func(c *Config) { c.ClusterListen, c.Advertise, c.ClusterSecrets = ":1", "n:1", []string{"s"} }, ""},
+		"a wildcard advertised on loopback": {func(c *Config) { c.ClusterListen, c.Advertise = "0.0.0.0:1", "127.0.0.1:1" }, "cluster-secret"},
+		"roles apart":                       {func(c *Config) { c.Roles = []string{"presence"} }, ""},
+		"admin on listen's default, apart":  {func(c *Config) { c.Roles, c.AdminListen = []string{"presence"}, ":8080" }, ""},
+		"admin on cluster-listen":           {func(c *Config) { c.AdminListen = c.ClusterListen }, "cluster-listen"},
+		"TLS, user, database":               {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
+		"cluster":                           {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
+		"sentinel":                          {func(c *Config) { c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p" }, ""},
+		"peers":                             {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
+	} {
+		c := defaults()
+		c.Redis = "redis://127.0.0.1:6379"
+		tc.change(&c)
+		err := c.Validate()
+		var s *settingError
+		if tc.flag == "" && err != nil || tc.flag != "" && (!errors.As(err, &s) || s.flag != tc.flag) {
+			t.Errorf("%s: got %v, want it refused for %q", name, err, tc.flag)
+		}
+	}
+}
+
+func TestUnsupported(t *testing.T) {
+	c := defaults()
+	if err := unsupported(&c); err != nil {
+		t.Fatalf("defaults: %v", err)
+	}
+	c.Redis, c.DataDir = "redis://h", "/data"
+	for err := unsupported(&c); err != nil; err = unsupported(&c) { // none, one or more, as versions go
+		var s *settingError
+		if !errors.As(err, &s) || !strings.Contains(err.Error(), "not supported yet by this version; ") {
+			t.Fatalf("got %v", err)
+		}
+		switch s.flag {
+		case "redis":
+			c.Redis = ""
+		case "data-dir":
+			c.DataDir = ""
+		default:
+			t.Fatalf("got %v", err)
+		}
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	c := defaults()
+	if got := c.Warnings(); got != nil {
+		t.Fatalf("defaults: %q", got)
+	}
+	long := strings.Repeat("x", 16)
+	c.ClusterSecrets, c.JWTSecret, c.APIKeys = []string{long, "short"}, "s", []string{long}
+	got := c.Warnings()
+	if len(got) != 2 || !strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
+		t.Fatalf("got %q", got)
+	}
+}
+
+// The command line of serve is the contract's table, no more and no less.
+func TestFlagsOfServe(t *testing.T) {
+	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
+		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
+		pong-timeout write-timeout max-connections jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
+		log-level log-format config`)
+	got := map[string]bool{}
+	for _, f := range strings.Fields(help(t)) {
+		if name, ok := strings.CutPrefix(f, "--"); ok {
+			if name, _, isFlag := strings.Cut(name, "="); isFlag {
+				got[name] = true
+			}
+		}
+	}
+	slices.Sort(want)
+	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
+		t.Errorf("got  %q\nwant %q", names, want)
+	}
+}

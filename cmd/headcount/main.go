@@ -1,0 +1,287 @@
+// Headcount counts who is here, right now. This program runs it: `headcount
+// serve` is the server, `headcount simulate` a crowd to try it with.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/alecthomas/kong"
+	"github.com/mattn/go-isatty"
+	"github.com/rs/zerolog"
+
+	"headcount/cmd/headcount/simulate"
+)
+
+// Exit statuses.
+const (
+	exitOK       = 0 // also after SIGTERM or SIGINT
+	exitFailure  = 1
+	exitSettings = 2 // after exactly one line on stderr that names the setting and the mend
+)
+
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
+
+// commands is the command line as kong reads it.
+type commands struct {
+	Serve       serveCommand       `cmd:"" default:"withargs" help:"Run the server (the default)."`
+	Simulate    simulate.Command   `cmd:"" help:"Send a crowd to a server and check every count."`
+	Version     versionCommand     `cmd:"" help:"Print the version."`
+	Healthcheck healthcheckCommand `cmd:"" hidden:"" help:"Ask /healthz of the admin address, for container health checks."`
+}
+
+type serveCommand struct {
+	ConfigFile string `name:"config" type:"text" placeholder:"FILE" help:"A JSON object of settings: flags' names without the leading dashes, lists for repeatable ones."`
+	Config     Config `embed:""`
+}
+
+type versionCommand struct{}
+
+type healthcheckCommand struct {
+	AdminListen string `type:"text" placeholder:"ADDR" default:"127.0.0.1:8081" help:"The admin address of the server."`
+}
+
+const description = `How many people are here, right now? A real-time presence counter gateway.
+
+Every flag is also an environment variable: --update-interval is HEADCOUNT_UPDATE_INTERVAL, and a repeatable one takes values separated by commas. An empty variable counts as not set. A flag wins over the environment, the environment over the file of --config, the file over the default.`
+
+func main() {
+	os.Exit(program{
+		args: os.Args[1:], lookup: os.LookupEnv,
+		stdout: os.Stdout, stderr: os.Stderr, terminal: isatty.IsTerminal(os.Stderr.Fd()),
+		serve: serve,
+	}.run())
+}
+
+// program is one run with all it touches, so that tests can stand in for them.
+type program struct {
+	args           []string
+	lookup         func(string) (string, bool) // the environment
+	stdout, stderr io.Writer
+	terminal       bool // stderr is one
+	serve          func(context.Context, Config, zerolog.Logger) error
+}
+
+// run returns the exit status.
+func (p program) run() int {
+	ctx, stop := interruptible(context.Background())
+	defer stop()
+
+	var c commands
+	command, err := p.parse(&c)
+	if err != nil {
+		return p.fail(exitSettings, err)
+	}
+	switch command {
+	case "serve":
+		return p.runServe(ctx, c.Serve.Config)
+	case "simulate":
+		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
+		if errors.Is(err, simulate.ErrSettings) {
+			return p.fail(exitSettings, err)
+		}
+	case "version":
+		_, err = fmt.Fprintln(p.stdout, versionLine())
+	case "healthcheck":
+		err = healthcheck(ctx, c.Healthcheck.AdminListen)
+	}
+	if err != nil {
+		return p.fail(exitFailure, err)
+	}
+	return exitOK
+}
+
+// parse fills c from all layers, checks it and returns the command's name.
+func (p program) parse(c *commands) (string, error) {
+	l := &layers{lookup: p.lookup, names: map[string]bool{}, source: map[string]string{}}
+	options := []kong.Option{
+		kong.Name("headcount"), kong.Description(description), kong.Writers(p.stdout, p.stderr), kong.Resolvers(l),
+		kong.ValueFormatter(helpWithDefault), kong.ConfigureHelp(kong.HelpOptions{NoExpandSubcommands: true}),
+		kong.ExplicitGroups([]kong.Group{
+			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "times", Title: "Times"},
+			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "log", Title: "Log"},
+		}),
+	}
+	for name, read := range readers {
+		options = append(options, kong.NamedMapper(name, l.mapper(read)))
+	}
+	parser, err := kong.New(c, options...)
+	if err != nil {
+		panic(err) // a mistake in the tags above
+	}
+	for _, child := range parser.Model.Children {
+		for _, flag := range child.Flags {
+			l.names[flag.Name] = true
+		}
+	}
+	parsed, err := parser.Parse(p.args)
+	if err != nil {
+		return "", l.explain(err)
+	}
+	command := parsed.Selected().Name
+	if command == "serve" { // kong has called Config.Validate
+		if err := unsupported(&c.Serve.Config); err != nil {
+			return "", l.explain(err)
+		}
+	}
+	return command, nil
+}
+
+// helpWithDefault is a flag's help with its default, which kong leaves out
+// where a flag has a placeholder.
+func helpWithDefault(v *kong.Value) string {
+	if v.Default == "" {
+		return v.Help
+	}
+	return v.Help + " Default " + v.Default + "."
+}
+
+// explain says where a refused setting is from, when not from the command
+// line, and where to look when kong refused the line itself.
+func (l *layers) explain(err error) error {
+	var s *settingError
+	if !errors.As(err, &s) {
+		command := "serve"
+		if p := (*kong.ParseError)(nil); errors.As(err, &p) && p.Context != nil && p.Context.Selected() != nil {
+			command = p.Context.Selected().Name
+		}
+		return fmt.Errorf("%w; see headcount %s --help", err, command)
+	}
+	if from, ok := l.source[s.flag]; ok {
+		return fmt.Errorf("--%s (from %s): %s", s.flag, from, s.problem)
+	}
+	return s
+}
+
+// fail prints the error as one line, whatever is in it, and returns status.
+func (p program) fail(status int, err error) int {
+	line := strings.Join(strings.FieldsFunc(err.Error(), unicode.IsControl), " ")
+	fmt.Fprintln(p.stderr, "headcount: "+line)
+	return status
+}
+
+func (p program) runServe(ctx context.Context, cfg Config) int {
+	signal.Ignore(syscall.SIGPIPE) // a log reader that went away is no reason to stop counting
+	log := p.logger(cfg)
+	for _, warning := range cfg.Warnings() {
+		log.Warn().Msg(warning)
+	}
+	err := p.serve(ctx, cfg, log)
+	if s := (*settingError)(nil); errors.As(err, &s) {
+		return p.fail(exitSettings, s)
+	}
+	if err != nil {
+		log.Error().Err(err).Msg("stopped")
+		return exitFailure
+	}
+	return exitOK
+}
+
+// logger writes to stderr. Nothing logs user ids, tokens, secrets or keys.
+func (p program) logger(cfg Config) zerolog.Logger {
+	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
+	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
+	out := p.stderr
+	if cfg.LogFormat == "console" || cfg.LogFormat == "" && p.terminal {
+		out = zerolog.ConsoleWriter{Out: p.stderr, TimeFormat: "15:04:05.000", NoColor: !p.terminal}
+	}
+	level, err := zerolog.ParseLevel(cfg.LogLevel)
+	if err != nil {
+		panic(err) // Validate knows the levels
+	}
+	return zerolog.New(out).Level(level).With().Timestamp().Logger()
+}
+
+// interruptible returns a context that the first SIGTERM or SIGINT ends. The
+// second ends the process at once. stop gives the signals back.
+func interruptible(parent context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2) // two count; a third changes nothing
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	stopped, gone := make(chan struct{}), make(chan struct{})
+	go func() { // stop waits for it
+		defer close(gone)
+		for _, act := range []func(){cancel, func() { os.Exit(exitFailure) }} {
+			select {
+			case <-signals:
+				act()
+			case <-stopped:
+				return
+			}
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(stopped)
+		<-gone
+		cancel()
+	}
+}
+
+// healthcheck asks a server on this machine whether it lives.
+func healthcheck(ctx context.Context, admin string) error {
+	host, _, err := splitAddr(admin)
+	if err != nil {
+		return refuse("admin-listen", "%q is no address: %v", admin, err)
+	}
+	_, port, _ := net.SplitHostPort(admin)
+	if isWildcard(admin) {
+		host = "localhost"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("healthz: %s", resp.Status)
+	}
+	return nil
+}
+
+// versionLine is what `headcount version` prints: the version, the revision it
+// was built from and the Go that built it.
+func versionLine() string {
+	v, revision, modified := version, "", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if v == "" {
+			v = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				revision = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				modified = ", modified"
+			}
+		}
+	}
+	if v == "" {
+		v = "(devel)"
+	}
+	line := "headcount " + v
+	if revision != "" {
+		line += " (" + revision + modified + ")"
+	}
+	return line + " " + runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH
+}

@@ -1,0 +1,344 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// patience bounds every wait for another process; nothing comes near it.
+const patience = 30 * time.Second
+
+// clean is the environment without this program's variables, and without the
+// second that the race detector waits at each exit.
+func clean(extra ...string) []string {
+	env := []string{"GORACE=atexit_sleep_ms=0"}
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "HEADCOUNT_") {
+			env = append(env, v)
+		}
+	}
+	return append(env, extra...)
+}
+
+// binary is the program as users run it: the one HEADCOUNT_BIN names, else
+// built here.
+func binary(t *testing.T) string {
+	t.Helper()
+	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
+		return bin
+	}
+	bin := filepath.Join(t.TempDir(), "headcount")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// status runs a command to its end.
+func status(t *testing.T, env []string, name string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &errs, env
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%s %q: %v", name, args, err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestExitStatus(t *testing.T) {
+	bin := binary(t)
+	for name, tc := range map[string]struct {
+		args   []string
+		env    []string
+		code   int
+		stdout string // begins with
+		stderr string // holds, in its only line
+	}{
+		"help":                      {args: []string{"--help"}, stdout: "Usage: headcount <command>"},
+		"help of serve":             {args: []string{"serve", "--help"}, stdout: "Usage: headcount serve [flags]"},
+		"help despite bad settings": {args: []string{"--help"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x"}, stdout: "Usage: headcount <command>"},
+		"version":                   {args: []string{"version"}, stdout: "headcount "},
+		"version beside variables":  {args: []string{"version"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x", "HEADCOUNT_CONFIG=/nowhere"}, stdout: "headcount "},
+		"unknown command":           {args: []string{"count"}, code: 2, stderr: "count"},
+		"argument after a command":  {args: []string{"serve", "now"}, code: 2, stderr: "now"},
+		"unknown flag":              {args: []string{"--lisen", ":1"}, code: 2, stderr: "--lisen"},
+		"unknown flag of serve":     {args: []string{"serve", "--lisen=:1"}, code: 2, stderr: "--lisen"},
+		"unknown short flag":        {args: []string{"-x"}, code: 2, stderr: "-x"},
+		"serve flag for another":    {args: []string{"--listen=:1", "version"}, code: 2, stderr: "--listen"},
+		"bad duration":              {args: []string{"--update-interval", "often"}, code: 2, stderr: "--update-interval"},
+		"bad variable":              {args: []string{"serve"}, env: []string{"HEADCOUNT_PONG_TIMEOUT=often"}, code: 2, stderr: "HEADCOUNT_PONG_TIMEOUT"},
+		"contradiction":             {args: []string{"serve", "--leave-grace=7s"}, code: 2, stderr: "--leave-grace"},
+		"a line break in a setting": {args: []string{"--region", "a\nb\r\nc"}, code: 2, stderr: "--region"},
+		"a line break in a command": {args: []string{"a\nb"}, code: 2, stderr: "a b"},
+		"no such file":              {args: []string{"--config", "/nowhere"}, code: 2, stderr: "--config"},
+		"simulate, unknown flag":    {args: []string{"simulate", "--usrs=1"}, code: 2, stderr: "--usrs"},
+		"healthcheck, nobody there": {args: []string{"healthcheck", "--admin-listen=127.0.0.1:1"}, code: 1, stderr: "127.0.0.1:1"},
+		"healthcheck, no address":   {args: []string{"healthcheck", "--admin-listen=here"}, code: 1, stderr: "--admin-listen"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := status(t, clean(tc.env...), bin, tc.args...)
+			if code != tc.code {
+				t.Errorf("exit status %d, want %d", code, tc.code)
+			}
+			if !strings.HasPrefix(stdout, tc.stdout) || tc.stdout == "" && stdout != "" {
+				t.Errorf("stdout %q, want %q…", stdout, tc.stdout)
+			}
+			if tc.stderr == "" && stderr != "" {
+				t.Errorf("stderr %q, want none", stderr)
+			}
+			if tc.stderr != "" && (!strings.Contains(stderr, tc.stderr) || strings.Count(stderr, "\n") != 1 || !strings.HasSuffix(stderr, "\n")) {
+				t.Errorf("stderr %q, want one line with %q", stderr, tc.stderr)
+			}
+		})
+	}
+
+	// A refusal of every flag, through the whole program.
+	t.Run("refused settings", func(t *testing.T) {
+		seen := map[string]bool{}
+		for name, tc := range refused {
+			if seen[tc.flag] {
+				continue
+			}
+			seen[tc.flag] = true
+			args := strings.Fields(tc.args)
+			if tc.file != "" {
+				args = append(args, "--config", writeFile(t, tc.file))
+			}
+			var env []string
+			for k, v := range tc.env {
+				env = append(env, k+"="+v)
+			}
+			code, stdout, stderr := status(t, clean(env...), bin, args...)
+			if code != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "headcount: --"+tc.flag) {
+				t.Errorf("%s: exit status %d, stdout %q, stderr %q", name, code, stdout, stderr)
+			}
+		}
+	})
+}
+
+// The server itself: it comes up, says it is well, and ends with status 0.
+func TestServeUntilSignal(t *testing.T) {
+	bin := binary(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, bin, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json")
+	cmd.Env = clean()
+	errs, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	admin, said := "", ""
+	for lines := bufio.NewScanner(errs); lines.Scan(); {
+		said += lines.Text() + "\n"
+		var line struct{ Admin string }
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			t.Errorf("not a line of JSON: %q", lines.Text())
+		}
+		if line.Admin == "" || admin != "" {
+			continue
+		}
+		admin = line.Admin
+		if code, _, stderr := status(t, clean("HEADCOUNT_ADMIN_LISTEN="+admin), bin, "healthcheck"); code != 0 {
+			t.Errorf("healthcheck: exit status %d, %q", code, stderr)
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+	}
+	cmd.Wait() // the exit status says it
+	if code := cmd.ProcessState.ExitCode(); code != 0 || admin == "" {
+		t.Errorf("exit status %d, admin address %q, after:\n%s", code, admin, said)
+	}
+}
+
+func TestHealthcheck(t *testing.T) {
+	code := http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/healthz" {
+			t.Errorf("asked for %s", r.URL.Path)
+		}
+		w.WriteHeader(code)
+	}))
+	defer server.Close()
+	addr := server.Listener.Addr().String()
+	_, port, _ := strings.Cut(addr, ":")
+	for _, admin := range []string{addr, ":" + port, "0.0.0.0:" + port} {
+		if err := healthcheck(t.Context(), admin); err != nil {
+			t.Errorf("%s: %v", admin, err)
+		}
+	}
+	code = http.StatusServiceUnavailable
+	if err := healthcheck(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "503") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func help(t *testing.T) string {
+	t.Helper()
+	code, stdout, _ := helper(t, "", "serve", "--help")
+	if code != 0 {
+		t.Fatalf("exit status %d", code)
+	}
+	return stdout
+}
+
+// The tests below run this test binary as the program, with another serve.
+
+const helperVariable = "TEST_HEADCOUNT_SERVE"
+
+// TestHelperProcess is the program, when another test runs it as that.
+func TestHelperProcess(t *testing.T) {
+	name, ok := os.LookupEnv(helperVariable)
+	if !ok {
+		return
+	}
+	args := os.Args
+	for len(args) > 0 && args[0] != "--" {
+		args = args[1:]
+	}
+	os.Exit(program{args: args[1:], lookup: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr, serve: serves[name]}.run())
+}
+
+var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
+	"":       func(context.Context, Config, zerolog.Logger) error { return nil },
+	"fails":  func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
+	"refuse": func(context.Context, Config, zerolog.Logger) error { return refuse("listen", "no; use another") },
+	"drains": func(ctx context.Context, _ Config, _ zerolog.Logger) error {
+		os.Stdout.WriteString("ready\n")
+		<-ctx.Done()
+		os.Stdout.WriteString("draining\n")
+		time.Sleep(10 * time.Millisecond)
+		return nil
+	},
+	"hangs": func(ctx context.Context, _ Config, _ zerolog.Logger) error {
+		os.Stdout.WriteString("ready\n")
+		<-ctx.Done()
+		os.Stdout.WriteString("draining\n")
+		select {}
+	},
+	"logs": func(_ context.Context, c Config, log zerolog.Logger) error {
+		log.Debug().Msg("hidden")
+		log.Info().Str("region", c.Region).Msg("shown")
+		return nil
+	},
+}
+
+func helperCommand(serve string, args ...string) (name string, argv, env []string) {
+	return os.Args[0], append([]string{"-test.run=^TestHelperProcess$", "--"}, args...), clean(helperVariable + "=" + serve)
+}
+
+func helper(t *testing.T, serve string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	name, argv, env := helperCommand(serve, args...)
+	return status(t, env, name, argv...)
+}
+
+func TestServeFails(t *testing.T) {
+	code, _, stderr := helper(t, "fails")
+	if code != 1 || !strings.Contains(stderr, `"level":"error"`) || !strings.Contains(stderr, "the roof is on fire") {
+		t.Errorf("exit status %d, stderr %q", code, stderr)
+	}
+	code, _, stderr = helper(t, "refuse")
+	if code != 2 || stderr != "headcount: --listen: no; use another\n" {
+		t.Errorf("exit status %d, stderr %q", code, stderr)
+	}
+}
+
+func TestLog(t *testing.T) {
+	for format, want := range map[string]string{"": `"message":"shown"`, "json": `"message":"shown"`, "console": "INF shown region=local"} {
+		args := []string{"--jwt-secret", "hunter2"}
+		if format != "" {
+			args = append(args, "--log-format", format)
+		}
+		code, stdout, stderr := helper(t, "logs", args...)
+		if code != 0 || stdout != "" || !strings.Contains(stderr, want) || strings.Contains(stderr, "hidden") {
+			t.Errorf("format %q: exit status %d, stdout %q, stderr %q", format, code, stdout, stderr)
+		}
+		if !strings.Contains(stderr, "--jwt-secret is under 16 bytes") || strings.Contains(stderr, "hunter2") {
+			t.Errorf("format %q: no warning of a short secret, or the secret itself: %q", format, stderr)
+		}
+	}
+	if _, _, stderr := helper(t, "logs", "--log-level", "debug"); !strings.Contains(stderr, "hidden") {
+		t.Errorf("debug is not logged: %q", stderr)
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for name, tc := range map[string]struct {
+		serve   string
+		signals []os.Signal
+		code    int
+	}{
+		"SIGTERM drains":             {"drains", []os.Signal{syscall.SIGTERM}, 0},
+		"SIGINT drains":              {"drains", []os.Signal{os.Interrupt}, 0},
+		"a second SIGTERM ends it":   {"hangs", []os.Signal{syscall.SIGTERM, syscall.SIGTERM}, 1},
+		"SIGINT after SIGTERM, too":  {"hangs", []os.Signal{syscall.SIGTERM, os.Interrupt}, 1},
+		"SIGPIPE is not a signal":    {"drains", []os.Signal{syscall.SIGPIPE, syscall.SIGTERM}, 0},
+		"two SIGINT, as from Ctrl-C": {"hangs", []os.Signal{os.Interrupt, os.Interrupt}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			bin, argv, env := helperCommand(tc.serve, "--region", "eu")
+			cmd := exec.CommandContext(ctx, bin, argv...)
+			cmd.Env = env
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			wait := func(want string) {
+				if !lines.Scan() || lines.Text() != want {
+					t.Errorf("got %q, %v, want %q", lines.Text(), lines.Err(), want)
+				}
+			}
+			wait("ready")
+			for i, s := range tc.signals {
+				if i == len(tc.signals)-1 && tc.serve == "hangs" {
+					wait("draining") // two at once may arrive as one
+				}
+				if err := cmd.Process.Signal(s); err != nil {
+					t.Error(err)
+				}
+			}
+			for lines.Scan() { // to the end, before Wait closes the pipe
+			}
+			cmd.Wait() // the exit status says it
+			if code := cmd.ProcessState.ExitCode(); code != tc.code {
+				t.Errorf("exit status %d, want %d", code, tc.code)
+			}
+		})
+	}
+}
+
+func TestVersionLine(t *testing.T) {
+	version = "v1.2.3"
+	defer func() { version = "" }()
+	if got := versionLine(); !strings.HasPrefix(got, "headcount v1.2.3 ") || !strings.Contains(got, " go1.") {
+		t.Errorf("got %q", got)
+	}
+}

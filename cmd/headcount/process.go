@@ -1,0 +1,488 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/dispatcher"
+	"headcount/gateway"
+	"headcount/presence"
+	"headcount/presence/cluster"
+	"headcount/presence/heartbeat"
+	"headcount/presence/node"
+	"headcount/presence/ring"
+)
+
+const (
+	renewEvery = 800 * time.Millisecond
+	leaseTTL   = 2500 * time.Millisecond
+	renewLimit = 2 * time.Second // for one renewal
+	// absentFor is how long a process must be missing, while the store answered
+	// all the time, until it counts as gone: after an outage of the store it may
+	// only not have renewed its lease yet.
+	absentFor = 2 * time.Second
+	// nameWait is how long a starting process waits for its own former lease.
+	nameWait = leaseTTL + 2*time.Second
+	// generationEvery is the number of renewals between two looks at whether the
+	// store lost the endpoints.
+	generationEvery = 2
+	// handOver is how long a leaving process works on, so that the others take
+	// over what it owned before it is gone.
+	handOver = 2*renewEvery + 500*time.Millisecond
+
+	holdRetry = 100 * time.Millisecond // until a partition's next owner is known
+)
+
+// regionStore is the store that a region's processes share.
+type regionStore interface {
+	presence.Store
+	presence.Processes
+	// DropGateway takes a dead gateway out of all endpoints.
+	DropGateway(ctx context.Context, gateway string) error
+}
+
+// datagrams carries beats and replies to other processes.
+type datagrams interface {
+	SendBeat(to string, b *heartbeat.Beat)
+	SendReply(to string, r *heartbeat.Reply)
+	SetTable(hash uint64)
+	Run(ctx context.Context) error
+}
+
+// calls carries counts and holds to other processes.
+type calls interface {
+	PushCounts(ctx context.Context, addr string, counts []presence.Count) error
+	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
+}
+
+// process is one member of a region's cluster, with any of the roles. What is
+// its own goes through memory, everything else through datagrams and calls.
+type process struct {
+	self       presence.Process
+	partitions int
+	buckets    int
+	store      regionStore
+	datagrams  datagrams
+	calls      calls
+	log        zerolog.Logger
+
+	// By role; nil without it.
+	gateway    *gateway.Gateway
+	node       *node.Node
+	dispatcher *dispatcher.Dispatcher
+
+	table   atomic.Pointer[ring.Table]
+	up      atomic.Bool // the store answers
+	read    atomic.Bool // complete counts have been read once
+	leaving atomic.Bool
+	turned  chan struct{} // holds one: up has changed
+	hurry   chan struct{} // holds one: renew now, somebody has another table
+
+	tableChanges, disagreements prometheus.Counter
+
+	// membership's own
+	seen       map[string]*sighting
+	renewed    time.Time // last success
+	generation uint64
+}
+
+// sighting is a process as this one last saw it alive.
+type sighting struct {
+	presence.Process
+	at time.Time
+}
+
+// newProcess returns a process that lacks its store, its connections to others
+// and its roles; until run it takes only storeState.
+func newProcess(self presence.Process, partitions, buckets int, log zerolog.Logger) *process {
+	return &process{
+		self: self, partitions: partitions, buckets: buckets, log: log,
+		turned: make(chan struct{}, 1),
+		hurry:  make(chan struct{}, 1),
+		seen:   map[string]*sighting{},
+		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_ring_changes_total", Help: "Times the owners of partitions or buckets changed.",
+		}),
+		disagreements: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_ring_disagreements_total", Help: "Datagrams from processes that saw other owners at that moment.",
+		}),
+	}
+}
+
+func (p *process) has(role string) bool { return slices.Contains(p.self.Roles, role) }
+
+// sendBeat carries a beat to the owner of its partition, if there is one.
+func (p *process) sendBeat(b *heartbeat.Beat) {
+	t := p.table.Load()
+	if t == nil {
+		return
+	}
+	switch owner, ok := t.Node(b.Partition); {
+	case !ok:
+	case owner == p.self.Name:
+		p.node.Deliver(b)
+	default:
+		p.datagrams.SendBeat(owner, b)
+	}
+}
+
+func (p *process) receiveBeat(b *heartbeat.Beat) {
+	if p.node != nil {
+		p.node.Deliver(b)
+	}
+}
+
+func (p *process) sendReply(to string, r *heartbeat.Reply) {
+	if to == p.self.Name {
+		p.receiveReply(r)
+	} else {
+		p.datagrams.SendReply(to, r)
+	}
+}
+
+func (p *process) receiveReply(r *heartbeat.Reply) {
+	if p.gateway != nil {
+		p.gateway.Receive(r)
+	}
+}
+
+// pushCounts sends counts to a gateway.
+func (p *process) pushCounts(ctx context.Context, to string, counts []presence.Count) error {
+	if to == p.self.Name && p.gateway != nil {
+		p.gateway.Push(counts)
+		return nil
+	}
+	return p.calls.PushCounts(ctx, to, counts)
+}
+
+func (p *process) receiveCounts(_ string, counts []presence.Count) {
+	if p.gateway != nil {
+		p.gateway.Push(counts)
+	}
+}
+
+// hold has the owner of the user's partition take or end a hold. While the
+// partition changes hands it asks again, as long as ctx lasts.
+func (p *process) hold(ctx context.Context, u presence.User, page string, on bool) error {
+	for {
+		err := p.holdOnce(ctx, u, page, on)
+		if !errors.Is(err, node.ErrNotOwner) && !errors.Is(err, cluster.ErrNotOwner) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("hold: %w: %w", presence.ErrUnavailable, err)
+		case <-time.After(holdRetry):
+		}
+	}
+}
+
+func (p *process) holdOnce(ctx context.Context, u presence.User, page string, on bool) error {
+	t := p.table.Load()
+	if t == nil {
+		return node.ErrNotOwner
+	}
+	switch owner, ok := t.Node(u.Partition(p.partitions)); {
+	case !ok:
+		return node.ErrNotOwner
+	case owner == p.self.Name:
+		return p.node.Hold(ctx, u, page, on)
+	default:
+		return p.calls.Hold(ctx, owner, u, page, on)
+	}
+}
+
+func (p *process) receiveHold(ctx context.Context, u presence.User, page string, on bool) error {
+	if p.node == nil {
+		return node.ErrNotOwner
+	}
+	return p.node.Hold(ctx, u, page, on)
+}
+
+// disagree is told that another process has another table. Usually one of the
+// two has not heard yet of who came or went.
+func (p *process) disagree(string, uint64) {
+	p.disagreements.Inc()
+	select {
+	case p.hurry <- struct{}{}:
+	default:
+	}
+}
+
+// storeState is told when the store comes and goes, by any goroutine.
+func (p *process) storeState(up bool) {
+	p.up.Store(up)
+	select {
+	case p.turned <- struct{}{}:
+	default:
+	}
+}
+
+// followStore tells the gateway when the store comes and goes, until ctx ends.
+func (p *process) followStore(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.turned:
+		}
+		if p.up.Load() {
+			p.gateway.StoreBack()
+		} else {
+			p.gateway.StoreAway()
+		}
+	}
+}
+
+// ready says why the process cannot do its roles now, or nil.
+func (p *process) ready() error {
+	t := p.table.Load()
+	switch {
+	case p.leaving.Load():
+		return errors.New("the process is shutting down")
+	case !p.up.Load():
+		return presence.ErrUnavailable
+	case t == nil:
+		return errors.New("the process has not joined its cluster yet")
+	}
+	if p.node != nil {
+		for _, id := range t.PartitionsOf(p.self.Name) {
+			if !p.node.Owns(id) {
+				return errors.New("the presence node is taking over its partitions")
+			}
+		}
+	}
+	if p.gateway != nil {
+		if _, ok := t.Node(0); !ok {
+			return errors.New("no presence node is known")
+		}
+		if !p.read.Load() {
+			return errors.New("the counts are not complete yet")
+		}
+	}
+	return nil
+}
+
+// run owns the process's goroutines until ctx ends. An error says that the
+// process cannot take part.
+func (p *process) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	start := func(run func(context.Context) error) {
+		wg.Go(func() {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
+				cancel(err)
+			}
+		})
+	}
+	start(p.datagrams.Run)
+	start(p.membership)
+	if p.node != nil {
+		start(p.node.Run)
+	}
+	if p.dispatcher != nil {
+		start(p.dispatcher.Run)
+	}
+	if p.gateway != nil {
+		start(p.gateway.Run)
+		start(p.followStore)
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// membership keeps the lease and follows who else has one, until ctx ends.
+func (p *process) membership(ctx context.Context) error {
+	begun := time.Now()
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		err := p.renew(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, presence.ErrFacts):
+			return err
+		case errors.Is(err, presence.ErrNameTaken) && (!p.renewed.IsZero() || time.Since(begun) > nameWait):
+			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
+		case err != nil:
+			p.log.Warn().Err(err).Msg("the lease could not be renewed; trying again")
+		case n%generationEvery == 0 || !p.read.Load():
+			p.watchStore(ctx)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-p.hurry: // at most once in two ticks, however much disagreement there is
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+		}
+	}
+}
+
+// renew renews the lease and takes over what follows from who is there.
+func (p *process) renew(ctx context.Context) error {
+	rctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	self := p.self
+	if p.leaving.Load() {
+		self.Roles = nil // still there, but nothing is ours any more
+	}
+	processes, err := p.store.Renew(rctx, self, leaseTTL)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	lapsed := now.Sub(p.renewed) > leaseTTL
+	if lapsed && !p.renewed.IsZero() && p.gateway != nil {
+		p.gateway.StoreBack() // the others may have dropped our endpoints
+	}
+	p.sight(processes, now, now.Sub(p.renewed) > 2*renewEvery)
+	p.renewed = now
+	return p.adopt(ctx)
+}
+
+// sight notes who is there. After a gap nobody is missed at once.
+func (p *process) sight(processes []presence.Process, now time.Time, gap bool) {
+	if gap {
+		for _, s := range p.seen {
+			s.at = now
+		}
+	}
+	for _, other := range processes {
+		p.seen[other.Name] = &sighting{other, now}
+	}
+}
+
+// adopt makes the table what the processes that are there make of it.
+func (p *process) adopt(ctx context.Context) error {
+	var nodes, dispatchers []string
+	for name, s := range p.seen {
+		if time.Since(s.at) >= absentFor {
+			delete(p.seen, name)
+			p.gone(ctx, s.Process)
+			continue
+		}
+		if slices.Contains(s.Roles, rolePresence) {
+			nodes = append(nodes, name)
+		}
+		if slices.Contains(s.Roles, roleDispatcher) {
+			dispatchers = append(dispatchers, name)
+		}
+	}
+	t, err := ring.New(nodes, dispatchers, p.partitions, p.buckets)
+	if err != nil {
+		return err
+	}
+	if old := p.table.Load(); old != nil && old.Hash() == t.Hash() {
+		return nil
+	}
+	p.table.Store(t)
+	p.tableChanges.Inc()
+	p.datagrams.SetTable(t.Hash())
+	if p.node != nil && !p.leaving.Load() {
+		p.node.Own(t.PartitionsOf(p.self.Name))
+	}
+	if p.dispatcher != nil && !p.leaving.Load() {
+		p.dispatcher.Own(t.BucketsOf(p.self.Name))
+	}
+	if p.gateway != nil {
+		p.gateway.OwnersChanged()
+	}
+	p.log.Info().Int("nodes", len(nodes)).Int("dispatchers", len(dispatchers)).
+		Int("partitions", len(t.PartitionsOf(p.self.Name))).Int("buckets", len(t.BucketsOf(p.self.Name))).
+		Msg("the cluster changed")
+	return nil
+}
+
+// gone clears up after a process that died: the dispatcher of the first bucket
+// takes its gateway out of the endpoints.
+func (p *process) gone(ctx context.Context, dead presence.Process) {
+	p.log.Warn().Str("process", dead.Name).Msg("a process is gone")
+	t := p.table.Load()
+	if t == nil || !slices.Contains(dead.Roles, roleGateway) {
+		return
+	}
+	if d, ok := t.Dispatcher(0); !ok || d != p.self.Name {
+		return
+	}
+	dctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	if err := p.store.DropGateway(dctx, dead.Name); err != nil {
+		p.log.Warn().Err(err).Str("process", dead.Name).Msg("its endpoints could not be dropped; they cost failing pushes")
+	}
+}
+
+// watchStore has the gateway attach again when the store lost data, and finds
+// out when counts can be read for the first time.
+func (p *process) watchStore(ctx context.Context) {
+	if p.gateway == nil {
+		return
+	}
+	rctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	generation, err := p.store.Generation(rctx)
+	if err != nil {
+		return // the store says so itself
+	}
+	if p.generation != 0 && generation != p.generation {
+		p.gateway.StoreAway()
+		p.gateway.StoreBack()
+	}
+	p.generation = generation
+	if !p.read.Load() {
+		counts, err := p.store.Counts(rctx, []string{presence.Site})
+		if err == nil && !counts[0].Stale {
+			p.read.Store(true)
+		}
+	}
+}
+
+// leave hands over what the process owns and ends its lease. run must go on
+// until it returns.
+func (p *process) leave(ctx context.Context) {
+	p.leaving.Store(true)
+	if t := p.table.Load(); t != nil && p.alone(t) {
+		p.end(ctx)
+		return
+	}
+	select {
+	case p.hurry <- struct{}{}:
+	default:
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(handOver):
+	}
+	p.end(ctx)
+}
+
+// alone reports whether nobody could take over.
+func (p *process) alone(t *ring.Table) bool {
+	return len(t.PartitionsOf(p.self.Name)) == p.partitions && len(t.BucketsOf(p.self.Name)) == p.buckets ||
+		p.node == nil && p.dispatcher == nil
+}
+
+func (p *process) end(ctx context.Context) {
+	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
+	defer cancel()
+	if err := p.store.Leave(lctx, p.self); err != nil {
+		p.log.Warn().Err(err).Msg("the lease could not be ended; it runs out by itself")
+	}
+}

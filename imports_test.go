@@ -1,0 +1,175 @@
+package headcount_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "headcount"
+
+// layer is a package, or with "/..." a package and those below it, and what of
+// ours it may import, beside packages of the same entry.
+type layer struct {
+	name string
+	may  []string
+}
+
+// layers is the direction of imports, from the bottom up:
+//
+//	cmd → gateway, dispatcher, presence/node, stores → presence
+//
+// The four in the middle do not know each other; cmd joins them. The first
+// entry that fits a package is its layer, and a package that fits none has no
+// place yet: give it one here.
+var layers = []layer{
+	{"presence", nil}, // the words: nothing of ours
+	{"presence/cluster/seal", nil},
+	{"presence/heartbeat", []string{"presence", "presence/cluster/seal"}},
+	{"presence/cluster", []string{"presence", "presence/cluster/seal"}},
+	{"presence/ring", []string{"presence"}},
+	{"presence/pncounter", []string{"presence"}},
+	{"presence/storetest", []string{"presence"}}, // for the tests of stores; only they import it
+	{"presence/redistest", nil},                  // real servers for tests
+	{"scripts", nil},
+	{"web", nil},
+	{"presence/memstore/...", []string{"presence", "presence/pncounter"}},
+	{"presence/redisstore/...", []string{"presence", "presence/pncounter", "scripts"}},
+	{"presence/node/...", []string{"presence", "presence/heartbeat", "presence/ring"}}, // no store but by the contract
+	{"dispatcher/...", []string{"presence"}},
+	{"gateway/...", []string{"presence", "presence/heartbeat", "presence/ring", "web"}},
+	{"cmd/headcount/simulate", nil}, // a black box client
+	{"cmd/headcount/e2e", nil},      // tests alone
+	{"cmd/headcount/faults", nil},   // tests alone
+	{"cmd/headcount", []string{
+		"presence", "presence/heartbeat", "presence/ring", "presence/pncounter", "presence/memstore/...", "presence/redisstore/...",
+		"presence/cluster", "presence/node/...", "dispatcher/...", "gateway/...", "web", "cmd/headcount/simulate",
+	}},
+}
+
+func (l layer) fits(pkg string) bool { return fits(l.name, pkg) }
+
+func fits(pattern, pkg string) bool {
+	root, tree := strings.CutSuffix(pattern, "/...")
+	return pkg == root || tree && strings.HasPrefix(pkg, root+"/")
+}
+
+// ours is a package's name within the module.
+func ours(path string) (pkg string, ok bool) {
+	if path == module {
+		return ".", true
+	}
+	return strings.CutPrefix(path, module+"/")
+}
+
+// wrongImports returns a line for each import against the direction, in order.
+// The graph has the direct imports of every package, by import path.
+func wrongImports(graph map[string][]string) []string {
+	var wrong []string
+	for path, imports := range graph {
+		pkg, ok := ours(path)
+		if !ok || pkg == "." && len(imports) == 0 { // the root holds this test only
+			continue
+		}
+		i := slices.IndexFunc(layers, func(l layer) bool { return l.fits(pkg) })
+		if i < 0 {
+			wrong = append(wrong, fmt.Sprintf("%s has no layer; give it one in imports_test.go", pkg))
+			continue
+		}
+		for _, path := range imports {
+			imported, ok := ours(path)
+			if !ok || layers[i].fits(imported) || slices.ContainsFunc(layers[i].may, func(p string) bool { return fits(p, imported) }) {
+				continue
+			}
+			wrong = append(wrong, fmt.Sprintf("%s imports %s", pkg, imported))
+		}
+	}
+	slices.Sort(wrong)
+	return wrong
+}
+
+// TestImportsPointOneWay reads what the packages import, without their tests,
+// which may join what they like.
+func TestImportsPointOneWay(t *testing.T) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"/...")
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	graph := map[string][]string{}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := dec.Decode(&p); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		graph[p.ImportPath] = p.Imports
+	}
+	for _, must := range []string{"presence", "gateway", "cmd/headcount"} {
+		if len(graph[module+"/"+must]) == 0 {
+			t.Errorf("go list knows no %s: is this test looking at the module?", must)
+		}
+	}
+	for _, line := range wrongImports(graph) {
+		t.Error(line)
+	}
+}
+
+func TestWrongImportsAreFound(t *testing.T) {
+	for name, tc := range map[string]struct {
+		from, to string
+		want     string // nothing for an import that is right
+	}{
+		"gateway to presence":          {"gateway", "presence", ""},
+		"gateway to its part":          {"gateway", "gateway/unread", ""},
+		"part of gateway to gateway":   {"gateway/unread", "gateway", ""},
+		"node to heartbeat":            {"presence/node", "presence/heartbeat", ""},
+		"cmd to a store":               {"cmd/headcount", "presence/memstore", ""},
+		"cmd to its part":              {"cmd/headcount", "cmd/headcount/simulate", ""},
+		"to the outside":               {"presence", "github.com/x/presence", ""},
+		"to a name that begins alike":  {"presence", "headcounter/gateway", ""},
+		"presence to heartbeat":        {"presence", "presence/heartbeat", "presence imports presence/heartbeat"},
+		"heartbeat to ring":            {"presence/heartbeat", "presence/ring", "presence/heartbeat imports presence/ring"},
+		"gateway to dispatcher":        {"gateway", "dispatcher", "gateway imports dispatcher"},
+		"dispatcher to gateway":        {"dispatcher", "gateway", "dispatcher imports gateway"},
+		"part of gateway, likewise":    {"gateway/unread", "dispatcher", "gateway/unread imports dispatcher"},
+		"dispatcher to part, likewise": {"dispatcher", "gateway/unread", "dispatcher imports gateway/unread"},
+		"gateway to node":              {"gateway", "presence/node", "gateway imports presence/node"},
+		"gateway to a store":           {"gateway", "presence/memstore", "gateway imports presence/memstore"},
+		"node to a store":              {"presence/node", "presence/redisstore", "presence/node imports presence/redisstore"},
+		"node to the other store":      {"presence/node", "presence/memstore", "presence/node imports presence/memstore"},
+		"store to store":               {"presence/redisstore", "presence/memstore", "presence/redisstore imports presence/memstore"},
+		"store to its contract's test": {"presence/memstore", "presence/storetest", "presence/memstore imports presence/storetest"},
+		"gateway to cmd":               {"gateway", "cmd/headcount", "gateway imports cmd/headcount"},
+		"presence to cmd":              {"presence", "cmd/headcount/simulate", "presence imports cmd/headcount/simulate"},
+		"simulate to presence":         {"cmd/headcount/simulate", "presence", "cmd/headcount/simulate imports presence"},
+		"simulate to cmd":              {"cmd/headcount/simulate", "cmd/headcount", "cmd/headcount/simulate imports cmd/headcount"},
+		"web to gateway":               {"web", "gateway", "web imports gateway"},
+		"a package without a layer":    {"utils", "fmt", "utils has no layer; give it one in imports_test.go"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			to := tc.to
+			if !strings.Contains(to, ".") && to != "fmt" && !strings.HasPrefix(to, "headcounter/") {
+				to = module + "/" + to
+			}
+			var want []string
+			if tc.want != "" {
+				want = []string{tc.want}
+			}
+			if got := wrongImports(map[string][]string{module + "/" + tc.from: {"fmt", to}}); !slices.Equal(got, want) {
+				t.Errorf("%s → %s: got %q, want %q", tc.from, tc.to, got, want)
+			}
+		})
+	}
+}
