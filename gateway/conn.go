@@ -114,6 +114,14 @@ func (g *Gateway) open(w *wire, user presence.User, expires time.Time) *conn {
 	return c
 }
 
+// enter has the connection served; Drain, which may have looked already, misses none.
+func (g *Gateway) enter(c *conn) {
+	c.shard.add(c)
+	if g.draining.Load() {
+		c.endSoon(websocket.StatusServiceRestart, "this gateway is shutting down")
+	}
+}
+
 // serveSocket speaks with a client until the connection ends.
 func (c *conn) serveSocket(id Identity) {
 	defer c.g.leave(c)
@@ -123,7 +131,7 @@ func (c *conn) serveSocket(id Identity) {
 	for err == nil && !c.ended.Load() {
 		err = c.read()
 	}
-	c.shut()
+	c.shut(err)
 }
 
 var messageBuffers = sync.Pool{New: func() any { return new([maxMessage + 1]byte) }}
@@ -270,10 +278,17 @@ func (c *conn) endSoon(code websocket.StatusCode, reason string, last ...[]byte)
 
 // shut closes the connection: at once when the client has gone, else when it
 // has closed its side or taken too long to.
-func (c *conn) shut() {
+func (c *conn) shut(err error) {
 	if c.ended.Load() {
 		_ = c.wire.SetReadDeadline(time.Now().Add(lingerClose))
-		_, _ = io.Copy(io.Discard, c.wire)
+		for r := io.Reader(nil); err == nil; { // until its close frame
+			if _, r, err = c.ws.Reader(context.Background()); err == nil {
+				_, err = io.Copy(io.Discard, r)
+			}
+		}
+		if websocket.CloseStatus(err) == -1 { // it is in the middle of a message
+			_, _ = io.Copy(io.Discard, c.wire)
+		}
 	}
 	_ = c.ws.CloseNow()
 }
@@ -284,7 +299,7 @@ func (g *Gateway) leave(c *conn) {
 	for _, page := range c.shard.remove(c) {
 		g.roster.leave(c.user, page, c, true)
 	}
-	g.connections.Add(-1)
+	g.release()
 }
 
 // ping asks a silent client for a sign of life. The sweep calls it.
@@ -342,7 +357,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) err
 	ws.SetReadLimit(-1) // read has its own, with an error frame
 	c = g.open(h.wire, id.Hash, id.Expires)
 	c.ws = ws
-	c.shard.add(c)
+	g.enter(c)
 	g.conns.Go(func() { c.serveSocket(id) })
 	return nil
 }

@@ -79,7 +79,8 @@ type Gateway struct {
 	limiter     *addressLimiter
 	metrics     *metrics
 	handler     http.Handler
-	conns       sync.WaitGroup // readers and writers of connections
+	conns       sync.WaitGroup // connections, and what they start
+	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
 	started     atomic.Bool // has been ready once: from then on there is always something to serve
 	draining    atomic.Bool
@@ -209,7 +210,9 @@ const moveRate = 1000
 // all are gone; those that would not go until ctx ends are cut off. Their users
 // stay counted for the grace. Run must still be running.
 func (g *Gateway) Drain(ctx context.Context) error {
+	g.entry.Lock()
 	g.draining.Store(true)
+	g.entry.Unlock()
 	window := time.Duration(g.connections.Load()) * time.Second / moveRate
 	window = min(max(window, time.Second), g.cfg.ShutdownTimeout*2/5)
 	g.each(func(c *conn) {

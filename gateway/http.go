@@ -311,21 +311,32 @@ func (g *Gateway) putCounter(c *gin.Context) {
 // reserve takes a place for a long connection; when there is none the answer
 // has been written. Who has one gives it back by leaving.
 func (g *Gateway) reserve(c *gin.Context) bool {
+	g.entry.Lock()
 	err := g.serving()
 	if g.draining.Load() {
 		err = errDraining
 	}
+	if err == nil {
+		g.conns.Add(1)
+	}
+	g.entry.Unlock()
 	if err != nil {
 		unavailable(c, err)
 		return false
 	}
 	if n := g.connections.Add(1); n > int64(g.cfg.MaxConnections) {
-		g.connections.Add(-1)
+		g.release()
 		g.metrics.refused.Inc()
 		writeProblem(c.Writer, http.StatusServiceUnavailable, "This gateway has as many connections as it may.", retryAfter(5*time.Second))
 		return false
 	}
 	return true
+}
+
+// release gives back what reserve took.
+func (g *Gateway) release() {
+	g.connections.Add(-1)
+	g.conns.Done()
 }
 
 func (g *Gateway) getSocket(c *gin.Context) {
@@ -349,7 +360,7 @@ func (g *Gateway) getSocket(c *gin.Context) {
 	}
 	g.cfg.Identities.SetCookie(c.Writer, r, id, g.cfg.Proxies.Secure(r))
 	if err := g.accept(c.Writer, r, id); err != nil {
-		g.connections.Add(-1)
+		g.release()
 		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
 	}
 }
@@ -406,7 +417,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
 	}
 	if err := g.stream(c.Writer, id, name); err != nil {
-		g.connections.Add(-1)
+		g.release()
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
 }
@@ -436,7 +447,7 @@ func (g *Gateway) stream(w gin.ResponseWriter, id Identity, name string) error {
 		_ = h.wire.Close()
 		return err
 	}
-	c.shard.add(c)
+	g.enter(c)
 	_ = c.shard.watch(c, []string{name}) // one page is never too many
 	g.conns.Go(c.serveEvents)
 	return nil
