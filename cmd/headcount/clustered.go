@@ -46,6 +46,9 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 		return nil, err
 	}
 	p.store = store
+	if len(keys) == 0 {
+		p.trusts = isLoopback // nothing is signed: only who is on this machine
+	}
 	sys := &system{ready: p.ready, store: "redis", leave: p.leave}
 	closers := []func() error{store.Close}
 	sys.close = func() {

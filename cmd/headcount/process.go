@@ -72,6 +72,7 @@ type process struct {
 	store      regionStore
 	datagrams  datagrams
 	calls      calls
+	trusts     func(name string) bool // may this member be spoken to; nil: all may
 	log        zerolog.Logger
 
 	// By role; nil without it.
@@ -366,7 +367,9 @@ func (p *process) sight(processes []presence.Process, now time.Time, gap bool) {
 		}
 	}
 	for _, other := range processes {
-		p.seen[other.Name] = &sighting{other, now}
+		if p.trusts == nil || p.trusts(other.Name) {
+			p.seen[other.Name] = &sighting{other, now}
+		}
 	}
 }
 
