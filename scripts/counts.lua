@@ -6,7 +6,7 @@
 --                 here, and how many of its counts of this bucket are written
 -- KEYS[3]  {b}:r  set: partitions that are complete
 -- KEYS[4…] {b}:c:<page>  hashes: partition -> users;
---                 v 'rebuild incarnation sequence updated users' of the total;
+--                 v 'rebuild users updated incarnation sequence' of the total;
 --                 l 'incarnation increments decrements' of this region
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
 -- ARGV[4]  highest incarnation the caller knows   ARGV[5]  seconds a page with
@@ -68,7 +68,7 @@ for i, g in ipairs(groups) do
       end
       if sequence > s or before + n > d then
         fenceWrites[#fenceWrites + 1] = ARGV[g]
-        fenceWrites[#fenceWrites + 1] = string.format('%.0f %.0f %d', epoch, sequence, math.max(d, before + n))
+        fenceWrites[#fenceWrites + 1] = ARGV[g + 1] .. ' ' .. ARGV[g + 3] .. ' ' .. math.max(d, before + n)
       end
       if ARGV[g + 5] == '1' then ready[#ready + 1] = ARGV[g] end
     end
@@ -83,15 +83,15 @@ for k = 4, #KEYS do
   local fields = {'v', 'l'}
   for j = 1, #list, 2 do fields[#fields + 1] = list[j] end
   local old = redis.call('HMGET', key, unpack(fields))
-  local r, inc, seq, updated, users
-  if old[1] then r, inc, seq, updated, users = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
+  local r, users, updated, inc, seq -- inc stays text: it may be too long for a number made text
+  if old[1] then r, users, updated, inc, seq = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
   local live = r == rebuild
   if live then
-    inc, seq, users = tonumber(inc), tonumber(seq), tonumber(users)
+    users, seq = tonumber(users), tonumber(seq)
   elseif r then
-    inc, seq, users, updated = math.max(void, inc + 1), 0, 0, state[5] or '0'
+    users, updated, inc, seq = 0, state[5] or '0', string.format('%.0f', math.max(void, inc + 1)), 0
   else
-    inc, seq, users, updated = base, 0, 0, '0'
+    users, updated, inc, seq = 0, '0', string.format('%.0f', base), 0
   end
   local sets, dels, last, delta = {}, {}, {}, 0
   for j = 1, #list, 2 do last[list[j]] = list[j + 1] end -- of two counts in one change the later holds
@@ -116,22 +116,22 @@ for k = 4, #KEYS do
     local linc, up, down = 0, 0, 0
     if live then
       linc, up, down = string.match(old[2], '^(%d+) (%d+) (%d+)$')
-      linc, up, down = tonumber(linc), tonumber(up), tonumber(down)
     else
-      inc = math.max(now, floor + 1, inc, void, base)
+      inc = string.format('%.0f', math.max(now, floor + 1, tonumber(inc), void, base))
       linc = inc
     end
     if delta ~= 0 then
       users, seq, updated = users + delta, seq + 1, time[1]
       if delta > 0 then up = up + delta else down = down - delta end
       local page = string.sub(key, prefix + 1)
-      body[#body + 1] = string.format('c %d %d %s %.0f %d\n', #page, users, updated, inc, seq) .. page
-      w.v = string.format('%s %.0f %d %s %d', rebuild, inc, seq, updated, users)
-      w.l = string.format('%.0f %.0f %.0f', linc, up, down)
+      local total = users .. ' ' .. updated .. ' ' .. inc .. ' ' .. seq
+      body[#body + 1] = 'c ' .. #page .. ' ' .. total .. '\n' .. page
+      w.v = rebuild .. ' ' .. total
+      w.l = linc .. ' ' .. up .. ' ' .. down
     end
     writes[#writes + 1] = w
   end
-  reply[k - 1] = string.format('%d %s %.0f %d', users, updated, inc, seq)
+  reply[k - 1] = users .. ' ' .. updated .. ' ' .. inc .. ' ' .. seq
 end
 
 for _, w in ipairs(writes) do

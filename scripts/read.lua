@@ -15,14 +15,14 @@ local stale = redis.call('SCARD', KEYS[2]) < tonumber(ARGV[3]) and 1 or 0
 local reply = {stale}
 for k = 4, #KEYS do
   local v = redis.call('HGET', KEYS[k], 'v')
-  local r, inc, seq, updated, users
-  if v then r, inc, seq, updated, users = string.match(v, '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
+  local r, total, inc
+  if v then r, total, inc = string.match(v, '^(%d+) (%d+ %d+ (%d+) %d+)$') end
   if not r then
     reply[k - 2] = string.format('0 0 %.0f 0', base)
   elseif r ~= rebuild then
     reply[k - 2] = string.format('0 %s %.0f 0', state[4] or '0', math.max(void, inc + 1))
   else
-    reply[k - 2] = users .. ' ' .. updated .. ' ' .. inc .. ' ' .. seq
+    reply[k - 2] = total
   end
 end
 local gateway = ARGV[5]

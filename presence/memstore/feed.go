@@ -45,11 +45,11 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		todo := w.backlog
 		w.backlog = nil
 		s.mu.Unlock()
+		for _, p := range todo { // older than what was dropped
+			fn(p)
+		}
 		for _, b := range lost {
 			fn(presence.Publication{Bucket: b, Lost: true})
-		}
-		for _, p := range todo {
-			fn(p)
 		}
 	}
 }

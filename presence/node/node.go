@@ -107,6 +107,21 @@ func (n *Node) Own(partitions []int) {
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
 
+// Check has every claim proved to the store by a write, if only of nothing: a
+// partition that has a newer owner is given up, also when nobody comes or goes
+// there. Whoever may have missed that another node owned its partitions for a
+// while must ask for it.
+func (n *Node) Check() {
+	for i := range n.actors {
+		if p := n.actors[i].Load(); p != nil {
+			p.out.mu.Lock()
+			p.out.check = true
+			p.out.mu.Unlock()
+			p.flush()
+		}
+	}
+}
+
 // Deliver hands a beat to its partition's actor, which owns it from then on.
 // It never blocks: a beat for a partition that is not owned, or whose mailbox
 // is full, is dropped, and its sender repeats what mattered.
@@ -193,7 +208,7 @@ func (n *Node) Run(ctx context.Context) error {
 const (
 	// generationPoll is how soon a loss of data in the store is noticed that no
 	// write runs into.
-	generationPoll = time.Second
+	generationPoll = 2 * time.Second
 	// fencedPause keeps two nodes that both think a partition theirs from taking
 	// it from each other all the time: by then they have agreed on the members.
 	fencedPause = time.Second
@@ -455,7 +470,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	}
 	clear(o.members)
 	clear(o.counts)
-	o.reset, o.complete = false, false
+	o.reset, o.complete, o.check = false, false, false
 	o.gen++
 	o.flying = true
 	return c, true
@@ -502,7 +517,7 @@ func (o *outbox) restore(c presence.Change, lost bool) {
 
 // empty reports whether there is nothing to write; under mu.
 func (o *outbox) empty() bool {
-	return len(o.members) == 0 && len(o.counts) == 0 && !o.reset && !o.complete
+	return len(o.members) == 0 && len(o.counts) == 0 && !o.reset && !o.complete && !o.check
 }
 
 // backoff is the pause after the nth failure in a row: 100 ms doubled up to

@@ -86,6 +86,7 @@ type outbox struct {
 	counts  map[string]int64
 	// reset and complete go with the first change under a claim, see presence.Change.
 	reset, complete bool
+	check           bool   // the claim is to be proved to the store
 	gen             uint64 // of what is collected now
 	flying          bool   // generation gen-1 is being written
 	queued          bool   // the writer knows that there is something
@@ -171,8 +172,9 @@ func (p *partition) now() int64 { return time.Since(p.start).Milliseconds() - p.
 
 func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Milliseconds() }
 
-// adopt takes over what the last owner left: every member gets a full timeout,
-// in which its gateway confirms it, and every page is counted anew.
+// adopt takes over what the last owner left: every member gets the time of two
+// heartbeats, in which its gateway confirms it, and every page is counted anew.
+// It is no full timeout: the last owner may have died seconds ago.
 func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
@@ -181,7 +183,7 @@ func (p *partition) adopt(snap presence.Snapshot) {
 		pg := p.page(m.Page)
 		s := p.session(m.User, p.loaded)
 		p.join(s, pg, 0)
-		s.deadline = p.timeout()
+		s.deadline = p.timeout() * 2 / 3
 		p.file(s)
 		if left := time.Until(m.Hold).Milliseconds(); !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds)

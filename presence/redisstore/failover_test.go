@@ -74,17 +74,10 @@ func failover(t *testing.T, url string, kill func()) {
 		}
 		return err == nil && g != gen
 	})
-	all271 := make([]int, presence.DefaultPartitions)
-	for i := range all271 {
-		all271[i] = i
-	}
-	eventually(t, "a claim", func() bool {
-		_, err := c.s.Claim(t.Context(), "node", all271, true)
-		return err == nil
-	})
-	c.claim(true)
+	eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
 	c.right(before)
-	c.set(3, pages[5], 40)
+	c.users[pages[5]][3] = 40
+	eventually(t, "a write", func() bool { return c.try(3, pages[5], 40).Err == nil })
 	eventually(t, "the watcher to know all counts", func() bool {
 		mu.Lock()
 		defer mu.Unlock()

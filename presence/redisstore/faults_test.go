@@ -35,13 +35,19 @@ func start(t testing.TB, s *redisstore.Store) *cluster {
 // claim takes all partitions and writes all there is of them.
 func (c *cluster) claim(again bool) {
 	c.t.Helper()
+	if err := c.tryClaim(again); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) tryClaim(again bool) error {
 	all := make([]int, presence.DefaultPartitions)
 	for i := range all {
 		all[i] = i
 	}
 	claims, err := c.s.Claim(c.t.Context(), "node", all, again)
 	if err != nil {
-		c.t.Fatal(err)
+		return err
 	}
 	c.claims = claims
 	c.seq++
@@ -55,11 +61,11 @@ func (c *cluster) claim(again bool) {
 			}
 		}
 	}
+	var errs []error
 	for _, o := range c.s.Write(c.t.Context(), changes) {
-		if o.Err != nil {
-			c.t.Fatal(o.Err)
-		}
+		errs = append(errs, o.Err)
 	}
+	return errors.Join(errs...)
 }
 
 // user is one of the partition.

@@ -49,7 +49,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			claim := rapid.SampledFrom(claims).Draw(rt, "claim")
 			c := presence.Change{Claim: claim, Sequence: seq + 1}
 			for i := range rapid.IntRange(1, 3).Draw(rt, "pages") {
-				page := fmt.Sprintf("%d/%d", round, i)
+				page := pageIn(7, fmt.Sprintf("%d/%d", round, i)) // all in one bucket: there they meet
 				users := rapid.Int64Range(0, 3).Draw(rt, "users")
 				c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
 				c.Members = append(c.Members, presence.MemberChange{
@@ -113,6 +113,15 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	})
 }
 
+// pageIn returns a page of the bucket.
+func pageIn(bucket int, name string) string {
+	for i := 0; ; i++ {
+		if page := fmt.Sprint(name, ".", i); presence.Bucket(page, presence.DefaultBuckets) == bucket {
+			return page
+		}
+	}
+}
+
 // The parts of one change that were not applied are never skipped over.
 func TestAMissingPartIsNoticed(t *testing.T) {
 	server := redistest.Single(t)
@@ -155,6 +164,41 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 		if n.Users != 1 {
 			t.Fatalf("%+v, want 1", n)
 		}
+	}
+}
+
+// A node that is suspended between its two steps, and wakes up after another has
+// claimed the partition, writes no count, on whatever page.
+func TestAZombieWritesNoCount(t *testing.T) {
+	s, err := Open(Config{URL: redistest.Single(t).URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true, Counts: []presence.PageUsers{{Page: "p", Users: 3}}}
+	var calls []*call
+	for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
+		for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+			calls = append(calls, &cc.call)
+		}
+	}
+	if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
+		t.Fatal(len(calls), err)
+	}
+	for _, cl := range calls {
+		if got := cl.reply.([]any)[1]; got != string(statusFenced) {
+			t.Fatalf("%v: status %v, want it fenced", cl.keys, got)
+		}
+	}
+	if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
+		t.Fatalf("%+v, %v", got, err)
 	}
 }
 

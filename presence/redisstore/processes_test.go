@@ -60,11 +60,12 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 		change func(*redisstore.Config)
 		want   string // in the text; empty: no error
 	}{
-		"same":       {func(*redisstore.Config) {}, ""},
-		"partitions": {func(c *redisstore.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
-		"buckets":    {func(c *redisstore.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
-		"region":     {func(c *redisstore.Config) { c.Facts.Region = "eu" }, `region is "eu" here and "local" in Redis`},
-		"secret":     {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `secret is "x" here and "k" in Redis`},
+		"same":                {func(*redisstore.Config) {}, ""},
+		"partitions":          {func(c *redisstore.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
+		"buckets":             {func(c *redisstore.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
+		"region":              {func(c *redisstore.Config) { c.Facts.Region = "eu" }, `region is "eu" here and "local" in Redis`},
+		"secret":              {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `secret is "x" here and "k" in Redis`},
+		"secrets in rotation": {func(c *redisstore.Config) { c.Facts.Secret = "x,k" }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := open(t, url, quick, tc.change).Renew(t.Context(), p, time.Minute)

@@ -74,7 +74,10 @@ type Config struct {
 // Facts are what all processes of a region must agree on beside P and B.
 type Facts struct {
 	Region string
-	Secret string // keyed check value of the cluster secret, never the secret
+	// Secret is the keyed check value of the cluster secret, never the secret; of
+	// several, a,b,c, while they rotate: then any is right, and the first is the
+	// next process's to match.
+	Secret string
 }
 
 // Store is the store in Redis. Its methods may be called from any goroutine.

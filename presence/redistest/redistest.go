@@ -256,12 +256,16 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 
 func startCluster(dir string, masters, replicas int) (*Cluster, error) {
 	c := &Cluster{}
+	timeout := "15000" // on a busy machine one must not be taken for dead
+	if replicas > 0 {
+		timeout = "1500" // here it is to be noticed soon
+	}
 	for i := range masters + replicas {
 		sub := filepath.Join(dir, "node"+strconv.Itoa(i))
 		if err := os.Mkdir(sub, 0o700); err != nil {
 			return c, err
 		}
-		s, err := newServer(sub, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
+		s, err := newServer(sub, "--cluster-enabled", "yes", "--cluster-node-timeout", timeout, "--repl-diskless-sync-delay", "0")
 		if err != nil {
 			return c, err
 		}

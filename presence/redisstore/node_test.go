@@ -1,0 +1,67 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/node"
+	"headcount/presence/redistest"
+)
+
+// A real node over a real Redis, which is emptied and restarted under it: the
+// counts are right again within ten seconds, without anyone's help.
+func TestANodeHealsRedis(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, server.URL())
+	n, err := node.New(s, node.Config{Name: "node", Reply: func(string, *heartbeat.Reply) {}, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = n.Run(ctx) }()
+	defer func() { stop(); <-done }()
+	all := make([]int, presence.DefaultPartitions)
+	for i := range all {
+		all[i] = i
+	}
+	n.Own(all)
+	const users, pages = 200, 7
+	for i := range users {
+		eventually(t, "a hold", func() bool {
+			return n.Hold(ctx, presence.User(i)*0x9E3779B97F4A7C15, fmt.Sprint("p", i%pages), true) == nil
+		})
+	}
+	right := func() bool {
+		sum := int64(0)
+		for i := range pages {
+			got, err := s.Counts(ctx, []string{fmt.Sprint("p", i)})
+			if err != nil || got[0].Stale {
+				return false
+			}
+			sum += got[0].Users
+		}
+		site, err := s.Counts(ctx, []string{presence.Site})
+		return err == nil && sum == users && site[0].Users == users
+	}
+	eventually(t, "right counts", right)
+	for name, fault := range map[string]func(){
+		"emptied":   func() { server.Flush(t) },
+		"restarted": func() { server.Kill(); time.Sleep(time.Second); server.Restart(t) },
+	} {
+		fault()
+		begin := time.Now()
+		eventually(t, "right counts after Redis was "+name, right)
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("healed %s after it was %s", took, name)
+		} else {
+			t.Logf("healed %s after it was %s", took.Round(time.Millisecond), name)
+		}
+	}
+}
