@@ -38,6 +38,7 @@ var layers = []layer{
 	{"presence/redistest", nil},                  // real servers for tests
 	{"scripts", nil},
 	{"web", nil},
+	{"deploy", nil}, // tests alone
 	{"presence/memstore/...", []string{"presence", "presence/pncounter"}},
 	{"presence/redisstore/...", []string{"presence", "presence/pncounter", "scripts"}},
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "presence/ring"}}, // no store but by the contract

@@ -24,9 +24,9 @@ const (
 	maxErrors = 20 // the last of these in a connection's life closes it
 
 	// A client may send this many messages a second, and this many at once: far
-	// more than a page needs, far less than would cost others anything.
-	messageRate  = 100
-	messageBurst = 1000
+	// more than a page needs, and no more than it costs others little.
+	messageRate  = 500
+	messageBurst = 2000
 
 	// lingerClose is how long a closed client may take to close its side, so that
 	// the close frame reaches it before the end of the connection does.
@@ -165,7 +165,7 @@ func (c *conn) read() error {
 	case !utf8.Valid(buf[:n]):
 		return c.end(websocket.StatusInvalidFramePayloadData, "invalid UTF-8")
 	case !c.allow():
-		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 100 a second"})
+		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 a second"})
 	}
 	m, err := parseMessage(buf[:n])
 	if err == nil {

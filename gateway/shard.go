@@ -186,8 +186,11 @@ func (s *shard) join(c *conn, page string) (fresh bool, err error) {
 func (s *shard) ready(c *conn, page string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := c.place(page); p != nil && p.topic != nil {
-		p.since = 0
+	p := c.place(page)
+	if p == nil {
+		return
+	}
+	if p.since = 0; p.topic != nil {
 		p.topic.subs[p.index].ready = true
 		s.visit(c, page)
 	}
@@ -246,7 +249,7 @@ func (s *shard) unwatch(c *conn, pages []string) {
 	for _, page := range pages {
 		if p := c.place(page); p != nil {
 			s.unsubscribe(c, p)
-			p.own, p.since = false, 0
+			p.own = false
 		}
 	}
 	c.tidy()
@@ -270,7 +273,7 @@ func (s *shard) subscribe(c *conn, p *place) {
 		}
 	}
 	p.topic, p.index = t, len(t.subs)
-	t.subs = append(t.subs, subscription{conn: c, ready: true})
+	t.subs = append(t.subs, subscription{conn: c, ready: p.since == 0})
 }
 
 func (s *shard) unsubscribe(c *conn, p *place) {
@@ -371,7 +374,9 @@ func (s *shard) deliver() (next time.Duration) {
 	s.batch = append(s.batch[:0], delivery{}) // index 0 stands for none
 	for _, v := range s.fresh {
 		if p := v.conn.place(v.page); p != nil && p.topic != nil {
-			s.offer(p.topic, &p.topic.subs[p.index], now)
+			if sub := &p.topic.subs[p.index]; sub.at != now { // else it was asked for twice
+				s.offer(p.topic, sub, now)
+			}
 		}
 	}
 	clear(s.fresh)
@@ -530,6 +535,7 @@ func (s *shard) sweep() {
 		case dead:
 			tasks = append(tasks, task{c, (*conn).dead})
 		case c.expired(now):
+			c.expires = 0 // once is enough
 			tasks = append(tasks, task{c, (*conn).expire})
 		case ping:
 			c.pinged = now

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -145,12 +146,16 @@ func runCluster(ctx context.Context, p *process, tcp net.Listener, handler http.
 	return err
 }
 
-// checkValue says which cluster secret is used without saying it.
+// checkValue says which cluster secrets are used without saying them.
 func checkValue(keys [][]byte) string {
 	if len(keys) == 0 {
 		return "none"
 	}
-	return keyed(keys[0], "headcount cluster check")
+	values := make([]string, len(keys))
+	for i, key := range keys {
+		values[i] = keyed(key, "headcount cluster check")
+	}
+	return strings.Join(values, ",")
 }
 
 // derivedIDSecrets are the id secrets of a cluster that was given none: all its

@@ -34,9 +34,9 @@ func clean(extra ...string) []string {
 	return append(env, extra...)
 }
 
-// binary is the program as users run it: the one HEADCOUNT_BIN names, else
+// builtBinary is the program as users run it: the one HEADCOUNT_BIN names, else
 // built here.
-func binary(t *testing.T) string {
+func builtBinary(t *testing.T) string {
 	t.Helper()
 	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
 		return bin
@@ -64,7 +64,7 @@ func status(t *testing.T, env []string, name string, args ...string) (code int, 
 }
 
 func TestExitStatus(t *testing.T) {
-	bin := binary(t)
+	bin := builtBinary(t)
 	for name, tc := range map[string]struct {
 		args   []string
 		env    []string
@@ -136,7 +136,7 @@ func TestExitStatus(t *testing.T) {
 
 // The server itself: it comes up, says it is well, and ends with status 0.
 func TestServeUntilSignal(t *testing.T) {
-	bin := binary(t)
+	bin := builtBinary(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, bin, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json")

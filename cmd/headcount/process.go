@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	renewEvery = 800 * time.Millisecond
-	leaseTTL   = 2500 * time.Millisecond
+	renewEvery = 900 * time.Millisecond
+	leaseTTL   = 2700 * time.Millisecond
 	renewLimit = 2 * time.Second // for one renewal
 	// absentFor is how long a process must be missing, while the store answered
 	// all the time, until it counts as gone: after an outage of the store it may
 	// only not have renewed its lease yet.
-	absentFor = 2 * time.Second
+	absentFor = 1500 * time.Millisecond
 	// nameWait is how long a starting process waits for its own former lease.
 	nameWait = leaseTTL + 2*time.Second
 	// generationEvery is the number of renewals between two looks at whether the
@@ -37,6 +37,11 @@ const (
 	// handOver is how long a leaving process works on, so that the others take
 	// over what it owned before it is gone.
 	handOver = 2*renewEvery + 500*time.Millisecond
+
+	// A presence node proves its claims this long after the owners changed or its
+	// lease was late, when nobody claims what was its own any more, and ever so often.
+	checkAfter = 3 * time.Second
+	checkEvery = 30 * time.Second
 
 	holdRetry = 100 * time.Millisecond // until a partition's next owner is known
 )
@@ -92,6 +97,7 @@ type process struct {
 	// membership's own
 	seen       map[string]*sighting
 	renewed    time.Time // last success
+	check      time.Time // when the node is to prove its claims
 	generation uint64
 }
 
@@ -314,8 +320,8 @@ func (p *process) membership(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, presence.ErrFacts):
-			return err
+		case errors.Is(err, presence.ErrFacts) && p.renewed.IsZero():
+			return err // a running process stays: it is the starting ones that must fit
 		case errors.Is(err, presence.ErrNameTaken) && (!p.renewed.IsZero() || time.Since(begun) > nameWait):
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
 		case err != nil:
@@ -354,8 +360,16 @@ func (p *process) renew(ctx context.Context) error {
 	if lapsed && !p.renewed.IsZero() && p.gateway != nil {
 		p.gateway.StoreBack() // the others may have dropped our endpoints
 	}
-	p.sight(processes, now, now.Sub(p.renewed) > 2*renewEvery)
+	late := now.Sub(p.renewed) > 2*renewEvery
+	p.sight(processes, now, late)
 	p.renewed = now
+	if p.node != nil && (late || now.After(p.check)) {
+		p.node.Check()
+		p.check = now.Add(checkEvery)
+		if late {
+			p.check = now.Add(checkAfter)
+		}
+	}
 	return p.adopt(ctx)
 }
 
@@ -398,6 +412,7 @@ func (p *process) adopt(ctx context.Context) error {
 	}
 	p.table.Store(t)
 	p.tableChanges.Inc()
+	p.check = time.Now().Add(checkAfter)
 	p.datagrams.SetTable(t.Hash())
 	if p.node != nil && !p.leaving.Load() {
 		p.node.Own(t.PartitionsOf(p.self.Name))

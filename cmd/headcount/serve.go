@@ -100,7 +100,9 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	if public != nil {
 		publicServer = httpServer(sys.gateway.Handler(), log)
 		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
-		go func() { failed <- publicServer.Serve(public) }()
+		go func() {
+			failed <- publicServer.Serve(gateway.Listener(public, cfg.PingInterval+cfg.PongTimeout+cfg.WriteTimeout))
+		}()
 		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr()))
 	}
 	hello.Msg("headcount is serving")

@@ -54,6 +54,7 @@ type Node struct {
 	ready   chan *partition             // partitions with something in their outbox: at most one entry each
 	want    chan []int                  // the newest set to own; holds one, a newer replaces it
 	trouble chan struct{}               // holds one: the manager must look
+	clock   clock
 
 	users    atomic.Int64 // present on any page
 	gaps     atomic.Int64 // suspensions noticed
@@ -78,14 +79,16 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 	case cfg.Reply == nil:
 		return nil, fmt.Errorf("node: %w: nobody to reply to", ErrConfig)
 	}
-	return &Node{
+	n := &Node{
 		cfg:     cfg,
 		store:   store,
 		actors:  make([]atomic.Pointer[partition], cfg.Partitions),
 		ready:   make(chan *partition, 2*cfg.Partitions),
 		want:    make(chan []int, 1),
 		trouble: make(chan struct{}, 1),
-	}, nil
+	}
+	n.clock.last.Store(&reading{real: time.Now()})
+	return n, nil
 }
 
 // Own says which partitions this node is to own from now on. The change is
@@ -174,6 +177,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
+	wg.Go(func() { n.clock.run(ctx, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}}
 	defer m.stopAll()
@@ -527,7 +531,7 @@ func backoff(n int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// suspended is told by an actor that the process stood still.
+// suspended is told by the clock that the process stood still.
 func (n *Node) suspended(d time.Duration) {
 	if n.gaps.Add(1) == 1 {
 		n.cfg.Log.Warn().Dur("for", d).Msg("the process was suspended: sessions are given that time back")

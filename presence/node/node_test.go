@@ -35,7 +35,6 @@ type rig struct {
 	mu      sync.Mutex
 	replies map[string][]heartbeat.Reply // by gateway
 	streams map[streamKey]uint64         // last number given
-	stall   time.Duration                // the next reply takes this long
 }
 
 type streamKey struct {
@@ -53,11 +52,8 @@ func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
 		Name: name, Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
 		Reply: func(gw string, a *heartbeat.Reply) {
 			r.mu.Lock()
-			stall := r.stall
-			r.stall = 0
 			r.replies[gw] = append(r.replies[gw], *a)
 			r.mu.Unlock()
-			time.Sleep(stall)
 		},
 	})
 	if err != nil {
@@ -488,23 +484,26 @@ func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestSuspendedProcessGivesTheTimeBack(t *testing.T) {
+func TestClockStandsStillWithTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, _ := start(t, "n", newStore())
-		r.op(gw("a"), join(1, "p"))
-		r.mu.Lock()
-		r.stall = 20 * time.Second // the actor stands still in its next reply
-		r.mu.Unlock()
-		key := streamKey{gw("a"), 1}
-		r.streams[key]++
-		r.node.Deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: r.streams[key], Ops: []heartbeat.Op{join(4, "p")}})
-		time.Sleep(20*time.Second + 10*time.Millisecond)
+		c := clock{}
+		c.last.Store(&reading{real: time.Now()})
+		time.Sleep(20 * time.Second) // nothing ticks, as when the process is stopped
+		if got := c.now(); got != clockStep {
+			t.Fatalf("after a suspension the clock shows %s, want %s", got, clockStep)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		told := make(chan time.Duration, 10)
+		go c.run(ctx, func(d time.Duration) { told <- d })
+		time.Sleep(10*clockTick + clockTick/2)
 		synctest.Wait()
-		r.want("p", 2)
-		time.Sleep(2 * time.Second)
-		r.alive(gw("a"), 1)
-		time.Sleep(6 * time.Second)
-		r.want("p", 1)
+		if got := c.now(); got != clockStep+9*clockTick+clockTick/2 {
+			t.Fatalf("it then shows %s", got)
+		}
+		if d := <-told; d != 20*time.Second+clockTick-clockStep || len(told) != 0 {
+			t.Fatalf("told of %s", d)
+		}
+		cancel()
 	})
 }
 

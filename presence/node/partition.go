@@ -141,9 +141,8 @@ type partition struct {
 	owed    []owed
 	wheel   wheel
 
-	start  time.Time
-	asleep int64 // milliseconds the clock was set back for suspensions of the process
-	alarm  int64 // when the timer was to ring; 0: it is not set
+	start time.Duration // of the node's clock
+	alarm int64         // when the timer is to ring; 0: it is not set
 }
 
 func newPartition(n *Node, claim presence.Claim) *partition {
@@ -157,7 +156,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		sources: map[heartbeat.Source]*source{},
 		holds:   &source{},
 		loaded:  &source{},
-		start:   time.Now(),
+		start:   n.clock.now(),
 	}
 	p.out.claim = claim
 	p.out.gen = 1 // 0 stands for what needs no write
@@ -166,9 +165,9 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 	return p
 }
 
-// now is the partition's clock: milliseconds since it was claimed, set back by
-// a suspension so that everybody has a full timeout after it.
-func (p *partition) now() int64 { return time.Since(p.start).Milliseconds() - p.asleep }
+// now is the partition's clock: milliseconds since it was claimed, without
+// those in which the process stood still.
+func (p *partition) now() int64 { return (p.node.clock.now() - p.start).Milliseconds() }
 
 func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Milliseconds() }
 
@@ -212,7 +211,7 @@ func (p *partition) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			p.alarmed()
+			p.alarm = 0 // arm sets it anew, also when the clock is behind the timer
 			p.wheel.due(p.now(), p.expire)
 		case m := <-p.mail:
 			p.handle(m)
@@ -224,7 +223,6 @@ func (p *partition) run(ctx context.Context) {
 }
 
 func (p *partition) handle(m mail) {
-	p.alarmed()
 	switch m := m.(type) {
 	case *heartbeat.Beat:
 		p.beat(m)
@@ -271,22 +269,6 @@ func (p *partition) arm(timer *time.Timer) {
 		return
 	}
 	timer.Reset(time.Duration(max(at-p.now(), 0)) * time.Millisecond)
-}
-
-// alarmed notices that the process was suspended: the timer rings far too late.
-// Nobody's heartbeats could be heard in that time, so it does not count.
-func (p *partition) alarmed() {
-	if p.alarm == 0 {
-		return
-	}
-	late := p.now() - p.alarm
-	if late >= 0 {
-		p.alarm = 0 // rung or about to: arm sets it anew
-	}
-	if late > max(p.timeout()/3, 500) {
-		p.asleep += late + p.timeout() // as if everybody had just been heard
-		p.node.suspended(time.Duration(late) * time.Millisecond)
-	}
 }
 
 // page returns the page of that name, known from now on.

@@ -1,0 +1,631 @@
+// Package e2e drives the program as the outside does: a real process with the
+// race detector in it, over real sockets. It knows nothing of the code inside,
+// only what the contract says. Tests share one server where they can; they use
+// pages of their own, so they do not see each other.
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience is the upper limit for everything that ought to be quick. It is
+// long because machines are noisy; what must not happen too early is checked
+// exactly.
+const patience = 20 * time.Second
+
+var program string // the program, built with -race
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	flag.Parse()
+	// These tests mostly wait, so more of them fit than there are cores.
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = flag.Set("test.parallel", "12")
+	}
+	program = os.Getenv("HEADCOUNT_BIN")
+	if program == "" {
+		dir, err := os.MkdirTemp("", "headcount-e2e-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		program = filepath.Join(dir, "headcount")
+		build := exec.Command("go", "build", "-race", "-o", program, "headcount/cmd/headcount")
+		build.Stdout, build.Stderr = os.Stderr, os.Stderr
+		if err := build.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, "build:", err)
+			return 1
+		}
+	}
+	status := m.Run()
+	if shared.s != nil {
+		if problem := shared.s.end(); problem != "" {
+			fmt.Fprintln(os.Stderr, "the shared server:", problem)
+			status = max(status, 1)
+		}
+	}
+	return status
+}
+
+// server is one running process.
+type server struct {
+	url   string // http://127.0.0.1:port
+	addr  string // 127.0.0.1:port
+	admin string // http://127.0.0.1:port
+	cmd   *exec.Cmd
+	gone  chan struct{} // closed when the process has ended
+	log   *logBook
+	ended sync.Once
+	what  string // what end found
+}
+
+// logBook keeps what a process writes to stderr.
+type logBook struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logBook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *logBook) add(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.WriteString(line)
+}
+
+// start runs a server with flags such as "--leave-grace=0s" and waits until it
+// is ready. It is ended with the test, see end.
+func start(t testing.TB, flags ...string) *server {
+	t.Helper()
+	s, err := launch(flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if problem := s.end(); problem != "" {
+			t.Error(problem)
+		}
+	})
+	return s
+}
+
+var shared struct {
+	sync.Once
+	s   *server
+	err error
+}
+
+// Settings of the shared server.
+const (
+	sharedPing  = 3 * time.Second
+	sharedGrace = 700 * time.Millisecond
+)
+
+// common returns the server that tests share which need no flags of their own.
+func common(t testing.TB) *server {
+	t.Helper()
+	shared.Do(func() {
+		shared.s, shared.err = launch(
+			"--ping-interval="+sharedPing.String(), "--pong-timeout=10s", "--leave-grace="+sharedGrace.String(), "--update-interval=10ms",
+		)
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return shared.s
+}
+
+func launch(flags ...string) (*server, error) {
+	s, err := spawn(flags...)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(patience); ; {
+		resp, err := http.Get(s.admin + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return s, nil
+			}
+		}
+		if time.Now().After(end) {
+			_ = s.cmd.Process.Kill()
+			return nil, fmt.Errorf("not ready after %s: %v\n%s", patience, err, s.log)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// spawn runs a server and returns when it has said where it listens.
+func spawn(flags ...string) (*server, error) {
+	for _, d := range []string{"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s"} {
+		name, _, _ := strings.Cut(d, "=")
+		if !slices.ContainsFunc(flags, func(f string) bool { return f == name || strings.HasPrefix(f, name+"=") }) {
+			flags = append(flags, d)
+		}
+	}
+	s := &server{cmd: exec.Command(program, append([]string{"serve"}, flags...)...), gone: make(chan struct{}), log: &logBook{}}
+	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
+	s.cmd.Env = append(s.cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
+	stderr, err := s.cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	type listening struct{ Listen, Admin string }
+	where := make(chan listening, 1)
+	go func() { // ends with the process
+		defer close(s.gone)
+		lines := bufio.NewReader(stderr)
+		for {
+			line, err := lines.ReadString('\n')
+			s.log.add(line)
+			var l listening
+			if json.Unmarshal([]byte(line), &l) == nil && l.Listen != "" && l.Admin != "" {
+				select {
+				case where <- l:
+				default:
+				}
+			}
+			if err != nil {
+				break
+			}
+		}
+		_ = s.cmd.Wait()
+	}()
+	select {
+	case l := <-where:
+		s.addr, s.url, s.admin = l.Listen, "http://"+l.Listen, "http://"+l.Admin
+		return s, nil
+	case <-s.gone:
+		return nil, fmt.Errorf("it ended at once:\n%s", s.log)
+	case <-time.After(patience):
+		_ = s.cmd.Process.Kill()
+		return nil, fmt.Errorf("it does not say where it listens:\n%s", s.log)
+	}
+}
+
+func (s *server) signal(sig os.Signal) { _ = s.cmd.Process.Signal(sig) }
+
+// wait returns the exit status, or -1 when the process is still there then.
+func (s *server) wait(atMost time.Duration) int {
+	select {
+	case <-s.gone:
+		return s.cmd.ProcessState.ExitCode()
+	case <-time.After(atMost):
+		return -1
+	}
+}
+
+// end ends the server as an operator would, unless that has been done, and
+// returns what was wrong with it.
+func (s *server) end() string {
+	s.ended.Do(func() {
+		s.signal(syscall.SIGTERM)
+		if status := s.wait(2 * patience); status == -1 {
+			s.signal(syscall.SIGQUIT) // its goroutines say where they are
+			if s.wait(patience) == -1 {
+				s.signal(syscall.SIGKILL)
+				<-s.gone
+			}
+			s.what = "it did not end:\n" + s.log.String()
+		} else if status != 0 {
+			s.what = fmt.Sprintf("exit status %d:\n%s", status, s.log)
+		} else {
+			s.what = s.complaints()
+		}
+	})
+	return s.what
+}
+
+// complaints is what the log holds that must never be there.
+func (s *server) complaints() string {
+	text := s.log.String()
+	for _, bad := range []string{"DATA RACE", "panic", "fatal error", `"level":"error"`} {
+		if i := strings.Index(text, bad); i >= 0 {
+			return fmt.Sprintf("%q in the log:\n%s", bad, text[max(0, i-200):])
+		}
+	}
+	return ""
+}
+
+// died is for tests that end the server themselves: it must be gone with this
+// status, in time, and have logged nothing bad.
+func (s *server) died(t testing.TB, status int, atMost time.Duration) {
+	t.Helper()
+	s.ended.Do(func() {
+		got := s.wait(atMost)
+		if got == -1 {
+			s.signal(syscall.SIGQUIT)
+			_ = s.wait(patience)
+			t.Fatalf("still running after %s:\n%s", atMost, s.log)
+		}
+		if got != status {
+			t.Errorf("exit status %d, want %d:\n%s", got, status, s.log)
+		}
+		if what := s.complaints(); what != "" && status == 0 {
+			t.Error(what)
+		}
+	})
+}
+
+var names atomic.Int64
+
+// fresh returns a page that no other test uses.
+func fresh(t testing.TB) string {
+	return fmt.Sprintf("%s %d", t.Name()[:min(len(t.Name()), 100)], names.Add(1))
+}
+
+// eventually polls until cond holds.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// browserless is an HTTP client that does what it is told: no cookies, no
+// redirects, no compression of its own.
+var browserless = &http.Client{
+	Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16, Proxy: nil},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Timeout:       patience,
+}
+
+// answer is an HTTP response that has been read.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// do sends a request; headers are lines such as "Origin: http://a.example".
+func do(t testing.TB, method, url, body string, headers ...string) answer {
+	t.Helper()
+	a, err := try(method, url, body, headers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func try(method, url, body string, headers ...string) (answer, error) {
+	req, err := request(method, url, body, headers...)
+	if err != nil {
+		return answer{}, err
+	}
+	resp, err := browserless.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, resp.Header, string(text)}, err
+}
+
+func request(method, url, body string, headers ...string) (*http.Request, error) {
+	var r io.Reader
+	if body != "" {
+		r = strings.NewReader(body)
+	}
+	req, err := http.NewRequest(method, url, r)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range headers {
+		name, value, _ := strings.Cut(line, ": ")
+		if name == "Host" {
+			req.Host = value
+		} else {
+			req.Header.Add(name, value)
+		}
+	}
+	return req, nil
+}
+
+func (s *server) get(t testing.TB, path string, headers ...string) answer {
+	t.Helper()
+	return do(t, "GET", s.url+path, "", headers...)
+}
+
+func (s *server) put(t testing.TB, path, body string, headers ...string) answer {
+	t.Helper()
+	return do(t, "PUT", s.url+path, body, headers...)
+}
+
+// counter is the outside form of a count.
+type counter struct {
+	Page      string  `json:"page"`
+	Count     int     `json:"count"`
+	UpdatedAt *string `json:"updated_at"`
+	Version   string  `json:"version"`
+	Stale     bool    `json:"stale"`
+}
+
+// version reads "incarnation-sequence".
+func version(t testing.TB, text string) [2]uint64 {
+	t.Helper()
+	a, b, ok := strings.Cut(text, "-")
+	x, err := strconv.ParseUint(a, 10, 64)
+	y, err2 := strconv.ParseUint(b, 10, 64)
+	if !ok || err != nil || err2 != nil {
+		t.Fatalf("%q is no version", text)
+	}
+	return [2]uint64{x, y}
+}
+
+func newer(t testing.TB, a, b string) bool {
+	t.Helper()
+	x, y := version(t, a), version(t, b)
+	return x[0] > y[0] || x[0] == y[0] && x[1] > y[1]
+}
+
+// counter decodes a 200 with exactly the members of a counter.
+func (a answer) counter(t testing.TB) counter {
+	t.Helper()
+	if a.status != http.StatusOK {
+		t.Fatalf("status %d, want a counter: %s", a.status, a.body)
+	}
+	if got := a.header.Get("Content-Type"); got != "application/json" && got != "application/json; charset=utf-8" {
+		t.Errorf("Content-Type %q", got)
+	}
+	return decodeCounter(t, a.body)
+}
+
+func decodeCounter(t testing.TB, text string) counter {
+	t.Helper()
+	var c counter
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	checkCounter(t, c)
+	return c
+}
+
+func checkCounter(t testing.TB, c counter) {
+	t.Helper()
+	if c.Count < 0 {
+		t.Errorf("a negative count: %+v", c)
+	}
+	version(t, c.Version)
+	switch {
+	case c.UpdatedAt == nil:
+		if c.Count != 0 || c.Version != "0-0" {
+			t.Errorf("updated_at is null in %+v", c)
+		}
+	case c.Version == "0-0":
+		t.Errorf("version 0-0 in %+v", c)
+	default:
+		at, err := time.Parse("2006-01-02T15:04:05Z", *c.UpdatedAt)
+		if d := time.Since(at); err != nil || d < -5*time.Second || d > time.Hour {
+			t.Errorf("updated_at %q: %v, %s ago", *c.UpdatedAt, err, d)
+		}
+	}
+}
+
+// problem checks that the answer is a problem of RFC 9457 with this status.
+func (a answer) problem(t testing.TB, status int) {
+	t.Helper()
+	if a.status != status {
+		t.Errorf("status %d, want %d: %.300s", a.status, status, a.body)
+		return
+	}
+	if got := a.header.Get("Content-Type"); got != "application/problem+json" {
+		t.Errorf("Content-Type of a %d: %q", status, got)
+	}
+	var p struct {
+		Type, Title, Detail string
+		Status              int
+	}
+	if err := json.Unmarshal([]byte(a.body), &p); err != nil {
+		t.Errorf("%v in the problem %.300q", err, a.body)
+		return
+	}
+	if p.Status != status || p.Title != http.StatusText(status) || p.Detail == "" || p.Type != "" && p.Type != "about:blank" {
+		t.Errorf("problem %s", a.body)
+	}
+	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+		if n, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || n < 1 {
+			t.Errorf("Retry-After %q of a %d", a.header.Get("Retry-After"), status)
+		}
+	}
+}
+
+// count is the page's count as GET shows it; page is escaped already.
+func (s *server) count(t testing.TB, escaped string) int {
+	t.Helper()
+	return s.get(t, "/"+escaped+"/counter").counter(t).Count
+}
+
+func gunzip(t testing.TB, text string) string {
+	t.Helper()
+	r, err := gzip.NewReader(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// metric is the sum of a metric's samples on the admin address.
+func (s *server) metric(t testing.TB, name string) float64 {
+	t.Helper()
+	sum := 0.0
+	for line := range strings.Lines(do(t, "GET", s.admin+"/metrics", "").body) {
+		if rest, ok := strings.CutPrefix(line, name); ok && (rest[0] == ' ' || rest[0] == '{') {
+			v, err := strconv.ParseFloat(strings.TrimSpace(rest[strings.LastIndexByte(rest, ' '):]), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += v
+		}
+	}
+	return sum
+}
+
+// memory is the process's resident memory in bytes.
+func (s *server) memory(t testing.TB) int64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", s.cmd.Process.Pid))
+	if err != nil {
+		t.Skip("no /proc here:", err)
+	}
+	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
+}
+
+// link is a TCP proxy that can go silent: it then takes and sends nothing, yet
+// closes nothing either, like a phone in a tunnel.
+type link struct {
+	addr   string
+	silent chan struct{}
+	once   sync.Once
+}
+
+func newLink(t testing.TB, to string) *link {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &link{addr: l.Addr().String(), silent: make(chan struct{})}
+	var mu sync.Mutex
+	conns := []io.Closer{l}
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	go func() { // ends when l is closed
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				in.Close()
+				return
+			}
+			mu.Lock()
+			conns = append(conns, in, out)
+			mu.Unlock()
+			go k.carry(in, out)
+			go k.carry(out, in)
+		}
+	}()
+	return k
+}
+
+func (k *link) carry(to, from net.Conn) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		select {
+		case <-k.silent:
+			return // and leave both open
+		default:
+		}
+		if n > 0 {
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			to.Close()
+			return
+		}
+	}
+}
+
+func (k *link) silence() { k.once.Do(func() { close(k.silent) }) }
+
+// rawDial opens a TCP connection to the public address.
+func (s *server) rawDial(t testing.TB) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// rawRequest writes text as it is and reads one response.
+func (s *server) rawRequest(t testing.TB, text string) answer {
+	t.Helper()
+	c := s.rawDial(t)
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatalf("%q: %v", text[:min(len(text), 80)], err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Fatal(err)
+	}
+	return answer{resp.StatusCode, resp.Header, string(body)}
+}
+
+// readAnswer reads the response on c while write sends the rest of the request.
+func readAnswer(t testing.TB, c net.Conn, write func()) answer {
+	t.Helper()
+	var wg sync.WaitGroup
+	wg.Go(write)
+	defer wg.Wait()
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		c.Close()
+		t.Fatal(err)
+	}
+	defer c.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return answer{resp.StatusCode, resp.Header, string(body)}
+}

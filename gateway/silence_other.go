@@ -1,0 +1,11 @@
+//go:build !linux
+
+package gateway
+
+import (
+	"net"
+	"time"
+)
+
+// limitSilence leaves it to the system's keep-alive.
+func limitSilence(*net.TCPConn, time.Duration) {}
