@@ -212,13 +212,30 @@ func (d *Dispatcher) enqueue(bucket int, counts []presence.Count) {
 	}
 }
 
-// add keeps c, unless what waits for the page is newer.
+// add keeps c, unless what waits for the page is newer. Of two of one version
+// the later holds: it knows better whether the count is stale.
 func (o *out) add(c presence.Count) {
 	o.mu.Lock()
-	if old, ok := o.pending[c.Page]; !ok || c.Newer(old) {
+	if old, ok := o.pending[c.Page]; !ok || !old.Newer(c) {
 		o.pending[c.Page] = c
 	}
 	o.mu.Unlock()
+	o.signal()
+}
+
+// restore puts back what could not be sent, but for what is newer by now.
+func (o *out) restore(counts []presence.Count) {
+	o.mu.Lock()
+	for _, c := range counts {
+		if old, ok := o.pending[c.Page]; !ok || c.Newer(old) {
+			o.pending[c.Page] = c
+		}
+	}
+	o.mu.Unlock()
+	o.signal()
+}
+
+func (o *out) signal() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
@@ -263,9 +280,7 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 			}
 			failed++
 			d.log.Warn().Err(err).Str("gateway", gateway).Int("failed", failed).Msg("gateway could not be reached; trying again")
-			for _, c := range counts {
-				o.add(c)
-			}
+			o.restore(counts)
 			pause(ctx, failed)
 		}
 	}

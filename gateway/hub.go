@@ -31,6 +31,7 @@ type hub struct {
 	mu    sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
 	pages map[string]*watched
 	fresh []string // pages to attach
+	down  bool     // the store is known to be away: reading it is of no use
 }
 
 // watched is a page that a shard has subscribers for, or had a moment ago.
@@ -72,11 +73,13 @@ func (h *hub) unwant(page string) {
 }
 
 // update takes a count, from whatever way it came, unless a newer one is known.
-// A stale one may lack users: it only says that the one known is stale, too.
+// A stale one may lack users: it only says that the one known is stale, too,
+// unless that came later: then the stale one has been overtaken.
 func (h *hub) update(c presence.Count) {
 	h.mu.Lock()
 	w := h.pages[c.Page]
-	if w == nil || c.Stale && !w.known {
+	overtaken := c.Stale && w != nil && c.Version != (presence.Version{}) && !c.Newer(w.count)
+	if w == nil || c.Stale && !w.known || overtaken {
 		h.mu.Unlock()
 		return
 	}
@@ -104,6 +107,7 @@ func replaces(c, old presence.Count) bool {
 // away marks every count stale, because the store cannot be reached.
 func (h *hub) away() {
 	h.mu.Lock()
+	h.down = true
 	var known []presence.Count
 	for _, w := range h.pages {
 		if w.known && !w.count.Stale {
@@ -119,6 +123,7 @@ func (h *hub) away() {
 // back has every page attached and read anew.
 func (h *hub) back() {
 	h.mu.Lock()
+	h.down = false
 	h.fresh = h.fresh[:0:0]
 	for page := range h.pages {
 		h.fresh = append(h.fresh, page)
@@ -154,6 +159,7 @@ func (h *hub) run(ctx context.Context) {
 		case <-retry.C:
 		case now := <-tick.C:
 			h.detach(ctx, now)
+			h.reread()
 		}
 		if err := h.attach(ctx); err != nil && ctx.Err() == nil {
 			failed++
@@ -162,6 +168,22 @@ func (h *hub) run(ctx context.Context) {
 			retry.Reset(pause/2 + rand.N(pause/2))
 		} else {
 			failed = 0
+		}
+	}
+}
+
+// reread has the pages read again whose count is stale, or not known, though the
+// store answers: the word that it is complete again may have been lost, or
+// overtaken by one that it is not.
+func (h *hub) reread() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.down || len(h.fresh) > 0 {
+		return
+	}
+	for page, w := range h.pages {
+		if w.count.Stale || !w.known {
+			h.fresh = append(h.fresh, page)
 		}
 	}
 }

@@ -189,6 +189,15 @@ func (r *roster) tell(l *lane, sp *spot) {
 	r.wake(l)
 }
 
+// renew has all joins of the user told again.
+func (r *roster) renew(l *lane, res *resident) {
+	for _, sp := range res.spots {
+		if sp.live > 0 && sp.told == heartbeat.Join {
+			r.tell(l, sp)
+		}
+	}
+}
+
 func (r *roster) wake(l *lane) {
 	if !l.kicked {
 		l.kicked = true
@@ -331,6 +340,11 @@ func (r *roster) receive(a *heartbeat.Reply) {
 			l.first = 1
 			l.sent = time.Time{} // at the next tick
 			l.repeat = firstRepeat
+			// Who does not know the stream knows nobody here. It learns of a user by
+			// whatever is in flight, and would then not ask for the user's other pages.
+			for _, res := range l.users {
+				r.renew(l, res)
+			}
 		}
 		for len(l.flight) > 0 && l.first <= a.Acked {
 			sp := l.flight[0].spot
@@ -360,14 +374,8 @@ func (r *roster) receive(a *heartbeat.Reply) {
 		}
 	}
 	for _, u := range a.Unknown {
-		res := l.users[u]
-		if res == nil {
-			continue
-		}
-		for _, sp := range res.spots {
-			if sp.live > 0 && sp.told == heartbeat.Join && !sp.busy {
-				r.tell(l, sp)
-			}
+		if res := l.users[u]; res != nil {
+			r.renew(l, res)
 		}
 	}
 	l.mu.Unlock()

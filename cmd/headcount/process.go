@@ -29,6 +29,10 @@ const (
 	// all the time, until it counts as gone: after an outage of the store it may
 	// only not have renewed its lease yet.
 	absentFor = 1500 * time.Millisecond
+	// settling is how long a starting process only looks on. After an outage of
+	// the store, or a loss, the others may not have renewed their leases yet: by
+	// then they have, and it does not take for its own what is theirs.
+	settling = 2*renewEvery - 100*time.Millisecond
 	// nameWait is how long a starting process waits for its own former lease.
 	nameWait = leaseTTL + 2*time.Second
 	// generationEvery is the number of renewals between two looks at whether the
@@ -97,6 +101,9 @@ type process struct {
 	// membership's own
 	seen       map[string]*sighting
 	renewed    time.Time // last success
+	missed     bool      // the last renewal failed
+	since      time.Time // of an unbroken row of successes
+	settled    bool      // it takes part
 	check      time.Time // when the node is to prove its claims
 	generation uint64
 }
@@ -348,11 +355,13 @@ func (p *process) renew(ctx context.Context) error {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
 	self := p.self
-	if p.leaving.Load() {
-		self.Roles = nil // still there, but nothing is ours any more
+	p.settled = p.settled || !p.since.IsZero() && time.Since(p.since) >= settling
+	if p.leaving.Load() || !p.settled {
+		self.Roles = nil // still, or already there, but nothing is ours
 	}
 	processes, err := p.store.Renew(rctx, self, leaseTTL)
 	if err != nil {
+		p.missed = true
 		return err
 	}
 	now := time.Now()
@@ -360,9 +369,16 @@ func (p *process) renew(ctx context.Context) error {
 	if lapsed && !p.renewed.IsZero() && p.gateway != nil {
 		p.gateway.StoreBack() // the others may have dropped our endpoints
 	}
-	late := now.Sub(p.renewed) > 2*renewEvery
+	late := p.missed || now.Sub(p.renewed) > 2*renewEvery
+	p.missed = false
+	if late {
+		p.since = now
+	}
 	p.sight(processes, now, late)
 	p.renewed = now
+	if !p.settled {
+		return nil
+	}
 	if p.node != nil && (late || now.After(p.check)) {
 		p.node.Check()
 		p.check = now.Add(checkEvery)

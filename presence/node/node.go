@@ -307,10 +307,16 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions again: %w", len(ids), err)
 	}
-	for _, c := range claims {
+	// Usually there is nothing. But if this node was out of touch another may have
+	// owned the partitions meanwhile, and have written pages unknown here.
+	snaps, err := m.n.store.Load(ctx, claims)
+	if err != nil {
+		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
+	}
+	for i, c := range claims {
 		p := m.owned[c.Partition].p
 		select {
-		case p.mail <- &c:
+		case p.mail <- &reclaimed{c, snaps[i]}:
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -56,10 +56,13 @@ func (s *session) live() bool {
 // partition's own two: the holds taken by PUT and the members found on claiming.
 type source struct {
 	heartbeat.Source
-	stream   uint64 // the gateway's current stream of ops
-	applied  uint64 // ops applied in it
-	acked    uint64 // of these, in the store
-	gap      int64  // when an op beyond the next one came, with no progress since; 0: none did
+	stream  uint64 // the gateway's current stream of ops
+	applied uint64 // ops applied in it
+	acked   uint64 // of these, in the store
+	gap     int64  // when an op beyond the next one came, with no progress since; 0: none did
+	// void says that users were lost whom the gateway may still have: the stream
+	// does not tell of all of them any more, so a new one is asked for.
+	void     bool
 	heard    int64
 	sessions int
 }
@@ -106,8 +109,7 @@ type owed struct {
 	done chan<- error
 }
 
-// mail is a *heartbeat.Beat, a *holdCall, a *stored, or a *presence.Claim: the
-// store lost data, everything is to be written under that claim.
+// mail is a *heartbeat.Beat, a *holdCall, a *stored or a *reclaimed.
 type mail any
 
 type holdCall struct {
@@ -115,6 +117,13 @@ type holdCall struct {
 	page string
 	on   bool
 	done chan error // buffered: the actor never waits for a caller that left
+}
+
+// reclaimed says that the store lost data: everything is to be written under
+// that claim, over what was found there.
+type reclaimed struct {
+	claim presence.Claim
+	found presence.Snapshot
 }
 
 // stored says what became of one generation of the outbox.
@@ -230,13 +239,13 @@ func (p *partition) handle(m mail) {
 		p.hold(m)
 	case *stored:
 		p.stored(m)
-	case *presence.Claim:
-		p.rewrite(*m)
+	case *reclaimed:
+		p.rewrite(m)
 	}
 }
 
 // rewrite puts everything into the outbox, for a store that lost data.
-func (p *partition) rewrite(claim presence.Claim) {
+func (p *partition) rewrite(r *reclaimed) {
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
 		for s := head; s != nil; s = s.next {
@@ -247,8 +256,14 @@ func (p *partition) rewrite(claim presence.Claim) {
 	}
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
-	p.out.claim, p.out.members = claim, members
+	p.out.claim, p.out.members = r.claim, members
 	p.out.reset, p.out.complete, p.out.blocked = true, true, false
+	for _, name := range r.found.Pages {
+		p.out.counts[name] = 0
+	}
+	for _, m := range r.found.Members {
+		p.out.counts[m.Page] = 0
+	}
 	for name, pg := range p.pages { // what is in counts already may be a page that has gone
 		p.out.counts[name] = pg.users
 	}
@@ -400,6 +415,7 @@ func (p *partition) expire(s *session) {
 	for _, st := range s.stays {
 		if end := st.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
 			ended = append(ended, st.page)
+			s.from.void = s.from.void || end == 0
 		}
 	}
 	for _, pg := range ended {
@@ -470,9 +486,9 @@ func (p *partition) beat(b *heartbeat.Beat) {
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
-		src.stream, src.applied, src.acked, src.gap = b.Stream, 0, 0, 0
-	case b.Stream != src.stream:
-		reply.Reset = b.Stream > src.stream
+		src.stream, src.applied, src.acked, src.gap, src.void = b.Stream, 0, 0, 0, false
+	case b.Stream != src.stream || src.void:
+		reply.Reset = b.Stream >= src.stream
 		return
 	case b.First > src.applied+1:
 		// Usually what is between is on its way. If it does not come, it was
