@@ -232,7 +232,10 @@ func (s *shard) watch(c *conn, pages []string) error {
 	for _, page := range fresh {
 		c.places = append(c.places, place{page: page})
 	}
-	for _, page := range pages {
+	for i, page := range pages {
+		if slices.Contains(pages[:i], page) {
+			continue // one count is enough
+		}
 		p := c.place(page)
 		s.subscribe(c, p)
 		p.own = true
