@@ -267,7 +267,10 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 		case size == 0 || size > len(data):
 			return data, nil
 		}
-		if err := c.frame(data[:size]); err != nil {
+		// Most frames are the answers to our pings, with nothing in them.
+		if data[0] == framePong && data[1] == 0x80 {
+			c.alive()
+		} else if err := c.frame(data[:size]); err != nil {
 			return nil, err
 		}
 		data = data[size:]
