@@ -221,7 +221,7 @@ func (c *conn) deaf() bool {
 		c.wire.wait()
 		return false
 	}
-	return c.wire.busy.Load() && !c.wire.closed.Load() && !c.events && !c.ended.Load() && !c.hup.Load()
+	return c.wire.busy.Load() && !c.wire.closed.Load() && !c.events && !c.ended.Load()
 }
 
 // read reads into the buffer behind the first n bytes.

@@ -106,8 +106,12 @@ func (p *poller) run(ctx context.Context) {
 	var failed error
 	events := make([]unix.EpollEvent, pollBatch)
 	wait := func(fd uintptr) bool {
-		n, failed = unix.EpollWait(int(fd), events, 0)
-		return n > 0 || failed != nil && failed != unix.EINTR //nolint:errorlint
+		for {
+			n, failed = unix.EpollWait(int(fd), events, 0)
+			if failed != unix.EINTR { //nolint:errorlint
+				return n > 0 || failed != nil
+			}
+		}
 	}
 	ready := make([]*conn, 0, pollBatch)
 	for {

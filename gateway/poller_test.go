@@ -599,6 +599,7 @@ func TestEventStreamsEnd(t *testing.T) {
 func TestDrainWaitsForTheClose(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
+		s.settles(2)
 		ctx, cancel := context.WithTimeout(context.Background(), patient)
 		defer cancel()
 		done := make(chan error, 1)
