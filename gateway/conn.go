@@ -1,15 +1,17 @@
 package gateway
 
 import (
-	"bufio"
 	"bytes"
-	"context"
+	"crypto/sha1"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -33,20 +35,33 @@ const (
 	lingerClose = time.Second
 
 	farOff = 100 * 365 * 24 * time.Hour // no connection lasts longer
+
+	// patience is how many buffers full of one client's bytes are read in a row
+	// at the others' cost. One that still has more gets a goroutine for it.
+	patience = 4
 )
 
+var errNoPoller = errors.New("there is no poller for this connection")
+
 // conn is one client's connection: a WebSocket, or an event stream, which only
-// receives. Its reader is the one goroutine that lives as long as it does.
+// receives. A silent one has no goroutine: whoever learns that there is
+// something to do for it takes its turn and serves it.
 type conn struct {
 	g       *Gateway
 	shard   *shard
 	wire    *wire
-	ws      *websocket.Conn // nil for an event stream
 	user    presence.User
 	events  bool
 	expires time.Duration // when the token ends, by the shard's clock; 0: never
 	heardAt atomic.Int64  // last sign of life, by the shard's clock
 	ended   atomic.Bool   // a close frame has been sent, or is about to be
+	linger  atomic.Bool   // it is out, and the client has until lingerClose
+	hup     atomic.Bool   // the client has closed its side: read to the end
+
+	// turns counts the occasions to serve since nobody did. Who counts the first
+	// has the turn, until nobody has counted another: so exactly one goroutine
+	// serves, and no occasion is lost. The last turn is kept for ever.
+	turns atomic.Int32
 
 	// Guarded by the shard's lock.
 	places []place
@@ -56,10 +71,13 @@ type conn struct {
 	missed bool          // a delivery was not written
 	pinged time.Duration // an unanswered ping was sent then; 0: none
 
-	// The reader's own.
-	errors int
-	tokens float64 // of the message rate
-	filled time.Duration
+	// The turn's own.
+	slot    int32    // in the poller; 0: none, a goroutine reads
+	held    []byte   // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
+	speaker *speaker // in the middle of a fragmented message, else nil
+	errors  int
+	tokens  float64 // of the message rate
+	filled  time.Duration
 }
 
 func (c *conn) heard() time.Duration { return time.Duration(c.heardAt.Load()) }
@@ -70,104 +88,237 @@ func (c *conn) expired(now time.Duration) bool {
 	return c.expires != 0 && now >= c.expires && !c.ended.Load()
 }
 
-// hijack takes over the client's connection with buffers as small as the
-// messages are. It is the http.ResponseWriter the WebSocket library is given.
-type hijack struct {
-	gin.ResponseWriter
-	g    *Gateway
-	wire *wire
-}
-
-const (
-	readBuffer  = 256 // client messages are short
-	writeBuffer = 128 // the library writes only control frames: at most 2 + 125 bytes
-)
-
-// Hijack implements http.Hijacker.
-func (h *hijack) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	c, rw, err := h.ResponseWriter.Hijack()
+// open makes the connection known to its shard. The caller has its turn, and
+// ends it with start.
+func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time) (*conn, error) {
+	tcp, rw, err := w.Hijack()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	early, err := rw.Reader.Peek(rw.Reader.Buffered()) // what the client sent without waiting
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	h.wire = newWire(c, h.g.cfg.WriteTimeout, h.g.conns.Go)
-	r := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), h.wire), max(readBuffer, len(early)))
-	if _, err := r.Peek(len(early)); err != nil {
-		return nil, nil, err
-	}
-	return h.wire, bufio.NewReadWriter(r, bufio.NewWriterSize(h.wire, writeBuffer)), nil
-}
-
-// open makes the connection known to its shard.
-func (g *Gateway) open(w *wire, user presence.User, expires time.Time) *conn {
 	s := g.hub.shards[g.hub.next.Add(1)%uint64(len(g.hub.shards))]
-	c := &conn{g: g, shard: s, wire: w, user: user, tokens: messageBurst}
+	c := &conn{g: g, shard: s, user: user, tokens: messageBurst, held: bytes.Clone(early)}
+	c.wire = newWire(tcp, g.cfg.WriteTimeout, c)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
 		c.expires = max(s.now()+min(time.Until(expires), farOff), 1)
 	}
+	c.turns.Store(1)
 	c.alive()
-	w.freed = func() { s.freed(c) }
-	return c
+	return c, nil
 }
 
-// enter has the connection served; Drain, which may have looked already, misses none.
-func (g *Gateway) enter(c *conn) {
+// start sends the client what it gets first, subscribes it to pages, and has
+// the connection served from now on.
+func (c *conn) start(hello []byte, pages ...string) {
+	if _, err := c.wire.Write(hello); err != nil {
+		_ = c.wire.Close() // serve cleans up
+	}
 	c.shard.add(c)
-	if g.draining.Load() {
-		c.endSoon(websocket.StatusServiceRestart, "this gateway is shutting down")
+	if c.g.draining.Load() { // Drain may have looked already
+		_ = c.end(websocket.StatusServiceRestart, goodbye)
+	}
+	if len(pages) > 0 {
+		_ = c.shard.watch(c, pages) // one page is never too many
+	}
+	if c.shard.poller.add(c) != nil {
+		c.spawn(c.serve) // reads until the end
+		return
+	}
+	c.serve()
+}
+
+// spawn implements owner.
+func (c *conn) spawn(f func()) { c.g.conns.Go(f) }
+
+// wireFree implements owner: what waited for the client is done now.
+func (c *conn) wireFree() {
+	if c.ended.Load() {
+		c.awaitClose()
+	}
+	c.shard.freed(c)
+	if c.turns.Add(1) == 1 {
+		c.serve()
 	}
 }
 
-// serveSocket speaks with a client until the connection ends.
-func (c *conn) serveSocket(id Identity) {
-	defer c.g.leave(c)
-	hello := appendWelcome(nil, id, c.g.cfg.PingInterval)
-	hello = appendFrame(appendFrame(nil, frameText, hello), frameText, appendUnread(nil, 0))
-	_, err := c.wire.Write(hello)
-	for err == nil && !c.ended.Load() {
-		err = c.read()
+// wireClosed implements owner: somebody has to clean up.
+func (c *conn) wireClosed() {
+	if c.turns.Add(1) == 1 {
+		c.spawn(c.serve)
 	}
-	c.shut(err)
 }
 
-var messageBuffers = sync.Pool{New: func() any { return new([maxMessage + 1]byte) }}
+// input is one non-blocking read, and a buffer for more than the longest
+// frame. One goroutine at a time.
+type input struct {
+	buf [8 << 10]byte
+	p   []byte
+	n   int
+	err error
+	fn  func(fd uintptr) bool
+}
 
-// read waits for one message and does what it says.
-func (c *conn) read() error {
-	kind, r, err := c.ws.Reader(context.Background())
-	if err != nil {
-		return err
+var inputs = sync.Pool{New: func() any {
+	in := &input{}
+	in.fn = func(fd uintptr) bool {
+		for {
+			in.n, in.err = syscall.Read(int(fd), in.p)
+			if in.err != syscall.EINTR {
+				return true // whatever came of it: never wait
+			}
+		}
 	}
-	buf := messageBuffers.Get().(*[maxMessage + 1]byte)
-	defer messageBuffers.Put(buf)
-	n := 0
-	for n < len(buf) && err == nil {
+	return in
+}}
+
+// serve does what there is to do for the connection; its caller has the turn.
+// It does not wait, unless there is no poller for the connection.
+func (c *conn) serve() {
+	in := inputs.Get().(*input)
+	defer inputs.Put(in)
+	for range patience {
+		turns := c.turns.Load()
+		switch more, err := c.look(in); {
+		case err != nil:
+			_ = c.wire.Close()
+			c.shard.poller.remove(c)
+			c.g.leave(c)
+			return // with the turn
+		case more:
+		case c.turns.CompareAndSwap(turns, 0):
+			return
+		}
+	}
+	c.spawn(c.serve)
+}
+
+// look reads once and serves what came; more says that there may be more. An
+// error is the end of the connection.
+func (c *conn) look(in *input) (more bool, err error) {
+	rest, err := c.frames(in.buf[:copy(in.buf[:], c.held)]) // what a busy wire kept
+	c.held = nil
+	if err == nil && !c.deaf() {
+		n := copy(in.buf[:], rest) // less than a frame
 		var m int
-		m, err = r.Read(buf[n:])
-		n += m
-		c.alive() // a part of a message is a sign of life, too
+		if m, more, err = c.read(in, n); err == nil {
+			rest, err = c.frames(in.buf[:n+m])
+		}
 	}
-	// The end of a message is io.EOF itself; that of the connection wraps it.
-	if err != nil && err != io.EOF { //nolint:errorlint
+	if len(rest) > 0 {
+		c.held = bytes.Clone(rest)
+	}
+	return more, err
+}
+
+// deaf reports whether the client is not heard now: it has to take first what
+// it was sent. Without a poller, it waits for that.
+func (c *conn) deaf() bool {
+	if c.slot == 0 {
+		c.wire.wait()
+		return false
+	}
+	return c.wire.busy.Load() && !c.wire.closed.Load() && !c.events && !c.ended.Load()
+}
+
+// read reads into the buffer behind the first n bytes.
+func (c *conn) read(in *input, n int) (m int, more bool, err error) {
+	in.p = in.buf[n:]
+	if c.slot == 0 {
+		m, err = c.wire.Read(in.p)
+		return m, true, err
+	}
+	if err := c.wire.raw.Read(in.fn); err != nil {
+		return 0, false, err
+	}
+	switch {
+	case in.err == syscall.EAGAIN:
+		return 0, false, nil
+	case in.err != nil:
+		return 0, false, in.err
+	case in.n == 0:
+		return 0, false, io.EOF
+	}
+	// A read that could have had more has emptied the socket; what comes then is
+	// told of again, but not the end, if it was told of with what has been read.
+	return in.n, in.n == len(in.p) || c.hup.Load(), nil
+}
+
+// frames serves the whole frames at the beginning of data and returns what is
+// left: less than a frame, unless the client has to take its answers first.
+func (c *conn) frames(data []byte) (rest []byte, err error) {
+	for len(data) > 0 {
+		if c.events || c.ended.Load() {
+			return nil, nil // not listened to any more, but for the end
+		}
+		if c.deaf() {
+			return data, nil
+		}
+		size := frameSize(data)
+		switch {
+		case size > maxFrame:
+			if err := c.tooLarge(); err != nil {
+				return nil, err
+			}
+			continue
+		case size == 0 || size > len(data):
+			return data, nil
+		}
+		// Most frames are the answers to our pings, with nothing in them.
+		if data[0] == framePong && data[1] == 0x80 {
+			c.alive()
+		} else if err := c.frame(data[:size]); err != nil {
+			return nil, err
+		}
+		data = data[size:]
+	}
+	return nil, nil
+}
+
+// frame serves one whole frame.
+func (c *conn) frame(frame []byte) error {
+	began := time.Now()
+	c.alive() // a part of a message is a sign of life, too
+	s := c.speaker
+	if c.speaker = nil; s == nil {
+		s = speakers.Get().(*speaker)
+	}
+	whole, err := s.read(c, frame)
+	switch {
+	case err != nil && s.closing && websocket.CloseStatus(err) < 0:
+		c.ended.Store(true) // a breach of protocol, and the client is told of it
+		c.awaitClose()
+		return nil
+	case err != nil:
 		return err
+	case !whole && s.message != nil:
+		c.speaker = s
+		return nil
 	}
+	defer s.release(began)
+	if !whole {
+		return nil
+	}
+	return c.message(s.kind, s.text[:s.n])
+}
+
+// message does what a message says.
+func (c *conn) message(kind websocket.MessageType, text []byte) error {
 	c.g.metrics.received.Add(1)
 	switch {
-	case n > maxMessage:
-		c.fault(&fault{code: codeTooLarge, message: "a message is at most 4096 bytes"})
-		return c.end(websocket.StatusMessageTooBig, "message over 4096 bytes")
+	case len(text) > maxMessage:
+		return c.tooLarge()
 	case kind == websocket.MessageBinary:
 		return c.fault(&fault{code: codeBinary, message: "binary messages have no meaning here; send JSON text"})
-	case !utf8.Valid(buf[:n]):
+	case !utf8.Valid(text):
 		return c.end(websocket.StatusInvalidFramePayloadData, "invalid UTF-8")
 	case !c.allow():
 		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 a second"})
 	}
-	m, err := parseMessage(buf[:n])
+	m, err := parseMessage(text)
 	if err == nil {
 		err = c.do(m)
 	}
@@ -176,6 +327,19 @@ func (c *conn) read() error {
 		return c.fault(f)
 	}
 	return err
+}
+
+func (c *conn) tooLarge() error {
+	if err := c.fault(&fault{code: codeTooLarge, message: "a message is at most 4096 bytes"}); err != nil {
+		return err
+	}
+	return c.end(websocket.StatusMessageTooBig, "message over 4096 bytes")
+}
+
+// answerPing answers a client's ping.
+func (c *conn) answerPing(payload []byte) {
+	c.alive()
+	_ = c.send(framePong, payload) // when that fails, so will the next read
 }
 
 // allow takes a token of the message rate.
@@ -191,7 +355,7 @@ func (c *conn) allow() bool {
 }
 
 // do carries out a message. A *fault is the client's, anything else ends the
-// connection.
+// connection. It must not wait: other connections are served after this one.
 func (c *conn) do(m message) error {
 	switch m.kind {
 	case typeJoin:
@@ -214,9 +378,9 @@ func (c *conn) do(m message) error {
 	case typeUnsubscribe:
 		c.shard.unwatch(c, m.pages)
 	case typeHeartbeat:
-		return c.send([]byte(`{"type":"heartbeat"}`))
+		return c.send(frameText, []byte(`{"type":"heartbeat"}`))
 	case typeRead: // nothing can be followed yet, so nothing is unread
-		return c.send(appendUnread(nil, 0))
+		return c.send(frameText, appendUnread(nil, 0))
 	}
 	return nil
 }
@@ -230,67 +394,51 @@ func tooManyPages(page string) *fault {
 	}
 }
 
-// send writes a message; it waits while the client does not take what it got.
-func (c *conn) send(text []byte) error {
-	_, err := c.wire.Write(appendFrame(nil, frameText, text))
+// send writes one frame.
+func (c *conn) send(opcode byte, payload []byte) error {
+	_, err := c.wire.Write(appendFrame(nil, opcode, payload))
 	return err
 }
 
 // fault tells the client of its mistake, and closes at the twentieth.
 func (c *conn) fault(f *fault) error {
 	c.g.metrics.faults.WithLabelValues(f.code).Inc()
-	if err := c.send(f.appendJSON(nil)); err != nil {
+	if err := c.send(frameText, f.appendJSON(nil)); err != nil {
 		return err
 	}
 	if c.errors++; c.errors < maxErrors || f.code == codeTooLarge {
 		return nil
 	}
 	last := fault{code: codeTooManyErrors, message: "too many errors on one connection"}
-	if err := c.send(last.appendJSON(nil)); err != nil {
-		return err
-	}
-	return c.end(websocket.StatusPolicyViolation, "too many errors")
+	return c.end(websocket.StatusPolicyViolation, "too many errors", last.appendJSON(nil))
 }
 
-// end sends a close frame; the reader stops when it has returned.
-func (c *conn) end(code websocket.StatusCode, reason string) error {
+// end sends what is left to say and a close frame. The client then has a
+// moment to close its side; an event stream just ends.
+func (c *conn) end(code websocket.StatusCode, reason string, last ...[]byte) error {
+	if c.events {
+		return c.wire.Close()
+	}
 	if c.ended.Swap(true) {
 		return nil
 	}
-	return c.wire.end(appendClose(nil, int(code), reason))
-}
-
-// endSoon is end for those who may not wait for a slow client. The client then
-// has a moment to close its side.
-func (c *conn) endSoon(code websocket.StatusCode, reason string, last ...[]byte) {
-	c.g.conns.Go(func() {
-		if c.events {
-			_ = c.wire.Close()
-			return
-		}
-		for _, text := range last {
-			_ = c.send(text)
-		}
-		_ = c.end(code, reason)
-		_ = c.wire.SetReadDeadline(time.Now().Add(lingerClose))
-	})
-}
-
-// shut closes the connection: at once when the client has gone, else when it
-// has closed its side or taken too long to.
-func (c *conn) shut(err error) {
-	if c.ended.Load() {
-		_ = c.wire.SetReadDeadline(time.Now().Add(lingerClose))
-		for r := io.Reader(nil); err == nil; { // until its close frame
-			if _, r, err = c.ws.Reader(context.Background()); err == nil {
-				_, err = io.Copy(io.Discard, r)
-			}
-		}
-		if websocket.CloseStatus(err) == -1 { // it is in the middle of a message
-			_, _ = io.Copy(io.Discard, c.wire)
-		}
+	var b []byte
+	for _, text := range last {
+		b = appendFrame(b, frameText, text)
 	}
-	_ = c.ws.CloseNow()
+	err := c.wire.end(appendClose(b, int(code), reason))
+	if !c.wire.busy.Load() {
+		c.awaitClose()
+	}
+	return err
+}
+
+// awaitClose closes the connection unless the client does in a moment. It is
+// called when the close frame is out.
+func (c *conn) awaitClose() {
+	if !c.linger.Swap(true) {
+		time.AfterFunc(lingerClose, c.dead)
+	}
 }
 
 // leave forgets a connection that has ended without saying so for its pages:
@@ -323,43 +471,45 @@ func (c *conn) dead() { _ = c.wire.Close() }
 // expire ends the connection because its token did.
 func (c *conn) expire() {
 	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
-	c.endSoon(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil))
+	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil)) // it has gone anyway
 }
 
-// serveEvents keeps an event stream until the client closes it.
-func (c *conn) serveEvents() {
-	defer c.g.leave(c)
-	_, _ = io.Copy(io.Discard, c.wire)
-	_ = c.wire.Close()
-}
-
-// socketOptions are how this gateway wants its WebSockets. Origins are checked
-// before; compression costs every connection a window of memory.
-func (g *Gateway) socketOptions(pong func()) *websocket.AcceptOptions {
-	return &websocket.AcceptOptions{
-		Subprotocols:       []string{subprotocol},
-		InsecureSkipVerify: true,
-		CompressionMode:    websocket.CompressionDisabled,
-		OnPingReceived:     func(context.Context, []byte) bool { pong(); return true },
-		OnPongReceived:     func(context.Context, []byte) { pong() },
-	}
-}
-
-// accept upgrades the request and hands the connection to a reader of its own,
-// so that the server's goroutine and buffers for the request are freed.
+// accept upgrades the request, which upgradeProblem has found to be right, and
+// hands the connection over, so that the server's goroutine and buffers for the
+// request are freed. Answer and first messages go in one write.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) error {
-	h := &hijack{ResponseWriter: w, g: g}
-	var c *conn
-	ws, err := websocket.Accept(h, r, g.socketOptions(func() { c.alive() }))
+	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
+	c, err := g.open(w, id.Hash, id.Expires)
 	if err != nil {
 		return err
 	}
-	ws.SetReadLimit(-1) // read has its own, with an error frame
-	c = g.open(h.wire, id.Hash, id.Expires)
-	c.ws = ws
-	g.enter(c)
-	g.conns.Go(func() { c.serveSocket(id) })
+	head := w.Header()
+	head.Set("Upgrade", "websocket")
+	head.Set("Connection", "Upgrade")
+	head.Set("Sec-WebSocket-Accept", acceptKey(r.Header.Get("Sec-WebSocket-Key")))
+	if len(r.Header.Values("Sec-WebSocket-Protocol")) > 0 {
+		head.Set("Sec-WebSocket-Protocol", subprotocol)
+	}
+	hello := responseHead(http.StatusSwitchingProtocols, head)
+	hello = appendFrame(hello, frameText, appendWelcome(nil, id, g.cfg.PingInterval))
+	hello = appendFrame(hello, frameText, appendUnread(nil, 0))
+	c.start(hello)
 	return nil
+}
+
+// acceptKey is the answer to a handshake's key, as RFC 6455 has it.
+func acceptKey(key string) string {
+	sum := sha1.Sum([]byte(strings.TrimSpace(key) + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
+	return base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// responseHead is the head of a response on a connection that was taken over.
+func responseHead(status int, head http.Header) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))
+	_ = head.Write(&b) // to memory
+	b.WriteString("\r\n")
+	return b.Bytes()
 }
 
 // Receive takes a presence node's answer to a beat. It does not block.

@@ -186,6 +186,7 @@ const (
 	frameText  = 0x81
 	frameClose = 0x88
 	framePing  = 0x89
+	framePong  = 0x8a
 )
 
 // appendFrame appends an unmasked WebSocket frame, as servers send them: the

@@ -113,7 +113,12 @@ func New(cfg Config) (*Gateway, error) {
 	shards := runtime.GOMAXPROCS(0)
 	budget := float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*shards)) / float64(shards)
 	for range shards {
-		g.hub.shards = append(g.hub.shards, newShard(g.hub, cfg.UpdateInterval, budget, live))
+		s := newShard(g.hub, cfg.UpdateInterval, budget, live)
+		var err error
+		if s.poller, err = newPoller(); err != nil && !errors.Is(err, errNoPoller) {
+			return nil, err
+		}
+		g.hub.shards = append(g.hub.shards, s)
 	}
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Send)
@@ -171,7 +176,9 @@ func (g *Gateway) serving() error {
 	return g.ready()
 }
 
-var errDraining = errors.New("this gateway is shutting down")
+const goodbye = "this gateway is shutting down"
+
+var errDraining = errors.New(goodbye)
 
 // Run owns the gateway's goroutines but those of connections, which Drain ends.
 func (g *Gateway) Run(ctx context.Context) error {
@@ -180,6 +187,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.hub.run(ctx) })
 	for _, s := range g.hub.shards {
 		wg.Go(func() { s.run(ctx) })
+		wg.Go(func() { s.poller.run(ctx) })
 	}
 	wg.Wait()
 	return nil
@@ -220,11 +228,10 @@ func (g *Gateway) Drain(ctx context.Context) error {
 			return
 		}
 		after := rand.N(window)
-		text := appendReconnect(nil, after)
-		g.conns.Go(func() { _ = c.send(text) })
+		_ = c.send(frameText, appendReconnect(nil, after)) // who has gone need not know
 	})
 	g.settle(ctx, window+window/10)
-	g.each(func(c *conn) { c.endSoon(websocket.StatusServiceRestart, "this gateway is shutting down") })
+	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, goodbye) })
 	done := make(chan struct{})
 	go func() { // ends with the last connection, which each below sees to
 		g.conns.Wait()

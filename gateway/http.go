@@ -426,30 +426,19 @@ func (g *Gateway) getEvents(c *gin.Context) {
 // the end of the connection is the end of the body, so the fan-out can write
 // events as they are.
 func (g *Gateway) stream(w gin.ResponseWriter, id Identity, name string) error {
-	head := w.Header().Clone()
-	h := &hijack{ResponseWriter: w, g: g}
-	if _, _, err := h.Hijack(); err != nil {
+	c, err := g.open(w, id.Hash, id.Expires)
+	if err != nil {
 		return err
 	}
+	c.events = true
+	head := w.Header()
 	head.Set("Content-Type", "text/event-stream")
 	head.Set("Cache-Control", "no-store")
 	head.Set("X-Accel-Buffering", "no") // nginx would keep events back
 	head.Set("X-Content-Type-Options", "nosniff")
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	var b bytes.Buffer
-	b.WriteString("HTTP/1.1 200 OK\r\n")
-	_ = head.Write(&b) // to memory
-	b.WriteString("\r\n")
-	c := g.open(h.wire, id.Hash, id.Expires)
-	c.events = true
-	if _, err := h.wire.Write(b.Bytes()); err != nil {
-		_ = h.wire.Close()
-		return err
-	}
-	g.enter(c)
-	_ = c.shard.watch(c, []string{name}) // one page is never too many
-	g.conns.Go(c.serveEvents)
+	c.start(responseHead(http.StatusOK, head), name)
 	return nil
 }
 

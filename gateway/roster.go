@@ -41,8 +41,10 @@ type lane struct {
 	id     int
 	users  map[presence.User]*resident
 	stream uint64
-	first  uint64   // number of flight[0]
-	flight []flying // sent and not acknowledged, in order; at most heartbeat.MaxOps
+	first  uint64          // number of flight[0]
+	alive  []presence.User // the living, as last counted; not changed, since beats carry it
+	moved  bool            // it has to be counted again
+	flight []flying        // sent and not acknowledged, in order; at most heartbeat.MaxOps
 	// queue has the spots that have changed and are not in flight, each once: so
 	// it is bounded by the connections and their pages.
 	queue  []*spot
@@ -106,6 +108,7 @@ func (r *roster) join(u presence.User, page string, c *conn) bool {
 	defer l.mu.Unlock()
 	sp := l.spot(u, page)
 	sp.live++
+	l.moved = true
 	if sp.lost > 0 && time.Now().Before(sp.until) {
 		sp.lost-- // it has come back: nobody need wait for it any more
 	} else {
@@ -130,6 +133,7 @@ func (r *roster) leave(u presence.User, page string, c *conn, lost bool) {
 		return
 	}
 	sp.live--
+	l.moved = true
 	sp.wait = slices.DeleteFunc(sp.wait, func(w *conn) bool { return w == c })
 	if lost && r.grace > 0 {
 		now := time.Now()
@@ -257,6 +261,7 @@ func (r *roster) flush(l *lane) {
 			continue
 		}
 		sp.told, sp.acked = op.Kind, false
+		l.moved = true
 		l.flight = append(l.flight, flying{sp, op})
 	}
 	if len(l.queue) == 0 {
@@ -303,16 +308,18 @@ func (r *roster) again(l *lane, now time.Time) {
 // beat sends the heartbeats of the lane's users.
 func (r *roster) beat(l *lane) {
 	l.mu.Lock()
-	var alive []presence.User
-	for u, res := range l.users {
-		if slices.ContainsFunc(res.spots, func(sp *spot) bool { return sp.live > 0 && sp.told != 0 }) {
-			if alive == nil {
-				alive = make([]presence.User, 0, len(l.users))
+	if l.moved {
+		l.moved, l.alive = false, nil
+		for u, res := range l.users {
+			if slices.ContainsFunc(res.spots, func(sp *spot) bool { return sp.live > 0 && sp.told != 0 }) {
+				if l.alive == nil {
+					l.alive = make([]presence.User, 0, len(l.users))
+				}
+				l.alive = append(l.alive, u)
 			}
-			alive = append(alive, u)
 		}
 	}
-	stream := l.stream
+	alive, stream := l.alive, l.stream
 	l.mu.Unlock()
 	for part := range slices.Chunk(alive, aliveBatch) {
 		r.send(&heartbeat.Beat{Source: r.source, Partition: l.id, Stream: stream, Alive: part})

@@ -27,6 +27,7 @@ type shard struct {
 	interval time.Duration // least time between two counts of one page to one subscriber, when the budget has room
 	quantum  time.Duration // least time between two looks at all subscribers of a topic
 	live     liveness
+	poller   *poller // serves the connections that have something to say
 	start    time.Time
 	wake     chan struct{} // holds one: there is something to deliver
 
@@ -231,7 +232,10 @@ func (s *shard) watch(c *conn, pages []string) error {
 	for _, page := range fresh {
 		c.places = append(c.places, place{page: page})
 	}
-	for _, page := range pages {
+	for i, page := range pages {
+		if slices.Contains(pages[:i], page) {
+			continue // one count is enough
+		}
 		p := c.place(page)
 		s.subscribe(c, p)
 		p.own = true
@@ -481,7 +485,7 @@ func (t *topic) encoded(event bool) []byte {
 func (s *shard) undelivered(c *conn, err error) {
 	if !errors.Is(err, errBusy) {
 		if !errors.Is(err, net.ErrClosed) {
-			_ = c.wire.Close() // its reader notices and cleans up
+			_ = c.wire.Close() // which has it cleaned up
 		}
 		return
 	}

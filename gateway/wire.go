@@ -13,27 +13,38 @@ import (
 var errBusy = errors.New("the client has not taken what was sent")
 
 // wire is a client's connection below the protocol. All bytes to the client
-// pass here, ours and the WebSocket library's, each call one whole frame, so
-// frames never mix. It never makes the fan-out wait: what the socket does not
-// take at once is kept, at most one write of it, and nothing else is written
-// until that is out or, after the timeout, the connection is closed.
+// pass here, each call one or more whole frames, so frames never mix. Nobody
+// who writes ever waits: what the socket does not take at once is kept, and
+// finished in the background or, after the timeout, the connection is closed.
+//
+// What is kept is bounded: the fan-out writes nothing to a busy wire, and its
+// client's next message is not read. So there is at most one pass of the
+// fan-out or the answers to one message, a pong, and what is said once in a
+// connection's life: that it should reconnect, and why it is closed.
 type wire struct {
 	net.Conn
 	raw     syscall.RawConn // nil when Conn has no descriptor
 	timeout time.Duration   // for a write to finish
-	spawn   func(func())    // starts a goroutine that the gateway waits for
-	freed   func()          // called, from a goroutine of its own, when a busy wire is free again
-	busy    atomic.Bool     // rest is not nil; may be read without mu
+	owner   owner
+	busy    atomic.Bool // rest is not nil; may be read without mu
+	closed  atomic.Bool // set under mu
 
 	mu     sync.Mutex
 	rest   []byte        // what the socket has not taken
+	more   []byte        // what comes after it
 	free   chan struct{} // closed when rest is out; nil unless somebody waits
 	ending bool          // no more frames: a close frame has been written
-	closed bool
 }
 
-func newWire(c net.Conn, timeout time.Duration, spawn func(func())) *wire {
-	w := &wire{Conn: c, timeout: timeout, spawn: spawn}
+// owner is told what happens to a wire.
+type owner interface {
+	spawn(func()) // starts a goroutine that the gateway waits for
+	wireFree()    // a busy wire is free again; called from a goroutine that may be kept
+	wireClosed()  // called once
+}
+
+func newWire(c net.Conn, timeout time.Duration, o owner) *wire {
+	w := &wire{Conn: c, timeout: timeout, owner: o}
 	if sc, ok := c.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			w.raw = raw
@@ -72,7 +83,7 @@ func (w *wire) try(p []byte, a *attempt) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.closed || w.ending:
+	case w.closed.Load() || w.ending:
 		return net.ErrClosed
 	case w.rest != nil:
 		return errBusy
@@ -99,7 +110,7 @@ func (w *wire) write(p []byte, a *attempt) error {
 	}
 	w.rest = append([]byte(nil), p[n:]...)
 	w.busy.Store(true)
-	w.spawn(w.finish) // ends within the timeout, or when the wire is closed
+	w.owner.spawn(w.finish) // ends within the timeout, or when the wire is closed
 	return nil
 }
 
@@ -108,65 +119,78 @@ func (w *wire) finish() {
 	w.mu.Lock()
 	rest := w.rest // it stays as it is while it is not nil
 	w.mu.Unlock()
-	_ = w.SetWriteDeadline(time.Now().Add(w.timeout))
-	_, err := w.Conn.Write(rest)
-	_ = w.SetWriteDeadline(time.Time{})
-	w.mu.Lock()
-	w.rest = nil
-	w.busy.Store(false)
-	if w.free != nil {
-		close(w.free)
-		w.free = nil
+	var err error
+	for rest != nil {
+		_ = w.SetWriteDeadline(time.Now().Add(w.timeout))
+		if _, err = w.Conn.Write(rest); err != nil {
+			_ = w.Close()
+		}
+		w.mu.Lock()
+		if rest = w.more; err != nil {
+			rest = nil
+		}
+		if w.rest, w.more = rest, nil; rest == nil {
+			_ = w.SetWriteDeadline(time.Time{})
+			w.busy.Store(false)
+			if w.free != nil {
+				close(w.free)
+				w.free = nil
+			}
+		}
+		w.mu.Unlock()
 	}
-	w.mu.Unlock()
-	if err != nil {
-		_ = w.Close()
-		return
-	}
-	if w.freed != nil {
-		w.freed()
+	if err == nil {
+		w.owner.wireFree()
 	}
 }
 
-// Write implements net.Conn for the library's frames and our answers: it waits
-// until the client has taken what was sent before, at most as long as that may
-// take.
+// wait returns when the client has taken what was sent, or the wire is closed.
+func (w *wire) wait() {
+	w.mu.Lock()
+	if w.rest == nil {
+		w.mu.Unlock()
+		return
+	}
+	if w.free == nil {
+		w.free = make(chan struct{})
+	}
+	free := w.free
+	w.mu.Unlock()
+	<-free
+}
+
+// Write writes our answers, after what the client has not taken yet.
 func (w *wire) Write(p []byte) (int, error) { return len(p), w.put(p, false) }
 
-// end writes a close frame, the last thing the client gets.
-func (w *wire) end(frame []byte) error { return w.put(frame, true) }
+// end writes the last thing the client gets, which ends with a close frame.
+func (w *wire) end(p []byte) error { return w.put(p, true) }
 
 func (w *wire) put(p []byte, last bool) error {
 	a := attempts.Get().(*attempt)
 	defer attempts.Put(a)
-	for {
-		w.mu.Lock()
-		if w.closed || w.ending {
-			w.mu.Unlock()
-			return net.ErrClosed
-		}
-		if w.rest == nil {
-			w.ending = last
-			err := w.write(p, a)
-			w.mu.Unlock()
-			return err
-		}
-		if w.free == nil {
-			w.free = make(chan struct{})
-		}
-		free := w.free
-		w.mu.Unlock()
-		<-free
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed.Load() || w.ending {
+		return net.ErrClosed
 	}
+	w.ending = last
+	if w.rest != nil {
+		w.more = append(w.more, p...)
+		return nil
+	}
+	return w.write(p, a)
 }
 
 // Close closes the connection; it may be called more than once.
 func (w *wire) Close() error {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
+	if w.closed.Load() {
+		w.mu.Unlock()
 		return nil
 	}
-	w.closed = true
-	return w.Conn.Close()
+	w.closed.Store(true)
+	err := w.Conn.Close()
+	w.mu.Unlock()
+	w.owner.wireClosed()
+	return err
 }
