@@ -26,10 +26,15 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run build check test bench fuzz setup clean race-binary
+.PHONY: run cluster build check test bench fuzz setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
+
+# Gateways, presence nodes and dispatchers over Redis, as processes, until
+# Ctrl-C. The ports are variables of deploy/cluster.sh.
+cluster: build
+	@HEADCOUNT_BIN=bin/headcount bash deploy/cluster.sh $(ARGS)
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount

@@ -1,0 +1,298 @@
+// Package deploy_test runs what is in this directory as an operator does.
+package deploy_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds every wait; nothing comes near it.
+const patience = 60 * time.Second
+
+// binary is the program as users run it: the one HEADCOUNT_BIN names, else
+// built here.
+func binary(t *testing.T) string {
+	t.Helper()
+	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
+		return bin
+	}
+	bin := filepath.Join(t.TempDir(), "headcount")
+	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/headcount").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// given are the ports that a test has, as tests run side by side.
+var given sync.Map
+
+// ports returns different ports, free for TCP and UDP, from below those that
+// the system gives to outgoing connections.
+func ports(t *testing.T, n int) []string {
+	t.Helper()
+	var free []string
+	for range 100 * n {
+		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(22000))
+		tcp, err := net.Listen("tcp", addr)
+		if err != nil {
+			continue
+		}
+		defer tcp.Close() // not before all are found
+		udp, err := net.ListenPacket("udp", addr)
+		if err != nil {
+			continue
+		}
+		defer udp.Close()
+		if _, taken := given.LoadOrStore(addr, true); taken {
+			continue
+		}
+		if free = append(free, addr[len("127.0.0.1:"):]); len(free) == n {
+			return free
+		}
+	}
+	t.Fatal("no free ports")
+	return nil
+}
+
+// script is a run of cluster.sh.
+type script struct {
+	cmd     *exec.Cmd
+	lines   chan string // closed at its end
+	output  []string
+	listen  []string
+	all     []string // ports
+	scratch string
+}
+
+// start runs cluster.sh on free ports.
+func start(t *testing.T, bin string, args ...string) *script {
+	t.Helper()
+	all := ports(t, 17)
+	s := &script{lines: make(chan string, 100), listen: all[1:3], all: all, scratch: t.TempDir()}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	s.cmd = exec.CommandContext(ctx, "bash", append([]string{"cluster.sh"}, args...)...)
+	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
+	s.cmd.WaitDelay = 30 * time.Second // longer than the script takes to kill what does not end
+	s.cmd.Env = append(clean(), "HEADCOUNT_BIN="+bin, "TMPDIR="+s.scratch,
+		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),
+		"ADMIN_PORTS="+strings.Join(all[3:10], " "), "CLUSTER_PORTS="+strings.Join(all[10:], " "))
+	// What this process handles begins with its default in the script, also when
+	// the tests run in a shell's background, where SIGINT is ignored.
+	handled := make(chan os.Signal, 1)
+	signal.Notify(handled, os.Interrupt)
+	out, in := io.Pipe()
+	s.cmd.Stdout, s.cmd.Stderr = in, in
+	err := s.cmd.Start()
+	signal.Stop(handled)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { // until the script ends
+		defer close(ended)
+		_ = s.cmd.Wait() // ProcessState has it
+		_ = in.Close()
+	}()
+	go func() { // until the pipe ends
+		defer close(s.lines)
+		for scan := bufio.NewScanner(out); scan.Scan(); {
+			s.lines <- scan.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		for range s.lines {
+		}
+		<-ended
+	})
+	return s
+}
+
+// clean is the environment without variables that the script or the program
+// reads, and without the second that the race detector waits at each exit.
+func clean() []string {
+	env := []string{"GORACE=atexit_sleep_ms=0"}
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "HEADCOUNT_") && !strings.HasPrefix(v, "CLUSTER_") {
+			env = append(env, v)
+		}
+	}
+	return env
+}
+
+// until reads lines to the first that begins so; "" for all to the end.
+func (s *script) until(t *testing.T, prefix string) {
+	t.Helper()
+	for line := range s.lines {
+		s.output = append(s.output, line)
+		if prefix != "" && strings.HasPrefix(line, prefix) {
+			return
+		}
+	}
+	if prefix != "" {
+		t.Fatalf("no line %q; the output:\n%s", prefix, s.text())
+	}
+}
+
+func (s *script) text() string { return strings.Join(s.output, "\n") }
+
+var row = regexp.MustCompile(`^(redis|gateway-[12]|presence-[123]|dispatcher-[12]) +(\d+) `)
+
+// pids reads the table: processes by name.
+func (s *script) pids(t *testing.T) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	for _, line := range s.output {
+		if m := row.FindStringSubmatch(line); m != nil {
+			pid, err := strconv.Atoi(m[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			found[m[1]] = pid
+		}
+	}
+	if len(found) != 8 {
+		t.Fatalf("the table has %d processes, want 8:\n%s", len(found), s.text())
+	}
+	return found
+}
+
+// nothingLeft checks that the ports can be used again.
+func (s *script) nothingLeft(t *testing.T) {
+	t.Helper()
+	for _, port := range s.all {
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err != nil {
+			t.Errorf("after the end: %v", err)
+		} else {
+			_ = l.Close()
+		}
+		if l, err := net.ListenPacket("udp", "127.0.0.1:"+port); err != nil {
+			t.Errorf("after the end: %v", err)
+		} else {
+			_ = l.Close()
+		}
+	}
+}
+
+// count asks a gateway for the page, or changes it.
+func (s *script) count(t *testing.T, gateway int, method, body string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://127.0.0.1:"+s.listen[gateway]+"/here/counter", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var counter struct{ Count *int }
+	if err := json.NewDecoder(resp.Body).Decode(&counter); err != nil || resp.StatusCode != http.StatusOK || counter.Count == nil {
+		t.Fatalf("%s: %s, %v", method, resp.Status, err)
+	}
+	return *counter.Count
+}
+
+func TestCluster(t *testing.T) {
+	t.Parallel() // all of these wait, mostly
+	s := start(t, binary(t))
+	s.until(t, "ready")
+	pids := s.pids(t)
+	if n := s.count(t, 0, http.MethodPut, `{"action":"increment"}`); n != 1 {
+		t.Errorf("the gateway that was told counts %d, want 1", n)
+	}
+	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		n := s.count(t, 1, http.MethodGet, "")
+		if n == 1 {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("the other gateway counts %d, want 1", n)
+		}
+	}
+
+	// One that is killed is missed, and comes back when asked for.
+	if err := syscall.Kill(pids["presence-2"], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.until(t, fmt.Sprintf("presence-2 (pid %d) has ended with status 137", pids["presence-2"]))
+	if err := s.cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	s.until(t, "presence-2 is started again")
+
+	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	s.until(t, "")
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit status %d, want 0; the output:\n%s", code, s.text())
+	}
+	for name, pid := range pids {
+		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+			t.Errorf("%s, pid %d, is still there: %v", name, pid, err)
+		}
+	}
+	s.nothingLeft(t)
+	if left, err := os.ReadDir(s.scratch); err != nil || len(left) > 0 {
+		t.Errorf("in the temporary directory is still %v, %v", left, err)
+	}
+}
+
+func TestClusterThatCannotStart(t *testing.T) {
+	t.Parallel()
+	bin := binary(t)
+	for name, tc := range map[string]struct {
+		args []string
+		busy int // the index of a port that is taken for datagrams; 0 for none
+		want string
+	}{
+		"a bad setting": {args: []string{"--update-interval", "often"}, want: "    headcount: --update-interval: not a duration"},
+		"one of them":   {busy: 13, want: "cluster: presence-2 ended with status 1 at its start"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, bin, tc.args...)
+			if tc.busy > 0 {
+				l, err := net.ListenPacket("udp", "127.0.0.1:"+s.all[tc.busy])
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+			}
+			s.until(t, "")
+			if code := s.cmd.ProcessState.ExitCode(); code != 1 {
+				t.Errorf("exit status %d, want 1", code)
+			}
+			if !strings.Contains(s.text(), tc.want) {
+				t.Errorf("no %q in the output:\n%s", tc.want, s.text())
+			}
+			if strings.Contains(s.text(), "ready;") {
+				t.Errorf("it says it is ready:\n%s", s.text())
+			}
+			if l, err := net.Listen("tcp", "127.0.0.1:"+s.all[0]); err != nil {
+				t.Errorf("after the end: %v", err)
+			} else {
+				_ = l.Close()
+			}
+		})
+	}
+}
