@@ -279,7 +279,9 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 				return
 			}
 			failed++
-			d.log.Warn().Err(err).Str("gateway", gateway).Int("failed", failed).Msg("gateway could not be reached; trying again")
+			if failed == 1 {
+				d.log.Warn().Err(err).Str("gateway", gateway).Msg("gateway could not be reached; trying again")
+			}
 			o.restore(counts)
 			pause(ctx, failed)
 		}

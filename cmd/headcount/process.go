@@ -322,8 +322,12 @@ func (p *process) membership(ctx context.Context) error {
 	begun := time.Now()
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
+	failed := 0 // in a row, not told of more than once
 	for n := 0; ; n++ {
 		err := p.renew(ctx)
+		if err == nil {
+			failed = 0
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -331,8 +335,13 @@ func (p *process) membership(ctx context.Context) error {
 			return err // a running process stays: it is the starting ones that must fit
 		case errors.Is(err, presence.ErrNameTaken) && (!p.renewed.IsZero() || time.Since(begun) > nameWait):
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
-		case err != nil:
+		case err != nil && failed == 0 && p.renewed.IsZero():
+			p.log.Info().Err(err).Msg("waiting for the cluster")
+			failed++
+		case err != nil && failed == 0:
 			p.log.Warn().Err(err).Msg("the lease could not be renewed; trying again")
+			failed++
+		case err != nil: // it has been said
 		case n%generationEvery == 0 || !p.read.Load():
 			p.watchStore(ctx)
 		}
@@ -448,7 +457,11 @@ func (p *process) adopt(ctx context.Context) error {
 // gone clears up after a process that died: the dispatcher of the first bucket
 // takes its gateway out of the endpoints.
 func (p *process) gone(ctx context.Context, dead presence.Process) {
-	p.log.Warn().Str("process", dead.Name).Msg("a process is gone")
+	if len(dead.Roles) == 0 {
+		p.log.Info().Str("left", dead.Name).Msg("a process has left")
+	} else {
+		p.log.Warn().Str("gone", dead.Name).Msg("a process is gone")
+	}
 	t := p.table.Load()
 	if t == nil || !slices.Contains(dead.Roles, roleGateway) {
 		return
@@ -459,7 +472,7 @@ func (p *process) gone(ctx context.Context, dead presence.Process) {
 	dctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
 	if err := p.store.DropGateway(dctx, dead.Name); err != nil {
-		p.log.Warn().Err(err).Str("process", dead.Name).Msg("its endpoints could not be dropped; they cost failing pushes")
+		p.log.Warn().Err(err).Str("gone", dead.Name).Msg("its endpoints could not be dropped; they cost failing pushes")
 	}
 }
 

@@ -19,6 +19,12 @@ const mailboxSize = 256
 // stream is asked for. An unneeded one costs a repetition.
 const gapPatience = 500
 
+// askEvery is how often, in milliseconds, the gateway of a session that has
+// missed its heartbeats is asked whether the user is still there: its answer is
+// a join, which is repeated until it arrives, so that a network that loses
+// datagrams costs nobody its presence.
+const askEvery = 300
+
 // stay is a session's presence on one page.
 type stay struct {
 	page *page
@@ -147,6 +153,7 @@ type partition struct {
 	sources map[heartbeat.Source]*source
 	holds   *source
 	loaded  *source
+	asking  map[*source][]presence.User // to be asked about, see askEvery
 	owed    []owed
 	wheel   wheel
 
@@ -163,6 +170,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		users:   map[presence.User]*session{},
 		pages:   map[string]*page{},
 		sources: map[heartbeat.Source]*source{},
+		asking:  map[*source][]presence.User{},
 		holds:   &source{},
 		loaded:  &source{},
 		start:   n.clock.now(),
@@ -222,6 +230,7 @@ func (p *partition) run(ctx context.Context) {
 		case <-timer.C:
 			p.alarm = 0 // arm sets it anew, also when the clock is behind the timer
 			p.wheel.due(p.now(), p.expire)
+			p.ask()
 		case m := <-p.mail:
 			p.handle(m)
 			for range len(p.mail) { // what came together is written together
@@ -399,8 +408,16 @@ func (p *partition) file(s *session) {
 			at = st.until
 		}
 	}
-	if live && (at == 0 || s.deadline < at) {
-		at = s.deadline
+	if live {
+		end := s.deadline
+		if left := end - p.now(); left > p.unsure() {
+			end -= p.unsure()
+		} else if s.from.Gateway != "" {
+			end = min(end, p.now()+askEvery)
+		}
+		if at == 0 || end < at {
+			at = end
+		}
 	}
 	if at != 0 {
 		p.wheel.idle(p.now())
@@ -421,9 +438,25 @@ func (p *partition) expire(s *session) {
 	for _, pg := range ended {
 		p.leave(s, pg)
 	}
-	if len(s.stays) > 0 {
-		p.file(s)
+	if len(s.stays) == 0 {
+		return
 	}
+	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.unsure() {
+		p.asking[s.from] = append(p.asking[s.from], s.user)
+	}
+	p.file(s)
+}
+
+// unsure is how long before its end, in milliseconds, a session is asked about:
+// by then two heartbeats have not come.
+func (p *partition) unsure() int64 { return p.timeout() / 3 }
+
+// ask asks the gateways whose users have fallen silent.
+func (p *partition) ask() {
+	for src, users := range p.asking {
+		p.node.cfg.Reply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
+	}
+	clear(p.asking)
 }
 
 // counted notes that the page's number of users must be written.

@@ -1,0 +1,240 @@
+package faults
+
+import (
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/presence/redistest"
+)
+
+// killed is a crash of a process, which is started again afterwards.
+func killed(name string, m *member) fault {
+	return fault{
+		name: name, since: "the crash", during: time.Second,
+		damage: func(*testing.T) time.Time {
+			at := time.Now()
+			m.kill()
+			return at
+		},
+		mend: func(t *testing.T) { again(t, m) },
+	}
+}
+
+func TestCrashes(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	top := newTopology(t, redis.URL(), nil)
+	top.suffer(t, fault{name: "none, only users who come and go", since: "the last", during: 2 * time.Second,
+		damage: func(*testing.T) time.Time { return time.Now() }})
+	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
+	top.suffer(t, killed("kill -9 of a presence node", top.nodes[0]))
+	top.suffer(t, killed("kill -9 of a dispatcher", top.dispatchers[0]))
+	top.suffer(t, fault{name: "FLUSHALL", since: "FLUSHALL", during: time.Second,
+		damage: func(t *testing.T) time.Time {
+			redis.Flush(t)
+			return time.Now()
+		}})
+	top.suffer(t, fault{name: "Redis killed and restarted empty", since: "its return", during: time.Second,
+		damage: func(t *testing.T) time.Time {
+			redis.Kill()
+			redis.Restart(t)
+			return time.Now()
+		}})
+}
+
+func TestFrozenNode(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	top := newTopology(t, redis.URL(), nil)
+	zombie := top.nodes[1]
+	var frozen time.Time
+	top.suffer(t, fault{name: "SIGSTOP of a presence node", since: "SIGSTOP", during: time.Second,
+		damage: func(*testing.T) time.Time {
+			frozen = time.Now()
+			zombie.signal(syscall.SIGSTOP)
+			return frozen
+		}})
+	stop := top.crowd.churn() // behind its back
+	time.Sleep(time.Until(frozen.Add(15 * time.Second)))
+	stop()
+	time.Sleep(time.Until(frozen.Add(17 * time.Second)))
+	top.suffer(t, fault{name: "SIGCONT of it after 20 s", since: "SIGCONT", during: time.Millisecond,
+		damage: func(*testing.T) time.Time {
+			time.Sleep(time.Second) // who leaves now is the other owners' to let go, and the zombie never heard of
+			zombie.signal(syscall.SIGCONT)
+			return time.Now()
+		},
+		mend: func(t *testing.T) { awaitReady(t, readyWithin, zombie) },
+	})
+}
+
+func TestRedisAway(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t, "--appendonly", "yes")
+	top := newTopology(t, redis.URL(), nil)
+	c := top.crowd
+	away := func(t *testing.T, gone, back func(), lasts time.Duration) time.Time {
+		start, cut := time.Now(), c.strangers.Load()
+		gone()
+		noticed := eventually(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
+			for _, m := range top.members {
+				if status, _, _, err := get("http://" + m.admin + "/readyz"); err != nil || status != http.StatusServiceUnavailable {
+					return false
+				}
+			}
+			for _, w := range c.watchers {
+				fresh, n := 0, 0
+				w.look(func(f frame) {
+					n++
+					if !f.Stale {
+						fresh++
+					}
+				})
+				if n != len(pages)+1 || fresh > 0 {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("noticed everywhere after %.1f s", noticed.Seconds())
+		for _, g := range top.gateways {
+			for _, page := range append([]string{site}, pages...) {
+				if n, status, err := c.read(g, page); err != nil || status != http.StatusOK || !n.Stale {
+					t.Errorf("GET %q from %s: status %d, %+v, %v", page, g.name, status, n, err)
+				}
+			}
+			req, err := http.NewRequest(http.MethodPut, "http://"+g.addr+"/home/counter", strings.NewReader(`{"action":"increment"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := web.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusServiceUnavailable || err != nil || after < 1 {
+				t.Errorf("PUT at %s: %s, Retry-After %q", g.name, resp.Status, resp.Header.Get("Retry-After"))
+			}
+		}
+		time.Sleep(time.Until(start.Add(lasts)))
+		for _, w := range c.watchers {
+			if !w.look(func(f frame) {
+				if !f.Stale {
+					t.Errorf("%s: %+v is not stale", w.name, f)
+				}
+			}) {
+				t.Errorf("%s was cut off", w.name)
+			}
+		}
+		if n := c.strangers.Load() - cut; n > 0 {
+			t.Errorf("%d connections of users who stayed ended", n)
+		}
+		back()
+		return time.Now()
+	}
+	top.suffer(t, fault{name: "Redis frozen for 30 s", since: "its return",
+		damage: func(t *testing.T) time.Time { return away(t, redis.Pause, redis.Resume, 30*time.Second) },
+		mend:   func(t *testing.T) { awaitReady(t, readyWithin, top.members...) }})
+	top.suffer(t, fault{name: "Redis killed, back with its data after 10 s", since: "its return",
+		damage: func(t *testing.T) time.Time {
+			return away(t, redis.Kill, func() { redis.Restart(t) }, 10*time.Second)
+		},
+		mend: func(t *testing.T) { awaitReady(t, readyWithin, top.members...) }})
+}
+
+// master says that the former replica has taken over.
+func master(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	if role := s.Do(t, "ROLE").([]any)[0]; role != "master" {
+		t.Errorf("the replica is a %v", role)
+	}
+}
+
+func TestRedisCluster(t *testing.T) {
+	t.Parallel()
+	redis := redistest.StartCluster(t, 3, 3)
+	top := newTopology(t, redis.URL(), nil)
+	top.suffer(t, fault{name: "Redis Cluster: a master killed, its replica takes over", since: "the crash", during: time.Second,
+		damage: func(*testing.T) time.Time {
+			at := time.Now()
+			redis.Masters[0].Kill()
+			return at
+		},
+		mend: func(t *testing.T) {
+			master(t, redis.Replicas[0])
+			redis.Masters[0].Restart(t)
+		},
+	})
+	top.suffer(t, killed("Redis Cluster: kill -9 of a presence node", top.nodes[2]))
+}
+
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	redis := redistest.StartSentinel(t)
+	top := newTopology(t, redis.URL(), nil)
+	top.suffer(t, fault{name: "Sentinel: the master killed", since: "the crash", during: time.Second,
+		damage: func(*testing.T) time.Time {
+			at := time.Now()
+			redis.Master.Kill()
+			return at
+		},
+		mend: func(t *testing.T) { master(t, redis.Replica) },
+	})
+	top.suffer(t, killed("Sentinel: kill -9 of a gateway", top.gateways[1]))
+}
+
+func TestBadNetwork(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	var proxies []*proxy
+	top := newTopology(t, redis.URL(), func() *proxy {
+		p := newProxy(t, 0.2)
+		proxies = append(proxies, p)
+		return p
+	}, "--cluster-secret=of the faults")
+	top.suffer(t, fault{name: "20 % of datagrams lost, repeated, reordered, all the time", since: "the last join or leave",
+		damage: func(*testing.T) time.Time {
+			for _, p := range proxies {
+				p.bad.Store(true)
+			}
+			time.Sleep(15 * time.Second)
+			return time.Now()
+		},
+		mend: func(t *testing.T) {
+			var lost, twice, late int64
+			for _, p := range proxies {
+				lost, twice, late = lost+p.lost.Load(), twice+p.twice.Load(), late+p.late.Load()
+			}
+			t.Logf("%d datagrams lost, %d repeated, %d late", lost, twice, late)
+			if min(lost, twice, late) < 100 {
+				t.Error("that is no bad network")
+			}
+		}})
+	if os.Getenv("HEADCOUNT_MORE_FAULTS") != "" { // two at once are more than is promised
+		top.suffer(t, killed("kill -9 of a presence node on that network", top.nodes[0]))
+	}
+}
+
+func TestRollingRestart(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	top := newTopology(t, redis.URL(), nil)
+	top.suffer(t, fault{name: "rolling restart of every process", since: "the last one was ready",
+		damage: func(t *testing.T) time.Time {
+			for _, m := range top.members {
+				start := time.Now()
+				if err := m.leave(20 * time.Second); err != nil {
+					t.Error(err)
+				}
+				ended := time.Since(start)
+				again(t, m)
+				t.Logf("%s: ended after %.1f s, ready again after %.1f s", m.name, ended.Seconds(), time.Since(start).Seconds())
+			}
+			return time.Now()
+		}})
+}

@@ -1,0 +1,110 @@
+package faults
+
+import (
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// proxy stands before a process's cluster address. Its TCP is clean; of its
+// datagrams a share is lost, a share comes twice and a share is overtaken by
+// later ones.
+type proxy struct {
+	t      testing.TB
+	addr   string
+	target string
+	share  float64
+	bad    atomic.Bool
+
+	lost, twice, late atomic.Int64
+}
+
+// newProxy returns a proxy that is clean until bad is set.
+func newProxy(t testing.TB, share float64) *proxy {
+	return &proxy{t: t, addr: freeAddr(), share: share}
+}
+
+// to begins forwarding.
+func (p *proxy) to(target string) {
+	p.target = target
+	udp, err := net.ListenPacket("udp", p.addr)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	out, err := net.Dial("udp", target)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	tcp, err := net.Listen("tcp", p.addr)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var mu sync.Mutex
+	open := []io.Closer{udp, out, tcp}
+	p.t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range open {
+			_ = c.Close()
+		}
+	})
+	go p.datagrams(udp, out) // ends when udp is closed
+	go func() {              // ends when tcp is closed
+		for {
+			in, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			mu.Lock()
+			open = append(open, in, to)
+			mu.Unlock()
+			for _, pair := range [][2]net.Conn{{in, to}, {to, in}} {
+				go func() {
+					_, _ = io.Copy(pair[0], pair[1])
+					_ = pair[0].Close()
+				}()
+			}
+		}
+	}()
+}
+
+func (p *proxy) datagrams(in net.PacketConn, out net.Conn) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, _, err := in.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		if !p.bad.Load() {
+			_, _ = out.Write(buf[:n]) // a process that is down loses it, as it would without us
+			continue
+		}
+		datagram := append([]byte(nil), buf[:n]...)
+		if rand.Float64() < p.share {
+			p.lost.Add(1)
+			continue
+		}
+		copies := 1
+		if rand.Float64() < p.share {
+			p.twice.Add(1)
+			copies = 2
+		}
+		for range copies {
+			if rand.Float64() < p.share {
+				p.late.Add(1)
+				time.AfterFunc(time.Millisecond+rand.N(100*time.Millisecond), func() { _, _ = out.Write(datagram) })
+			} else {
+				_, _ = out.Write(datagram)
+			}
+		}
+	}
+}

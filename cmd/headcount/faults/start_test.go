@@ -1,0 +1,156 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/presence/redistest"
+)
+
+// trio is one process of each role.
+func trio(t *testing.T, redis string, flags ...string) (gateway *member, all []*member) {
+	for _, role := range []string{"presence", "dispatcher", "gateway"} {
+		all = append(all, newMember(role, role, redis, nil, flags...))
+	}
+	startAll(t, all...)
+	return all[2], all
+}
+
+// counts joins a page through the gateway and waits for the count to come back:
+// over UDP, a node, Redis and a dispatcher.
+func counts(t *testing.T, gateway *member) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	watcher, err := dial(ctx, gateway, "", []string{`{"type":"subscribe","pages":["p"]}`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.CloseNow()
+	await := func(n int64) {
+		t.Helper()
+		for {
+			f, err := read(ctx, watcher)
+			if err != nil {
+				t.Fatalf("waiting for count %d: %v", n, err)
+			}
+			if f.Type == "count" && f.Count == n && !f.Stale {
+				return
+			}
+		}
+	}
+	await(0)
+	joiner, err := dial(ctx, gateway, "", []string{join("p")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer joiner.CloseNow()
+	await(1)
+	id := put(t, gateway, "", "increment", 2)
+	await(2)
+	put(t, gateway, id, "decrement", 1)
+	await(1)
+}
+
+// put takes or ends a hold and returns the id of its user.
+func put(t *testing.T, gateway *member, id, action string, want int64) string {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPut, "http://"+gateway.addr+"/p/counter", strings.NewReader(`{"action":"`+action+`"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id != "" {
+		req.Header.Set("Headcount-Id", id)
+	}
+	resp, err := web.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var got counter
+	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || resp.StatusCode != http.StatusOK || got.Count != want {
+		t.Fatalf("%s: %s, %+v, %v; want count %d", action, resp.Status, got, err, want)
+	}
+	for _, c := range resp.Cookies() {
+		if c.Name == "headcount_id" {
+			id = c.Value
+		}
+	}
+	return id
+}
+
+// refusal starts a process that must end by itself with status 1 and one line
+// that says why, and returns the log.
+func refusal(t *testing.T, m *member, within time.Duration, words ...string) {
+	t.Helper()
+	if err := m.start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if m.ended(0) == -1 {
+			m.kill()
+		}
+	})
+	if status := m.ended(within); status != 1 {
+		t.Fatalf("status %d after %s, want 1:\n%s", status, within, m.log.String())
+	}
+	lines := strings.Split(strings.TrimSpace(m.log.String()), "\n")
+	last := lines[len(lines)-1]
+	if !strings.Contains(last, `"level":"error"`) {
+		t.Errorf("the last line is no error: %s", last)
+	}
+	for _, w := range words {
+		if !strings.Contains(last, w) {
+			t.Errorf("%q is not in the last line: %s", w, last)
+		}
+	}
+	t.Log(last)
+	if text := m.log.String(); strings.Contains(text, "DATA RACE") || strings.Contains(text, "panic") {
+		t.Error(text)
+	}
+}
+
+func TestClusterSecret(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	gateway, all := trio(t, redis.URL(), "--cluster-secret=right one")
+	awaitReady(t, readyWithin, all...)
+	counts(t, gateway)
+	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"), 10*time.Second, "secret", "settings differ")
+	refusal(t, newMember("innocent", "gateway", redis.URL(), nil), 10*time.Second, "secret", "settings differ")
+	counts(t, gateway)
+}
+
+func TestNameTwice(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	gateway, all := trio(t, redis.URL())
+	awaitReady(t, readyWithin, all...)
+	refusal(t, newMember("twin", "presence", redis.URL(), nil, "--advertise="+all[0].self), 15*time.Second, "name is taken", "--advertise", all[0].self)
+	counts(t, gateway)
+	awaitReady(t, time.Second, all...)
+}
+
+func TestRedisThatDoesNotAnswerAtStart(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	redis.Kill()
+	gateway, all := trio(t, redis.URL())
+	for _, m := range all {
+		eventually(t, readyWithin, m.name+" says that it is not ready", func() bool {
+			status, _, _, err := get("http://" + m.admin + "/readyz")
+			return err == nil && status == 503
+		})
+	}
+	status, header, _, err := get("http://" + gateway.addr + "/p/counter")
+	if err != nil || status != 503 || header.Get("Retry-After") == "" {
+		t.Errorf("GET of a counter: status %d, %v, %v", status, header, err)
+	}
+	redis.Restart(t)
+	awaitReady(t, readyWithin, all...)
+	counts(t, gateway)
+}
