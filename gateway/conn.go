@@ -284,7 +284,7 @@ func (c *conn) frame(frame []byte) error {
 	c.alive() // a part of a message is a sign of life, too
 	s := c.speaker
 	if c.speaker = nil; s == nil {
-		s = speakers.Get().(*speaker)
+		s = c.g.speakers.get()
 	}
 	whole, err := s.read(c, frame)
 	switch {

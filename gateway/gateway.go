@@ -79,6 +79,7 @@ type Gateway struct {
 	limiter     *addressLimiter
 	metrics     *metrics
 	handler     http.Handler
+	speakers    speakers
 	conns       sync.WaitGroup // connections, and what they start
 	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
@@ -132,7 +133,7 @@ func New(cfg Config) (*Gateway, error) {
 // that c's join is in the store.
 func (g *Gateway) joined(c *conn, page string, count presence.Count) {
 	if count.Page != "" {
-		g.hub.update(count)
+		g.hub.acknowledged(count)
 	}
 	if c == nil {
 		return

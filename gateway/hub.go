@@ -37,7 +37,7 @@ type hub struct {
 // watched is a page that a shard has subscribers for, or had a moment ago.
 type watched struct {
 	count    presence.Count
-	known    bool // count has been read
+	known    bool // count may be told; until then it is the newest heard of
 	attached bool
 	refs     int       // shards with subscribers
 	left     time.Time // when refs fell to 0
@@ -75,24 +75,63 @@ func (h *hub) unwant(page string) {
 // update takes a count, from whatever way it came, unless a newer one is known.
 // A stale one may lack users: it only says that the one known is stale, too,
 // unless that came later: then the stale one has been overtaken.
+//
+// The first one known is what attaching brought, or newer. Before, whoever sends
+// a count may have heard of the last change long ago, and the page may have been
+// known to another gateway, or to this one in a former life, with more users.
 func (h *hub) update(c presence.Count) {
 	h.mu.Lock()
 	w := h.pages[c.Page]
-	overtaken := c.Stale && w != nil && c.Version != (presence.Version{}) && !c.Newer(w.count)
-	if w == nil || c.Stale && !w.known || overtaken {
+	switch {
+	case w == nil:
+	case !w.attached:
+		w.hint(c)
+	case !w.known && c.Stale:
+	case !w.known:
+		w.hint(c)
+		c, w.known = w.count, true
 		h.mu.Unlock()
+		h.tell(c)
 		return
+	case c.Stale && c.Version != (presence.Version{}) && !c.Newer(w.count):
+	default:
+		if c.Stale {
+			c = w.count
+			c.Stale = true
+		}
+		if replaces(c, w.count) {
+			w.count = c
+			h.mu.Unlock()
+			h.tell(c)
+			return
+		}
 	}
-	if c.Stale {
-		c = w.count
-		c.Stale = true
-	}
-	if w.known && !replaces(c, w.count) {
-		h.mu.Unlock()
-		return
-	}
-	w.count, w.known = c, true
 	h.mu.Unlock()
+}
+
+// acknowledged takes the count that came with the acknowledgement of a join: of
+// the last change that the join's partition knows of, however long ago.
+func (h *hub) acknowledged(c presence.Count) {
+	h.mu.Lock()
+	w := h.pages[c.Page]
+	known := w != nil && w.known
+	if w != nil && !known {
+		w.hint(c)
+	}
+	h.mu.Unlock()
+	if known {
+		h.update(c)
+	}
+}
+
+// hint keeps a count for when the page is known: then none older is told.
+func (w *watched) hint(c presence.Count) {
+	if !c.Stale && (w.count.Page == "" || c.Newer(w.count)) {
+		w.count = c
+	}
+}
+
+func (h *hub) tell(c presence.Count) {
 	for _, s := range h.shards {
 		s.update(c)
 	}

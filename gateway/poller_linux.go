@@ -24,6 +24,8 @@ const pollBatch = 256
 type poller struct {
 	file *os.File
 	raw  syscall.RawConn
+	used chan struct{} // closed with the first connection: until then nobody need be woken
+	once sync.Once     // closes it
 
 	mu    sync.Mutex
 	conns []*conn // by slot; slot 0 is nobody's
@@ -39,7 +41,7 @@ func newPoller() (*poller, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("gateway: epoll: %w", err)
 	}
-	p := &poller{file: os.NewFile(uintptr(fd), "epoll"), conns: make([]*conn, 1)}
+	p := &poller{file: os.NewFile(uintptr(fd), "epoll"), conns: make([]*conn, 1), used: make(chan struct{})}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		return nil, fmt.Errorf("gateway: epoll: %w", err)
 	}
@@ -52,6 +54,7 @@ func (p *poller) add(c *conn) error {
 	if p == nil || c.wire.raw == nil {
 		return errNoPoller
 	}
+	p.once.Do(func() { close(p.used) })
 	p.mu.Lock()
 	if n := len(p.free); n > 0 {
 		c.slot, p.free = p.free[n-1], p.free[:n-1]
@@ -102,6 +105,11 @@ func (p *poller) run(ctx context.Context) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = p.file.Close() })
 	defer stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-p.used:
+	}
 	var n int
 	var failed error
 	events := make([]unix.EpollEvent, pollBatch)

@@ -33,7 +33,15 @@ type speaker struct {
 	text    [maxMessage + 1]byte // the first n bytes of it
 }
 
-var speakers = sync.Pool{New: func() any { return newSpeaker() }}
+// speakers are of use to one gateway's connections.
+type speakers struct{ pool sync.Pool }
+
+func (s *speakers) get() *speaker {
+	if sp, ok := s.pool.Get().(*speaker); ok {
+		return sp
+	}
+	return newSpeaker()
+}
 
 // errFrameEnd is what the library gets at the end of a frame. At that place it
 // has read nothing of the next one, and can be asked again.
@@ -130,8 +138,9 @@ const speakerPatience = time.Second
 // that it was given at the time.
 func (s *speaker) release(began time.Time) {
 	if s.n <= maxMessage && time.Since(began) < speakerPatience {
+		g := s.c.g
 		s.c = nil
-		speakers.Put(s)
+		g.speakers.pool.Put(s)
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *simulation) fail() {
 	}
 	front := slices.Contains(m.roles, roleGateway)
 	switch what := s.chance.IntN(8); {
-	case what <= 4 && (!whole || front && !s.othersServe(m) || kind == takeover && !s.othersOwn(m)):
+	case what <= 4 && (!whole || front && !s.others(m, roleGateway) || kind == takeover && !s.others(m, rolePresence)):
 	case what == 0:
 		s.crash(m, kind, true)
 	case what == 1:
@@ -107,18 +107,9 @@ func (s *simulation) fail() {
 	}
 }
 
-// othersServe reports whether a gateway beside m takes clients.
-func (s *simulation) othersServe(m *member) bool {
-	return slices.ContainsFunc(s.members, func(o *member) bool {
-		return o != m && o.running != nil && !o.leaving && !o.frozen && o.process.gateway != nil && o.process.read.Load()
-	})
-}
-
-// othersOwn reports whether a presence node beside m works.
-func (s *simulation) othersOwn(m *member) bool {
-	return slices.ContainsFunc(s.members, func(o *member) bool {
-		return o != m && o.running != nil && !o.leaving && !o.frozen && o.process.node != nil && o.process.table.Load() != nil
-	})
+// others reports whether a member beside m does the role.
+func (s *simulation) others(m *member, role string) bool {
+	return slices.ContainsFunc(s.members, func(o *member) bool { return o != m && o.serves(role) })
 }
 
 // crash ends a process without a word, and starts it again later.
@@ -144,6 +135,11 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 	if s.chance.IntN(2) == 0 {
 		lasts = s.between(8*time.Second, 15*time.Second)
 		for _, u := range s.crowd.at(m.name) {
+			s.crowd.excuse(u)
+		}
+	}
+	for _, u := range s.crowd.users { // who is on the way there could be too late elsewhere
+		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
 			s.crowd.excuse(u)
 		}
 	}

@@ -39,7 +39,7 @@ import (
 
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 300, "number of seeds to simulate")
+	simSeeds = flag.Int("seeds", 150, "number of seeds to simulate")
 )
 
 func TestSimulation(t *testing.T) {
@@ -135,9 +135,22 @@ type running struct {
 	life    *life
 	process *process
 	stop    func()        // ends all its goroutines and waits
+	served  bool          // it has been ready once
 	leaving bool          // it was told to leave
 	left    chan struct{} // closed when it has
 	frozen  bool
+}
+
+// look notes whether the member can do its roles.
+func (m *member) look() {
+	if m.running != nil && !m.served {
+		m.served = m.process.ready() == nil
+	}
+}
+
+// serves reports whether the member does its roles, but for the store.
+func (m *member) serves(role string) bool {
+	return slices.Contains(m.roles, role) && m.running != nil && m.served && !m.leaving && !m.frozen
 }
 
 func newSimulation(seed uint64, replay bool) *simulation {
@@ -248,6 +261,9 @@ func (s *simulation) round(n int) {
 	for end := time.Now().Add(length); time.Now().Before(end) && !s.failed(); {
 		time.Sleep(time.Duration(s.chance.ExpFloat64() * float64(250*time.Millisecond)))
 		s.healDue(time.Now())
+		for _, m := range s.members {
+			m.look()
+		}
 		if s.chance.IntN(8) == 0 && len(s.faults) < 3 {
 			s.fail()
 		} else {
@@ -485,6 +501,9 @@ func (s *simulation) userActs(u *user) {
 			return // its return could come too late for the grace
 		}
 		to := s.someGateway(s.chance)
+		if i := slices.IndexFunc(s.members, func(m *member) bool { return m.name == to }); len(u.stays) > 0 && !s.members[i].serves(roleGateway) {
+			return
+		}
 		pause := time.Duration(s.chance.Int64N(int64(400*time.Millisecond))) + 1
 		s.log("%s moves to %s, within %s", t.name, to, pause)
 		t.move(to, pause)
@@ -607,6 +626,7 @@ func (s *simulation) ready() {
 			if e := m.process.ready(); e != nil {
 				err = fmt.Errorf("%s: %w", m.name, e)
 			}
+			m.look()
 		}
 		if err == nil || s.failed() {
 			return
