@@ -30,7 +30,6 @@ const (
 // user is one person. What its tabs and holds want is the truth.
 type user struct {
 	name, token string
-	hash        presence.User
 	tabs        []*tab
 	holds       map[string]*hold
 	stays       map[string]bool // pages it does not leave in this round; under crowd.mu
