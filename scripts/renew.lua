@@ -11,9 +11,9 @@
 -- Safe to repeat: a lease is moved, not added. O(processes).
 
 local leases = redis.call('HGETALL', KEYS[2])
-local held = false -- facts and leases live and die together: who has a lease has checked the facts
+local held = false -- facts and leases live and die together: who was accepted and has its lease need not look again
 for i = 1, #leases, 2 do
-  held = held or leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
+  held = held or ARGV[5] == '1' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
 end
 local missing = false
 if not held then

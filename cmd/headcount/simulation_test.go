@@ -39,7 +39,7 @@ import (
 
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 150, "number of seeds to simulate")
+	simSeeds = flag.Int("seeds", 100, "number of seeds to simulate")
 )
 
 func TestSimulation(t *testing.T) {
@@ -462,7 +462,7 @@ func (s *simulation) userActs(u *user) {
 			}
 		}
 		for p, h := range u.holds {
-			if h.wanted() && (!hold || p != page) {
+			if h.settled() && (!hold || p != page) {
 				there[p] = true
 			}
 		}

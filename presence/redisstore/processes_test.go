@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -60,12 +61,11 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 		change func(*redisstore.Config)
 		want   string // in the text; empty: no error
 	}{
-		"same":                {func(*redisstore.Config) {}, ""},
-		"partitions":          {func(c *redisstore.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
-		"buckets":             {func(c *redisstore.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
-		"region":              {func(c *redisstore.Config) { c.Facts.Region = "eu" }, `region is "eu" here and "local" in Redis`},
-		"secret":              {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `secret is "x" here and "k" in Redis`},
-		"secrets in rotation": {func(c *redisstore.Config) { c.Facts.Secret = "x,k" }, ""},
+		"same":       {func(*redisstore.Config) {}, ""},
+		"partitions": {func(c *redisstore.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
+		"buckets":    {func(c *redisstore.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
+		"region":     {func(c *redisstore.Config) { c.Facts.Region = "eu" }, `region is "eu" here and "local" in Redis`},
+		"secret":     {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `secret is "x" here and "k" in Redis`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := open(t, url, quick, tc.change).Renew(t.Context(), p, time.Minute)
@@ -73,6 +73,24 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 				t.Fatalf("Renew = %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// A secret rotates: who knows both may start, and the first one it names is
+// what the next have to know.
+func TestSecretsRotate(t *testing.T) {
+	url := redistest.Single(t).URL()
+	for i, tc := range []struct {
+		secret string
+		want   error
+	}{{"k", nil}, {"k,x", nil}, {"x,k", nil}, {"k", presence.ErrFacts}, {"x", nil}} {
+		p := presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1}
+		s := open(t, url, quick, func(c *redisstore.Config) { c.Facts.Secret = tc.secret })
+		for range 2 {
+			if _, err := s.Renew(t.Context(), p, time.Minute); !errors.Is(err, tc.want) {
+				t.Fatalf("secret %q: Renew = %v, want %v", tc.secret, err, tc.want)
+			}
+		}
 	}
 }
 
