@@ -22,11 +22,16 @@ const (
 	takeover           // partitions get other owners, who know what the store does
 	emptied            // the store knows nothing but what owners write
 	stormy             // datagrams are lost
+	outage             // the store is away
 )
 
 // shadow is how long a fault is not over for those after it: owners, and what
 // the store has, are settled then.
 const shadow = 12 * time.Second
+
+// hearsay is how long it takes until all have heard of new owners. A store that
+// goes away before that leaves them waiting for heartbeats that go elsewhere.
+const hearsay = 6 * time.Second
 
 // add notes a fault that has begun. Two that together destroy all knowledge of
 // a user excuse everybody.
@@ -36,11 +41,11 @@ func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal 
 		if kind == harmless || f.kind == harmless || kind == f.kind || time.Since(f.until) >= shadow {
 			continue
 		}
-		s.log("nobody can know who stayed")
-		for _, u := range s.crowd.users {
-			s.crowd.excuse(u)
+		if f.kind == outage || kind == outage && (f.kind != takeover || time.Since(f.until) >= hearsay) {
+			continue
 		}
-		if kind != stormy && f.kind != stormy {
+		s.excuseAll()
+		if kind == emptied || f.kind == emptied {
 			s.zombies = true
 		}
 	}
@@ -50,6 +55,13 @@ func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal 
 	}}
 	s.faults, s.history = append(s.faults, f), append(s.history, f)
 	slices.SortStableFunc(s.faults, func(a, b *fault) int { return a.until.Compare(b.until) })
+}
+
+func (s *simulation) excuseAll() {
+	s.log("nobody can know who stayed")
+	for _, u := range s.crowd.users {
+		s.crowd.excuse(u)
+	}
 }
 
 // healDue ends the faults whose time has come.
@@ -99,7 +111,7 @@ func (s *simulation) fail() {
 		if !s.store.away {
 			silent := s.chance.IntN(2) == 0
 			s.store.leave(silent)
-			s.add(harmless, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
+			s.add(outage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
 		}
 	case what == 7 && time.Since(s.store.lostAt) > simTimeout:
 		s.store.lose()
@@ -142,6 +154,9 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
 			s.crowd.excuse(u)
 		}
+	}
+	if kind == takeover && s.store.away { // nobody takes over from it, and its timers do not stand still
+		s.excuseAll()
 	}
 	m.frozen = true
 	r := m.running

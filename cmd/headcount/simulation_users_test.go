@@ -500,7 +500,8 @@ type hold struct {
 	mu     sync.Mutex
 	chance *rand.Rand
 	on     bool // wanted
-	is     bool // what the last answer said
+	is     bool // it may be held
+	kept   bool // it is held for sure
 	gone   bool
 }
 
@@ -521,7 +522,7 @@ func (s *simulation) hold(u *user, page string, on bool) {
 		s.crowd.arrives(u, page)
 	}
 	h.mu.Lock()
-	h.on = on
+	h.on, h.kept = on, h.kept && on
 	h.mu.Unlock()
 	h.signal()
 }
@@ -537,6 +538,12 @@ func (h *hold) wanted() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.on
+}
+
+func (h *hold) settled() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.on && h.kept
 }
 
 func (h *hold) end() {
@@ -561,7 +568,7 @@ func (h *hold) run() {
 			continue
 		case h.put(gateway, on):
 			h.mu.Lock()
-			h.is = on
+			h.is, h.kept = on, on
 			h.mu.Unlock()
 		default:
 			pause = 300 * time.Millisecond
