@@ -194,12 +194,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return nil
 }
 
-// OwnersChanged has every user named to the present owner of its partition at
-// once, instead of at the next heartbeat.
-func (g *Gateway) OwnersChanged() {
-	select {
-	case g.roster.moved <- struct{}{}:
-	default:
+// OwnersChanged has every user of the partitions named to their new owner at
+// once, instead of when it asks. Any goroutine may call it.
+func (g *Gateway) OwnersChanged(partitions []int) {
+	for _, id := range partitions {
+		g.roster.movedTo(id)
 	}
 }
 

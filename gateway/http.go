@@ -303,6 +303,10 @@ func (g *Gateway) putCounter(c *gin.Context) {
 		return
 	}
 	if counts, ok := g.counts(c, name); ok {
+		if counts[0].Stale { // the caller's change may not be in it
+			unavailable(c, presence.ErrUnavailable)
+			return
+		}
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
 		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
 	}

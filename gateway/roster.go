@@ -31,8 +31,7 @@ type roster struct {
 	send     func(*heartbeat.Beat)
 	ready    func(c *conn, page string, count presence.Count) // a join is in the store; c is zero when its count is not known
 	lanes    []lane
-	kick     chan *lane    // lanes with something new to send; room for all, each in it once
-	moved    chan struct{} // holds one: partitions have other owners, who must hear from us
+	kick     chan *lane // lanes with something new to send; room for all, each in it once
 }
 
 // lane is one partition's part of the roster. mu guards all of it.
@@ -67,15 +66,16 @@ type resident struct {
 
 // spot is one user on one page at this gateway.
 type spot struct {
-	user  presence.User
-	page  string
-	live  int       // connections that have joined
-	lost  int       // connections that ended without a leave and may come back until
-	until time.Time // end of the last grace
-	told  heartbeat.Kind
-	acked bool    // what was told is in the store
-	busy  bool    // in queue or in flight
-	wait  []*conn // joined, and waiting for the store to have it
+	user   presence.User
+	page   string
+	live   int       // connections that have joined
+	lost   int       // connections that ended without a leave and may come back until
+	until  time.Time // end of the last grace
+	told   heartbeat.Kind
+	acked  bool    // what was told is in the store
+	queued bool    // in queue
+	flying int     // its ops in flight
+	wait   []*conn // joined, and waiting for the store to have it
 }
 
 func newRoster(source heartbeat.Source, partitions int, interval, grace time.Duration, send func(*heartbeat.Beat)) *roster {
@@ -86,7 +86,6 @@ func newRoster(source heartbeat.Source, partitions int, interval, grace time.Dur
 		send:     send,
 		lanes:    make([]lane, partitions),
 		kick:     make(chan *lane, partitions),
-		moved:    make(chan struct{}, 1),
 	}
 	for i := range r.lanes {
 		l := &r.lanes[i]
@@ -114,7 +113,7 @@ func (r *roster) join(u presence.User, page string, c *conn) bool {
 	} else {
 		sp.lost = 0
 	}
-	if sp.told == heartbeat.Join && sp.acked && !sp.busy {
+	if sp.told == heartbeat.Join && sp.acked && !sp.queued {
 		return true
 	}
 	sp.wait = append(sp.wait, c)
@@ -183,14 +182,39 @@ func (l *lane) forget(sp *spot) {
 	}
 }
 
-// tell queues sp, unless it is on its way, and wakes the sender.
+// tell queues sp, unless what it is now is on its way, and wakes the sender. It
+// does not wait for the answer to what was told before: a leave is not answered
+// while the store is away, and its grace runs.
 func (r *roster) tell(l *lane, sp *spot) {
-	if sp.busy {
-		return // what it is by then is looked at when the answer comes
+	if sp.queued || sp.flying > 0 && (sp.live > 0) == (sp.told == heartbeat.Join) {
+		return
 	}
-	sp.busy = true
+	sp.queued = true
 	l.queue = append(l.queue, sp)
 	r.wake(l)
+}
+
+// restart begins a new stream, which tells of everything anew: what is in
+// flight, and all joins. Who does not know the stream knows nobody here. It
+// learns of a user by whatever is in flight, and would then not ask for the
+// user's other pages.
+func (r *roster) restart(l *lane) {
+	l.stream++
+	l.first = 1
+	l.sent = time.Time{} // at the next tick
+	l.repeat = firstRepeat
+	for _, res := range l.users {
+		r.renew(l, res)
+	}
+}
+
+// movedTo tells a partition's new owner of everything. An owner from before
+// that has it again learns by the new stream that it has missed something.
+func (r *roster) movedTo(partition int) {
+	l := &r.lanes[partition]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.restart(l)
 }
 
 // renew has all joins of the user told again.
@@ -221,10 +245,6 @@ func (r *roster) run(ctx context.Context) {
 			return
 		case l := <-r.kick:
 			r.flush(l)
-		case <-r.moved:
-			for i := range r.lanes {
-				r.beat(&r.lanes[i])
-			}
 		case now := <-tick.C:
 			for i := range r.lanes {
 				l := &r.lanes[i]
@@ -249,6 +269,7 @@ func (r *roster) flush(l *lane) {
 		sp := l.queue[0]
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
+		sp.queued = false
 		op := heartbeat.Op{Kind: heartbeat.Join, User: sp.user, Page: sp.page}
 		if sp.live == 0 {
 			op.Kind = heartbeat.Leave
@@ -260,6 +281,10 @@ func (r *roster) flush(l *lane) {
 			l.forget(sp) // it came and went before anybody was told
 			continue
 		}
+		if sp.flying > 0 && sp.told == op.Kind {
+			continue // it went, or came, and is again what is on its way
+		}
+		sp.flying++
 		sp.told, sp.acked = op.Kind, false
 		l.moved = true
 		l.flight = append(l.flight, flying{sp, op})
@@ -343,15 +368,7 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	l.mu.Lock()
 	if a.Stream == l.stream {
 		if a.Reset {
-			l.stream++
-			l.first = 1
-			l.sent = time.Time{} // at the next tick
-			l.repeat = firstRepeat
-			// Who does not know the stream knows nobody here. It learns of a user by
-			// whatever is in flight, and would then not ask for the user's other pages.
-			for _, res := range l.users {
-				r.renew(l, res)
-			}
+			r.restart(l)
 		}
 		for len(l.flight) > 0 && l.first <= a.Acked {
 			sp := l.flight[0].spot
@@ -359,8 +376,10 @@ func (r *roster) receive(a *heartbeat.Reply) {
 			l.flight = l.flight[1:]
 			l.first++
 			l.sent, l.repeat = time.Now(), firstRepeat
-			sp.acked, sp.busy = true, false
+			sp.flying--
+			sp.acked = sp.flying == 0
 			switch {
+			case sp.queued || sp.flying > 0: // the answer to that will come
 			case (sp.live > 0) != (sp.told == heartbeat.Join):
 				r.tell(l, sp)
 			case sp.live == 0:

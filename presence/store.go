@@ -27,6 +27,7 @@ type Claim struct {
 	Partition  int
 	Epoch      uint64
 	Generation uint64 // the store's when the claim was made
+	Former     uint64 // the epoch before this one, as far as the store knows; 0: none
 }
 
 // Member is the recoverable copy of one user's presence on one page.

@@ -99,13 +99,15 @@ type process struct {
 	tableChanges, disagreements prometheus.Counter
 
 	// membership's own
-	seen       map[string]*sighting
-	renewed    time.Time // last success
-	missed     bool      // the last renewal failed
-	since      time.Time // of an unbroken row of successes
-	settled    bool      // it takes part
-	check      time.Time // when the node is to prove its claims
-	generation uint64
+	seen               map[string]*sighting
+	renewed            time.Time // last success
+	missed             bool      // the last renewal failed
+	since              time.Time // of an unbroken row of successes
+	settled            bool      // it takes part
+	nodes, dispatchers []string  // that the table is of
+	check              time.Time // when the node is to prove its claims
+	attach             time.Time // when the gateway is to attach its pages once more; zero: it need not
+	generation         uint64
 }
 
 // sighting is a process as this one last saw it alive.
@@ -375,8 +377,13 @@ func (p *process) renew(ctx context.Context) error {
 	}
 	now := time.Now()
 	lapsed := now.Sub(p.renewed) > leaseTTL
-	if lapsed && !p.renewed.IsZero() && p.gateway != nil {
-		p.gateway.StoreBack() // the others may have dropped our endpoints
+	if again := !p.attach.IsZero() && now.After(p.attach); p.gateway != nil && (again || lapsed && !p.renewed.IsZero()) {
+		// The others may have dropped our endpoints, or may just be doing it.
+		p.gateway.StoreBack()
+		p.attach = time.Time{}
+		if lapsed {
+			p.attach = now.Add(renewLimit)
+		}
 	}
 	late := p.missed || now.Sub(p.renewed) > 2*renewEvery
 	p.missed = false
@@ -428,11 +435,18 @@ func (p *process) adopt(ctx context.Context) error {
 			dispatchers = append(dispatchers, name)
 		}
 	}
+	slices.Sort(nodes)
+	slices.Sort(dispatchers)
+	if p.table.Load() != nil && slices.Equal(nodes, p.nodes) && slices.Equal(dispatchers, p.dispatchers) {
+		return nil
+	}
 	t, err := ring.New(nodes, dispatchers, p.partitions, p.buckets)
 	if err != nil {
 		return err
 	}
-	if old := p.table.Load(); old != nil && old.Hash() == t.Hash() {
+	p.nodes, p.dispatchers = nodes, dispatchers
+	old := p.table.Load()
+	if old != nil && old.Hash() == t.Hash() {
 		return nil
 	}
 	p.table.Store(t)
@@ -446,12 +460,26 @@ func (p *process) adopt(ctx context.Context) error {
 		p.dispatcher.Own(t.BucketsOf(p.self.Name))
 	}
 	if p.gateway != nil {
-		p.gateway.OwnersChanged()
+		p.gateway.OwnersChanged(p.moved(old, t))
 	}
 	p.log.Info().Int("nodes", len(nodes)).Int("dispatchers", len(dispatchers)).
 		Int("partitions", len(t.PartitionsOf(p.self.Name))).Int("buckets", len(t.BucketsOf(p.self.Name))).
 		Msg("the cluster changed")
 	return nil
+}
+
+// moved is the partitions that have another owner in t than in old, which may be nil.
+func (p *process) moved(old, t *ring.Table) (partitions []int) {
+	for id := range p.partitions {
+		was, had := "", false
+		if old != nil {
+			was, had = old.Node(id)
+		}
+		if now, has := t.Node(id); now != was || has != had {
+			partitions = append(partitions, id)
+		}
+	}
+	return partitions
 }
 
 // gone clears up after a process that died: the dispatcher of the first bucket

@@ -90,7 +90,7 @@ func (s *simulation) fail() {
 		kind = takeover
 	}
 	front := slices.Contains(m.roles, roleGateway)
-	switch what := s.chance.IntN(8); {
+	switch what := s.chance.IntN(9); {
 	case what <= 4 && (!whole || front && !s.others(m, roleGateway) || kind == takeover && !s.others(m, rolePresence)):
 	case what == 0:
 		s.crash(m, kind, true)
@@ -116,6 +116,10 @@ func (s *simulation) fail() {
 	case what == 7 && time.Since(s.store.lostAt) > simTimeout:
 		s.store.lose()
 		s.add(emptied, shadow, "the store is emptied", func() {})
+	case what == 8:
+		if o := s.members[s.chance.IntN(len(s.members))]; o != m {
+			s.cut(m, o)
+		}
 	}
 }
 
@@ -131,6 +135,7 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 			s.crowd.excuse(u)
 		}
 	}
+	s.scatter(m)
 	r := m.running
 	r.life.kill(noticed)
 	m.running = nil
@@ -138,6 +143,16 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 		r.stop()
 		s.start(m)
 	})
+}
+
+// scatter excuses those who have to leave m's gateway while another one stands
+// still: whoever tries that one first may be too late elsewhere.
+func (s *simulation) scatter(m *member) {
+	if slices.ContainsFunc(s.members, func(o *member) bool { return o.running != nil && o.frozen && slices.Contains(o.roles, roleGateway) }) {
+		for _, u := range s.crowd.at(m.name) {
+			s.crowd.excuse(u)
+		}
+	}
 }
 
 // freeze has a process stand still for a while. Those that stand still for long
@@ -167,8 +182,27 @@ func (s *simulation) freeze(m *member, kind faultKind) {
 	})
 }
 
+// cut parts two processes. Both still have the store, so nobody else takes over.
+func (s *simulation) cut(a, b *member) {
+	lasts := s.between(200*time.Millisecond, time.Second)
+	if s.chance.IntN(2) == 0 {
+		lasts = s.between(time.Second, 15*time.Second)
+		s.excuseAll() // whoever moves to one of the two may be out of its grace before the other hears of it
+	}
+	ways := [][2]string{{a.name, b.name}, {b.name, a.name}}
+	for _, w := range ways {
+		s.net.cuts.Store(w, struct{}{})
+	}
+	s.add(harmless, lasts, a.name+" and "+b.name+" are parted", func() {
+		for _, w := range ways {
+			s.net.cuts.Delete(w)
+		}
+	})
+}
+
 // restart has a process leave as at SIGTERM, and starts it again.
 func (s *simulation) restart(m *member, kind faultKind) {
+	s.scatter(m)
 	r := m.running
 	r.leaving = true
 	s.clients.Go(func() {

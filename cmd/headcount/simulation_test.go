@@ -39,7 +39,9 @@ import (
 
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 100, "number of seeds to simulate")
+	simSeeds = flag.Int("seeds", 300, "number of seeds to simulate")
+	simFirst = flag.Uint64("first", 1, "the first of these seeds")
+	simAll   = flag.Bool("all-seeds", false, "go on after a seed that fails")
 )
 
 func TestSimulation(t *testing.T) {
@@ -47,7 +49,7 @@ func TestSimulation(t *testing.T) {
 		simulateSeed(t, *simSeed)
 		return
 	}
-	first, n := uint64(1), *simSeeds
+	first, n := *simFirst, *simSeeds
 	if testing.Short() {
 		n = min(n, 20)
 	}
@@ -60,7 +62,7 @@ func TestSimulation(t *testing.T) {
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for seed := range next {
-				if t.Failed() {
+				if t.Failed() && !*simAll {
 					return
 				}
 				t.Run(fmt.Sprint(seed), func(t *testing.T) { simulateSeed(t, seed) })
@@ -256,7 +258,7 @@ func (s *simulation) round(n int) {
 		}
 	}
 	s.crowd.begin(stayers)
-	length := 10*time.Second + time.Duration(s.chance.Int64N(int64(15*time.Second)))
+	length := s.between(8*time.Second, 20*time.Second)
 	s.log("round %d, for %s; %d of %d users stay", n, length, len(stayers), len(s.crowd.users))
 	for end := time.Now().Add(length); time.Now().Before(end) && !s.failed(); {
 		time.Sleep(time.Duration(s.chance.ExpFloat64() * float64(250*time.Millisecond)))

@@ -99,8 +99,8 @@ func (s *Store) Claim(_ context.Context, _ string, partitions []int, _ bool) ([]
 	s.epoch++
 	claims := make([]presence.Claim, len(partitions))
 	for i, id := range partitions {
+		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: s.partitions[id].epoch}
 		s.partitions[id].epoch, s.partitions[id].sequence = s.epoch, 0
-		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch}
 	}
 	return claims, nil
 }

@@ -352,6 +352,67 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
+// What a gateway told another owner meanwhile is not known here: by its new
+// stream it tells of everything again, and what it does not tell of ends.
+func TestNewStreamIsDoubted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		r.op(gw("a"), join(1, "left meanwhile"))
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("b"), join(1, "q"))
+		partition := presence.User(1).Partition(testPartitions)
+		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: partition, Stream: 3, First: 1, Ops: []heartbeat.Op{join(1, "p")}})
+		r.want("left meanwhile", 1)
+		for range 5 {
+			time.Sleep(time.Second)
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: partition, Alive: []presence.User{1}})
+			r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: partition, Alive: []presence.User{1}})
+		}
+		r.want("left meanwhile", 0)
+		r.want("p", 1)
+		r.want("q", 1)
+		r.want(presence.Site, 1)
+	})
+}
+
+// A user whom one of two gateways has confirmed to the new owner stays when it
+// leaves there before the other one has.
+func TestTakeoverWaitsForAllGateways(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		old, stop := start(t, "old", store)
+		old.op(gw("a"), join(1, "p"))
+		old.op(gw("b"), join(1, "p"))
+		stop()
+		next, _ := start(t, "next", store)
+		next.op(gw("a"), join(1, "p"))
+		next.op(gw("a"), leave(1, "p", 0))
+		next.want("p", 1)
+		time.Sleep(othersConfirm * time.Millisecond / 2)
+		next.op(gw("b"), join(1, "p"))
+		time.Sleep(othersConfirm * time.Millisecond)
+		next.want("p", 1)
+		next.op(gw("b"), leave(1, "p", 0))
+		next.want("p", 0)
+	})
+}
+
+// A node that does not know of its successor must not say that there is no hold.
+func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		zombie, _ := start(t, "zombie", store)
+		owner, _ := start(t, "owner", store)
+		if err := owner.node.Hold(t.Context(), 1, "p", true); err != nil {
+			t.Fatal(err)
+		}
+		if err := zombie.node.Hold(t.Context(), 1, "p", false); !errors.Is(err, ErrNotOwner) {
+			t.Fatalf("the zombie's answer = %v, want ErrNotOwner", err)
+		}
+		owner.want("p", 1)
+	})
+}
+
 // shaky is a store that can be away, or lose everything.
 type shaky struct {
 	presence.Store

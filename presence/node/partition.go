@@ -25,6 +25,11 @@ const gapPatience = 500
 // datagrams costs nobody its presence.
 const askEvery = 300
 
+// othersConfirm is how long after one gateway has confirmed a user's presence on
+// a page, in milliseconds, others that have connections of the user there may
+// take until they have, too.
+const othersConfirm = 1500
+
 // stay is a session's presence on one page.
 type stay struct {
 	page *page
@@ -195,22 +200,60 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}
-	for _, m := range snap.Members {
-		pg := p.page(m.Page)
-		s := p.session(m.User, p.loaded)
-		p.join(s, pg, 0)
-		s.deadline = p.timeout() * 2 / 3
-		p.file(s)
-		if left := time.Until(m.Hold).Milliseconds(); !m.Hold.IsZero() && left > 0 {
-			h := p.session(m.User, p.holds)
-			p.join(h, pg, left)
-			p.file(h)
-		}
-	}
+	p.load(snap.Members)
 	clear(p.out.members) // they are in the store: only the counts are new
 	p.out.counts[presence.Site] = p.site.users
 	p.out.complete = true
 	p.flush()
+}
+
+// load has members that another owner left stay until their gateways confirm
+// them, or do not.
+func (p *partition) load(members []presence.Member) {
+	now := p.now()
+	for _, m := range members {
+		pg := p.page(m.Page)
+		s := p.session(m.User, p.loaded)
+		p.join(s, pg, 0)
+		s.deadline = now + p.trial()
+		p.file(s)
+		if left := time.Until(m.Hold).Milliseconds(); !m.Hold.IsZero() && left > 0 {
+			h := p.session(m.User, p.holds)
+			p.join(h, pg, now+left)
+			p.file(h)
+		}
+	}
+}
+
+// trial is how long, in milliseconds, who is not confirmed by a gateway stays.
+func (p *partition) trial() int64 { return p.timeout() * 2 / 3 }
+
+// doubt has all that the source vouched for be confirmed anew: it tells of
+// everything again, and what it does not tell of ended while another owner was
+// told, or was lost.
+func (p *partition) doubt(src *source) {
+	if src.sessions == 0 {
+		return
+	}
+	deadline := p.now() + p.trial()
+	for u := range p.users {
+		s := p.lookup(u, src)
+		if s == nil {
+			continue
+		}
+		l := p.session(u, p.loaded)
+		for _, st := range s.stays {
+			switch have := l.find(st.page); {
+			case have == nil:
+				l.stays = append(l.stays, st)
+			case st.until == 0 || have.until != 0 && have.until < st.until:
+				have.until = st.until
+			}
+		}
+		p.drop(s)
+		l.deadline = deadline
+		p.file(l)
+	}
 }
 
 // run is the actor. It ends with ctx; what is in the outbox then is still the
@@ -253,8 +296,13 @@ func (p *partition) handle(m mail) {
 	}
 }
 
-// rewrite puts everything into the outbox, for a store that lost data.
+// rewrite puts everything into the outbox, for a store that lost data. If
+// another node owned the partition meanwhile, it was told of users that nobody
+// told this one of.
 func (p *partition) rewrite(r *reclaimed) {
+	if r.claim.Former > p.out.claim.Epoch { // only this goroutine changes the claim
+		p.load(r.found.Members)
+	}
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
 		for s := head; s != nil; s = s.next {
@@ -519,6 +567,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
+		p.doubt(src)
 		src.stream, src.applied, src.acked, src.gap, src.void = b.Stream, 0, 0, 0, false
 	case b.Stream != src.stream || src.void:
 		reply.Reset = b.Stream >= src.stream
@@ -563,8 +612,9 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 	}
 }
 
-// arrive is a join. It confirms what was loaded, and it is the return of a
-// connection lost elsewhere: neither has to run out by itself any more.
+// arrive is a join. It is the return of a connection lost elsewhere, which has
+// to run out by itself no more. And it confirms what was loaded, which then only
+// stays for as long as the user's other gateways may take to do the same.
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	s := p.session(u, src)
 	p.join(s, pg, 0)
@@ -572,7 +622,14 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	p.file(s)
 	for o := p.users[u]; o != nil; {
 		next := o.next
-		if st := o.find(pg); st != nil && o != s && o.from != p.holds && (o.from == p.loaded || st.until != 0) {
+		switch st := o.find(pg); {
+		case st == nil || o == s || o.from == p.holds:
+		case o.from == p.loaded:
+			if end := p.now() + othersConfirm; st.until == 0 && end < o.deadline || end < st.until {
+				st.until = end
+				p.file(o)
+			}
+		case st.until != 0:
 			p.leave(o, pg)
 		}
 		o = next
@@ -613,6 +670,10 @@ func (p *partition) hold(c *holdCall) {
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
 		p.member(c.user, pg) // also when a connection keeps the user there
+	default: // a newer owner may know of it: the answer waits until the store says that there is none
+		p.out.mu.Lock()
+		p.out.check = true
+		p.out.mu.Unlock()
 	}
 	p.owe(owed{done: c.done})
 }

@@ -153,7 +153,11 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		if err != nil {
 			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
 		}
-		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation}
+		former, err := strconv.ParseUint(reply[2].(string), 10, 64)
+		if err != nil {
+			return fail(fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, p, reply[2]))
+		}
+		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation, Former: former}
 		clean[i] = reply[1].(int64) == 0
 	}
 	if err := s.fence(ctx, claims, gen, again); err != nil {

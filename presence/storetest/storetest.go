@@ -309,6 +309,9 @@ func fenced(t *testing.T, s presence.Store) {
 	if owner.claim.Epoch <= zombie.claim.Epoch {
 		t.Fatalf("epoch %d after %d", owner.claim.Epoch, zombie.claim.Epoch)
 	}
+	if owner.claim.Former != zombie.claim.Epoch {
+		t.Fatalf("the epoch before %d is said to be %d, not %d", owner.claim.Epoch, owner.claim.Former, zombie.claim.Epoch)
+	}
 	change := zombie.change(
 		[]presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}},
 		presence.PageUsers{Page: "p", Users: 9}, presence.PageUsers{Page: "a page the owner never wrote", Users: 9},
