@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
@@ -109,7 +110,11 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
 	}
 	g := &Gateway{cfg: cfg, limiter: newAddressLimiter()}
-	g.hub = &hub{name: cfg.Name, store: cfg.Store, log: cfg.Log, wake: make(chan struct{}, 1), pages: map[string]*watched{}}
+	read, err := lru.New[string, presence.Count](recentPages)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	g.hub = &hub{name: cfg.Name, store: cfg.Store, log: cfg.Log, wake: make(chan struct{}, 1), read: read, pages: map[string]*watched{}}
 	live := liveness{ping: cfg.PingInterval, pong: cfg.PongTimeout}
 	shards := runtime.GOMAXPROCS(0)
 	budget := float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*shards)) / float64(shards)

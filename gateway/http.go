@@ -136,8 +136,12 @@ func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, boo
 			counts[i].Stale = true
 		}
 	}
+	g.hub.remember(counts)
 	for i := range counts {
 		last, known := g.hub.last(pages[i])
+		if !known && counts[i].Stale {
+			last, known = g.hub.read.Get(pages[i])
+		}
 		switch {
 		case counts[i].Stale && !known:
 			unavailable(c, presence.ErrUnavailable)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
@@ -15,6 +16,7 @@ import (
 const (
 	attachBatch = 500             // pages in one call to the endpoint store
 	lingerFor   = 5 * time.Second // a page without subscribers is kept this long: reloads come back
+	recentPages = 16384           // about 4 MB
 )
 
 // hub knows the newest count of every page that somebody here wants, and keeps
@@ -27,6 +29,11 @@ type hub struct {
 	shards []*shard
 	next   atomic.Uint64 // spreads connections over shards
 	wake   chan struct{} // holds one: run has something to attach or detach
+
+	// read is what was last read of pages that nobody here subscribed to, for when
+	// the store is away. It has a lock of its own; beyond recentPages the one read
+	// longest ago is forgotten, and is not known then.
+	read *lru.Cache[string, presence.Count]
 
 	mu    sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
 	pages map[string]*watched
@@ -89,7 +96,9 @@ func (h *hub) update(c presence.Count) {
 	case !w.known && c.Stale:
 	case !w.known:
 		w.hint(c)
-		c, w.known = w.count, true
+		w.known = true
+		w.count.Stale = h.down
+		c = w.count
 		h.mu.Unlock()
 		h.tell(c)
 		return
@@ -99,6 +108,7 @@ func (h *hub) update(c presence.Count) {
 			c = w.count
 			c.Stale = true
 		}
+		c.Stale = c.Stale || h.down // it was on its way when the store went
 		if replaces(c, w.count) {
 			w.count = c
 			h.mu.Unlock()
@@ -184,6 +194,15 @@ func (h *hub) last(page string) (presence.Count, bool) {
 	return presence.Count{}, false
 }
 
+// remember keeps counts that were read from the store.
+func (h *hub) remember(counts []presence.Count) {
+	for _, c := range counts {
+		if !c.Stale {
+			h.read.Add(c.Page, c)
+		}
+	}
+}
+
 // run keeps the endpoint store told, until ctx ends.
 func (h *hub) run(ctx context.Context) {
 	tick := time.NewTicker(lingerFor / 2)
@@ -265,6 +284,9 @@ func (h *hub) detach(ctx context.Context, now time.Time) {
 	for page, w := range h.pages {
 		if w.refs == 0 && w.attached && now.Sub(w.left) >= lingerFor {
 			delete(h.pages, page)
+			if w.known {
+				h.read.Add(page, w.count)
+			}
 			gone = append(gone, page)
 		}
 	}

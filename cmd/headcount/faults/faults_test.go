@@ -79,6 +79,12 @@ func TestRedisAway(t *testing.T) {
 	top := newTopology(t, redis.URL(), nil)
 	c := top.crowd
 	away := func(t *testing.T, gone, back func(), lasts time.Duration) time.Time {
+		const unwatched = "read once and watched by nobody"
+		for _, g := range top.gateways {
+			if n, status, err := c.read(g, unwatched); err != nil || status != http.StatusOK || n.Stale {
+				t.Errorf("GET %q from %s: status %d, %+v, %v", unwatched, g.name, status, n, err)
+			}
+		}
 		start, cut := time.Now(), c.strangers.Load()
 		gone()
 		noticed := eventually(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
@@ -103,7 +109,7 @@ func TestRedisAway(t *testing.T) {
 		})
 		t.Logf("noticed everywhere after %.1f s", noticed.Seconds())
 		for _, g := range top.gateways {
-			for _, page := range append([]string{site}, pages...) {
+			for _, page := range append([]string{site, unwatched}, pages...) {
 				if n, status, err := c.read(g, page); err != nil || status != http.StatusOK || !n.Stale {
 					t.Errorf("GET %q from %s: status %d, %+v, %v", page, g.name, status, n, err)
 				}
