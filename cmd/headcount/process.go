@@ -43,9 +43,10 @@ const (
 	handOver = 2*renewEvery + 500*time.Millisecond
 
 	// A presence node proves its claims this long after the owners changed or its
-	// lease was late, when nobody claims what was its own any more, and ever so often.
-	checkAfter = 3 * time.Second
-	checkEvery = 30 * time.Second
+	// lease was late, when nobody claims what was its own any more. At every
+	// renewal it proves some, all of them in five minutes: a few commands a second.
+	checkAfter  = 3 * time.Second
+	checkRounds = int(5 * time.Minute / renewEvery)
 
 	holdRetry = 100 * time.Millisecond // until a partition's next owner is known
 )
@@ -105,7 +106,8 @@ type process struct {
 	since              time.Time // of an unbroken row of successes
 	settled            bool      // it takes part
 	nodes, dispatchers []string  // that the table is of
-	check              time.Time // when the node is to prove its claims
+	check              time.Time // when the node is to prove all its claims; zero: in its turn
+	round              int       // of proving some claims
 	attach             time.Time // when the gateway is to attach its pages once more; zero: it need not
 	generation         uint64
 }
@@ -395,11 +397,17 @@ func (p *process) renew(ctx context.Context) error {
 	if !p.settled {
 		return nil
 	}
-	if p.node != nil && (late || now.After(p.check)) {
-		p.node.Check()
-		p.check = now.Add(checkEvery)
-		if late {
+	if p.node != nil {
+		p.round++
+		switch due := !p.check.IsZero() && now.After(p.check); {
+		case late:
+			p.node.Check(0, 1)
 			p.check = now.Add(checkAfter)
+		case due:
+			p.node.Check(0, 1)
+			p.check = time.Time{}
+		default:
+			p.node.Check(p.round%checkRounds, checkRounds)
 		}
 	}
 	return p.adopt(ctx)

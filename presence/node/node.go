@@ -110,12 +110,12 @@ func (n *Node) Own(partitions []int) {
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
 
-// Check has every claim proved to the store by a write, if only of nothing: a
-// partition that has a newer owner is given up, also when nobody comes or goes
-// there. Whoever may have missed that another node owned its partitions for a
-// while must ask for it.
-func (n *Node) Check() {
-	for i := range n.actors {
+// Check has claims proved to the store by a write, if only of nothing: those of
+// one share of the partitions, of that many shares. A partition that has a newer
+// owner is given up, also when nobody comes or goes there. Whoever may have
+// missed that another node owned its partitions for a while must ask for all.
+func (n *Node) Check(share, shares int) {
+	for i := share; i < len(n.actors); i += shares {
 		if p := n.actors[i].Load(); p != nil {
 			p.out.mu.Lock()
 			p.out.check = true
