@@ -14,7 +14,9 @@
 -- Returns  0 written, or was before; 1 a newer owner; 2 data was lost; 3 the batch
 --          before this one has not been written.
 -- Safe to repeat and to arrive late: what is not newer than (sequence, batch) is
--- skipped. The flags ARGV[5] and ARGV[6] count in batch 0 only. O(members).
+-- skipped. The number of the batch is written last: one that fails halfway, on
+-- foreign data, counts as not written. The flags ARGV[5] and ARGV[6] count in
+-- batch 0 only. O(members).
 
 local owner = redis.call('HMGET', KEYS[1], 'e', 'g', 's', 'i')
 local epoch = tonumber(ARGV[1])
@@ -25,12 +27,14 @@ local sequence, batch = tonumber(ARGV[3]), tonumber(ARGV[4])
 local lastSequence, lastBatch = tonumber(owner[3]), tonumber(owner[4])
 if sequence < lastSequence or sequence == lastSequence and batch <= lastBatch then return 0 end
 if batch > 0 and (sequence > lastSequence or batch > lastBatch + 1) then return 3 end
-redis.call('SCARD', KEYS[2])
-for i = 3, #KEYS do redis.call('HLEN', KEYS[i]) end -- foreign data fails here, before any write
+redis.call('SCARD', KEYS[2]) -- foreign data fails here, before it is removed
+local reset = batch == 0 and ARGV[6] == '1'
+if reset then
+  for i = 3, #KEYS do redis.call('HLEN', KEYS[i]) end
+end
 
-redis.call('HSET', KEYS[1], 's', ARGV[3], 'i', ARGV[4])
 if batch == 0 and ARGV[5] == '1' then redis.call('UNLINK', KEYS[2]) end
-if batch == 0 and ARGV[6] == '1' and #KEYS > 2 then redis.call('UNLINK', unpack(KEYS, 3)) end
+if reset and #KEYS > 2 then redis.call('UNLINK', unpack(KEYS, 3)) end
 local pages = tonumber(ARGV[7])
 if pages > 0 then redis.call('SADD', KEYS[2], unpack(ARGV, 8, 7 + pages)) end
 local at = 8 + pages
@@ -42,4 +46,5 @@ for i = 3, #KEYS do
   if n > 0 then redis.call('HDEL', KEYS[i], unpack(ARGV, at + 1, at + n)) end
   at = at + n + 1
 end
+redis.call('HSET', KEYS[1], 's', ARGV[3], 'i', ARGV[4])
 return 0

@@ -44,7 +44,7 @@ type Config struct {
 
 // writeBatch bounds the members and counts that one call to the store carries,
 // so that one busy partition does not make all others wait for long.
-const writeBatch = 4096
+const writeBatch = 16384
 
 // Node owns partitions. Its methods may be called from any goroutine.
 type Node struct {

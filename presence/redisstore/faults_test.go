@@ -614,3 +614,40 @@ func TestConfig(t *testing.T) {
 		})
 	}
 }
+
+// Of a write of many partitions each outcome is its own change's, and the counts
+// are those of all.
+func TestLargeWrite(t *testing.T) {
+	s := open(t, redistest.Single(t).URL())
+	c := start(t, s)
+	const perPage = 30
+	var changes []presence.Change
+	for p, claim := range c.claims {
+		ch := presence.Change{Claim: claim, Sequence: 10}
+		for i := range perPage {
+			page := fmt.Sprint("large ", i)
+			ch.Members = append(ch.Members, presence.MemberChange{Member: presence.Member{User: presence.User(p*perPage + i), Page: page}})
+			ch.Counts = append(ch.Counts, presence.PageUsers{Page: page, Users: int64(p)})
+		}
+		changes = append(changes, ch)
+	}
+	zombie := 100
+	changes[zombie].Epoch--
+	want := 0
+	for p := range changes {
+		if p != zombie {
+			want += p
+		}
+	}
+	for i, o := range s.Write(t.Context(), changes) {
+		if fenced := errors.Is(o.Err, presence.ErrFenced); fenced != (i == zombie) || !fenced && (o.Err != nil || len(o.Counts) != perPage) {
+			t.Fatalf("partition %d: %+v", i, o)
+		}
+	}
+	for i := range perPage {
+		counts, err := s.Counts(t.Context(), []string{fmt.Sprint("large ", i)})
+		if err != nil || counts[0].Users != int64(want) {
+			t.Fatalf("page %d: %+v, %v; want %d", i, counts, err, want)
+		}
+	}
+}
