@@ -222,7 +222,7 @@ func (h *hub) run(ctx context.Context) {
 		if err := h.attach(ctx); err != nil && ctx.Err() == nil {
 			failed++
 			pause := min(50*time.Millisecond<<min(failed, 6), 2*time.Second)
-			h.log.Warn().Err(err).Dur("retry_in", pause).Msg("pages could not be attached")
+			h.log.Warn().Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("pages could not be attached")
 			retry.Reset(pause/2 + rand.N(pause/2))
 		} else {
 			failed = 0

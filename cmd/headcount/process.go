@@ -422,6 +422,9 @@ func (p *process) sight(processes []presence.Process, now time.Time, gap bool) {
 	}
 	for _, other := range processes {
 		if p.trusts == nil || p.trusts(other.Name) {
+			if p.seen[other.Name] == nil && other.Name != p.self.Name {
+				p.log.Info().Str("process", other.Name).Strs("roles", other.Roles).Msg("a process is there")
+			}
 			p.seen[other.Name] = &sighting{other, now}
 		}
 	}
@@ -494,9 +497,9 @@ func (p *process) moved(old, t *ring.Table) (partitions []int) {
 // takes its gateway out of the endpoints.
 func (p *process) gone(ctx context.Context, dead presence.Process) {
 	if len(dead.Roles) == 0 {
-		p.log.Info().Str("left", dead.Name).Msg("a process has left")
+		p.log.Info().Str("process", dead.Name).Msg("a process has left")
 	} else {
-		p.log.Warn().Str("gone", dead.Name).Msg("a process is gone")
+		p.log.Warn().Str("process", dead.Name).Msg("a process is gone")
 	}
 	t := p.table.Load()
 	if t == nil || !slices.Contains(dead.Roles, roleGateway) {
@@ -508,7 +511,7 @@ func (p *process) gone(ctx context.Context, dead presence.Process) {
 	dctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
 	if err := p.store.DropGateway(dctx, dead.Name); err != nil {
-		p.log.Warn().Err(err).Str("gone", dead.Name).Msg("its endpoints could not be dropped; they cost failing pushes")
+		p.log.Warn().Err(err).Str("process", dead.Name).Msg("its endpoints could not be dropped; they cost failing pushes")
 	}
 }
 

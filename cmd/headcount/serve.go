@@ -96,6 +96,9 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	adminServer := httpServer(adminHandler(sys), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
 	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.store).Strs("roles", cfg.Roles)
+	if cfg.Redis != "" {
+		hello = hello.Str("cluster", cmp.Or(cfg.Advertise, cfg.ClusterListen)).Str("region", cfg.Region)
+	}
 	publicServer := &http.Server{}
 	if public != nil {
 		publicServer = httpServer(sys.gateway.Handler(), log)
@@ -114,7 +117,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		return errors.Join(fmt.Errorf("serve: %w", err), publicServer.Close(), adminServer.Close())
 	case <-ctx.Done():
 	}
-	log.Info().Dur("within", cfg.ShutdownTimeout).Msg("shutting down: clients are sent away; a second signal ends at once")
+	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("shutting down: clients are sent away; a second signal ends at once")
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.ShutdownTimeout*9/10)
 	defer cancel()
 	if sys.gateway != nil {
@@ -126,7 +129,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	if err = errors.Join(err, <-running); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
-	log.Info().Msg("all clients have gone; bye")
+	log.Info().Msg("everything is handed over; bye")
 	return nil
 }
 

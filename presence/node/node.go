@@ -198,7 +198,7 @@ func (n *Node) Run(ctx context.Context) error {
 		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
 			failed++
 			pause := backoff(failed)
-			n.cfg.Log.Warn().Err(err).Dur("retry_in", pause).Msg("partitions could not be claimed")
+			n.cfg.Log.Warn().Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed")
 			retry.Reset(pause)
 		} else {
 			failed = 0
@@ -262,16 +262,23 @@ func (m *manager) reconcile(ctx context.Context) error {
 	for _, id := range m.want {
 		wanted[id] = true
 	}
+	taken := 0 // partitions wanted here that another node has claimed
 	for id, o := range m.owned {
 		fenced := n.actors[id].Load() != o.p
 		if fenced {
 			m.fence(id)
+		}
+		if fenced && wanted[id] {
+			taken++
 		}
 		if fenced || !wanted[id] {
 			n.actors[id].CompareAndSwap(o.p, nil)
 			o.stop()
 			delete(m.owned, id)
 		}
+	}
+	if taken > 0 {
+		n.cfg.Log.Warn().Int("partitions", taken).Msg("another node has claimed partitions of this one; giving them up until the owners are agreed")
 	}
 	if len(m.want) == 0 {
 		return nil
@@ -431,7 +438,6 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 			case <-p.ended:
 			}
 		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
-			n.cfg.Log.Warn().Int("partition", changes[i].Partition).Msg("the partition has a newer owner; giving it up")
 			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
 			n.alert()
 		case errors.Is(o.Err, presence.ErrFenced) || errors.Is(o.Err, presence.ErrLost):
@@ -540,6 +546,6 @@ func backoff(n int) time.Duration {
 // suspended is told by the clock that the process stood still.
 func (n *Node) suspended(d time.Duration) {
 	if n.gaps.Add(1) == 1 {
-		n.cfg.Log.Warn().Dur("for", d).Msg("the process was suspended: sessions are given that time back")
+		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended: sessions are given that time back")
 	}
 }

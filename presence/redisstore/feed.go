@@ -168,7 +168,7 @@ func (w *watcher) subscribe(ctx context.Context) {
 		}
 		failed++
 		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
-		w.s.cfg.Log.Debug().Err(err).Dur("retry_in", d).Msg("subscription to redis ended")
+		w.s.cfg.Log.Debug().Err(err).Stringer("retry_in", d.Round(time.Millisecond)).Msg("subscription to redis ended")
 		select {
 		case <-ctx.Done():
 		case <-time.After(d/2 + rand.N(d/2)):
