@@ -34,6 +34,7 @@ var layers = []layer{
 	{"presence/cluster", []string{"presence", "presence/cluster/seal"}},
 	{"presence/ring", []string{"presence"}},
 	{"presence/pncounter", []string{"presence"}},
+	{"presence/region", []string{"presence/pncounter"}},
 	{"presence/storetest", []string{"presence"}}, // for the tests of stores; only they import it
 	{"presence/redistest", nil},                  // real servers for tests
 	{"scripts", nil},
@@ -49,7 +50,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
 		"presence", "presence/heartbeat", "presence/ring", "presence/pncounter", "presence/memstore/...", "presence/redisstore/...",
-		"presence/cluster", "presence/node/...", "dispatcher/...", "gateway/...", "web", "cmd/headcount/simulate",
+		"presence/cluster", "presence/node/...", "presence/region", "dispatcher/...", "gateway/...", "web", "cmd/headcount/simulate",
 	}},
 }
 

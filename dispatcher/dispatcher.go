@@ -34,7 +34,10 @@ type Dispatcher struct {
 	store Store
 	push  PushFunc
 	log   zerolog.Logger
-	want  chan []int // the newest set to own; holds one, a newer replaces it
+	// OnChange is told of every bucket whose counts may have changed. It must not
+	// block. Set before Run; optional.
+	OnChange func(bucket int)
+	want     chan []int // the newest set to own; holds one, a newer replaces it
 
 	// Owned by the goroutine in which Watch calls publication.
 	endpoints map[int]map[string][]string // bucket -> page -> gateways
@@ -120,6 +123,9 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
 	d.enqueue(p.Bucket, p.Counts)
+	if d.OnChange != nil && (len(p.Counts) > 0 || p.Lost) {
+		d.OnChange(p.Bucket)
+	}
 	for failed := 0; p.Lost && ctx.Err() == nil; {
 		err := d.reread(ctx, senders, p.Bucket)
 		if err == nil {

@@ -52,6 +52,10 @@ type Config struct {
 	// Hold takes or ends a user's hold on a page and returns when the store has
 	// it. An error says that it may not have been.
 	Hold func(ctx context.Context, u presence.User, page string, on bool) error
+	// Region is this region's name, and Parts reads a count with each region's
+	// share; nil: this region has all of it.
+	Region string
+	Parts  func(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 	// Ready says why the other roles cannot be used yet, or nil.
 	Ready func() error
 

@@ -162,9 +162,45 @@ func (g *Gateway) getCounter(c *gin.Context) {
 	if !ok || !g.public(c) {
 		return
 	}
-	if counts, ok := g.counts(c, name); ok {
-		writeCounter(c, counts[0])
+	counts, ok := g.counts(c, name)
+	if !ok {
+		return
 	}
+	if c.Query("regions") == "1" {
+		write(c, "application/json", g.appendParts(c.Request.Context(), counts[0]))
+		return
+	}
+	writeCounter(c, counts[0])
+}
+
+// appendParts is the counter with what each region has of it. While the store is
+// away nobody knows, and it comes without.
+func (g *Gateway) appendParts(ctx context.Context, count presence.Count) []byte {
+	parts := []presence.Part{{Region: g.cfg.Region, Users: count.Users}}
+	if g.cfg.Parts != nil {
+		parts = nil
+		ctx, cancel := context.WithTimeout(ctx, readPatience)
+		defer cancel()
+		if whole, all, err := g.cfg.Parts(ctx, count.Page); err == nil && !whole.Stale {
+			count, parts = whole, all // read at once, so that the total is their sum
+		}
+	}
+	body := append([]byte(nil), '{')
+	body = count.AppendMembers(body)
+	for i, p := range parts {
+		if i == 0 {
+			body = append(body, `,"regions":{`...)
+		} else {
+			body = append(body, ',')
+		}
+		body = appendQuoted(body, p.Region)
+		body = append(body, ':')
+		body = strconv.AppendInt(body, p.Users, 10)
+	}
+	if len(parts) > 0 {
+		body = append(body, '}')
+	}
+	return append(body, "}\n"...)
 }
 
 // writeCounter answers with a counter, as JSON or, for people, as a page.

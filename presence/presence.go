@@ -73,6 +73,15 @@ type Count struct {
 	Updated time.Time // last change of the total; zero when nobody ever joined
 	Version Version
 	Stale   bool // the last known count, served while the store is away
+	// Without has the names of regions that are left out of Users because they
+	// are silent, separated by commas, in the order of the store.
+	Without string
+}
+
+// Part is one region's share of a count.
+type Part struct {
+	Region string
+	Users  int64
 }
 
 // Newer reports whether c replaces o as the count of the same page.
@@ -105,8 +114,18 @@ func (c Count) AppendMembers(b []byte) []byte {
 	b = append(b, `,"version":"`...)
 	b = c.Version.append(b)
 	b = append(b, '"')
-	if c.Stale {
+	if c.Stale || c.Without != "" {
 		b = append(b, `,"stale":true`...)
+	}
+	if c.Without != "" {
+		b = append(b, `,"stale_regions":[`...)
+		for i, name := range strings.Split(c.Without, ",") {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = AppendString(b, name)
+		}
+		b = append(b, ']')
 	}
 	return b
 }

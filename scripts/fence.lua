@@ -3,25 +3,33 @@
 --
 -- KEYS[1]  {b}:s  hash: g generation, r rebuild, x incarnation that void pages
 --                 read as, t its time, b the same for pages without a hash (0: none),
---                 a rebuild at which b was last raised, q sequence of publications
+--                 a rebuild at which b was last raised, q sequence of publications;
+--                 with peers: o number of the log, n places in it, i it lacks pages,
+--                 f lowest incarnation of its pairs, unless that is x, h highest given
+--                 to pairs that were too low, d highest place of a page that was forgotten,
+--                 z peers, see pairs.lua, y added to the sequences of versions,
+--                 k:<peer> 'log cursor highest-incarnation done', see merge.lua
 -- KEYS[2]  {b}:f  hash: partition -> 'epoch sequence done'
 -- KEYS[3]  {b}:r  set: partitions that are complete
+-- KEYS[4]  {b}:l  zset: the log, see counts.lua
 -- ARGV[1]  generation   ARGV[2]  1: the claims make good a loss
 -- ARGV[3]  highest incarnation the caller knows
--- ARGV[4…] partition, epoch, partition, epoch, …
+-- ARGV[4]  names of the peers, a,b,c, or empty: those of z. Totals of a bucket that
+--          begins anew wait for them, and its log begins anew, too
+-- ARGV[5…] partition, epoch, partition, epoch, …
 -- Returns  number of partitions whose epoch is news here.
 -- Safe to repeat and to arrive late: an epoch never falls, and a call none of
 -- whose epochs is news changes nothing, so it cannot bring back an old
 -- generation. O(partitions of the claim).
 
-local state = redis.call('HMGET', KEYS[1], 'g', 'r', 'x', 'b', 'a')
+local state = redis.call('HMGET', KEYS[1], 'g', 'r', 'x', 'b', 'a', 'o', 'z')
 local partitions = {}
-for i = 4, #ARGV, 2 do partitions[#partitions + 1] = ARGV[i] end
+for i = 5, #ARGV, 2 do partitions[#partitions + 1] = ARGV[i] end
 local stored = redis.call('HMGET', KEYS[2], unpack(partitions))
 redis.call('SCARD', KEYS[3]) -- fails here, before any write, when it is no set
 local news = {}
 for i, p in ipairs(partitions) do
-  local epoch = ARGV[3 + 2 * i]
+  local epoch = ARGV[4 + 2 * i]
   if not stored[i] or tonumber(string.match(stored[i], '^%d+')) < tonumber(epoch) then
     news[#news + 1] = p
     news[#news + 1] = epoch .. ' 0 0'
@@ -36,11 +44,28 @@ local other = state[1] ~= ARGV[1]
 if other or again and raised ~= rebuild then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local fresh = math.max(now, tonumber(ARGV[3]) + 1, void + 1, base + 1)
+  local fresh = math.max(now, tonumber(ARGV[3]) + 1, void + 1, base + 1, tonumber(state[6] or 0) + 1)
   if other then
     rebuild, void = rebuild + 1, fresh
-    redis.call('UNLINK', KEYS[3])
+    redis.call('UNLINK', KEYS[3], KEYS[4])
+    redis.call('HDEL', KEYS[1], 'o', 'n', 'i', 'f', 'h', 'd')
     redis.call('HSET', KEYS[1], 't', time[1])
+    local names, peers = ARGV[4], {}
+    if names == '' then names = string.gsub(state[7] or '', '([%w_-]+) %d %d+ %d+ %d+;', '%1,') end
+    if names ~= '' then
+      for name in string.gmatch(names, '[^,]+') do
+        local flag, floor = string.match(';' .. (state[7] or ''), ';' .. string.gsub(name, '%-', '%%-') .. ' (%d) (%d+) ')
+        if flag == '0' then -- it is silent: nothing will come
+          peers[#peers + 1] = name .. ' 0 ' .. floor .. ' ' .. time[1] .. ' 0;'
+        else
+          peers[#peers + 1] = name .. ' 2 ' .. (floor or 0) .. ' ' .. time[1] .. ' 0;'
+        end
+        local known = redis.call('HGET', KEYS[1], 'k:' .. name)
+        if known then redis.call('HSET', KEYS[1], 'k:' .. name, (string.gsub(known, '%d$', '0'))) end
+      end
+      redis.call('HSET', KEYS[1], 'z', table.concat(peers), 'o', string.format('%.0f', fresh))
+      redis.call('HINCRBY', KEYS[1], 'y', 1) -- a peer that was dropped from z counts no more
+    end
   end
   if again or base > 0 then base = fresh end
   if again then raised = rebuild end

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/dispatcher"
@@ -21,6 +22,7 @@ import (
 	"headcount/presence/heartbeat"
 	"headcount/presence/node"
 	"headcount/presence/redisstore"
+	"headcount/presence/region"
 )
 
 // clustered runs the given roles as a member of the region's cluster.
@@ -40,6 +42,7 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 	store, err := redisstore.Open(redisstore.Config{
 		URL:     cfg.Redis,
 		Facts:   redisstore.Facts{Region: cfg.Region, Secret: checkValue(keys)},
+		Peers:   cfg.peerNames(),
 		Log:     log,
 		OnState: p.storeState,
 	})
@@ -106,6 +109,14 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 	}
 	if p.has(roleDispatcher) {
 		p.dispatcher = dispatcher.New(store, p.pushCounts, log)
+		bytes, peers, closePeers, err := openPeers(cfg, log)
+		if err != nil {
+			return fail(err)
+		}
+		closers = append(closers, closePeers)
+		p.regions = region.New(region.Config{Local: store, Peers: peers, StaleAfter: cfg.RegionStaleAfter, Log: log})
+		p.dispatcher.OnChange = p.regions.Changed
+		sys.collectors = append(append(sys.collectors, bytes), p.regions.Collectors()...)
 	}
 	if p.has(roleGateway) {
 		if len(cfg.IDSecrets) == 0 {
@@ -113,7 +124,7 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 		}
 		gw, closeGateway, err := newGateway(cfg, log, gateway.Config{
 			Name: self.Name, Incarnation: self.Incarnation, Store: store,
-			Send: p.sendBeat, Hold: p.hold, Ready: p.ready,
+			Send: p.sendBeat, Hold: p.hold, Ready: p.ready, Parts: store.Parts,
 		})
 		if err != nil {
 			return fail(err)
@@ -125,6 +136,39 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 	}
 	sys.run = func(ctx context.Context) error { return runCluster(ctx, p, tcp, handler, log) }
 	return sys, nil
+}
+
+// peerDial is how long it may take to connect to a peer: with TLS that is three
+// ways there and back.
+const peerDial = 2 * time.Second
+
+// openPeers opens the Redis of every --peer. None of them need answer.
+func openPeers(cfg Config, log zerolog.Logger) (bytes *prometheus.CounterVec, peers []region.Peer, closeAll func() error, err error) {
+	bytes = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_region_bytes_total", Help: "Bytes on the connections to a peer's Redis, before TLS.",
+	}, []string{"peer", "direction"})
+	var stores []*redisstore.Store
+	closeAll = func() error {
+		var errs []error
+		for _, s := range stores {
+			errs = append(errs, s.Close())
+		}
+		return errors.Join(errs...)
+	}
+	for _, peer := range cfg.Peers {
+		name, url, _ := strings.Cut(peer, "=")
+		sent, received := bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")
+		s, err := redisstore.Open(redisstore.Config{
+			URL: url, Dial: peerDial, Log: log.With().Str("peer", name).Logger(),
+			OnBytes: func(out, in int) { sent.Add(float64(out)); received.Add(float64(in)) },
+		})
+		if err != nil {
+			return nil, nil, nil, errors.Join(fmt.Errorf("--peer %s: %w", name, err), closeAll())
+		}
+		stores = append(stores, s)
+		peers = append(peers, region.Peer{Name: name, Remote: redisstore.NewPeer(s, cfg.Region, name)})
+	}
+	return bytes, peers, closeAll, nil
 }
 
 // runCluster runs the process and serves the others, until ctx ends.

@@ -109,7 +109,6 @@ func unsupported(c *Config) error {
 		given      bool
 		flag, mend string
 	}{
-		{len(c.Peers) > 0, "peer", "leave it out: one region counts on its own"},
 		{c.DataDir != "", "data-dir", "leave it out: the embedded store keeps everything in memory"},
 	} {
 		if s.given {
@@ -247,6 +246,16 @@ func (c *Config) checkRegions() error {
 		return refuse("peer", "regions meet in their Redis; give --redis for this one too, or leave --peer out")
 	}
 	return nil
+}
+
+// peerNames are the names of the other regions.
+func (c *Config) peerNames() []string {
+	var names []string
+	for _, peer := range c.Peers {
+		name, _, _ := strings.Cut(peer, "=")
+		names = append(names, name)
+	}
+	return names
 }
 
 func (c *Config) checkSecrets() error {

@@ -18,6 +18,7 @@ import (
 	"headcount/presence/cluster"
 	"headcount/presence/heartbeat"
 	"headcount/presence/node"
+	"headcount/presence/region"
 	"headcount/presence/ring"
 )
 
@@ -89,6 +90,7 @@ type process struct {
 	gateway    *gateway.Gateway
 	node       *node.Node
 	dispatcher *dispatcher.Dispatcher
+	regions    *region.Replicator // with the dispatcher
 
 	table   atomic.Pointer[ring.Table]
 	up      atomic.Bool // the store answers
@@ -310,6 +312,9 @@ func (p *process) run(ctx context.Context) error {
 	if p.dispatcher != nil {
 		start(p.dispatcher.Run)
 	}
+	if p.regions != nil {
+		start(p.regions.Run)
+	}
 	if p.gateway != nil {
 		start(p.gateway.Run)
 		start(p.followStore)
@@ -469,6 +474,9 @@ func (p *process) adopt(ctx context.Context) error {
 	}
 	if p.dispatcher != nil && !p.leaving.Load() {
 		p.dispatcher.Own(t.BucketsOf(p.self.Name))
+		if p.regions != nil {
+			p.regions.Own(t.BucketsOf(p.self.Name))
+		}
 	}
 	if p.gateway != nil {
 		p.gateway.OwnersChanged(p.moved(old, t))

@@ -205,7 +205,7 @@ func newGateway(cfg Config, log zerolog.Logger, gc gateway.Config) (gw *gateway.
 	if err != nil {
 		return nil, nil, err
 	}
-	gc.Identities = identities
+	gc.Identities, gc.Region = identities, cfg.Region
 	if gc.Origins, err = gateway.NewOrigins(cfg.AllowOrigins); err != nil {
 		return nil, nil, err
 	}

@@ -149,6 +149,7 @@ type wireCount struct {
 	Incarnation uint64 `json:"incarnation"`
 	Sequence    uint64 `json:"sequence"`
 	Stale       bool   `json:"stale"`
+	Without     string `json:"without"`
 }
 
 // appendCount appends c as JSON. Its page has passed CheckReadable.
@@ -167,6 +168,10 @@ func appendCount(b []byte, c *presence.Count) []byte {
 	b = strconv.AppendUint(b, c.Version.Sequence, 10)
 	if c.Stale {
 		b = append(b, `,"stale":true`...)
+	}
+	if c.Without != "" {
+		b = append(b, `,"without":`...)
+		b = presence.AppendString(b, c.Without)
 	}
 	return append(b, '}')
 }
@@ -218,7 +223,7 @@ func parseCounts(body []byte) ([]presence.Count, error) {
 			return nil, err
 		}
 		counts[i] = presence.Count{
-			Page: w.Page, Users: w.Users, Stale: w.Stale,
+			Page: w.Page, Users: w.Users, Stale: w.Stale, Without: w.Without,
 			Version: presence.Version{Incarnation: w.Incarnation, Sequence: w.Sequence},
 		}
 		if w.Updated != nil {

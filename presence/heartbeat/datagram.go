@@ -67,9 +67,12 @@ const (
 	recordOps   = 2
 	recordReply = 3
 
-	flagReset = 1
-	flagStale = 1
-	flagTime  = 2
+	flagReset   = 1
+	flagStale   = 1
+	flagTime    = 2
+	flagWithout = 4
+
+	maxWithout = 256 // bytes of the names of regions left out
 
 	offLength   = 4
 	offHeader   = 6

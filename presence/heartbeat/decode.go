@@ -294,6 +294,9 @@ func readCount(r *reader, c *presence.Count) bool {
 	users, at := o.uvarint(), o.varint()
 	c.Version = presence.Version{Incarnation: o.uvarint(), Sequence: o.uvarint()}
 	c.Stale = flags&flagStale != 0
+	if flags&flagWithout != 0 {
+		c.Without = string(o.bytes(o.uvarint()))
+	}
 	if flags&flagTime != 0 {
 		c.Updated = time.Unix(at, 0).UTC()
 	}

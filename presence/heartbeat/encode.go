@@ -230,13 +230,25 @@ func appendCount(b []byte, c *presence.Count) []byte {
 		flags |= flagTime
 		at = c.Updated.Unix()
 	}
+	without := c.Without
+	if len(without) > maxWithout {
+		without = "" // so many silent regions are no news that a datagram must carry
+	}
+	if without != "" {
+		flags |= flagWithout
+	}
 	b = append(b, flags)
 	b = binary.AppendUvarint(b, uint64(len(c.Page)))
 	b = append(b, c.Page...)
 	b = binary.AppendUvarint(b, uint64(max(c.Users, 0)))
 	b = binary.AppendVarint(b, at)
 	b = binary.AppendUvarint(b, c.Version.Incarnation)
-	return binary.AppendUvarint(b, c.Version.Sequence)
+	b = binary.AppendUvarint(b, c.Version.Sequence)
+	if without != "" {
+		b = binary.AppendUvarint(b, uint64(len(without)))
+		b = append(b, without...)
+	}
+	return b
 }
 
 // begin prepares for datagrams of one kind.

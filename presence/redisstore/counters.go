@@ -32,7 +32,7 @@ func (s *Store) known(ctx context.Context) (*client, error) {
 
 // Counts implements presence.Counters.
 func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
-	counts, err := s.read(ctx, "", pages)
+	counts, _, err := s.read(ctx, "", pages, false)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: counts of %d pages: %w", len(pages), err)
 	}
@@ -44,7 +44,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, pages []string) ([]p
 	if gateway == "" || strings.Contains(gateway, "\x00") {
 		return nil, fmt.Errorf("redisstore: attach: %q is no gateway", gateway)
 	}
-	counts, err := s.read(ctx, gateway, pages)
+	counts, _, err := s.read(ctx, gateway, pages, false)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: attach %s to %d pages: %w", gateway, len(pages), err)
 	}
@@ -65,14 +65,25 @@ func (s *Store) pagesByBucket(pages []string, fn func(bucket int, places []int))
 	}
 }
 
-// read returns the counts and, when gateway is not empty, attaches it to them.
-func (s *Store) read(ctx context.Context, gateway string, pages []string) ([]presence.Count, error) {
+// Parts is the count of a page and each region's share of it: this one's first,
+// without those that are left out, the others by name.
+func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
+	counts, parts, err := s.read(ctx, "", []string{page}, true)
+	if err != nil {
+		return presence.Count{}, nil, fmt.Errorf("redisstore: parts of a count: %w", err)
+	}
+	return counts[0], parts, nil
+}
+
+// read returns the counts and, when gateway is not empty, attaches it to them;
+// with parts also the regions' shares of the last page.
+func (s *Store) read(ctx context.Context, gateway string, pages []string, parts bool) (counts []presence.Count, shares []presence.Part, err error) {
 	if len(pages) == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	c, err := s.known(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var calls []*call
 	var places [][]int
@@ -81,7 +92,7 @@ func (s *Store) read(ctx context.Context, gateway string, pages []string) ([]pre
 		cl := &call{
 			script: "read",
 			keys:   append(make([]string, 0, 3+len(at)), stateKey(b), readyKey(b), endpointsKey(b)),
-			args:   []any{channel(b, s.db), c.publish, s.cfg.Partitions, len(prefix), gateway},
+			args:   []any{channel(b, s.db), c.publish, s.cfg.Partitions, len(prefix), gateway, flag(parts)},
 		}
 		for _, i := range at {
 			cl.keys = append(cl.keys, prefix+pages[i])
@@ -89,23 +100,51 @@ func (s *Store) read(ctx context.Context, gateway string, pages []string) ([]pre
 		calls, places = append(calls, cl), append(places, at)
 	})
 	if err := s.run(ctx, calls); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	counts := make([]presence.Count, len(pages))
+	counts = make([]presence.Count, len(pages))
 	for k, cl := range calls {
 		reply := cl.reply.([]any)
 		for j, i := range places[k] {
-			counts[i] = s.count(pages[i], reply[1+j].(string), reply[0].(int64) == 1)
+			counts[i] = s.count(pages[i], reply[1+j].(string), reply[0].(string))
+			if parts {
+				shares = s.parts(reply[1+j].(string))
+			}
 		}
 	}
-	return counts, nil
+	return counts, shares, nil
 }
 
-// count reads "users updated incarnation sequence".
-func (s *Store) count(page, text string, stale bool) presence.Count {
-	c := presence.Count{Page: page, Stale: stale}
+// parts reads what read.lua appends to a count: "users name=users …".
+func (s *Store) parts(text string) []presence.Part {
 	fields := strings.Fields(text)
-	if len(fields) != 4 {
+	if len(fields) < 5 {
+		return nil
+	}
+	own, _ := strconv.ParseInt(fields[4], 10, 64)
+	parts := []presence.Part{{Region: s.cfg.Facts.Region, Users: own}}
+	slices.Sort(fields[5:])
+	for _, f := range fields[5:] {
+		name, users, _ := strings.Cut(f, "=")
+		n, _ := strconv.ParseInt(users, 10, 64)
+		parts = append(parts, presence.Part{Region: name, Users: n})
+	}
+	return parts
+}
+
+// parseStale reads what staleWord of pairs.lua says: whether counts lack users,
+// and which regions are left out of them.
+func parseStale(word string) (stale bool, without string) {
+	flag, without, _ := strings.Cut(word, " ")
+	return flag == "1", without
+}
+
+// count reads "users updated incarnation sequence", and what staleWord says.
+func (s *Store) count(page, text, word string) presence.Count {
+	c := presence.Count{Page: page}
+	c.Stale, c.Without = parseStale(word)
+	fields := strings.Fields(text)
+	if len(fields) < 4 {
 		return c
 	}
 	c.Users, _ = strconv.ParseInt(fields[0], 10, 64)

@@ -301,8 +301,8 @@ func (w *watcher) hear(ctx context.Context, ps *redis.PubSub, names []string, su
 
 var errPublication = errors.New("not a publication")
 
-// parsePublication reads what the scripts publish: a line "sequence stale again",
-// then records. A record is a line, and the bytes whose numbers it gives:
+// parsePublication reads what the scripts publish: a line "sequence stale again"
+// or "sequence stale again regions,left,out", then records. A record is a line, and the bytes whose numbers it gives:
 //
 //	c <bytes of page> <users> <updated> <incarnation> <sequence>
 //	+ <bytes of page> <bytes of gateway>
@@ -311,10 +311,10 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 	p := presence.Publication{Bucket: bucket}
 	head, rest, ok := strings.Cut(payload, "\n")
 	flags := strings.Fields(head)
-	if !ok || len(flags) != 3 {
+	if !ok || len(flags) != 3 && len(flags) != 4 {
 		return p, errPublication
 	}
-	stale := flags[1] == "1"
+	stale, without := flags[1] == "1", strings.Join(flags[3:], "")
 	p.Lost = flags[2] == "1"
 	for rest != "" {
 		var line string
@@ -332,7 +332,7 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 		switch {
 		case len(fields) == 6 && fields[0] == "c" && n[1] <= uint64(len(rest)):
 			c := presence.Count{
-				Page: rest[:n[1]], Users: int64(n[2]), Stale: stale,
+				Page: rest[:n[1]], Users: int64(n[2]), Stale: stale, Without: without,
 				Version: presence.Version{Incarnation: n[4], Sequence: n[5]},
 			}
 			if n[3] > 0 {

@@ -16,16 +16,19 @@ import (
 //	hc:{b5}:f        hash: partition -> epoch and last change (counts.lua)
 //	hc:{b5}:r        set: partitions that are complete
 //	hc:{b5}:e        set: endpoints (read.lua)
+//	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
 //	hc:{b5}:c:PAGE   hash: counts of a page (counts.lua)
 //	hc:{b5}:t        string: random, part of the generation
 //	hc:{b5}:n/0      channel of the bucket, with the number of the database
 //	hc:{c}:facts     hash: what all processes must agree on (renew.lua)
 //	hc:{c}:leases    hash: processes
+//	hc:{c}:regions   hash: when other regions were heard (hello.lua)
 const prefix = "hc:"
 
 const (
-	factsKey  = prefix + "{c}:facts"
-	leasesKey = prefix + "{c}:leases"
+	factsKey   = prefix + "{c}:facts"
+	leasesKey  = prefix + "{c}:leases"
+	regionsKey = prefix + "{c}:regions"
 )
 
 // shares is into how many hashes a partition's members are divided. Small hashes
@@ -50,6 +53,7 @@ func stateKey(b int) string     { return bucketKey(b) + "s" }
 func fenceKey(b int) string     { return bucketKey(b) + "f" }
 func readyKey(b int) string     { return bucketKey(b) + "r" }
 func endpointsKey(b int) string { return bucketKey(b) + "e" }
+func logKey(b int) string       { return bucketKey(b) + "l" }
 func tokenKey(b int) string     { return bucketKey(b) + "t" }
 func pagePrefix(b int) string   { return bucketKey(b) + "c:" }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -177,13 +178,13 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 func (s *Store) fence(ctx context.Context, claims []presence.Claim, gen string, again bool) error {
 	var calls []*call
 	for chunk := range slices.Chunk(claims, fenceBatch) {
-		args := make([]any, 0, 3+2*len(chunk))
-		args = append(args, gen, flag(again), s.floor.Load())
+		args := make([]any, 0, 4+2*len(chunk))
+		args = append(args, gen, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","))
 		for _, c := range chunk {
 			args = append(args, c.Partition, c.Epoch)
 		}
 		for b := range s.cfg.Buckets {
-			calls = append(calls, &call{script: "fence", keys: []string{stateKey(b), fenceKey(b), readyKey(b)}, args: args})
+			calls = append(calls, &call{script: "fence", keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}, args: args})
 		}
 	}
 	return s.run(ctx, calls)
@@ -468,7 +469,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 		gen := strconv.FormatUint(c.Generation, 10)
 		for before := 0; ; {
 			if cc == nil || size >= countBatch {
-				cc = &countsCall{call: call{script: "counts", keys: []string{stateKey(b), fenceKey(b), readyKey(b)}}}
+				cc = &countsCall{call: call{script: "counts", keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}}}
 				cc.args = append(cc.args, channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), 0)
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
 			}
@@ -513,7 +514,7 @@ func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool
 	status := reply[1].(string)
 	counts := make([]presence.Count, len(cc.names))
 	for i, name := range cc.names {
-		counts[i] = s.count(name, reply[2+i].(string), reply[0].(int64) == 1)
+		counts[i] = s.count(name, reply[2+i].(string), reply[0].(string))
 	}
 	for i, g := range cc.groups {
 		switch err := statusError(status[i]); {

@@ -14,11 +14,15 @@ import (
 // factsPoll is how often a starting process looks whether the facts are there.
 const factsPoll = 200 * time.Millisecond
 
+// seed tells hashes of pages apart: processes with another would look for a page
+// in another bucket.
+var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
+
 // facts are what renew.lua compares, in pairs.
 func (s *Store) facts() []any {
 	return []any{
 		"partitions", s.cfg.Partitions, "buckets", s.cfg.Buckets,
-		"region", s.cfg.Facts.Region, "secret", s.cfg.Facts.Secret,
+		"region", s.cfg.Facts.Region, "seed", seed, "secret", s.cfg.Facts.Secret,
 	}
 }
 

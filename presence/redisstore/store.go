@@ -7,8 +7,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"slices"
 	"strconv"
@@ -65,6 +67,13 @@ type Config struct {
 	// Backlog is how many bytes of publications wait for one watcher; default
 	// 8 MiB. Beyond, they are dropped and the watcher is told to read again.
 	Backlog int
+	// Peers are the names of the regions that this one shares its counts with.
+	Peers []string
+	// Dial is how long it may take to connect; default 1s.
+	Dial time.Duration
+	// OnBytes is told of the bytes that each connection carried, from any
+	// goroutine. Optional.
+	OnBytes func(sent, received int)
 	Log     zerolog.Logger
 	// OnState is told when Redis comes and goes, from one goroutine; it begins
 	// with away. It must not block. Optional.
@@ -129,6 +138,7 @@ func Open(cfg Config) (*Store, error) {
 	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
 	cfg.FactsWait = cmp.Or(cfg.FactsWait, 3*time.Second)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 8<<20)
+	cfg.Dial = cmp.Or(cfg.Dial, dialTimeout)
 	switch {
 	case cfg.Partitions < 1 || cfg.Buckets < 1:
 		return nil, fmt.Errorf("redisstore: %w: %d partitions, %d buckets", ErrConfig, cfg.Partitions, cfg.Buckets)
@@ -149,7 +159,7 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.parse(cfg.URL); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"claim", "fence", "members", "load", "counts", "read", "detach", "renew", "leave"} {
+	for _, name := range []string{"claim", "fence", "members", "load", "counts", "read", "detach", "renew", "leave", "log", "own", "relog", "peers", "hello", "merge"} {
 		text := scripts.Source(name)
 		s.scripts[name] = script{text, redis.NewScript(text).Hash()}
 	}
@@ -202,15 +212,16 @@ func (s *Store) parse(raw string) error {
 		s.db = o.DB
 		o.MaxRetries = -1 // the scripts may run twice, but it is the caller who says when
 		o.ContextTimeoutEnabled = true
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, dialTimeout), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
+		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
 		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
+		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
 		s.dial = func() redis.UniversalClient { return redis.NewFailoverClient(o) }
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(raw)
 		if err != nil {
 			return bad(err)
 		}
-		s.dial = func() redis.UniversalClient { return redis.NewClusterClient(clusterOptions(o)) }
+		s.dial = func() redis.UniversalClient { return redis.NewClusterClient(s.clusterOptions(o)) }
 	default:
 		o, err := redis.ParseURL(raw)
 		if err != nil {
@@ -219,22 +230,59 @@ func (s *Store) parse(raw string) error {
 		s.db = o.DB
 		o.MaxRetries = -1
 		o.ContextTimeoutEnabled = true
-		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, dialTimeout), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
+		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
 		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
 		s.dial = func() redis.UniversalClient { return redis.NewClient(o) }
 	}
 	return nil
 }
 
-func clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
+func (s *Store) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	o.MaxRetries = -1
 	o.ContextTimeoutEnabled = true
-	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, dialTimeout), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
+	o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
 	o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 	o.DisableRoutingPolicies = true // keys are declared: no COMMAND is needed to find them
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
 	return o
+}
+
+type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// dialer counts the bytes of connections, when somebody wants to know.
+func (s *Store) dialer(timeout time.Duration, tls *tls.Config, other dialFunc) dialFunc {
+	if s.cfg.OnBytes == nil {
+		return other
+	}
+	dial := redis.NewDialer(&redis.Options{DialTimeout: timeout, TLSConfig: tls})
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &counted{c, s.cfg.OnBytes}, nil
+	}
+}
+
+// counted is a connection that tells of its bytes.
+type counted struct {
+	net.Conn
+	on func(sent, received int)
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.on(0, n)
+	return n, err
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.on(n, 0)
+	return n, err
 }
 
 // connect returns the client, made by the first call that finds Redis answering.
@@ -285,7 +333,7 @@ func (s *Store) probe(ctx context.Context, u redis.UniversalClient) (*client, er
 		}
 		if infoField(info, "cluster_enabled") == "1" {
 			o := single.Options()
-			c.cluster = redis.NewClusterClient(clusterOptions(&redis.ClusterOptions{
+			c.cluster = redis.NewClusterClient(s.clusterOptions(&redis.ClusterOptions{
 				Addrs: []string{o.Addr}, Username: o.Username, Password: o.Password, TLSConfig: o.TLSConfig,
 				DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, PoolSize: o.PoolSize,
 			}))

@@ -1,0 +1,276 @@
+package pncounter_test
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence/pncounter"
+)
+
+func pair(t *rapid.T, name string) pncounter.Pair {
+	return pncounter.Pair{
+		Incarnation: rapid.Uint64Range(0, 3).Draw(t, name+" incarnation"), // few, so that they meet
+		Increments:  rapid.Int64Range(0, 5).Draw(t, name+" increments"),
+		Decrements:  rapid.Int64Range(0, 5).Draw(t, name+" decrements"),
+	}
+}
+
+func counter(t *rapid.T, name string) pncounter.Counter {
+	c := pncounter.Counter{}
+	for _, region := range []string{"us", "eu", "ap"} {
+		if rapid.Bool().Draw(t, name+" knows "+region) {
+			c[region] = pair(t, name+" "+region)
+		}
+	}
+	return c
+}
+
+func TestMergeOfPairs(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b, c := pair(t, "a"), pair(t, "b"), pair(t, "c")
+		if ab, ba := a.Merge(b), b.Merge(a); ab != ba {
+			t.Fatalf("not commutative: %v and %v", ab, ba)
+		}
+		if left, right := a.Merge(b).Merge(c), a.Merge(b.Merge(c)); left != right {
+			t.Fatalf("not associative: %v and %v", left, right)
+		}
+		if aa := a.Merge(a); aa != a {
+			t.Fatalf("not idempotent: %v became %v", a, aa)
+		}
+		if ab := a.Merge(b); ab.Merge(a) != ab || ab.Merge(b) != ab {
+			t.Fatalf("%v does not absorb %v and %v", ab, a, b)
+		}
+	})
+}
+
+func TestMergeOfCounters(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b, c := counter(t, "a"), counter(t, "b"), counter(t, "c")
+		before := fmt.Sprint(a, b)
+		if ab, ba := a.Merge(b), b.Merge(a); !reflect.DeepEqual(ab, ba) {
+			t.Fatalf("not commutative: %v and %v", ab, ba)
+		}
+		if left, right := a.Merge(b).Merge(c), a.Merge(b.Merge(c)); !reflect.DeepEqual(left, right) {
+			t.Fatalf("not associative: %v and %v", left, right)
+		}
+		if aa := a.Merge(a); !reflect.DeepEqual(aa, a) {
+			t.Fatalf("not idempotent: %v became %v", a, aa)
+		}
+		if fmt.Sprint(a, b) != before {
+			t.Fatal("Merge changed what it was given")
+		}
+		if a.Value() < 0 {
+			t.Fatalf("negative: %v", a)
+		}
+	})
+}
+
+func TestValue(t *testing.T) {
+	c := pncounter.Counter{"us": {1, 7, 4}, "eu": {2, 3, 3}, "ap": {3, 1, 5}}
+	if n := c.Value(); n != 3 { // one region's surplus of decrements takes nothing from another
+		t.Errorf("value %d, want 3", n)
+	}
+	if p := (pncounter.Pair{Incarnation: 9}).Add(3).Add(-2).Add(0); p != (pncounter.Pair{9, 3, 2}) {
+		t.Errorf("3 came and 2 went: %v", p)
+	}
+	for _, tc := range []struct{ now, known, want uint64 }{{1000, 0, 1000}, {1000, 999, 1000}, {1000, 1000, 1001}, {1000, 5000, 5001}} {
+		if got := pncounter.Next(tc.now, tc.known); got != tc.want {
+			t.Errorf("Next(%d, %d) = %d, want %d", tc.now, tc.known, got, tc.want)
+		}
+	}
+}
+
+// source is a region that logs its changes, as the scripts do.
+type source struct {
+	log, end, floor uint64
+	forgot          uint64 // the highest place that the log has forgotten
+	given           uint64 // the highest incarnation given to what was too low
+	clock           uint64 // may go back
+	used            map[uint64]bool
+	pairs           map[string]pncounter.Pair
+	places          map[string]uint64
+}
+
+func (s *source) set(page string, users int64) {
+	p, ok := s.pairs[page]
+	if !ok {
+		p.Incarnation = s.clock // which may be before the floor
+		for s.used[p.Incarnation] {
+			p.Incarnation++
+		}
+		s.used[p.Incarnation] = true
+	}
+	s.pairs[page] = p.Add(users - p.Value())
+	s.place(page)
+}
+
+func (s *source) place(page string) {
+	s.end++
+	s.places[page] = s.end
+}
+
+// batch is what came after from, some pages at a time.
+func (s *source) batch(from uint64, limit int) pncounter.Batch {
+	b := pncounter.Batch{Log: s.log, From: from, To: s.end, Floor: s.floor, Complete: true}
+	for place := from + 1; place <= s.end; place++ {
+		for page, at := range s.places {
+			if at != place {
+				continue
+			}
+			if len(b.Pages) == limit {
+				b.To, b.Complete = place-1, false
+				return b
+			}
+			if p := s.pairs[page]; p.Incarnation < s.floor { // of a life before this log
+				s.pairs[page] = pncounter.Pair{Incarnation: s.give(s.floor), Increments: p.Value()}
+			}
+			b.Pages = append(b.Pages, pncounter.PagePair{Page: page, Pair: s.pairs[page]})
+		}
+	}
+	return b
+}
+
+// lose is a restart with nothing, but for what somebody remembers.
+func (s *source) lose(known uint64) {
+	s.begin(known)
+	s.floor, s.end, s.forgot = s.log, 0, 0
+	s.pairs, s.places = map[string]pncounter.Pair{}, map[string]uint64{}
+}
+
+// raise begins a log above high, and voids what it does not name.
+func (s *source) raise(high uint64) {
+	for _, p := range s.pairs {
+		high = max(high, p.Incarnation)
+	}
+	s.begin(high)
+	s.floor, s.forgot = s.log, 0
+}
+
+// begin begins a log above known. No two logs, and no two
+// lives of pages, begin in the same millisecond.
+func (s *source) begin(known uint64) {
+	s.log = pncounter.Next(s.clock, known)
+	for s.used[s.log] {
+		s.log++
+	}
+	s.used[s.log] = true
+}
+
+// give is an incarnation of at least least that was never given.
+func (s *source) give(least uint64) uint64 {
+	s.given = max(s.given+1, least)
+	for s.used[s.given] {
+		s.given++
+	}
+	s.used[s.given] = true
+	return s.given
+}
+
+// to is the next batch for the copy.
+func (s *source) to(c *pncounter.Copy, limit int) pncounter.Batch {
+	if c.Log != s.log {
+		return s.batch(0, limit)
+	}
+	if c.Cursor < s.forgot {
+		s.raise(max(s.log, c.High, c.Floor))
+		return s.batch(0, limit)
+	}
+	return s.batch(min(c.Cursor, s.end), limit)
+}
+
+// answer does what a link does with an answer.
+func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
+	switch {
+	case a.Status == pncounter.Behind && s.log <= a.High:
+		s.raise(a.High)
+	case a.Status == pncounter.Merged:
+		for _, at := range a.Refused {
+			page := b.Pages[at].Page
+			if p, ok := s.pairs[page]; ok && p.Incarnation <= a.High {
+				s.pairs[page] = pncounter.Pair{Incarnation: s.give(pncounter.Next(s.clock, a.High)), Increments: p.Value()}
+				s.place(page)
+			}
+		}
+	}
+}
+
+// A copy comes to what the region has, whatever becomes of batches on the way,
+// of the copy, of the region's data and of its clock; and what a region has
+// forgotten never comes back.
+func TestCopyConverges(t *testing.T) {
+	pages := []string{"a", "b", "c", "d"}
+	rapid.Check(t, func(t *rapid.T) {
+		s := &source{clock: 1000, used: map[uint64]bool{}}
+		s.lose(0)
+		var c pncounter.Copy
+		var backup pncounter.Copy
+		var late []pncounter.Batch
+		deliver := func(b pncounter.Batch) { s.answer(b, c.Merge(b)) }
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			switch rapid.SampledFrom([]string{"set", "set", "set", "send", "send", "late", "lose", "forget", "clock", "backup", "restore", "empty"}).Draw(t, "step") {
+			case "set":
+				s.set(rapid.SampledFrom(pages).Draw(t, "page"), rapid.Int64Range(0, 4).Draw(t, "users"))
+			case "send":
+				b := s.to(&c, rapid.IntRange(1, 4).Draw(t, "limit"))
+				if rapid.Bool().Draw(t, "keep") {
+					late = append(late, b)
+				}
+				if rapid.Bool().Draw(t, "arrives") {
+					deliver(b)
+				}
+			case "late":
+				if len(late) > 0 {
+					deliver(late[rapid.IntRange(0, len(late)-1).Draw(t, "which")])
+				}
+			case "lose": // processes and peers may have forgotten all, and the clock be wrong
+				s.lose(rapid.SampledFrom([]uint64{0, s.log}).Draw(t, "known"))
+			case "forget": // a page where nobody is, whoever knows that
+				page := rapid.SampledFrom(pages).Draw(t, "page")
+				if s.pairs[page].Value() == 0 {
+					s.forgot = max(s.forgot, s.places[page])
+					delete(s.pairs, page)
+					delete(s.places, page)
+				}
+			case "clock":
+				s.clock = uint64(rapid.IntRange(900, 1100).Draw(t, "clock"))
+			case "backup":
+				backup = clone(c)
+			case "restore":
+				c = clone(backup)
+			case "empty":
+				c = pncounter.Copy{}
+			}
+			for _, page := range pages {
+				if n := c.Value(page); n < 0 {
+					t.Fatalf("%q has %d users", page, n)
+				}
+			}
+		}
+		for i := 0; ; i++ { // healed: a link goes on from where the copy says it is
+			deliver(s.to(&c, 2))
+			if c.Log == s.log && c.Done && c.Cursor == s.end && c.Cursor >= s.forgot {
+				break
+			}
+			if i > 20 {
+				t.Fatalf("it does not end: %+v, %+v", s, c)
+			}
+		}
+		for _, page := range pages {
+			if got, want := c.Value(page), s.pairs[page].Value(); got != want {
+				t.Fatalf("%q has %d users in the copy, %d in the region\n%+v\n%+v", page, got, want, s, c)
+			}
+		}
+	})
+}
+
+func clone(c pncounter.Copy) pncounter.Copy {
+	pairs := map[string]pncounter.Pair{}
+	for page, p := range c.Pairs {
+		pairs[page] = p
+	}
+	c.Pairs = pairs
+	return c
+}

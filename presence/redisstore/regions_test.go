@@ -1,0 +1,413 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/pncounter"
+	"headcount/presence/redisstore"
+	"headcount/presence/redistest"
+	"headcount/presence/region"
+)
+
+func inRegion(name string, peers ...string) func(*redisstore.Config) {
+	return func(c *redisstore.Config) { c.Facts.Region, c.Peers = name, peers }
+}
+
+// part is what the region has of the page, as the store sees it, and the total.
+func part(t testing.TB, s *redisstore.Store, page, region string) (users, total int64) {
+	t.Helper()
+	count, parts, err := s.Parts(context.Background(), page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := int64(0)
+	for _, p := range parts {
+		sum += p.Users
+		if p.Region == region {
+			users = p.Users
+		}
+	}
+	if sum != count.Users {
+		t.Fatalf("the parts of %+v are %v", count, parts)
+	}
+	return users, count.Users
+}
+
+// batches are of few pages, logs and incarnations, so that they meet.
+func drawBatch(t *rapid.T, pages []string) pncounter.Batch {
+	b := pncounter.Batch{
+		Region: "eu", Log: rapid.Uint64Range(1, 4).Draw(t, "log"), From: rapid.Uint64Range(0, 3).Draw(t, "from"),
+		Floor: rapid.Uint64Range(0, 4).Draw(t, "floor"), Complete: rapid.Bool().Draw(t, "complete"),
+	}
+	b.To = b.From + rapid.Uint64Range(0, 3).Draw(t, "more")
+	for _, page := range pages {
+		if rapid.Bool().Draw(t, "with "+page) {
+			b.Pages = append(b.Pages, pncounter.PagePair{Page: page, Pair: pncounter.Pair{
+				Incarnation: rapid.Uint64Range(0, 5).Draw(t, "incarnation"),
+				Increments:  rapid.Int64Range(0, 4).Draw(t, "increments"),
+				Decrements:  rapid.Int64Range(0, 4).Draw(t, "decrements"),
+			}})
+		}
+	}
+	return b
+}
+
+// merge.lua does what the pure type does, batch by batch.
+func differential(t *testing.T, url string, flush func(), owner bool) {
+	s := open(t, url, inRegion("us", "eu"), func(c *redisstore.Config) { c.Partitions, c.Buckets = 1, 1 })
+	peer := redisstore.NewPeer(s, "eu", "us")
+	pages := []string{"a", "b", "ä/ :;", "*"}
+	rapid.Check(t, func(rt *rapid.T) {
+		flush()
+		claims, err := s.Claim(context.Background(), "node", []int{0}, true)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		counts := []presence.PageUsers{}
+		if owner { // a user of ours is on the pages, so that they exist
+			for _, page := range pages {
+				counts = append(counts, presence.PageUsers{Page: page, Users: 1})
+			}
+		}
+		if out := s.Write(context.Background(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: counts, Complete: true}}); out[0].Err != nil {
+			rt.Fatal(out[0].Err)
+		}
+		var model pncounter.Copy
+		versions := map[string]presence.Version{}
+		for range rapid.IntRange(1, 12).Draw(rt, "batches") {
+			b := drawBatch(rt, pages)
+			acks, err := peer.Merge(context.Background(), []pncounter.Batch{b})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			got, want := acks[0], model.Merge(b)
+			got.Changed = 0 // how many were news is not the model's concern
+			if !reflect.DeepEqual(got, want) {
+				rt.Fatalf("merge.lua says %+v to %+v, the model %+v", got, b, want)
+			}
+			for _, page := range pages {
+				users, total := part(t, s, page, "eu")
+				if want := model.Value(page); users != want || total != want+int64(len(counts)/len(pages)) {
+					rt.Fatalf("%q has %d users in eu, %d in all; the model says %d", page, users, total, want)
+				}
+				c := read(t, s, page)
+				if old, ok := versions[page]; ok && c.Version.Compare(old) < 0 {
+					rt.Fatalf("%q fell from version %v to %v", page, old, c.Version)
+				}
+				versions[page] = c.Version
+			}
+		}
+	})
+}
+
+func read(t testing.TB, s *redisstore.Store, page string) presence.Count {
+	t.Helper()
+	counts, err := s.Counts(context.Background(), []string{page})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counts[0]
+}
+
+func TestMergeIsThatOfThePureType(t *testing.T) {
+	server := redistest.Start(t)
+	flush := func() { server.Flush(t) }
+	t.Run("pages of other regions", func(t *testing.T) { differential(t, server.URL(), flush, false) })
+	t.Run("pages of this region, too", func(t *testing.T) { differential(t, server.URL(), flush, true) })
+}
+
+func TestMergeIsThatOfThePureTypeOnCluster(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	differential(t, cluster.URL(), func() { cluster.Flush(t) }, true)
+}
+
+// world is a region with its Redis and all partitions in one hand.
+type world struct {
+	*redisstore.Store
+	t        testing.TB
+	name     string
+	claims   []presence.Claim
+	sequence uint64
+	stop     func()
+}
+
+func newWorld(t testing.TB, url, name string, peers ...string) *world {
+	w := &world{t: t, name: name, Store: open(t, url, inRegion(name, peers...), quick)}
+	w.renew()
+	w.claim()
+	return w
+}
+
+func (w *world) renew() {
+	w.t.Helper()
+	if _, err := w.Renew(w.t.Context(), presence.Process{Name: "p", Incarnation: 1}, time.Minute); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// claim takes all partitions and writes that they are complete.
+func (w *world) claim(counts ...presence.PageUsers) {
+	w.t.Helper()
+	all := make([]int, presence.DefaultPartitions)
+	for i := range all {
+		all[i] = i
+	}
+	var err error
+	if w.claims, err = w.Claim(w.t.Context(), "node", all, true); err != nil {
+		w.t.Fatal(err)
+	}
+	changes := make([]presence.Change, len(all))
+	for i, c := range w.claims {
+		changes[i] = presence.Change{Claim: c, Sequence: 1, Reset: true, Complete: true}
+	}
+	changes[0].Counts = counts
+	w.sequence = 1
+	w.write(changes...)
+}
+
+func (w *world) write(changes ...presence.Change) {
+	w.t.Helper()
+	for _, o := range w.Write(w.t.Context(), changes) {
+		if o.Err != nil {
+			w.t.Fatal(o.Err)
+		}
+	}
+}
+
+// set makes the number of this region's users on a page what it is now.
+func (w *world) set(page string, users int64) {
+	w.t.Helper()
+	w.sequence++
+	w.write(presence.Change{Claim: w.claims[0], Sequence: w.sequence, Counts: []presence.PageUsers{{Page: page, Users: users}}})
+}
+
+// share runs a replicator of all buckets until the test, or stop, ends it.
+func (w *world) share(stale time.Duration, peers map[string]string) {
+	var list []region.Peer
+	for name, url := range peers {
+		s := open(w.t, url)
+		list = append(list, region.Peer{Name: name, Remote: redisstore.NewPeer(s, w.name, name)})
+	}
+	r := region.New(region.Config{Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond, Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger()})
+	buckets := make([]int, presence.DefaultBuckets)
+	for i := range buckets {
+		buckets[i] = i
+	}
+	r.Own(buckets)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = r.Run(ctx)
+	}()
+	w.stop = func() {
+		cancel()
+		<-done
+	}
+	w.t.Cleanup(w.stop)
+}
+
+// shows waits until the store shows that many users, not stale.
+func (w *world) shows(page string, users int64) {
+	w.t.Helper()
+	var last presence.Count
+	defer func() {
+		if w.t.Failed() {
+			w.t.Logf("%s: %+v", w.name, last)
+		}
+	}()
+	eventually(w.t, fmt.Sprintf("%s shows %d on %s", w.name, users, page), func() bool {
+		last = read(w.t, w.Store, page)
+		return last.Users == users && !last.Stale
+	})
+}
+
+// three is three regions that know each other.
+func three(t *testing.T) (servers map[string]*redistest.Server, worlds map[string]*world) {
+	names := []string{"us", "eu", "ap"}
+	servers, worlds = map[string]*redistest.Server{}, map[string]*world{}
+	for _, name := range names {
+		servers[name] = redistest.Start(t, "--enable-debug-command", "yes")
+	}
+	for _, name := range names {
+		worlds[name] = newWorld(t, servers[name].URL(), name, without(names, name)...)
+	}
+	for _, name := range names {
+		worlds[name].share(0, urls(servers, name))
+	}
+	return servers, worlds
+}
+
+func without(names []string, name string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == name })
+}
+
+func urls(servers map[string]*redistest.Server, but string) map[string]string {
+	all := map[string]string{}
+	for name, s := range servers {
+		if name != but {
+			all[name] = s.URL()
+		}
+	}
+	return all
+}
+
+func TestRegionsShareCounts(t *testing.T) {
+	servers, worlds := three(t)
+	all := func(page string, users int64) {
+		t.Helper()
+		for _, w := range worlds {
+			w.shows(page, users)
+		}
+	}
+	for i, name := range []string{"us", "eu", "ap"} {
+		worlds[name].set("p", int64(i+1))
+		worlds[name].set(presence.Site, int64(i+1))
+	}
+	all("p", 6)
+	all(presence.Site, 6)
+	worlds["eu"].set("p", 0)
+	all("p", 4)
+	if users, _ := part(t, worlds["us"].Store, "p", "ap"); users != 3 {
+		t.Errorf("us sees %d users of ap, want 3", users)
+	}
+
+	t.Run("a peer that came back empty is told again", func(t *testing.T) {
+		before := read(t, worlds["us"].Store, "p").Version
+		servers["us"].Flush(t)
+		worlds["us"].renew()
+		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1}, presence.PageUsers{Page: presence.Site, Users: 1})
+		all("p", 4)
+		all(presence.Site, 6)
+		if v := read(t, worlds["us"].Store, "p").Version; v.Compare(before) <= 0 {
+			t.Errorf("version %v after %v", v, before)
+		}
+	})
+	t.Run("what a region lost stays with no other", func(t *testing.T) {
+		worlds["us"].set("gone", 5)
+		all("gone", 5)
+		servers["us"].Flush(t)
+		worlds["us"].renew()
+		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1})
+		all("gone", 0)
+		all("p", 4)
+		all(presence.Site, 5)
+	})
+	t.Run("a region whose clock went back, and that forgot all, begins above what peers know", func(t *testing.T) {
+		c := servers["us"].Client()
+		defer c.Close()
+		worlds["us"].stop()
+		servers["us"].Flush(t)
+		// As in the life of a process that knows nothing, and whose clock is wrong.
+		fresh := open(t, servers["us"].URL(), inRegion("us", "eu", "ap"), quick)
+		w := &world{t: t, name: "us", Store: fresh}
+		w.renew()
+		w.claim()
+		eu := servers["eu"].Client()
+		defer eu.Close()
+		future := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
+		for b := range presence.DefaultBuckets {
+			key := fmt.Sprintf("hc:{b%d}:s", b)
+			eu.HSet(t.Context(), key, "k:us", future+" 77 "+future+" 1")
+		}
+		page := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
+		old, err := eu.HGet(t.Context(), page, "p").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := strings.Index(old, "us ")
+		rest := old[i:][strings.Index(old[i:], ";")+1:]
+		eu.HSet(t.Context(), page, "p", old[:i]+"us "+future+" 9 0;"+rest)
+		w.share(0, urls(servers, "us"))
+		w.set("p", 2)
+		w.shows("p", 5)
+		worlds["eu"].shows("p", 5)
+		worlds["ap"].shows("p", 5)
+		worlds["us"] = w
+	})
+	t.Run("a peer restored from a backup", func(t *testing.T) {
+		dump := dumpAll(t, servers["ap"])
+		worlds["us"].set("p", 7)
+		worlds["us"].set("new", 1)
+		all("p", 10)
+		all("new", 1)
+		servers["ap"].Flush(t)
+		restoreAll(t, servers["ap"], dump)
+		all("p", 10)
+		all("new", 1)
+	})
+	t.Run("a page that was forgotten while a peer was behind", func(t *testing.T) {
+		worlds["us"].set("old", 1)
+		all("old", 1)
+		dump := dumpAll(t, servers["ap"])
+		worlds["us"].set("old", 0)
+		all("old", 0)
+		servers["us"].Do(t, "DEL", fmt.Sprintf("hc:{b%d}:c:old", presence.Bucket("old", presence.DefaultBuckets)))
+		eventually(t, "the log has forgotten it", func() bool {
+			_, err := worlds["us"].Sweep(t.Context(), presence.Bucket("old", presence.DefaultBuckets), 0)
+			key := fmt.Sprintf("hc:{b%d}:l", presence.Bucket("old", presence.DefaultBuckets))
+			return err == nil && servers["us"].Do(t, "ZSCORE", key, "old") == nil
+		})
+		servers["ap"].Flush(t)
+		restoreAll(t, servers["ap"], dump)
+		worlds["ap"].shows("old", 0)
+		all("p", 10)
+		worlds["us"].set("old", 3)
+		all("old", 3)
+	})
+	t.Run("malformed state in a peer is written anew", func(t *testing.T) {
+		key := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
+		servers["ap"].Do(t, "HSET", key, "p", "us is not what it was;eu;;")
+		worlds["us"].set("p", 8)
+		worlds["eu"].set("p", 1)
+		all("p", 12)
+	})
+	t.Run("a log that lacks pages begins anew", func(t *testing.T) {
+		b := presence.Bucket("p", presence.DefaultBuckets)
+		servers["us"].Do(t, "DEL", fmt.Sprintf("hc:{b%d}:l", b))
+		servers["us"].Do(t, "HDEL", fmt.Sprintf("hc:{b%d}:s", b), "o", "n")
+		worlds["us"].set("p", 9)
+		all("p", 13)
+	})
+}
+
+func dumpAll(t *testing.T, s *redistest.Server) map[string]string {
+	c := s.Client()
+	defer c.Close()
+	keys, err := c.Keys(t.Context(), "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dump := map[string]string{}
+	for _, k := range keys {
+		if dump[k], err = c.Dump(t.Context(), k).Result(); err != nil && !errors.Is(err, redis.Nil) {
+			t.Fatal(err)
+		}
+	}
+	return dump
+}
+
+// restoreAll puts back what was dumped, at once, so that nobody sees a half of it.
+func restoreAll(t *testing.T, s *redistest.Server, dump map[string]string) {
+	c := s.Client()
+	defer c.Close()
+	pipe := c.TxPipeline()
+	for k, v := range dump {
+		pipe.RestoreReplace(t.Context(), k, 0, v)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,28 @@
+-- log.lua: read which pages of one bucket changed in this region.
+--
+-- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:l  zset, see counts.lua
+-- KEYS[3]  {b}:r  set: complete partitions
+-- ARGV[1]  partitions there are   ARGV[2]  log the caller has read, 0: none
+-- ARGV[3]  place in it up to which it has   ARGV[4]  most pages to return
+-- Returns  {log, '' when there is none that has all pages; place of the end; floor;
+--          1 when all partitions are complete, 2 when a page after that place has been
+--          forgotten; page, place, …} in order. Of another log than ARGV[2] all pages
+--          from the beginning.
+-- Reads only. O(log pages + returned).
+
+local state = redis.call('HMGET', KEYS[1], 'o', 'n', 'x', 'i', 'f', 'd')
+local log = state[1] or ''
+if state[4] then log = '' end
+local reply = {log, state[2] or '0', state[5] or state[3] or '0', redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[1]) and 1 or 0}
+if log == '' then return reply end
+if log == ARGV[2] and tonumber(ARGV[3]) < tonumber(state[6] or 0) then
+  reply[4] = 2
+  return reply
+end
+local from = log == ARGV[2] and '(' .. ARGV[3] or '-inf'
+if tonumber(ARGV[4]) > 0 then
+  for _, v in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], from, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])) do
+    reply[#reply + 1] = v
+  end
+end
+return reply

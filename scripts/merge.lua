@@ -1,0 +1,150 @@
+-- merge.lua: take what another region tells of its part of one bucket; what
+-- becomes of it is what pncounter.Copy.Merge says.
+--
+-- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:r  set: complete partitions
+-- KEYS[3…] {b}:c:<page>  hashes, see counts.lua
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
+-- ARGV[4]  seconds a page with nobody on it is remembered
+-- ARGV[5]  length of the page keys' prefix
+-- ARGV[6]  region   ARGV[7]  log   ARGV[8]  from   ARGV[9]  to   ARGV[10]  floor
+-- ARGV[11] 1: complete   ARGV[12…] incarnation, increments, decrements per page
+-- Returns  {status, log, cursor, highest incarnation, done, pages that changed,
+--          pages whose pair could not be read, then places of pairs refused}; status 0
+--          merged, 1 this bucket has no owner yet, 2 a later life is known, 3 a gap.
+-- Safe to repeat and to arrive late: a pair never falls. All is read and checked,
+-- then written. O(pages).
+--#include pairs.lua
+
+local region, log = ARGV[6], tonumber(ARGV[7])
+local from, to, floor = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local state = redis.call('HMGET', KEYS[1], 'g', 'r', 'x', 'b', 't', 'z', 'y', 'k:' .. region)
+local complete = redis.call('SCARD', KEYS[2])
+local known, cursor, high, done = string.match(state[8] or '', '^(%d+) (%d+) (%d+) (%d)$')
+known, cursor, high, done = tonumber(known or 0), tonumber(cursor or 0), tonumber(high or 0), done == '1'
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local peers, waits, out = readPeers(state[6], tonumber(time[1]))
+local peer = peers[region]
+local least = peer and peer.floor or 0
+
+local function text(n) return string.format('%.0f', n) end
+local function answer(status, at, changed, malformed, refused)
+  local reply = {status, text(at), text(cursor), text(math.max(high, least)), done and 1 or 0, changed, malformed}
+  for _, i in ipairs(refused) do reply[#reply + 1] = i end
+  return reply
+end
+
+if not state[1] then return answer(1, known, 0, 0, {}) end
+if log < known or log > known and log <= math.max(high, least) then return answer(2, known, 0, 0, {}) end
+if log > known then
+  if from > 0 then
+    cursor, done = 0, false
+    return answer(3, log, 0, 0, {})
+  end
+  known, cursor, done, high = log, 0, false, math.max(high, log)
+elseif from > cursor then
+  return answer(3, known, 0, 0, {})
+elseif done and to <= cursor then
+  return answer(0, known, 0, 0, {})
+end
+
+local rebuild, offset = state[2] or '0', tonumber(state[7] or 0)
+local void, base = tonumber(state[3] or 0), tonumber(state[4] or 0)
+local prefix = tonumber(ARGV[5])
+local writes, body, refused, malformed = {}, {}, {}, 0
+for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been forgotten since
+  local at = 3 * k + 3
+  local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  high = math.max(high, inc)
+  local old = redis.call('HMGET', KEYS[k], 'v', 'p')
+  local others, had = {}, nil
+  if old[2] then
+    local rest = string.gsub(old[2], '([%w_-]+) (%d+) (%d+) (%d+);', function(name, i, u, d)
+      if name == region then
+        had = {tonumber(i), tonumber(u), tonumber(d)}
+      else
+        others[#others + 1] = name .. ' ' .. i .. ' ' .. u .. ' ' .. d .. ';'
+      end
+      return ''
+    end)
+    if rest ~= '' then malformed = malformed + 1 end -- it is written anew without that
+  end
+  if inc < math.max(had and had[1] or 0, least) then
+    refused[#refused + 1] = k - 3
+  elseif had or up > down then
+    if had and had[1] == inc then up, down = math.max(up, had[2]), math.max(down, had[3]) end
+    local r, users, updated, vinc, seq
+    if old[1] then r, users, updated, vinc, seq = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
+    if old[1] and not r then malformed = malformed + 1 end
+    local live = r == rebuild
+    if live then
+      users, seq = tonumber(users), tonumber(seq)
+    elseif r then
+      users, updated, vinc, seq = 0, state[5] or '0', text(math.max(now, vinc + 1, void, base)), 0
+    else
+      users, updated, vinc, seq = 0, '0', text(math.max(now, void, base)), 0
+    end
+    local same = had and had[1] == inc and had[2] == up and had[3] == down
+    local w = {key = KEYS[k], live = live}
+    local before = users + (elsewhere(old[2], peers, '0'))
+    if not same then
+      w.p = table.concat(others) .. region .. ' ' .. ARGV[at] .. ' ' .. text(up) .. ' ' .. text(down) .. ';'
+    end
+    local after, _, held = elsewhere(w.p or old[2], peers, '0')
+    after = users + after
+    if not same and (before ~= after or not live) then
+      if before ~= after then
+        seq, updated = seq + 1, time[1]
+        local page = string.sub(KEYS[k], prefix + 1)
+        body[#body + 1] = 'c ' .. #page .. ' ' .. text(after) .. ' ' .. updated .. ' ' .. vinc .. ' ' .. text(seq + offset) .. '\n' .. page
+      end
+      w.v = rebuild .. ' ' .. text(users) .. ' ' .. updated .. ' ' .. vinc .. ' ' .. text(seq)
+    end
+    if not live then w.l = vinc .. ' 0 0' end
+    w.expire, w.persist = after == 0 and not held and not same, after > 0 or held
+    writes[#writes + 1] = w
+  end
+end
+
+local changed = 0
+for _, w in ipairs(writes) do
+  if w.p then
+    changed = changed + 1
+    if not w.live then redis.call('UNLINK', w.key) end
+    if w.v and w.l then
+      redis.call('HSET', w.key, 'p', w.p, 'v', w.v, 'l', w.l)
+    elseif w.v then
+      redis.call('HSET', w.key, 'p', w.p, 'v', w.v)
+    else
+      redis.call('HSET', w.key, 'p', w.p)
+    end
+  end
+  if w.expire then redis.call('EXPIRE', w.key, ARGV[4]) elseif w.persist then redis.call('PERSIST', w.key) end
+end
+cursor = math.max(cursor, to)
+local again = 0
+if ARGV[11] == '1' and to >= cursor and not done then
+  done = true
+  if peer and (floor > peer.floor or peer.flag == '2') then
+    if peer.floor > 0 and floor > peer.floor then
+      redis.call('HINCRBY', KEYS[1], 'y', 1) -- pairs below the floor are void now: totals fall, versions grow
+    end
+    again = 1
+    least = math.max(floor, peer.floor)
+    local z = string.gsub(state[6], '([%w_-]+) (%d) (%d+) (%d+) (%d+);', function(name, flag, _, since, raised)
+      if name == region then
+        if flag == '2' then flag, since = '1', '0' end
+        if floor > peer.floor then raised = peer.floor > 0 and time[1] or '0' end
+        return name .. ' ' .. flag .. ' ' .. text(least) .. ' ' .. since .. ' ' .. raised .. ';'
+      end
+    end)
+    redis.call('HSET', KEYS[1], 'z', z)
+    peers, waits, out = readPeers(z, tonumber(time[1]))
+  end
+end
+redis.call('HSET', KEYS[1], 'k:' .. region, text(known) .. ' ' .. text(cursor) .. ' ' .. text(high) .. ' ' .. (done and 1 or 0))
+if #body > 0 or again == 1 then
+  local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
+  redis.call(ARGV[2], ARGV[1], string.format('%.0f ', q) .. header(staleWord(waits or complete < tonumber(ARGV[3]), out), again) .. table.concat(body))
+end
+return answer(0, known, changed, malformed, refused)

@@ -1,0 +1,50 @@
+-- peers.lua: make one bucket's peers, and which of them are left out of totals,
+-- what this region has decided.
+--
+-- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:r  set: complete partitions
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
+-- ARGV[4…] peer, 1: in totals or 0: left out, …
+-- Returns  1 when something changed.
+-- Totals are sums made when they are read, so one word here changes those of all
+-- pages at once; y is added to the sequences of their versions, and readers are told
+-- to read again. Of a peer that comes or goes for good only the highest incarnation is
+-- remembered, so that it tells everything anew, above that. Safe to repeat. O(peers).
+--#include pairs.lua
+
+local state = redis.call('HMGET', KEYS[1], 'z')
+local complete = redis.call('SCARD', KEYS[2])
+local now = redis.call('TIME')[1]
+local peers = readPeers(state[1], tonumber(now))
+local z, forget, changed, want = {}, {}, false, {}
+for i = 4, #ARGV, 2 do
+  local name, inside = ARGV[i], ARGV[i + 1] == '1'
+  local peer = peers[name]
+  want[name] = true
+  if not peer then
+    changed = true
+    forget[#forget + 1] = name
+    z[#z + 1] = name .. ' ' .. (inside and '2' or '0') .. ' 0 ' .. now .. ' 0;'
+  elseif (peer.flag ~= '0') ~= inside then
+    changed = true
+    z[#z + 1] = string.format('%s %s %.0f %s %.0f;', name, inside and '1' or '0', peer.floor, now, peer.raised)
+  else
+    z[#z + 1] = string.format('%s %s %.0f %.0f %.0f;', name, peer.flag, peer.floor, peer.since, peer.raised)
+  end
+end
+for name in pairs(peers) do
+  if not want[name] then
+    changed = true
+    forget[#forget + 1] = name
+  end
+end
+if not changed then return 0 end
+redis.call('HSET', KEYS[1], 'z', table.concat(z))
+for _, name in ipairs(forget) do
+  local high = string.match(redis.call('HGET', KEYS[1], 'k:' .. name) or '', '^%d+ %d+ (%d+) %d$')
+  if high then redis.call('HSET', KEYS[1], 'k:' .. name, '0 0 ' .. high .. ' 0') end
+end
+redis.call('HINCRBY', KEYS[1], 'y', 1)
+local _, waits, out = readPeers(table.concat(z), tonumber(now))
+local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
+redis.call(ARGV[2], ARGV[1], string.format('%.0f ', q) .. header(staleWord(waits or complete < tonumber(ARGV[3]), out), 1))
+return 1
