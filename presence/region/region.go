@@ -436,7 +436,7 @@ func (l *link) note(err error) {
 	}
 	switch {
 	case reason != "" && l.refused != reason:
-		l.log.Error().Err(err).Msg("counts are not shared with this region")
+		l.log.Warn().Err(err).Msg("counts are not shared with this region")
 	case reason == "" && l.refused != "":
 		l.log.Info().Msg("counts are shared with this region again")
 	}
@@ -575,12 +575,20 @@ func (l *link) tell(ctx context.Context, dirty map[int]bool) (more bool, err err
 		return false, err
 	}
 	l.room = min(l.room+l.room/4, mostPages)
+	behind, refused := 0, 0
 	for i, ack := range acks {
 		again, err := l.acked(ctx, batches[i], ack, dirty)
 		if err != nil {
 			return false, err
 		}
 		more = more || again
+		refused += len(ack.Refused)
+		if ack.Status == pncounter.Behind {
+			behind++
+		}
+	}
+	if behind+refused > 0 {
+		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer knows a later life of this region's counts; they get higher incarnations")
 	}
 	return more, nil
 }
@@ -601,7 +609,6 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 			for i, at := range ack.Refused {
 				pages[i] = b.Pages[at].Page
 			}
-			l.log.Warn().Int("bucket", b.Bucket).Int("pages", len(pages)).Msg("the peer knows newer counts of this region; they get a higher incarnation")
 			return true, l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, pages)
 		}
 		if !b.More {
@@ -610,7 +617,6 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		return b.More, nil
 	case pncounter.Behind:
 		m.repairs.WithLabelValues(l.Name).Inc()
-		l.log.Warn().Int("bucket", b.Bucket).Msg("the peer knows a later life of this region's data; it gets a higher incarnation")
 		return true, l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, nil)
 	case pncounter.Gap:
 		m.repairs.WithLabelValues(l.Name).Inc()
