@@ -14,7 +14,7 @@ local state = redis.call('HMGET', KEYS[1], 'o', 'n', 'x', 'i', 'f', 'd')
 local log = state[1] or ''
 if state[4] then log = '' end
 local reply = {log, state[2] or '0', state[5] or state[3] or '0', redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[1]) and 1 or 0}
-if log == '' then return reply end
+if log == '' or reply[4] == 0 then return reply end
 if log == ARGV[2] and tonumber(ARGV[3]) < tonumber(state[6] or 0) then
   reply[4] = 2
   return reply

@@ -46,8 +46,9 @@ type Batch struct {
 	Complete bool
 	// For the sender alone. More: the log goes on after To. Forgotten: the log has
 	// forgotten a page after From; nothing is in the batch, and a log must begin
-	// that voids what it does not name.
-	More, Forgotten bool
+	// that voids what it does not name. Partial: the region has not written all of
+	// its users yet, so that its pairs would replace better ones.
+	More, Forgotten, Partial bool
 	Pages           []PagePair
 }
 

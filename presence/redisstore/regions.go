@@ -52,7 +52,10 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 			b.From = positions[i].Cursor
 		}
 		pages := reply[4:]
-		b.Complete, b.Forgotten = reply[3].(int64) == 1, reply[3].(int64) == 2
+		b.Complete, b.Forgotten, b.Partial = reply[3].(int64) == 1, reply[3].(int64) == 2, reply[3].(int64) == 0
+		if b.Partial {
+			continue
+		}
 		if len(pages) == 2*limit { // perhaps there is more
 			b.To, b.Complete, b.More = numbers(pages[len(pages)-1:])[0], false, true
 		}

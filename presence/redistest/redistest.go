@@ -30,7 +30,8 @@ type Server struct {
 
 	dir  string
 	args []string
-	text string // a configuration file, for those that need one
+	env  []string // beside that of the test
+	text string   // a configuration file, for those that need one
 
 	mu   sync.Mutex
 	proc *process
@@ -107,7 +108,7 @@ func (s *Server) start() error {
 		}
 		args = append([]string{file}, args...)
 	}
-	p, err := run(filepath.Join(s.dir, "output"), "redis-server", args...)
+	p, err := runWith(s.env, filepath.Join(s.dir, "output"), "redis-server", args...)
 	if err != nil {
 		return err
 	}
@@ -125,6 +126,11 @@ func (s *Server) start() error {
 
 // run starts a program that dies with this process.
 func run(output, name string, args ...string) (*process, error) {
+	return runWith(nil, output, name, args...)
+}
+
+// runWith is run with more in the environment.
+func runWith(env []string, output, name string, args ...string) (*process, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("install %s: run make setup", name)
@@ -135,6 +141,7 @@ func run(output, name string, args ...string) (*process, error) {
 	}
 	p := &process{cmd: exec.Command(path, args...), output: out, ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.Env = append(os.Environ(), env...)
 	started := make(chan error)
 	go p.live(started)
 	return p, <-started

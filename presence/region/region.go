@@ -545,6 +545,8 @@ func (l *link) tell(ctx context.Context, dirty map[int]bool) (more bool, err err
 		switch {
 		case b.Log == 0:
 			begin = append(begin, b.Bucket)
+		case b.Partial: // it will be said when that is over
+			delete(dirty, b.Bucket)
 		case b.Forgotten:
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 			if err := l.r.cfg.Local.Raise(ctx, b.Bucket, b.Log, nil); err != nil {

@@ -1,0 +1,172 @@
+package faults
+
+import (
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// wire is a TCP link between two data centres. What is sent while it is cut
+// arrives when it is healed, as TCP's repetitions would bring it; nobody is told.
+type wire struct {
+	addr, target string
+	delay        time.Duration // one way
+
+	mu      sync.Mutex
+	healed  chan struct{} // closed while the link is there
+	loss    float64       // share of segments that come after a repetition
+	conns   map[net.Conn]struct{}
+	stopped bool
+}
+
+// repetition is what the loss of a segment costs: TCP's least time to repeat it
+// and once more the way there and back.
+func (l *wire) repetition() time.Duration { return 200*time.Millisecond + 2*l.delay }
+
+// newWire returns a link to an address that ends with the test.
+func newWire(t testing.TB, target string, delay time.Duration) *wire {
+	l := &wire{addr: freeAddr(), target: target, delay: delay, healed: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	close(l.healed)
+	listener, err := net.Listen("tcp", l.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		_ = listener.Close()
+		l.heal()
+		l.mu.Lock()
+		l.stopped = true
+		for c := range l.conns {
+			_ = c.Close()
+		}
+		l.mu.Unlock()
+		all.Wait()
+	})
+	all.Go(func() {
+		for {
+			in, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { l.carry(in, &all) })
+		}
+	})
+	return l
+}
+
+func (l *wire) url() string { return "redis://" + l.addr + "/0" }
+
+// cut keeps back everything from now on; heal lets it go.
+func (l *wire) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.healed:
+		l.healed = make(chan struct{})
+	default:
+	}
+}
+
+func (l *wire) heal() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.healed:
+	default:
+		close(l.healed)
+	}
+}
+
+func (l *wire) lose(share float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.loss = share
+}
+
+// passes waits until the link lets something through.
+func (l *wire) passes() (loss float64) {
+	for {
+		l.mu.Lock()
+		healed, loss := l.healed, l.loss
+		l.mu.Unlock()
+		select {
+		case <-healed:
+			return loss
+		default:
+			<-healed
+		}
+	}
+}
+
+// keep has the connection closed with the link.
+func (l *wire) keep(c net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stopped {
+		_ = c.Close()
+		return false
+	}
+	l.conns[c] = struct{}{}
+	return true
+}
+
+func (l *wire) carry(in net.Conn, all *sync.WaitGroup) {
+	if !l.keep(in) {
+		return
+	}
+	l.passes()
+	time.Sleep(2 * l.delay) // the handshake
+	out, err := net.Dial("tcp", l.target)
+	if err != nil {
+		_ = in.Close()
+		return
+	}
+	if !l.keep(out) {
+		return
+	}
+	all.Go(func() { l.way(in, out) })
+	l.way(out, in)
+}
+
+// way carries one direction. What is under way is in a queue of 1,024 segments;
+// beyond that the sender waits.
+func (l *wire) way(from, to net.Conn) {
+	type segment struct {
+		at    time.Time
+		bytes []byte
+	}
+	queue := make(chan segment, 1024)
+	go func() { // ends when from does
+		defer close(queue)
+		for {
+			buf := make([]byte, 16<<10)
+			n, err := from.Read(buf)
+			if n > 0 {
+				queue <- segment{time.Now().Add(l.delay), buf[:n]}
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	for s := range queue {
+		if rand.Float64() < l.passes() {
+			s.at = s.at.Add(l.repetition())
+		}
+		time.Sleep(time.Until(s.at))
+		l.passes()
+		if _, err := to.Write(s.bytes); err != nil {
+			_ = from.Close()
+			for range queue { // until the reader has ended
+			}
+			break
+		}
+	}
+	l.passes()
+	time.Sleep(l.delay)
+	_ = to.Close()
+}
+

@@ -1,0 +1,485 @@
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"headcount/presence/redistest"
+)
+
+const (
+	mergedWithin = 5 * time.Second // the promise after a link's return
+	spot         = "the spot"      // where users of all regions meet
+)
+
+// dataCentre is one region: a Redis whose clock may be wrong, a process with
+// all roles and one that takes over from it.
+type dataCentre struct {
+	name    string
+	redis   *redistest.Server
+	members []*member
+	users   []*websocket.Conn
+	watcher *regionWatcher
+}
+
+// world is the regions and the links between them.
+type world struct {
+	t       testing.TB
+	regions []*dataCentre
+	links   map[string]*wire // "us eu": how us reaches the Redis of eu
+}
+
+// regionWatcher sees every count of a region as a client does.
+type regionWatcher struct {
+	mu     sync.Mutex
+	last   map[string]regionFrame
+	wrongs []string
+	floor  int64 // no count of the spot that is not stale may be under it
+}
+
+type regionFrame struct {
+	frame
+	StaleRegions []string `json:"stale_regions"`
+}
+
+// clocks are how wrong those of the regions are.
+var clocks = map[string]time.Duration{"us": 0, "eu": 10 * time.Minute, "ap": -10 * time.Minute}
+
+// newWorld starts three regions whose clocks are ten minutes apart.
+func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
+	t.Helper()
+	w := &world{t: t, links: map[string]*wire{}}
+	for _, name := range []string{"us", "eu", "ap"} {
+		w.regions = append(w.regions, &dataCentre{name: name, redis: redistest.StartAt(t, clocks[name])})
+	}
+	var all []*member
+	for _, r := range w.regions {
+		settings := append([]string{"--region=" + r.name}, flags...)
+		for _, other := range w.regions {
+			if other != r {
+				l := newWire(t, other.redis.Addr, delay)
+				w.links[r.name+" "+other.name] = l
+				settings = append(settings, "--peer="+other.name+"="+l.url())
+			}
+		}
+		first := newMember(r.name+" 1", "gateway", r.redis.URL(), nil, settings...)
+		first.flags[1] = "--roles=gateway,presence,dispatcher"
+		second := newMember(r.name+" 2", "dispatcher", r.redis.URL(), nil, settings...)
+		second.flags[1] = "--roles=presence,dispatcher"
+		r.members = []*member{first, second}
+		all = append(all, r.members...)
+	}
+	startAll(t, all...)
+	awaitReady(t, 2*readyWithin, all...)
+	for _, r := range w.regions {
+		r.watch(t)
+	}
+	return w
+}
+
+// watch connects a client that sees the counts of the spot and the site.
+func (r *dataCentre) watch(t testing.TB) {
+	t.Helper()
+	w := &regionWatcher{last: map[string]regionFrame{}}
+	r.watcher = w
+	ctx, cancel := context.WithCancel(context.Background())
+	ws, err := dial(ctx, r.members[0], "", []string{`{"type":"subscribe","pages":["*",` + quoted(spot) + `]}`})
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, wrong := range w.wrongs {
+			t.Errorf("%s: %s", r.name, wrong)
+		}
+	})
+	go func() {
+		defer close(done)
+		defer ws.CloseNow()
+		for {
+			_, text, err := ws.Read(ctx)
+			if err != nil {
+				return
+			}
+			var f regionFrame
+			if err := json.Unmarshal(text, &f); err != nil || f.Type != "count" {
+				continue
+			}
+			w.mu.Lock()
+			if f.Count < 0 || f.Page == spot && !f.Stale && f.Count < w.floor || older(f.Version, w.last[f.Page].Version) {
+				w.wrongs = append(w.wrongs, fmt.Sprintf("%s after %+v, when nothing under %d may come", text, w.last[f.Page], w.floor))
+			}
+			w.last[f.Page] = f
+			w.mu.Unlock()
+		}
+	}()
+}
+
+func (r *dataCentre) seen(page string) regionFrame {
+	r.watcher.mu.Lock()
+	defer r.watcher.mu.Unlock()
+	return r.watcher.last[page]
+}
+
+// stay says that all who are there stay: no count may fall under n.
+func (r *dataCentre) stay(n int64) {
+	r.watcher.mu.Lock()
+	defer r.watcher.mu.Unlock()
+	r.watcher.floor = n
+}
+
+// join brings n users to the spot.
+func (w *world) join(t testing.TB, r *dataCentre, n int) {
+	t.Helper()
+	for range n {
+		ws, err := dial(t.Context(), r.members[0], "", []string{join(spot)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.users = append(r.users, ws)
+		done := make(chan struct{})
+		go func() { // ends with the connection
+			defer close(done)
+			for {
+				if _, _, err := ws.Read(context.Background()); err != nil {
+					return
+				}
+			}
+		}()
+		w.t.Cleanup(func() { // they outlive a subtest
+			_ = ws.CloseNow()
+			<-done
+		})
+	}
+}
+
+// leave takes n users away.
+func (r *dataCentre) leave(t testing.TB, n int) {
+	t.Helper()
+	for _, ws := range r.users[:n] {
+		if err := ws.Write(t.Context(), websocket.MessageText, []byte(leave(spot))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.users = r.users[n:]
+}
+
+// total is how many are there.
+func (w *world) total() (n int64) {
+	for _, r := range w.regions {
+		n += int64(len(r.users))
+	}
+	return n
+}
+
+func (w *world) cut(names ...string) {
+	for _, name := range names {
+		w.links[name].cut()
+	}
+}
+
+func (w *world) heal() {
+	for _, l := range w.links {
+		l.heal()
+	}
+}
+
+// parts is what GET with regions=1 says.
+func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[string]int64) {
+	t.Helper()
+	_, _, body, err := get("http://" + r.members[0].addr + "/" + strings.ReplaceAll(page, " ", "%20") + "/counter?regions=1")
+	var c struct {
+		Count   int64
+		Regions map[string]int64
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(body), &c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Count, c.Regions
+}
+
+// converge waits until every region shows the sum, as clients and the API see it.
+func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentre) {
+	t.Helper()
+	if among == nil {
+		among = w.regions
+	}
+	want := map[string]int64{}
+	sum := int64(0)
+	for _, r := range among {
+		want[r.name] = int64(len(r.users))
+		sum += want[r.name]
+	}
+	machine := watchStalls()
+	defer machine.stop()
+	start := time.Now()
+	var lacks string
+	for {
+		lacks = ""
+		for _, r := range among {
+			for _, page := range []string{spot, site} {
+				if f := r.seen(page); f.Count != sum || f.Stale && len(among) == len(w.regions) {
+					lacks += fmt.Sprintf("%s shows %+v; ", r.name, f)
+				}
+				if count, got := parts(t, r, page); count != sum || !maps.Equal(got, want) {
+					lacks += fmt.Sprintf("%s says %d, %v of %q; ", r.name, count, got, page)
+				}
+			}
+		}
+		if lacks == "" {
+			t.Logf("all show %d after %.2f s", sum, time.Since(start).Seconds())
+			return
+		}
+		if time.Since(start) > within+3*machine.total() {
+			t.Fatalf("not all show %v after %s: %s", want, time.Since(start), lacks)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// The partition test, and what else happens to data centres, one after the
+// other on the same world, whose clocks are ten minutes apart.
+func TestRegions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	us, eu, ap := w.regions[0], w.regions[1], w.regions[2]
+	all := slices.Collect(maps.Keys(w.links))
+	for i, r := range w.regions {
+		w.join(t, r, i+1)
+	}
+	w.converge(t, exactWithin)
+
+	t.Run("all links are cut", func(t *testing.T) {
+		w.cut(all...)
+		time.Sleep(time.Second) // what was on the way arrives
+		before := w.total()
+		w.join(t, us, 3)
+		w.join(t, eu, 2)
+		eu.leave(t, 1)
+		w.join(t, ap, 5)
+		own := map[*dataCentre]int64{us: before + 3, eu: before + 1, ap: before + 5}
+		eventually(t, exactWithin, "every region shows what it has and what it knew of the others", func() bool {
+			for r, n := range own {
+				if r.seen(spot).Count != n || r.seen(site).Count != n {
+					return false
+				}
+			}
+			return true
+		})
+		time.Sleep(6 * time.Second)
+		for r, n := range own {
+			if f := r.seen(spot); f.Count != n || f.Stale {
+				t.Errorf("%s shows %+v without its links, want %d", r.name, f, n)
+			}
+		}
+		w.heal()
+		w.converge(t, mergedWithin)
+	})
+
+	t.Run("one link in one direction is cut", func(t *testing.T) {
+		w.cut("us eu")
+		w.join(t, us, 1)
+		w.join(t, eu, 1)
+		eventually(t, exactWithin, "all but eu know", func() bool {
+			return us.seen(spot).Count == w.total() && ap.seen(spot).Count == w.total()
+		})
+		if n := eu.seen(spot).Count; n != w.total()-1 {
+			t.Errorf("eu shows %d of %d", n, w.total())
+		}
+		w.heal()
+		w.converge(t, mergedWithin)
+	})
+
+	t.Run("a dispatcher is killed", func(t *testing.T) {
+		for _, r := range w.regions {
+			r.stay(w.total())
+		}
+		us.members[1].kill()
+		w.join(t, us, 1)
+		w.converge(t, exactWithin)
+		again(t, us.members[1])
+	})
+
+	t.Run("one region's Redis is killed and restarted empty", func(t *testing.T) {
+		for _, r := range w.regions {
+			r.stay(w.total())
+		}
+		eu.redis.Kill()
+		time.Sleep(2 * time.Second)
+		eu.redis.Restart(t)
+		w.converge(t, exactWithin)
+		w.join(t, us, 1)
+		w.join(t, eu, 1)
+		w.converge(t, exactWithin)
+	})
+
+	t.Run("FLUSHALL in one region while another is cut off", func(t *testing.T) {
+		w.cut("us ap", "ap us", "eu ap", "ap eu")
+		us.redis.Flush(t)
+		time.Sleep(3 * time.Second)
+		for _, r := range w.regions {
+			r.stay(0)
+			r.leave(t, 1)
+		}
+		w.heal()
+		w.converge(t, exactWithin)
+	})
+}
+
+func TestRegionsOnBadLinks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 200*time.Millisecond)
+	for _, l := range w.links {
+		l.lose(0.05)
+	}
+	for i, r := range w.regions {
+		w.join(t, r, 3-i)
+	}
+	w.converge(t, exactWithin)
+	for round := range 5 {
+		r := w.regions[round%3]
+		w.join(t, r, 2)
+		r.leave(t, 1)
+		w.converge(t, mergedWithin)
+	}
+	w.cut(slices.Collect(maps.Keys(w.links))...)
+	for _, r := range w.regions {
+		w.join(t, r, 1)
+	}
+	time.Sleep(4 * time.Second)
+	w.heal()
+	w.converge(t, mergedWithin+2*time.Second) // the promise is of links; these lose what it takes to heal, too
+}
+
+func TestARegionThatIsDownForGood(t *testing.T) {
+	t.Parallel()
+	const stale = 4 * time.Second
+	w := newWorld(t, 0, "--region-stale-after="+stale.String())
+	us, eu, ap := w.regions[0], w.regions[1], w.regions[2]
+	for i, r := range w.regions {
+		w.join(t, r, i+1)
+	}
+	w.converge(t, exactWithin)
+	for _, ws := range ap.users {
+		_ = ws.CloseNow()
+	}
+	for _, m := range ap.members {
+		m.kill()
+	}
+	ap.redis.Kill()
+	eventually(t, stale+exactWithin, "the others leave it out and say so", func() bool {
+		for _, r := range []*dataCentre{us, eu} {
+			for _, page := range []string{spot, site} {
+				if f := r.seen(page); f.Count != 3 || !f.Stale || !slices.Equal(f.StaleRegions, []string{"ap"}) {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	_, _, body, err := get("http://" + us.members[0].addr + "/the%20spot/counter")
+	if err != nil || !strings.Contains(body, `"count":3`) || !strings.Contains(body, `"stale":true,"stale_regions":["ap"]`) {
+		t.Errorf("GET says %s, %v", body, err)
+	}
+	if status, _, metrics, err := get("http://" + us.members[0].admin + "/metrics"); err != nil || status != 200 ||
+		!strings.Contains(metrics, `headcount_region_left_out{peer="ap"} 1`) || !strings.Contains(metrics, `headcount_region_left_out{peer="eu"} 0`) {
+		t.Errorf("the metrics do not say that ap is left out: %d, %v", status, err)
+	}
+	w.join(t, us, 2)
+	eu.leave(t, 1)
+	w.converge(t, mergedWithin, us, eu)
+
+	ap.users = nil
+	ap.redis.Restart(t)
+	for _, m := range ap.members {
+		if err := m.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitReady(t, 2*readyWithin, ap.members...)
+	ap.watch(t)
+	w.join(t, ap, 4)
+	w.converge(t, exactWithin)
+}
+
+// What a peer must not be is said once, and everything else goes on.
+func TestPeersThatAreRefused(t *testing.T) {
+	t.Parallel()
+	var servers []*redistest.Server
+	for range 4 {
+		servers = append(servers, redistest.Start(t))
+	}
+	region := func(i int, name string, peers ...string) *member {
+		flags := []string{"--region=" + name}
+		for _, p := range peers {
+			flags = append(flags, "--peer="+p)
+		}
+		m := newMember(name, "gateway", servers[i].URL(), nil, flags...)
+		m.flags[1] = "--roles=gateway,presence,dispatcher"
+		return m
+	}
+	// us has, beside a right peer, one that calls itself otherwise, one that does
+	// not answer and one whose facts are of another program.
+	foreign := redistest.Start(t)
+	foreign.Do(t, "HSET", "hc:{c}:facts", "region", "odd", "partitions", "999", "buckets", "64", "seed", "1")
+	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+freeAddr(), "odd="+foreign.URL())
+	eu := region(1, "eu", "us="+servers[0].URL())
+	ap := region(2, "ap", "us="+servers[0].URL())
+	twin := region(3, "us", "eu="+servers[1].URL())
+	startAll(t, us, eu, ap)
+	awaitReady(t, 2*readyWithin, us, eu, ap)
+	put(t, eu, "", "increment", 1)
+	eventually(t, exactWithin, "us and eu share", func() bool {
+		_, _, body, err := get("http://" + us.addr + "/p/counter?regions=1")
+		return err == nil && strings.Contains(body, `"count":1`) && strings.Contains(body, `"eu":1`)
+	})
+	startAll(t, twin)
+	awaitReady(t, 2*readyWithin, twin)
+	for _, want := range []struct {
+		m    *member
+		text string
+	}{
+		{us, `the region there calls itself \"ap\", not \"wrong\"`},
+		{us, `buckets is`}, // or partitions or seed: one is named
+		{twin, `another region called \"us\" writes there`},
+	} {
+		eventually(t, exactWithin, want.m.name+" says "+want.text, func() bool {
+			text := want.m.log.String()
+			return strings.Contains(text, want.text) || want.text == `buckets is` && strings.Contains(text, ` is \"`) && strings.Contains(text, `there; all regions must run with the same`)
+		})
+	}
+	_, _, metrics, err := get("http://" + us.admin + "/metrics")
+	for _, want := range []string{
+		`headcount_region_refused{peer="wrong"} 1`, `headcount_region_refused{peer="odd"} 1`, `headcount_region_refused{peer="eu"} 0`,
+		`headcount_region_lag_seconds{peer="eu"} 0`, `headcount_region_heard_seconds{peer="eu"}`, `headcount_region_bytes_total{direction="sent",peer="eu"}`,
+	} {
+		if err != nil || !strings.Contains(metrics, want) {
+			t.Errorf("the metrics lack %s, %v", want, err)
+		}
+	}
+	if n := strings.Count(us.log.String(), "calls itself"); n != 1 {
+		t.Errorf("it was said %d times that a peer is refused", n)
+	}
+	put(t, us, "", "increment", 2)
+	eventually(t, mergedWithin, "the right peer is told", func() bool {
+		_, _, body, err := get("http://" + eu.addr + "/p/counter?regions=1")
+		return err == nil && strings.Contains(body, `"us":1`)
+	})
+}
