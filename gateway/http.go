@@ -166,7 +166,7 @@ func (g *Gateway) getCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if c.Query("regions") == "1" {
+	if c.Query("regions") == "1" && !wantsHTML(headerList(c.Request.Header, "Accept")) {
 		write(c, "application/json", g.appendParts(c.Request.Context(), counts[0]))
 		return
 	}

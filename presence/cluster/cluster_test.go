@@ -89,6 +89,7 @@ func TestCountsComeBack(t *testing.T) {
 			Users:   rapid.Int64Min(0).Draw(t, "users"),
 			Version: presence.Version{Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence")},
 			Stale:   rapid.Bool().Draw(t, "stale"),
+			Without: rapid.SampledFrom([]string{"", "eu", "eu,us"}).Draw(t, "without"),
 		}
 		if rapid.Bool().Draw(t, "joined ever") {
 			c.Updated = time.Unix(rapid.Int64Range(-1<<33, 1<<33).Draw(t, "updated"), 0).UTC()

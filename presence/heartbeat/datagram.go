@@ -72,7 +72,7 @@ const (
 	flagTime    = 2
 	flagWithout = 4
 
-	maxWithout = 256 // bytes of the names of regions left out
+	maxWithout = 400 // bytes of the names of regions left out
 
 	offLength   = 4
 	offHeader   = 6

@@ -123,6 +123,7 @@ var (
 			Users:   rapid.Int64Min(0).Draw(t, "users"),
 			Version: presence.Version{Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence")},
 			Stale:   rapid.Bool().Draw(t, "stale"),
+			Without: rapid.SampledFrom([]string{"", "eu", "eu,us"}).Draw(t, "without"),
 		}
 		if rapid.Bool().Draw(t, "joined ever") {
 			c.Updated = time.Unix(rapid.Int64Range(0, 1<<40).Draw(t, "updated"), 0).UTC()

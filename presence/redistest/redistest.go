@@ -108,7 +108,7 @@ func (s *Server) start() error {
 		}
 		args = append([]string{file}, args...)
 	}
-	p, err := runWith(s.env, filepath.Join(s.dir, "output"), "redis-server", args...)
+	p, err := run(s.env, filepath.Join(s.dir, "output"), "redis-server", args...)
 	if err != nil {
 		return err
 	}
@@ -125,12 +125,7 @@ func (s *Server) start() error {
 }
 
 // run starts a program that dies with this process.
-func run(output, name string, args ...string) (*process, error) {
-	return runWith(nil, output, name, args...)
-}
-
-// runWith is run with more in the environment.
-func runWith(env []string, output, name string, args ...string) (*process, error) {
+func run(env []string, output, name string, args ...string) (*process, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("install %s: run make setup", name)

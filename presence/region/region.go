@@ -318,6 +318,7 @@ type link struct {
 	at      map[int]pncounter.Position // where the peer is, by bucket
 	helloAt time.Time                  // of the last one that was answered
 	pollAt  time.Time                  // when positions are to be compared next
+	idle    bool                       // the last round had nothing to be about
 	refused string                     // why the peer is refused; empty: it is not
 	room    int                        // pages in one round
 }
@@ -414,6 +415,9 @@ func (l *link) run(ctx context.Context) {
 
 // due is when the link has something to do though nothing changed.
 func (l *link) due() time.Time {
+	if l.idle {
+		return time.Now().Add(lookEvery)
+	}
 	due := l.helloAt.Add(helloEvery)
 	if l.pollAt.Before(due) {
 		due = l.pollAt
@@ -483,9 +487,9 @@ func (l *link) round(ctx context.Context, now time.Time) (more bool, err error) 
 	owned, dirty := l.take()
 	defer func() { l.settle(dirty) }()
 	id := l.r.identity.Load()
-	if len(owned) == 0 || id == nil {
+	if l.idle = len(owned) == 0 || id == nil; l.idle { // there is nothing to say, or nobody to say it
 		clear(dirty)
-		l.helloAt, l.pollAt = now, now // there is nothing to say
+		l.pollAt = time.Time{}
 		return false, nil
 	}
 	if now.Sub(l.helloAt) >= helloEvery || l.refused != "" {

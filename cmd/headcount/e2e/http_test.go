@@ -362,3 +362,24 @@ func TestEventStream(t *testing.T) {
 	}
 	s.get(t, "/%20%00/counter/events").problem(t, http.StatusBadRequest)
 }
+
+func TestRegionsOfOneRegion(t *testing.T) {
+	t.Parallel()
+	s := common(t)
+	page := fresh(t)
+	c := s.ws(t)
+	c.join(page)
+	c.takeCount(page, 1)
+	path := "/" + pathEscape(page) + "/counter"
+	if a := s.get(t, path+"?regions=1"); !strings.HasSuffix(strings.TrimSpace(a.body), `,"regions":{"local":1}}`) || a.header.Get("Cache-Control") != "no-store" || !strings.Contains(a.body, `"count":1,`) {
+		t.Errorf("one region has all of the count: %s", a.body)
+	}
+	for _, query := range []string{"", "?regions=", "?regions=0", "?regions"} {
+		if a := s.get(t, path+query); a.status != http.StatusOK || strings.Contains(a.body, "regions") {
+			t.Errorf("nobody asked for regions with %q: %d %s", query, a.status, a.body)
+		}
+	}
+	if a := s.get(t, path+"?regions=1", "Accept: text/html"); !strings.Contains(a.body, "<h1>1</h1>") {
+		t.Errorf("a person's browser: %s", a.body)
+	}
+}

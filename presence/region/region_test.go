@@ -1,0 +1,416 @@
+package region
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence/pncounter"
+)
+
+// store is this region's: one bucket, whose log only says how far it is.
+type store struct {
+	mu      sync.Mutex
+	end     uint64
+	partial bool
+	away    bool
+	heard   map[string]string
+	out     []string
+	applied [][]string // out, per call
+	begun   int
+	log     uint64
+}
+
+var errAway = errors.New("away")
+
+func (s *store) change() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end++
+}
+
+func (s *store) Outgoing(_ context.Context, at []pncounter.Position, limit int) ([]pncounter.Batch, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away {
+		return nil, errAway
+	}
+	all := make([]pncounter.Batch, len(at))
+	for i, p := range at {
+		b := pncounter.Batch{Region: "us", Bucket: p.Bucket, Log: s.log, From: p.Cursor, To: s.end, Complete: true, Partial: s.partial}
+		if p.Log != s.log {
+			b.From = 0
+		}
+		if n := uint64(limit); b.To-b.From > n {
+			b.To, b.Complete, b.More = b.From+n, false, true
+		}
+		b.Pages = make([]pncounter.PagePair, b.To-b.From)
+		all[i] = b
+	}
+	return all, nil
+}
+
+func (s *store) BeginLogs(context.Context, []int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun++
+	s.log = 1
+	return nil
+}
+
+func (s *store) Raise(_ context.Context, _ int, high uint64, _ []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = max(s.log, high+1)
+	return nil
+}
+
+func (s *store) Regions(context.Context) (pncounter.Regions, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away {
+		return pncounter.Regions{}, errAway
+	}
+	heard := map[string]string{}
+	for name, word := range s.heard {
+		heard[name] = word
+	}
+	return pncounter.Regions{Identity: "me", Heard: heard, Out: slices.Clone(s.out)}, nil
+}
+
+func (s *store) Identify(_ context.Context, id string) (string, error) { return id, nil }
+
+func (s *store) DecideOut(_ context.Context, out []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.out = slices.Clone(out)
+	return nil
+}
+
+func (s *store) ApplyPeers(_ context.Context, _ []int, _, out []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.applied = append(s.applied, slices.Clone(out))
+	return nil
+}
+
+func (s *store) Sweep(context.Context, int, int) (int, error) { return 0, nil }
+
+func (s *store) hear(name, word string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.heard == nil {
+		s.heard = map[string]string{}
+	}
+	s.heard[name] = word
+}
+
+func (s *store) lastApplied() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.applied[len(s.applied)-1]
+}
+
+func (s *store) leftOut() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.out)
+}
+
+// remote is a peer: a copy of one bucket.
+type remote struct {
+	mu     sync.Mutex
+	copy   pncounter.Copy
+	delay  time.Duration
+	err    error // of every call
+	hello  error
+	merges []time.Time // when something came that was not known
+	sizes  []int
+	greets int
+}
+
+func (r *remote) call() error {
+	r.mu.Lock()
+	delay, err := r.delay, r.err
+	r.mu.Unlock()
+	time.Sleep(delay)
+	return err
+}
+
+func (r *remote) Hello(context.Context, string) error {
+	if err := r.call(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.greets++
+	return r.hello
+}
+
+func (r *remote) Positions(_ context.Context, buckets []int) ([]pncounter.Position, error) {
+	if err := r.call(); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([]pncounter.Position, len(buckets))
+	for i, b := range buckets {
+		all[i] = pncounter.Position{Bucket: b, Log: r.copy.Log, Cursor: r.copy.Cursor, Done: r.copy.Done}
+	}
+	return all, nil
+}
+
+func (r *remote) Merge(_ context.Context, batches []pncounter.Batch) ([]pncounter.Ack, error) {
+	if err := r.call(); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	acks := make([]pncounter.Ack, len(batches))
+	for i, b := range batches {
+		if b.To > r.copy.Cursor {
+			r.merges, r.sizes = append(r.merges, time.Now()), append(r.sizes, len(b.Pages))
+		}
+		acks[i] = r.copy.Merge(b)
+	}
+	return acks, nil
+}
+
+func (r *remote) cursor() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.copy.Cursor
+}
+
+// with runs a replicator over peers in a bubble, until fn returns.
+func with(t *testing.T, s *store, stale time.Duration, peers map[string]*remote, fn func(r *Replicator)) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{Local: s, StaleAfter: stale, Log: zerolog.Nop()}
+		for name, p := range peers {
+			cfg.Peers = append(cfg.Peers, Peer{name, p})
+		}
+		r := New(cfg)
+		r.Own([]int{0})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = r.Run(ctx)
+		}()
+		fn(r)
+		cancel()
+		<-done
+	})
+}
+
+func TestALoneChangeGoesAtOnceAndManyAreOne(t *testing.T) {
+	s, eu := &store{log: 1}, &remote{delay: time.Millisecond}
+	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
+		time.Sleep(10 * time.Second) // all is quiet
+		at := time.Now()
+		s.change()
+		r.Changed(0)
+		time.Sleep(10 * time.Millisecond)
+		if n := eu.cursor(); n != 1 {
+			t.Fatalf("after 10 ms the peer is at %d", n)
+		}
+		eu.mu.Lock()
+		eu.merges = nil
+		eu.mu.Unlock()
+		for range 1000 { // a change every ms
+			s.change()
+			r.Changed(0)
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(300 * time.Millisecond)
+		if n := eu.cursor(); n != 1001 {
+			t.Errorf("the peer is at %d", n)
+		}
+		synctest.Wait()
+		eu.mu.Lock()
+		defer eu.mu.Unlock()
+		if n := len(eu.merges); n < 4 || n > 8 {
+			t.Errorf("%d rounds in a second, at %v", n, eu.merges)
+		}
+		for i := 1; i < len(eu.merges); i++ {
+			if gap := eu.merges[i].Sub(eu.merges[i-1]); gap < 190*time.Millisecond {
+				t.Errorf("two rounds within %s, %s after the first", gap, eu.merges[i].Sub(at))
+			}
+		}
+	})
+}
+
+func TestOnePeersTroubleIsItsOwn(t *testing.T) {
+	s, slow, gone, right := &store{log: 1}, &remote{delay: 4 * time.Second}, &remote{delay: 2 * time.Second, err: errAway}, &remote{}
+	with(t, s, 0, map[string]*remote{"slow": slow, "gone": gone, "right": right}, func(r *Replicator) {
+		time.Sleep(time.Minute)
+		s.change()
+		r.Changed(0)
+		time.Sleep(5 * time.Millisecond)
+		if n := right.cursor(); n != 1 {
+			t.Errorf("the right peer is at %d", n)
+		}
+		time.Sleep(20 * time.Second)
+		if n := slow.cursor(); n != 1 {
+			t.Errorf("the slow peer is at %d", n)
+		}
+		for _, l := range r.links {
+			if lag := l.lag(); (lag > 19) != (l.Name == "gone") {
+				t.Errorf("%s lags by %.0f s", l.Name, lag)
+			}
+		}
+		gone.mu.Lock()
+		gone.err = nil
+		gone.delay = 50 * time.Millisecond
+		gone.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		if n := gone.cursor(); n != 1 {
+			t.Errorf("4 s after its return the peer is at %d", n)
+		}
+	})
+}
+
+func TestWhatAPeerLostIsToldAgain(t *testing.T) {
+	s, eu := &store{}, &remote{}
+	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
+		for range 3000 {
+			s.change()
+		}
+		time.Sleep(5 * time.Second)
+		if n := eu.cursor(); n != 3000 || s.begun != 1 {
+			t.Fatalf("the peer is at %d; %d logs were begun", n, s.begun)
+		}
+		if most := slices.Max(eu.sizes); most > bucketPages {
+			t.Errorf("%d pages of one bucket in a round", most)
+		}
+		eu.mu.Lock()
+		eu.copy = pncounter.Copy{}
+		eu.mu.Unlock()
+		time.Sleep(pollEvery + time.Second)
+		if n := eu.cursor(); n != 3000 {
+			t.Errorf("it came back empty and is at %d", n)
+		}
+		eu.mu.Lock()
+		eu.copy = pncounter.Copy{Log: 77, Cursor: 5000, High: 99, Done: true} // a later life of us
+		eu.mu.Unlock()
+		time.Sleep(pollEvery + time.Second)
+		if n := eu.cursor(); n != 3000 || s.log != 100 {
+			t.Errorf("it knew a later life and is at %d of log %d", n, s.log)
+		}
+	})
+}
+
+func TestNothingIsToldWhileItIsPartial(t *testing.T) {
+	s, eu := &store{log: 1, partial: true, end: 5}, &remote{}
+	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
+		time.Sleep(10 * time.Second)
+		if n := eu.cursor(); n != 0 {
+			t.Errorf("the peer is at %d", n)
+		}
+		s.mu.Lock()
+		s.partial = false
+		s.mu.Unlock()
+		r.Changed(0)
+		time.Sleep(time.Second)
+		if n := eu.cursor(); n != 5 {
+			t.Errorf("then the peer is at %d", n)
+		}
+	})
+}
+
+func TestARefusedPeerIsTriedAgain(t *testing.T) {
+	s, eu := &store{log: 1, end: 3}, &remote{hello: pncounter.ErrRefused}
+	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
+		time.Sleep(time.Minute)
+		if eu.cursor() != 0 || eu.greets < 20 || eu.greets > 80 {
+			t.Errorf("the peer is at %d after %d greetings in a minute", eu.cursor(), eu.greets)
+		}
+		eu.mu.Lock()
+		eu.hello = nil
+		eu.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		if n := eu.cursor(); n != 3 {
+			t.Errorf("it is right now and at %d", n)
+		}
+	})
+}
+
+func TestSilence(t *testing.T) {
+	const stale = 5 * time.Minute
+	words := func(s *store, from, n int) {
+		for i := range n {
+			s.hear("eu", string(rune('a'+from+i)))
+			time.Sleep(time.Second)
+		}
+	}
+	expect := func(t *testing.T, s *store, when string, want ...string) {
+		t.Helper()
+		if got := s.leftOut(); !slices.Equal(got, want) {
+			t.Errorf("%s: %v are left out, want %v", when, got, want)
+		}
+	}
+	t.Run("a region that falls silent, and comes back", func(t *testing.T) {
+		s := &store{log: 1}
+		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
+			words(s, 0, 10)
+			time.Sleep(stale - 2*time.Second)
+			expect(t, s, "just before")
+			time.Sleep(4 * time.Second)
+			expect(t, s, "just after", "eu")
+			if last := s.lastApplied(); !slices.Equal(last, []string{"eu"}) {
+				t.Errorf("the buckets leave out %v", last)
+			}
+			time.Sleep(time.Hour)
+			words(s, 20, 1)
+			expect(t, s, "heard again")
+		})
+	})
+	t.Run("never", func(t *testing.T) {
+		s := &store{log: 1}
+		with(t, s, 0, map[string]*remote{"eu": {}}, func(*Replicator) {
+			time.Sleep(24 * time.Hour)
+			expect(t, s, "after a day")
+		})
+	})
+	t.Run("a new owner of the decision keeps it until it hears", func(t *testing.T) {
+		s := &store{log: 1, out: []string{"eu"}, heard: map[string]string{"eu": "x"}}
+		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
+			time.Sleep(time.Minute)
+			expect(t, s, "not heard", "eu")
+			s.hear("eu", "y")
+			time.Sleep(time.Second)
+			expect(t, s, "heard")
+		})
+	})
+	t.Run("who does not lead decides nothing", func(t *testing.T) {
+		s := &store{log: 1}
+		with(t, s, stale, map[string]*remote{"eu": {}}, func(r *Replicator) {
+			r.Own([]int{3})
+			time.Sleep(time.Hour)
+			expect(t, s, "after an hour")
+		})
+	})
+	t.Run("this region's Redis was away, so nobody could be heard", func(t *testing.T) {
+		s := &store{log: 1}
+		with(t, s, stale, map[string]*remote{"eu": {}}, func(*Replicator) {
+			words(s, 0, 3)
+			s.mu.Lock()
+			s.away = true
+			s.mu.Unlock()
+			time.Sleep(time.Hour)
+			s.mu.Lock()
+			s.away = false
+			s.mu.Unlock()
+			time.Sleep(time.Minute)
+			expect(t, s, "a minute after")
+			time.Sleep(stale)
+			expect(t, s, "silent on", "eu")
+		})
+	})
+}
