@@ -49,7 +49,7 @@ type Batch struct {
 	// that voids what it does not name. Partial: the region has not written all of
 	// its users yet, so that its pairs would replace better ones.
 	More, Forgotten, Partial bool
-	Pages           []PagePair
+	Pages                    []PagePair
 }
 
 // Status is what became of a batch.

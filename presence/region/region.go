@@ -34,6 +34,8 @@ const (
 	applyEvery = 5 * time.Second        // and what follows is written again, though it seems to be there
 	aloneEvery = time.Minute            // the same, by a region without peers
 	unreadyFor = 200 * time.Millisecond // until a bucket without an owner is tried again
+	retryAfter = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
+	refusedFor = 2 * time.Second        // and one that is not what it should be
 	// awayAfter without an answer of this region's own Redis says nothing about peers.
 	awayAfter = 3 * time.Second
 
@@ -100,7 +102,8 @@ func New(cfg Config) *Replicator {
 	for _, p := range cfg.Peers {
 		r.links = append(r.links, &link{
 			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
-			wake: make(chan struct{}, 1), room: mostPages / 4,
+			wake: make(chan struct{}, 1), beat: make(chan struct{}, 1), room: mostPages / 4,
+			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{},
 		})
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
@@ -134,6 +137,7 @@ func (r *Replicator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range r.links {
 		wg.Go(func() { l.run(ctx) })
+		wg.Go(func() { l.pulse(ctx) })
 	}
 	wg.Go(func() { r.watch(ctx) })
 	wg.Wait()
@@ -285,7 +289,11 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 			return err
 		}
 	}
-	r.identity.Store(&found)
+	if old := r.identity.Swap(&found); old == nil {
+		for _, l := range r.links {
+			signal(l.beat)
+		}
+	}
 	return nil
 }
 
@@ -300,54 +308,57 @@ func (r *Replicator) heardFor(peer string) float64 {
 	return time.Since(at).Seconds()
 }
 
-// link carries this region's changes to one peer.
+// link carries this region's changes to one peer. It has two goroutines, so that a
+// change never waits for the answer to a greeting: pulse greets the peer and looks
+// where it is, run tells it what changed.
 type link struct {
 	Peer
 	r    *Replicator
 	log  zerolog.Logger
-	wake chan struct{} // holds one: there may be something to do
+	wake chan struct{} // holds one: run may have something to do
+	beat chan struct{} // holds one: pulse has something to do
 
-	mu     sync.Mutex
-	owned  []int        // changed by own
-	moved  bool         // owned has
-	dirty  map[int]bool // buckets that may have changes; as many as are owned at most
-	since  time.Time    // of the oldest change in dirty; zero: none
-	flight time.Time    // of the oldest change under way; zero: none
+	mu       sync.Mutex // guards all down to polled
+	owned    []int
+	dirty    map[int]bool // buckets that may have changes; as many as are owned at most
+	since    time.Time    // of the oldest change in dirty; zero: none
+	flight   time.Time    // of the oldest change under way; zero: none
+	greeted  bool         // the peer is there, and what it should be
+	inflight []int        // buckets of the batches under way
+	touched  map[int]bool // buckets told since pulse last asked where the peer is
+	polled   map[int]pncounter.Position
 
-	// The goroutine's of run.
-	at      map[int]pncounter.Position // where the peer is, by bucket
-	helloAt time.Time                  // of the last one that was answered
-	pollAt  time.Time                  // when positions are to be compared next
-	idle    bool                       // the last round had nothing to be about
-	refused string                     // why the peer is refused; empty: it is not
-	room    int                        // pages in one round
+	at      map[int]pncounter.Position // run's: where the peer is, by bucket
+	room    int                        // run's: pages in one round
+	told    bool                       // run's: the last round told something
+	refused string                     // pulse's: why the peer is refused; empty: it is not
 }
 
 func (l *link) own(buckets []int) {
 	l.mu.Lock()
-	l.owned, l.moved = slices.Clone(buckets), true
+	l.owned = slices.Clone(buckets)
 	l.mu.Unlock()
-	l.signal()
+	signal(l.beat)
 }
 
 func (l *link) changed(bucket int) {
 	l.mu.Lock()
-	if l.dirty == nil {
-		l.dirty = map[int]bool{}
-	}
-	if slices.Contains(l.owned, bucket) {
+	mine := slices.Contains(l.owned, bucket)
+	if mine {
 		l.dirty[bucket] = true
 		if l.since.IsZero() {
 			l.since = time.Now()
 		}
 	}
 	l.mu.Unlock()
-	l.signal()
+	if mine {
+		signal(l.wake)
+	}
 }
 
-func (l *link) signal() {
+func signal(c chan struct{}) {
 	select {
-	case l.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -366,77 +377,83 @@ func (l *link) lag() float64 {
 	return time.Since(oldest).Seconds()
 }
 
-// run makes rounds until ctx ends: at once when something changed after a while
-// in which nothing did, else at most one in Every, and as long as there is more
-// one after the other.
-func (l *link) run(ctx context.Context) {
+// pulse greets the peer every helloEvery, and every pollEvery compares where it is
+// with where it is thought to be, until ctx ends.
+func (l *link) pulse(ctx context.Context) {
+	var polled time.Time // the last time
+	var asked []int      // and for which buckets
 	tick := time.NewTimer(0)
 	defer tick.Stop()
-	for failed := 0; ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-l.wake:
 		case <-tick.C:
+		case <-l.beat:
 		}
 		start := time.Now()
-		more, err := l.round(ctx, start)
+		l.mu.Lock()
+		owned := l.owned
+		l.mu.Unlock()
+		id := l.r.identity.Load()
+		if len(owned) == 0 || id == nil { // nothing to say, or nobody to say it
+			tick.Reset(lookEvery)
+			continue
+		}
+		err := l.Remote.Hello(ctx, *id)
+		if err == nil && (start.Sub(polled) >= pollEvery || !slices.Equal(owned, asked)) {
+			if err = l.poll(ctx, owned); err == nil {
+				polled, asked = start, owned
+			}
+		}
 		if ctx.Err() != nil {
 			return
 		}
-		pause := l.r.cfg.Every - time.Since(start)
 		l.note(err)
+		pause := helloEvery - time.Since(start)
 		switch {
+		case l.refused != "":
+			pause = refusedFor
 		case err != nil:
-			failed++
-			limit := min(100*time.Millisecond<<min(failed, 8), 500*time.Millisecond)
-			if l.refused != "" {
-				limit = 2 * time.Second
-			}
-			pause = limit/2 + mrand.N(limit/2)
-			l.signal()
-		case more:
-			failed, pause = 0, 0
-			l.signal()
-		default:
-			failed = 0
+			pause = retryAfter/2 + mrand.N(retryAfter/2)
 		}
-		if pause > 0 {
-			tick.Reset(pause)
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-		}
-		tick.Reset(max(0, time.Until(l.due())))
+		tick.Reset(max(pause, 0))
 	}
 }
 
-// due is when the link has something to do though nothing changed.
-func (l *link) due() time.Time {
-	if l.idle {
-		return time.Now().Add(lookEvery)
+// poll asks where the peer is. Of buckets that are being told meanwhile the
+// answer may be old: what is told brings its own.
+func (l *link) poll(ctx context.Context, owned []int) error {
+	l.mu.Lock()
+	l.touched = map[int]bool{}
+	for _, b := range l.inflight {
+		l.touched[b] = true
 	}
-	due := l.helloAt.Add(helloEvery)
-	if l.pollAt.Before(due) {
-		due = l.pollAt
+	l.mu.Unlock()
+	positions, err := l.Remote.Positions(ctx, owned)
+	if err != nil {
+		return err
 	}
-	if soon := time.Now().Add(50 * time.Millisecond); due.Before(soon) {
-		return soon
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.polled = map[int]pncounter.Position{}
+	for _, p := range positions {
+		if !l.touched[p.Bucket] {
+			l.polled[p.Bucket] = p
+		}
+		l.dirty[p.Bucket] = true
 	}
-	return due
+	return nil
 }
 
-// note says in the log and the metrics how the link fares.
+// note takes how a greeting went, and says so in the log and the metrics.
 func (l *link) note(err error) {
 	reason := ""
 	if errors.Is(err, pncounter.ErrRefused) {
 		reason = err.Error()
 	} else if err != nil {
 		reason = l.refused // not answering does not make it right
-		l.r.metrics.failures.WithLabelValues(l.Name).Inc()
-		l.log.Debug().Err(err).Msg("the peer was told nothing; trying again")
+		l.failed(err)
 	}
 	switch {
 	case reason != "" && l.refused != reason:
@@ -450,25 +467,87 @@ func (l *link) note(err error) {
 		value = 1
 	}
 	l.r.metrics.refused.WithLabelValues(l.Name).Set(value)
+	l.mu.Lock()
+	l.greeted = err == nil
+	l.mu.Unlock()
+	if err == nil {
+		signal(l.wake)
+	}
 }
 
-// take is what the round is about: the owned buckets, and those that may have
-// changes.
-func (l *link) take() (owned []int, dirty map[int]bool) {
+func (l *link) failed(err error) {
+	l.r.metrics.failures.WithLabelValues(l.Name).Inc()
+	l.log.Debug().Err(err).Msg("the peer could not be told; trying again")
+}
+
+// run tells the peer what changed, until ctx ends: at once after a while in which
+// nothing did, else at most once in Every, and as long as there is more one round
+// after the other.
+func (l *link) run(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	<-pause.C
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.wake:
+		}
+		start := time.Now()
+		more, later, err := l.round(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		rest := time.Duration(0)
+		switch {
+		case err != nil:
+			l.failed(err)
+			rest = retryAfter/2 + mrand.N(retryAfter/2)
+		case later:
+			rest = unreadyFor
+		case l.told && !more:
+			rest = l.r.cfg.Every - time.Since(start)
+		}
+		if rest > 0 {
+			pause.Reset(rest)
+			select {
+			case <-ctx.Done():
+				return
+			case <-pause.C:
+			}
+		}
+		if more || later || err != nil {
+			signal(l.wake)
+		}
+	}
+}
+
+// take is what a round is about: the buckets that may have changes.
+func (l *link) take() (dirty map[int]bool, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.moved {
-		l.moved, l.at, l.pollAt = false, map[int]pncounter.Position{}, time.Time{}
+	if !l.greeted {
+		return nil, false
 	}
-	owned, dirty = l.owned, l.dirty
-	l.dirty, l.flight, l.since = map[int]bool{}, l.since, time.Time{}
-	if dirty == nil {
-		dirty = map[int]bool{}
+	for b := range l.dirty {
+		if !slices.Contains(l.owned, b) {
+			delete(l.dirty, b)
+			delete(l.at, b)
+		}
 	}
-	return owned, dirty
+	for b, p := range l.polled {
+		old, known := l.at[b]
+		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
+			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
+		}
+		l.at[b] = p
+	}
+	dirty = l.dirty
+	l.dirty, l.polled, l.flight, l.since = map[int]bool{}, nil, l.since, time.Time{}
+	return dirty, true
 }
 
-// settle gives back what the round did not do.
+// settle gives back what a round did not do.
 func (l *link) settle(rest map[int]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -478,59 +557,18 @@ func (l *link) settle(rest map[int]bool) {
 	if len(rest) > 0 && !l.flight.IsZero() {
 		l.since = l.flight
 	}
-	l.flight = time.Time{}
+	l.flight, l.inflight = time.Time{}, nil
 }
 
 // round tells the peer what changed. more says that there is something left to
-// do at once.
-func (l *link) round(ctx context.Context, now time.Time) (more bool, err error) {
-	owned, dirty := l.take()
+// do at once, later that the peer was not ready for some of it.
+func (l *link) round(ctx context.Context) (more, later bool, err error) {
+	l.told = false
+	dirty, ok := l.take()
+	if !ok || len(dirty) == 0 {
+		return false, false, nil
+	}
 	defer func() { l.settle(dirty) }()
-	id := l.r.identity.Load()
-	if l.idle = len(owned) == 0 || id == nil; l.idle { // there is nothing to say, or nobody to say it
-		clear(dirty)
-		l.pollAt = time.Time{}
-		return false, nil
-	}
-	if now.Sub(l.helloAt) >= helloEvery || l.refused != "" {
-		if err := l.Remote.Hello(ctx, *id); err != nil {
-			l.pollAt = now
-			return false, err
-		}
-		l.helloAt = now
-	}
-	if !now.Before(l.pollAt) {
-		if err := l.poll(ctx, owned, dirty); err != nil {
-			return false, err
-		}
-		l.pollAt = now.Add(pollEvery)
-	}
-	if len(dirty) == 0 {
-		return false, nil
-	}
-	return l.tell(ctx, dirty)
-}
-
-// poll compares where the peer is with where it was thought to be.
-func (l *link) poll(ctx context.Context, owned []int, dirty map[int]bool) error {
-	positions, err := l.Remote.Positions(ctx, owned)
-	if err != nil {
-		return err
-	}
-	for _, p := range positions {
-		old, known := l.at[p.Bucket]
-		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
-			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
-		}
-		l.at[p.Bucket] = p
-		dirty[p.Bucket] = true
-	}
-	return nil
-}
-
-// tell hands over what is after the peer's positions, and takes out of dirty the
-// buckets of which there is nothing left.
-func (l *link) tell(ctx context.Context, dirty map[int]bool) (more bool, err error) {
 	positions := make([]pncounter.Position, 0, len(dirty))
 	for b := range dirty {
 		at := l.at[b]
@@ -539,11 +577,52 @@ func (l *link) tell(ctx context.Context, dirty map[int]bool) (more bool, err err
 	}
 	all, err := l.r.cfg.Local.Outgoing(ctx, positions, min(bucketPages, l.room))
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
-	var batches []pncounter.Batch
-	var begin []int
+	batches, begin, more, err := l.choose(ctx, all, dirty)
+	if err != nil {
+		return false, false, err
+	}
+	if len(begin) > 0 {
+		if err := l.r.cfg.Local.BeginLogs(ctx, begin); err != nil {
+			return false, false, err
+		}
+		more = true
+	}
+	if len(batches) == 0 {
+		return more, false, nil
+	}
+	l.told = true
+	acks, err := l.Remote.Merge(ctx, batches)
+	if err != nil {
+		l.room = max(l.room/2, leastPages)
+		return false, false, err
+	}
+	l.room = min(l.room+l.room/4, mostPages)
+	behind, refused := 0, 0
+	for i, ack := range acks {
+		again, err := l.acked(ctx, batches[i], ack, dirty)
+		if err != nil {
+			return false, false, err
+		}
+		more = more || again
+		later = later || ack.Status == pncounter.Unready
+		refused += len(ack.Refused)
+		if ack.Status == pncounter.Behind {
+			behind++
+		}
+	}
+	if behind+refused > 0 {
+		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer knows a later life of this region's counts; they get higher incarnations")
+	}
+	return more, later, nil
+}
+
+// choose returns the batches to tell now, and the buckets whose logs must begin.
+// Buckets of which there is nothing to tell go from dirty.
+func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]bool) (batches []pncounter.Batch, begin []int, more bool, err error) {
 	pages := 0
+	var inflight []int
 	for _, b := range all {
 		at := l.at[b.Bucket]
 		switch {
@@ -554,7 +633,7 @@ func (l *link) tell(ctx context.Context, dirty map[int]bool) (more bool, err err
 		case b.Forgotten:
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 			if err := l.r.cfg.Local.Raise(ctx, b.Bucket, b.Log, nil); err != nil {
-				return false, err
+				return nil, nil, false, err
 			}
 			more = true
 		case b.Log == at.Log && b.To == at.Cursor && (at.Done || !b.Complete):
@@ -563,40 +642,17 @@ func (l *link) tell(ctx context.Context, dirty map[int]bool) (more bool, err err
 			more = true
 		default:
 			pages += len(b.Pages)
-			batches = append(batches, b)
+			batches, inflight = append(batches, b), append(inflight, b.Bucket)
 		}
 	}
-	if len(begin) > 0 {
-		if err := l.r.cfg.Local.BeginLogs(ctx, begin); err != nil {
-			return false, err
-		}
-		more = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inflight = inflight
+	for _, b := range inflight {
+		l.touched[b] = true
+		delete(l.polled, b)
 	}
-	if len(batches) == 0 {
-		return more, nil
-	}
-	acks, err := l.Remote.Merge(ctx, batches)
-	if err != nil {
-		l.room = max(l.room/2, leastPages)
-		return false, err
-	}
-	l.room = min(l.room+l.room/4, mostPages)
-	behind, refused := 0, 0
-	for i, ack := range acks {
-		again, err := l.acked(ctx, batches[i], ack, dirty)
-		if err != nil {
-			return false, err
-		}
-		more = more || again
-		refused += len(ack.Refused)
-		if ack.Status == pncounter.Behind {
-			behind++
-		}
-	}
-	if behind+refused > 0 {
-		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer knows a later life of this region's counts; they get higher incarnations")
-	}
-	return more, nil
+	return batches, begin, more, nil
 }
 
 // acked takes the answer to a batch.
@@ -629,9 +685,6 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
 		return true, nil
 	default: // it has no owner yet
-		if soon := time.Now().Add(unreadyFor); soon.Before(l.pollAt) {
-			l.pollAt = soon
-		}
 		return false, nil
 	}
 }
