@@ -27,6 +27,13 @@ local peers, waits, out = readPeers(state[6], tonumber(time[1]))
 local peer = peers[region]
 local least = peer and peer.floor or 0
 
+-- counted is how many of n users of a peer count, and whether that is left out.
+local function counted(peer, inc, n)
+  if not peer or inc < peer.floor or n <= 0 then return 0, false end
+  if peer.flag == '0' then return 0, true end
+  return n, false
+end
+
 local function text(n) return string.format('%.0f', n) end
 local function answer(status, at, changed, malformed, refused)
   local reply = {status, text(at), text(cursor), text(math.max(high, least)), done and 1 or 0, changed, malformed}
@@ -57,22 +64,25 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
   local old = redis.call('HMGET', KEYS[k], 'v', 'p')
-  local others, had = {}, nil
+  local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
   if old[2] then
-    local rest = string.gsub(old[2], '([%w_-]+) (%d+) (%d+) (%d+);', function(name, i, u, d)
+    local read = 0
+    for name, i, u, d in string.gmatch(old[2], '([%w_-]+) (%d+) (%d+) (%d+);') do
+      read = read + #name + #i + #u + #d + 4
       if name == region then
-        had = {tonumber(i), tonumber(u), tonumber(d)}
+        hadInc, hadUp, hadDown = tonumber(i), tonumber(u), tonumber(d)
       else
-        others[#others + 1] = name .. ' ' .. i .. ' ' .. u .. ' ' .. d .. ';'
+        others = others .. name .. ' ' .. i .. ' ' .. u .. ' ' .. d .. ';'
+        local n, h = counted(peers[name], tonumber(i), u - d)
+        sum, held = sum + n, held or h
       end
-      return ''
-    end)
-    if rest ~= '' then malformed = malformed + 1 end -- it is written anew without that
+    end
+    if read ~= #old[2] then malformed = malformed + 1 end -- it is written anew without that
   end
-  if inc < math.max(had and had[1] or 0, least) then
+  if inc < math.max(hadInc or 0, least) then
     refused[#refused + 1] = k - 3
-  elseif had or up > down then
-    if had and had[1] == inc then up, down = math.max(up, had[2]), math.max(down, had[3]) end
+  elseif hadInc or up > down then
+    if hadInc == inc then up, down = math.max(up, hadUp), math.max(down, hadDown) end
     local r, users, updated, vinc, seq
     if old[1] then r, users, updated, vinc, seq = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
     if old[1] and not r then malformed = malformed + 1 end
@@ -84,14 +94,13 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
     else
       users, updated, vinc, seq = 0, '0', text(math.max(now, void, base)), 0
     end
-    local same = had and had[1] == inc and had[2] == up and had[3] == down
+    local same = hadInc == inc and hadUp == up and hadDown == down
     local w = {key = KEYS[k], live = live}
-    local before = users + (elsewhere(old[2], peers, '0'))
-    if not same then
-      w.p = table.concat(others) .. region .. ' ' .. ARGV[at] .. ' ' .. text(up) .. ' ' .. text(down) .. ';'
-    end
-    local after, _, held = elsewhere(w.p or old[2], peers, '0')
-    after = users + after
+    local before = users + sum + counted(peer, hadInc or 0, hadUp - hadDown)
+    if not same then w.p = others .. region .. ' ' .. ARGV[at] .. ' ' .. text(up) .. ' ' .. text(down) .. ';' end
+    local mine, silent = counted(peer, inc, up - down)
+    local after = users + sum + mine
+    held = held or silent
     if not same and (before ~= after or not live) then
       if before ~= after then
         seq, updated = seq + 1, time[1]
@@ -101,7 +110,8 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
       w.v = rebuild .. ' ' .. text(users) .. ' ' .. updated .. ' ' .. vinc .. ' ' .. text(seq)
     end
     if not live then w.l = vinc .. ' 0 0' end
-    w.expire, w.persist = after == 0 and not held and not same, after > 0 or held
+    w.expire = after == 0 and not held and not same
+    w.persist = (after > 0 or held) and (before == 0 or not done) -- its end may be set
     writes[#writes + 1] = w
   end
 end

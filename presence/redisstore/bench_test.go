@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"headcount/presence"
+	"headcount/presence/pncounter"
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
 )
@@ -177,4 +179,71 @@ func BenchmarkRest(b *testing.B) {
 	for b.Loop() {
 	}
 	b.ReportMetric(float64(after-before)/rest.Seconds(), "commands/s")
+}
+
+// BenchmarkMerge is what changed pages of one region cost another one's Redis and
+// this process: pages a second, and CPU seconds per million of both.
+func BenchmarkMerge(b *testing.B) {
+	server := redistest.Start(b)
+	w := newWorld(b, server.URL(), "eu", "us")
+	peer := redisstore.NewPeer(w.Store, "us", "eu")
+	const pages = 100_000
+	buckets := map[int][]pncounter.PagePair{}
+	for i := range pages {
+		page := "page/" + strconv.Itoa(i)
+		bucket := presence.Bucket(page, presence.DefaultBuckets)
+		buckets[bucket] = append(buckets[bucket], pncounter.PagePair{Page: page, Pair: pncounter.Pair{Incarnation: 1_700_000_000_000}})
+	}
+	cursor := uint64(0)
+	cpu := func() float64 {
+		var own syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &own); err != nil {
+			b.Fatal(err)
+		}
+		client := float64(own.Utime.Nano()+own.Stime.Nano()) / 1e9
+		for line := range strings.Lines(server.Do(b, "INFO", "cpu").(string)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+			if name == "used_cpu_sys" || name == "used_cpu_user" {
+				n, _ := strconv.ParseFloat(value, 64)
+				client += n
+			}
+		}
+		return client
+	}
+	round := func() {
+		for first := 0; ; first += 500 {
+			var batches []pncounter.Batch
+			for bucket, all := range buckets {
+				if first >= len(all) {
+					continue
+				}
+				part := all[first:min(first+500, len(all))]
+				for i := range part {
+					part[i].Increments++
+				}
+				batches = append(batches, pncounter.Batch{Region: "us", Bucket: bucket, Log: 1_700_000_000_000, To: cursor + 1, Pages: part})
+			}
+			if len(batches) == 0 {
+				return
+			}
+			acks, err := peer.Merge(b.Context(), batches)
+			if err != nil {
+				b.Fatal(err)
+			}
+			for i, a := range acks {
+				if a.Status != pncounter.Merged || a.Changed != len(batches[i].Pages) {
+					b.Fatalf("%+v", a)
+				}
+			}
+			cursor++
+		}
+	}
+	round()
+	used := cpu()
+	b.ResetTimer()
+	for range b.N {
+		round()
+	}
+	b.ReportMetric(float64(pages*b.N)/b.Elapsed().Seconds(), "pages/s")
+	b.ReportMetric((cpu()-used)/float64(pages*b.N)*1e6, "CPUs/Mpages")
 }

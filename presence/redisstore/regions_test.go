@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -141,6 +143,7 @@ type world struct {
 	claims   []presence.Claim
 	sequence uint64
 	stop     func()
+	bytes    atomic.Int64 // on the links of share
 }
 
 func newWorld(t testing.TB, url, name string, peers ...string) *world {
@@ -197,7 +200,9 @@ func (w *world) set(page string, users int64) {
 func (w *world) share(stale time.Duration, peers map[string]string) {
 	var list []region.Peer
 	for name, url := range peers {
-		s := open(w.t, url)
+		s := open(w.t, url, func(c *redisstore.Config) {
+			c.OnBytes = func(sent, received int) { w.bytes.Add(int64(sent + received)) }
+		})
 		list = append(list, region.Peer{Name: name, Remote: redisstore.NewPeer(s, w.name, name)})
 	}
 	r := region.New(region.Config{Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond, Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger()})
@@ -412,5 +417,38 @@ func restoreAll(t *testing.T, s *redistest.Server, dump map[string]string) {
 	}
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// fill puts users on many pages.
+func (w *world) fill(pages int, users int64) {
+	w.t.Helper()
+	w.sequence++
+	for first := 0; first < pages; first += 50_000 {
+		var counts []presence.PageUsers
+		for i := first; i < min(first+50_000, pages); i++ {
+			counts = append(counts, presence.PageUsers{Page: "page/" + strconv.Itoa(i), Users: users})
+		}
+		w.sequence++
+		w.write(presence.Change{Claim: w.claims[0], Sequence: w.sequence, Counts: counts})
+	}
+}
+
+// What a link costs at rest does not depend on the pages there are.
+func TestALinkAtRestCostsLittle(t *testing.T) {
+	const most = 10 << 10 // bytes a second
+	a, b := redistest.Start(t), redistest.Start(t)
+	us, eu := newWorld(t, a.URL(), "us", "eu"), newWorld(t, b.URL(), "eu", "us")
+	us.fill(20_000, 1)
+	us.share(0, map[string]string{"eu": b.URL()})
+	eu.share(0, map[string]string{"us": a.URL()})
+	eu.shows("page/19999", 1)
+	time.Sleep(time.Second)
+	before, start := us.bytes.Load(), time.Now()
+	time.Sleep(8 * time.Second)
+	rate := float64(us.bytes.Load()-before) / time.Since(start).Seconds()
+	t.Logf("%.0f bytes a second", rate)
+	if rate > most {
+		t.Errorf("%.0f bytes a second at rest, more than %d", rate, most)
 	}
 }
