@@ -452,3 +452,26 @@ func TestALinkAtRestCostsLittle(t *testing.T) {
 		t.Errorf("%.0f bytes a second at rest, more than %d", rate, most)
 	}
 }
+
+// A user of Redis that is switched off, and on again, is an outage and its end.
+func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
+	server := redistest.Start(t)
+	newWorld(t, server.URL(), "eu")
+	server.Do(t, "ACL", "SETUSER", "us", "on", ">secret", "~hc:*", "&hc:*", "+@all")
+	peer := redisstore.NewPeer(open(t, strings.Replace(server.URL(), "redis://", "redis://us:secret@", 1)), "us", "eu")
+	if err := peer.Hello(t.Context(), "me"); err != nil {
+		t.Fatal(err)
+	}
+	server.Do(t, "ACL", "SETUSER", "us", "off")
+	server.Do(t, "CLIENT", "KILL", "USER", "us")
+	for range 6 {
+		if err := peer.Hello(t.Context(), "me"); !errors.Is(err, presence.ErrUnavailable) || errors.Is(err, pncounter.ErrRefused) {
+			t.Fatalf("with its user switched off: %v", err)
+		}
+		if _, err := peer.Positions(t.Context(), []int{0, 1}); !errors.Is(err, presence.ErrUnavailable) {
+			t.Fatalf("with its user switched off: %v", err)
+		}
+	}
+	server.Do(t, "ACL", "SETUSER", "us", "on")
+	eventually(t, "the peer is there again", func() bool { return peer.Hello(t.Context(), "me") == nil })
+}

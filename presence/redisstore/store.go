@@ -359,6 +359,8 @@ func infoField(info, name string) string {
 	return ""
 }
 
+var errNoReply = errors.New("redis: no reply")
+
 // errNotItsFault marks a failure that says nothing about Redis: the caller left.
 var errNotItsFault = errors.New("the caller left")
 
@@ -470,6 +472,9 @@ func (s *Store) pipeline(ctx context.Context, c *client, calls []*call) error {
 		served := false
 		for i, cl := range calls {
 			v, e := cmds[i].Result()
+			if e == nil && v == nil { // go-redis says nothing of it when a connection is refused
+				e = cmp.Or(err, errNoReply)
+			}
 			switch {
 			case e == nil:
 				cl.reply, cl.err, served = v, nil, true
