@@ -26,7 +26,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster build check test bench fuzz setup clean race-binary
+.PHONY: run cluster regions build check test bench fuzz setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -35,6 +35,11 @@ run: build
 # Ctrl-C. The ports are variables of deploy/cluster.sh.
 cluster: build
 	@HEADCOUNT_BIN=bin/headcount bash deploy/cluster.sh $(ARGS)
+
+# Three regions with a Redis and a process each, until Ctrl-C; deploy/regions.sh
+# says how to cut a link between two of them.
+regions: build
+	@HEADCOUNT_BIN=bin/headcount bash deploy/regions.sh $(ARGS)
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount
