@@ -71,7 +71,7 @@ func ports(t *testing.T, n int) []string {
 	return nil
 }
 
-// script is a run of cluster.sh.
+// script is a run of cluster.sh or regions.sh.
 type script struct {
 	cmd     *exec.Cmd
 	lines   chan string // closed at its end
@@ -86,13 +86,20 @@ func start(t *testing.T, bin string, args ...string) *script {
 	t.Helper()
 	all := ports(t, 17)
 	s := &script{lines: make(chan string, 100), listen: all[1:3], all: all, scratch: t.TempDir()}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	s.cmd = exec.CommandContext(ctx, "bash", append([]string{"cluster.sh"}, args...)...)
-	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
-	s.cmd.WaitDelay = 30 * time.Second // longer than the script takes to kill what does not end
-	s.cmd.Env = append(clean(), "HEADCOUNT_BIN="+bin, "TMPDIR="+s.scratch,
+	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+bin, "TMPDIR="+s.scratch,
 		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),
 		"ADMIN_PORTS="+strings.Join(all[3:10], " "), "CLUSTER_PORTS="+strings.Join(all[10:], " "))
+	return s
+}
+
+// run runs a script with more in its environment.
+func (s *script) run(t *testing.T, name string, args []string, env ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	s.cmd = exec.CommandContext(ctx, "bash", append([]string{name}, args...)...)
+	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
+	s.cmd.WaitDelay = 30 * time.Second // longer than the script takes to kill what does not end
+	s.cmd.Env = append(clean(), env...)
 	// What this process handles begins with its default in the script, also when
 	// the tests run in a shell's background, where SIGINT is ignored.
 	handled := make(chan os.Signal, 1)
@@ -123,7 +130,6 @@ func start(t *testing.T, bin string, args ...string) *script {
 		}
 		<-ended
 	})
-	return s
 }
 
 // clean is the environment without variables that the script or the program

@@ -1,0 +1,72 @@
+package deploy_test
+
+import (
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// What README.md shows: three regions, one total, a link that is cut and healed.
+func TestRegions(t *testing.T) {
+	t.Parallel()
+	all := ports(t, 12)
+	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
+	env := []string{
+		"HEADCOUNT_BIN=" + binary(t), "TMPDIR=" + s.scratch,
+		"REDIS_PORTS=" + strings.Join(all[:3], " "), "LISTEN_PORTS=" + strings.Join(all[3:6], " "),
+		"ADMIN_PORTS=" + strings.Join(all[6:9], " "), "CLUSTER_PORTS=" + strings.Join(all[9:], " "),
+	}
+	s.run(t, "regions.sh", nil, env...)
+	s.until(t, "ready")
+	tool := func(want int, words ...string) {
+		t.Helper()
+		cmd := exec.Command("bash", append([]string{"regions.sh"}, words...)...)
+		cmd.Env = append(clean(), env...)
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != want || len(out) == 0 {
+			t.Fatalf("%v: status %d, want %d; %v: %s", words, code, want, err, out)
+		}
+	}
+	shows := func(want ...int) {
+		t.Helper()
+		for limit := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			got := []int{s.count(t, 0, http.MethodGet, ""), s.count(t, 1, http.MethodGet, ""), s.count(t, 2, http.MethodGet, "")}
+			if got[0] == want[0] && got[1] == want[1] && got[2] == want[2] {
+				return
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("the regions show %v, want %v", got, want)
+			}
+		}
+	}
+	join := func(regions ...int) {
+		for _, r := range regions {
+			s.count(t, r, http.MethodPut, `{"action":"increment"}`)
+		}
+	}
+	join(0, 1, 2)
+	shows(3, 3, 3)
+	tool(0, "cut", "us", "eu")
+	join(0, 1)
+	shows(4, 4, 5)
+	tool(0, "heal", "us", "eu")
+	shows(5, 5, 5)
+	tool(1, "cut", "us", "mars")
+	tool(1, "cut", "us")
+
+	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	s.until(t, "")
+	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit status %d, want 0; the output:\n%s", code, s.text())
+	}
+	s.nothingLeft(t)
+	if left, err := os.ReadDir(s.scratch); err != nil || len(left) > 0 {
+		t.Errorf("in the temporary directory is still %v, %v", left, err)
+	}
+}
