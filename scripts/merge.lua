@@ -63,7 +63,7 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
   local at = 3 * k + 3
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
-  local old = redis.call('HMGET', KEYS[k], 'v', 'p')
+  local old = redis.pcall('HMGET', KEYS[k], 'v', 'p')
   local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
   if old[2] then
     local read = 0
@@ -79,7 +79,9 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
     end
     if read ~= #old[2] then malformed = malformed + 1 end -- it is written anew without that
   end
-  if inc < math.max(hadInc or 0, least) then
+  if old.err then
+    malformed = malformed + 1 -- it is no hash: another program's, which is left alone
+  elseif inc < math.max(hadInc or 0, least) then
     refused[#refused + 1] = k - 3
   elseif hadInc or up > down then
     if hadInc == inc then up, down = math.max(up, hadUp), math.max(down, hadDown) end

@@ -60,6 +60,7 @@ const (
 	Unready               // the receiver knows nothing of its own yet: again later
 	Behind                // a later life of the region is known: begin a log above Ack.High
 	Gap                   // what came before the batch is missing: send from Ack.Cursor on
+	Failed                // the receiver's bucket cannot be used, Ack.Err says why
 )
 
 // Ack is the answer to a batch: where the receiver is now.
@@ -78,6 +79,7 @@ type Ack struct {
 	// Refused are the places in Batch.Pages of pairs whose incarnation is lower
 	// than one known of the page: their region must give them a higher one.
 	Refused []int
+	Err     error
 }
 
 // Copy is what a region has of another one's bucket. It says what merge.lua

@@ -35,13 +35,17 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		calls[i] = &call{script: "log", keys: []string{stateKey(p.Bucket), logKey(p.Bucket), readyKey(p.Bucket)},
 			args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
 	}
-	if err := s.run(ctx, calls); err != nil {
+	if err := s.run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, fmt.Errorf("redisstore: read %d logs: %w", len(positions), err)
 	}
 	batches := make([]pncounter.Batch, len(positions))
 	var owns []*call
 	var of []int // -> batches
 	for i, cl := range calls {
+		if cl.err != nil { // a bucket that cannot be read holds up no other
+			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
+			continue
+		}
 		reply := cl.reply.([]any)
 		b, n := &batches[i], numbers(reply[:3])
 		*b = pncounter.Batch{Region: s.cfg.Facts.Region, Bucket: positions[i].Bucket, Log: n[0], To: n[1], Floor: n[2]}
@@ -68,11 +72,15 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		}
 		owns, of = append(owns, ownCall(b.Bucket, names)), append(of, i)
 	}
-	if err := s.run(ctx, owns); err != nil {
+	if err := s.run(ctx, owns); err != nil && noneRan(owns) {
 		return nil, fmt.Errorf("redisstore: read pairs: %w", err)
 	}
 	for k, own := range owns {
 		b := &batches[of[k]]
+		if own.err != nil {
+			b.Partial = true
+			continue
+		}
 		prefix := len(pagePrefix(b.Bucket))
 		for j, text := range own.reply.([]any) {
 			if p, ok := parsePair(text.(string)); ok {
@@ -81,6 +89,16 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 		}
 	}
 	return batches, nil
+}
+
+// aboutTheKey reports whether err says nothing of the server, only that the key
+// is not there, or another program's.
+func aboutTheKey(err error) bool {
+	return errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE")
+}
+
+func noneRan(calls []*call) bool {
+	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.err == nil })
 }
 
 func numbers(texts []any) []uint64 {
@@ -320,11 +338,11 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 	if got := facts["region"]; got != p.name {
 		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer", pncounter.ErrRefused, presence.Excerpt(got), p.name)
 	}
-	for name, want := range map[string]string{
-		"partitions": strconv.Itoa(p.s.cfg.Partitions), "buckets": strconv.Itoa(p.s.cfg.Buckets), "seed": seed,
+	for _, fact := range [][2]string{
+		{"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
 	} {
-		if got := facts[name]; got != want {
-			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same", pncounter.ErrRefused, name, want, presence.Excerpt(got))
+		if got := facts[fact[0]]; got != fact[1] {
+			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same", pncounter.ErrRefused, fact[0], fact[1], presence.Excerpt(got))
 		}
 	}
 	return nil
@@ -341,11 +359,11 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 			got[i] = pipe.HGet(ctx, stateKey(b), "k:"+p.self)
 		}
 		p.s.metrics.commands.Add(float64(len(buckets)))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		if _, err := pipe.Exec(ctx); err != nil && !aboutTheKey(err) {
 			return err
 		}
 		for i, g := range got {
-			if err := g.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			if err := g.Err(); err != nil && !aboutTheKey(err) {
 				return err
 			}
 			positions[i].Bucket = buckets[i]
@@ -362,8 +380,8 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 	return positions, nil
 }
 
-// Merge hands batches to the peer. An error is about all of them; a batch of
-// one bucket each.
+// Merge hands batches, of different buckets each, to the peer. An error is about
+// all of them.
 func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounter.Ack, error) {
 	c, err := p.s.known(ctx)
 	if err != nil {
@@ -384,11 +402,15 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 		}
 		calls[i] = cl
 	}
-	if err := p.s.run(ctx, calls); err != nil {
+	if err := p.s.run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, err
 	}
 	acks := make([]pncounter.Ack, len(batches))
 	for i, cl := range calls {
+		if cl.err != nil {
+			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: cl.err}
+			continue
+		}
 		reply := cl.reply.([]any)
 		n := numbers(reply[1:4])
 		acks[i] = pncounter.Ack{

@@ -382,13 +382,38 @@ func TestRegionsShareCounts(t *testing.T) {
 		worlds["eu"].set("p", 1)
 		all("p", 12)
 	})
+	t.Run("foreign data in a peer is left alone, and the rest goes on", func(t *testing.T) {
+		taken := fmt.Sprintf("hc:{b%d}:c:taken", presence.Bucket("taken", presence.DefaultBuckets))
+		broken := (presence.Bucket("p", presence.DefaultBuckets) + 1) % presence.DefaultBuckets
+		state := fmt.Sprintf("hc:{b%d}:s", broken)
+		servers["ap"].Do(t, "SET", taken, "theirs")
+		servers["ap"].Do(t, "RENAME", state, state+" kept")
+		servers["ap"].Do(t, "SET", state, "theirs")
+		worlds["us"].set("taken", 1)
+		worlds["us"].set("p", 9)
+		worlds["us"].set(inBucket(broken), 1)
+		all("p", 13)
+		worlds["eu"].shows("taken", 1)
+		servers["ap"].Do(t, "DEL", taken)
+		servers["ap"].Do(t, "RENAME", state+" kept", state)
+		all(inBucket(broken), 1)
+	})
 	t.Run("a log that lacks pages begins anew", func(t *testing.T) {
 		b := presence.Bucket("p", presence.DefaultBuckets)
 		servers["us"].Do(t, "DEL", fmt.Sprintf("hc:{b%d}:l", b))
 		servers["us"].Do(t, "HDEL", fmt.Sprintf("hc:{b%d}:s", b), "o", "n")
-		worlds["us"].set("p", 9)
-		all("p", 13)
+		worlds["us"].set("p", 10)
+		all("p", 14)
 	})
+}
+
+// inBucket is a page of that bucket.
+func inBucket(bucket int) string {
+	for i := 0; ; i++ {
+		if page := fmt.Sprint("page ", i); presence.Bucket(page, presence.DefaultBuckets) == bucket {
+			return page
+		}
+	}
 }
 
 func dumpAll(t *testing.T, s *redistest.Server) map[string]string {

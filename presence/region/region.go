@@ -103,7 +103,7 @@ func New(cfg Config) *Replicator {
 		r.links = append(r.links, &link{
 			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
 			wake: make(chan struct{}, 1), beat: make(chan struct{}, 1), room: mostPages / 4,
-			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{},
+			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{},
 		})
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
@@ -331,6 +331,7 @@ type link struct {
 	at      map[int]pncounter.Position // run's: where the peer is, by bucket
 	room    int                        // run's: pages in one round
 	told    bool                       // run's: the last round told something
+	broken  map[int]bool               // run's: buckets that cannot be told anything
 	refused string                     // pulse's: why the peer is refused; empty: it is not
 }
 
@@ -606,7 +607,7 @@ func (l *link) round(ctx context.Context) (more, later bool, err error) {
 			return false, false, err
 		}
 		more = more || again
-		later = later || ack.Status == pncounter.Unready
+		later = later || ack.Status == pncounter.Unready || ack.Status == pncounter.Failed
 		refused += len(ack.Refused)
 		if ack.Status == pncounter.Behind {
 			behind++
@@ -626,10 +627,10 @@ func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]
 	for _, b := range all {
 		at := l.at[b.Bucket]
 		switch {
-		case b.Log == 0:
-			begin = append(begin, b.Bucket)
 		case b.Partial: // it will be said when that is over
 			delete(dirty, b.Bucket)
+		case b.Log == 0:
+			begin = append(begin, b.Bucket)
 		case b.Forgotten:
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 			if err := l.r.cfg.Local.Raise(ctx, b.Bucket, b.Log, nil); err != nil {
@@ -661,10 +662,11 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 	m.merged.WithLabelValues(l.Name).Add(float64(ack.Changed))
 	if ack.Malformed > 0 {
 		m.malformed.WithLabelValues(l.Name).Add(float64(ack.Malformed))
-		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).Msg("the peer's Redis held counts that nobody can read; they are written anew")
+		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).Msg("the peer's Redis holds counts that nobody can read; those that are ours are written anew")
 	}
 	switch ack.Status {
 	case pncounter.Merged:
+		delete(l.broken, b.Bucket)
 		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor, Done: ack.Done}
 		if len(ack.Refused) > 0 {
 			pages := make([]string, len(ack.Refused))
@@ -684,6 +686,13 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		m.repairs.WithLabelValues(l.Name).Inc()
 		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
 		return true, nil
+	case pncounter.Failed:
+		l.failed(ack.Err)
+		if !l.broken[b.Bucket] {
+			l.broken[b.Bucket] = true
+			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).Msg("a bucket of the peer cannot be told anything; the others go on")
+		}
+		return false, nil
 	default: // it has no owner yet
 		return false, nil
 	}
