@@ -99,7 +99,7 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
     local same = hadInc == inc and hadUp == up and hadDown == down
     local w = {key = KEYS[k], live = live}
     local before = users + sum + counted(peer, hadInc or 0, hadUp - hadDown)
-    if not same then w.p = others .. region .. ' ' .. ARGV[at] .. ' ' .. text(up) .. ' ' .. text(down) .. ';' end
+    if not same then w.p = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';' end
     local mine, silent = counted(peer, inc, up - down)
     local after = users + sum + mine
     held = held or silent
@@ -107,9 +107,9 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
       if before ~= after then
         seq, updated = seq + 1, time[1]
         local page = string.sub(KEYS[k], prefix + 1)
-        body[#body + 1] = 'c ' .. #page .. ' ' .. text(after) .. ' ' .. updated .. ' ' .. vinc .. ' ' .. text(seq + offset) .. '\n' .. page
+        body[#body + 1] = 'c ' .. #page .. ' ' .. after .. ' ' .. updated .. ' ' .. vinc .. ' ' .. seq + offset .. '\n' .. page
       end
-      w.v = rebuild .. ' ' .. text(users) .. ' ' .. updated .. ' ' .. vinc .. ' ' .. text(seq)
+      w.v = rebuild .. ' ' .. users .. ' ' .. updated .. ' ' .. vinc .. ' ' .. seq
     end
     if not live then w.l = vinc .. ' 0 0' end
     w.expire = after == 0 and not held and not same

@@ -181,6 +181,68 @@ func BenchmarkRest(b *testing.B) {
 	b.ReportMetric(float64(after-before)/rest.Seconds(), "commands/s")
 }
 
+// cpuOf is what this process, and what the server has used, in seconds.
+func cpuOf(b *testing.B, server *redistest.Server) (client, redis float64) {
+	b.Helper()
+	var own syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &own); err != nil {
+		b.Fatal(err)
+	}
+	client = float64(own.Utime.Nano()+own.Stime.Nano()) / 1e9
+	for line := range strings.Lines(server.Do(b, "INFO", "cpu").(string)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name == "used_cpu_sys" || name == "used_cpu_user" {
+			n, _ := strconv.ParseFloat(value, 64)
+			redis += n
+		}
+	}
+	return client, redis
+}
+
+// reportCPU reports what was used since then, by the million pages.
+func reportCPU(b *testing.B, server *redistest.Server, client, redis float64, pages int) {
+	b.Helper()
+	c, r := cpuOf(b, server)
+	b.ReportMetric((c-client)/float64(pages)*1e6, "CPUs/Mpages")
+	b.ReportMetric((r-redis)/float64(pages)*1e6, "redis-CPUs/Mpages")
+	b.ReportMetric(float64(pages)/b.Elapsed().Seconds(), "pages/s")
+}
+
+// BenchmarkOutgoing is what it costs a region to read 100,000 changed pages for
+// one peer, as BenchmarkMerge is what it costs the peer to take them.
+func BenchmarkOutgoing(b *testing.B) {
+	server := redistest.Start(b)
+	w := newWorld(b, server.URL(), "us", "eu")
+	const pages = 100_000
+	w.fill(pages, 1)
+	client, redis := cpuOf(b, server)
+	b.ResetTimer()
+	for range b.N {
+		positions := make([]pncounter.Position, presence.DefaultBuckets)
+		for i := range positions {
+			positions[i].Bucket = i
+		}
+		read := 0
+		for len(positions) > 0 {
+			batches, err := w.Outgoing(b.Context(), positions, 500)
+			if err != nil {
+				b.Fatal(err)
+			}
+			positions = positions[:0]
+			for _, batch := range batches {
+				read += len(batch.Pages)
+				if batch.More {
+					positions = append(positions, pncounter.Position{Bucket: batch.Bucket, Log: batch.Log, Cursor: batch.To})
+				}
+			}
+		}
+		if read != pages {
+			b.Fatalf("%d pages, want %d", read, pages)
+		}
+	}
+	reportCPU(b, server, client, redis, pages*b.N)
+}
+
 // BenchmarkMerge is what changed pages of one region cost another one's Redis and
 // this process: pages a second, and CPU seconds per million of both.
 func BenchmarkMerge(b *testing.B) {
@@ -195,21 +257,6 @@ func BenchmarkMerge(b *testing.B) {
 		buckets[bucket] = append(buckets[bucket], pncounter.PagePair{Page: page, Pair: pncounter.Pair{Incarnation: 1_700_000_000_000}})
 	}
 	cursor := uint64(0)
-	cpu := func() float64 {
-		var own syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &own); err != nil {
-			b.Fatal(err)
-		}
-		client := float64(own.Utime.Nano()+own.Stime.Nano()) / 1e9
-		for line := range strings.Lines(server.Do(b, "INFO", "cpu").(string)) {
-			name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-			if name == "used_cpu_sys" || name == "used_cpu_user" {
-				n, _ := strconv.ParseFloat(value, 64)
-				client += n
-			}
-		}
-		return client
-	}
 	round := func() {
 		for first := 0; ; first += 500 {
 			var batches []pncounter.Batch
@@ -221,7 +268,7 @@ func BenchmarkMerge(b *testing.B) {
 				for i := range part {
 					part[i].Increments++
 				}
-				batches = append(batches, pncounter.Batch{Region: "us", Bucket: bucket, Log: 1_700_000_000_000, To: cursor + 1, Pages: part})
+				batches = append(batches, pncounter.Batch{Region: "us", Bucket: bucket, Log: 1_700_000_000_000, To: cursor + 1, Complete: true, Pages: part})
 			}
 			if len(batches) == 0 {
 				return
@@ -239,11 +286,10 @@ func BenchmarkMerge(b *testing.B) {
 		}
 	}
 	round()
-	used := cpu()
+	client, redis := cpuOf(b, server)
 	b.ResetTimer()
 	for range b.N {
 		round()
 	}
-	b.ReportMetric(float64(pages*b.N)/b.Elapsed().Seconds(), "pages/s")
-	b.ReportMetric((cpu()-used)/float64(pages*b.N)*1e6, "CPUs/Mpages")
+	reportCPU(b, server, client, redis, pages*b.N)
 }

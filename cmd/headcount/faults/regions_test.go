@@ -300,6 +300,8 @@ func TestRegions(t *testing.T) {
 		eventually(t, exactWithin, "all but eu know", func() bool {
 			return us.seen(spot).Count == w.total() && ap.seen(spot).Count == w.total()
 		})
+		eventually(t, exactWithin, "eu knows its own", func() bool { return eu.seen(spot).Count == w.total()-1 })
+		time.Sleep(time.Second)
 		if n := eu.seen(spot).Count; n != w.total()-1 {
 			t.Errorf("eu shows %d of %d", n, w.total())
 		}
