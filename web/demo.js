@@ -218,6 +218,19 @@ function sleep(ms) {
   return new Promise((wake) => setTimeout(wake, ms));
 }
 
+// ---- what each region has of the count, when there are several
+
+async function showParts() {
+  const asked = page;
+  const answer = await fetch(`/${encodeURIComponent(asked)}/counter?regions=1`, { headers: { Accept: 'application/json' } }).catch(() => null);
+  const { regions = {} } = answer?.ok ? await answer.json() : {};
+  const parts = Object.entries(regions);
+  showParts.alone = parts.length === 1; // one region: there is nothing more to ask
+  if (asked !== page) return;
+  $('parts').hidden = parts.length < 2;
+  $('parts').textContent = parts.map(([name, users]) => `${name} ${users.toLocaleString('en')}`).join(' · ');
+}
+
 // ---- a second person on the same machine
 
 function offerTwin() {
@@ -243,6 +256,8 @@ $('crowd').addEventListener('click', ({ target }) => target.value && crowd.bring
 $('count').addEventListener('count', ({ detail }) => {
   chart.add(detail.count);
   title();
+  clearTimeout(showParts.timer);
+  if (!showParts.alone) showParts.timer = setTimeout(showParts, 100);
 });
 headcount.addEventListener('state', showState);
 listPages();
