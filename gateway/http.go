@@ -221,7 +221,7 @@ var counterPage = template.Must(template.New("counter").Parse(`<!doctype html>
 <link rel="icon" href="/-/icon.svg" type="image/svg+xml">
 <title>{{.Users}} · {{.Page}}</title>
 <h1>{{.Users}}</h1>
-<p>viewing <strong>{{if eq .Page "*"}}the whole site{{else}}{{.Page}}{{end}}</strong> now{{if .Stale}} (last known){{end}}</p>
+<p>viewing <strong>{{if eq .Page "*"}}the whole site{{else}}{{.Page}}{{end}}</strong> now{{if .Stale}} (last known){{end}}{{with .Without}} (without {{.}}, not heard for long){{end}}</p>
 <p>{{if .Updated.IsZero}}Nobody has been here yet.{{else}}Last change <time>{{.Updated.UTC.Format "2006-01-02T15:04:05Z"}}</time>{{end}}</p>
 </html>
 `))

@@ -2,6 +2,7 @@
 -- what this region has decided.
 --
 -- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:r  set: complete partitions
+-- KEYS[3]  {b}:l  zset: the log, which nobody needs when there are no peers
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
 -- ARGV[4…] peer, 1: in totals or 0: left out, …
 -- Returns  1 when something changed.
@@ -42,6 +43,10 @@ redis.call('HSET', KEYS[1], 'z', table.concat(z))
 for _, name in ipairs(forget) do
   local high = string.match(redis.call('HGET', KEYS[1], 'k:' .. name) or '', '^%d+ %d+ (%d+) %d$')
   if high then redis.call('HSET', KEYS[1], 'k:' .. name, '0 0 ' .. high .. ' 0') end
+end
+if #z == 0 then
+  redis.call('UNLINK', KEYS[3])
+  redis.call('HDEL', KEYS[1], 'o', 'n', 'i', 'f', 'h', 'd')
 end
 redis.call('HINCRBY', KEYS[1], 'y', 1)
 local _, waits, out = readPeers(table.concat(z), tonumber(now))

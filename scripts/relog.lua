@@ -31,7 +31,7 @@ for _, w in ipairs(raise) do redis.call('HSET', w[1], 'l', w[2]) end
 if #raise > 0 then redis.call('HSET', KEYS[1], 'h', fresh) end
 if not log then
   log = fresh
-  redis.call('HSET', KEYS[1], 'o', log, 'i', '1')
+  redis.call('HSET', KEYS[1], 'o', log, 'f', log, 'i', '1') -- a peer may have what was forgotten without a log
   redis.call('HDEL', KEYS[1], 'n', 'd')
   redis.call('UNLINK', KEYS[2])
 elseif tonumber(log) <= high and #KEYS == 2 then

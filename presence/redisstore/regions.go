@@ -235,7 +235,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 	}
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {
-		cl := &call{script: "peers", keys: []string{stateKey(b), readyKey(b)}, args: []any{channel(b, s.db), c.publish, s.cfg.Partitions}}
+		cl := &call{script: "peers", keys: []string{stateKey(b), readyKey(b), logKey(b)}, args: []any{channel(b, s.db), c.publish, s.cfg.Partitions}}
 		for _, name := range in {
 			cl.args = append(cl.args, name, 1)
 		}

@@ -500,3 +500,55 @@ func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	server.Do(t, "ACL", "SETUSER", "us", "on")
 	eventually(t, "the peer is there again", func() bool { return peer.Hello(t.Context(), "me") == nil })
 }
+
+// A region that had none gets a peer, loses it and gets it again: totals have the
+// peer's users while it is one, and the peer has no ghosts of what happened between.
+func TestPeersComeAndGo(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t)
+	us, eu := newWorld(t, a.URL(), "us"), newWorld(t, b.URL(), "eu", "us")
+	us.set("p", 2) // nobody listens, and there is no log
+	eu.set("p", 3)
+	us.shows("p", 2)
+	us.share(0, map[string]string{"eu": b.URL()})
+	eu.share(0, map[string]string{"us": a.URL()})
+	us.shows("p", 5)
+	eu.shows("p", 5)
+	us.set("q", 1)
+	eu.shows("q", 1)
+	us.stop()
+
+	us.share(0, nil) // the same region after a restart without --peer
+	us.shows("p", 2)
+	us.set("q", 0)
+	us.set("p", 4)
+	us.shows("p", 4)
+	if keys := a.Do(t, "KEYS", "hc:{b*}:l").([]any); len(keys) > 0 {
+		t.Errorf("without peers there are still logs: %v", keys)
+	}
+	a.Do(t, "DEL", fmt.Sprintf("hc:{b%d}:c:q", presence.Bucket("q", presence.DefaultBuckets))) // it is forgotten
+	us.stop()
+
+	us.share(0, map[string]string{"eu": b.URL()})
+	for _, w := range []*world{us, eu} {
+		w.shows("p", 7)
+		w.shows("q", 0)
+	}
+}
+
+// A region on a Cluster and one on a single server.
+func TestRegionsOnCluster(t *testing.T) {
+	cluster, single := redistest.ThreeMasters(t), redistest.Start(t)
+	us, eu := newWorld(t, cluster.URL(), "us"), newWorld(t, single.URL(), "eu", "us")
+	us.fill(2000, 1) // before there is a log
+	us.set("p", 2)
+	us.share(0, map[string]string{"eu": single.URL()})
+	eu.share(0, map[string]string{"us": cluster.URL()})
+	eu.set("p", 3)
+	for _, w := range []*world{us, eu} {
+		w.shows("p", 5)
+		w.shows("page/0", 1)
+		w.shows("page/1999", 1)
+	}
+	us.set("p", 0)
+	eu.shows("p", 3)
+}
