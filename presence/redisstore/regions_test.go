@@ -124,6 +124,7 @@ func read(t testing.TB, s *redisstore.Store, page string) presence.Count {
 }
 
 func TestMergeIsThatOfThePureType(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	flush := func() { server.Flush(t) }
 	t.Run("pages of other regions", func(t *testing.T) { differential(t, server.URL(), flush, false) })
@@ -143,6 +144,7 @@ type world struct {
 	claims   []presence.Claim
 	sequence uint64
 	stop     func()
+	shared   *region.Replicator
 	bytes    atomic.Int64 // on the links of share
 }
 
@@ -194,6 +196,9 @@ func (w *world) set(page string, users int64) {
 	w.t.Helper()
 	w.sequence++
 	w.write(presence.Change{Claim: w.claims[0], Sequence: w.sequence, Counts: []presence.PageUsers{{Page: page, Users: users}}})
+	if w.shared != nil { // a dispatcher would say so
+		w.shared.Changed(presence.Bucket(page, presence.DefaultBuckets))
+	}
 }
 
 // share runs a replicator of all buckets until the test, or stop, ends it.
@@ -211,6 +216,7 @@ func (w *world) share(stale time.Duration, peers map[string]string) {
 		buckets[i] = i
 	}
 	r.Own(buckets)
+	w.shared = r
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -270,6 +276,7 @@ func urls(servers map[string]*redistest.Server, but string) map[string]string {
 }
 
 func TestRegionsShareCounts(t *testing.T) {
+	t.Parallel()
 	servers, worlds := three(t)
 	test := t
 	all := func(page string, users int64) {
@@ -461,6 +468,7 @@ func (w *world) fill(pages int, users int64) {
 
 // What a link costs at rest does not depend on the pages there are.
 func TestALinkAtRestCostsLittle(t *testing.T) {
+	t.Parallel()
 	const most = 10 << 10 // bytes a second
 	a, b := redistest.Start(t), redistest.Start(t)
 	us, eu := newWorld(t, a.URL(), "us", "eu"), newWorld(t, b.URL(), "eu", "us")
@@ -480,6 +488,7 @@ func TestALinkAtRestCostsLittle(t *testing.T) {
 
 // A user of Redis that is switched off, and on again, is an outage and its end.
 func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	newWorld(t, server.URL(), "eu")
 	server.Do(t, "ACL", "SETUSER", "us", "on", ">secret", "~hc:*", "&hc:*", "+@all")
@@ -504,6 +513,7 @@ func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 // A region that had none gets a peer, loses it and gets it again: totals have the
 // peer's users while it is one, and the peer has no ghosts of what happened between.
 func TestPeersComeAndGo(t *testing.T) {
+	t.Parallel()
 	a, b := redistest.Start(t), redistest.Start(t)
 	us, eu := newWorld(t, a.URL(), "us"), newWorld(t, b.URL(), "eu", "us")
 	us.set("p", 2) // nobody listens, and there is no log

@@ -31,7 +31,8 @@ const (
 	helloEvery = time.Second            // a peer hears of this region at least so often
 	pollEvery  = 2 * time.Second        // the peer's positions are compared
 	lookEvery  = 500 * time.Millisecond // who was heard is looked at
-	applyEvery = 5 * time.Second        // and what follows is written again, though it seems to be there
+	lookAgain  = 5                      // of so many comparisons one has all buckets looked at
+	applyEvery = 10 * time.Second       // and what follows is written again, though it seems to be there
 	aloneEvery = time.Minute            // the same, by a region without peers
 	unreadyFor = 200 * time.Millisecond // until a bucket without an owner is tried again
 	retryAfter = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
@@ -103,7 +104,7 @@ func New(cfg Config) *Replicator {
 		r.links = append(r.links, &link{
 			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
 			wake: make(chan struct{}, 1), beat: make(chan struct{}, 1), room: mostPages / 4,
-			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{},
+			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{}, answers: map[int]pncounter.Position{},
 		})
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
@@ -332,6 +333,7 @@ type link struct {
 	room    int                        // run's: pages in one round
 	told    bool                       // run's: the last round told something
 	broken  map[int]bool               // run's: buckets that cannot be told anything
+	answers map[int]pncounter.Position // pulse's: where the peer last said it is
 	refused string                     // pulse's: why the peer is refused; empty: it is not
 }
 
@@ -383,6 +385,7 @@ func (l *link) lag() float64 {
 func (l *link) pulse(ctx context.Context) {
 	var polled time.Time // the last time
 	var asked []int      // and for which buckets
+	n := 0               // polls
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	for {
@@ -403,8 +406,12 @@ func (l *link) pulse(ctx context.Context) {
 		}
 		err := l.Remote.Hello(ctx, *id)
 		if err == nil && (start.Sub(polled) >= pollEvery || !slices.Equal(owned, asked)) {
-			if err = l.poll(ctx, owned); err == nil {
+			if !slices.Equal(owned, asked) {
+				n = 0
+			}
+			if err = l.poll(ctx, owned, n%lookAgain == 0); err == nil {
 				polled, asked = start, owned
+				n++
 			}
 		}
 		if ctx.Err() != nil {
@@ -422,9 +429,10 @@ func (l *link) pulse(ctx context.Context) {
 	}
 }
 
-// poll asks where the peer is. Of buckets that are being told meanwhile the
-// answer may be old: what is told brings its own.
-func (l *link) poll(ctx context.Context, owned []int) error {
+// poll asks where the peer is, and has run look at the buckets where that has
+// changed, or at all. Of buckets that are being told meanwhile the answer may be
+// old: what is told brings its own.
+func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	l.mu.Lock()
 	l.touched = map[int]bool{}
 	for _, b := range l.inflight {
@@ -437,12 +445,17 @@ func (l *link) poll(ctx context.Context, owned []int) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.polled = map[int]pncounter.Position{}
+	if l.polled == nil {
+		l.polled = map[int]pncounter.Position{}
+	}
 	for _, p := range positions {
 		if !l.touched[p.Bucket] {
 			l.polled[p.Bucket] = p
 		}
-		l.dirty[p.Bucket] = true
+		if all || !p.Done || p != l.answers[p.Bucket] {
+			l.dirty[p.Bucket] = true
+		}
+		l.answers[p.Bucket] = p
 	}
 	return nil
 }
