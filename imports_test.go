@@ -35,21 +35,22 @@ var layers = []layer{
 	{"presence/ring", []string{"presence"}},
 	{"presence/pncounter", []string{"presence"}},
 	{"presence/region", []string{"presence/pncounter"}},
-	{"presence/storetest", []string{"presence"}}, // for the tests of stores; only they import it
-	{"presence/redistest", nil},                  // real servers for tests
+	{"presence/unread", []string{"presence"}},
+	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
+	{"presence/redistest", nil},                                     // real servers for tests
 	{"scripts", nil},
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/memstore/...", []string{"presence", "presence/pncounter"}},
-	{"presence/redisstore/...", []string{"presence", "presence/pncounter", "scripts"}},
+	{"presence/memstore/...", []string{"presence", "presence/unread", "presence/pncounter"}},
+	{"presence/redisstore/...", []string{"presence", "presence/unread", "presence/pncounter", "scripts"}},
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "presence/ring"}}, // no store but by the contract
 	{"dispatcher/...", []string{"presence"}},
-	{"gateway/...", []string{"presence", "presence/heartbeat", "presence/ring", "web"}},
+	{"gateway/...", []string{"presence", "presence/unread", "presence/heartbeat", "presence/ring", "web"}},
 	{"cmd/headcount/simulate", nil}, // a black box client
 	{"cmd/headcount/e2e", nil},      // tests alone
 	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
-		"presence", "presence/heartbeat", "presence/ring", "presence/pncounter", "presence/memstore/...", "presence/redisstore/...",
+		"presence", "presence/unread", "presence/heartbeat", "presence/ring", "presence/pncounter", "presence/memstore/...", "presence/redisstore/...",
 		"presence/cluster", "presence/node/...", "presence/region", "dispatcher/...", "gateway/...", "web", "cmd/headcount/simulate",
 	}},
 }

@@ -72,8 +72,11 @@ func CheckReadable(page string) error {
 	return CheckPage(page)
 }
 
-// Bucket is the page's bucket of b, the unit of distribution.
-func Bucket(page string, b int) int { return int(xxhash.Sum64String(page) % uint64(b)) }
+// Bucket is the topic's bucket of b, the unit of distribution. The changes of a
+// page are in the page's.
+func Bucket(topic string, b int) int {
+	return int(xxhash.Sum64String(strings.TrimPrefix(topic, changesMark)) % uint64(b))
+}
 
 // Excerpt is page made fit for a message or a log line of ours: valid UTF-8
 // and no longer than a page id can be.

@@ -152,7 +152,7 @@ type wireCount struct {
 	Without     string `json:"without"`
 }
 
-// appendCount appends c as JSON. Its page has passed CheckReadable.
+// appendCount appends c as JSON. Its page has passed CheckTopic.
 func appendCount(b []byte, c *presence.Count) []byte {
 	b = append(b, `{"page":`...)
 	b = presence.AppendString(b, c.Page)
@@ -201,7 +201,7 @@ func batch(counts []presence.Count) (body []byte, rest []presence.Count, err err
 }
 
 func checkCount(page string, users int64) error {
-	if err := presence.CheckReadable(page); err != nil {
+	if err := presence.CheckTopic(page); err != nil {
 		return err
 	}
 	if users < 0 {

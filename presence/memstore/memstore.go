@@ -1,6 +1,7 @@
-// Package memstore is the embedded store: all of presence.Store in the memory
-// of one process. It is the default, and it keeps every promise of the contract
-// but durability: what it holds ends with the process.
+// Package memstore is the embedded store: all of presence.Store and unread.Store
+// in the memory of one process. It is the default, and it keeps every promise of
+// the contracts but durability: what it holds ends with the process, but for
+// what unread.Store keeps when there is a data directory.
 package memstore
 
 import (
@@ -9,6 +10,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"headcount/presence"
 )
@@ -26,11 +29,14 @@ type Config struct {
 	// Backlog is how many publications wait for one watcher (default 4,096).
 	// Beyond, they are dropped and the watcher is told to read again.
 	Backlog int
+	Log     zerolog.Logger
 }
 
 // Store is the embedded store. Its methods may be called from any goroutine.
 type Store struct {
-	cfg Config
+	cfg     Config
+	notices notices
+	secret  string
 
 	mu          sync.Mutex // guards all below
 	epoch       uint64
@@ -79,6 +85,7 @@ func New(cfg Config) *Store {
 		incomplete: cfg.Partitions,
 		endpoints:  make([]map[string]map[string]struct{}, cfg.Buckets),
 		watchers:   map[*watcher]struct{}{},
+		notices:    newNotices(),
 	}
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
@@ -88,6 +95,26 @@ func New(cfg Config) *Store {
 	}
 	return s
 }
+
+// Open returns a store whose changes and follows, and the idempotency keys of
+// changes, are those kept in the directory, which is made when it is missing. A
+// directory serves one process at a time. Close ends it.
+func Open(dir string, cfg Config) (*Store, error) {
+	s := New(cfg)
+	var err error
+	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, cfg.Log); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Secret is a random text that lasts as long as the data directory; without one
+// it is empty.
+func (s *Store) Secret() string { return s.secret }
+
+// Close writes what has not been, and lets go of the data directory. Nobody may
+// use the store after it.
+func (s *Store) Close() error { return s.notices.disk.close() }
 
 // Generation implements presence.Partitions: memory loses nothing.
 func (s *Store) Generation(context.Context) (uint64, error) { return 0, nil }
@@ -255,24 +282,39 @@ func (s *Store) count(name string) presence.Count {
 
 // Counts implements presence.Counters.
 func (s *Store) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	counts := make([]presence.Count, len(pages))
+	s.mu.Lock()
 	for i, name := range pages {
-		counts[i] = s.count(name)
+		if presence.IsPage(name) {
+			counts[i] = s.count(name)
+		}
 	}
+	s.mu.Unlock()
+	s.topics(counts, pages)
 	return counts, nil
+}
+
+// topics fills in the counts of topics that are no pages.
+func (s *Store) topics(counts []presence.Count, names []string) {
+	for i, name := range names {
+		if !presence.IsPage(name) {
+			counts[i] = s.topic(name)
+		}
+	}
 }
 
 // Attach implements presence.Endpoints.
 func (s *Store) Attach(_ context.Context, gateway string, pages []string) ([]presence.Count, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	counts := make([]presence.Count, len(pages))
+	s.mu.Lock()
 	for i, name := range pages {
-		counts[i] = s.count(name)
+		if presence.IsPage(name) {
+			counts[i] = s.count(name)
+		}
 		s.endpoint(presence.Endpoint{Page: name, Gateway: gateway})
 	}
+	s.mu.Unlock()
+	s.topics(counts, pages)
 	return counts, nil
 }
 

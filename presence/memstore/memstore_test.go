@@ -79,3 +79,25 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 		}
 	})
 }
+
+func TestUnreadContract(t *testing.T) {
+	storetest.RunUnread(t, func(testing.TB) storetest.UnreadStore { return memstore.New(memstore.Config{}) })
+}
+
+func TestUnreadContractOnDisk(t *testing.T) {
+	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return openDir(t, t.TempDir()) })
+}
+
+func openDir(t testing.TB, dir string) *memstore.Store {
+	t.Helper()
+	s, err := memstore.Open(dir, memstore.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}

@@ -1,0 +1,763 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/unread"
+)
+
+// UnreadStore is what keeps changes and follows, and the store that publishes them.
+type UnreadStore interface {
+	presence.Store
+	unread.Store
+}
+
+// UnreadFactory returns a store with the default numbers of partitions and
+// buckets, cleaned up with the test. It may hold what other tests left.
+type UnreadFactory func(t testing.TB) UnreadStore
+
+// RunUnread tests the contract of unread.Store.
+func RunUnread(t *testing.T, open UnreadFactory) {
+	for name, test := range map[string]func(*testing.T, UnreadStore){
+		"a page that never changed":                      neverChanged,
+		"changes are counted":                            changes,
+		"a change with a known key does not count":       keys,
+		"own changes are noted":                          owns,
+		"who changed what since":                         authors,
+		"the authors of a page are bounded":              manyAuthors,
+		"who follows nothing":                            noRecord,
+		"records are saved":                              save,
+		"a record is saved over the one that was read":   saveConflict,
+		"a watcher hears changes and follows":            watchUnread,
+		"attach returns levels and versions":             attachUnread,
+		"a user follows at most 1,000 pages":             maxFollows,
+		"follows begin with 0 and end with their unread": followUnfollow,
+		"updated is the last time unread changed":        unreadUpdated,
+		"a change during a reset is not lost":            changeInReset,
+		"edits at once all count":                        editsAtOnce,
+		"resets and changes at once":                     resetsAtOnce,
+		"present users and gateways that die":            deadGateways,
+		"a counter that lost its past":                   lostPast,
+		"any history ends with the model's unread":       unreadModel,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+}
+
+var names struct {
+	sync.Mutex
+	n int
+}
+
+// freshName is one that no other test uses.
+func freshName() string {
+	names.Lock()
+	defer names.Unlock()
+	names.n++
+	return fmt.Sprintf("%s %d", time.Now().Format("150405.000000000"), names.n)
+}
+
+func freshUser() unread.User { return unread.User(unread.KeyHash("user", freshName())) }
+
+func change(t testing.TB, s unread.Store, page string, c unread.Change) {
+	t.Helper()
+	if err := s.Change(t.Context(), page, c); err != nil {
+		t.Fatalf("Change(%q, %+v): %v", page, c, err)
+	}
+}
+
+func level(t testing.TB, s unread.Store, user unread.User, page string) (unread.Level, unread.Own) {
+	t.Helper()
+	levels, owns, err := s.Levels(t.Context(), user, []string{page})
+	if err != nil || len(levels) != 1 || len(owns) != 1 {
+		t.Fatalf("Levels(%q) = %v, %v, %v", page, levels, owns, err)
+	}
+	return levels[0], owns[0]
+}
+
+func neverChanged(t *testing.T, s UnreadStore) {
+	if l, o := level(t, s, freshUser(), freshName()); l != (unread.Level{}) || o != (unread.Own{}) {
+		t.Errorf("%+v, %+v", l, o)
+	}
+	if levels, owns, err := s.Levels(t.Context(), freshUser(), nil); err != nil || len(levels) != 0 || len(owns) != 0 {
+		t.Errorf("Levels of no pages = %v, %v, %v", levels, owns, err)
+	}
+	if l, owns, err := s.Authors(t.Context(), freshName(), 0, []unread.User{freshUser()}); err != nil || l != (unread.Level{}) || len(owns) != 0 {
+		t.Errorf("Authors = %+v, %v, %v", l, owns, err)
+	}
+}
+
+func changes(t *testing.T, s UnreadStore) {
+	user, pages := freshUser(), []string{freshName(), freshName() + ` "quoted" % \ ü 😀`, freshName()}
+	begin := time.Now().Add(-time.Second)
+	for i := range 5 {
+		change(t, s, pages[0], unread.Change{})
+		if i < 2 {
+			change(t, s, pages[1], unread.Change{})
+		}
+	}
+	levels, _, err := s.Levels(t.Context(), user, pages)
+	if err != nil || len(levels) != 3 {
+		t.Fatalf("%v, %v", levels, err)
+	}
+	for i, want := range []int64{5, 2, 0} {
+		l := levels[i]
+		if l.All != want || l.By != 0 {
+			t.Errorf("level %d is %+v, want %d", i, l, want)
+		}
+		if want > 0 && (l.Incarnation == 0 || l.At.Before(begin) || time.Now().Before(l.At) || l.At != l.At.Truncate(time.Second).UTC()) {
+			t.Errorf("level %d is %+v", i, l)
+		}
+	}
+	change(t, s, pages[0], unread.Change{})
+	if l, _ := level(t, s, user, pages[0]); !l.Newer(levels[0]) || l.Incarnation != levels[0].Incarnation {
+		t.Errorf("%+v after %+v", l, levels[0])
+	}
+}
+
+func keys(t *testing.T, s UnreadStore) {
+	user, p, q := freshUser(), freshName(), freshName()
+	for range 3 {
+		change(t, s, p, unread.Change{Key: "k1"})
+		change(t, s, p, unread.Change{Key: "k2 with \x00 and ü", By: &user})
+		change(t, s, q, unread.Change{Key: "k1"})
+	}
+	if l, o := level(t, s, user, p); l.All != 2 || l.By != 1 || o.Changes != 1 {
+		t.Errorf("two keys three times each: %+v, %+v", l, o)
+	}
+	if l, _ := level(t, s, user, q); l.All != 1 {
+		t.Errorf("a key is one page's: %+v", l)
+	}
+}
+
+func owns(t *testing.T, s UnreadStore) {
+	a, b, page := freshUser(), freshUser(), freshName()
+	change(t, s, page, unread.Change{By: &a})
+	if l, o := level(t, s, a, page); l.All != 1 || l.By != 1 || o != (unread.Own{Changes: 1, Last: 1}) {
+		t.Errorf("%+v, %+v", l, o)
+	}
+	change(t, s, page, unread.Change{})
+	l2, _ := level(t, s, a, page)
+	change(t, s, page, unread.Change{By: &a})
+	change(t, s, page, unread.Change{By: &a})
+	if l, o := level(t, s, a, page); l.All != 4 || l.By != 3 || o != (unread.Own{Changes: 3, Last: 4, Before: l2.At}) {
+		t.Errorf("%+v, %+v", l, o)
+	}
+	if _, o := level(t, s, b, page); o != (unread.Own{}) {
+		t.Errorf("who changed nothing has %+v", o)
+	}
+}
+
+func authors(t *testing.T, s UnreadStore) {
+	page := freshName()
+	users := make([]unread.User, 30)
+	for i := range users {
+		users[i] = freshUser()
+	}
+	silent := freshUser()
+	all := append(slices.Clone(users), silent)
+	for i := range users {
+		change(t, s, page, unread.Change{By: &users[i]})
+		change(t, s, page, unread.Change{})
+		change(t, s, page, unread.Change{By: &users[0]})
+	}
+	now, _ := level(t, s, silent, page)
+	for _, since := range []int64{0, 1, 40, 51, 52, 53, 58, 59, 60} {
+		l, owns, err := s.Authors(t.Context(), page, since, all)
+		if err != nil || l != now {
+			t.Fatalf("Authors since %d = %+v, %v; want %+v", since, l, err, now)
+		}
+		for i, u := range users {
+			last := int64(2*i + 1) // Level.By after the change
+			if i == 0 {
+				last = 60
+			}
+			own, ok := owns[u]
+			if last > since && !ok {
+				t.Errorf("since %d: user %d is missing", since, i)
+			}
+			if want := map[bool]int64{true: 31, false: 1}[i == 0]; ok && own.Changes != want {
+				t.Errorf("since %d: user %d has %+v, want %d", since, i, own, want)
+			}
+		}
+		if _, ok := owns[silent]; ok {
+			t.Errorf("since %d: who changed nothing is an author", since)
+		}
+	}
+	if l, owns, err := s.Authors(t.Context(), page, 0, nil); err != nil || l != now {
+		t.Errorf("Authors of nobody = %+v, %v, %v", l, owns, err)
+	}
+}
+
+func manyAuthors(t *testing.T, s UnreadStore) {
+	page := freshName()
+	users := make([]unread.User, unread.MaxAuthors+1)
+	for i := range users {
+		users[i] = freshUser()
+	}
+	var wg sync.WaitGroup
+	for w := range 50 {
+		wg.Go(func() {
+			for i := w; i < unread.MaxAuthors; i += 50 {
+				if err := s.Change(t.Context(), page, unread.Change{By: &users[i]}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	last := &users[unread.MaxAuthors]
+	change(t, s, page, unread.Change{By: last})
+	if l, o := level(t, s, *last, page); l.All != unread.MaxAuthors+1 || l.By != unread.MaxAuthors || o != (unread.Own{}) {
+		t.Errorf("one author too many: %+v, %+v", l, o)
+	}
+	change(t, s, page, unread.Change{By: &users[7]})
+	if l, o := level(t, s, users[7], page); l.All != unread.MaxAuthors+2 || o.Changes != 2 {
+		t.Errorf("an author again: %+v, %+v", l, o)
+	}
+}
+
+func record(t testing.TB, s unread.Store, u unread.User) unread.Record {
+	t.Helper()
+	records, err := s.Records(t.Context(), []unread.User{u})
+	if err != nil || len(records) != 1 {
+		t.Fatalf("Records = %v, %v", records, err)
+	}
+	return records[0]
+}
+
+func sameRecord(a, b unread.Record) bool {
+	set, gone := a.Differences(b)
+	return a.Version == b.Version && a.Updated.Equal(b.Updated) && len(set) == 0 && len(gone) == 0
+}
+
+func noRecord(t *testing.T, s UnreadStore) {
+	if r := record(t, s, freshUser()); !sameRecord(r, unread.Record{}) {
+		t.Errorf("%+v", r)
+	}
+	if records, err := s.Records(t.Context(), nil); err != nil || len(records) != 0 {
+		t.Errorf("Records of nobody = %v, %v", records, err)
+	}
+}
+
+func save(t *testing.T, s UnreadStore) {
+	u := freshUser()
+	old := unread.Record{}
+	put := func(r unread.Record) {
+		t.Helper()
+		v, err := s.Save(t.Context(), u, old, r)
+		if err != nil || v.Compare(old.Version) <= 0 {
+			t.Fatalf("Save after %s = %s, %v", old.Version, v, err)
+		}
+		r.Version = v
+		if got := record(t, s, u); !sameRecord(got, r) {
+			t.Fatalf("saved %+v, read %+v", r, got)
+		}
+		old = r
+	}
+	var many []unread.Follow
+	for i := range unread.MaxFollows {
+		many = append(many, unread.Follow{Page: fmt.Sprintf("page %04d", i), Incarnation: uint64(i), Seen: int64(i)})
+	}
+	put(unread.Record{Updated: time.Unix(1700000000, 0).UTC(), Follows: []unread.Follow{
+		{Page: "a", Incarnation: 1<<53 - 1, Seen: 1 << 40},
+		{Page: "b", AwayOnly: true, Incarnation: 7, Seen: 3, Held: 5, Through: []string{"127.0.0.1:7946/1700000000000", "x/1"}},
+		{Page: "ü \"😀\" \\", Seen: 0},
+	}})
+	put(unread.Record{Updated: old.Updated, Follows: []unread.Follow{{Page: "a", Incarnation: 2, Seen: 1}, {Page: "c"}}})
+	put(unread.Record{Follows: many, Updated: old.Updated.Add(time.Second)})
+	put(unread.Record{Updated: old.Updated})
+	put(unread.Record{Follows: []unread.Follow{{Page: "a"}}, Updated: old.Updated})
+	other := freshUser()
+	records, err := s.Records(t.Context(), []unread.User{other, u, other})
+	if err != nil || len(records) != 3 || !sameRecord(records[1], old) || !sameRecord(records[0], unread.Record{}) || !sameRecord(records[2], unread.Record{}) {
+		t.Errorf("Records = %+v, %v", records, err)
+	}
+}
+
+func saveConflict(t *testing.T, s UnreadStore) {
+	u := freshUser()
+	one := unread.Record{Follows: []unread.Follow{{Page: "a"}}}
+	v1, err := s.Save(t.Context(), u, unread.Record{}, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, stale := range []presence.Version{{}, {Incarnation: v1.Incarnation, Sequence: v1.Sequence + 1}, {Incarnation: v1.Incarnation + 1, Sequence: v1.Sequence}} {
+		if _, err := s.Save(t.Context(), u, unread.Record{Version: stale}, unread.Record{}); !errors.Is(err, unread.ErrConflict) {
+			t.Errorf("over %s, while it is %s: %v", stale, v1, err)
+		}
+	}
+	one.Version = v1
+	if got := record(t, s, u); !sameRecord(got, one) {
+		t.Errorf("after conflicts: %+v", got)
+	}
+}
+
+func watchUnread(t *testing.T, s UnreadStore) {
+	u, page := freshUser(), freshName()
+	topics := []string{presence.ChangesTopic(page), presence.FollowsTopic(u)}
+	var mu sync.Mutex
+	heard := map[string][]presence.Count{}
+	lost := map[int]bool{}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, []int{presence.Bucket(topics[0], presence.DefaultBuckets), presence.Bucket(topics[1], presence.DefaultBuckets)}, func(p presence.Publication) {
+			mu.Lock()
+			defer mu.Unlock()
+			if p.Lost {
+				lost[p.Bucket] = true
+			}
+			for _, c := range p.Counts {
+				heard[c.Page] = append(heard[c.Page], c)
+			}
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			mu.Lock()
+			yes := ok()
+			mu.Unlock()
+			if yes {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("not heard: %s; %+v", what, heard)
+			}
+		}
+	}
+	until("the subscription", func() bool {
+		return lost[presence.Bucket(topics[0], presence.DefaultBuckets)] && lost[presence.Bucket(topics[1], presence.DefaultBuckets)]
+	})
+	for range 3 {
+		change(t, s, page, unread.Change{By: &u})
+	}
+	change(t, s, page, unread.Change{Key: "k"})
+	change(t, s, page, unread.Change{Key: "k"})
+	v, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: "a"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{}); err == nil {
+		t.Fatal("a conflict passed")
+	}
+	now, _ := level(t, s, u, page)
+	until("the last change", func() bool { n := len(heard[topics[0]]); return n > 0 && heard[topics[0]][n-1] == now.Count(page) })
+	until("the follows", func() bool { return len(heard[topics[1]]) > 0 })
+	time.Sleep(20 * time.Millisecond) // for what must not come
+	mu.Lock()
+	defer mu.Unlock()
+	if got := heard[topics[0]]; len(got) != 4 || unread.LevelOf(got[0]) != (unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: got[0].Updated}) {
+		t.Errorf("changes were told as %+v", got)
+	}
+	if got := heard[topics[1]]; len(got) != 1 || got[0].Version != v || got[0].Stale {
+		t.Errorf("follows were told as %+v, want version %s", got, v)
+	}
+}
+
+func attachUnread(t *testing.T, s UnreadStore) {
+	u, page := freshUser(), freshName()
+	topics := []string{presence.ChangesTopic(page), page, presence.FollowsTopic(u)}
+	complete(t, s)
+	counts, err := s.Attach(t.Context(), "g", topics)
+	if err != nil || len(counts) != 3 {
+		t.Fatalf("%+v, %v", counts, err)
+	}
+	for i, c := range counts {
+		if c != (presence.Count{Page: topics[i]}) {
+			t.Errorf("nothing there: %+v", c)
+		}
+	}
+	change(t, s, page, unread.Change{})
+	change(t, s, page, unread.Change{By: &u})
+	v, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: "a"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, _ := level(t, s, u, page)
+	for what, read := range map[string]func() ([]presence.Count, error){
+		"attach": func() ([]presence.Count, error) { return s.Attach(t.Context(), "g2", topics) },
+		"counts": func() ([]presence.Count, error) { return s.Counts(t.Context(), topics) },
+	} {
+		counts, err := read()
+		if err != nil || len(counts) != 3 || counts[0] != now.Count(page) || counts[1].Users != 0 || counts[2] != (presence.Count{Page: topics[2], Version: v}) {
+			t.Errorf("%s: %+v, %v", what, counts, err)
+		}
+	}
+	for _, topic := range topics {
+		var gateways []string
+		ends, err := s.Attached(t.Context(), presence.Bucket(topic, presence.DefaultBuckets))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range ends {
+			if e.Page == topic {
+				gateways = append(gateways, e.Gateway)
+			}
+		}
+		slices.Sort(gateways)
+		if !slices.Equal(gateways, []string{"g", "g2"}) {
+			t.Errorf("%q is attached to %q", topic, gateways)
+		}
+	}
+	if err := errors.Join(s.Detach(t.Context(), "g", topics), s.Detach(t.Context(), "g2", topics)); err != nil {
+		t.Error(err)
+	}
+}
+
+func follow(t testing.TB, b *unread.Book, u unread.User, page string, awayOnly bool) {
+	t.Helper()
+	if err := b.Follow(t.Context(), u, page, awayOnly); err != nil {
+		t.Fatalf("Follow(%q): %v", page, err)
+	}
+}
+
+func attend(t testing.TB, b *unread.Book, u unread.User, page, life string, on bool) {
+	t.Helper()
+	if err := b.Attend(t.Context(), u, page, life, on); err != nil {
+		t.Fatalf("Attend(%q, %s, %v): %v", page, life, on, err)
+	}
+}
+
+func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Time {
+	t.Helper()
+	n, updated, err := b.Unread(t.Context(), u)
+	if err != nil || n != want {
+		t.Fatalf("unread = %d, %v; want %d", n, err, want)
+	}
+	return updated
+}
+
+func maxFollows(t *testing.T, s UnreadStore) {
+	b, u := &unread.Book{Store: s}, freshUser()
+	var r unread.Record
+	for i := range unread.MaxFollows - 1 {
+		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
+	}
+	if _, err := s.Save(t.Context(), u, unread.Record{}, r); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, b, u, "the last", false)
+	if err := b.Follow(t.Context(), u, "one more", false); !errors.Is(err, presence.ErrTooMany) {
+		t.Errorf("the 1,001st follow: %v", err)
+	}
+	follow(t, b, u, "the last", true)
+	if err := b.Unfollow(t.Context(), u, "p0000"); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, b, u, "one more", false)
+	if got := record(t, s, u); len(got.Follows) != unread.MaxFollows {
+		t.Errorf("%d follows", len(got.Follows))
+	}
+}
+
+func followUnfollow(t *testing.T, s UnreadStore) {
+	b, u, p, q := &unread.Book{Store: s}, freshUser(), freshName(), freshName()
+	change(t, s, p, unread.Change{})
+	follow(t, b, u, p, false)
+	follow(t, b, u, q, false)
+	wantUnread(t, b, u, 0)
+	change(t, s, p, unread.Change{})
+	change(t, s, q, unread.Change{})
+	change(t, s, q, unread.Change{})
+	follow(t, b, u, p, false) // again: nothing changes
+	wantUnread(t, b, u, 3)
+	if err := b.Unfollow(t.Context(), u, q); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 1)
+	if err := b.Unfollow(t.Context(), u, q); err != nil {
+		t.Fatal(err)
+	}
+	follow(t, b, u, q, false)
+	wantUnread(t, b, u, 1)
+	change(t, s, q, unread.Change{})
+	wantUnread(t, b, u, 2)
+	if st, err := b.Reset(t.Context(), u); err != nil || !sameRecord(st.Record, record(t, s, u)) {
+		t.Errorf("Reset = %+v, %v; it is %+v", st.Record, err, record(t, s, u))
+	}
+	wantUnread(t, b, u, 0)
+}
+
+func unreadUpdated(t *testing.T, s UnreadStore) {
+	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	change(t, s, page, unread.Change{})
+	follow(t, b, u, page, false)
+	if at := wantUnread(t, b, u, 0); !at.IsZero() {
+		t.Errorf("there never was one, but it was updated %s", at)
+	}
+	change(t, s, page, unread.Change{By: &u})
+	if at := wantUnread(t, b, u, 0); !at.IsZero() {
+		t.Errorf("the own change moved it, %s", at)
+	}
+	change(t, s, page, unread.Change{})
+	l, _ := level(t, s, u, page)
+	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
+		t.Errorf("updated %s, the change was %s", at, l.At)
+	}
+	time.Sleep(1100 * time.Millisecond) // another second
+	change(t, s, page, unread.Change{By: &u})
+	if at := wantUnread(t, b, u, 1); !at.Equal(l.At) {
+		t.Errorf("updated %s by the own change, the last of others was %s", at, l.At)
+	}
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	reset := wantUnread(t, b, u, 0)
+	if !reset.After(l.At) {
+		t.Errorf("updated %s by a reset after %s", reset, l.At)
+	}
+}
+
+// interrupted calls before once, before the first Save.
+type interrupted struct {
+	unread.Store
+	before func()
+}
+
+func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Record) (presence.Version, error) {
+	if f := i.before; f != nil {
+		i.before = nil
+		f()
+	}
+	return i.Store.Save(ctx, u, old, r)
+}
+
+func changeInReset(t *testing.T, s UnreadStore) {
+	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	follow(t, b, u, page, false)
+	change(t, s, page, unread.Change{})
+	slow := &unread.Book{Store: &interrupted{s, func() { change(t, s, page, unread.Change{}) }}}
+	if _, err := slow.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 1)
+	// A reset that another overtakes does not take back what that one did.
+	slow = &unread.Book{Store: &interrupted{s, func() {
+		change(t, s, page, unread.Change{})
+		if _, err := b.Reset(t.Context(), u); err != nil {
+			t.Error(err)
+		}
+	}}}
+	if _, err := slow.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+}
+
+func editsAtOnce(t *testing.T, s UnreadStore) {
+	b, u := &unread.Book{Store: s}, freshUser()
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := range 10 {
+				if err := b.Follow(t.Context(), u, fmt.Sprintf("p%d-%d", w, i), false); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(record(t, s, u).Follows); n != 80 {
+		t.Errorf("%d follows, want 80", n)
+	}
+}
+
+func resetsAtOnce(t *testing.T, s UnreadStore) {
+	const n = 100
+	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	follow(t, b, u, page, false)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for range n {
+				if err := s.Change(t.Context(), page, unread.Change{}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			last := int64(0)
+			for range 20 {
+				st, err := b.Reset(t.Context(), u)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if seen := st.Follows[0].Seen; seen < last {
+					t.Errorf("seen went from %d to %d", last, seen)
+				} else {
+					last = seen
+				}
+			}
+		})
+	}
+	wg.Wait()
+	l, _ := level(t, s, u, page)
+	wantUnread(t, b, u, l.All-record(t, s, u).Follows[0].Seen)
+	if l.All != 2*n {
+		t.Errorf("%d changes of %d", l.All, 2*n)
+	}
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 0)
+}
+
+func deadGateways(t *testing.T, s UnreadStore) {
+	dead := map[string]bool{}
+	b, u, page := &unread.Book{Store: s, Alive: func(life string) bool { return !dead[life] }}, freshUser(), freshName()
+	follow(t, b, u, page, true)
+	attend(t, b, u, page, "a/1", true)
+	attend(t, b, u, page, "b/1", true)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 0)
+	dead["a/1"] = true
+	wantUnread(t, b, u, 0)
+	attend(t, b, u, page, "b/1", false)
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+	attend(t, b, u, page, "c/1", true)
+	change(t, s, page, unread.Change{})
+	attend(t, b, u, page, "c/1", true) // said again: what came so far does not count, whatever follows
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+	dead["c/1"] = true
+	wantUnread(t, b, u, 2) // nobody knows when it died: what it had not said counts
+	attend(t, b, u, page, "d/1", true)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 2)
+	if r := record(t, s, u); !slices.Equal(r.Follows[0].Through, []string{"d/1"}) {
+		t.Errorf("the dead are not forgotten: %q", r.Follows[0].Through)
+	}
+	follow(t, b, u, page, false)
+	wantUnread(t, b, u, 2)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 3)
+}
+
+func lostPast(t *testing.T, s UnreadStore) {
+	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{
+		{Page: page, AwayOnly: true, Incarnation: 1, Seen: 1000, Held: 1000, Through: []string{"a/1"}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 0)
+	attend(t, b, u, page, "a/1", false)
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
+}
+
+// unreadModel runs any row of events on the store and on a model that knows
+// what is unread of each page, one by one.
+func unreadModel(t *testing.T, s UnreadStore) {
+	type place struct {
+		user, page int
+	}
+	type following struct {
+		away    bool
+		through map[string]bool
+		unread  int64
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		b := &unread.Book{Store: s}
+		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName(), freshName()}
+		model := map[place]*following{}
+		must := func(err error) {
+			if err != nil {
+				rt.Fatal(err)
+			}
+		}
+		ctx := t.Context()
+		for range rapid.IntRange(1, 25).Draw(rt, "events") {
+			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
+			u, page, is := users[at.user], pages[at.page], model[at]
+			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "away", "unfollow", "reset", "come", "go"}).Draw(rt, "event") {
+			case "change":
+				must(s.Change(ctx, page, unread.Change{}))
+				for pl, f := range model {
+					if pl.page == at.page && len(f.through) == 0 {
+						f.unread++
+					}
+				}
+			case "own change":
+				must(s.Change(ctx, page, unread.Change{By: &u}))
+				for pl, f := range model {
+					if pl.page == at.page && pl.user != at.user && len(f.through) == 0 {
+						f.unread++
+					}
+				}
+			case "follow":
+				must(b.Follow(ctx, u, page, false))
+				if is == nil {
+					model[at] = &following{}
+				} else {
+					is.away, is.through = false, nil
+				}
+			case "away":
+				must(b.Follow(ctx, u, page, true))
+				if is == nil {
+					model[at] = &following{away: true, through: map[string]bool{}}
+				} else if !is.away {
+					is.away, is.through = true, map[string]bool{}
+				}
+			case "unfollow":
+				must(b.Unfollow(ctx, u, page))
+				delete(model, at)
+			case "reset":
+				_, err := b.Reset(ctx, u)
+				must(err)
+				for pl, f := range model {
+					if pl.user == at.user {
+						f.unread = 0
+					}
+				}
+			case "come":
+				life := rapid.SampledFrom([]string{"a/1", "b/1"}).Draw(rt, "life")
+				must(b.Attend(ctx, u, page, life, true))
+				if is != nil && is.away {
+					is.through[life] = true
+				}
+			case "go":
+				life := rapid.SampledFrom([]string{"a/1", "b/1"}).Draw(rt, "life")
+				must(b.Attend(ctx, u, page, life, false))
+				if is != nil && is.away {
+					delete(is.through, life)
+				}
+			}
+			for i, u := range users {
+				want := int64(0)
+				for pl, f := range model {
+					if pl.user == i {
+						want += f.unread
+					}
+				}
+				got, _, err := b.Unread(ctx, u)
+				must(err)
+				if got != want {
+					rt.Fatalf("user %d has %d unread, want %d", i, got, want)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,230 @@
+package unread
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"headcount/presence"
+)
+
+// attempts is how often a record is read and saved until nobody else saves it
+// in between. Whoever loses has seen another succeed.
+const attempts = 20
+
+// ErrTooMany is presence.ErrTooMany for a user with MaxFollows pages.
+var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow some first", presence.ErrTooMany, MaxFollows)
+
+// Book reads and changes what users follow. Any goroutine may use it.
+type Book struct {
+	Store Store
+	// Alive reports whether the life of a gateway still lasts; nil: all do. It is
+	// called by whoever calls the book.
+	Alive func(life string) bool
+}
+
+// State is a user's record with the levels of its pages, in its order.
+type State struct {
+	Record
+	Levels []Level
+	Owns   []Own
+}
+
+// Unread is the sum over the pages, never negative, and when it last changed;
+// zero: it never did.
+func (s State) Unread(alive func(string) bool) (n int64, updated time.Time) {
+	updated = s.Updated
+	for i, f := range s.Follows {
+		if u := f.Unread(s.Levels[i], s.Owns[i], alive); u > 0 {
+			n += u
+			if _, at := others(s.Levels[i], s.Owns[i]); at.After(updated) {
+				updated = at
+			}
+		}
+	}
+	return n, updated
+}
+
+// Read returns the states of users, in their order.
+func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
+	records, err := b.Store.Records(ctx, users)
+	if err != nil {
+		return nil, err
+	}
+	states := make([]State, len(users))
+	for i, r := range records {
+		states[i].Record = r
+		if len(r.Follows) == 0 {
+			continue
+		}
+		if states[i].Levels, states[i].Owns, err = b.Store.Levels(ctx, users[i], r.Pages()); err != nil {
+			return nil, err
+		}
+	}
+	return states, nil
+}
+
+// Unread returns a user's unread count and when it last changed.
+func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Time, err error) {
+	states, err := b.Read(ctx, user)
+	if err != nil {
+		return 0, time.Time{}, err
+	}
+	n, updated = states[0].Unread(b.Alive)
+	return n, updated, nil
+}
+
+// Follow has the user follow the page, from now on with 0 unread. Who follows
+// it already goes on, with this awayOnly. The error is ErrTooMany beyond
+// MaxFollows.
+func (b *Book) Follow(ctx context.Context, user User, page string, awayOnly bool) error {
+	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+		n, _ := others(l, o)
+		switch {
+		case !found && len(r.Follows) >= MaxFollows:
+			return false, ErrTooMany
+		case !found:
+			r.Follows = slices.Insert(r.Follows, i, Follow{Page: page, AwayOnly: awayOnly, Incarnation: l.Incarnation, Seen: n})
+			return true, nil
+		case r.Follows[i].AwayOnly == awayOnly:
+			return false, nil
+		}
+		f := r.Follows[i].settled(l, o, b.Alive)
+		f.AwayOnly, f.Through, f.Held = awayOnly, nil, 0
+		r.Follows[i] = f
+		return true, nil
+	})
+}
+
+// Unfollow ends a follow, and drops what is unread of the page.
+func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
+	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+		if !found {
+			return false, nil
+		}
+		if r.Follows[i].Unread(l, o, b.Alive) > 0 {
+			r.touch()
+		}
+		r.Follows = slices.Delete(r.Follows, i, i+1)
+		return true, nil
+	})
+}
+
+// Attend notes that the user is present on the page through this life of a
+// gateway, or, unless on, is not any more. Changes since it was last said do
+// not count. Only a follow that is AwayOnly knows.
+func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool) error {
+	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
+		if !found || !r.Follows[i].AwayOnly {
+			return false, nil
+		}
+		old := r.Follows[i]
+		f := old.settled(l, o, b.Alive)
+		f.Through = slices.DeleteFunc(slices.Clone(f.Through), func(l string) bool {
+			return l == life && !on || b.Alive != nil && !b.Alive(l)
+		})
+		if on && !slices.Contains(f.Through, life) {
+			f.Through = append(f.Through, life)
+		}
+		if len(f.Through) == 0 {
+			f.Through, f.Held = nil, 0
+		} else {
+			f.Held, _ = others(l, o)
+		}
+		r.Follows[i] = f
+		return !equal(old, f), nil
+	})
+}
+
+// settled is f with what came while the user was present counted as seen.
+func (f Follow) settled(l Level, o Own, alive func(string) bool) Follow {
+	n, _ := others(l, o)
+	f.Seen = max(n-f.Unread(l, o, alive), 0)
+	f.Incarnation = l.Incarnation
+	return f
+}
+
+// Reset makes everything that the user follows seen, as far as it has come when
+// this is called: a later change counts. It returns the state after it.
+func (b *Book) Reset(ctx context.Context, user User) (State, error) {
+	for n := range attempts {
+		states, err := b.Read(ctx, user)
+		if err != nil {
+			return State{}, err
+		}
+		s := states[0]
+		old := s.Record
+		s.Record = s.Clone()
+		moved := false
+		for i, f := range s.Follows {
+			if f.Unread(s.Levels[i], s.Owns[i], b.Alive) > 0 {
+				moved = true
+				all, _ := others(s.Levels[i], s.Owns[i])
+				if f.present(b.Alive) {
+					all = min(all, f.Held)
+				}
+				f.Incarnation, f.Seen = s.Levels[i].Incarnation, all
+				s.Follows[i] = f
+			}
+		}
+		if !moved {
+			return s, nil
+		}
+		s.touch()
+		s.Version, err = b.Store.Save(ctx, user, old, s.Record)
+		if !errors.Is(err, ErrConflict) {
+			return s, err
+		}
+		if err := pause(ctx, n); err != nil {
+			return State{}, err
+		}
+	}
+	return State{}, errCrowded
+}
+
+func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
+
+// edit changes what the user has of one page: fn is given its place in the
+// record, and reports whether it changed it.
+func (b *Book) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
+	for n := range attempts {
+		records, err := b.Store.Records(ctx, []User{user})
+		if err != nil {
+			return err
+		}
+		levels, owns, err := b.Store.Levels(ctx, user, []string{page})
+		if err != nil {
+			return err
+		}
+		r := records[0].Clone()
+		i, found := r.Find(page)
+		changed, err := fn(&r, i, found, levels[0], owns[0])
+		if err != nil || !changed {
+			return err
+		}
+		if _, err = b.Store.Save(ctx, user, records[0], r); !errors.Is(err, ErrConflict) {
+			return err
+		}
+		if err := pause(ctx, n); err != nil {
+			return err
+		}
+	}
+	return errCrowded
+}
+
+var errCrowded = fmt.Errorf("%w: too many requests change the same follows at once", presence.ErrUnavailable)
+
+// pause lets others save before the next attempt.
+func pause(ctx context.Context, n int) error {
+	t := time.NewTimer(rand.N(time.Millisecond << min(n, 6)))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", presence.ErrUnavailable, ctx.Err())
+	case <-t.C:
+		return nil
+	}
+}
