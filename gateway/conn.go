@@ -20,6 +20,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+	"headcount/presence/unread"
 )
 
 const (
@@ -47,16 +48,18 @@ var errNoPoller = errors.New("there is no poller for this connection")
 // receives. A silent one has no goroutine: whoever learns that there is
 // something to do for it takes its turn and serves it.
 type conn struct {
-	g       *Gateway
-	shard   *shard
-	wire    *wire
-	user    presence.User
-	events  bool
-	expires time.Duration // when the token ends, by the shard's clock; 0: never
-	heardAt atomic.Int64  // last sign of life, by the shard's clock
-	ended   atomic.Bool   // a close frame has been sent, or is about to be
-	linger  atomic.Bool   // it is out, and the client has until lingerClose
-	hup     atomic.Bool   // the client has closed its side: read to the end
+	g      *Gateway
+	shard  *shard
+	wire   *wire
+	user   presence.User
+	events bool
+	// follower is the user with what he follows; nil for an event stream.
+	follower *follower
+	expires  time.Duration // when the token ends, by the shard's clock; 0: never
+	heardAt  atomic.Int64  // last sign of life, by the shard's clock
+	ended    atomic.Bool   // a close frame has been sent, or is about to be
+	linger   atomic.Bool   // it is out, and the client has until lingerClose
+	hup      atomic.Bool   // the client has closed its side: read to the end
 
 	// turns counts the occasions to serve since nobody did. Who counts the first
 	// has the turn, until nobody has counted another: so exactly one goroutine
@@ -70,6 +73,7 @@ type conn struct {
 	tail   int32         // … and the last delivery in it
 	missed bool          // a delivery was not written
 	pinged time.Duration // an unanswered ping was sent then; 0: none
+	bell   bell
 
 	// The turn's own.
 	slot    int32    // in the poller; 0: none, a goroutine reads
@@ -118,6 +122,9 @@ func (c *conn) start(hello []byte, pages ...string) {
 		_ = c.wire.Close() // serve cleans up
 	}
 	c.shard.add(c)
+	if c.follower != nil {
+		c.g.followers.add(c)
+	}
 	if c.g.draining.Load() { // Drain may have looked already
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
@@ -364,12 +371,16 @@ func (c *conn) do(m message) error {
 		if err != nil {
 			return tooManyPages(page)
 		}
+		if fresh {
+			c.g.followers.moved(c, page)
+		}
 		if fresh && c.g.roster.join(c.user, page, c) {
 			c.g.joined(c, page, presence.Count{})
 		}
 	case typeLeave:
 		if c.shard.leave(c, m.pages[0]) {
 			c.g.roster.leave(c.user, m.pages[0], c, false)
+			c.g.followers.moved(c, m.pages[0])
 		}
 	case typeSubscribe:
 		if err := c.shard.watch(c, m.pages); err != nil {
@@ -379,8 +390,8 @@ func (c *conn) do(m message) error {
 		c.shard.unwatch(c, m.pages)
 	case typeHeartbeat:
 		return c.send(frameText, []byte(`{"type":"heartbeat"}`))
-	case typeRead: // nothing can be followed yet, so nothing is unread
-		return c.send(frameText, appendUnread(nil, 0))
+	case typeRead:
+		c.g.followers.read(c)
 	}
 	return nil
 }
@@ -444,8 +455,12 @@ func (c *conn) awaitClose() {
 // leave forgets a connection that has ended without saying so for its pages:
 // its user stays for the grace.
 func (g *Gateway) leave(c *conn) {
-	for _, page := range c.shard.remove(c) {
+	joined := c.shard.remove(c)
+	for _, page := range joined {
 		g.roster.leave(c.user, page, c, true)
+	}
+	if c.follower != nil {
+		g.followers.leave(c.follower, c, joined)
 	}
 	g.release()
 }
@@ -476,13 +491,18 @@ func (c *conn) expire() {
 
 // accept upgrades the request, which upgradeProblem has found to be right, and
 // hands the connection over, so that the server's goroutine and buffers for the
-// request are freed. Answer and first messages go in one write.
+// request are freed. Answer and first messages go in one write. While the store
+// is away the unread count of a user who is new here is not known: it comes when
+// it is, since 0 would not be true.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
+	f := g.followers.enter(r.Context(), unread.User(g.cfg.Identities.Hash128(id.User)))
 	c, err := g.open(w, id.Hash, id.Expires)
 	if err != nil {
+		g.followers.leave(f, nil, nil)
 		return err
 	}
+	c.follower = f
 	head := w.Header()
 	head.Set("Upgrade", "websocket")
 	head.Set("Connection", "Upgrade")
@@ -492,7 +512,13 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) err
 	}
 	hello := responseHead(http.StatusSwitchingProtocols, head)
 	hello = appendFrame(hello, frameText, appendWelcome(nil, id, g.cfg.PingInterval))
-	hello = appendFrame(hello, frameText, appendUnread(nil, 0))
+	count, known := g.followers.unread(f)
+	if known {
+		hello = appendFrame(hello, frameText, appendUnread(nil, count))
+	}
+	if c.bell.told = count; !known {
+		c.bell.told = -1 // whatever it is, it is news
+	}
 	c.start(hello)
 	return nil
 }
@@ -515,7 +541,7 @@ func responseHead(status int, head http.Header) []byte {
 // Receive takes a presence node's answer to a beat. It does not block.
 func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
 
-// Push takes new counts, in any order, repeated or not. It does not block.
+// Push takes new counts, and what travels like them, in any order, repeated or not. It does not block.
 func (g *Gateway) Push(counts []presence.Count) {
 	for _, c := range counts {
 		g.hub.update(c)

@@ -23,6 +23,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+	"headcount/presence/unread"
 )
 
 // budgetPerCore leaves half of what a core can deliver to everything else.
@@ -46,6 +47,11 @@ type Config struct {
 	Incarnation uint64
 
 	Store Store
+	// Unread keeps changes and follows; what it publishes comes as counts do. Required.
+	Unread unread.Store
+	// Alive reports whether the life of another gateway, "name/incarnation", still
+	// lasts. It must not block. Default: there is no other.
+	Alive func(life string) bool
 	// Send carries a beat to the owner of its partition. It must not block and
 	// may lose it.
 	Send func(*heartbeat.Beat)
@@ -70,6 +76,7 @@ type Config struct {
 	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
 	Identities *Identities
+	APIKeys    []string // for calls from servers; without any there are none
 	Origins    *Origins
 	Proxies    *Proxies
 	Assets     fs.FS // index.html is served at /, the others under /-/
@@ -81,6 +88,8 @@ type Gateway struct {
 	cfg         Config
 	hub         *hub
 	roster      *roster
+	followers   *followers
+	keys        apiKeys
 	limiter     *addressLimiter
 	metrics     *metrics
 	handler     http.Handler
@@ -108,12 +117,13 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w: it has no name", ErrConfig)
 	case cfg.UpdateInterval < 10*time.Millisecond:
 		return nil, fmt.Errorf("gateway: %w: update interval %s is under 10ms", ErrConfig, cfg.UpdateInterval)
-	case cfg.Store == nil || cfg.Send == nil || cfg.Hold == nil || cfg.Ready == nil:
+	case cfg.Store == nil || cfg.Unread == nil || cfg.Send == nil || cfg.Hold == nil || cfg.Ready == nil:
 		return nil, fmt.Errorf("gateway: %w: it has no store or nobody to send to", ErrConfig)
 	case cfg.Identities == nil || cfg.Origins == nil || cfg.Proxies == nil || cfg.Assets == nil:
 		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
 	}
-	g := &Gateway{cfg: cfg, limiter: newAddressLimiter()}
+	cfg.Incarnation = cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))
+	g := &Gateway{cfg: cfg, limiter: newAddressLimiter(), keys: newAPIKeys(cfg.APIKeys)}
 	read, err := lru.New[string, presence.Count](recentPages)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -130,7 +140,9 @@ func New(cfg Config) (*Gateway, error) {
 		}
 		g.hub.shards = append(g.hub.shards, s)
 	}
-	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))}
+	g.followers = newFollowers(g, LifeName(cfg.Name, cfg.Incarnation), cfg.Unread, cfg.Alive)
+	g.hub.topics = g.followers.update
+	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Send)
 	g.roster.ready = g.joined
 	g.metrics = newMetrics(g)
@@ -195,6 +207,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { g.roster.run(ctx) })
 	wg.Go(func() { g.hub.run(ctx) })
+	wg.Go(func() { g.followers.run(ctx) })
 	for _, s := range g.hub.shards {
 		wg.Go(func() { s.run(ctx) })
 		wg.Go(func() { s.poller.run(ctx) })
@@ -211,12 +224,18 @@ func (g *Gateway) OwnersChanged(partitions []int) {
 	}
 }
 
+// OthersChanged says that what Alive answers has changed.
+func (g *Gateway) OthersChanged() { g.followers.othersChanged() }
+
 // StoreAway says that the store cannot be reached: counts are stale from now
 // on. StoreBack says that it can be again: everything is read anew.
 func (g *Gateway) StoreAway() { g.hub.away() }
 
 // StoreBack ends StoreAway.
-func (g *Gateway) StoreBack() { g.hub.back() }
+func (g *Gateway) StoreBack() {
+	g.hub.back()
+	g.followers.storeBack()
+}
 
 // moveRate is how many clients a second a draining gateway sends elsewhere, as
 // long as there is time.
@@ -248,12 +267,12 @@ func (g *Gateway) Drain(ctx context.Context) error {
 	}()
 	select {
 	case <-done:
-		return nil
 	case <-ctx.Done():
 		g.each(func(c *conn) { c.dead() }) // they had their time
 		<-done
-		return nil
 	}
+	g.followers.depart(ctx)
+	return nil
 }
 
 // settle waits until no connections are left, or d has passed.

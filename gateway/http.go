@@ -57,6 +57,7 @@ func (g *Gateway) routes() http.Handler {
 	e.GET("/:page/counter/events", g.getEvents)
 	get("/-/counters", g.getCounters)
 	e.GET("/-/ws", g.getSocket)
+	g.notices(e, get)
 	g.assets(get)
 	return e
 }
@@ -282,17 +283,26 @@ func (g *Gateway) getCounters(c *gin.Context) {
 	write(c, "application/json", append(body, "]}\n"...))
 }
 
-// readAction reads a body of the form {"action":"…"}; when it cannot the answer
-// has been written.
-func readAction(c *gin.Context, actions ...string) (string, bool) {
+// readBody reads a body; when it cannot the answer has been written.
+func readBody(c *gin.Context) ([]byte, bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
 		writeProblem(c.Writer, http.StatusRequestEntityTooLarge, "A body has at most 4096 bytes.")
-		return "", false
+		return nil, false
 	case err != nil:
 		badRequest(c, "The body could not be read.")
+		return nil, false
+	}
+	return body, true
+}
+
+// readAction reads a body of the form {"action":"…"}; when it cannot the answer
+// has been written.
+func readAction(c *gin.Context, actions ...string) (string, bool) {
+	body, ok := readBody(c)
+	if !ok {
 		return "", false
 	}
 	var members map[string]json.RawMessage
@@ -322,11 +332,8 @@ func (g *Gateway) putCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if id.Fresh {
-		if ok, wait := g.limiter.allow(g.cfg.Proxies.Addr(c.Request), time.Now()); !ok {
-			writeProblem(c.Writer, http.StatusTooManyRequests, "Too many requests without an identity from this address; send the id you were given, or wait.", retryAfter(wait))
-			return
-		}
+	if !g.admit(c, id) {
+		return
 	}
 	if err := g.ready(); err != nil {
 		unavailable(c, err)
@@ -350,6 +357,19 @@ func (g *Gateway) putCounter(c *gin.Context) {
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
 		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
 	}
+}
+
+// admit bounds the new identities that one address gets by writing; when there
+// were too many the answer has been written.
+func (g *Gateway) admit(c *gin.Context, id Identity) bool {
+	if !id.Fresh {
+		return true
+	}
+	ok, wait := g.limiter.allow(g.cfg.Proxies.Addr(c.Request), time.Now())
+	if !ok {
+		writeProblem(c.Writer, http.StatusTooManyRequests, "Too many requests without an identity from this address; send the id you were given, or wait.", retryAfter(wait))
+	}
+	return ok
 }
 
 // reserve takes a place for a long connection; when there is none the answer

@@ -27,8 +27,9 @@ type hub struct {
 	store  Store
 	log    zerolog.Logger
 	shards []*shard
-	next   atomic.Uint64 // spreads connections over shards
-	wake   chan struct{} // holds one: run has something to attach or detach
+	next   atomic.Uint64        // spreads connections over shards
+	wake   chan struct{}        // holds one: run has something to attach or detach
+	topics func(presence.Count) // is told of topics that are no pages, as the shards are of pages
 
 	// read is what was last read of pages that nobody here subscribed to, for when
 	// the store is away. It has a lock of its own; beyond recentPages the one read
@@ -142,6 +143,10 @@ func (w *watched) hint(c presence.Count) {
 }
 
 func (h *hub) tell(c presence.Count) {
+	if !presence.IsPage(c.Page) {
+		h.topics(c)
+		return
+	}
 	for _, s := range h.shards {
 		s.update(c)
 	}

@@ -46,7 +46,7 @@ func newMetrics(g *Gateway) *metrics {
 			Name: "headcount_connections", Help: "Open WebSockets and event streams.",
 		}, func() float64 { return float64(g.connections.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_pages_watched", Help: "Pages with subscribers at this gateway.",
+			Name: "headcount_pages_watched", Help: "Pages with subscribers or followers at this gateway, and followers.",
 		}, func() float64 {
 			g.hub.mu.Lock()
 			defer g.hub.mu.Unlock()

@@ -62,7 +62,7 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Name: "g", Store: store, Hold: nd.Hold,
+		Name: "g", Store: store, Unread: store, Hold: nd.Hold,
 		Send: func(b *heartbeat.Beat) { nd.Deliver(b) },
 		Ready: func() error {
 			for i := range presence.DefaultPartitions {
@@ -111,6 +111,9 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 			if len(s.conns) != 0 || len(s.topics) != 0 {
 				t.Errorf("a shard has %d connections and %d topics left", len(s.conns), len(s.topics))
 			}
+		}
+		if fs := g.followers; len(fs.users)+len(fs.pages)+len(fs.staleUsers)+len(fs.stalePages)+len(fs.graces) != 0 {
+			t.Errorf("%d users and %d pages of followers are left", len(fs.users), len(fs.pages))
 		}
 		server.Close()
 		cancel()

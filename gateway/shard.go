@@ -38,6 +38,7 @@ type shard struct {
 	conns  []*conn
 	due    []*topic // topics to look at, each once
 	fresh  []visit  // subscribers to serve at once
+	bells  []*conn  // to be told their unread count, each once
 
 	// run's own
 	pace   pace
@@ -46,6 +47,8 @@ type shard struct {
 	batch  []delivery
 	joined []byte
 	try    *attempt
+
+	bellText []byte // frames of the bells of one pass
 }
 
 // topic is a page with subscribers in this shard.
@@ -344,6 +347,10 @@ func (s *shard) freed(c *conn) {
 			s.visit(c, p.page)
 		}
 	}
+	if c.follower != nil {
+		c.bell.forced = c.bell.forced || c.missed
+		s.queueBell(c)
+	}
 	c.missed = false
 }
 
@@ -401,6 +408,9 @@ func (s *shard) deliver() (next time.Duration) {
 	}
 	clear(s.due[len(later):])
 	s.due = later
+	if at := s.offerBells(now); next == 0 || at != 0 && at < next {
+		next = at
+	}
 	s.mu.Unlock()
 
 	for i := 1; i < len(s.batch); i++ {
@@ -458,7 +468,12 @@ func (s *shard) offer(t *topic, sub *subscription, now time.Duration) {
 		return
 	}
 	sub.gen, sub.at = t.gen, now
-	d := delivery{conn: c, bytes: t.encoded(c.events), chained: c.pass == s.pass}
+	s.chain(c, t.encoded(c.events))
+}
+
+// chain adds bytes to what the connection gets in this pass.
+func (s *shard) chain(c *conn, bytes []byte) {
+	d := delivery{conn: c, bytes: bytes, chained: c.pass == s.pass}
 	if i := int32(len(s.batch)); d.chained {
 		s.batch[c.tail].more, c.tail = i, i
 	} else {

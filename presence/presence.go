@@ -104,13 +104,7 @@ func (c Count) AppendMembers(b []byte) []byte {
 	b = append(b, `,"count":`...)
 	b = strconv.AppendInt(b, c.Users, 10)
 	b = append(b, `,"updated_at":`...)
-	if c.Updated.IsZero() {
-		b = append(b, "null"...)
-	} else {
-		b = append(b, '"')
-		b = c.Updated.UTC().AppendFormat(b, "2006-01-02T15:04:05Z")
-		b = append(b, '"')
-	}
+	b = AppendTime(b, c.Updated)
 	b = append(b, `,"version":"`...)
 	b = c.Version.append(b)
 	b = append(b, '"')
@@ -128,6 +122,17 @@ func (c Count) AppendMembers(b []byte) []byte {
 		b = append(b, ']')
 	}
 	return b
+}
+
+// AppendTime appends the outside form of a time: UTC in whole seconds, or null
+// for the zero time.
+func AppendTime(b []byte, t time.Time) []byte {
+	if t.IsZero() {
+		return append(b, "null"...)
+	}
+	b = append(b, '"')
+	b = t.UTC().AppendFormat(b, "2006-01-02T15:04:05Z")
+	return append(b, '"')
 }
 
 // MarshalJSON is AppendJSON for encoding/json.

@@ -123,7 +123,7 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 			cfg.IDSecrets = derivedIDSecrets(cfg.ClusterSecrets)
 		}
 		gw, closeGateway, err := newGateway(cfg, log, gateway.Config{
-			Name: self.Name, Incarnation: self.Incarnation, Store: store,
+			Name: self.Name, Incarnation: self.Incarnation, Store: store, Unread: store, Alive: p.alive,
 			Send: p.sendBeat, Hold: p.hold, Ready: p.ready, Parts: store.Parts,
 		})
 		if err != nil {

@@ -108,9 +108,7 @@ func unsupported(c *Config) error {
 	for _, s := range []struct {
 		given      bool
 		flag, mend string
-	}{
-		{c.DataDir != "", "data-dir", "leave it out: the embedded store keeps everything in memory"},
-	} {
+	}{} {
 		if s.given {
 			return refuse(s.flag, "not supported yet by this version; %s", s.mend)
 		}
@@ -241,6 +239,9 @@ func (c *Config) checkRegions() error {
 			return refuse("peer", "%q: %s", name, problem)
 		}
 		seen[name] = true
+	}
+	if c.DataDir != "" && c.Redis != "" {
+		return refuse("data-dir", "it is the embedded store's, and with --redis everything is kept in Redis; leave one of the two out")
 	}
 	if len(c.Peers) > 0 && c.Redis == "" {
 		return refuse("peer", "regions meet in their Redis; give --redis for this one too, or leave --peer out")

@@ -374,7 +374,7 @@ func TestUnsupported(t *testing.T) {
 	if err := unsupported(&c); err != nil {
 		t.Fatalf("defaults: %v", err)
 	}
-	c.Redis, c.DataDir = "redis://h", "/data"
+	c.Redis = "redis://h"
 	for err := unsupported(&c); err != nil; err = unsupported(&c) { // none, one or more, as versions go
 		var s *settingError
 		if !errors.As(err, &s) || !strings.Contains(err.Error(), "not supported yet by this version; ") {
@@ -383,8 +383,6 @@ func TestUnsupported(t *testing.T) {
 		switch s.flag {
 		case "redis":
 			c.Redis = ""
-		case "data-dir":
-			c.DataDir = ""
 		default:
 			t.Fatalf("got %v", err)
 		}

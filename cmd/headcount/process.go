@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -93,8 +94,9 @@ type process struct {
 	regions    *region.Replicator // with the dispatcher
 
 	table   atomic.Pointer[ring.Table]
-	up      atomic.Bool // the store answers
-	read    atomic.Bool // complete counts have been read once
+	lives   atomic.Pointer[map[string]bool] // of the gateways that are there; nil: not known yet
+	up      atomic.Bool                     // the store answers
+	read    atomic.Bool                     // complete counts have been read once
 	leaving atomic.Bool
 	turned  chan struct{} // holds one: up has changed
 	hurry   chan struct{} // holds one: renew now, somebody has another table
@@ -438,18 +440,23 @@ func (p *process) sight(processes []presence.Process, now time.Time, gap bool) {
 // adopt makes the table what the processes that are there make of it.
 func (p *process) adopt(ctx context.Context) error {
 	var nodes, dispatchers []string
+	lives := map[string]bool{}
 	for name, s := range p.seen {
 		if time.Since(s.at) >= absentFor {
 			delete(p.seen, name)
 			p.gone(ctx, s.Process)
 			continue
 		}
+		lives[gateway.LifeName(name, s.Incarnation)] = true
 		if slices.Contains(s.Roles, rolePresence) {
 			nodes = append(nodes, name)
 		}
 		if slices.Contains(s.Roles, roleDispatcher) {
 			dispatchers = append(dispatchers, name)
 		}
+	}
+	if old := p.lives.Swap(&lives); p.gateway != nil && (old == nil || !maps.Equal(*old, lives)) {
+		p.gateway.OthersChanged()
 	}
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
@@ -499,6 +506,12 @@ func (p *process) moved(old, t *ring.Table) (partitions []int) {
 		}
 	}
 	return partitions
+}
+
+// alive reports whether the life of a gateway still lasts, as far as is known.
+func (p *process) alive(life string) bool {
+	lives := p.lives.Load()
+	return lives == nil || (*lives)[life]
 }
 
 // gone clears up after a process that died: the dispatcher of the first bucket

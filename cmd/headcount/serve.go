@@ -135,7 +135,11 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 
 // embedded runs all roles in this process, over a store in its memory.
 func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error) {
-	store := memstore.New(memstore.Config{})
+	store, where, err := openEmbedded(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*system, error) { return nil, errors.Join(err, store.Close()) }
 	var gw *gateway.Gateway // the chain is a ring: gateway, node, store, dispatcher, gateway
 	nd, err := node.New(store, node.Config{
 		Name:            localName,
@@ -144,7 +148,7 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 		Log:             log,
 	})
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
 	ready := func() error {
 		counts, err := store.Counts(context.Background(), []string{presence.Site})
@@ -153,19 +157,24 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 		}
 		return err
 	}
-	if len(cfg.IDSecrets) == 0 {
+	switch {
+	case len(cfg.IDSecrets) > 0:
+	case store.Secret() != "":
+		cfg.IDSecrets = []string{store.Secret()}
+	default:
 		log.Info().Msg("no --id-secret: anonymous ids are signed with a random one and end with this process")
 		cfg.IDSecrets = []string{rand.Text()}
 	}
 	gw, closeGateway, err := newGateway(cfg, log, gateway.Config{
-		Name:  localName,
-		Store: store,
-		Send:  func(b *heartbeat.Beat) { nd.Deliver(b) },
-		Hold:  nd.Hold,
-		Ready: ready,
+		Name:   localName,
+		Store:  store,
+		Unread: store,
+		Send:   func(b *heartbeat.Beat) { nd.Deliver(b) },
+		Hold:   nd.Hold,
+		Ready:  ready,
 	})
 	if err != nil {
-		return nil, err
+		return fail(err)
 	}
 	dp := dispatcher.New(store, func(_ context.Context, _ string, counts []presence.Count) error {
 		gw.Push(counts)
@@ -177,7 +186,7 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 		gateway:    gw,
 		ready:      gw.Ready,
 		collectors: append(gw.Collectors(), nd.Collectors()...),
-		store:      "embedded, in memory",
+		store:      where,
 		run: func(ctx context.Context) error {
 			var all errgroup.Group
 			for _, run := range []func(context.Context) error{nd.Run, dp.Run, gw.Run} {
@@ -186,8 +195,26 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 			return all.Wait()
 		},
 		leave: func(context.Context) {},
-		close: closeGateway,
+		close: func() {
+			closeGateway()
+			if err := store.Close(); err != nil {
+				log.Error().Err(err).Msg("the data directory could not be closed")
+			}
+		},
 	}, nil
+}
+
+// openEmbedded opens the store in memory or with a data directory; where says so.
+func openEmbedded(cfg Config, log zerolog.Logger) (store *memstore.Store, where string, err error) {
+	if cfg.DataDir == "" {
+		log.Info().Msg("no --data-dir: follows and unread counts are kept in memory and end with this process")
+		return memstore.New(memstore.Config{Log: log}), "embedded, in memory", nil
+	}
+	store, err = memstore.Open(cfg.DataDir, memstore.Config{Log: log})
+	if err != nil {
+		return nil, "", fmt.Errorf("--data-dir: %w", err)
+	}
+	return store, "embedded, follows and unread in " + cfg.DataDir, nil
 }
 
 // newGateway completes the gateway's configuration with the settings.
@@ -212,6 +239,7 @@ func newGateway(cfg Config, log zerolog.Logger, gc gateway.Config) (gw *gateway.
 	if gc.Proxies, err = gateway.NewProxies(cfg.TrustedProxies); err != nil {
 		return nil, nil, err
 	}
+	gc.APIKeys = cfg.APIKeys
 	gc.HeartbeatInterval = cfg.HeartbeatInterval
 	gc.LeaveGrace = cfg.LeaveGrace
 	gc.UpdateInterval = cfg.UpdateInterval

@@ -27,6 +27,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/cluster"
 	"headcount/presence/heartbeat"
+	"headcount/presence/memstore"
 	"headcount/presence/node"
 )
 
@@ -611,7 +612,7 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *process, log
 	proxies, err := gateway.NewProxies(nil)
 	must(err)
 	gw, err := gateway.New(gateway.Config{
-		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: p.store,
+		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: p.store, Unread: memstore.New(memstore.Config{}),
 		Send: p.sendBeat, Hold: p.hold, Ready: p.ready,
 		LeaveGrace: 2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		Identities: simIdentities(), Origins: origins, Proxies: proxies, Assets: fstest.MapFS{}, Log: log,

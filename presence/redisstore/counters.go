@@ -32,7 +32,7 @@ func (s *Store) known(ctx context.Context) (*client, error) {
 
 // Counts implements presence.Counters.
 func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
-	counts, _, err := s.read(ctx, "", pages, false)
+	counts, err := s.read(ctx, "", pages)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: counts of %d pages: %w", len(pages), err)
 	}
@@ -44,7 +44,7 @@ func (s *Store) Attach(ctx context.Context, gateway string, pages []string) ([]p
 	if gateway == "" || strings.Contains(gateway, "\x00") {
 		return nil, fmt.Errorf("redisstore: attach: %q is no gateway", gateway)
 	}
-	counts, _, err := s.read(ctx, gateway, pages, false)
+	counts, err := s.read(ctx, gateway, pages)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: attach %s to %d pages: %w", gateway, len(pages), err)
 	}
@@ -65,19 +65,51 @@ func (s *Store) pagesByBucket(pages []string, fn func(bucket int, places []int))
 	}
 }
 
+// read returns the counts and, when gateway is not empty, attaches it to them.
+func (s *Store) read(ctx context.Context, gateway string, topics []string) ([]presence.Count, error) {
+	if !slices.ContainsFunc(topics, func(t string) bool { return !presence.IsPage(t) }) {
+		counts, _, err := s.readPages(ctx, gateway, topics, false)
+		return counts, err
+	}
+	var names [2][]string // pages, and the others
+	var places [2][]int
+	for i, t := range topics {
+		kind := 0
+		if !presence.IsPage(t) {
+			kind = 1
+		}
+		names[kind], places[kind] = append(names[kind], t), append(places[kind], i)
+	}
+	pages, _, err := s.readPages(ctx, gateway, names[0], false)
+	if err != nil {
+		return nil, err
+	}
+	others, err := s.readTopics(ctx, gateway, names[1])
+	if err != nil {
+		return nil, err
+	}
+	counts := make([]presence.Count, len(topics))
+	for kind, part := range [2][]presence.Count{pages, others} {
+		for j, i := range places[kind] {
+			counts[i] = part[j]
+		}
+	}
+	return counts, nil
+}
+
 // Parts is the count of a page and each region's share of it: this one's first,
 // without those that are left out, the others by name.
 func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
-	counts, parts, err := s.read(ctx, "", []string{page}, true)
+	counts, parts, err := s.readPages(ctx, "", []string{page}, true)
 	if err != nil {
 		return presence.Count{}, nil, fmt.Errorf("redisstore: parts of a count: %w", err)
 	}
 	return counts[0], parts, nil
 }
 
-// read returns the counts and, when gateway is not empty, attaches it to them;
-// with parts also the regions' shares of the last page.
-func (s *Store) read(ctx context.Context, gateway string, pages []string, parts bool) (counts []presence.Count, shares []presence.Part, err error) {
+// readPages returns the counts and, when gateway is not empty, attaches it to
+// them; with parts also the regions' shares of the last page.
+func (s *Store) readPages(ctx context.Context, gateway string, pages []string, parts bool) (counts []presence.Count, shares []presence.Part, err error) {
 	if len(pages) == 0 {
 		return nil, nil, nil
 	}

@@ -4,6 +4,7 @@ import (
 	"strconv"
 
 	"headcount/presence"
+	"headcount/presence/unread"
 )
 
 // All names in Redis. Braces are the hash tag that puts all keys of a partition,
@@ -18,6 +19,9 @@ import (
 //	hc:{b5}:e        set: endpoints (read.lua)
 //	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
 //	hc:{b5}:c:PAGE   hash: counts of a page (counts.lua)
+//	hc:{b5}:h:PAGE   hash: changes of a page (change.lua)
+//	hc:{b5}:i:HASH   string: an idempotency key of a change that was counted
+//	hc:{b5}:u:USER   hash: what a user follows (save.lua)
 //	hc:{b5}:t        string: random, part of the generation
 //	hc:{b5}:n/0      channel of the bucket, with the number of the database
 //	hc:{c}:facts     hash: what all processes must agree on (renew.lua)
@@ -56,6 +60,10 @@ func endpointsKey(b int) string { return bucketKey(b) + "e" }
 func logKey(b int) string       { return bucketKey(b) + "l" }
 func tokenKey(b int) string     { return bucketKey(b) + "t" }
 func pagePrefix(b int) string   { return bucketKey(b) + "c:" }
+
+func historyKey(b int, page string) string      { return bucketKey(b) + "h:" + page }
+func onceKey(b int, hash string) string         { return bucketKey(b) + "i:" + hash }
+func followsKey(b int, user unread.User) string { return bucketKey(b) + "u:" + user.String() }
 
 // channel has the database in its name, because pub-sub knows no databases.
 func channel(b, db int) string { return bucketKey(b) + "n/" + strconv.Itoa(db) }

@@ -51,3 +51,11 @@ func TestContractOnOneServer(t *testing.T) {
 func TestContractOnCluster(t *testing.T) {
 	storetest.Run(t, func(t testing.TB) presence.Store { return open(t, redistest.ThreeMasters(t).URL()) })
 }
+
+func TestUnreadContractOnOneServer(t *testing.T) {
+	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, redistest.Single(t).URL()) })
+}
+
+func TestUnreadContractOnCluster(t *testing.T) {
+	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, redistest.ThreeMasters(t).URL()) })
+}

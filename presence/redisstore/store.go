@@ -1,4 +1,4 @@
-// Package redisstore is presence.Store in Redis: single, Sentinel or Cluster,
+// Package redisstore is presence.Store and unread.Store in Redis: single, Sentinel or Cluster,
 // 6.2 or newer, without modules. All changes are made by the scripts of package
 // scripts, each of which may run twice or late.
 package redisstore
@@ -159,7 +159,10 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.parse(cfg.URL); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"claim", "fence", "members", "load", "counts", "read", "detach", "renew", "leave", "log", "own", "relog", "peers", "hello", "merge"} {
+	for _, name := range []string{
+		"claim", "fence", "members", "load", "counts", "read", "detach", "renew", "leave", "log", "own", "relog", "peers", "hello", "merge",
+		"change", "levels", "topics", "save",
+	} {
 		text := scripts.Source(name)
 		s.scripts[name] = script{text, redis.NewScript(text).Hash()}
 	}

@@ -1,0 +1,344 @@
+package redisstore
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/presence"
+	"headcount/presence/unread"
+)
+
+const (
+	levelBatch  = 500 // pages in one run of levels.lua
+	authorBatch = 1000
+	ringSize    = 8              // newest changes by authors that change.lua keeps
+	emptyFor    = 24 * time.Hour // how long a record without follows is kept
+)
+
+var _ unread.Store = (*Store)(nil)
+
+// Change implements unread.Store. What it costs Redis does not depend on how
+// many users follow the page.
+func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
+	cn, err := s.known(ctx)
+	if err == nil {
+		b := presence.Bucket(page, s.cfg.Buckets)
+		cl := &call{script: "change", keys: []string{stateKey(b), historyKey(b, page)}}
+		if c.Key != "" {
+			hash := unread.KeyHash(page, c.Key)
+			cl.keys = append(cl.keys, onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
+		}
+		by := ""
+		if c.By != nil {
+			by = c.By.String()
+		}
+		cl.args = []any{channel(b, s.db), cn.publish, presence.ChangesTopic(page), by, unread.MaxAuthors, int(unread.KeyFor.Seconds())}
+		err = s.run(ctx, []*call{cl})
+	}
+	if err != nil {
+		return fmt.Errorf("redisstore: change: %w", err)
+	}
+	return nil
+}
+
+// Levels implements unread.Store.
+func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
+	buckets := map[int][]int{} // -> places in pages
+	for i, page := range pages {
+		b := presence.Bucket(page, s.cfg.Buckets)
+		buckets[b] = append(buckets[b], i)
+	}
+	var calls []*call
+	var places [][]int
+	for b, all := range buckets {
+		for at := range slices.Chunk(all, levelBatch) {
+			cl := &call{script: "levels", args: []any{user.String()}}
+			for _, i := range at {
+				cl.keys = append(cl.keys, historyKey(b, pages[i]))
+			}
+			calls, places = append(calls, cl), append(places, at)
+		}
+	}
+	if err := s.run(ctx, calls); err != nil {
+		return nil, nil, fmt.Errorf("redisstore: levels of %d pages: %w", len(pages), err)
+	}
+	levels, owns := make([]unread.Level, len(pages)), make([]unread.Own, len(pages))
+	for k, cl := range calls {
+		reply := cl.reply.([]any)
+		for j, i := range places[k] {
+			text := reply[j].(string)
+			if text == "" {
+				continue
+			}
+			fields := strings.SplitN(text, " ", 5)
+			if len(fields) != 5 {
+				return nil, nil, fmt.Errorf("redisstore: levels: %w: %w", presence.ErrUnavailable, ErrForeign)
+			}
+			levels[i], owns[i] = parseLevel(fields[0], fields[1], fields[2], fields[3]), parseOwn(fields[4])
+		}
+	}
+	return levels, owns, nil
+}
+
+// parseLevel reads what change.lua wrote; what is missing is 0.
+func parseLevel(incarnation, all, by, at string) unread.Level {
+	var l unread.Level
+	l.Incarnation, _ = strconv.ParseUint(incarnation, 10, 64)
+	l.All, _ = strconv.ParseInt(all, 10, 64)
+	l.By, _ = strconv.ParseInt(by, 10, 64)
+	l.At = parseTime(at)
+	return l
+}
+
+func parseOwn(text string) unread.Own {
+	fields := strings.Split(text, " ")
+	if len(fields) != 3 {
+		return unread.Own{}
+	}
+	var o unread.Own
+	o.Changes, _ = strconv.ParseInt(fields[0], 10, 64)
+	o.Last, _ = strconv.ParseInt(fields[1], 10, 64)
+	o.Before = parseTime(fields[2])
+	return o
+}
+
+// parseTime reads unix seconds; 0 is none.
+func parseTime(text string) time.Time {
+	if sec, _ := strconv.ParseInt(text, 10, 64); sec > 0 {
+		return time.Unix(sec, 0).UTC()
+	}
+	return time.Time{}
+}
+
+// Authors implements unread.Store. When few changed the page since, the level
+// has them; else those of users are looked up, in batches: what a later batch
+// says may be newer than the level, which is the first one's.
+func (s *Store) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+	fields := make([]string, 0, ringSize)
+	for i := range ringSize {
+		fields = append(fields, "r"+strconv.Itoa(i))
+	}
+	l, ring, err := s.history(ctx, page, fields)
+	if err != nil {
+		return unread.Level{}, nil, err
+	}
+	owns := map[unread.User]unread.Own{}
+	if l.By <= since {
+		return l, owns, nil
+	}
+	if l.By-since <= ringSize {
+		for by := since + 1; by <= l.By; by++ { // a later change of a user replaces an earlier one
+			number, rest, _ := strings.Cut(ring[by%ringSize], " ")
+			if own, name, ok := cutLast(rest); ok && number == strconv.FormatInt(by, 10) {
+				if u, err := unread.ParseUser(name); err == nil {
+					owns[u] = parseOwn(own)
+				}
+			}
+		}
+		return l, owns, nil
+	}
+	first := true
+	for batch := range slices.Chunk(users, authorBatch) {
+		fields := make([]string, len(batch))
+		for i, u := range batch {
+			fields[i] = "o" + u.String()
+		}
+		level, values, err := s.history(ctx, page, fields)
+		if err != nil {
+			return unread.Level{}, nil, err
+		}
+		if first {
+			l, first = level, false
+		}
+		for i, v := range values {
+			if v != "" {
+				owns[batch[i]] = parseOwn(v)
+			}
+		}
+	}
+	return l, owns, nil
+}
+
+func cutLast(s string) (before, after string, ok bool) {
+	i := strings.LastIndexByte(s, ' ')
+	if i < 0 {
+		return "", "", false
+	}
+	return s[:i], s[i+1:], true
+}
+
+// history reads a page's level and other fields of the same hash in one step.
+func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *client) error {
+		s.metrics.commands.Inc()
+		reply, err := c.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), append([]string{"i", "n", "a", "t"}, fields...)...).Result()
+		if err != nil {
+			return err
+		}
+		values = make([]string, len(reply))
+		for i, v := range reply {
+			values[i], _ = v.(string) // nil: it is not there
+		}
+		return nil
+	})
+	if err != nil {
+		return l, nil, fmt.Errorf("redisstore: history of a page: %w", err)
+	}
+	return parseLevel(values[0], values[1], values[2], values[3]), values[4:], nil
+}
+
+func (s *Store) userBucket(u unread.User) int {
+	return presence.Bucket(presence.FollowsTopic(u), s.cfg.Buckets)
+}
+
+// Records implements unread.Store.
+func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Record, error) {
+	records := make([]unread.Record, 0, len(users))
+	for batch := range slices.Chunk(users, maxPipeline) {
+		cmds := make([]*redis.MapStringStringCmd, len(batch))
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
+			pipe := c.Pipeline()
+			for i, u := range batch {
+				cmds[i] = pipe.HGetAll(ctx, followsKey(s.userBucket(u), u))
+			}
+			s.metrics.commands.Add(float64(len(batch)))
+			_, err := pipe.Exec(ctx)
+			return err
+		})
+		for _, cmd := range cmds {
+			if err != nil {
+				break
+			}
+			var r unread.Record
+			r, err = parseRecord(cmd.Val())
+			records = append(records, r)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("redisstore: follows of %d users: %w", len(users), err)
+		}
+	}
+	return records, nil
+}
+
+// parseRecord reads the hash of save.lua.
+func parseRecord(fields map[string]string) (r unread.Record, err error) {
+	head, ok := fields[""]
+	if !ok {
+		if len(fields) > 0 {
+			return r, fmt.Errorf("%w: %w: follows without a version", presence.ErrUnavailable, ErrForeign)
+		}
+		return r, nil
+	}
+	var updated string
+	if f := strings.Split(head, " "); len(f) == 3 {
+		r.Version.Incarnation, _ = strconv.ParseUint(f[0], 10, 64)
+		r.Version.Sequence, _ = strconv.ParseUint(f[1], 10, 64)
+		updated = f[2]
+	}
+	if r.Version == (presence.Version{}) {
+		return r, fmt.Errorf("%w: %w: the version of follows is %q", presence.ErrUnavailable, ErrForeign, head)
+	}
+	r.Updated = parseTime(updated)
+	r.Follows = make([]unread.Follow, 0, len(fields)-1)
+	for page, value := range fields {
+		if page == "" {
+			continue
+		}
+		f, err := unread.ParseFollow(page, value)
+		if err != nil {
+			return r, fmt.Errorf("%w: %w: %w", presence.ErrUnavailable, ErrForeign, err)
+		}
+		r.Follows = append(r.Follows, f)
+	}
+	slices.SortFunc(r.Follows, func(a, b unread.Follow) int { return strings.Compare(a.Page, b.Page) })
+	return r, nil
+}
+
+// Save implements unread.Store.
+func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record) (presence.Version, error) {
+	v, err := s.save(ctx, user, old, r)
+	if err != nil {
+		return v, fmt.Errorf("redisstore: save follows: %w", err)
+	}
+	return v, nil
+}
+
+func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record) (v presence.Version, err error) {
+	cn, err := s.known(ctx)
+	if err != nil {
+		return v, err
+	}
+	updated := int64(0)
+	if !r.Updated.IsZero() {
+		updated = r.Updated.Unix()
+	}
+	set, gone := r.Differences(old)
+	b := s.userBucket(user)
+	cl := &call{
+		script: "save",
+		keys:   []string{stateKey(b), followsKey(b, user)},
+		args: append(make([]any, 0, 7+2*len(set)+len(gone)),
+			channel(b, s.db), cn.publish, presence.FollowsTopic(user),
+			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), updated, int(emptyFor.Seconds()), len(set)),
+	}
+	for _, f := range set {
+		cl.args = append(cl.args, f.Page, f.AppendValue(nil))
+	}
+	for _, page := range gone {
+		cl.args = append(cl.args, page)
+	}
+	if err := s.run(ctx, []*call{cl}); err != nil {
+		return v, err
+	}
+	text := cl.reply.(string)
+	if text == "" {
+		return v, unread.ErrConflict
+	}
+	_, err = fmt.Sscanf(text, "%d %d", &v.Incarnation, &v.Sequence)
+	return v, err
+}
+
+// readTopics returns the counts of topics that are no pages and, when gateway is
+// not empty, attaches it to them.
+func (s *Store) readTopics(ctx context.Context, gateway string, topics []string) ([]presence.Count, error) {
+	c, err := s.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var calls []*call
+	var places [][]int
+	s.pagesByBucket(topics, func(b int, at []int) {
+		cl := &call{
+			script: "topics",
+			keys:   append(make([]string, 0, 2+len(at)), stateKey(b), endpointsKey(b)),
+			args:   append(make([]any, 0, 3+len(at)), channel(b, s.db), c.publish, gateway),
+		}
+		for _, i := range at {
+			key := ""
+			if page, ok := presence.PageOfChanges(topics[i]); ok {
+				key = historyKey(b, page)
+			} else if user, ok := presence.UserOfFollows(topics[i]); ok {
+				key = followsKey(b, user)
+			}
+			cl.keys, cl.args = append(cl.keys, key), append(cl.args, topics[i])
+		}
+		calls, places = append(calls, cl), append(places, at)
+	})
+	if err := s.run(ctx, calls); err != nil {
+		return nil, err
+	}
+	counts := make([]presence.Count, len(topics))
+	for k, cl := range calls {
+		for j, i := range places[k] {
+			counts[i] = s.count(topics[i], cl.reply.([]any)[j].(string), "0")
+		}
+	}
+	return counts, nil
+}

@@ -1,0 +1,35 @@
+-- save.lua: change what one user follows, unless somebody else did meanwhile, and
+-- publish the new version.
+--
+-- KEYS[1]  {b}:s  hash, see fence.lua
+-- KEYS[2]  {b}:u:<user>  hash: '' 'incarnation sequence updated', page -> follow
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  topic
+-- ARGV[4]  'incarnation sequence' that was read; '0 0': there was none
+-- ARGV[5]  updated   ARGV[6]  seconds a record without follows is kept
+-- ARGV[7]  number of follows to set; then page, follow, page, follow, …
+-- then     pages that are not followed any more
+-- Returns  the new 'incarnation sequence', or empty: it was another.
+-- Safe to repeat: the second finds another version. O(follows given).
+
+local old = string.match(redis.call('HGET', KEYS[2], '') or '', '^%d+ %d+') or '0 0'
+if old ~= ARGV[4] then return '' end
+local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
+local inc, seq = string.match(old, '^(%d+) (%d+)$')
+if inc == '0' then
+  local time = redis.call('TIME')
+  inc = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+end
+seq = string.format('%.0f', seq + 1)
+local sets, gone = {'', inc .. ' ' .. seq .. ' ' .. ARGV[5]}, {}
+local from = 8 + 2 * ARGV[7]
+for i = 8, from - 1 do sets[#sets + 1] = ARGV[i] end
+for i = from, #ARGV do gone[#gone + 1] = ARGV[i] end
+if #gone > 0 then redis.call('HDEL', KEYS[2], unpack(gone)) end
+redis.call('HSET', KEYS[2], unpack(sets))
+if redis.call('HLEN', KEYS[2]) > 1 then
+  redis.call('PERSIST', KEYS[2])
+else
+  redis.call('EXPIRE', KEYS[2], ARGV[6])
+end
+redis.call(ARGV[2], ARGV[1], string.format('%.0f 0 0\nc %d 0 0 %s %s\n', q, #ARGV[3], inc, seq) .. ARGV[3])
+return inc .. ' ' .. seq
