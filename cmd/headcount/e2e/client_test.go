@@ -71,6 +71,7 @@ type dialer struct {
 	query     string // without ?
 	headers   []string
 	protocols []string
+	unread    int // what the user has
 }
 
 // dial connects, and checks welcome and unread.
@@ -90,7 +91,7 @@ func (s *server) dial(t testing.TB, d dialer) *client {
 	if w.ID != nil {
 		c.id = *w.ID
 	}
-	if u := c.take("unread"); u.text != `{"type":"unread","count":0}` {
+	if u := c.take("unread"); u.text != fmt.Sprintf(`{"type":"unread","count":%d}`, d.unread) {
 		t.Fatalf("the second frame is %s", u.text)
 	}
 	return c
