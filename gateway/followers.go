@@ -32,7 +32,9 @@ const (
 // run is the one goroutine that reads what has changed, but for what a new
 // connection and a read message wait for.
 type followers struct {
+	store unread.Store
 	book  *unread.Book
+	alive func(life string) bool
 	hub   *hub
 	life  string // of this gateway, in follows that are away only
 	grace time.Duration
@@ -106,9 +108,8 @@ func newFollowers(g *Gateway, life string, store unread.Store, alive func(string
 		told:       map[presenceOf]struct{}{},
 		graces:     map[presenceOf]time.Time{},
 	}
-	fs.book = &unread.Book{Store: store, Alive: func(other string) bool {
-		return other == life || alive != nil && alive(other)
-	}}
+	fs.alive = func(other string) bool { return other == life || alive != nil && alive(other) }
+	fs.store, fs.book = store, unread.NewBook(store, fs.alive)
 	return fs
 }
 
@@ -238,7 +239,7 @@ func (fs *followers) adopt(f *follower, s unread.State) {
 			at = is
 		}
 		fo.stored, fo.own, fo.ownOf = stored, own, level.Incarnation
-		fo.count = stored.Unread(at, own, fs.book.Alive)
+		fo.count = stored.Unread(at, own, fs.alive)
 		fs.level(fo.page, level, level.By)
 		fs.attend(fo)
 	}
@@ -330,7 +331,7 @@ func (fs *followers) apply(p *followedPage, l unread.Level, owns map[unread.User
 		if own, ok := owns[fo.of.user]; ok && own.Changes >= fo.own.Changes {
 			fo.own = own
 		}
-		count := fo.stored.Unread(l, fo.own, fs.book.Alive)
+		count := fo.stored.Unread(l, fo.own, fs.alive)
 		if count == fo.count {
 			continue
 		}
@@ -562,7 +563,7 @@ func (fs *followers) readAuthors(ctx context.Context, p *followedPage) error {
 	fs.mu.Unlock()
 	rctx, cancel := context.WithTimeout(ctx, bookPatience)
 	defer cancel()
-	l, owns, err := fs.book.Store.Authors(rctx, p.page, since, users)
+	l, owns, err := fs.store.Authors(rctx, p.page, since, users)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if fs.pages[p.page] != p {
@@ -655,7 +656,7 @@ func (fs *followers) othersChanged() {
 		again := false
 		for _, fo := range f.follows {
 			if len(fo.stored.Through) > 0 {
-				fo.count, again = fo.stored.Unread(fo.page.level, fo.own, fs.book.Alive), true
+				fo.count, again = fo.stored.Unread(fo.page.level, fo.own, fs.alive), true
 			}
 		}
 		if again && f.known {

@@ -362,7 +362,7 @@ func (g *Gateway) putUnread(c *gin.Context, who whose) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
-	count, updated := s.Unread(g.followers.book.Alive)
+	count, updated := s.Unread(g.followers.alive)
 	writeUnread(c, count, updated)
 }
 

@@ -442,7 +442,7 @@ func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Ti
 }
 
 func maxFollows(t *testing.T, s UnreadStore) {
-	b, u := &unread.Book{Store: s}, freshUser()
+	b, u := unread.NewBook(s, nil), freshUser()
 	var r unread.Record
 	for i := range unread.MaxFollows - 1 {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
@@ -465,7 +465,7 @@ func maxFollows(t *testing.T, s UnreadStore) {
 }
 
 func followUnfollow(t *testing.T, s UnreadStore) {
-	b, u, p, q := &unread.Book{Store: s}, freshUser(), freshName(), freshName()
+	b, u, p, q := unread.NewBook(s, nil), freshUser(), freshName(), freshName()
 	change(t, s, p, unread.Change{})
 	follow(t, b, u, p, false)
 	follow(t, b, u, q, false)
@@ -493,7 +493,7 @@ func followUnfollow(t *testing.T, s UnreadStore) {
 }
 
 func unreadUpdated(t *testing.T, s UnreadStore) {
-	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
 	change(t, s, page, unread.Change{})
 	follow(t, b, u, page, false)
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
@@ -537,21 +537,21 @@ func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Rec
 }
 
 func changeInReset(t *testing.T, s UnreadStore) {
-	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
 	follow(t, b, u, page, false)
 	change(t, s, page, unread.Change{})
-	slow := &unread.Book{Store: &interrupted{s, func() { change(t, s, page, unread.Change{}) }}}
+	slow := unread.NewBook(&interrupted{s, func() { change(t, s, page, unread.Change{}) }}, nil)
 	if _, err := slow.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
 	wantUnread(t, b, u, 1)
 	// A reset that another overtakes does not take back what that one did.
-	slow = &unread.Book{Store: &interrupted{s, func() {
+	slow = unread.NewBook(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
 		if _, err := b.Reset(t.Context(), u); err != nil {
 			t.Error(err)
 		}
-	}}}
+	}}, nil)
 	if _, err := slow.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
@@ -561,9 +561,10 @@ func changeInReset(t *testing.T, s UnreadStore) {
 }
 
 func editsAtOnce(t *testing.T, s UnreadStore) {
-	b, u := &unread.Book{Store: s}, freshUser()
+	u := freshUser()
 	var wg sync.WaitGroup
 	for w := range 8 {
+		b := unread.NewBook(s, nil) // of another gateway
 		wg.Go(func() {
 			for i := range 10 {
 				if err := b.Follow(t.Context(), u, fmt.Sprintf("p%d-%d", w, i), false); err != nil {
@@ -580,7 +581,7 @@ func editsAtOnce(t *testing.T, s UnreadStore) {
 
 func resetsAtOnce(t *testing.T, s UnreadStore) {
 	const n = 100
-	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
 	follow(t, b, u, page, false)
 	var wg sync.WaitGroup
 	for range 2 {
@@ -591,6 +592,7 @@ func resetsAtOnce(t *testing.T, s UnreadStore) {
 				}
 			}
 		})
+		b := unread.NewBook(s, nil)
 		wg.Go(func() {
 			last := int64(0)
 			for range 20 {
@@ -621,7 +623,7 @@ func resetsAtOnce(t *testing.T, s UnreadStore) {
 
 func deadGateways(t *testing.T, s UnreadStore) {
 	dead := map[string]bool{}
-	b, u, page := &unread.Book{Store: s, Alive: func(life string) bool { return !dead[life] }}, freshUser(), freshName()
+	b, u, page := unread.NewBook(s, func(life string) bool { return !dead[life] }), freshUser(), freshName()
 	follow(t, b, u, page, true)
 	attend(t, b, u, page, "a/1", true)
 	attend(t, b, u, page, "b/1", true)
@@ -653,7 +655,7 @@ func deadGateways(t *testing.T, s UnreadStore) {
 }
 
 func lostPast(t *testing.T, s UnreadStore) {
-	b, u, page := &unread.Book{Store: s}, freshUser(), freshName()
+	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
 	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{
 		{Page: page, AwayOnly: true, Incarnation: 1, Seen: 1000, Held: 1000, Through: []string{"a/1"}},
 	}}); err != nil {
@@ -680,7 +682,7 @@ func unreadModel(t *testing.T, s UnreadStore) {
 		unread  int64
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		b := &unread.Book{Store: s}
+		b := unread.NewBook(s, nil)
 		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName(), freshName()}
 		model := map[place]*following{}
 		must := func(err error) {

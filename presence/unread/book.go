@@ -20,10 +20,34 @@ var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow so
 
 // Book reads and changes what users follow. Any goroutine may use it.
 type Book struct {
-	Store Store
-	// Alive reports whether the life of a gateway still lasts; nil: all do. It is
-	// called by whoever calls the book.
-	Alive func(life string) bool
+	store Store
+	alive func(life string) bool
+	turns [turns]chan struct{} // each holds one: the right to change the follows of some users
+}
+
+// turns is how many users' follows one book changes at once: those of one user
+// are changed one after the other, so that only other books are in the way.
+const turns = 256
+
+// NewBook returns a Book over the store. alive reports whether the life of a
+// gateway still lasts; nil: all do. It must not block.
+func NewBook(store Store, alive func(life string) bool) *Book {
+	b := &Book{store: store, alive: alive}
+	for i := range b.turns {
+		b.turns[i] = make(chan struct{}, 1)
+	}
+	return b
+}
+
+// turn waits for the right to change the user's follows, and takes it.
+func (b *Book) turn(ctx context.Context, user User) (end func(), err error) {
+	t := b.turns[int(user[0])%turns]
+	select {
+	case t <- struct{}{}:
+		return func() { <-t }, nil
+	case <-ctx.Done():
+		return nil, errCrowded
+	}
 }
 
 // State is a user's record with the levels of its pages, in its order.
@@ -34,7 +58,7 @@ type State struct {
 }
 
 // Unread is the sum over the pages, never negative, and when it last changed;
-// zero: it never did.
+// zero: it never did. alive is the book's.
 func (s State) Unread(alive func(string) bool) (n int64, updated time.Time) {
 	updated = s.Updated
 	for i, f := range s.Follows {
@@ -50,7 +74,7 @@ func (s State) Unread(alive func(string) bool) (n int64, updated time.Time) {
 
 // Read returns the states of users, in their order.
 func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
-	records, err := b.Store.Records(ctx, users)
+	records, err := b.store.Records(ctx, users)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +84,7 @@ func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
 		if len(r.Follows) == 0 {
 			continue
 		}
-		if states[i].Levels, states[i].Owns, err = b.Store.Levels(ctx, users[i], r.Pages()); err != nil {
+		if states[i].Levels, states[i].Owns, err = b.store.Levels(ctx, users[i], r.Pages()); err != nil {
 			return nil, err
 		}
 	}
@@ -73,7 +97,7 @@ func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Tim
 	if err != nil {
 		return 0, time.Time{}, err
 	}
-	n, updated = states[0].Unread(b.Alive)
+	n, updated = states[0].Unread(b.alive)
 	return n, updated, nil
 }
 
@@ -92,7 +116,7 @@ func (b *Book) Follow(ctx context.Context, user User, page string, awayOnly bool
 		case r.Follows[i].AwayOnly == awayOnly:
 			return false, nil
 		}
-		f := r.Follows[i].settled(l, o, b.Alive)
+		f := r.Follows[i].settled(l, o, b.alive)
 		f.AwayOnly, f.Through, f.Held = awayOnly, nil, 0
 		r.Follows[i] = f
 		return true, nil
@@ -105,7 +129,7 @@ func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 		if !found {
 			return false, nil
 		}
-		if r.Follows[i].Unread(l, o, b.Alive) > 0 {
+		if r.Follows[i].Unread(l, o, b.alive) > 0 {
 			r.touch()
 		}
 		r.Follows = slices.Delete(r.Follows, i, i+1)
@@ -122,9 +146,9 @@ func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool
 			return false, nil
 		}
 		old := r.Follows[i]
-		f := old.settled(l, o, b.Alive)
+		f := old.settled(l, o, b.alive)
 		f.Through = slices.DeleteFunc(slices.Clone(f.Through), func(l string) bool {
-			return l == life && !on || b.Alive != nil && !b.Alive(l)
+			return l == life && !on || b.alive != nil && !b.alive(l)
 		})
 		if on && !slices.Contains(f.Through, life) {
 			f.Through = append(f.Through, life)
@@ -150,6 +174,11 @@ func (f Follow) settled(l Level, o Own, alive func(string) bool) Follow {
 // Reset makes everything that the user follows seen, as far as it has come when
 // this is called: a later change counts. It returns the state after it.
 func (b *Book) Reset(ctx context.Context, user User) (State, error) {
+	end, err := b.turn(ctx, user)
+	if err != nil {
+		return State{}, err
+	}
+	defer end()
 	for n := range attempts {
 		states, err := b.Read(ctx, user)
 		if err != nil {
@@ -160,10 +189,10 @@ func (b *Book) Reset(ctx context.Context, user User) (State, error) {
 		s.Record = s.Clone()
 		moved := false
 		for i, f := range s.Follows {
-			if f.Unread(s.Levels[i], s.Owns[i], b.Alive) > 0 {
+			if f.Unread(s.Levels[i], s.Owns[i], b.alive) > 0 {
 				moved = true
 				all, _ := others(s.Levels[i], s.Owns[i])
-				if f.present(b.Alive) {
+				if f.present(b.alive) {
 					all = min(all, f.Held)
 				}
 				f.Incarnation, f.Seen = s.Levels[i].Incarnation, all
@@ -174,7 +203,7 @@ func (b *Book) Reset(ctx context.Context, user User) (State, error) {
 			return s, nil
 		}
 		s.touch()
-		s.Version, err = b.Store.Save(ctx, user, old, s.Record)
+		s.Version, err = b.store.Save(ctx, user, old, s.Record)
 		if !errors.Is(err, ErrConflict) {
 			return s, err
 		}
@@ -190,12 +219,17 @@ func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 // edit changes what the user has of one page: fn is given its place in the
 // record, and reports whether it changed it.
 func (b *Book) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
+	end, err := b.turn(ctx, user)
+	if err != nil {
+		return err
+	}
+	defer end()
 	for n := range attempts {
-		records, err := b.Store.Records(ctx, []User{user})
+		records, err := b.store.Records(ctx, []User{user})
 		if err != nil {
 			return err
 		}
-		levels, owns, err := b.Store.Levels(ctx, user, []string{page})
+		levels, owns, err := b.store.Levels(ctx, user, []string{page})
 		if err != nil {
 			return err
 		}
@@ -205,7 +239,7 @@ func (b *Book) edit(ctx context.Context, user User, page string, fn func(r *Reco
 		if err != nil || !changed {
 			return err
 		}
-		if _, err = b.Store.Save(ctx, user, records[0], r); !errors.Is(err, ErrConflict) {
+		if _, err = b.store.Save(ctx, user, records[0], r); !errors.Is(err, ErrConflict) {
 			return err
 		}
 		if err := pause(ctx, n); err != nil {
