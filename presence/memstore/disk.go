@@ -372,7 +372,10 @@ func (d *disk) write(dirty map[entry][]byte) error {
 		}
 		return strings.Compare(a.key, b.key)
 	})
-	return d.db.Update(func(tx *bbolt.Tx) error {
+	d.mu.Lock()
+	db := d.db // tests put a bad one in its place
+	d.mu.Unlock()
+	return db.Update(func(tx *bbolt.Tx) error {
 		for _, e := range entries {
 			b, key, value := tx.Bucket([]byte(e.bucket)), []byte(e.key), dirty[e]
 			var err error

@@ -1,0 +1,54 @@
+package unread
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func FuzzParseFollow(f *testing.F) {
+	f.Add("1 2 0 3")
+	f.Add("1700000000000 2 1 3 127.0.0.1:7946/1700000000000 b/2")
+	f.Add("1 2  3")
+	f.Fuzz(func(t *testing.T, value string) {
+		follow, err := ParseFollow("p", value)
+		if err != nil {
+			return
+		}
+		again, err := ParseFollow("p", string(follow.AppendValue(nil)))
+		if err != nil || !equal(again, follow) {
+			t.Errorf("%q is %+v, then %+v, %v", value, follow, again, err)
+		}
+	})
+}
+
+func TestUsersAsText(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		u := User(rapid.SliceOfN(rapid.Byte(), len(User{}), len(User{})).Draw(t, "user"))
+		if got, err := ParseUser(u.String()); err != nil || got != u || len(u.String()) != 22 {
+			t.Errorf("%x is %q, then %x, %v", u, u, got, err)
+		}
+	})
+	for _, bad := range []string{"", "A", "AAAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAA*"} {
+		if _, err := ParseUser(bad); err == nil {
+			t.Errorf("%q is a user", bad)
+		}
+	}
+}
+
+// Whatever is stored, an unread count is not negative, and no more than others
+// have changed.
+func TestUnreadIsBounded(t *testing.T) {
+	number := rapid.Int64Range(0, 5)
+	rapid.Check(t, func(t *rapid.T) {
+		f := Follow{
+			AwayOnly: true, Incarnation: uint64(number.Draw(t, "incarnation")), Seen: number.Draw(t, "seen"), Held: number.Draw(t, "held"),
+			Through: rapid.SliceOfN(rapid.SampledFrom([]string{"a/1", "dead/1"}), 0, 2).Draw(t, "through"),
+		}
+		l := Level{Incarnation: uint64(number.Draw(t, "of level")), All: number.Draw(t, "all")}
+		o := Own{Changes: number.Draw(t, "own")}
+		if n := f.Unread(l, o, func(life string) bool { return life == "a/1" }); n < 0 || n > max(l.All-o.Changes, 0) {
+			t.Errorf("%+v of %+v, %+v: %d", f, l, o, n)
+		}
+	})
+}
