@@ -234,13 +234,18 @@ func (fs *followers) adopt(f *follower, s unread.State) {
 		if fo == nil {
 			fo = fs.take(f, stored.Page, level)
 		}
-		at := level
-		if is := fo.page.level; is.Newer(level) && is.Incarnation == level.Incarnation && is.By == level.By {
-			at = is
-		}
 		fo.stored, fo.own, fo.ownOf = stored, own, level.Incarnation
-		fo.count = stored.Unread(at, own, fs.alive)
-		fs.level(fo.page, level, level.By)
+		at, right := level, level.By // up to which Level.By own is right
+		if is := fo.page.level; is.Newer(level) {
+			if is.Incarnation != level.Incarnation {
+				fo.own, fo.ownOf, right = unread.Own{}, is.Incarnation, 0
+			}
+			if is.By == right {
+				at = is
+			}
+		}
+		fo.count = stored.Unread(at, fo.own, fs.alive)
+		fs.level(fo.page, level, right)
 		fs.attend(fo)
 	}
 	fs.sum(f)
@@ -298,12 +303,12 @@ func (fs *followers) update(c presence.Count) {
 	}
 }
 
-// level takes a level of a page. authors is up to which Level.By the follow
-// that it came with has the right own.
-func (fs *followers) level(p *followedPage, l unread.Level, authors int64) {
-	p.lowest = min(p.lowest, authors)
-	if l.Incarnation == p.level.Incarnation {
-		p.authors = min(p.authors, authors)
+// level takes a level of a page. right is up to which Level.By the follow that
+// it came with has the right own.
+func (fs *followers) level(p *followedPage, l unread.Level, right int64) {
+	p.lowest = min(p.lowest, right)
+	if l.Incarnation <= p.level.Incarnation { // else own is of what is applied below
+		p.authors = min(p.authors, right)
 	}
 	if l.Newer(p.newest) {
 		p.newest = l
@@ -312,6 +317,7 @@ func (fs *followers) level(p *followedPage, l unread.Level, authors int64) {
 	case n.Incarnation == p.level.Incarnation && n.By <= p.authors || n.Incarnation != p.level.Incarnation && n.By == 0:
 		if n.Newer(p.level) {
 			fs.apply(p, n, nil)
+			p.authors = min(p.authors, n.By)
 		}
 	default:
 		fs.stalePages[p] = struct{}{}
