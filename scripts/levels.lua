@@ -3,17 +3,17 @@
 --
 -- KEYS     {b}:h:<page>  hashes, see change.lua
 -- ARGV[1]  user
--- Returns  per page 'incarnation changes authored time', a space, and, when the
---          user is an author, 'changes last before'; empty: it never changed.
+-- Returns  per page 'authored time incarnation changes', and, when the user is an
+--          author, a space and 'changes last before'; empty: it never changed.
 -- Changes nothing. O(pages).
 
 local reply = {}
 for k, key in ipairs(KEYS) do
-  local v = redis.call('HMGET', key, 'i', 'n', 'a', 't', 'o' .. ARGV[1])
-  if v[1] then
-    reply[k] = v[1] .. ' ' .. v[2] .. ' ' .. (v[3] or '0') .. ' ' .. v[4] .. ' ' .. (v[5] or '')
-  else
-    reply[k] = ''
+  local v = redis.call('HGET', key, 'v') or ''
+  if v ~= '' and string.sub(v, 1, 2) ~= '0 ' then
+    local own = redis.call('HGET', key, 'o' .. ARGV[1])
+    if own then v = v .. ' ' .. own end
   end
+  reply[k] = v
 end
 return reply

@@ -11,8 +11,7 @@
 local reply, body = {}, {}
 for k = 3, #KEYS do
   if string.sub(ARGV[k + 1], 1, 3) == '\238\128\128' then -- U+E000: changes
-    local v = redis.call('HMGET', KEYS[k], 'a', 't', 'i', 'n')
-    reply[k - 2] = (v[1] or '0') .. ' ' .. (v[2] or '0') .. ' ' .. (v[3] or '0') .. ' ' .. (v[4] or '0')
+    reply[k - 2] = redis.call('HGET', KEYS[k], 'v') or '0 0 0 0'
   else
     local version = string.match(redis.call('HGET', KEYS[k], '') or '', '^%d+ %d+') or '0 0'
     reply[k - 2] = '0 0 ' .. version

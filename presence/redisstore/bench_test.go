@@ -12,6 +12,7 @@ import (
 	"headcount/presence/pncounter"
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
+	"headcount/presence/unread"
 )
 
 // crowd makes the changes of n users who come one after the other, as the node
@@ -292,4 +293,37 @@ func BenchmarkMerge(b *testing.B) {
 		round()
 	}
 	reportCPU(b, server, client, redis, pages*b.N)
+// BenchmarkLevels reads how far 1,000 pages have changed, for one user.
+func BenchmarkLevels(b *testing.B) {
+	s := open(b, redistest.Single(b).URL())
+	pages := make([]string, unread.MaxFollows)
+	for i := range pages {
+		pages[i] = fmt.Sprint("page ", i)
+		if err := s.Change(b.Context(), pages[i], unread.Change{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		if _, _, err := s.Levels(b.Context(), unread.User{1}, pages); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkRecord reads what a user follows who follows 1,000 pages.
+func BenchmarkRecord(b *testing.B) {
+	s := open(b, redistest.Single(b).URL())
+	u := unread.User{2}
+	var r unread.Record
+	for i := range unread.MaxFollows {
+		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("page %4d", i), Incarnation: 1700000000000})
+	}
+	if _, err := s.Save(b.Context(), u, unread.Record{}, r); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := s.Records(b.Context(), []unread.User{u}); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

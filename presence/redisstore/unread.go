@@ -73,28 +73,24 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 	for k, cl := range calls {
 		reply := cl.reply.([]any)
 		for j, i := range places[k] {
-			text := reply[j].(string)
-			if text == "" {
-				continue
-			}
-			fields := strings.SplitN(text, " ", 5)
-			if len(fields) != 5 {
-				return nil, nil, fmt.Errorf("redisstore: levels: %w: %w", presence.ErrUnavailable, ErrForeign)
-			}
-			levels[i], owns[i] = parseLevel(fields[0], fields[1], fields[2], fields[3]), parseOwn(fields[4])
+			levels[i], owns[i] = parseLevel(reply[j].(string))
 		}
 	}
 	return levels, owns, nil
 }
 
-// parseLevel reads what change.lua wrote; what is missing is 0.
-func parseLevel(incarnation, all, by, at string) unread.Level {
-	var l unread.Level
-	l.Incarnation, _ = strconv.ParseUint(incarnation, 10, 64)
-	l.All, _ = strconv.ParseInt(all, 10, 64)
-	l.By, _ = strconv.ParseInt(by, 10, 64)
-	l.At = parseTime(at)
-	return l
+// parseLevel reads "authored time incarnation changes", which change.lua wrote,
+// and, when they are behind that, the own changes of a user.
+func parseLevel(text string) (l unread.Level, o unread.Own) {
+	var f [4]string
+	for i := range f {
+		f[i], text, _ = strings.Cut(text, " ")
+	}
+	l.By, _ = strconv.ParseInt(f[0], 10, 64)
+	l.At = parseTime(f[1])
+	l.Incarnation, _ = strconv.ParseUint(f[2], 10, 64)
+	l.All, _ = strconv.ParseInt(f[3], 10, 64)
+	return l, parseOwn(text)
 }
 
 func parseOwn(text string) unread.Own {
@@ -178,7 +174,7 @@ func cutLast(s string) (before, after string, ok bool) {
 func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
 		s.metrics.commands.Inc()
-		reply, err := c.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), append([]string{"i", "n", "a", "t"}, fields...)...).Result()
+		reply, err := c.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), append([]string{"v"}, fields...)...).Result()
 		if err != nil {
 			return err
 		}
@@ -191,7 +187,8 @@ func (s *Store) history(ctx context.Context, page string, fields []string) (l un
 	if err != nil {
 		return l, nil, fmt.Errorf("redisstore: history of a page: %w", err)
 	}
-	return parseLevel(values[0], values[1], values[2], values[3]), values[4:], nil
+	l, _ = parseLevel(values[0])
+	return l, values[1:], nil
 }
 
 func (s *Store) userBucket(u unread.User) int {

@@ -171,23 +171,32 @@ func (f Follow) AppendValue(b []byte) []byte {
 // ParseFollow reads what AppendValue wrote.
 func ParseFollow(page, value string) (Follow, error) {
 	f := Follow{Page: page}
-	fields := strings.Split(value, " ")
-	bad := fmt.Errorf("unread: a follow of %q is %q", page, value)
-	if len(fields) < 4 || fields[2] != "0" && fields[2] != "1" || slices.Contains(fields, "") {
-		return f, bad
+	var fields [4]string
+	rest, more := value, true
+	for i := range fields {
+		fields[i], rest, more = strings.Cut(rest, " ")
+		if !more && i < len(fields)-1 {
+			return f, badFollow(page, value)
+		}
 	}
 	var errs [3]error
 	f.Incarnation, errs[0] = strconv.ParseUint(fields[0], 10, 64)
 	f.Seen, errs[1] = strconv.ParseInt(fields[1], 10, 64)
 	f.Held, errs[2] = strconv.ParseInt(fields[3], 10, 64)
-	if errors.Join(errs[:]...) != nil || f.Seen < 0 || f.Held < 0 {
-		return f, bad
+	if errs != [3]error{} || f.Seen < 0 || f.Held < 0 || fields[2] != "0" && fields[2] != "1" {
+		return f, badFollow(page, value)
 	}
 	f.AwayOnly = fields[2] == "1"
-	if len(fields) > 4 {
-		f.Through = fields[4:]
+	if more {
+		if f.Through = strings.Split(rest, " "); slices.Contains(f.Through, "") {
+			return f, badFollow(page, value)
+		}
 	}
 	return f, nil
+}
+
+func badFollow(page, value string) error {
+	return fmt.Errorf("unread: a follow of %q is %q", page, value)
 }
 
 // Record is what a user follows.
