@@ -70,7 +70,7 @@ type follower struct {
 	follows map[string]*follow // nil: nothing
 	sum     int64              // of the follows' counts
 
-	asked     []*conn // have sent read and wait for the answer
+	asked     bool // some of conns have sent read and wait for the answer
 	resetting bool
 }
 
@@ -179,7 +179,6 @@ func (fs *followers) leave(f *follower, c *conn, joined []string) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f.conns = slices.DeleteFunc(f.conns, func(o *conn) bool { return o == c })
-	f.asked = slices.DeleteFunc(f.asked, func(o *conn) bool { return o == c })
 	for _, page := range joined {
 		if fo := f.follows[page]; fo != nil && fo.stored.AwayOnly {
 			at := presenceOf{f.user, page}
@@ -358,9 +357,7 @@ func (fs *followers) read(c *conn) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	f := c.follower
-	if !slices.Contains(f.asked, c) {
-		f.asked = append(f.asked, c)
-	}
+	f.asked, c.asked = true, true
 	if !f.resetting { // else whoever resets does it once more
 		f.resetting = true
 		fs.spawn(func() { fs.reset(f) })
@@ -371,14 +368,20 @@ func (fs *followers) read(c *conn) {
 func (fs *followers) reset(f *follower) {
 	for {
 		fs.mu.Lock()
-		asked := f.asked
-		f.asked = nil
+		var asked []*conn
+		if f.asked {
+			for _, c := range f.conns {
+				if c.asked {
+					asked = append(asked, c)
+					c.asked = false
+				}
+			}
+		}
+		f.asked, f.resetting = false, len(asked) > 0
+		fs.mu.Unlock()
 		if len(asked) == 0 {
-			f.resetting = false
-			fs.mu.Unlock()
 			return
 		}
-		fs.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), bookPatience)
 		s, err := fs.book.Reset(ctx, f.user)
 		cancel()

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"container/list"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,8 +45,8 @@ type Store struct {
 	incomplete  int    // partitions whose owner has not written all of them
 	partitions  []partition
 	pages       map[string]*page
-	empty       *list.List                       // of *page nobody is on, the one left longest ago first
-	endpoints   []map[string]map[string]struct{} // by bucket: page -> gateways
+	empty       *list.List            // of *page nobody is on, the one left longest ago first
+	endpoints   []map[string][]string // by bucket: page -> gateways
 	watchers    map[*watcher]struct{}
 }
 
@@ -83,7 +84,7 @@ func New(cfg Config) *Store {
 		pages:      map[string]*page{},
 		empty:      list.New(),
 		incomplete: cfg.Partitions,
-		endpoints:  make([]map[string]map[string]struct{}, cfg.Buckets),
+		endpoints:  make([]map[string][]string, cfg.Buckets),
 		watchers:   map[*watcher]struct{}{},
 		notices:    newNotices(),
 	}
@@ -91,7 +92,7 @@ func New(cfg Config) *Store {
 		s.partitions[i].members = map[member]int64{}
 	}
 	for i := range s.endpoints {
-		s.endpoints[i] = map[string]map[string]struct{}{}
+		s.endpoints[i] = map[string][]string{}
 	}
 	return s
 }
@@ -332,18 +333,17 @@ func (s *Store) Detach(_ context.Context, gateway string, pages []string) error 
 func (s *Store) endpoint(e presence.Endpoint) {
 	b := presence.Bucket(e.Page, s.cfg.Buckets)
 	gateways := s.endpoints[b][e.Page]
-	if _, there := gateways[e.Gateway]; there != e.Gone {
+	i := slices.Index(gateways, e.Gateway)
+	if (i >= 0) != e.Gone {
 		return
 	}
 	switch {
-	case e.Gone:
-		if delete(gateways, e.Gateway); len(gateways) == 0 {
-			delete(s.endpoints[b], e.Page)
-		}
-	case gateways == nil:
-		s.endpoints[b][e.Page] = map[string]struct{}{e.Gateway: {}}
+	case !e.Gone:
+		s.endpoints[b][e.Page] = append(gateways, e.Gateway)
+	case len(gateways) == 1:
+		delete(s.endpoints[b], e.Page)
 	default:
-		gateways[e.Gateway] = struct{}{}
+		s.endpoints[b][e.Page] = slices.Delete(gateways, i, i+1)
 	}
 	s.tell(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
 }
@@ -354,7 +354,7 @@ func (s *Store) Attached(_ context.Context, bucket int) ([]presence.Endpoint, er
 	defer s.mu.Unlock()
 	var all []presence.Endpoint
 	for name, gateways := range s.endpoints[bucket] {
-		for gw := range gateways {
+		for _, gw := range gateways {
 			all = append(all, presence.Endpoint{Page: name, Gateway: gw})
 		}
 	}
