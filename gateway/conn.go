@@ -53,9 +53,9 @@ type conn struct {
 	wire   *wire
 	user   presence.User
 	events bool
-	// follower is the user with what he follows; nil for an event stream.
+	asked  bool // has sent read and waits for the answer; under the followers' lock
+	// follower is the user with what is followed; nil for an event stream.
 	follower *follower
-	asked    bool          // has sent read and waits for the answer; under the followers' lock
 	expires  time.Duration // when the token ends, by the shard's clock; 0: never
 	heardAt  atomic.Int64  // last sign of life, by the shard's clock
 	ended    atomic.Bool   // a close frame has been sent, or is about to be

@@ -293,6 +293,8 @@ func BenchmarkMerge(b *testing.B) {
 		round()
 	}
 	reportCPU(b, server, client, redis, pages*b.N)
+}
+
 // BenchmarkLevels reads how far 1,000 pages have changed, for one user.
 func BenchmarkLevels(b *testing.B) {
 	s := open(b, redistest.Single(b).URL())
