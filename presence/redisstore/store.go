@@ -161,7 +161,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	for _, name := range []string{
 		"claim", "fence", "members", "load", "counts", "read", "detach", "renew", "leave", "log", "own", "relog", "peers", "hello", "merge",
-		"change", "levels", "topics", "save",
+		"change", "topics", "save",
 	} {
 		text := scripts.Source(name)
 		s.scripts[name] = script{text, redis.NewScript(text).Hash()}

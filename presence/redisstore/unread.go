@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	levelBatch  = 500 // pages in one run of levels.lua
 	authorBatch = 1000
 	ringSize    = 8              // newest changes by authors that change.lua keeps
 	emptyFor    = 24 * time.Hour // how long a record without follows is kept
@@ -48,40 +47,37 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 	return nil
 }
 
-// Levels implements unread.Store.
+// Levels implements unread.Store. Plain reads in pipelines take half the time of
+// a script that makes them.
 func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
-	buckets := map[int][]int{} // -> places in pages
-	for i, page := range pages {
-		b := presence.Bucket(page, s.cfg.Buckets)
-		buckets[b] = append(buckets[b], i)
-	}
-	var calls []*call
-	var places [][]int
-	for b, all := range buckets {
-		for at := range slices.Chunk(all, levelBatch) {
-			cl := &call{script: "levels", args: []any{user.String()}}
-			for _, i := range at {
-				cl.keys = append(cl.keys, historyKey(b, pages[i]))
+	levels, owns := make([]unread.Level, 0, len(pages)), make([]unread.Own, 0, len(pages))
+	own := "o" + user.String()
+	for batch := range slices.Chunk(pages, maxPipeline) {
+		cmds := make([]*redis.SliceCmd, len(batch))
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
+			pipe := c.Pipeline()
+			for i, page := range batch {
+				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), "v", own)
 			}
-			calls, places = append(calls, cl), append(places, at)
+			s.metrics.commands.Add(float64(len(batch)))
+			_, err := pipe.Exec(ctx)
+			return err
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("redisstore: levels of %d pages: %w", len(pages), err)
 		}
-	}
-	if err := s.run(ctx, calls); err != nil {
-		return nil, nil, fmt.Errorf("redisstore: levels of %d pages: %w", len(pages), err)
-	}
-	levels, owns := make([]unread.Level, len(pages)), make([]unread.Own, len(pages))
-	for k, cl := range calls {
-		reply := cl.reply.([]any)
-		for j, i := range places[k] {
-			levels[i], owns[i] = parseLevel(reply[j].(string))
+		for _, cmd := range cmds {
+			v := cmd.Val()
+			level, _ := v[0].(string) // nil: it never changed
+			by, _ := v[1].(string)
+			levels, owns = append(levels, parseLevel(level)), append(owns, parseOwn(by))
 		}
 	}
 	return levels, owns, nil
 }
 
-// parseLevel reads "authored time incarnation changes", which change.lua wrote,
-// and, when they are behind that, the own changes of a user.
-func parseLevel(text string) (l unread.Level, o unread.Own) {
+// parseLevel reads "authored time incarnation changes", which change.lua wrote.
+func parseLevel(text string) (l unread.Level) {
 	var f [4]string
 	for i := range f {
 		f[i], text, _ = strings.Cut(text, " ")
@@ -90,7 +86,7 @@ func parseLevel(text string) (l unread.Level, o unread.Own) {
 	l.At = parseTime(f[1])
 	l.Incarnation, _ = strconv.ParseUint(f[2], 10, 64)
 	l.All, _ = strconv.ParseInt(f[3], 10, 64)
-	return l, parseOwn(text)
+	return l
 }
 
 func parseOwn(text string) unread.Own {
@@ -187,8 +183,7 @@ func (s *Store) history(ctx context.Context, page string, fields []string) (l un
 	if err != nil {
 		return l, nil, fmt.Errorf("redisstore: history of a page: %w", err)
 	}
-	l, _ = parseLevel(values[0])
-	return l, values[1:], nil
+	return parseLevel(values[0]), values[1:], nil
 }
 
 func (s *Store) userBucket(u unread.User) int {
