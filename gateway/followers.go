@@ -38,6 +38,7 @@ type followers struct {
 	hub   *hub
 	life  string // of this gateway, in follows that are away only
 	grace time.Duration
+	rest  time.Duration // between two resets of one user
 	log   zerolog.Logger
 	spawn func(func())  // starts a goroutine that the gateway waits for
 	wake  chan struct{} // holds one: run has something to do
@@ -72,6 +73,7 @@ type follower struct {
 
 	asked     bool // some of conns have sent read and wait for the answer
 	resetting bool
+	rested    int64 // unix nanoseconds: no reset before
 }
 
 // follow is one page of one user.
@@ -97,7 +99,7 @@ type followedPage struct {
 
 func newFollowers(g *Gateway, life string, store unread.Store, alive func(string) bool) *followers {
 	fs := &followers{
-		hub: g.hub, life: life, grace: g.cfg.LeaveGrace, log: g.cfg.Log,
+		hub: g.hub, life: life, grace: g.cfg.LeaveGrace, rest: min(g.cfg.UpdateInterval, time.Second), log: g.cfg.Log,
 		spawn:      func(f func()) { g.conns.Go(f) },
 		wake:       make(chan struct{}, 1),
 		users:      map[unread.User]*follower{},
@@ -224,6 +226,7 @@ func (fs *followers) adopt(f *follower, s unread.State) {
 	f.version = s.Version
 	for page, fo := range f.follows {
 		if _, still := s.Find(page); !still {
+			delete(fs.told, presenceOf{f.user, page})
 			fs.drop(fo)
 		}
 	}
@@ -245,6 +248,11 @@ func (fs *followers) adopt(f *follower, s unread.State) {
 		}
 		fo.count = stored.Unread(at, fo.own, fs.alive)
 		fs.level(fo.page, level, right)
+		if at := (presenceOf{f.user, stored.Page}); slices.Contains(stored.Through, fs.life) {
+			fs.told[at] = struct{}{}
+		} else {
+			delete(fs.told, at)
+		}
 		fs.attend(fo)
 	}
 	fs.sum(f)
@@ -364,9 +372,14 @@ func (fs *followers) read(c *conn) {
 	}
 }
 
-// reset answers all who ask, until nobody does. There is one per user at most.
+// reset answers all who ask, until nobody does. There is one per user at most,
+// and it rests between two answers, so that nobody keeps the store busy by asking.
 func (fs *followers) reset(f *follower) {
 	for {
+		fs.mu.Lock()
+		rest := time.Until(time.Unix(0, f.rested))
+		fs.mu.Unlock()
+		time.Sleep(rest)
 		fs.mu.Lock()
 		var asked []*conn
 		if f.asked {
@@ -379,7 +392,7 @@ func (fs *followers) reset(f *follower) {
 		}
 		f.asked, f.resetting = false, len(asked) > 0
 		fs.mu.Unlock()
-		if len(asked) == 0 {
+		if len(asked) == 0 { // or they have gone
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), bookPatience)
@@ -389,6 +402,7 @@ func (fs *followers) reset(f *follower) {
 			fs.log.Debug().Err(err).Msg("unread could not be reset; it stays as it is")
 		}
 		fs.mu.Lock()
+		f.rested = time.Now().Add(fs.rest).UnixNano()
 		if err == nil {
 			fs.adopt(f, s)
 		}
@@ -419,7 +433,6 @@ func (fs *followers) attend(fo *follow) {
 	at := presenceOf{fo.of.user, fo.page.page}
 	here := fs.present(fo, at)
 	_, told := fs.told[at]
-	told = told || slices.Contains(fo.stored.Through, fs.life)
 	if pending, ok := fs.presences[at]; ok {
 		told = pending
 	}

@@ -501,6 +501,38 @@ func TestAwayOnly(t *testing.T) {
 	bell.awaitUnread(1)
 }
 
+// What changed while the user was on the page stays seen when the process ends in
+// good order; after a crash it counts, as far as it was of the last minute.
+func TestAwayOnlyOverRestarts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := startWithKey(t, "--data-dir="+dir)
+	c := s.ws(t)
+	page := fresh(t)
+	s.put(t, "/-/me/follows/"+url.PathEscape(page), `{"away_only":true}`, c.as()).noContent(t)
+	for _, end := range []struct {
+		signal syscall.Signal
+		unread int
+	}{{syscall.SIGTERM, 0}, {syscall.SIGKILL, 2}} {
+		c.join(page)
+		c.awaitCount(page, 1)
+		s.settled(t, page, c, 0)
+		s.change(t, page, "")
+		s.change(t, page, "")
+		s.wantUnread(t, c.as(), 0)
+		if end.signal == syscall.SIGTERM {
+			if problem := s.end(); problem != "" {
+				t.Fatal(problem)
+			}
+		} else {
+			s.signal(end.signal)
+			s.killed(t)
+		}
+		s = startWithKey(t, "--data-dir="+dir)
+		c = s.dial(t, dialer{query: "id=" + c.id, unread: end.unread})
+	}
+}
+
 // settled waits until a join counts for a follow that is away only, which is
 // some milliseconds later than for the page's count, with a page of its own.
 func (s *server) settled(t testing.TB, page string, c *client, n int) {
