@@ -127,6 +127,9 @@ func (c *conn) start(hello []byte, pages ...string) {
 		c.g.followers.add(c)
 	}
 	if c.g.draining.Load() { // Drain may have looked already
+		if !c.events {
+			_ = c.send(frameText, appendReconnect(nil, 0))
+		}
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
 	if len(pages) > 0 {
