@@ -98,7 +98,9 @@ type Partitions interface {
 	Write(ctx context.Context, changes []Change) []Outcome
 }
 
-// Counters reads counts.
+// Counters reads counts. Here and below, what is called a page may also be a
+// topic that is none (see IsPage): its numbers are those of whoever publishes
+// them, they are never stale, and the zero Version says that there are none.
 type Counters interface {
 	// Counts returns the counts of pages, in their order. A page nobody ever
 	// joined has 0 users and the zero Version. While not all partitions are
