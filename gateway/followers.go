@@ -63,13 +63,14 @@ type presenceOf struct {
 
 // follower is one user.
 type follower struct {
-	user    unread.User
-	refs    int // connections, and requests that may become one
-	conns   []*conn
-	known   bool // what follows has been read
-	version presence.Version
-	follows map[string]*follow // nil: nothing
-	sum     int64              // of the follows' counts
+	user     unread.User
+	refs     int // connections, and requests that may become one
+	conns    []*conn
+	known    bool // what follows has been read
+	adopting bool // what follows is being replaced: the sum is not right until it is
+	version  presence.Version
+	follows  map[string]*follow // nil: nothing
+	sum      int64              // of the follows' counts
 
 	asked     bool // some of conns have sent read and wait for the answer
 	resetting bool
@@ -223,7 +224,7 @@ func (fs *followers) adopt(f *follower, s unread.State) {
 	if fs.users[f.user] != f {
 		return // it has gone
 	}
-	f.version = s.Version
+	f.version, f.adopting = s.Version, true
 	for page, fo := range f.follows {
 		if _, still := s.Find(page); !still {
 			delete(fs.told, presenceOf{f.user, page})
@@ -284,7 +285,7 @@ func (fs *followers) sum(f *follower) {
 		sum += fo.count
 	}
 	news := !f.known || sum != f.sum
-	f.sum, f.known = sum, true
+	f.sum, f.known, f.adopting = sum, true, false
 	if news {
 		for _, c := range f.conns {
 			c.shard.ring([]ring{{c, sum, false}})
@@ -348,8 +349,12 @@ func (fs *followers) apply(p *followedPage, l unread.Level, owns map[unread.User
 		if count == fo.count {
 			continue
 		}
-		fo.of.sum += count - fo.count
+		diff := count - fo.count
 		fo.count = count
+		if fo.of.adopting {
+			continue
+		}
+		fo.of.sum += diff
 		for _, c := range fo.of.conns {
 			rings[c.shard] = append(rings[c.shard], ring{c, fo.of.sum, false})
 		}
