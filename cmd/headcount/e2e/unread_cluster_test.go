@@ -96,7 +96,7 @@ func TestUnreadOverRedis(t *testing.T) {
 			b.signal(syscall.SIGKILL)
 			b.killed(t)
 			eventually(t, "a gateway that knows that the other is gone", func() bool {
-				return strings.Contains(a.log.String(), `"gone":`)
+				return strings.Contains(a.log.String(), "a process is gone")
 			})
 			a.change(t, page, "")
 			one.awaitUnread(3)
