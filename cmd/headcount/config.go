@@ -102,20 +102,6 @@ func refuse(flag, format string, args ...any) error {
 	return &settingError{flag, fmt.Sprintf(format, args...)}
 }
 
-// unsupported refuses what the contract has and this version has not. An entry
-// goes when its setting works.
-func unsupported(c *Config) error {
-	for _, s := range []struct {
-		given      bool
-		flag, mend string
-	}{} {
-		if s.given {
-			return refuse(s.flag, "not supported yet by this version; %s", s.mend)
-		}
-	}
-	return nil
-}
-
 // Validate checks everything that can be checked without dialling or opening
 // anything, and returns the first *settingError.
 func (c *Config) Validate() error {

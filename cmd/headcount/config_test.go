@@ -337,8 +337,6 @@ func TestAcceptedSettings(t *testing.T) {
 	}
 }
 
-// Settings with Redis are checked here without unsupported, which may refuse
-// them for now.
 func TestValidateWithRedis(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Config)
@@ -356,6 +354,7 @@ func TestValidateWithRedis(t *testing.T) {
 		"TLS, user, database":               {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
 		"cluster":                           {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
 		"sentinel":                          {func(c *Config) { c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p" }, ""},
+		"a data directory":                  {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
 		"peers":                             {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
 	} {
 		c := defaults()
@@ -365,26 +364,6 @@ func TestValidateWithRedis(t *testing.T) {
 		var s *settingError
 		if tc.flag == "" && err != nil || tc.flag != "" && (!errors.As(err, &s) || s.flag != tc.flag) {
 			t.Errorf("%s: got %v, want it refused for %q", name, err, tc.flag)
-		}
-	}
-}
-
-func TestUnsupported(t *testing.T) {
-	c := defaults()
-	if err := unsupported(&c); err != nil {
-		t.Fatalf("defaults: %v", err)
-	}
-	c.Redis = "redis://h"
-	for err := unsupported(&c); err != nil; err = unsupported(&c) { // none, one or more, as versions go
-		var s *settingError
-		if !errors.As(err, &s) || !strings.Contains(err.Error(), "not supported yet by this version; ") {
-			t.Fatalf("got %v", err)
-		}
-		switch s.flag {
-		case "redis":
-			c.Redis = ""
-		default:
-			t.Fatalf("got %v", err)
 		}
 	}
 }

@@ -131,13 +131,7 @@ func (p program) parse(c *commands) (string, error) {
 	if err != nil {
 		return "", l.explain(err)
 	}
-	command := parsed.Selected().Name
-	if command == "serve" { // kong has called Config.Validate
-		if err := unsupported(&c.Serve.Config); err != nil {
-			return "", l.explain(err)
-		}
-	}
-	return command, nil
+	return parsed.Selected().Name, nil // kong has called Config.Validate
 }
 
 // helpWithDefault is a flag's help with its default, which kong leaves out
