@@ -111,9 +111,9 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	return c, nil
 }
 
-// start sends the client what it gets first, subscribes it to pages, and has
-// the connection served from now on.
-func (c *conn) start(hello []byte, pages ...string) {
+// start sends the client what it gets first, does what comes before its
+// messages, and has the connection served from now on.
+func (c *conn) start(hello []byte, begin func()) {
 	if _, err := c.wire.Write(hello); err != nil {
 		_ = c.wire.Close() // serve cleans up
 	}
@@ -121,9 +121,7 @@ func (c *conn) start(hello []byte, pages ...string) {
 	if c.g.draining.Load() { // Drain may have looked already
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
-	if len(pages) > 0 {
-		_ = c.shard.watch(c, pages) // one page is never too many
-	}
+	begin()
 	if c.shard.poller.add(c) != nil {
 		c.spawn(c.serve) // reads until the end
 		return
@@ -372,7 +370,7 @@ func (c *conn) do(m message) error {
 			c.g.roster.leave(c.user, m.pages[0], c, false)
 		}
 	case typeSubscribe:
-		if err := c.shard.watch(c, m.pages); err != nil {
+		if err := c.shard.watch(c, m.pages, m.precision); err != nil {
 			return tooManyPages("")
 		}
 	case typeUnsubscribe:
@@ -493,7 +491,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) err
 	hello := responseHead(http.StatusSwitchingProtocols, head)
 	hello = appendFrame(hello, frameText, appendWelcome(nil, id, g.cfg.PingInterval))
 	hello = appendFrame(hello, frameText, appendUnread(nil, 0))
-	c.start(hello)
+	c.start(hello, func() {})
 	return nil
 }
 
