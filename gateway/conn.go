@@ -47,11 +47,15 @@ var errNoPoller = errors.New("there is no poller for this connection")
 // receives. A silent one has no goroutine: whoever learns that there is
 // something to do for it takes its turn and serves it.
 type conn struct {
+	// What a delivery looks at comes first, so that it is close together.
+	events bool
+	pass   uint32 // the last pass that had something for it; guarded by the shard's lock, and so is
+	tail   int32  // the last delivery in it
+	wire   wire
+
 	g       *Gateway
 	shard   *shard
-	wire    *wire
 	user    presence.User
-	events  bool
 	expires time.Duration // when the token ends, by the shard's clock; 0: never
 	heardAt atomic.Int64  // last sign of life, by the shard's clock
 	ended   atomic.Bool   // a close frame has been sent, or is about to be
@@ -66,8 +70,6 @@ type conn struct {
 	// Guarded by the shard's lock.
 	places []place
 	index  int           // in shard.conns
-	pass   uint32        // the last pass that had something for it …
-	tail   int32         // … and the last delivery in it
 	missed bool          // a delivery was not written
 	pinged time.Duration // an unanswered ping was sent then; 0: none
 
@@ -101,7 +103,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	}
 	s := g.hub.shards[g.hub.next.Add(1)%uint64(len(g.hub.shards))]
 	c := &conn{g: g, shard: s, user: user, tokens: messageBurst, held: bytes.Clone(early)}
-	c.wire = newWire(tcp, g.cfg.WriteTimeout, c)
+	c.wire.use(tcp, g.cfg.WriteTimeout, c)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
 		c.expires = max(s.now()+min(time.Until(expires), farOff), 1)
@@ -454,7 +456,7 @@ func (c *conn) ping() {
 	if c.events {
 		frame = []byte(": ping\n\n")
 	}
-	if err := c.wire.try(frame, c.shard.try); err != nil && !errors.Is(err, errBusy) {
+	if err := c.wire.try(frame); err != nil && !errors.Is(err, errBusy) {
 		c.dead()
 		return
 	}

@@ -47,7 +47,6 @@ type shard struct {
 	swept  time.Duration // the last sweep
 	batch  []delivery
 	joined []byte
-	try    *attempt
 }
 
 // topic is a page with subscribers in this shard.
@@ -119,7 +118,6 @@ func newShard(h *hub, interval time.Duration, budget float64, live liveness) *sh
 		start:    time.Now(),
 		wake:     make(chan struct{}, 1),
 		topics:   map[string]*topic{},
-		try:      newAttempt(),
 	}
 }
 
@@ -452,7 +450,7 @@ func (s *shard) deliver() (next time.Duration) {
 			}
 			bytes = s.joined
 		}
-		if err := d.conn.wire.try(bytes, s.try); err != nil {
+		if err := d.conn.wire.try(bytes); err != nil {
 			s.undelivered(d.conn, err)
 		}
 	}

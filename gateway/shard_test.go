@@ -46,7 +46,7 @@ func (s *shard) watcher(t testing.TB, events bool) watcher {
 	}
 	c := &conn{g: &Gateway{hub: s.hub}, shard: s, events: events}
 	c.turns.Store(1) // nobody serves it
-	c.wire = newWire(nc, time.Minute, c)
+	c.wire.use(nc, time.Minute, c)
 	s.add(c)
 	return watcher{c, fds[1]}
 }
