@@ -6,12 +6,10 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -152,28 +150,10 @@ func (c *conn) wireClosed() {
 	}
 }
 
-// input is one non-blocking read, and a buffer for more than the longest
-// frame. One goroutine at a time.
-type input struct {
-	buf [8 << 10]byte
-	p   []byte
-	n   int
-	err error
-	fn  func(fd uintptr) bool
-}
+// input is a buffer for more than the longest frame. One goroutine at a time.
+type input [8 << 10]byte
 
-var inputs = sync.Pool{New: func() any {
-	in := &input{}
-	in.fn = func(fd uintptr) bool {
-		for {
-			in.n, in.err = syscall.Read(int(fd), in.p)
-			if in.err != syscall.EINTR {
-				return true // whatever came of it: never wait
-			}
-		}
-	}
-	return in
-}}
+var inputs = sync.Pool{New: func() any { return new(input) }}
 
 // serve does what there is to do for the connection; its caller has the turn.
 // It does not wait, unless there is no poller for the connection.
@@ -199,13 +179,13 @@ func (c *conn) serve() {
 // look reads once and serves what came; more says that there may be more. An
 // error is the end of the connection.
 func (c *conn) look(in *input) (more bool, err error) {
-	rest, err := c.frames(in.buf[:copy(in.buf[:], c.held)]) // what a busy wire kept
+	rest, err := c.frames(in[:copy(in[:], c.held)]) // what a busy wire kept
 	c.held = nil
 	if err == nil && !c.deaf() {
-		n := copy(in.buf[:], rest) // less than a frame
+		n := copy(in[:], rest) // less than a frame
 		var m int
-		if m, more, err = c.read(in, n); err == nil {
-			rest, err = c.frames(in.buf[:n+m])
+		if m, more, err = c.read(in[n:]); err == nil {
+			rest, err = c.frames(in[:n+m])
 		}
 	}
 	if len(rest) > 0 {
@@ -224,27 +204,18 @@ func (c *conn) deaf() bool {
 	return c.wire.busy.Load() && !c.wire.closed.Load() && !c.events && !c.ended.Load()
 }
 
-// read reads into the buffer behind the first n bytes.
-func (c *conn) read(in *input, n int) (m int, more bool, err error) {
-	in.p = in.buf[n:]
+// read reads once. It waits only when there is no poller for the connection.
+func (c *conn) read(p []byte) (n int, more bool, err error) {
 	if c.slot == 0 {
-		m, err = c.wire.Read(in.p)
-		return m, true, err
+		n, err = c.wire.Read(p)
+		return n, true, err
 	}
-	if err := c.wire.raw.Read(in.fn); err != nil {
+	if n, err = c.wire.receive(p); n == 0 {
 		return 0, false, err
-	}
-	switch {
-	case in.err == syscall.EAGAIN:
-		return 0, false, nil
-	case in.err != nil:
-		return 0, false, in.err
-	case in.n == 0:
-		return 0, false, io.EOF
 	}
 	// A read that could have had more has emptied the socket; what comes then is
 	// told of again, but not the end, if it was told of with what has been read.
-	return in.n, in.n == len(in.p) || c.hup.Load(), nil
+	return n, n == len(p) || c.hup.Load(), nil
 }
 
 // frames serves the whole frames at the beginning of data and returns what is

@@ -37,7 +37,7 @@ type shard struct {
 
 	mu     sync.Mutex // guards all below, and the places of the shard's connections
 	topics map[string]*topic
-	conns  []*conn
+	conns  []seat
 	due    []*topic // topics to look at, each once
 	fresh  []visit  // subscribers to serve at once
 
@@ -72,6 +72,12 @@ type form struct {
 	gen       uint32 // of the topic, when it was made
 	bytes     []byte // a frame or an event; written without the lock, changed only by run
 	shown     uint64 // stands for what a subscriber sees of it; 0: it is never what one has already
+}
+
+// seat is a connection's place among the shard's.
+type seat struct {
+	conn *conn
+	look time.Duration // a sweep has nothing to do for it before
 }
 
 // subscription is one subscriber of a topic.
@@ -136,7 +142,7 @@ func (s *shard) add(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.index = len(s.conns)
-	s.conns = append(s.conns, c)
+	s.conns = append(s.conns, seat{conn: c})
 }
 
 // remove takes c out and returns the pages it had joined.
@@ -152,8 +158,8 @@ func (s *shard) remove(c *conn) (joined []string) {
 	c.places = nil
 	last := len(s.conns) - 1
 	s.conns[c.index] = s.conns[last]
-	s.conns[c.index].index = c.index
-	s.conns[last] = nil
+	s.conns[c.index].conn.index = c.index
+	s.conns[last] = seat{}
 	s.conns = s.conns[:last]
 	c.index = -1
 	return joined
@@ -191,6 +197,8 @@ func (s *shard) join(c *conn, page string) (fresh bool, err error) {
 	if sub.shown = 0; fresh {
 		sub.ready, sub.gen = false, 0
 		p.since = s.now()
+		seat := &s.conns[c.index]
+		seat.look = min(seat.look, p.since+joinPatience)
 	} else if sub.ready {
 		s.visit(c, page)
 	}
@@ -577,6 +585,14 @@ func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
 	}
 }
 
+// next is when verdict may say something else, unless the client is heard.
+func (l liveness) next(heard, pinged time.Duration) time.Duration {
+	if pinged != 0 && heard < pinged {
+		return pinged + l.pong
+	}
+	return max(heard, pinged) + l.ping
+}
+
 // sweep pings the connections that have been silent, and ends those that do
 // not answer and those whose token has expired.
 func (s *shard) sweep() {
@@ -589,7 +605,12 @@ func (s *shard) sweep() {
 	now := s.now()
 	suspended := s.swept != 0 && now-s.swept > s.live.tick()+s.live.pong/2
 	s.swept = now
-	for _, c := range s.conns {
+	for i := range s.conns {
+		seat := &s.conns[i]
+		if now < seat.look && !suspended {
+			continue // without touching the connection, which is not in the cache
+		}
+		c := seat.conn
 		if suspended && c.heard() < c.pinged {
 			c.pinged = now // the process stood still: its clients get their time again
 		}
@@ -604,8 +625,17 @@ func (s *shard) sweep() {
 			c.pinged = now
 			tasks = append(tasks, task{c, (*conn).ping})
 		}
+		seat.look = s.live.next(c.heard(), c.pinged)
+		if c.expires != 0 {
+			seat.look = min(seat.look, c.expires)
+		}
 		for i := range c.places {
-			if p := &c.places[i]; p.since != 0 && now-p.since > joinPatience && p.topic != nil {
+			p := &c.places[i]
+			switch {
+			case p.since == 0 || p.topic == nil:
+			case now-p.since < joinPatience:
+				seat.look = min(seat.look, p.since+joinPatience)
+			default:
 				p.since = 0
 				p.topic.subs[p.index].ready = true
 				s.visit(c, p.page)

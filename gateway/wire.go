@@ -32,7 +32,6 @@ type wire struct {
 	free    chan struct{} // closed when rest is out; nil unless somebody waits
 	timeout time.Duration // for a write to finish
 	owner   owner
-	raw     syscall.RawConn // nil when there is no descriptor
 	net.Conn
 }
 
@@ -48,7 +47,6 @@ func (w *wire) use(c net.Conn, timeout time.Duration, o owner) {
 	w.Conn, w.timeout, w.owner, w.fd = c, timeout, o, -1
 	if sc, ok := c.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
-			w.raw = raw
 			_ = raw.Control(func(fd uintptr) { w.fd = int(fd) }) // or it is closed already
 		}
 	}
@@ -66,6 +64,16 @@ func (w *wire) try(p []byte) error {
 		return errBusy
 	}
 	return w.write(p)
+}
+
+// receive reads what has come without waiting; n is 0 when that is nothing.
+func (w *wire) receive(p []byte) (n int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	return receiveNow(w.fd, p)
 }
 
 // write writes p under mu, and keeps what the socket does not take.

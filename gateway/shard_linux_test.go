@@ -63,7 +63,7 @@ func (w watcher) take(t testing.TB) (writes []string) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := syscall.Read(w.fd, buf)
-		if err == syscall.EAGAIN {
+		if err == syscall.EAGAIN || err == nil && n == 0 {
 			return writes
 		}
 		if err != nil {
@@ -385,4 +385,65 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 	if allocs > each/2 { // those of encoding three forms of the count
 		t.Errorf("%.0f allocations for %d deliveries", allocs, 3*each)
 	}
+}
+
+// A sweep does what it would do if it looked at every connection each time.
+func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := loneShard(10 * time.Millisecond)
+		s.live = liveness{ping: 15 * time.Second, pong: 5 * time.Second}
+		type model struct {
+			watcher
+			heard, pinged, expires time.Duration
+			over                   bool
+		}
+		all := make([]*model, 5)
+		for i := range all {
+			all[i] = &model{watcher: s.watcher(t, false)}
+			defer all[i].close()
+			if rapid.Bool().Draw(rt, "has a token") {
+				all[i].expires = s.now() + time.Duration(rapid.IntRange(1, 40).Draw(rt, "for"))*time.Second
+				all[i].conn.expires = all[i].expires
+			}
+			all[i].alive()
+			all[i].heard = all[i].conn.heard()
+		}
+		for range rapid.IntRange(20, 100).Draw(rt, "sweeps") {
+			s.start = s.start.Add(-s.live.tick()) // time goes on
+			if i := rapid.IntRange(0, 2*len(all)).Draw(rt, "heard of"); i < len(all) && !all[i].over {
+				all[i].alive()
+				all[i].heard = all[i].conn.heard()
+			}
+			before := s.now()
+			s.sweep()
+			after := s.now()
+			for i, m := range all {
+				if m.over {
+					continue
+				}
+				ping, dead := s.live.verdict(before, m.heard, m.pinged)
+				if p2, d2 := s.live.verdict(after, m.heard, m.pinged); p2 != ping || d2 != dead || (m.expires != 0) && (before >= m.expires) != (after >= m.expires) {
+					return // it came to pass in between: either is right
+				}
+				expired := m.expires != 0 && before >= m.expires
+				wrote := strings.Join(m.take(t), "")
+				switch {
+				case dead:
+					m.over = true
+					if !m.wire.closed.Load() {
+						rt.Fatalf("connection %d is dead and open", i)
+					}
+				case expired:
+					m.over = true
+					if !strings.Contains(wrote, codeTokenExpired) {
+						rt.Fatalf("connection %d: the token is over, and it got %q", i, wrote)
+					}
+				case ping != (wrote == "\x89\x00"):
+					rt.Fatalf("connection %d: ping %v, and it got %q", i, ping, wrote)
+				case ping:
+					m.pinged = m.conn.pinged
+				}
+			}
+		}
+	})
 }
