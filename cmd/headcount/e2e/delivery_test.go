@@ -275,6 +275,28 @@ func TestSlowHandshakes(t *testing.T) {
 	}
 }
 
+// More half handshakes than there is room for: they make room for each other
+// and for everyone else, and cost no more than there are places.
+func TestManyHalfHandshakes(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--max-connections=50", "--leave-grace=0s") // and so 100 places for short ones
+	for range 400 {
+		fmt.Fprintf(s.rawDial(t), "GET /-/ws HTTP/1.1\r\nHost: x\r\n")
+	}
+	for range 20 {
+		c := s.ws(t)
+		c.join("p")
+		c.takeCount("p", 1)
+		c.leave("p")
+		c.close()
+		eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
+	}
+	eventually(t, "all half handshakes have come to the door", func() bool { return s.metric(t, "headcount_connections_evicted_total") >= 300 })
+	if n := s.metric(t, "process_open_fds"); n > 100+50+50 {
+		t.Errorf("%.0f descriptors", n)
+	}
+}
+
 // A client that asks and asks and never takes an answer is let go, too.
 func TestAnswersThatNobodyTakes(t *testing.T) {
 	t.Parallel()
