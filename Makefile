@@ -26,7 +26,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build check test bench fuzz setup clean race-binary
+.PHONY: run cluster regions build check test bench soak fuzz setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -68,6 +68,10 @@ race-binary:
 bench:
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./cmd/headcount
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -p 1 $$($(GO) list ./... | grep -v cmd/headcount)
+
+# A million connections that come and go, in every way they do: minutes.
+soak:
+	$(GO) test -run '^TestSoak$$' -v -timeout 60m ./gateway -soak 1000000
 
 # Every fuzz target for FUZZTIME. The inputs that failed are under testdata.
 fuzz:

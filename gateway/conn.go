@@ -54,11 +54,11 @@ type conn struct {
 	g       *Gateway
 	shard   *shard
 	user    presence.User
-	expires time.Duration // when the token ends, by the shard's clock; 0: never
-	heardAt atomic.Int64  // last sign of life, by the shard's clock
-	ended   atomic.Bool   // a close frame has been sent, or is about to be
-	linger  atomic.Bool   // it is out, and the client has until lingerClose
-	hup     atomic.Bool   // the client has closed its side: read to the end
+	expires time.Duration              // when the token ends, by the shard's clock; 0: never
+	heardAt atomic.Int64               // last sign of life, by the shard's clock
+	ended   atomic.Bool                // a close frame has been sent, or is about to be
+	linger  atomic.Pointer[time.Timer] // it is out, and the client has until then
+	hup     atomic.Bool                // the client has closed its side: read to the end
 
 	// turns counts the occasions to serve since nobody did. Who counts the first
 	// has the turn, until nobody has counted another: so exactly one goroutine
@@ -407,8 +407,8 @@ func (c *conn) end(code websocket.StatusCode, reason string, last ...[]byte) err
 // awaitClose closes the connection unless the client does in a moment. It is
 // called when the close frame is out.
 func (c *conn) awaitClose() {
-	if !c.linger.Swap(true) {
-		time.AfterFunc(lingerClose, c.dead)
+	if t := time.AfterFunc(lingerClose, c.dead); !c.linger.CompareAndSwap(nil, t) {
+		t.Stop()
 	}
 }
 
@@ -417,6 +417,9 @@ func (c *conn) awaitClose() {
 func (g *Gateway) leave(c *conn) {
 	for _, page := range c.shard.remove(c) {
 		g.roster.leave(c.user, page, c, true)
+	}
+	if t := c.linger.Load(); t != nil {
+		t.Stop() // it would keep c for nothing
 	}
 	g.release()
 }
