@@ -22,9 +22,10 @@ func plainConnections(long int) int { return max(long/10, 100) }
 // handshakes under way, requests, and connections kept for the next one.
 //
 // Beyond the bound the one that has been without a step forward the longest is
-// closed, once that is a second; until then nobody else is let in, and clients
-// wait in the system's queue. So half handshakes cost their own kind: whoever
-// sends a whole request when it is let in is served.
+// closed, once that is a second and it is not us who have yet to read what it
+// sent; until then nobody else is let in, and clients wait in the system's
+// queue. So half handshakes cost their own kind: whoever sends a whole request
+// when it is let in is served.
 type Door struct {
 	net.Listener
 	silence time.Duration // that a client may keep to what it was sent
@@ -94,10 +95,16 @@ func (d *Door) enter(c net.Conn) (wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	if len(d.guests) >= d.limit {
-		oldest := d.steps.Front().Value.(*guest)
+	for len(d.guests) >= d.limit {
+		e := d.steps.Front()
+		oldest := e.Value.(*guest)
 		if wait = stepPatience - now.Sub(oldest.step); wait > 0 {
 			return wait
+		}
+		if unread(oldest.conn) { // ends with the last of them: each is younger then
+			oldest.step = now
+			d.steps.MoveToBack(e)
+			continue
 		}
 		d.leave(oldest.conn)
 		_ = oldest.conn.Close() // the server's goroutine for it ends with that

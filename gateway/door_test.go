@@ -171,6 +171,45 @@ func TestDoorStepsCount(t *testing.T) {
 	}
 }
 
+// Who waits for us to read what it sent does not have to go.
+func TestDoorOurOwnSlowness(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	evicted := 0
+	d := newDoor(l, time.Minute, 2, func() { evicted++ })
+	h := &house{t: t, door: d}
+	accept := func() net.Conn {
+		c, err := d.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	h.says("")
+	silent := accept()
+	h.says(wholeRequest)
+	sent := accept()
+	await(t, "the request", func() bool { return unread(sent) })
+	time.Sleep(stepPatience)
+	h.says(wholeRequest)
+	next := accept()
+	if d.guests[silent] != nil || d.guests[sent] == nil || d.guests[next] == nil || evicted != 1 {
+		t.Fatalf("silent %v, sent %v, next %v; %d had to go", d.guests[silent], d.guests[sent], d.guests[next], evicted)
+	}
+	time.Sleep(stepPatience)
+	h.says("")
+	began := time.Now()
+	time.AfterFunc(stepPatience/4, func() { d.State(sent, http.StateClosed) })
+	last := accept()
+	if took := time.Since(began); took < stepPatience/4 || d.guests[next] == nil || d.guests[last] == nil || evicted != 1 {
+		t.Fatalf("after %s: next %v, last %v; %d had to go", took, d.guests[next], d.guests[last], evicted)
+	}
+	_ = d.Close()
+}
+
 // While everyone is new the next waits; closing the door ends that.
 func TestDoorClosesWhileOneWaits(t *testing.T) {
 	h := openHouse(t, 1)
