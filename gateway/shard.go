@@ -194,8 +194,8 @@ func (s *shard) join(c *conn, page string) (fresh bool, err error) {
 	p.joined = true
 	s.subscribe(c, p)
 	sub := &p.topic.subs[p.index]
-	if sub.shown = 0; fresh {
-		sub.ready, sub.gen = false, 0
+	if sub.gen, sub.shown = 0, 0; fresh {
+		sub.ready = false
 		p.since = s.now()
 		seat := &s.conns[c.index]
 		seat.look = min(seat.look, p.since+joinPatience)
@@ -263,7 +263,7 @@ func (s *shard) watch(c *conn, pages []string, precision uint8) error {
 		s.subscribe(c, p)
 		p.own = true
 		sub := &p.topic.subs[p.index]
-		sub.precision, sub.shown = precision, 0
+		sub.precision, sub.gen, sub.shown = precision, 0, 0
 		if sub.ready {
 			s.visit(c, page)
 		}

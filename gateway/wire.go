@@ -24,8 +24,8 @@ var errBusy = errors.New("the client has not taken what was sent")
 type wire struct {
 	busy    atomic.Bool   // rest is not nil; may be read without mu
 	closed  atomic.Bool   // set under mu
-	ending  bool          // no more frames: a close frame has been written
-	mu      sync.Mutex    // guards what follows, and that the descriptor stays open
+	ending  bool          // no more frames: a close frame has been written; guarded by mu
+	mu      sync.Mutex    // guards what follows, up to free, and that the descriptor stays open
 	fd      int           // descriptor; -1: none
 	rest    []byte        // what the socket has not taken
 	more    []byte        // what comes after it

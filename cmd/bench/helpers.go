@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -136,26 +137,15 @@ func arrive(args []string) error {
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: headcount.v1\r\n\r\n"
 	took, errs := make([]time.Duration, n), make([]error, n)
 	var group sync.WaitGroup
+	var again atomic.Int64 // connections that had to be made once more
 	began, before := time.Now(), cpuTime(pid)
 	for i := range n {
 		group.Go(func() {
-			c, err := dial(u.Host)
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			// It stays open until the process ends, when all are there.
-			var got []byte
-			if _, err = io.WriteString(c, handshake); err == nil {
-				buf := make([]byte, 1024)
-				for !bytes.Contains(got, []byte(`"unread"`)) && err == nil {
-					var m int
-					m, err = c.Read(buf)
-					got = append(got, buf[:m]...)
-				}
-			}
-			if err != nil {
-				errs[i] = fmt.Errorf("%w after %q", err, got)
+			// All these clients share a core, so one may be a second late with its
+			// handshake; when there is no room, it then has to come again.
+			for tries := 0; tries == 0 || errs[i] != nil && tries < 20; tries++ {
+				again.Add(int64(min(tries, 1)))
+				errs[i] = welcomed(u.Host, handshake)
 			}
 			took[i] = time.Since(began)
 		})
@@ -169,9 +159,30 @@ func arrive(args []string) error {
 	cpu := cpuTime(pid) - before
 	slices.Sort(took)
 	return tell(map[string]float64{
-		"connections": float64(n), "all_after_s": took[n-1].Seconds(), "median_s": took[n/2].Seconds(),
+		"connections": float64(n), "again": float64(again.Load()), "all_after_s": took[n-1].Seconds(), "median_s": took[n/2].Seconds(),
 		"cpu_us_each": cpu / float64(n) * 1e6, "per_cpu_s": float64(n) / cpu, "rss_most_mb": mostMemory(pid) / 1e6,
 	})
+}
+
+// welcomed opens a WebSocket, which stays open until the process ends.
+func welcomed(addr, handshake string) error {
+	c, err := dial(addr)
+	if err != nil {
+		return err
+	}
+	var got []byte
+	_, err = io.WriteString(c, handshake)
+	buf := make([]byte, 1024)
+	for err == nil && !bytes.Contains(got, []byte(`"unread"`)) {
+		var n int
+		n, err = c.Read(buf)
+		got = append(got, buf[:n]...)
+	}
+	if err != nil {
+		_ = c.Close()
+		return fmt.Errorf("%w after %q", err, got)
+	}
+	return nil
 }
 
 func tell(figures map[string]float64) error { return json.NewEncoder(os.Stdout).Encode(figures) }

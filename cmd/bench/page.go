@@ -56,6 +56,7 @@ var rows = []struct {
 	{"… % of a core", "idle server_cpu_percent_of_a_core", 1, 2, ""},
 	{"… without pings, % of a core", "quiet server_cpu_percent_of_a_core", 1, 2, "the difference is ping and pong: asked 1"},
 	{"**Everyone at once** after a restart ({arrive connections} connections): s until the last is welcomed", "arrive all_after_s", 1, 1, ""},
+	{"… had to connect again", "arrive again", 1, 0, ""},
 	{"… connections per CPU s of the server", "arrive per_cpu_s", 1, 0, "asked 10,000"},
 	{"… most RSS, MB", "arrive rss_most_mb", 1, 0, ""},
 	{"**Storm**: 5,000 users arrive on one page within 5 s: s until all have the final count", "storm right_after_s", 1, 2, "best of others: 0.12"},
