@@ -119,6 +119,9 @@ func (c *conn) start(hello []byte, begin func()) {
 	}
 	c.shard.add(c)
 	if c.g.draining.Load() { // Drain may have looked already
+		if !c.events {
+			_ = c.send(frameText, appendReconnect(nil, 0))
+		}
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
 	begin()
