@@ -54,13 +54,16 @@ func TestParseMessageFaults(t *testing.T) {
 
 func FuzzParseMessage(f *testing.F) {
 	for _, text := range []string{
-		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
+		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
 	} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		m, err := parseMessage(text)
 		if err == nil {
+			if m.precision > maxPrecision {
+				t.Fatalf("%q let the precision %d pass", text, m.precision)
+			}
 			for _, page := range m.pages {
 				if presence.CheckReadable(page) != nil {
 					t.Fatalf("%q let the page %q pass", text, page)
