@@ -447,3 +447,42 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkDeliver is a pass that gives 1,000 subscribers a count, without what
+// TCP costs: frames, rounded frames and events are the same work.
+func BenchmarkDeliver(b *testing.B) {
+	for name, kind := range map[string]struct {
+		precision uint8
+		events    bool
+	}{"frames": {}, "rounded": {precision: 2}, "events": {events: true}} {
+		b.Run(name, func(b *testing.B) {
+			const subscribers = 1000
+			s := loneShard(time.Millisecond)
+			watchers := make([]watcher, subscribers)
+			for i := range watchers {
+				watchers[i] = s.watcher(b, kind.events)
+				defer watchers[i].close()
+				if err := s.watch(watchers[i].conn, []string{"p"}, kind.precision); err != nil {
+					b.Fatal(err)
+				}
+			}
+			buf := make([]byte, 4096)
+			sequence, took := uint64(0), time.Duration(0)
+			for b.Loop() {
+				sequence++
+				s.start = s.start.Add(-time.Second)                     // an interval has passed
+				s.update(countOf("p", int64(10+sequence%80), sequence)) // two digits, so that every change shows
+				began := time.Now()
+				s.deliver()
+				took += time.Since(began)
+				for _, w := range watchers {
+					if _, err := syscall.Read(w.fd, buf); err != nil {
+						b.Fatalf("subscriber got nothing: %v", err)
+					}
+				}
+			}
+			b.ReportMetric(float64(took.Nanoseconds())/float64(s.delivered.Load()), "ns/delivery")
+			b.ReportMetric(float64(s.delivered.Load())/float64(sequence), "deliveries/op")
+		})
+	}
+}
