@@ -59,6 +59,7 @@ type bench struct {
 	program string
 	self    string
 	runs    int
+	load    float64              // of the machine, before
 	figures map[string][]float64 // by scenario and name, one of each run
 }
 
@@ -74,6 +75,7 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		return errors.New("cores 0 and 1 are needed, one for the server and one for its clients")
 	}
 	raiseFiles()
+	b.load = loadAverage()
 	b.figures = map[string][]float64{}
 	for _, s := range scenarios {
 		if only != "" && !slices.Contains(strings.Split(only, ","), s.name) {

@@ -74,10 +74,10 @@ func (b *bench) page() []byte {
 
 Written by `+"`make bench`"+`, which measures all of it anew. %s: the server on one core, its clients on another, loopback, no TLS.
 Each figure is the median of %d runs, which stand behind it. "Floor" is what plain system calls cost in the same place, in the same run.
-
+%s
 | | median | runs | beside it |
 |---|---|---|---|
-`, machine(), b.runs)
+`, machine(), b.runs, b.company())
 	for _, r := range rows {
 		runs := b.figures[r.figure]
 		if len(runs) == 0 {
@@ -131,6 +131,27 @@ func number(v float64, digits int) string {
 		whole += "." + rest
 	}
 	return whole
+}
+
+// company says so when the machine had other work to do.
+func (b *bench) company() string {
+	if b.load < 1 {
+		return ""
+	}
+	return fmt.Sprintf(`
+**The machine had other work to do** (a load of %.1f before the first run). Of these figures only memory and connections per CPU s are of use, and the others beside their floor.
+`, b.load)
+}
+
+// loadAverage is how many processes wanted to run, over the last five minutes.
+func loadAverage() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(text))
+	load, _ := strconv.ParseFloat(fields[min(1, len(fields)-1)], 64) // a number, as the kernel writes it
+	return load
 }
 
 // machine is what it was measured on.
