@@ -148,7 +148,7 @@ func (w *watched) hint(c presence.Count) {
 func (h *hub) staleLately() bool { return time.Since(time.Unix(0, h.staled.Load())) < staleMemory }
 
 func (h *hub) tell(c presence.Count) {
-	if c.Stale {
+	if c.Stale || c.Without != "" {
 		h.staled.Store(time.Now().UnixNano())
 	}
 	for _, s := range h.shards {

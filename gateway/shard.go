@@ -539,7 +539,7 @@ func (t *topic) form(precision uint8, event bool) *form {
 	case precision != 0: // only the number and whether it is stale can be seen
 		count.Version, count.Updated = presence.Version{}, time.Time{}
 		f.shown = xxhash.Sum64(appendCountText(nil, count))
-	case event && !count.Stale:
+	case event && !count.Stale && count.Without == "":
 		f.shown = shownVersion(count.Version)
 	}
 	return f
