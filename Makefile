@@ -26,7 +26,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build check test bench fuzz setup clean race-binary
+.PHONY: run cluster regions build check test bench microbench soak fuzz setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -64,10 +64,20 @@ test:
 race-binary:
 	$(GO) build -race -o bin/headcount-race ./cmd/headcount
 
-# The whole-server benchmarks first: one iteration of theirs is a run of its own.
-bench:
+# The whole server, in every scenario: eight minutes on two cores that have
+# nothing else to do. It writes BENCHMARKS.md. make bench ARGS='-only fanout'
+bench: build
+	$(GO) build -o bin/bench ./cmd/bench
+	./bin/bench $(ARGS)
+
+# Single parts. One iteration of those of cmd/headcount is a run of its own.
+microbench:
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./cmd/headcount
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -p 1 $$($(GO) list ./... | grep -v cmd/headcount)
+
+# A million connections that come and go, in every way they do: minutes.
+soak:
+	$(GO) test -run '^TestSoak$$' -v -timeout 60m ./gateway -soak 1000000
 
 # Every fuzz target for FUZZTIME. The inputs that failed are under testdata.
 fuzz:

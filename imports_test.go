@@ -46,6 +46,7 @@ var layers = []layer{
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "presence/ring"}}, // no store but by the contract
 	{"dispatcher/...", []string{"presence"}},
 	{"gateway/...", []string{"presence", "presence/unread", "presence/heartbeat", "presence/ring", "web"}},
+	{"cmd/bench", nil},              // runs the program
 	{"cmd/headcount/simulate", nil}, // a black box client
 	{"cmd/headcount/e2e", nil},      // tests alone
 	{"cmd/headcount/faults", nil},   // tests alone

@@ -6,12 +6,10 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -48,19 +46,23 @@ var errNoPoller = errors.New("there is no poller for this connection")
 // receives. A silent one has no goroutine: whoever learns that there is
 // something to do for it takes its turn and serves it.
 type conn struct {
-	g      *Gateway
-	shard  *shard
-	wire   *wire
-	user   presence.User
+	// What a delivery looks at comes first, so that it is close together.
 	events bool
-	asked  bool // has sent read and waits for the answer; under the followers' lock
+	asked  bool   // has sent read and waits for the answer; under the followers' lock
+	pass   uint32 // the last pass that had something for it; guarded by the shard's lock, and so is
+	tail   int32  // the last delivery in it
+	wire   wire
+
+	g     *Gateway
+	shard *shard
+	user  presence.User
 	// follower is the user with what is followed; nil for an event stream.
 	follower *follower
-	expires  time.Duration // when the token ends, by the shard's clock; 0: never
-	heardAt  atomic.Int64  // last sign of life, by the shard's clock
-	ended    atomic.Bool   // a close frame has been sent, or is about to be
-	linger   atomic.Bool   // it is out, and the client has until lingerClose
-	hup      atomic.Bool   // the client has closed its side: read to the end
+	expires  time.Duration              // when the token ends, by the shard's clock; 0: never
+	heardAt  atomic.Int64               // last sign of life, by the shard's clock
+	ended    atomic.Bool                // a close frame has been sent, or is about to be
+	linger   atomic.Pointer[time.Timer] // it is out, and the client has until then
+	hup      atomic.Bool                // the client has closed its side: read to the end
 
 	// turns counts the occasions to serve since nobody did. Who counts the first
 	// has the turn, until nobody has counted another: so exactly one goroutine
@@ -70,8 +72,6 @@ type conn struct {
 	// Guarded by the shard's lock.
 	places []place
 	index  int           // in shard.conns
-	pass   uint32        // the last pass that had something for it …
-	tail   int32         // … and the last delivery in it
 	missed bool          // a delivery was not written
 	pinged time.Duration // an unanswered ping was sent then; 0: none
 	bell   bell
@@ -106,7 +106,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	}
 	s := g.hub.shards[g.hub.next.Add(1)%uint64(len(g.hub.shards))]
 	c := &conn{g: g, shard: s, user: user, tokens: messageBurst, held: bytes.Clone(early)}
-	c.wire = newWire(tcp, g.cfg.WriteTimeout, c)
+	c.wire.use(tcp, g.cfg.WriteTimeout, c)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
 		c.expires = max(s.now()+min(time.Until(expires), farOff), 1)
@@ -116,9 +116,9 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	return c, nil
 }
 
-// start sends the client what it gets first, subscribes it to pages, and has
-// the connection served from now on.
-func (c *conn) start(hello []byte, pages ...string) {
+// start sends the client what it gets first, does what comes before its
+// messages, and has the connection served from now on.
+func (c *conn) start(hello []byte, begin func()) {
 	if _, err := c.wire.Write(hello); err != nil {
 		_ = c.wire.Close() // serve cleans up
 	}
@@ -132,9 +132,7 @@ func (c *conn) start(hello []byte, pages ...string) {
 		}
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
-	if len(pages) > 0 {
-		_ = c.shard.watch(c, pages) // one page is never too many
-	}
+	begin()
 	if c.shard.poller.add(c) != nil {
 		c.spawn(c.serve) // reads until the end
 		return
@@ -163,28 +161,10 @@ func (c *conn) wireClosed() {
 	}
 }
 
-// input is one non-blocking read, and a buffer for more than the longest
-// frame. One goroutine at a time.
-type input struct {
-	buf [8 << 10]byte
-	p   []byte
-	n   int
-	err error
-	fn  func(fd uintptr) bool
-}
+// input is a buffer for more than the longest frame. One goroutine at a time.
+type input [8 << 10]byte
 
-var inputs = sync.Pool{New: func() any {
-	in := &input{}
-	in.fn = func(fd uintptr) bool {
-		for {
-			in.n, in.err = syscall.Read(int(fd), in.p)
-			if in.err != syscall.EINTR {
-				return true // whatever came of it: never wait
-			}
-		}
-	}
-	return in
-}}
+var inputs = sync.Pool{New: func() any { return new(input) }}
 
 // serve does what there is to do for the connection; its caller has the turn.
 // It does not wait, unless there is no poller for the connection.
@@ -210,13 +190,13 @@ func (c *conn) serve() {
 // look reads once and serves what came; more says that there may be more. An
 // error is the end of the connection.
 func (c *conn) look(in *input) (more bool, err error) {
-	rest, err := c.frames(in.buf[:copy(in.buf[:], c.held)]) // what a busy wire kept
+	rest, err := c.frames(in[:copy(in[:], c.held)]) // what a busy wire kept
 	c.held = nil
 	if err == nil && !c.deaf() {
-		n := copy(in.buf[:], rest) // less than a frame
+		n := copy(in[:], rest) // less than a frame
 		var m int
-		if m, more, err = c.read(in, n); err == nil {
-			rest, err = c.frames(in.buf[:n+m])
+		if m, more, err = c.read(in[n:]); err == nil {
+			rest, err = c.frames(in[:n+m])
 		}
 	}
 	if len(rest) > 0 {
@@ -235,27 +215,18 @@ func (c *conn) deaf() bool {
 	return c.wire.busy.Load() && !c.wire.closed.Load() && !c.events && !c.ended.Load()
 }
 
-// read reads into the buffer behind the first n bytes.
-func (c *conn) read(in *input, n int) (m int, more bool, err error) {
-	in.p = in.buf[n:]
+// read reads once. It waits only when there is no poller for the connection.
+func (c *conn) read(p []byte) (n int, more bool, err error) {
 	if c.slot == 0 {
-		m, err = c.wire.Read(in.p)
-		return m, true, err
+		n, err = c.wire.Read(p)
+		return n, true, err
 	}
-	if err := c.wire.raw.Read(in.fn); err != nil {
+	if n, err = c.wire.receive(p); n == 0 {
 		return 0, false, err
-	}
-	switch {
-	case in.err == syscall.EAGAIN:
-		return 0, false, nil
-	case in.err != nil:
-		return 0, false, in.err
-	case in.n == 0:
-		return 0, false, io.EOF
 	}
 	// A read that could have had more has emptied the socket; what comes then is
 	// told of again, but not the end, if it was told of with what has been read.
-	return in.n, in.n == len(in.p) || c.hup.Load(), nil
+	return n, n == len(p) || c.hup.Load(), nil
 }
 
 // frames serves the whole frames at the beginning of data and returns what is
@@ -387,7 +358,7 @@ func (c *conn) do(m message) error {
 			c.g.followers.moved(c, m.pages[0])
 		}
 	case typeSubscribe:
-		if err := c.shard.watch(c, m.pages); err != nil {
+		if err := c.shard.watch(c, m.pages, m.precision); err != nil {
 			return tooManyPages("")
 		}
 	case typeUnsubscribe:
@@ -451,8 +422,8 @@ func (c *conn) end(code websocket.StatusCode, reason string, last ...[]byte) err
 // awaitClose closes the connection unless the client does in a moment. It is
 // called when the close frame is out.
 func (c *conn) awaitClose() {
-	if !c.linger.Swap(true) {
-		time.AfterFunc(lingerClose, c.dead)
+	if t := time.AfterFunc(lingerClose, c.dead); !c.linger.CompareAndSwap(nil, t) {
+		t.Stop()
 	}
 }
 
@@ -466,6 +437,9 @@ func (g *Gateway) leave(c *conn) {
 	if c.follower != nil {
 		g.followers.leave(c.follower, c, joined)
 	}
+	if t := c.linger.Load(); t != nil {
+		t.Stop() // it would keep c for nothing
+	}
 	g.release()
 }
 
@@ -475,7 +449,7 @@ func (c *conn) ping() {
 	if c.events {
 		frame = []byte(": ping\n\n")
 	}
-	if err := c.wire.try(frame, c.shard.try); err != nil && !errors.Is(err, errBusy) {
+	if err := c.wire.try(frame); err != nil && !errors.Is(err, errBusy) {
 		c.dead()
 		return
 	}
@@ -523,7 +497,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) err
 	if c.bell.told = count; !known {
 		c.bell.told = -1 // whatever it is, it is news
 	}
-	c.start(hello)
+	c.start(hello, func() {})
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -38,10 +39,15 @@ const (
 	typeRead        = "read"
 )
 
+// maxPrecision is the most significant digits a subscriber may ask for. More
+// than a billion users need no more.
+const maxPrecision = 9
+
 // message is what a client sent: pages has the one of a join or leave, too.
 type message struct {
-	kind  string
-	pages []string
+	kind      string
+	pages     []string
+	precision uint8 // of a subscribe: significant digits of its counts; 0: all
 }
 
 // fault is a client's mistake, in the form of an error frame.
@@ -100,6 +106,16 @@ func parseMessage(text []byte) (message, error) {
 			}
 			m.pages = append(m.pages, *page)
 		}
+		if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
+			var digits int
+			if err := decodeMember("precision", raw, &digits); err != nil {
+				return message{}, err
+			}
+			if digits < 1 || digits > maxPrecision {
+				return message{}, &fault{code: codeBadJSON, message: fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision)}
+			}
+			m.precision = uint8(digits)
+		}
 	case typeHeartbeat, typeRead:
 	default:
 		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat and read", presence.Excerpt(m.kind))}
@@ -149,6 +165,23 @@ func appendQuoted(b []byte, s string) []byte {
 		return append(b, `""`...)
 	}
 	return append(b, quoted...)
+}
+
+// significant rounds n, which is not negative, to that many significant
+// digits, halves up; 0 digits are all of them.
+func significant(n int64, digits uint8) int64 {
+	unit, most := int64(1), int64(1)
+	for range digits {
+		most *= 10
+	}
+	for digits > 0 && n/unit >= most {
+		unit *= 10
+	}
+	rest := n % unit
+	if n -= rest; rest > 0 && rest >= unit/2 && n <= math.MaxInt64-unit {
+		n += unit
+	}
+	return n
 }
 
 func appendCountText(b []byte, c presence.Count) []byte {

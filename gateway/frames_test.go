@@ -13,17 +13,19 @@ import (
 
 func TestParseMessage(t *testing.T) {
 	for text, want := range map[string]message{
-		`{"type":"join","page":"p"}`:                    {typeJoin, []string{"p"}},
-		`{"page":"a/b","x":[1],"type":"leave"}`:         {typeLeave, []string{"a/b"}},
-		`{"type":"subscribe","pages":["p","*","p"]}`:    {typeSubscribe, []string{"p", "*", "p"}},
-		`{"type":"subscribe","pages":[]}`:               {typeSubscribe, nil},
-		`{"type":"unsubscribe","pages":["p"],"page":7}`: {typeUnsubscribe, []string{"p"}},
-		` {"type":"heartbeat"} `:                        {typeHeartbeat, nil},
-		`{"type":"read"}`:                               {typeRead, nil},
-		`{"type":"join","page":"\u0041","Type":"bad"}`:  {typeJoin, []string{"A"}},
+		`{"type":"join","page":"p"}`:                           {kind: typeJoin, pages: []string{"p"}},
+		`{"page":"a/b","x":[1],"type":"leave"}`:                {kind: typeLeave, pages: []string{"a/b"}},
+		`{"type":"subscribe","pages":["p","*","p"]}`:           {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
+		`{"type":"subscribe","pages":[]}`:                      {kind: typeSubscribe, pages: nil},
+		`{"type":"unsubscribe","pages":["p"],"page":7}`:        {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","pages":["p"],"precision":2}`:     {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
+		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`: {kind: typeUnsubscribe, pages: []string{"p"}},
+		` {"type":"heartbeat"} `:                               {kind: typeHeartbeat, pages: nil},
+		`{"type":"read"}`:                                      {kind: typeRead, pages: nil},
+		`{"type":"join","page":"\u0041","Type":"bad"}`:         {kind: typeJoin, pages: []string{"A"}},
 	} {
 		m, err := parseMessage([]byte(text))
-		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) {
+		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) || m.precision != want.precision {
 			t.Errorf("parseMessage(%s) = %+v, %v; want %+v", text, m, err, want)
 		}
 	}
@@ -34,8 +36,11 @@ func TestParseMessageFaults(t *testing.T) {
 		``: codeBadJSON, `{`: codeBadJSON, `null`: codeBadJSON, `[]`: codeBadJSON, `"join"`: codeBadJSON, `{"type":"join"}x`: codeBadJSON,
 		`{"type":1}`: codeBadJSON, `{"type":null}`: codeBadJSON, `{"type":"join","page":1}`: codeBadJSON, `{"type":"join","page":null}`: codeBadJSON,
 		`{"type":"subscribe","pages":"p"}`: codeBadJSON, `{"type":"subscribe","pages":[1]}`: codeBadJSON, `{"type":"subscribe","pages":[null]}`: codeBadJSON,
-		`{"type":"subscribe","pages":null}`: codeBadJSON,
-		`{}`:                                codeBadType, `{"type":"Join","page":"p"}`: codeBadType, `{"TYPE":"join","page":"p"}`: codeBadType, `{"type":""}`: codeBadType,
+		`{"type":"subscribe","pages":null}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":"2"}`: codeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":null}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":2.5}`: codeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":0}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":10}`: codeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":-1}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":257}`: codeBadJSON,
+		`{}`: codeBadType, `{"type":"Join","page":"p"}`: codeBadType, `{"TYPE":"join","page":"p"}`: codeBadType, `{"type":""}`: codeBadType,
 		`{"type":"join"}`: codeBadPage, `{"type":"join","page":""}`: codeBadPage, `{"type":"join","page":"*"}`: codeBadPage, `{"type":"join","page":"\ud800"}`: codeBadPage,
 		`{"type":"join","PAGE":"p"}`: codeBadPage, `{"type":"subscribe","pages":["p",""]}`: codeBadPage, `{"type":"subscribe"}`: codeBadPage,
 	} {
@@ -49,13 +54,16 @@ func TestParseMessageFaults(t *testing.T) {
 
 func FuzzParseMessage(f *testing.F) {
 	for _, text := range []string{
-		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
+		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
 	} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		m, err := parseMessage(text)
 		if err == nil {
+			if m.precision > maxPrecision {
+				t.Fatalf("%q let the precision %d pass", text, m.precision)
+			}
 			for _, page := range m.pages {
 				if presence.CheckReadable(page) != nil {
 					t.Fatalf("%q let the page %q pass", text, page)

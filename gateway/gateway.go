@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -295,10 +296,10 @@ func (g *Gateway) settle(ctx context.Context, d time.Duration) {
 func (g *Gateway) each(do func(*conn)) {
 	for _, s := range g.hub.shards {
 		s.mu.Lock()
-		conns := append([]*conn(nil), s.conns...)
+		seats := slices.Clone(s.conns)
 		s.mu.Unlock()
-		for _, c := range conns {
-			do(c)
+		for _, seat := range seats {
+			do(seat.conn)
 		}
 	}
 }

@@ -480,7 +480,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if err == nil {
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
 	}
-	if err := g.stream(c.Writer, id, name); err != nil {
+	if err := g.stream(c.Writer, id, name, c.GetHeader("Last-Event-ID")); err != nil {
 		g.release()
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -488,8 +488,9 @@ func (g *Gateway) getEvents(c *gin.Context) {
 
 // stream answers with an event stream that lasts until either side ends it:
 // the end of the connection is the end of the body, so the fan-out can write
-// events as they are.
-func (g *Gateway) stream(w gin.ResponseWriter, id Identity, name string) error {
+// events as they are. A client that comes back with the id of the newest count
+// is not sent that again.
+func (g *Gateway) stream(w gin.ResponseWriter, id Identity, name, lastID string) error {
 	c, err := g.open(w, id.Hash, id.Expires)
 	if err != nil {
 		return err
@@ -502,7 +503,14 @@ func (g *Gateway) stream(w gin.ResponseWriter, id Identity, name string) error {
 	head.Set("X-Content-Type-Options", "nosniff")
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.start(responseHead(http.StatusOK, head), name)
+	c.start(responseHead(http.StatusOK, head), func() {
+		has, err := presence.ParseVersion(lastID)
+		if err == nil && !g.hub.staleLately() {
+			c.shard.resume(c, name, has)
+		} else {
+			_ = c.shard.watch(c, []string{name}, 0) // one page is never too many
+		}
+	})
 	return nil
 }
 

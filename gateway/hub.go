@@ -17,6 +17,7 @@ const (
 	attachBatch = 500             // pages in one call to the endpoint store
 	lingerFor   = 5 * time.Second // a page without subscribers is kept this long: reloads come back
 	recentPages = 16384           // about 4 MB
+	staleMemory = time.Minute     // event streams that come back within this may have been told a stale count
 )
 
 // hub knows the newest count of every page that somebody here wants, and keeps
@@ -30,6 +31,7 @@ type hub struct {
 	next   atomic.Uint64        // spreads connections over shards
 	wake   chan struct{}        // holds one: run has something to attach or detach
 	topics func(presence.Count) // is told of topics that are no pages, as the shards are of pages
+	staled atomic.Int64         // when a stale count was last told, unix nanoseconds
 
 	// read is what was last read of pages that nobody here subscribed to, for when
 	// the store is away. It has a lock of its own; beyond recentPages the one read
@@ -142,10 +144,17 @@ func (w *watched) hint(c presence.Count) {
 	}
 }
 
+// staleLately reports whether who was here a moment ago may have been told a
+// stale count: its version does not say so.
+func (h *hub) staleLately() bool { return time.Since(time.Unix(0, h.staled.Load())) < staleMemory }
+
 func (h *hub) tell(c presence.Count) {
 	if !presence.IsPage(c.Page) {
 		h.topics(c)
 		return
+	}
+	if c.Stale || c.Without != "" {
+		h.staled.Store(time.Now().UnixNano())
 	}
 	for _, s := range h.shards {
 		s.update(c)

@@ -17,6 +17,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
 	refused  prometheus.Counter
+	evicted  prometheus.Counter
 	panics   prometheus.Counter
 	all      []prometheus.Collector
 }
@@ -36,12 +37,15 @@ func newMetrics(g *Gateway) *metrics {
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_connections_refused_total", Help: "Connections refused because there were too many.",
 		}),
+		evicted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_connections_evicted_total", Help: "Connections without a request for a second or more that were closed to make room for others.",
+		}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_panics_total", Help: "Requests that panicked: defects.",
 		}),
 	}
 	m.all = []prometheus.Collector{
-		m.faults, m.requests, m.seconds, m.refused, m.panics,
+		m.faults, m.requests, m.seconds, m.refused, m.evicted, m.panics,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_connections", Help: "Open WebSockets and event streams.",
 		}, func() float64 { return float64(g.connections.Load()) }),

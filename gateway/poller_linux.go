@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -51,7 +53,7 @@ func newPoller() (*poller, error) {
 // add has c served when there is something to read or it has ended. The caller
 // has c's turn.
 func (p *poller) add(c *conn) error {
-	if p == nil || c.wire.raw == nil {
+	if p == nil || c.wire.fd < 0 {
 		return errNoPoller
 	}
 	p.once.Do(func() { close(p.used) })
@@ -64,22 +66,18 @@ func (p *poller) add(c *conn) error {
 		p.conns = append(p.conns, c)
 	}
 	p.mu.Unlock()
-	var err error
+	err := net.ErrClosed
 	failed := p.raw.Control(func(epoll uintptr) {
-		failed := c.wire.raw.Control(func(fd uintptr) {
-			err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, int(fd), &unix.EpollEvent{
+		c.wire.mu.Lock() // the descriptor stays open
+		defer c.wire.mu.Unlock()
+		if !c.wire.closed.Load() {
+			err = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_ADD, c.wire.fd, &unix.EpollEvent{
 				Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET,
 				Fd:     c.slot,
 			})
-		})
-		if failed != nil {
-			err = failed
 		}
 	})
-	if failed != nil {
-		err = failed
-	}
-	if err != nil {
+	if err = cmp.Or(failed, err); err != nil {
 		p.remove(c)
 		return fmt.Errorf("gateway: epoll: %w", err)
 	}

@@ -96,7 +96,10 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = g.Run(ctx) })
 	wg.Go(func() { _ = nd.Run(ctx) })
-	server := httptest.NewServer(g.Handler())
+	server := httptest.NewUnstartedServer(g.Handler())
+	door := g.Door(server.Listener)
+	server.Listener, server.Config.ConnState = door, door.State
+	server.Start()
 	await(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
 	t.Cleanup(func() {
 		within, stop := context.WithTimeout(context.Background(), patient)

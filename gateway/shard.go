@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"headcount/presence"
 )
 
@@ -35,7 +37,7 @@ type shard struct {
 
 	mu     sync.Mutex // guards all below, and the places of the shard's connections
 	topics map[string]*topic
-	conns  []*conn
+	conns  []seat
 	due    []*topic // topics to look at, each once
 	fresh  []visit  // subscribers to serve at once
 	bells  []*conn  // to be told their unread count, each once
@@ -46,7 +48,6 @@ type shard struct {
 	swept  time.Duration // the last sweep
 	batch  []delivery
 	joined []byte
-	try    *attempt
 
 	bellText []byte // frames of the bells of one pass
 }
@@ -61,16 +62,35 @@ type topic struct {
 	at      time.Duration // when to look
 	scanned time.Duration // when all subscribers were last looked at
 
-	frame, event       []byte // of count, as of the gens; run's own
-	frameGen, eventGen uint32
+	// forms of the count that subscribers want: at most one for each precision,
+	// and one for event streams.
+	forms []form
+}
+
+// form is a topic's count in the form of some of its subscribers, encoded once
+// for all of them.
+type form struct {
+	precision uint8
+	event     bool
+	gen       uint32 // of the topic, when it was made
+	bytes     []byte // a frame or an event; written without the lock, changed only by run
+	shown     uint64 // stands for what a subscriber sees of it; 0: it is never what one has already
+}
+
+// seat is a connection's place among the shard's.
+type seat struct {
+	conn *conn
+	look time.Duration // a sweep has nothing to do for it before
 }
 
 // subscription is one subscriber of a topic.
 type subscription struct {
-	conn  *conn
-	gen   uint32        // of the last count sent
-	ready bool          // false while a join waits for the store
-	at    time.Duration // when the last count was sent
+	conn      *conn
+	gen       uint32        // of the last count sent, or seen to be what the subscriber has
+	ready     bool          // false while a join waits for the store
+	precision uint8         // significant digits; 0: all
+	at        time.Duration // when the last count was sent
+	shown     uint64        // form.shown of what the subscriber has; 0: whatever comes is sent
 }
 
 // place is one page of a connection.
@@ -107,7 +127,6 @@ func newShard(h *hub, interval time.Duration, budget float64, live liveness) *sh
 		start:    time.Now(),
 		wake:     make(chan struct{}, 1),
 		topics:   map[string]*topic{},
-		try:      newAttempt(),
 	}
 }
 
@@ -126,7 +145,7 @@ func (s *shard) add(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.index = len(s.conns)
-	s.conns = append(s.conns, c)
+	s.conns = append(s.conns, seat{conn: c})
 }
 
 // remove takes c out and returns the pages it had joined.
@@ -142,8 +161,8 @@ func (s *shard) remove(c *conn) (joined []string) {
 	c.places = nil
 	last := len(s.conns) - 1
 	s.conns[c.index] = s.conns[last]
-	s.conns[c.index].index = c.index
-	s.conns[last] = nil
+	s.conns[c.index].conn.index = c.index
+	s.conns[last] = seat{}
 	s.conns = s.conns[:last]
 	c.index = -1
 	return joined
@@ -177,9 +196,12 @@ func (s *shard) join(c *conn, page string) (fresh bool, err error) {
 	fresh = !p.joined
 	p.joined = true
 	s.subscribe(c, p)
-	if sub := &p.topic.subs[p.index]; fresh {
-		sub.ready, sub.gen = false, 0
+	sub := &p.topic.subs[p.index]
+	if sub.gen, sub.shown = 0, 0; fresh {
+		sub.ready = false
 		p.since = s.now()
+		seat := &s.conns[c.index]
+		seat.look = min(seat.look, p.since+joinPatience)
 	} else if sub.ready {
 		s.visit(c, page)
 	}
@@ -220,8 +242,9 @@ func (s *shard) leave(c *conn, page string) bool {
 	return true
 }
 
-// watch subscribes c to pages: to all, or, when that were too many, to none.
-func (s *shard) watch(c *conn, pages []string) error {
+// watch subscribes c to pages, with counts of that precision: to all, or, when
+// that were too many, to none.
+func (s *shard) watch(c *conn, pages []string, precision uint8) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var fresh []string
@@ -242,11 +265,25 @@ func (s *shard) watch(c *conn, pages []string) error {
 		p := c.place(page)
 		s.subscribe(c, p)
 		p.own = true
-		if p.topic.subs[p.index].ready {
+		sub := &p.topic.subs[p.index]
+		sub.precision, sub.gen, sub.shown = precision, 0, 0
+		if sub.ready {
 			s.visit(c, page)
 		}
 	}
 	return nil
+}
+
+// resume subscribes c, which has nothing yet, to a page of which it has the
+// count with that version: it is sent another one.
+func (s *shard) resume(c *conn, page string, has presence.Version) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.places = []place{{page: page, own: true}}
+	p := &c.places[0]
+	s.subscribe(c, p)
+	p.topic.subs[p.index].shown = shownVersion(has)
+	s.visit(c, page)
 }
 
 // unwatch ends subscriptions; presence stays.
@@ -303,7 +340,8 @@ func (s *shard) unsubscribe(c *conn, p *place) {
 	}
 }
 
-// visit has c served with the page's count at once, also when it has it.
+// visit has c served with the page's count at once; also when it has it, if
+// its subscription says nothing of what it is shown.
 func (s *shard) visit(c *conn, page string) {
 	s.fresh = append(s.fresh, visit{c, page})
 	s.wakeUp()
@@ -343,7 +381,11 @@ func (s *shard) freed(c *conn) {
 		if p.topic == nil {
 			continue
 		}
-		if sub := p.topic.subs[p.index]; sub.ready && (c.missed || sub.gen != p.topic.gen) {
+		sub := &p.topic.subs[p.index]
+		if c.missed {
+			sub.shown = 0
+		}
+		if sub.ready && (c.missed || sub.gen != p.topic.gen) {
 			s.visit(c, p.page)
 		}
 	}
@@ -426,7 +468,7 @@ func (s *shard) deliver() (next time.Duration) {
 			}
 			bytes = s.joined
 		}
-		if err := d.conn.wire.try(bytes, s.try); err != nil {
+		if err := d.conn.wire.try(bytes); err != nil {
 			s.undelivered(d.conn, err)
 		}
 	}
@@ -460,15 +502,21 @@ func (s *shard) scan(t *topic, now time.Duration) (again time.Duration) {
 	return again
 }
 
-// offer adds t's count to what the subscriber gets in this pass. One that has
-// not taken its last write is left alone; it is served when it has.
+// offer adds t's count to what the subscriber gets in this pass, unless it
+// would see no difference. One that has not taken its last write is left
+// alone; it is served when it has.
 func (s *shard) offer(t *topic, sub *subscription, now time.Duration) {
 	c := sub.conn
 	if t.gen == 0 || !sub.ready || c.wire.busy.Load() {
 		return
 	}
-	sub.gen, sub.at = t.gen, now
-	s.chain(c, t.encoded(c.events))
+	f := t.form(sub.precision, c.events)
+	sub.gen = t.gen
+	if sub.shown != 0 && sub.shown == f.shown {
+		return
+	}
+	sub.at, sub.shown = now, f.shown
+	s.chain(c, f.bytes)
 }
 
 // chain adds bytes to what the connection gets in this pass.
@@ -482,19 +530,38 @@ func (s *shard) chain(c *conn, bytes []byte) {
 	s.batch = append(s.batch, d)
 }
 
-// encoded is t's count as a frame or an event, encoded once for all.
-func (t *topic) encoded(event bool) []byte {
-	switch {
-	case event && t.eventGen != t.gen:
-		t.event, t.eventGen = appendEvent(t.event[:0], t.count), t.gen
-	case !event && t.frameGen != t.gen:
-		t.frame, t.frameGen = appendFrame(t.frame[:0], frameText, appendCountText(nil, t.count)), t.gen
+// form is t's count as a frame of that precision, or as an event.
+func (t *topic) form(precision uint8, event bool) *form {
+	i := 0
+	for i < len(t.forms) && (t.forms[i].precision != precision || t.forms[i].event != event) {
+		i++
 	}
-	if event {
-		return t.event
+	if i == len(t.forms) {
+		t.forms = append(t.forms, form{precision: precision, event: event})
 	}
-	return t.frame
+	f := &t.forms[i]
+	if f.gen == t.gen {
+		return f
+	}
+	count := t.count
+	count.Users = significant(count.Users, precision)
+	if f.gen = t.gen; event {
+		f.bytes = appendEvent(f.bytes[:0], count)
+	} else {
+		f.bytes = appendFrame(f.bytes[:0], frameText, appendCountText(nil, count))
+	}
+	switch f.shown = 0; {
+	case precision != 0: // only the number and whether it is stale can be seen
+		count.Version, count.Updated = presence.Version{}, time.Time{}
+		f.shown = xxhash.Sum64(appendCountText(nil, count))
+	case event && !count.Stale && count.Without == "":
+		f.shown = shownVersion(count.Version)
+	}
+	return f
 }
+
+// shownVersion stands for an exact count with that version.
+func shownVersion(v presence.Version) uint64 { return xxhash.Sum64String(v.String()) }
 
 // undelivered deals with a write that was not even begun.
 func (s *shard) undelivered(c *conn, err error) {
@@ -533,6 +600,14 @@ func (l liveness) verdict(now, heard, pinged time.Duration) (ping, dead bool) {
 	}
 }
 
+// next is when verdict may say something else, unless the client is heard.
+func (l liveness) next(heard, pinged time.Duration) time.Duration {
+	if pinged != 0 && heard < pinged {
+		return pinged + l.pong
+	}
+	return max(heard, pinged) + l.ping
+}
+
 // sweep pings the connections that have been silent, and ends those that do
 // not answer and those whose token has expired.
 func (s *shard) sweep() {
@@ -545,7 +620,12 @@ func (s *shard) sweep() {
 	now := s.now()
 	suspended := s.swept != 0 && now-s.swept > s.live.tick()+s.live.pong/2
 	s.swept = now
-	for _, c := range s.conns {
+	for i := range s.conns {
+		seat := &s.conns[i]
+		if now < seat.look && !suspended {
+			continue // without touching the connection, which is not in the cache
+		}
+		c := seat.conn
 		if suspended && c.heard() < c.pinged {
 			c.pinged = now // the process stood still: its clients get their time again
 		}
@@ -560,8 +640,17 @@ func (s *shard) sweep() {
 			c.pinged = now
 			tasks = append(tasks, task{c, (*conn).ping})
 		}
+		seat.look = s.live.next(c.heard(), c.pinged)
+		if c.expires != 0 {
+			seat.look = min(seat.look, c.expires)
+		}
 		for i := range c.places {
-			if p := &c.places[i]; p.since != 0 && now-p.since > joinPatience && p.topic != nil {
+			p := &c.places[i]
+			switch {
+			case p.since == 0 || p.topic == nil:
+			case now-p.since < joinPatience:
+				seat.look = min(seat.look, p.since+joinPatience)
+			default:
 				p.since = 0
 				p.topic.subs[p.index].ready = true
 				s.visit(c, p.page)

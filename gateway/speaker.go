@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"runtime"
 	"sync"
 	"time"
 
@@ -67,6 +68,10 @@ func newSpeaker() *speaker {
 		panic(err) // the request is ours
 	}
 	ws.SetReadLimit(-1) // read has its own, with an error frame
+	// The library closes what nobody uses any more by a finalizer. There is
+	// nothing to close, and the finalizer would keep the speaker for ever: it
+	// refers to itself.
+	runtime.SetFinalizer(ws, nil)
 	s.ws = ws
 	return s
 }

@@ -22,18 +22,17 @@ var errBusy = errors.New("the client has not taken what was sent")
 // fan-out or the answers to one message, a pong, and what is said once in a
 // connection's life: that it should reconnect, and why it is closed.
 type wire struct {
-	net.Conn
-	raw     syscall.RawConn // nil when Conn has no descriptor
-	timeout time.Duration   // for a write to finish
+	busy    atomic.Bool   // rest is not nil; may be read without mu
+	closed  atomic.Bool   // set under mu
+	ending  bool          // no more frames: a close frame has been written; guarded by mu
+	mu      sync.Mutex    // guards what follows, up to free, and that the descriptor stays open
+	fd      int           // descriptor; -1: none
+	rest    []byte        // what the socket has not taken
+	more    []byte        // what comes after it
+	free    chan struct{} // closed when rest is out; nil unless somebody waits
+	timeout time.Duration // for a write to finish
 	owner   owner
-	busy    atomic.Bool // rest is not nil; may be read without mu
-	closed  atomic.Bool // set under mu
-
-	mu     sync.Mutex
-	rest   []byte        // what the socket has not taken
-	more   []byte        // what comes after it
-	free   chan struct{} // closed when rest is out; nil unless somebody waits
-	ending bool          // no more frames: a close frame has been written
+	net.Conn
 }
 
 // owner is told what happens to a wire.
@@ -43,43 +42,19 @@ type owner interface {
 	wireClosed()  // called once
 }
 
-func newWire(c net.Conn, timeout time.Duration, o owner) *wire {
-	w := &wire{Conn: c, timeout: timeout, owner: o}
+// use begins with a connection, which nobody else may close.
+func (w *wire) use(c net.Conn, timeout time.Duration, o owner) {
+	w.Conn, w.timeout, w.owner, w.fd = c, timeout, o, -1
 	if sc, ok := c.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
-			w.raw = raw
+			_ = raw.Control(func(fd uintptr) { w.fd = int(fd) }) // or it is closed already
 		}
 	}
-	return w
 }
-
-// attempt is one non-blocking write. Its function is made once and used again,
-// so that a delivery allocates nothing. One goroutine at a time.
-type attempt struct {
-	p   []byte
-	n   int
-	err error
-	fn  func(fd uintptr) bool
-}
-
-func newAttempt() *attempt {
-	a := &attempt{}
-	a.fn = func(fd uintptr) bool {
-		for {
-			a.n, a.err = syscall.Write(int(fd), a.p)
-			if a.err != syscall.EINTR {
-				return true // whatever came of it: never wait
-			}
-		}
-	}
-	return a
-}
-
-var attempts = sync.Pool{New: func() any { return newAttempt() }}
 
 // try writes p if the client has taken everything before; p is not kept. It
 // returns errBusy when it has not, and net.ErrClosed when the wire is closed.
-func (w *wire) try(p []byte, a *attempt) error {
+func (w *wire) try(p []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -88,24 +63,26 @@ func (w *wire) try(p []byte, a *attempt) error {
 	case w.rest != nil:
 		return errBusy
 	}
-	return w.write(p, a)
+	return w.write(p)
+}
+
+// receive reads what has come without waiting; n is 0 when that is nothing.
+func (w *wire) receive(p []byte) (n int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	return receiveNow(w.fd, p)
 }
 
 // write writes p under mu, and keeps what the socket does not take.
-func (w *wire) write(p []byte, a *attempt) error {
+func (w *wire) write(p []byte) error {
 	n := 0
-	if w.raw != nil {
-		a.p = p
-		err := w.raw.Write(a.fn)
-		a.p = nil
-		if err != nil {
+	if w.fd >= 0 {
+		var err error
+		if n, err = sendNow(w.fd, p); err != nil || n == len(p) {
 			return err
-		}
-		if a.err != nil && a.err != syscall.EAGAIN {
-			return a.err
-		}
-		if n = max(a.n, 0); n == len(p) {
-			return nil
 		}
 	}
 	w.rest = append([]byte(nil), p[n:]...)
@@ -166,8 +143,6 @@ func (w *wire) Write(p []byte) (int, error) { return len(p), w.put(p, false) }
 func (w *wire) end(p []byte) error { return w.put(p, true) }
 
 func (w *wire) put(p []byte, last bool) error {
-	a := attempts.Get().(*attempt)
-	defer attempts.Put(a)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed.Load() || w.ending {
@@ -178,7 +153,7 @@ func (w *wire) put(p []byte, last bool) error {
 		w.more = append(w.more, p...)
 		return nil
 	}
-	return w.write(p, a)
+	return w.write(p)
 }
 
 // Close closes the connection; it may be called more than once.

@@ -16,9 +16,9 @@ import (
 	"headcount/presence/redistest"
 )
 
-// The benchmarks measure a whole server process on one core, over the embedded
-// store, with the simulator as its clients. They take half a minute each, for
-// one iteration: `make bench` runs them.
+// The benchmarks measure whole server processes, on one core each, with the
+// simulator as their clients. They take half a minute each, for one iteration:
+// `make microbench` runs them. What load costs is for `make bench`.
 
 // benchServer starts a server built without the race detector, with further
 // flags, and returns its URL and process id.
@@ -95,55 +95,6 @@ func simulated(b *testing.B, c simulate.Command, flags ...string) simulate.Repor
 		b.Fatal(err)
 	}
 	return r
-}
-
-// report shows the simulator's figures under the names of benchmark metrics.
-func report(b *testing.B, r simulate.Report, names map[string]string) {
-	b.Helper()
-	b.ReportMetric(0, "ns/op") // an iteration lasts as long as the scenario does
-	for figure, unit := range names {
-		v, ok := r.Figures[figure]
-		if !ok {
-			b.Fatalf("the report has no %s: %v", figure, r.Figures)
-		}
-		b.ReportMetric(v, unit)
-	}
-}
-
-// BenchmarkIdle: 10,000 idle joined connections on 100 pages.
-func BenchmarkIdle(b *testing.B) {
-	for b.Loop() {
-		r := simulated(b, simulate.Command{Scenario: "idle", Users: 10_000, Pages: 100})
-		report(b, r, map[string]string{
-			"server_rss_bytes_per_connection": "B-RSS/conn", "server_cpu_percent_of_a_core": "%core",
-		})
-		b.ReportMetric(r.ConnectsPerSecond, "connects/s")
-	}
-}
-
-// BenchmarkFanOut: one page's count to 5,000 subscribers, as often as one core
-// can, and four times a second, when every write finds its reader asleep.
-func BenchmarkFanOut(b *testing.B) {
-	for name, flags := range map[string][]string{
-		"busy":     {"--update-interval", "40ms", "--delivery-budget", "1000000"},
-		"defaults": nil,
-	} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				r := simulated(b, simulate.Command{Scenario: "fanout", Users: 5_000, Pages: 1, Duration: 15 * time.Second}, flags...)
-				report(b, r, map[string]string{"server_cpu_s_per_million_counts": "cpu-s/million", "counts_per_s": "counts/s"})
-			}
-		})
-	}
-}
-
-// BenchmarkStorm: 5,000 users arrive on one page within 5 s.
-func BenchmarkStorm(b *testing.B) {
-	for b.Loop() {
-		r := simulated(b, simulate.Command{Scenario: "storm", Users: 5_000, Pages: 1})
-		report(b, r, map[string]string{"right_after_s": "s-until-right", "server_cpu_s": "cpu-s"})
-		b.ReportMetric(float64(r.BytesReceived)/1e6, "MB-received")
-	}
 }
 
 // BenchmarkLoneJoin: a join on a quiet server until another client sees it.

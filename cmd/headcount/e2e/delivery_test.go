@@ -97,6 +97,65 @@ func TestConflationUnderSteadyChange(t *testing.T) {
 	}
 }
 
+// Who asks for rounded counts is told when the rounded number changes, and only then.
+func TestPrecision(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--update-interval=10ms", "--leave-grace=0s")
+	exact, rough := s.ws(t), s.ws(t)
+	exact.subscribe("p")
+	exact.takeCount("p", 0)
+	rough.send(`{"type":"subscribe","pages":["p"],"precision":1}`)
+	rough.takeCount("p", 0)
+	var last *client
+	for n := 1; n <= 15; n++ {
+		last = s.ws(t)
+		last.join("p")
+		exact.awaitCount("p", n)
+	}
+	f := rough.awaitCount("p", 20)
+	if got := s.get(t, "/p/counter").counter(t); got.Version != f.Version || got.Count != 15 {
+		t.Errorf("the counter is %+v after %s", got, f.text)
+	}
+	last.leave("p")
+	exact.awaitCount("p", 14)
+	rough.awaitCount("p", 10)
+	last.join("p")
+	exact.awaitCount("p", 15)
+	rough.awaitCount("p", 20)
+	for n := 16; n <= 20; n++ {
+		s.ws(t).join("p")
+		exact.awaitCount("p", n)
+	}
+	rough.silent()
+	rough.send(`{"type":"subscribe","pages":["p"],"precision":2}`)
+	rough.takeCount("p", 20)
+	last.leave("p")
+	rough.awaitCount("p", 19)
+}
+
+// A stream that comes back says what it had last.
+func TestLastEventID(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--update-interval=10ms", "--leave-grace=0s")
+	a, b := s.ws(t), s.ws(t)
+	a.join("p")
+	a.takeCount("p", 1)
+	events := s.sse(t, "/p/counter/events")
+	first := events.awaitCount(1)
+	events.resp.Body.Close()
+	same := s.sse(t, "/p/counter/events", "Last-Event-ID: "+first.id)
+	for _, id := range []string{"1-1", "", "x", first.id + "0"} {
+		if e := s.sse(t, "/p/counter/events", "Last-Event-ID: "+id).take(); e.id != first.id {
+			t.Errorf("with the id %q the first event is %s", id, e.data)
+		}
+	}
+	b.join("p")
+	b.takeCount("p", 2)
+	if e := same.take(); e.Count != 2 {
+		t.Errorf("after its own id a stream got %s", e.data)
+	}
+}
+
 // clog has the server send w more than the sockets take; w never reads.
 func clog(t testing.TB, s *server, w *rawSocket) {
 	t.Helper()
@@ -213,6 +272,28 @@ func TestSlowHandshakes(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Fatalf("still open after %s", time.Since(began))
 		}
+	}
+}
+
+// More half handshakes than there is room for: they make room for each other
+// and for everyone else, and cost no more than there are places.
+func TestManyHalfHandshakes(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--max-connections=50", "--leave-grace=0s") // and so 100 places for short ones
+	for range 400 {
+		fmt.Fprintf(s.rawDial(t), "GET /-/ws HTTP/1.1\r\nHost: x\r\n")
+	}
+	for range 20 {
+		c := s.ws(t)
+		c.join("p")
+		c.takeCount("p", 1)
+		c.leave("p")
+		c.close()
+		eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
+	}
+	eventually(t, "all half handshakes have come to the door", func() bool { return s.metric(t, "headcount_connections_evicted_total") >= 300 })
+	if n := s.metric(t, "process_open_fds"); n > 100+50+50 {
+		t.Errorf("%.0f descriptors", n)
 	}
 }
 

@@ -169,4 +169,3 @@ func (l *wire) way(from, to net.Conn) {
 	time.Sleep(l.delay)
 	_ = to.Close()
 }
-

@@ -56,7 +56,6 @@ func (c *crowd) checkpoint(ctx context.Context, name string) error {
 	defer c.enterPhase(c.enterPhase("checkpoint " + name))
 	c.probes.gate.Lock()
 	defer c.probes.gate.Unlock()
-	defer c.slowness.Store(c.slowness.Swap(0))
 
 	cp := Checkpoint{Name: name, Users: len(c.truth.users), Pages: len(c.pages)}
 	for try := 0; ; try++ {

@@ -19,7 +19,7 @@ type client struct {
 	user    *user
 	number  uint64                                       // seeds its jitter
 	gateway int                                          // where it dials first
-	slow    bool                                         // rests after every message, if the run wants that
+	slow    bool                                         // has a small buffer, and does not read when the run wants that
 	seen    func(page string, count int64, at time.Time) // called by run's goroutine; nil for most
 
 	done chan struct{} // closed by leave
@@ -141,8 +141,7 @@ func (c *client) connect(ctx context.Context, gateway string) (how ending, err e
 		if err := l.next(func(msg []byte) { c.handle(l, msg) }); err != nil {
 			return lost, err
 		}
-		if c.slow {
-			c.sleep(ctx, time.Duration(c.crowd.slowness.Load()))
+		for c.slow && c.crowd.deaf.Load() && c.sleep(ctx, time.Second) {
 		}
 	}
 }
@@ -199,6 +198,9 @@ func (c *client) attach(l *link, id string) bool {
 		return false
 	}
 	c.link, l.who = l, id // until welcome, the id it was dialled with
+	if c.slow {
+		_ = l.tcp.SetReadBuffer(slowRead) // or it is as large as others
+	}
 	_ = l.conn.SetReadDeadline(time.Now().Add(dialTimeout))
 	return true
 }
@@ -413,6 +415,9 @@ func (c *client) count(l *link, f frame) {
 	}
 	if f.Stale {
 		c.crowd.stats.stale.Add(1)
+	}
+	if s := c.crowd.spread.Load(); s != nil && !c.slow {
+		s.add(f.Page, v, now)
 	}
 	page, ok := c.hold(l, f, v)
 	if ok && c.seen != nil {

@@ -36,7 +36,8 @@ type crowd struct {
 	dialing   chan struct{} // one value per handshake under way
 	heartbeat atomic.Int64  // heartbeat_ms, from welcome
 	phase     atomic.Pointer[string]
-	slowness  atomic.Int64 // how long a slow client rests after a message, nanoseconds
+	deaf      atomic.Bool            // slow clients do not read
+	spread    atomic.Pointer[spread] // of a count that is measured; nil: of none
 
 	baseline   int64 // of `*`, before the run
 	starMoved  bool  // others are on the site too: `*` is not checked
@@ -134,8 +135,7 @@ func holdings(pages []string) []holding {
 	return hs
 }
 
-// enter opens a tab of u on the page; every 16th tab watches `*` as well. While
-// there is slowness every tenth tab is slow, and watches many pages.
+// enter opens a tab of u on the page; every 16th tab watches `*` as well.
 func (c *crowd) enter(ctx context.Context, u *user, page string) (*client, error) {
 	if err := c.makeRoom(ctx); err != nil {
 		return nil, err
@@ -143,9 +143,6 @@ func (c *crowd) enter(ctx context.Context, u *user, page string) (*client, error
 	tab := &client{user: u, joined: joining(page)}
 	if c.clients.made%16 == 0 {
 		tab.watched = []holding{{page: wholeSite}}
-	}
-	if c.slowness.Load() > 0 && c.clients.made%slowEvery == 0 {
-		tab.slow, tab.watched = true, holdings(c.pages[:min(len(c.pages), watchPages)])
 	}
 	c.truth.enter(u, page)
 	return c.start(ctx, tab, int(c.clients.made)%len(c.cfg.URL)), nil

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -11,16 +12,16 @@ var scenarios = map[string]func(*Command) plan{
 	"idle":   planIdle,
 	"storm":  planStorm,
 	"fanout": planFanout,
-	"churn":  func(cfg *Command) plan { return planMeasuredChurn(cfg, "churn", 0) },
-	"slow":   func(cfg *Command) plan { return planMeasuredChurn(cfg, "slow", slowPause) },
+	"churn":  planMeasuredChurn,
+	"slow":   planSlow,
 }
 
 const (
-	stormTime  = 5 * time.Second        // in which everyone arrives
-	slowPause  = 500 * time.Millisecond // of a slow client after every message
-	slowEvery  = 10                     // every tenth client is slow
-	drivers    = 8                      // users who come and go so that counts move
-	driverTurn = 5 * time.Millisecond   // between two of their joins or leaves
+	stormTime  = 5 * time.Second      // in which everyone arrives
+	slowEvery  = 10                   // every tenth client is slow …
+	slowRead   = 4096                 // … and has a receive buffer this small
+	drivers    = 8                    // users who come and go so that counts move
+	driverTurn = 5 * time.Millisecond // between two of their joins or leaves
 )
 
 // A measured plan keeps figures beside the report.
@@ -146,49 +147,122 @@ func (r *measured) awaitRight(ctx context.Context) error {
 }
 
 // planFanout: everyone subscribes to one page without being there, and a few come
-// and go so fast that its count always moves. How many counts a second arrive.
+// and go so fast that its count always moves. How many counts a second arrive,
+// and how long after the first subscriber the others have a count.
 func planFanout(cfg *Command) plan {
 	return planMeasured(cfg, "fanout", 1, cfg.Users, true, func(ctx context.Context, r *measured) error {
-		for i := range cfg.Users {
-			r.watch(ctx, i%len(cfg.URL), r.pages)
-		}
-		var tabs []*client
-		for range drivers {
-			tab, err := r.enter(ctx, r.newUser(), r.pages[0])
-			if err != nil {
-				return err
-			}
-			tabs = append(tabs, tab)
-		}
-		if err := r.checkpoint(ctx, "full"); err != nil {
+		drive, err := r.watchers(ctx, 0)
+		if err != nil {
 			return err
 		}
 		r.enterPhase("fanning out")
 		w := r.openWindow()
-		for i := 0; time.Since(w.began) < cfg.Duration; i++ {
-			tab, page := tabs[i%drivers], r.pages[0]
-			if tab.joined.page != "" {
-				page = ""
-			}
-			r.move(tab, page)
-			if err := sleep(ctx, driverTurn); err != nil {
-				return err
-			}
+		spread, err := drive(cfg.Duration)
+		if err != nil {
+			return err
 		}
 		r.closeWindow(w)
+		r.figures["spread_p50_ms"], r.figures["spread_p99_ms"] = spread.ms(0.5), spread.ms(0.99)
 		return r.checkpoint(ctx, "final")
 	})
 }
 
-// planMeasuredChurn is the default run with figures. With a pause, every tenth client
-// reads slowly until the run's checkpoints: the others must not notice.
-func planMeasuredChurn(cfg *Command, name string, pause time.Duration) plan {
-	p := planChurn(cfg, name)
+// planSlow: the same for half of the time; for the other half every tenth
+// subscriber reads nothing. How much later the others have their counts.
+func planSlow(cfg *Command) plan {
+	return planMeasured(cfg, "slow", 1, cfg.Users, true, func(ctx context.Context, r *measured) error {
+		drive, err := r.watchers(ctx, slowEvery)
+		if err != nil {
+			return err
+		}
+		r.enterPhase("everyone reads")
+		before, err := drive(cfg.Duration / 2)
+		if err != nil {
+			return err
+		}
+		r.enterPhase("a tenth does not read")
+		w := r.openWindow()
+		r.deaf.Store(true)
+		after, err := drive(cfg.Duration / 2)
+		if err != nil {
+			return err
+		}
+		r.closeWindow(w)
+		r.deaf.Store(false)
+		r.figures["spread_p99_ms_before"], r.figures["spread_p99_ms"] = before.ms(0.99), after.ms(0.99)
+		if p99 := before.ms(0.99); p99 > 0 {
+			r.figures["spread_p99_ratio"] = after.ms(0.99) / p99
+		}
+		return r.checkpoint(ctx, "final")
+	})
+}
+
+// watchers has everyone subscribe to the page, every slowEvery-th of them as a
+// slow client (0: none). The function it returns moves the page's count for a
+// time and measures how its counts spread.
+func (r *measured) watchers(ctx context.Context, slowEvery int) (drive func(time.Duration) (*spread, error), err error) {
+	page := r.pages[0]
+	for i := range r.cfg.Users {
+		slow := slowEvery > 0 && i%slowEvery == 0
+		r.start(ctx, &client{user: r.newUser(), watched: holdings(r.pages), slow: slow}, i%len(r.cfg.URL))
+	}
+	var tabs []*client
+	for range drivers {
+		tab, err := r.enter(ctx, r.newUser(), page)
+		if err != nil {
+			return nil, err
+		}
+		tabs = append(tabs, tab)
+	}
+	if err := r.checkpoint(ctx, "full"); err != nil {
+		return nil, err
+	}
+	return func(d time.Duration) (*spread, error) {
+		s := &spread{page: page}
+		r.spread.Store(s)
+		defer r.spread.Store(nil)
+		began := time.Now()
+		for i := 0; time.Since(began) < d; i++ {
+			tab, to := tabs[i%drivers], page
+			if tab.joined.page != "" {
+				to = ""
+			}
+			r.move(tab, to)
+			if err := sleep(ctx, driverTurn); err != nil {
+				return nil, err
+			}
+		}
+		return s, nil
+	}, nil
+}
+
+// A spread is how long after the first client that had a count of a page the
+// others had the same. Many goroutines may add to it.
+type spread struct {
+	page  string
+	first [1 << 16]atomic.Int64 // when the version was first seen, by its sequence; a window has far fewer
+	histogram
+}
+
+func (s *spread) add(page []byte, v version, at time.Time) {
+	if string(page) != s.page {
+		return
+	}
+	first := &s.first[v.sequence%uint64(len(s.first))]
+	if !first.CompareAndSwap(0, at.UnixNano()) {
+		s.histogram.add(time.Duration(at.UnixNano() - first.Load()))
+	}
+}
+
+func (s *spread) ms(q float64) float64 { return float64(s.quantile(q).Microseconds()) / 1000 }
+
+// planMeasuredChurn is the default run with figures.
+func planMeasuredChurn(cfg *Command) plan {
+	p := planChurn(cfg, "churn")
 	m := &measured{figures: map[string]float64{}}
 	work, describe := p.work, p.describe
 	p.work = func(ctx context.Context, crowd *crowd) error {
 		m.crowd = crowd
-		crowd.slowness.Store(int64(pause))
 		w := m.openWindow()
 		err := work(ctx, crowd)
 		m.closeWindow(w)

@@ -5,28 +5,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"time"
 )
-
-// Listener prepares l's connections for clients: what the HTTP server refuses
-// before any handler is asked, such as a path that is badly percent-encoded, is
-// answered in our form; and a client that acknowledges nothing of what it was
-// sent for silence ends, which is the only way to notice one that only listens.
-func Listener(l net.Listener, silence time.Duration) net.Listener { return listener{l, silence} }
-
-type listener struct {
-	net.Listener
-	silence time.Duration
-}
-
-func (l listener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if tcp, ok := c.(*net.TCPConn); ok {
-		limitSilence(tcp, l.silence)
-		c = clientConn{tcp}
-	}
-	return c, err
-}
 
 // clientConn is a *net.TCPConn in all but one kind of answer.
 type clientConn struct{ *net.TCPConn }

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	subscribers = 5_000
+	floorTime   = 3 * time.Second
+)
+
+// frame is as long as the count frames of the simulator's pages.
+var frame = bytes.Repeat([]byte("x"), 127)
+
+// floor writes a frame to every one of the subscribers, again and again, with
+// one system call each and nothing else. Between two rounds it pauses.
+func floor(args []string) error {
+	addr, call := args[0], args[1]
+	pause, err := time.ParseDuration(args[2])
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	fds := make([]int, 0, subscribers)
+	for range subscribers {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			return err
+		}
+		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+			return err
+		}
+	}
+	time.Sleep(500 * time.Millisecond)
+	number, flags := uintptr(unix.SYS_SENDTO), uintptr(unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if call == "write" {
+		number, flags = unix.SYS_WRITE, 0 // which has three arguments
+	}
+	began, before, written := time.Now(), cpuTime(os.Getpid()), 0
+	for next := began; time.Since(began) < floorTime; {
+		for _, fd := range fds {
+			n, _, errno := syscall.RawSyscall6(number, uintptr(fd), uintptr(unsafe.Pointer(&frame[0])), uintptr(len(frame)), flags, 0, 0)
+			if errno == 0 && int(n) == len(frame) {
+				written++
+			}
+		}
+		if next = next.Add(pause); time.Until(next) > 0 {
+			time.Sleep(time.Until(next))
+		} else {
+			next = time.Now()
+		}
+	}
+	return tell(map[string]float64{
+		"per_s": float64(written) / time.Since(began).Seconds(), "cpu_s_per_million": (cpuTime(os.Getpid()) - before) / float64(written) * 1e6,
+	})
+}
+
+// readers are subscribers that only read, a goroutine each, like the
+// simulator's. They end with the server.
+func readers(args []string) error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	for range subscribers {
+		c, err := dial(args[0])
+		if err != nil {
+			return err
+		}
+		group.Go(func() {
+			defer c.Close()
+			buf := make([]byte, 4096)
+			for {
+				if _, err := c.Read(buf); err != nil {
+					return
+				}
+			}
+		})
+	}
+	return nil
+}
+
+// dial waits for the server to be there. The connection ends with a reset, so
+// that its port is free for the next run.
+func dial(addr string) (c net.Conn, err error) {
+	for range 100 {
+		if c, err = net.DialTimeout("tcp", addr, time.Minute); err == nil {
+			return c, c.(*net.TCPConn).SetLinger(0)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return nil, err
+}
+
+// arriving is how many connect, if so many files may be open. At once are as
+// many of them as fit into the system's queue, so that it is the server that is
+// measured and not how long the system waits until it tries again.
+const arriving, arrivingAtOnce = 20_000, 3_000
+
+// arrive connects everyone at once and waits until all have been welcomed.
+func arrive(args []string) error {
+	u, err := url.Parse(args[0])
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	n := min(arriving, int(limit.Cur)-500) // of the server, and of this process
+	handshake := "GET /-/ws HTTP/1.1\r\nHost: " + u.Host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
+		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: headcount.v1\r\n\r\n"
+	took, errs := make([]time.Duration, n), make([]error, n)
+	var group sync.WaitGroup
+	under := make(chan struct{}, arrivingAtOnce)
+	var again atomic.Int64 // connections that had to be made once more
+	began, before := time.Now(), cpuTime(pid)
+	for i := range n {
+		group.Go(func() {
+			// All these clients share a core, so one may be a second late with its
+			// handshake; when there is no room, it then has to come again.
+			under <- struct{}{}
+			defer func() { <-under }()
+			for tries := 0; tries == 0 || errs[i] != nil && tries < 20; tries++ {
+				again.Add(int64(min(tries, 1)))
+				errs[i] = welcomed(u.Host, handshake)
+			}
+			took[i] = time.Since(began)
+		})
+	}
+	group.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	cpu := cpuTime(pid) - before
+	slices.Sort(took)
+	return tell(map[string]float64{
+		"connections": float64(n), "again": float64(again.Load()), "all_after_s": took[n-1].Seconds(), "median_s": took[n/2].Seconds(),
+		"cpu_us_each": cpu / float64(n) * 1e6, "per_cpu_s": float64(n) / cpu, "rss_most_mb": mostMemory(pid) / 1e6,
+	})
+}
+
+// welcomed opens a WebSocket, which stays open until the process ends.
+func welcomed(addr, handshake string) error {
+	c, err := dial(addr)
+	if err != nil {
+		return err
+	}
+	var got []byte
+	_, err = io.WriteString(c, handshake)
+	buf := make([]byte, 1024)
+	for err == nil && !bytes.Contains(got, []byte(`"unread"`)) {
+		var n int
+		n, err = c.Read(buf)
+		got = append(got, buf[:n]...)
+	}
+	if err != nil {
+		_ = c.Close()
+		return fmt.Errorf("%w after %q", err, got)
+	}
+	return nil
+}
+
+func tell(figures map[string]float64) error { return json.NewEncoder(os.Stdout).Encode(figures) }
+
+// cpuTime is what the process has used, in seconds: fields 14 and 15 of proc(5)'s stat.
+func cpuTime(pid int) float64 {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	ticks := 0
+	for _, field := range strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))[11:13] {
+		n, _ := strconv.Atoi(field) // digits, as the kernel writes them
+		ticks += n
+	}
+	return float64(ticks) / 100
+}
+
+// mostMemory is the most the process ever had, in bytes.
+func mostMemory(pid int) float64 {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	kb, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	n, _ := strconv.Atoi(kb)
+	return float64(n) * 1024
+}

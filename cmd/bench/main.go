@@ -1,0 +1,222 @@
+// Bench measures the server of this repository and writes BENCHMARKS.md: every
+// scenario several times, the server on one core and its clients on another,
+// and in the same run what plain system calls cost on the same machine.
+//
+// It needs Linux, two cores and taskset(1).
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if len(os.Args) > 1 && helpers[os.Args[1]] != nil {
+		if err := helpers[os.Args[1]](os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench "+os.Args[1]+":", err)
+			os.Exit(1)
+		}
+		return
+	}
+	b := &bench{}
+	flag.StringVar(&b.program, "program", "bin/headcount", "the server")
+	out := flag.String("out", "BENCHMARKS.md", "where to write the table")
+	flag.IntVar(&b.runs, "runs", 3, "of each scenario; the table has their medians")
+	only := flag.String("only", "", "names of scenarios, separated by commas; the table then goes to standard output")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := b.run(ctx, *out, *only); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// helpers are what this program runs as processes of their own.
+var helpers = map[string]func(args []string) error{"floor": floor, "readers": readers, "arrive": arrive}
+
+// The cores of the server and of its clients.
+const serverCore, clientCore = "0", "1"
+
+// bench is one run of everything.
+type bench struct {
+	program string
+	self    string
+	runs    int
+	load    float64              // of the machine, before
+	figures map[string][]float64 // by scenario and name, one of each run
+}
+
+func (b *bench) run(ctx context.Context, out, only string) (err error) {
+	if b.self, err = os.Executable(); err != nil {
+		return err
+	}
+	if _, err := os.Stat(b.program); err != nil {
+		return fmt.Errorf("there is no server: run make build, or give --program: %w", err)
+	}
+	var cores unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cores); err != nil || !cores.IsSet(0) || !cores.IsSet(1) {
+		return errors.New("cores 0 and 1 are needed, one for the server and one for its clients")
+	}
+	raiseFiles()
+	b.load = loadAverage()
+	b.figures = map[string][]float64{}
+	for _, s := range scenarios {
+		if only != "" && !slices.Contains(strings.Split(only, ","), s.name) {
+			continue
+		}
+		for n := range b.runs {
+			fmt.Fprintf(os.Stderr, "%s  %s, %d of %d\n", time.Now().Format(time.TimeOnly), s.name, n+1, b.runs)
+			got, err := s.measure(ctx, b)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			for name, v := range got {
+				b.figures[s.name+" "+name] = append(b.figures[s.name+" "+name], v)
+			}
+		}
+	}
+	if only != "" {
+		_, err = os.Stdout.Write(b.page())
+		return err
+	}
+	return os.WriteFile(out, b.page(), 0o644)
+}
+
+// raiseFiles allows as many open files as it may; children inherit that.
+func raiseFiles() {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
+		return
+	}
+	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 50_000, Max: max(50_000, l.Max)}) != nil { // needs a privilege
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: l.Max, Max: l.Max})
+	}
+}
+
+// on is a command on a core, with one thread for Go code.
+func on(ctx context.Context, core, program string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", core, program}, args...)...)
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.Stderr = os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	return cmd
+}
+
+// withServer runs a server with further flags while f does.
+func (b *bench) withServer(ctx context.Context, flags []string, f func(url string, pid int) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	public, err := freeAddr()
+	if err != nil {
+		return err
+	}
+	admin, err := freeAddr()
+	if err != nil {
+		return err
+	}
+	cmd := on(ctx, serverCore, b.program, append([]string{"serve", "--listen", public, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}, flags...)...)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer func() { cancel(); _ = cmd.Wait() }()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get("http://" + admin + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		if time.Now().After(end) || ctx.Err() != nil {
+			return fmt.Errorf("the server is not ready: %w", errors.Join(err, ctx.Err()))
+		}
+	}
+	return f("http://"+public, cmd.Process.Pid)
+}
+
+func freeAddr() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// simulated is a scenario of the simulator, its figures and some of its report.
+func simulated(serve []string, args ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+		err = b.withServer(ctx, serve, func(url string, pid int) error {
+			var report struct {
+				Figures    map[string]float64
+				Bytes      float64                    `json:"bytes_received"`
+				JoinToSeen struct{ P50, P99 float64 } `json:"join_to_seen_ms"`
+			}
+			cmd := on(ctx, clientCore, b.program, append([]string{"simulate", "--json", "--url", url, "--pid", strconv.Itoa(pid)}, args...)...)
+			if err := output(cmd, &report); err != nil {
+				return err
+			}
+			if figures = report.Figures; figures == nil {
+				figures = map[string]float64{}
+			}
+			figures["bytes"], figures["join_p50_ms"], figures["join_p99_ms"] = report.Bytes, report.JoinToSeen.P50, report.JoinToSeen.P99
+			return nil
+		})
+		return figures, err
+	}
+}
+
+// output runs cmd and reads the JSON that it prints.
+func output(cmd *exec.Cmd, into any) error {
+	var out, complaints bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd.Args[3:], " "), err, out.Bytes(), complaints.Bytes())
+	}
+	return json.Unmarshal(out.Bytes(), into)
+}
+
+// arrived has everyone connect at once to a server that has just started.
+func arrived(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = b.withServer(ctx, []string{"--max-connections", "40000"}, func(url string, pid int) error {
+		return output(on(ctx, clientCore, b.self, "arrive", url, strconv.Itoa(pid)), &figures)
+	})
+	return figures, err
+}
+
+// floored measures plain system calls in place of a server.
+func floored(call, pause string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+		addr, err := freeAddr()
+		if err != nil {
+			return nil, err
+		}
+		reading, cancel := context.WithCancel(ctx)
+		defer cancel()
+		clients := on(reading, clientCore, b.self, "readers", addr)
+		if err := clients.Start(); err != nil {
+			return nil, err
+		}
+		defer func() { cancel(); _ = clients.Wait() }()
+		err = output(on(ctx, serverCore, b.self, "floor", addr, call, pause), &figures)
+		return figures, err
+	}
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// scenarios in the order in which they are measured. Together they take about
+// eight minutes.
+var scenarios = []struct {
+	name    string
+	measure func(ctx context.Context, b *bench) (map[string]float64, error)
+}{
+	{"floor-write", floored("write", "1ms")},
+	{"floor-send", floored("send", "1ms")},
+	{"floor-asleep", floored("send", "250ms")},
+	{"fanout", simulated(quick("35ms"), "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "6s")},
+	{"asleep", simulated(nil, "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "6s")},
+	{"slow", simulated(quick("77ms"), "--scenario", "slow", "--users", "5000", "--pages", "1", "--duration", "12s")},
+	{"storm", simulated(nil, "--scenario", "storm", "--users", "5000", "--pages", "1")},
+	{"churn", simulated(nil, "--scenario", "churn", "--users", "1000", "--pages", "50", "--tabs", "2", "--churn", "0.2", "--kill-fraction", "0", "--duration", "6s")},
+	{"arrive", arrived},
+	{"quiet", simulated([]string{"--ping-interval", "10m"}, "--scenario", "idle", "--users", "10000", "--pages", "100", "--duration", "8s")},
+	{"idle", simulated(nil, "--scenario", "idle", "--users", "10000", "--pages", "100", "--duration", "60s")},
+}
+
+// quick are the flags for deliveries that nothing but the machine limits.
+func quick(interval string) []string {
+	return []string{"--update-interval", interval, "--delivery-budget", "1000000"}
+}
+
+// rows of the table: the figure, what it is divided by, and what stands beside it.
+var rows = []struct {
+	what   string
+	figure string // scenario and name
+	unit   float64
+	digits int
+	beside string // what was asked, and the floor, where {figure} is measured in this run
+}{
+	{"**Fan-out** to 5,000 subscribers of one page, busy: CPU s per million deliveries", "fanout server_cpu_s_per_million_counts", 1, 1,
+		"asked 7.4, wanted 6.6; floor: {floor-write cpu_s_per_million} with `write(2)`, {floor-send cpu_s_per_million} with `send(2)`"},
+	{"… deliveries/s", "fanout counts_per_s", 1, 0, "asked 130,000, if the clients' core can read them; floor: {floor-write per_s}, {floor-send per_s}"},
+	{"… from the first subscriber to have a count until 99 % have it, ms", "fanout spread_p99_ms", 1, 0, ""},
+	{"… at half the rate (65,000/s), ms", "slow spread_p99_ms_before", 1, 0, "asked 60"},
+	{"… the same while every tenth of them never reads, times as long", "slow spread_p99_ratio", 1, 2, "asked 1.2 at most"},
+	{"… four times a second, when every client is asleep: CPU s per million", "asleep server_cpu_s_per_million_counts", 1, 1, "floor: {floor-asleep cpu_s_per_million} with `send(2)`"},
+	{"**Idle**, 10,000 joined connections on 100 pages, everything in one process: KB of RSS each, a minute after the last came", "idle server_rss_bytes_per_connection", 1e3, 1, "asked 8, wanted 4; bare epoll readers: 1.0"},
+	{"… % of a core", "idle server_cpu_percent_of_a_core", 1, 2, ""},
+	{"… without pings, % of a core", "quiet server_cpu_percent_of_a_core", 1, 2, "the difference is ping and pong: asked 1"},
+	{"**Everyone at once** after a restart ({arrive connections} connections): s until the last is welcomed", "arrive all_after_s", 1, 1, ""},
+	{"… had to connect again", "arrive again", 1, 0, ""},
+	{"… connections per CPU s of the server", "arrive per_cpu_s", 1, 0, "asked 10,000"},
+	{"… most RSS, MB", "arrive rss_most_mb", 1, 0, ""},
+	{"**Storm**: 5,000 users arrive on one page within 5 s: s until all have the final count", "storm right_after_s", 1, 2, "best of others: 0.12"},
+	{"… CPU s of the server", "storm server_cpu_s", 1, 2, "best of others: 1.3"},
+	{"… MB received by all", "storm bytes", 1e6, 1, "best of others: 6.5"},
+	{"**Churn**, 1,000 users, 200 come or leave a second: a join is seen by another client after ms, median", "churn join_p50_ms", 1, 1, ""},
+	{"… 99 %, ms", "churn join_p99_ms", 1, 1, ""},
+	{"… % of a core", "churn server_cpu_percent_of_a_core", 1, 1, ""},
+}
+
+// page is BENCHMARKS.md. A row without figures is left out.
+func (b *bench) page() []byte {
+	var p bytes.Buffer
+	fmt.Fprintf(&p, `# Benchmarks
+
+Written by `+"`make bench`"+`, which measures all of it anew. %s: the server on one core, its clients on another, loopback, no TLS.
+Each figure is the median of %d runs, which stand behind it. "Floor" is what plain system calls cost in the same place, in the same run.
+%s
+| | median | runs | beside it |
+|---|---|---|---|
+`, machine(), b.runs, b.company())
+	for _, r := range rows {
+		runs := b.figures[r.figure]
+		if len(runs) == 0 {
+			continue
+		}
+		var all []string
+		for _, v := range runs {
+			all = append(all, number(v/r.unit, r.digits))
+		}
+		fmt.Fprintf(&p, "| %s | %s | %s | %s |\n", b.fill(r.what), number(median(runs)/r.unit, r.digits), strings.Join(all, ", "), b.fill(r.beside))
+	}
+	p.WriteString(`
+CPU seconds say more than rates: a rate is also the clients', who share the machine's memory and caches. What these figures mean for a site is
+in [CAPACITY.md](CAPACITY.md). ` + "`make microbench`" + ` runs the benchmarks of single parts.
+`)
+	return p.Bytes()
+}
+
+// fill puts medians in the place of {figures}.
+func (b *bench) fill(text string) string {
+	for {
+		before, rest, ok := strings.Cut(text, "{")
+		name, after, closed := strings.Cut(rest, "}")
+		if !ok || !closed {
+			return text
+		}
+		value := "not measured"
+		if runs := b.figures[name]; len(runs) > 0 {
+			digits := 1
+			if median(runs) >= 100 {
+				digits = 0
+			}
+			value = number(median(runs), digits)
+		}
+		text = before + value + after
+	}
+}
+
+func median(runs []float64) float64 {
+	sorted := slices.Sorted(slices.Values(runs))
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}
+
+// number has a comma before every three digits.
+func number(v float64, digits int) string {
+	whole, rest, _ := strings.Cut(strconv.FormatFloat(v, 'f', digits, 64), ".")
+	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
+		whole = whole[:i] + "," + whole[i:]
+	}
+	if rest != "" {
+		whole += "." + rest
+	}
+	return whole
+}
+
+// company says so when the machine had other work to do.
+func (b *bench) company() string {
+	if b.load < 1 {
+		return ""
+	}
+	return fmt.Sprintf(`
+**The machine had other work to do** (a load of %.1f before the first run). Of these figures only memory and connections per CPU s are of use, and the others beside their floor.
+`, b.load)
+}
+
+// loadAverage is how many processes wanted to run, over the last five minutes.
+func loadAverage() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(text))
+	load, _ := strconv.ParseFloat(fields[min(1, len(fields)-1)], 64) // a number, as the kernel writes it
+	return load
+}
+
+// machine is what it was measured on.
+func machine() string {
+	cpu := "an unknown processor"
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, rest, ok := strings.Cut(string(info), "model name"); ok {
+			line, _, _ := strings.Cut(rest, "\n")
+			cpu = strings.TrimSpace(strings.TrimLeft(line, "\t :"))
+		}
+	}
+	kernel := "Linux"
+	var u unix.Utsname
+	if err := unix.Uname(&u); err == nil {
+		release, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
+		kernel += " " + release
+	}
+	return fmt.Sprintf("%d cores of %s, %s, %s", runtime.NumCPU(), cpu, kernel, runtime.Version())
+}
