@@ -517,6 +517,11 @@ func TestClientThatTakesNothing(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		hog := s.socket("")
 		_ = hog.SetReadBuffer(4096)
+		s.g.each(func(c *conn) { // without, the kernel takes megabytes of pongs first
+			if tcp, ok := c.wire.Conn.(interface{ SetWriteBuffer(int) error }); ok {
+				_ = tcp.SetWriteBuffer(4096)
+			}
+		})
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
