@@ -26,7 +26,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build check test bench microbench soak fuzz setup clean race-binary
+.PHONY: run cluster regions build check test bench microbench soak fuzz picture setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -89,6 +89,10 @@ fuzz:
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package || exit 1; \
 		done; \
 	done
+
+# The picture on top of the README, of a server with people coming and going.
+picture: build setup
+	cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount' CHROMIUM="$(BROWSER)" SCREENSHOT=demo.png node --test e2e/demo.test.js
 
 # What the machine lacks, then what web/ needs.
 setup:

@@ -45,6 +45,7 @@ var layers = []layer{
 	{"presence/redisstore/...", []string{"presence", "presence/unread", "presence/pncounter", "scripts"}},
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "presence/ring"}}, // no store but by the contract
 	{"dispatcher/...", []string{"presence"}},
+	{"dashboard", []string{"presence"}},
 	{"gateway/...", []string{"presence", "presence/unread", "presence/heartbeat", "presence/ring", "web"}},
 	{"cmd/bench", nil},              // runs the program
 	{"cmd/headcount/simulate", nil}, // a black box client
@@ -52,7 +53,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
 		"presence", "presence/unread", "presence/heartbeat", "presence/ring", "presence/pncounter", "presence/memstore/...", "presence/redisstore/...",
-		"presence/cluster", "presence/node/...", "presence/region", "dispatcher/...", "gateway/...", "web", "cmd/headcount/simulate",
+		"presence/cluster", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway/...", "web", "cmd/headcount/simulate",
 	}},
 }
 

@@ -38,6 +38,7 @@ type Dispatcher struct {
 	// block. Set before Run; optional.
 	OnChange func(bucket int)
 	want     chan []int // the newest set to own; holds one, a newer replaces it
+	top      top
 
 	// Owned by the goroutine in which Watch calls publication.
 	endpoints map[int]map[string][]string // bucket -> page -> gateways
@@ -106,6 +107,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // serve carries the buckets' counts until ctx ends. What it knows begins and
 // ends with it: the first word of every bucket is to read it.
 func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
+	d.top.serve(buckets)
 	if len(buckets) == 0 {
 		<-ctx.Done()
 		return ctx.Err()
@@ -123,6 +125,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
 	d.enqueue(p.Bucket, p.Counts)
+	d.top.take(p.Bucket, p.Counts)
 	if d.OnChange != nil && (len(p.Counts) > 0 || p.Lost) {
 		d.OnChange(p.Bucket)
 	}
@@ -154,7 +157,7 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		}
 		delete(old, page)
 	}
-	pages := make([]string, 0, len(d.endpoints[bucket]))
+	pages := d.top.beside(bucket, d.endpoints[bucket])
 	for page := range d.endpoints[bucket] {
 		pages = append(pages, page)
 	}
@@ -166,6 +169,7 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		return err
 	}
 	d.enqueue(bucket, counts)
+	d.top.take(bucket, counts)
 	return nil
 }
 

@@ -84,7 +84,7 @@ func run(t *testing.T, s *memstore.Store) (r *receiver, d *Dispatcher, set func(
 		t.Helper()
 		seq++
 		o := s.Write(t.Context(), []presence.Change{{
-			Claim: claims[0], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: users}},
+			Claim: claims[0], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: users}}, Complete: true,
 		}})
 		if o[0].Err != nil {
 			t.Fatal(o[0].Err)

@@ -76,6 +76,9 @@ type Config struct {
 	MaxConnections    int           // default 100,000
 	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
+	// Dashboard returns what an operator sees, as JSON. Nil: there is no dashboard.
+	Dashboard func(ctx context.Context) ([]byte, error)
+
 	Identities *Identities
 	APIKeys    []string // for calls from servers; without any there are none
 	Origins    *Origins

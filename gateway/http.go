@@ -3,18 +3,13 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"html/template"
 	"io"
-	"io/fs"
-	"mime"
 	"net/http"
 	"net/url"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -355,6 +350,9 @@ func (g *Gateway) putCounter(c *gin.Context) {
 			return
 		}
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+		if id.Fresh { // for who cannot keep the cookie: as welcome has it
+			c.Header(IDHeader, id.Signed)
+		}
 		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
 	}
 }
@@ -512,55 +510,4 @@ func (g *Gateway) stream(w gin.ResponseWriter, id Identity, name, lastID string)
 		}
 	})
 	return nil
-}
-
-// assets serves the demo page and the browser client. Scripts may be loaded by
-// pages of any origin; what they may do is for --allow-origins.
-func (g *Gateway) assets(get func(string, gin.HandlerFunc)) {
-	entries, err := fs.ReadDir(g.cfg.Assets, ".")
-	if err != nil {
-		panic(err) // they are part of the program
-	}
-	for _, e := range entries {
-		body, err := fs.ReadFile(g.cfg.Assets, e.Name())
-		if err != nil {
-			panic(err)
-		}
-		sum := sha256.Sum256(body)
-		etag := `"` + hex.EncodeToString(sum[:12]) + `"`
-		kind := mime.TypeByExtension(path.Ext(e.Name()))
-		packed := gzipBytes(nil, body)
-		serve := func(c *gin.Context) {
-			h := c.Writer.Header()
-			h.Set("Content-Type", kind)
-			h.Set("Cache-Control", "no-cache")
-			h.Set("ETag", etag)
-			h.Set("X-Content-Type-Options", "nosniff")
-			addVary(h, "Accept-Encoding")
-			if h.Get("Access-Control-Allow-Origin") == "" {
-				h.Set("Access-Control-Allow-Origin", "*")
-			}
-			if strings.HasPrefix(kind, "text/html") {
-				h.Set("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
-				h.Set("Referrer-Policy", "same-origin")
-			}
-			if c.GetHeader("If-None-Match") == etag {
-				c.Status(http.StatusNotModified)
-				return
-			}
-			out := body
-			if wantsGzip(headerList(c.Request.Header, "Accept-Encoding")) {
-				h.Set("Content-Encoding", "gzip")
-				out = packed
-			}
-			h.Set("Content-Length", strconv.Itoa(len(out)))
-			c.Writer.WriteHeader(http.StatusOK)
-			_, _ = c.Writer.Write(out)
-		}
-		if e.Name() == "index.html" {
-			get("/", serve)
-		} else {
-			get("/-/"+e.Name(), serve)
-		}
-	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	corsMethods = "GET, HEAD, PUT, POST, DELETE"
 	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, Cache-Control"
-	corsExposed = "Retry-After"
+	corsExposed = "Retry-After, Headcount-Id"
 	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
 )
 

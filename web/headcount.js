@@ -1,7 +1,8 @@
+// @ts-check
 // Headcount in the browser: who is here, live.
 //
 //   <script type="module" src="https://headcount.example.com/-/headcount.js"></script>
-//   <live-count></live-count> people are reading this.
+//   <live-count></live-count> people are reading this. <unread-bell></unread-bell>
 //
 // or, by hand:
 //
@@ -10,8 +11,16 @@
 //   headcount.join('pricing');
 //   headcount.watch(['pricing', '*'], ({ page, count }) => console.log(page, count));
 //
-// One file, no build step, no dependency, no eval and no inline style, so it
-// runs under a Content-Security-Policy as strict as "default-src 'self'".
+// No dependency, no eval and no inline style, so it runs under a
+// Content-Security-Policy as strict as "default-src 'self'".
+//
+// Who wants what, and who has the connection, are two things. A Headcount knows
+// what it wants (wants); a Hub has the connection and serves all Headcounts
+// that share it: those of one tab, and those of all tabs of a site. One of them
+// holds a Web Lock and has the Hub, the others talk to it over a
+// BroadcastChannel, always saying all they want, so that a lost word or a new
+// Hub needs nothing special. Where there are no locks (plain http on the
+// network) each has a Hub of its own.
 
 const HEARTBEAT_MS = 15_000; // until the server's welcome names its own
 const PATIENCE_MS = 5_000; // how long a heartbeat may stay without an answer
@@ -20,21 +29,53 @@ const BACKOFF_MAX_MS = 30_000; // ... the later ones within twice as long each, 
 const STEADY_MS = 10_000; // a connection that stood this long forgives earlier failures
 const HANDOVER_MAX_MS = 60_000; // the longest wait that a reconnect frame may ask for
 const MAX_PAGES = 100; // the server's bound for one connection
-const MAX_PAGE_LENGTH = 128; // code points
-const MAX_FRAME_BYTES = 4_096; // the server closes a connection that sends more
 const ANNOUNCE_MS = 10_000; // least time between two announcements to a screen reader
+const GRACE_MS = 2_000; // what a tab that went without a word wanted is kept: it may be a reload
+const SILENCE_MS = 3_000; // a tab that has the connection and says nothing is asleep: another takes over
+const HIDDEN_MS = 60_000; // a tab hidden this long is no viewer, if countHidden is false
+
+/**
+ * A page's count, as the server says it.
+ * @typedef {object} Counter
+ * @property {string} page
+ * @property {number} count how many people are there
+ * @property {string | null} updated_at when the count last changed
+ * @property {string} version
+ * @property {boolean} [stale] the server itself cannot be sure at the moment
+ */
+/** @typedef {'idle' | 'connecting' | 'open' | 'waiting' | 'closed'} State */
+/** @typedef {string | (() => string | Promise<string>)} Token */
+/**
+ * @typedef {object} Options
+ * @property {Token} [token] who the user is, when the server wants to know; a function is asked for every connection
+ * @property {boolean} [countHidden] false: a tab that has been hidden for a minute is no viewer; default true
+ * @property {boolean} [share] false: no other tab uses this connection; default true
+ */
+/** @typedef {{join: string[], watch: string[], unread: boolean, read: boolean, token?: string}} Wants */
+/** @typedef {any} Frame */
+/** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: string, full?: boolean, lead?: string, from?: string, wants?: Wants, wake?: boolean}} Word */
 
 /**
  * Orders two versions "incarnation-sequence": negative when a is older than b.
  * What is no version is as old as can be.
+ * @param {string | undefined} a
+ * @param {string | undefined} b
  */
-export function compareVersions(a, b) {
-  const parse = (v) => (/^(\d+)-(\d+)$/.exec(v) ?? [0, 0, 0]).slice(1).map(BigInt);
-  const [incA, seqA] = parse(a);
-  const [incB, seqB] = parse(b);
-  if (incA !== incB) return incA < incB ? -1 : 1;
-  return seqA === seqB ? 0 : seqA < seqB ? -1 : 1;
+function compareVersions(a, b) {
+  const parse = (/** @type {string} */ v = '') =>
+    /^\d+-\d+$/.test(v) ? v.split('-').map((n) => n.padStart(20, '0')).join() : '';
+  const [x, y] = [parse(a), parse(b)];
+  return x < y ? -1 : +(x > y);
 }
+
+/** @type {(type: string, listener: () => void, signal: AbortSignal) => void} */
+const on = (type, listener, signal) => addEventListener(type, listener, { signal });
+
+/** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
+const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
+
+/** @type {(pages: Iterable<string>, without: Set<string> | undefined) => string[]} */
+const minus = (pages, without) => [...pages].filter((page) => !without?.has(page));
 
 /**
  * A connection to a Headcount server, kept up until close().
@@ -46,47 +87,67 @@ export function compareVersions(a, b) {
  * (for the next attempt), `closed`.
  */
 export class Headcount extends EventTarget {
-  /** The one connection that all <live-count> elements of this document share. */
+  /** The one connection that all elements of this document share. */
   static get shared() {
     return (shared ??= new Headcount());
   }
 
   #base;
-  #token;
-  #expired; // the fixed token that the server called expired: not worth another attempt
+  /** @type {Token | undefined} */ #token;
+  #share;
+  #countHidden = true;
 
-  #joined = new Map(); // page -> the joins that are not taken back, as Symbols
-  #watchers = new Map(); // page -> callbacks
-  #unreadWatchers = new Set();
-  #counts = new Map(); // page -> {counter, link}; only pages joined or watched, so at most MAX_PAGES
-  #unread;
-  #read = false; // "read" is still to be sent
+  // What is wanted.
+  /** @type {Set<{page: string}>} */ #joins = new Set(); // that are not taken back
+  /** @type {Set<{keys: string[], callback: (value: any) => void, end?: () => void}>} */ #watches = new Set(); // a key is a page, or '' for unread
+  #read = false; // "read" is still to be passed on
+  // What is known of them, so at most MAX_PAGES and one.
+  /** @type {Map<string, {value: any, link?: unknown}>} */ #known = new Map();
+  /** @type {State} */ #state = 'idle';
 
-  // Usually one link. Two while a server that shuts down hands us over: the
-  // old one goes on until the new one is welcome, so that nobody misses us.
-  #links = new Set();
-  #dialing = false;
-  #retry; // timer of the next attempt
-  #attempt = 0;
+  // Who has the connection.
+  #id = ''; // among those who share, until we go
+  /** @type {ReturnType<typeof Hub> | undefined} */ #hub; // ours, if we have it
+  /** @type {((word: Word) => void) | undefined} */ #post; // to the others, if there may be some
+  /** @type {AbortController | undefined} */ #sharing; // ends it, and gives the locks back
+  /** @type {any} */ #silence;
+
+  /** @type {any} */ #hiding;
+  #away = false; // hidden for so long that we do not count
   #syncing = false;
-  #hidden = false; // between pagehide and pageshow
-  #closed = false;
-  #state = 'idle';
-  #listening = new AbortController();
+  #gone = false; // between pagehide and pageshow
+  #closing = new AbortController();
 
   /**
-   * @param {string} [url] where the server is; by default where this module came from
-   * @param {{token?: string | (() => string | Promise<string>)}} [options] token: who the
-   *   user is, when the server wants to know; a function is asked again for every connection
+   * @param {string | URL} [url] where the server is; by default where this module came from
+   * @param {Options} [options]
    */
-  constructor(url = new URL(import.meta.url).origin, { token } = {}) {
+  constructor(url = new URL('..', import.meta.url), { token, countHidden = true, share = true } = {}) {
     super();
-    this.#base = new URL(url, globalThis.location?.href);
-    this.#base.protocol = this.#base.protocol.replace(/^ws/, 'http');
-    if (!/^https?:$/.test(this.#base.protocol)) throw new TypeError(`Headcount: ${url} is no http address`);
+    this.#base = new URL(url, location.href);
+    this.#base.protocol = this.#base.protocol.replace('ws', 'http');
+    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: no http address: ${url}`);
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
     this.#token = token;
-    this.#listen();
+    this.#share = share;
+    const { signal } = this.#closing;
+    // A closed connection lets the browser keep the page for "back". It must not
+    // send a leave: the server waits a moment (leave-grace) after a mere close, so
+    // a reload or a click to the next page does not make the count fall and rise.
+    on('pagehide', () => {
+      this.#gone = true;
+      this.#part();
+    }, signal);
+    on('pageshow', () => {
+      this.#gone = false;
+      this.#changed();
+    }, signal);
+    on('online', () => this.#tell(true), signal);
+    on('visibilitychange', () => {
+      this.countHidden = this.#countHidden;
+      if (!this.#invisible) this.#tell(true);
+    }, signal);
+    this.countHidden = countHidden;
   }
 
   get state() {
@@ -94,83 +155,91 @@ export class Headcount extends EventTarget {
   }
 
   /** Replaces the token; the next connection uses it. */
-  set token(token) {
+  set token(/** @type {Token | undefined} */ token) {
     this.#token = token;
-    if (this.#expired !== undefined && this.#expired !== token) {
-      this.#expired = undefined;
-      this.#wake();
-    }
+    this.#changed();
+  }
+
+  /** Whether a tab counts that has been hidden for a minute. */
+  get countHidden() {
+    return this.#countHidden;
+  }
+
+  set countHidden(yes) {
+    this.#countHidden = yes;
+    clearTimeout(this.#hiding);
+    const set = (/** @type {boolean} */ away) => {
+      this.#away = away;
+      this.#changed();
+    };
+    if (!yes && this.#invisible) this.#hiding = setTimeout(set, HIDDEN_MS, true);
+    else if (this.#away) set(false);
+  }
+
+  get #invisible() {
+    return globalThis.document?.hidden ?? false;
   }
 
   /**
    * Makes the user present on a page. Returns a function that takes this join
    * back; the user leaves when the last join of the page is taken back.
+   * @param {string} page
+   * @returns {() => void}
    */
   join(page) {
-    checkPage(page);
-    if (page === '*') throw new TypeError('Headcount: * can be watched, not joined');
-    this.#admit([page]);
-    const join = Symbol(page);
-    if (!this.#joined.has(page)) this.#joined.set(page, new Set());
-    this.#joined.get(page).add(join);
-    this.#changed();
-    return () => {
-      const joins = this.#joined.get(page);
-      if (joins?.delete(join) && joins.size === 0) this.leave(page);
-    };
+    this.#admit([page], /^(-|\.\.?|\*)$/);
+    return this.#add(this.#joins, { page });
   }
 
-  /** Ends presence on a page, however often it was joined; without a page, on all. */
+  /**
+   * Ends presence on a page, however often it was joined; without a page, on all.
+   * @param {string} [page]
+   */
   leave(page) {
-    if (page === undefined) this.#joined.clear();
-    else this.#joined.delete(page);
+    for (const join of this.#joins) if (page === undefined || join.page === page) this.#joins.delete(join);
     this.#changed();
   }
 
   /**
-   * Calls callback({page, count, updated_at, version, stale}) now, when the
-   * count is known, and on every change, without being counted. pages is one
-   * page or several; '*' is the whole site. Returns a function that ends it.
+   * Calls callback with the counter now, when the count is known, and on every
+   * change, without being counted. '*' is the whole site. Returns a function
+   * that ends it. Without a callback it returns an iterator: a loop that is slow
+   * gets the newest count of each page.
+   * @overload
+   * @param {string | string[]} pages
+   * @param {(counter: Counter) => void} callback
+   * @returns {() => void}
+   */
+  /**
+   * @overload
+   * @param {string | string[]} pages
+   * @returns {AsyncGenerator<Counter, void, void>}
+   */
+  /**
+   * @param {string | string[]} pages
+   * @param {(counter: Counter) => void} [callback]
    */
   watch(pages, callback) {
-    pages = [...new Set([pages].flat())];
-    pages.forEach(checkPage);
-    if (typeof callback !== 'function') throw new TypeError('Headcount: watch needs a callback');
-    this.#admit(pages);
-    const watcher = (counter) => callback(counter);
-    for (const page of pages) {
-      if (!this.#watchers.has(page)) this.#watchers.set(page, new Set());
-      this.#watchers.get(page).add(watcher);
-      const known = this.#counts.get(page)?.counter;
-      queueMicrotask(() => {
-        // Unless it ended, or a newer count was faster.
-        if (!known || !this.#watchers.get(page)?.has(watcher)) return;
-        if (this.#counts.get(page)?.counter === known) call(watcher, known);
-      });
-    }
-    this.#changed();
-    return () => {
-      for (const page of pages) {
-        const watchers = this.#watchers.get(page);
-        if (watchers?.delete(watcher) && watchers.size === 0) this.#watchers.delete(page);
-      }
-      this.#changed();
-    };
+    const all = [...new Set([pages].flat())];
+    this.#admit(all);
+    return this.#subscribe(all, callback);
   }
 
-  /** Calls callback(count) with the user's unread notifications, now when known and on every change. */
+  /**
+   * Calls callback with the number of the user's unread notifications, now when
+   * known and on every change; without a callback it returns an iterator.
+   * @overload
+   * @param {(count: number) => void} callback
+   * @returns {() => void}
+   */
+  /**
+   * @overload
+   * @returns {AsyncGenerator<number, void, void>}
+   */
+  /** @param {(count: number) => void} [callback] */
   unread(callback) {
-    if (typeof callback !== 'function') throw new TypeError('Headcount: unread needs a callback');
     this.#admit([]);
-    const watcher = (count) => callback(count);
-    this.#unreadWatchers.add(watcher);
-    const known = this.#unread;
-    queueMicrotask(() => {
-      if (known === undefined || !this.#unreadWatchers.has(watcher)) return;
-      if (this.#unread === known) call(watcher, known);
-    });
-    this.#changed();
-    return () => void this.#unreadWatchers.delete(watcher);
+    return this.#subscribe([''], callback);
   }
 
   /** Sets the user's unread notifications to zero. */
@@ -182,549 +251,796 @@ export class Headcount extends EventTarget {
 
   /** Leaves every page and ends the connection for good. */
   close() {
-    if (this.#closed) return;
-    this.#joined.clear();
-    for (const link of this.#links) this.#sync(link);
-    this.#closed = true;
-    this.#listening.abort();
-    this.#watchers.clear();
-    this.#unreadWatchers.clear();
-    this.#counts.clear();
-    this.#hangUp();
+    if (this.#state === 'closed') return;
+    const watches = [...this.#watches];
+    this.#joins.clear();
+    this.#watches.clear();
+    this.#known.clear();
+    this.#tell();
+    this.#closing.abort();
+    clearTimeout(this.#hiding);
+    this.#part();
+    this.#become('closed');
+    for (const { end } of watches) end?.();
   }
 
-  // ---- what is wanted, and what the server was told of it
-
-  /** Refuses what the server would refuse, where the caller can still see why. */
-  #admit(pages) {
-    if (this.#closed) throw new Error('Headcount: the connection was closed');
-    const all = new Set([...this.#joined.keys(), ...this.#watchers.keys(), ...pages]);
-    if (all.size > MAX_PAGES) throw new RangeError(`Headcount: more than ${MAX_PAGES} pages on one connection`);
+  /** @type {(keys: string[], callback?: (value: any) => void, end?: () => void) => any} */
+  #subscribe(keys, callback, end) {
+    if (!callback) return this.#iterate(keys);
+    const watch = { keys, callback, end };
+    for (const key of keys) {
+      const known = this.#known.get(key)?.value;
+      queueMicrotask(() => {
+        // Unless it ended, or a newer one was faster.
+        if (known !== undefined && this.#watches.has(watch) && this.#known.get(key)?.value === known) call(callback, known);
+      });
+    }
+    return this.#add(this.#watches, watch);
   }
 
-  #wants(page) {
-    return this.#joined.has(page) || this.#watchers.has(page);
+  /** @type {<T>(set: Set<T>, what: T) => () => void} */
+  #add(set, what) {
+    set.add(what);
+    this.#changed();
+    return () => {
+      set.delete(what);
+      this.#changed();
+    };
   }
 
-  get #wanted() {
-    return this.#joined.size + this.#watchers.size + this.#unreadWatchers.size > 0 || this.#read;
+  get #joined() {
+    return new Set([...this.#joins].map(({ page }) => page));
   }
 
-  /** Tells the server, in one go, what this turn of the event loop changed. */
+  get #watched() {
+    return new Set([...this.#watches].flatMap(({ keys }) => keys));
+  }
+
+  /** What was not taken yet is kept by its page, the newest only. */
+  async *#iterate(/** @type {string[]} */ keys) {
+    const fresh = new Map();
+    /** @type {(_: any) => void} */ let wake = () => {};
+    const next = (/** @type {any} */ _ = 0) => wake(0);
+    const stop = this.#subscribe(keys, (value) => next(fresh.set(value.page, value)), next);
+    try {
+      while (this.#state !== 'closed') {
+        for (const [page, value] of fresh) {
+          fresh.delete(page);
+          yield value;
+        }
+        await new Promise((resolve) => (wake = resolve));
+      }
+    } finally {
+      stop();
+    }
+  }
+
+  // ---- what is wanted, and who is told of it
+
+  /**
+   * Refuses what the server would refuse, where the caller can still see why.
+   * @param {string[]} pages
+   * @param {RegExp} [reserved]
+   */
+  #admit(pages, reserved = /^(-|\.\.?)$/) {
+    if (this.#state === 'closed') throw new Error('Headcount: it was closed');
+    for (const page of pages) {
+      if (typeof page !== 'string' || !page || [...page].length > 128 || reserved.test(page))
+        throw new TypeError(`Headcount: no page: ${page}`);
+    }
+    if (new Set(['', ...this.#joined, ...this.#watched, ...pages]).size > MAX_PAGES + 1)
+      throw new RangeError(`Headcount: over ${MAX_PAGES} pages`);
+  }
+
+  /** Tells, in one go, what this turn of the event loop changed. */
   #changed() {
-    if (this.#syncing || this.#closed) return;
+    if (this.#syncing) return;
     this.#syncing = true;
     queueMicrotask(() => {
       this.#syncing = false;
-      if (this.#closed) return;
-      for (const page of this.#counts.keys()) if (!this.#wants(page)) this.#counts.delete(page);
-      for (const link of this.#links) this.#sync(link);
-      this.#dialIfNeeded();
+      if (this.#state === 'closed' || this.#gone) return;
+      for (const key of this.#known.keys())
+        if (!this.#joined.has(key) && !this.#watched.has(key)) this.#known.delete(key);
+      if (this.#sharing) this.#tell();
+      else if (this.#joins.size || this.#watches.size || this.#read) this.#meet();
     });
   }
 
-  /** Sends a link the difference between what is wanted and what it was told. */
-  #sync(link) {
-    if (!link.open) return;
-    const join = [...this.#joined.keys()].filter((p) => !link.joined.has(p));
-    // A join subscribes too. What is explicitly subscribed outlives a leave.
-    const subscribe = [...this.#watchers.keys()].filter((p) => !link.subscribed.has(p) && !this.#joined.has(p));
-    const leave = [...link.joined].filter((p) => !this.#joined.has(p));
-    const unsubscribe = [...link.subscribed].filter((p) => !this.#wants(p));
-
-    const add = () => {
-      for (const page of join) link.send({ type: 'join', page });
-      for (const pages of frames(subscribe)) link.send({ type: 'subscribe', pages });
-      join.forEach((p) => link.joined.add(p));
-      subscribe.forEach((p) => link.subscribed.add(p));
+  #tell(wake = false) {
+    const join = [...this.#joined];
+    const watch = [...this.#watched].filter(Boolean);
+    const token = this.#token;
+    const wants = {
+      join: this.#away ? [] : join,
+      watch: this.#away ? [...join, ...watch] : watch,
+      unread: this.#watched.has(''),
+      read: this.#read,
+      token: typeof token === 'string' ? token : undefined,
     };
-    const remove = () => {
-      for (const page of leave) link.send({ type: 'leave', page });
-      for (const pages of frames(unsubscribe)) link.send({ type: 'unsubscribe', pages });
-      leave.forEach((p) => link.joined.delete(p));
-      unsubscribe.forEach((p) => link.subscribed.delete(p));
-    };
-    // Who moves from one page to another joins before leaving, or the whole
-    // site's count would fall and rise; unless that would pass the server's bound.
-    const both = new Set([...link.joined, ...link.subscribed, ...join, ...subscribe]);
-    const steps = both.size <= MAX_PAGES ? [add, remove] : [remove, add];
-    steps.forEach((step) => step());
-
-    if (this.#read) {
-      link.send({ type: 'read' });
+    if (this.#hub) {
       this.#read = false;
-    }
+      if (!this.#hub._set(this.#id, wants, wake)) this.#hear({ full: true });
+    } else this.#post?.({ from: this.#id, wants, wake });
   }
 
-  // ---- connecting
-
-  #listen() {
-    const on = (type, listener) =>
-      globalThis.addEventListener?.(type, listener, { signal: this.#listening.signal });
-    // A closed connection lets the browser keep the page for "back". It must not
-    // send a leave: the server waits a moment (leave-grace) after a mere close, so
-    // a reload or a click to the next page does not make the count fall and rise.
-    on('pagehide', () => {
-      this.#hidden = true;
-      this.#hangUp();
-    });
-    on('pageshow', () => {
-      if (!this.#hidden) return;
-      this.#hidden = false;
-      this.#attempt = 0;
-      this.#dialIfNeeded();
-    });
-    on('online', () => this.#wake());
-    on('visibilitychange', () => {
-      if (globalThis.document?.visibilityState === 'visible') this.#wake();
-    });
-  }
-
-  /** Someone looks, or the network is back: no reason to wait longer. */
-  #wake() {
-    for (const link of this.#links) link.probe();
-    if (this.#links.size > 0 || this.#state !== 'waiting') return;
-    this.#attempt = 0;
-    this.#dialIfNeeded(true);
-  }
-
-  #hangUp() {
-    clearTimeout(this.#retry);
-    this.#retry = undefined;
-    for (const link of [...this.#links]) link.end();
-    this.#show();
-  }
-
-  /** Whether some link is there, or on its way, that is not about to go. */
-  get #served() {
-    return this.#dialing || [...this.#links].some((link) => !link.draining);
-  }
-
-  #dialIfNeeded(now = false) {
-    if (now) {
-      clearTimeout(this.#retry);
-      this.#retry = undefined;
-    }
-    // A link that hands us over has its own plan for the next attempt.
-    if (this.#retry === undefined && this.#links.size === 0) this.#dial();
-  }
-
-  async #dial() {
-    if (this.#closed || this.#hidden || this.#served || !this.#wanted) return this.#show();
-    if (this.#expired !== undefined) return this.#show(); // the token's setter goes on from here
-    this.#dialing = true;
-    this.#show();
-    let link;
+  /** Finds out who has the connection: we, unless another tab has. */
+  async #meet() {
+    const { signal } = (this.#sharing = new AbortController());
+    this.#id = `${Math.random()}`;
+    let locks = this.#share && navigator.locks;
+    if (!locks) return this.#lead();
+    let name = `headcount ${this.#base} `;
     try {
-      const address = await this.#address();
-      if (this.#closed || this.#hidden) return;
-      link = new Link(address, {
-        opened: () => {
-          this.#sync(link);
-          this.#show();
-        },
-        frame: (frame) => this.#frame(link, frame),
-        ended: () => this.#ended(link),
+      const token = typeof this.#token === 'function' ? await this.#token() : this.#token;
+      // Tabs of different users have nothing to share. (base64url is base64 for what is usual in a token.)
+      if (token) name += JSON.parse(atob(token.split('.')[1])).sub;
+    } catch {
+      locks = false; // who this is cannot be known
+    }
+    if (signal.aborted) return;
+    if (!locks) return this.#lead();
+
+    const atEnd = (/** @type {any} */ step) => signal.addEventListener('abort', step);
+    /** @type {(lock: string, held: () => unknown, options?: LockOptions) => Promise<unknown>} */
+    const hold = (lock, held, options = { signal }) =>
+      locks.request(lock, options, () => new Promise((release) => (signal.aborted || held() ? release(0) : atEnd(release))));
+    const channel = new BroadcastChannel(name);
+    atEnd(() => channel.close());
+    /** @type {(options?: LockOptions) => unknown} */
+    const lead = (options) =>
+      hold(name, () => {
+        this.#lead();
+        channel.postMessage({ lead: this.#id });
+      }, options).catch(() => {
+        // Somebody took it away from us, since we were asleep: stand in line again.
+        if (signal.aborted) return;
+        this.#hub?._hangUp();
+        this.#hub = undefined;
+        if (!options) lead();
+        this.#tell();
       });
-      this.#links.add(link);
-    } catch (cause) {
-      this.#emit('error', { code: 'connect', message: String(cause?.message ?? cause) });
-    } finally {
-      this.#dialing = false;
-      if (!link && !this.#closed && !this.#hidden) this.#later(this.#backoff());
-      this.#show();
+    /** @type {Set<string>} */ const known = new Set(); // who wants something of us
+    channel.onmessage = ({ data }) => {
+      const { from, wants, wake } = data;
+      if (!this.#hub) return from || this.#hear(data);
+      if (!from) return;
+      // Free when that tab is gone, however it went.
+      if (!known.has(from))
+        hold(name + from, () => {
+          this.#hub?._lost(from);
+          return known.delete(from);
+        }).catch(() => {});
+      known.add(from);
+      const full = !this.#hub._set(from, wants, wake);
+      channel.postMessage({ to: from, full, ...this.#hub._news() });
+    };
+    // Held as long as we are there.
+    hold(name + this.#id, () => {
+      this.#post = (word) => {
+        channel.postMessage(word);
+        if (!this.#hub) this.#silence ??= setTimeout(lead, SILENCE_MS, { steal: true });
+      };
+      lead();
+      this.#tell();
+    }).catch(() => signal.aborted || this.#lead()); // some contexts have locks and forbid them
+  }
+
+  /** From now on we have the connection. */
+  #lead() {
+    this.#heard();
+    /** @type {ReturnType<typeof Hub>} */
+    const hub = (this.#hub = Hub(this.#base, () => this.#token, (word) => {
+      this.#hear(word);
+      if (hub._shared()) this.#post?.(word);
+    }));
+    this.#tell();
+  }
+
+  /** Lets go of the connection without a leave. */
+  #part() {
+    this.#heard();
+    const hub = this.#hub;
+    this.#hub = this.#post = undefined;
+    hub?._hangUp();
+    if (this.#sharing) this.#become('waiting');
+    this.#sharing?.abort();
+    this.#sharing = undefined;
+  }
+
+  #heard() {
+    this.#silence = clearTimeout(this.#silence);
+  }
+
+  // ---- what is heard
+
+  /** @param {Word} word from who has the connection */
+  #hear({ lead, to, full, state, frame, link }) {
+    if (to && to !== this.#id) return;
+    this.#heard();
+    if (lead) return this.#tell();
+    if (full) {
+      this.#part(); // more pages than one connection may have: take another
+      this.#share = false;
+      return this.#changed();
     }
-  }
-
-  async #address() {
-    const address = new URL('-/ws', this.#base);
-    address.protocol = address.protocol.replace(/^http/, 'ws');
-    const token = typeof this.#token === 'function' ? await this.#token() : this.#token;
-    if (token) address.searchParams.set('token', token);
-    // On the server's own origin the cookie says who we are. On another one the
-    // browser does not send it, so the id that the server issued goes along.
-    else if (globalThis.location?.origin !== this.#base.origin) {
-      const id = ids.get(this.#base.origin);
-      if (id) address.searchParams.set('id', id);
-    }
-    return address;
-  }
-
-  /** Full jitter: anything between nothing and a bound that doubles, so that a crowd comes back spread out. */
-  #backoff() {
-    const bound = Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** this.#attempt);
-    this.#attempt++;
-    return Math.random() * bound;
-  }
-
-  /** Makes the next attempt after ms, instead of an earlier plan. */
-  #later(ms) {
-    clearTimeout(this.#retry);
-    this.#retry = setTimeout(() => {
-      this.#retry = undefined;
-      this.#dial();
-    }, ms);
-  }
-
-  #ended(link) {
-    this.#links.delete(link);
-    clearTimeout(link.steady);
-    if (!this.#closed && !this.#hidden && !this.#served) this.#later(this.#backoff());
-    this.#show();
-  }
-
-  /** Works out the state and says so when it is another one. */
-  #show() {
-    const links = [...this.#links];
-    let state = 'waiting';
-    if (this.#closed) state = 'closed';
-    else if (links.some((link) => link.welcome)) state = 'open';
-    else if (links.length > 0 || this.#dialing) state = 'connecting';
-    else if (!this.#wanted) state = 'idle';
-    if (state === this.#state) return;
-    this.#state = state;
-    this.#emit('state', state);
-  }
-
-  // ---- what the server says
-
-  #frame(link, frame) {
-    switch (frame.type) {
-      case 'welcome':
-        return this.#welcome(link, frame);
+    if (to) this.#read = false;
+    if (state) this.#become(state);
+    switch (frame?.type) {
       case 'count':
-        return this.#count(link, frame);
+        return this.#count(frame, link);
       case 'unread':
-        if (frame.count === this.#unread) return;
-        this.#unread = frame.count;
-        this.#emit('unread', frame.count);
-        for (const watcher of [...this.#unreadWatchers]) call(watcher, frame.count);
+        if (this.#known.get('')?.value !== frame.count) this.#learn('', 'unread', frame.count);
         return;
-      case 'reconnect': {
-        if (link.draining) return;
-        link.draining = true;
-        const ms = Number.isFinite(frame.after_ms) ? frame.after_ms : 0;
-        if (!this.#served) this.#later(Math.min(Math.max(ms, 0), HANDOVER_MAX_MS));
-        return;
+      case 'error': {
+        const { type, ...error } = frame;
+        const { page } = error;
+        emit(this, 'error', error);
+        if (error.code !== 'bad_page') return;
+        for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== page);
+        this.leave(page);
       }
-      case 'error':
-        return this.#error(link, frame);
     }
-    // A heartbeat's answer, and what later servers may say, is a sign of life and no more.
   }
 
-  #welcome(link, { id, heartbeat_ms }) {
-    link.welcome = true;
-    if (heartbeat_ms > 0) link.heartbeat = heartbeat_ms;
-    link.steady = setTimeout(() => (this.#attempt = 0), STEADY_MS);
-    if (typeof id === 'string') ids.set(this.#base.origin, id);
-    for (const other of [...this.#links]) if (other !== link) other.end();
-    this.#show();
-  }
-
-  #count(link, { type, ...counter }) {
+  /** @type {(frame: Frame, link: unknown) => void} */
+  #count({ type, ...counter }, link) {
     const { page, count, version } = counter;
-    if (!this.#wants(page)) return; // overtaken by a leave or unsubscribe
-    const known = this.#counts.get(page);
+    const known = this.#known.get(page);
     if (known) {
-      const order = compareVersions(version, known.counter.version);
+      const old = known.value;
+      const order = compareVersions(version, old.version);
       // Version 0-0 is the server's word that it knows nothing of this page,
       // which is true for good when a server without a memory started again and
       // nobody came back. As the first word of another link it is believed.
       const forgotten = version === '0-0' && known.link !== link;
       if (order < 0 && !forgotten) return;
       known.link = link;
-      if (order === 0 && count === known.counter.count && !counter.stale === !known.counter.stale) return;
+      if (order === 0 && count === old.count && !counter.stale === !old.stale) return;
     }
-    this.#counts.set(page, { counter, link });
-    this.#emit('count', counter);
-    for (const watcher of [...(this.#watchers.get(page) ?? [])]) call(watcher, counter);
+    this.#learn(page, 'count', counter, link);
   }
 
-  #error(link, { code, message, page }) {
-    this.#emit('error', { code, message, page });
-    switch (code) {
-      case 'bad_page':
-        // The whole frame was refused. Say everything again without that page.
-        this.#joined.delete(page);
-        this.#watchers.delete(page);
-        link.forget();
-        this.#changed();
-        return;
-      case 'rate_limited':
-        setTimeout(() => {
-          link.forget();
-          this.#changed();
-        }, this.#backoff() + BACKOFF_MS);
-        return;
-      case 'token_expired':
-        if (typeof this.#token !== 'function') this.#expired = this.#token;
-    }
+  /** @type {(key: string, type: string, value: any, link?: unknown) => void} */
+  #learn(key, type, value, link) {
+    const watches = [...this.#watches].filter(({ keys }) => keys.includes(key));
+    if (!watches.length && !this.#joined.has(key)) return; // another's, or overtaken by a leave
+    this.#known.set(key, { value, link });
+    emit(this, type, value);
+    for (const watch of watches) call(watch.callback, value);
   }
 
-  #emit(type, detail) {
-    this.dispatchEvent(new CustomEvent(type, { detail }));
+  #become(/** @type {State} */ state) {
+    if (state === this.#state) return;
+    this.#state = state;
+    emit(this, 'state', state);
   }
+
 }
 
-/** One WebSocket, and whether there is still someone at its other end. */
-class Link {
-  open = false;
-  welcome = false; // the server has greeted us
-  draining = false; // the server asked us to go elsewhere
-  joined = new Set(); // pages, as this link's server was told
-  subscribed = new Set();
-  heartbeat = HEARTBEAT_MS;
-  steady;
-  #socket;
-  #events;
-  #timer;
-  #probing = false;
-  #ended = false;
+/**
+ * Has the connection for all who share it.
+ * @param {URL} base
+ * @param {() => Token | undefined} getToken
+ * @param {(word: Word) => void} say
+ */
+function Hub(base, getToken, say) {
+  /** @type {State} */ let state = 'idle';
+  /** @type {Frame} */ let unread; // the newest, for who comes later
+  /** @type {Map<string, {join: Set<string>, watch: Set<string>, unread: boolean}>} */ const members = new Map();
+  /** @type {string | undefined} */ let given; // the fixed token heard of last
+  /** @type {string | undefined} */ let expired; // a fixed token that the server called expired: not worth another attempt
+  let toRead = false; // "read" is still to be sent
 
-  constructor(address, events) {
-    this.#events = events;
-    this.#socket = new WebSocket(address.href, 'headcount.v1');
-    this.#timer = setTimeout(() => this.end(), this.heartbeat + PATIENCE_MS);
-    this.#on('open', () => {
-      this.open = true;
-      this.#heard();
-      events.opened();
-    });
-    this.#on('message', ({ data }) => {
-      let frame;
-      try {
-        frame = JSON.parse(data);
-      } catch {}
-      if (frame) events.frame(frame);
-      this.#heard();
-    });
-    this.#on('close', () => this.end());
-  }
+  // Usually one link. Two while a server that shuts down hands us over: the
+  // old one goes on until the new one is welcome, so that nobody misses us.
+  /** @type {Set<Link>} */ const links = new Set();
+  let dialing = false;
+  let over = false;
+  /** @type {any} */ let retry; // timer of the next attempt
+  let attempt = 0;
+  let failures = 0; // attempts in a row that the server did not welcome
 
-  #on(type, listener) {
-    this.#socket.addEventListener(type, (event) => this.#ended || listener(event));
-  }
+  const all = (/** @type {('join' | 'watch')[]} */ ...kinds) =>
+    new Set([...members.values()].flatMap((member) => kinds.flatMap((kind) => [...member[kind]])));
 
-  send(frame) {
-    if (this.open && !this.#ended) this.#socket.send(JSON.stringify(frame));
-  }
+  const wanted = () => toRead || all('join', 'watch').size > 0 || [...members.values()].some((m) => m.unread);
 
-  forget() {
-    this.joined.clear();
-    this.subscribed.clear();
-  }
+  /** Sends a link the difference between what is wanted and what it was told. */
+  const sync = (/** @type {Link} */ link) => {
+    if (!link._open) return;
+    const joined = all('join');
+    const pages = all('join', 'watch');
+    // A join subscribes too. What is explicitly subscribed outlives a leave.
+    const subscribe = minus(minus(pages, joined), link._subscribed);
+    const unsubscribe = minus(link._subscribed, pages);
+    const steps = [
+      () => {
+        for (const page of minus(joined, link._joined)) link._send({ type: 'join', page });
+        link._subscribe(subscribe);
+      },
+      () => {
+        for (const page of minus(link._joined, joined)) link._send({ type: 'leave', page });
+        link._subscribe(unsubscribe, 'unsubscribe');
+      },
+    ];
+    // Who moves from one page to another joins before leaving, or the whole
+    // site's count would fall and rise; unless that would pass the server's bound.
+    if (new Set([...link._joined, ...link._subscribed, ...pages]).size > MAX_PAGES) steps.reverse();
+    for (const step of steps) step();
+    link._joined = joined;
 
-  #heard() {
-    this.#probing = false;
-    clearTimeout(this.#timer);
-    if (!this.#ended) this.#timer = setTimeout(() => this.probe(), this.heartbeat);
-  }
+    if (toRead) link._send({ type: 'read' });
+    toRead = false;
+  };
+  const syncAll = () => links.forEach(sync);
 
-  /**
-   * Asks for a sign of life, and gives up without one. Only an unanswered
-   * question counts, not silence: the timers of a tab in the background may
-   * fire a minute late.
-   */
-  probe() {
-    if (!this.open || this.#probing) return;
-    this.#probing = true;
-    this.send({ type: 'heartbeat' });
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.end(), PATIENCE_MS);
-  }
+  /** Works out the state and says so when it is another one. */
+  const show = () => {
+    /** @type {State} */
+    const now = [...links].some((link) => link._welcome)
+      ? 'open'
+      : links.size || dialing
+        ? 'connecting'
+        : wanted()
+          ? 'waiting'
+          : 'idle';
+    if (now !== state && !over) say({ state: (state = now) });
+  };
 
-  /** Closes without waiting for the other end, which may be gone. */
-  end() {
-    if (this.#ended) return;
-    this.#ended = true;
-    clearTimeout(this.#timer);
-    this.#socket.close();
-    this.#events.ended();
-  }
+  /** Full jitter: anything between nothing and a bound that doubles, so that a crowd comes back spread out. */
+  const backoff = () => Math.random() * Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** attempt++);
+
+  /** Makes the next attempt after ms, instead of an earlier plan. */
+  const later = (/** @type {number} */ ms) => {
+    clearTimeout(retry);
+    if (!over)
+      retry = setTimeout(() => {
+        retry = 0;
+        dial();
+      }, ms);
+  };
+
+  /** Whether some link is there, or on its way, that is not about to go. */
+  const served = () => dialing || [...links].some((link) => !link._draining);
+
+  const dial = async () => {
+    // With an expired token, whoever has a newer one goes on from here.
+    if (over || served() || !wanted() || expired) return show();
+    dialing = true;
+    show();
+    /** @type {Link | undefined} */ let link;
+    try {
+      const address = new URL('-/ws', base);
+      address.protocol = address.protocol.replace('http', 'ws');
+      const token = getToken();
+      const now = typeof token === 'function' ? await token() : given;
+      // On the server's own origin the cookie says who we are. On another one the
+      // browser does not send it, so the id that the server issued goes along.
+      const id = location.origin === base.origin ? '' : idOf(base.origin);
+      if (now) address.searchParams.set('token', now);
+      else if (id) address.searchParams.set('id', id);
+      let Socket = globalThis.WebSocket;
+      if (failures) {
+        // Why, and what else could be done, is for another file, seldom needed.
+        const rescue = await import(`./rescue.js?${failures}`).catch(() => {});
+        Socket = (await rescue?.default(address, failures)) ?? Socket;
+      }
+      if (over) return;
+      const made = (link = Link(new Socket(address.href, 'headcount.v1'), {
+        _opened() {
+          sync(made);
+          show();
+        },
+        _frame: (frame) => heard(made, frame),
+        _ended() {
+          links.delete(made);
+          if (!served()) later(backoff());
+          show();
+        },
+      }));
+      failures++; // until it is welcome
+      links.add(link);
+    } catch (/** @type {any} */ cause) {
+      say({ frame: { type: 'error', code: 'connect', message: String(cause?.message ?? cause) } });
+    }
+    dialing = false;
+    if (!link) later(backoff());
+    show();
+  };
+
+  // ---- what the server says
+
+  const heard = (/** @type {Link} */ link, /** @type {Frame} */ frame) => {
+    const { type, code, page } = frame;
+    const again = () => {
+      link._joined.clear();
+      link._subscribed.clear();
+      sync(link);
+    };
+    if (type === 'welcome') {
+      link._welcome = true;
+      failures = 0;
+      if (frame.heartbeat_ms > 0) link._heartbeat = frame.heartbeat_ms;
+      link._steady = setTimeout(() => (attempt = 0), STEADY_MS);
+      if (frame.id) idOf(base.origin, frame.id);
+      for (const other of links) if (other !== link) other._end();
+      return show();
+    }
+    if (type === 'reconnect') {
+      if (!link._draining) {
+        link._draining = true;
+        if (!served()) later(Math.min(frame.after_ms || 0, HANDOVER_MAX_MS));
+      }
+      return;
+    }
+    if (type === 'unread') unread = frame;
+    if (code === 'bad_page') {
+      // The whole frame was refused. Say everything again without that page.
+      for (const { join, watch } of members.values()) {
+        join.delete(page);
+        watch.delete(page);
+      }
+      again();
+    }
+    if (code === 'rate_limited') setTimeout(again, GRACE_MS);
+    if (code === 'token_expired' && typeof getToken() !== 'function') expired = given;
+    // A heartbeat's answer, and what later servers may say, is a sign of life and no more.
+    say({ frame, link: link._name });
+  };
+
+  return {
+    /** Whether others than we use it. */
+    _shared: () => members.size > 1,
+
+    /** For one who comes later. */
+    _news: () => ({ state, frame: unread }),
+
+    /**
+     * Takes what one wants. wake: someone looks, or the network is back, so there
+     * is no reason to wait longer. False: there is no room for all of that.
+     * @type {(id: string, wants: Wants, wake?: boolean) => boolean}
+     */
+    _set(id, { join, watch, unread: bell, read, token }, wake) {
+      const old = members.get(id);
+      members.set(id, { join: new Set(join), watch: new Set(watch), unread: bell });
+      if (all('join', 'watch').size > MAX_PAGES && members.size > 1) {
+        // What it had stays until it is gone, which it will be now.
+        old ? members.set(id, old) : members.delete(id);
+        return false;
+      }
+      // What another has been told of is told again for one who comes later.
+      const fresh = minus(minus([...join, ...watch], old?.join), old?.watch);
+      for (const link of links) link._subscribe(fresh.filter((p) => link._joined.has(p) || link._subscribed.has(p)));
+      if (bell && !old?.unread && unread) say({ frame: unread });
+      toRead ||= read;
+      if (token && token !== given) {
+        given = token;
+        wake ||= !!expired;
+        expired = '';
+      }
+      syncAll();
+      if (wake) {
+        links.forEach((link) => link._probe());
+        if (!links.size && !dialing) {
+          clearTimeout(retry);
+          attempt = retry = 0;
+        }
+      }
+      // A link that hands us over has its own plan for the next attempt.
+      if (!retry && !links.size) dial();
+      return true;
+    },
+
+    /** @param {string} id of one who went without a word: it may come back under another */
+    _lost(id) {
+      setTimeout(() => {
+        members.delete(id);
+        syncAll();
+      }, GRACE_MS);
+    },
+
+    _hangUp() {
+      over = true;
+      clearTimeout(retry);
+      links.forEach((link) => link._end());
+    },
+  };
 }
 
-/** The anonymous ids that servers issued, by the server's origin. */
-const ids = {
-  memory: new Map(), // for browsers that forbid storage
-  get(origin) {
+/** @typedef {ReturnType<typeof Link>} Link */
+/**
+ * One WebSocket, or what takes its place, and whether there is still someone at its other end.
+ * @param {WebSocket} socket
+ * @param {{_opened(): void, _frame(frame: Frame): void, _ended(): void}} events
+ */
+function Link(socket, events) {
+  let ended = false;
+  let probing = false;
+  /** @type {any} */ let timer;
+  const wait = (/** @type {() => void} */ then, /** @type {number} */ ms) => {
+    clearTimeout(timer);
+    timer = setTimeout(then, ms);
+  };
+  const listen = (/** @type {string} */ type, /** @type {(event: any) => void} */ listener) =>
+    socket.addEventListener(type, (event) => ended || listener(event));
+  const heard = () => {
+    probing = false;
+    if (!ended) wait(link._probe, link._heartbeat);
+  };
+  const link = {
+    _name: performance.now(), // another link's is another
+    _open: false,
+    _welcome: false, // the server has greeted us
+    _draining: false, // the server asked us to go elsewhere
+    /** @type {Set<string>} */ _joined: new Set(), // pages, as this link's server was told
+    /** @type {Set<string>} */ _subscribed: new Set(),
+    _heartbeat: HEARTBEAT_MS,
+    /** @type {any} */ _steady: 0,
+
+    _send(/** @type {object} */ frame) {
+      if (link._open && !ended) socket.send(JSON.stringify(frame));
+    },
+    _subscribe(/** @type {string[]} */ all, type = 'subscribe') {
+      // Each frame is under the 4,096 bytes that the server takes: a page has at most 512.
+      for (let i = 0; i < all.length; i += 7) link._send({ type, pages: all.slice(i, i + 7) });
+      for (const page of all) link._subscribed[type === 'subscribe' ? 'add' : 'delete'](page);
+    },
+    /**
+     * Asks for a sign of life, and gives up without one. Only an unanswered
+     * question counts, not silence: the timers of a tab in the background may
+     * fire a minute late.
+     */
+    _probe() {
+      if (!link._open || probing) return;
+      probing = true;
+      link._send({ type: 'heartbeat' });
+      wait(link._end, PATIENCE_MS);
+    },
+    /** Closes without waiting for the other end, which may be gone. */
+    _end() {
+      if (ended) return;
+      ended = true;
+      clearTimeout(timer);
+      clearTimeout(link._steady);
+      socket.close();
+      events._ended();
+    },
+  };
+  wait(link._end, HEARTBEAT_MS + PATIENCE_MS);
+  listen('open', () => {
+    link._open = true;
+    heard();
+    events._opened();
+  });
+  listen('message', ({ data }) => {
+    let frame;
     try {
-      return localStorage.getItem(`headcount_id ${origin}`) ?? this.memory.get(origin);
-    } catch {
-      return this.memory.get(origin);
-    }
-  },
-  set(origin, id) {
-    this.memory.set(origin, id);
-    try {
-      localStorage.setItem(`headcount_id ${origin}`, id);
+      frame = JSON.parse(data);
     } catch {}
-  },
-};
-
-/** The rules that cost nothing to check here; the server knows the others. */
-function checkPage(page) {
-  if (typeof page !== 'string') throw new TypeError('Headcount: a page is a string');
-  if (page === '' || [...page].length > MAX_PAGE_LENGTH)
-    throw new TypeError(`Headcount: a page has 1 to ${MAX_PAGE_LENGTH} characters`);
-  if (['-', '.', '..'].includes(page)) throw new TypeError(`Headcount: ${page} is a reserved page`);
+    if (frame) events._frame(frame);
+    heard();
+  });
+  listen('close', link._end);
+  return link;
 }
 
-/** Splits pages so that each frame stays well under the server's bound. */
-function* frames(pages) {
-  const room = MAX_FRAME_BYTES - 64;
-  const size = (page) => new TextEncoder().encode(JSON.stringify(page)).length + 1;
-  let part = [];
-  let used = 0;
-  for (const page of pages) {
-    if (used + size(page) > room) {
-      yield part;
-      part = [];
-      used = 0;
-    }
-    part.push(page);
-    used += size(page);
-  }
-  if (part.length > 0) yield part;
+/** @type {Record<string, string>} */ const memory = {}; // for browsers that forbid storage
+
+/**
+ * The anonymous id that the server of an origin issued; with an id, keeps it.
+ * @param {string} origin
+ * @param {string} [id]
+ */
+function idOf(origin, id) {
+  const key = `headcount_id ${origin}`;
+  if (id) memory[key] = id;
+  try {
+    if (id) localStorage.setItem(key, id);
+    else return localStorage.getItem(key) ?? memory[key];
+  } catch {}
+  return memory[key];
 }
 
-/** A callback that throws spoils nobody else's, and still shows in the console. */
+/**
+ * A callback that throws spoils nobody else's, and still shows in the console.
+ * @template T
+ * @param {(value: T) => void} callback
+ * @param {T} value
+ */
 function call(callback, value) {
   try {
     callback(value);
   } catch (error) {
-    if (globalThis.reportError) reportError(error);
-    else queueMicrotask(() => Promise.reject(error));
+    reportError(error);
   }
 }
 
-// ---- <live-count>
+// ---- the elements
 
-let shared;
-let sheet;
+/** @type {Headcount | undefined} */ let shared;
+/** @type {CSSStyleSheet | undefined} */ let sheet;
 
 /** The page's own name: the path of its canonical address, readable ("/café", not "/caf%C3%A9"). */
 function canonicalPage() {
+  /** @type {HTMLLinkElement | null} */
+  const canonical = document.querySelector('link[rel~="canonical"][href]');
   let path = location.pathname;
   try {
-    const canonical = document.querySelector('link[rel~="canonical"][href]');
-    if (canonical) path = new URL(canonical.href).pathname;
+    path = new URL(canonical?.href ?? path, location.href).pathname;
     return decodeURI(path);
   } catch {
     return path;
   }
 }
 
-function readable(number, language) {
-  try {
-    return number.toLocaleString(language || undefined);
-  } catch {
-    return number.toLocaleString(); // the document's language is none
+/** @type {new () => HTMLElement} */
+const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
+
+/** What the elements have in common: a number that is live, and now and then is said. */
+class Live extends Element {
+  static observedAttributes = ['page', 'watch', 'format', 'count-hidden'];
+
+  /** @type {HTMLElement} */ _number = document.createElement('span');
+  _status = document.createElement('span');
+  _slot = document.createElement('slot');
+  /** @type {number | undefined} */ _value;
+  /** @type {(() => void) | undefined} */ _stop;
+  /** @type {number | undefined} */ _spoken;
+  /** @type {any} */ _quiet;
+
+  constructor() {
+    super();
+    if (!sheet) {
+      sheet = new CSSStyleSheet();
+      sheet.replaceSync(
+        '[part~=count]{font-variant-numeric:tabular-nums}' +
+          // Late, so that a mere hand-over is not seen.
+          '[part~=offline],[part~=stale]{opacity:var(--headcount-offline-opacity,.45);transition:opacity .2s .5s}' +
+          '[role]{position:fixed;clip-path:inset(50%)}' +
+          '[hidden]{display:none!important}',
+      );
+    }
+    this._number.setAttribute('part', 'count offline');
+    this._status.setAttribute('role', 'status'); // a polite live region
+    const root = this.attachShadow({ mode: 'open' });
+    root.adoptedStyleSheets = [sheet];
+    this._slot.textContent = '–';
+    this._number.append(this._slot);
+    root.append(this._number, this._status);
+  }
+
+  /** The number shown, or undefined. */
+  get count() {
+    return this._value;
+  }
+
+  connectedCallback() {
+    const headcount = Headcount.shared;
+    const online = () => this._number.part.toggle('offline', headcount.state !== 'open');
+    /** @type {(() => void)[]} */ let undo = [];
+    if (this.getAttribute('count-hidden') === 'false') headcount.countHidden = false;
+    try {
+      undo = this._begin(headcount);
+    } catch (/** @type {any} */ error) {
+      console.error(error.message); // a page that cannot be; the rest of the document is not to blame
+    }
+    headcount.addEventListener('state', online);
+    online();
+    this._stop = () => {
+      headcount.removeEventListener('state', online);
+      undo.forEach((step) => step());
+    };
+  }
+
+  disconnectedCallback() {
+    this._stop?.();
+    this._stop = undefined;
+    this._quiet = clearTimeout(this._quiet);
+  }
+
+  attributeChangedCallback(/** @type {string} */ name, /** @type {?string} */ before, /** @type {?string} */ after) {
+    if (!this._stop || before === after) return;
+    this.disconnectedCallback();
+    if (name === 'page') {
+      this._number.replaceChildren(this._slot);
+      this._value = this._spoken = undefined;
+    }
+    this.connectedCallback();
+  }
+
+  /** @type {(value: number) => string} */
+  _format(value) {
+    /** @type {Intl.NumberFormatOptions} */
+    const options = { notation: this.getAttribute('format') === 'full' ? undefined : 'compact' };
+    try {
+      return value.toLocaleString(/** @type {any} */ (this.closest('[lang]'))?.lang || undefined, options);
+    } catch {
+      return value.toLocaleString(undefined, options); // the document's language is none
+    }
+  }
+
+  /** @type {(value: number, type: string, detail: unknown) => void} */
+  _show(value, type, detail) {
+    this._value = value;
+    this._number.textContent = this._format(value);
+    emit(this, type, detail);
+    this._spoken ??= value; // the first is read where it stands, like any text
+    this._announce();
+  }
+
+  /** Says the newest number at once, then keeps quiet for a while. */
+  _announce() {
+    if (this._quiet || this._value === this._spoken) return;
+    this._spoken = this._value;
+    this._status.textContent = (this.getAttribute('announce') ?? this._words).replaceAll('{count}', this._format(this._value ?? 0));
+    this._quiet = setTimeout(() => {
+      this._quiet = this._status.textContent = '';
+      this._announce();
+    }, ANNOUNCE_MS);
+  }
+
+  // What differs.
+  _words = '';
+  /** @type {(headcount: Headcount) => (() => void)[]} */ _begin() {
+    return [];
   }
 }
 
 /**
  * <live-count> shows how many people are on this page, the reader included.
  *
- *   page="…"      another page than this one
- *   watch         show the count without being counted
- *   announce="…"  what a screen reader says now and then; {count} is the number
+ *   page="…"            another page than this one
+ *   watch               show the count without being counted
+ *   format="full"       "1,234" instead of "1.2K"
+ *   announce="…"        what a screen reader says now and then; {count} is the number
+ *   count-hidden="false"  whoever hides this tab for a minute is no viewer
  *
  * Its content is shown until the first count is there. Style the number with
- * ::part(count), and while it is not live with ::part(offline), when the server
- * itself cannot be sure with ::part(stale). An event `count` follows each change.
+ * ::part(count), and while it is not live with ::part(offline) or
+ * --headcount-offline-opacity, when the server itself cannot be sure with
+ * ::part(stale). An event `count` follows each change.
  */
-export class LiveCount extends (globalThis.HTMLElement ?? class {}) {
-  static observedAttributes = ['page', 'watch'];
-
-  #number = document.createElement('span');
-  #slot = document.createElement('slot');
-  #status = document.createElement('span');
-  #counter;
-  #stop;
-  #spoken;
-  #quiet;
-
-  constructor() {
-    super();
-    if (!sheet) {
-      sheet = new CSSStyleSheet();
-      sheet.replaceSync(`
-        [part] { font-variant-numeric: tabular-nums; }
-        [part~=offline], [part~=stale] { opacity: .45; }
-        [role] { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-      `);
-    }
-    this.#number.setAttribute('part', 'count offline');
-    this.#slot.textContent = '–';
-    this.#number.append(this.#slot);
-    this.#status.setAttribute('role', 'status'); // a polite live region
-    const root = this.attachShadow({ mode: 'open' });
-    root.adoptedStyleSheets = [sheet];
-    root.append(this.#number, this.#status);
-  }
-
-  /** The number shown, or undefined. */
-  get count() {
-    return this.#counter?.count;
-  }
-
-  connectedCallback() {
-    const headcount = Headcount.shared;
+export class LiveCount extends Live {
+  _words = '{count} here now';
+  _begin(/** @type {Headcount} */ headcount) {
     const page = this.getAttribute('page') || canonicalPage();
-    const online = () => this.#number.part.toggle('offline', headcount.state !== 'open');
     const undo = [];
-    try {
-      if (page !== '*' && !this.hasAttribute('watch')) undo.push(headcount.join(page));
-      undo.push(headcount.watch(page, (counter) => this.#show(counter)));
-    } catch (error) {
-      console.error(error.message); // a page that cannot be; the rest of the document is not to blame
-    }
-    headcount.addEventListener('state', online);
-    undo.push(() => headcount.removeEventListener('state', online));
-    online();
-    this.#stop = () => undo.forEach((step) => step());
-  }
-
-  disconnectedCallback() {
-    this.#stop?.();
-    this.#stop = undefined;
-    clearTimeout(this.#quiet);
-    this.#quiet = undefined;
-  }
-
-  attributeChangedCallback(name, before, after) {
-    if (!this.#stop || before === after) return;
-    this.disconnectedCallback();
-    if (name === 'page') {
-      this.#number.replaceChildren(this.#slot);
-      this.#counter = this.#spoken = undefined;
-    }
-    this.connectedCallback();
-  }
-
-  #show(counter) {
-    this.#counter = counter;
-    this.#number.textContent = readable(counter.count, this.closest('[lang]')?.lang);
-    this.#number.part.toggle('stale', counter.stale === true);
-    this.dispatchEvent(new CustomEvent('count', { detail: counter }));
-    if (this.#spoken === undefined) this.#spoken = counter.count; // read where it stands, like any text
-    else this.#announce();
-  }
-
-  /** Says the newest number at once, then keeps quiet for a while. */
-  #announce() {
-    if (this.#quiet !== undefined) return;
-    const news = this.#counter.count !== this.#spoken;
-    const text = this.getAttribute('announce') ?? '{count} here now';
-    this.#status.textContent = news ? text.replaceAll('{count}', this.#number.textContent) : '';
-    this.#spoken = this.#counter.count;
-    if (!news) return;
-    this.#quiet = setTimeout(() => {
-      this.#quiet = undefined;
-      this.#announce();
-    }, ANNOUNCE_MS);
+    if (page !== '*' && !this.hasAttribute('watch')) undo.push(headcount.join(page));
+    undo.push(
+      headcount.watch(page, (counter) => {
+        this._number.part.toggle('stale', counter.stale === true);
+        this._show(counter.count, 'count', counter);
+      }),
+    );
+    return undo;
   }
 }
 
-if (globalThis.customElements && !customElements.get('live-count')) customElements.define('live-count', LiveCount);
+/**
+ * <unread-bell> shows how many notifications of the user are unread; a click
+ * reads them all.
+ *
+ *   label="…"     what the button is called; default "Notifications"
+ *   announce="…"  what a screen reader says now and then; {count} is the number
+ *
+ * Its content takes the place of the bell. Style it with ::part(button),
+ * ::part(count), --headcount-badge and --headcount-badge-ink. An event `unread`
+ * follows each change, `read` each click.
+ */
+export class UnreadBell extends Live {
+  _words = '{count} unread';
+  _begin(/** @type {Headcount} */ headcount) {
+    this._number.hidden = true;
+    // How it looks is for another file, which only sites with a bell need.
+    import('./bell.js').then(({ default: bell }) => bell(this, this._number, () => headcount.read()));
+    return [
+      headcount.unread((count) => {
+        this._number.hidden = !count;
+        this._show(count, 'unread', count);
+      }),
+    ];
+  }
+}
+
+for (const [name, element] of /** @type {[string, any][]} */ ([['live-count', LiveCount], ['unread-bell', UnreadBell]]))
+  if (globalThis.customElements && !customElements.get(name)) customElements.define(name, element);

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/dashboard"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/presence"
@@ -87,9 +88,12 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 	if err != nil {
 		return fail(err)
 	}
+	var reports *reporter // and the board are made when all collectors are there, before anybody can ask
+	var board *dashboard.Board
 	handler, err := cluster.NewHandler(cluster.Config{
 		Keys: keys, Name: self.Name, Log: log,
 		OnCounts: p.receiveCounts, OnHold: p.receiveHold, NotOwner: node.ErrNotOwner,
+		OnReport: func() presence.Report { return reports.report() },
 	})
 	if err != nil {
 		return fail(err)
@@ -124,7 +128,7 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 		}
 		gw, closeGateway, err := newGateway(cfg, log, gateway.Config{
 			Name: self.Name, Incarnation: self.Incarnation, Store: store, Unread: store, Alive: p.alive,
-			Send: p.sendBeat, Hold: p.hold, Ready: p.ready, Parts: store.Parts,
+			Send: p.sendBeat, Hold: p.hold, Ready: p.ready, Parts: store.Parts, Dashboard: lookAt(&board),
 		})
 		if err != nil {
 			return fail(err)
@@ -134,6 +138,13 @@ func clustered(ctx context.Context, cfg Config, log zerolog.Logger) (*system, er
 		sys.ready = gw.Ready
 		sys.collectors = append(sys.collectors, gw.Collectors()...)
 	}
+	if reports, err = newReporter(sys, p.dispatcher, log); err != nil {
+		return fail(err)
+	}
+	board = dashboard.New(dashboard.Config{
+		Self: self.Name, Members: p.whoIsThere, Report: reports.report, Ask: client.Report,
+		Counts: store.Counts, Region: cfg.Region, Log: log,
+	})
 	sys.run = func(ctx context.Context) error { return runCluster(ctx, p, tcp, handler, log) }
 	return sys, nil
 }

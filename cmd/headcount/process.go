@@ -94,9 +94,10 @@ type process struct {
 	regions    *region.Replicator // with the dispatcher
 
 	table   atomic.Pointer[ring.Table]
-	lives   atomic.Pointer[map[string]bool] // of the gateways that are there; nil: not known yet
-	up      atomic.Bool                     // the store answers
-	read    atomic.Bool                     // complete counts have been read once
+	members atomic.Pointer[[]presence.Process] // who is there, sorted by name
+	lives   atomic.Pointer[map[string]bool]    // of the gateways that are there; nil: not known yet
+	up      atomic.Bool                        // the store answers
+	read    atomic.Bool                        // complete counts have been read once
 	leaving atomic.Bool
 	turned  chan struct{} // holds one: up has changed
 	hurry   chan struct{} // holds one: renew now, somebody has another table
@@ -400,6 +401,7 @@ func (p *process) renew(ctx context.Context) error {
 		p.since = now
 	}
 	p.sight(processes, now, late)
+	p.showMembers()
 	p.renewed = now
 	if !p.settled {
 		return nil

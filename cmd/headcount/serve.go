@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"headcount/dashboard"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/presence"
@@ -165,13 +166,15 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 		log.Info().Msg("no --id-secret: anonymous ids are signed with a random one and end with this process")
 		cfg.IDSecrets = []string{rand.Text()}
 	}
+	var board *dashboard.Board
 	gw, closeGateway, err := newGateway(cfg, log, gateway.Config{
-		Name:   localName,
-		Store:  store,
-		Unread: store,
-		Send:   func(b *heartbeat.Beat) { nd.Deliver(b) },
-		Hold:   nd.Hold,
-		Ready:  ready,
+		Name:      localName,
+		Store:     store,
+		Unread:    store,
+		Send:      func(b *heartbeat.Beat) { nd.Deliver(b) },
+		Hold:      nd.Hold,
+		Ready:     ready,
+		Dashboard: lookAt(&board),
 	})
 	if err != nil {
 		return fail(err)
@@ -182,7 +185,7 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 	}, log)
 	nd.Own(upTo(presence.DefaultPartitions))
 	dp.Own(upTo(presence.DefaultBuckets))
-	return &system{
+	sys := &system{
 		gateway:    gw,
 		ready:      gw.Ready,
 		collectors: append(gw.Collectors(), nd.Collectors()...),
@@ -201,7 +204,17 @@ func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error
 				log.Error().Err(err).Msg("the data directory could not be closed")
 			}
 		},
-	}, nil
+	}
+	reports, err := newReporter(sys, dp, log)
+	if err != nil {
+		sys.close()
+		return nil, err
+	}
+	board = dashboard.New(dashboard.Config{
+		Self: localName, Members: alone(cfg), Report: reports.report,
+		Counts: store.Counts, Region: cfg.Region, Log: log,
+	})
+	return sys, nil
 }
 
 // openEmbedded opens the store in memory or with a data directory; where says so.
@@ -249,6 +262,7 @@ func newGateway(cfg Config, log zerolog.Logger, gc gateway.Config) (gw *gateway.
 	gc.ShutdownTimeout = cfg.ShutdownTimeout
 	gc.DeliveryBudget = cfg.DeliveryBudget
 	gc.MaxConnections = cmp.Or(cfg.MaxConnections, connectionsByMemory())
+	gc.APIKeys = cfg.APIKeys
 	gc.Assets = web.Files
 	gc.Log = log
 	gw, err = gateway.New(gc)

@@ -132,11 +132,17 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 // connection kept alive may have been closed by the other side at that moment,
 // and all requests are safe to repeat.
 func (c *Client) put(ctx context.Context, addr, path string, body []byte) error {
+	_, err := c.ask(ctx, addr, path, body, http.StatusNoContent)
+	return err
+}
+
+// ask is put, and returns the body of the answer, whose status must be ok.
+func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	err := c.try(within, addr, path, body)
+	said, err := c.try(within, addr, path, body, ok)
 	if dropped(err) && within.Err() == nil {
-		err = c.try(within, addr, path, body)
+		said, err = c.try(within, addr, path, body, ok)
 	}
 	code := "ok"
 	answer := (*Error)(nil)
@@ -150,7 +156,7 @@ func (c *Client) put(ctx context.Context, addr, path string, body []byte) error 
 		code, err = codeUnavailable, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 	c.requests.WithLabelValues(path, code).Inc()
-	return err
+	return said, err
 }
 
 // dropped reports whether a connection broke that had been there.
@@ -159,11 +165,11 @@ func dropped(err error) bool {
 	return err != nil && !errors.As(err, &answer) && !(errors.As(err, &op) && op.Op == "dial")
 }
 
-func (c *Client) try(ctx context.Context, addr, path string, body []byte) error {
+func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	u := url.URL{Scheme: "http", Host: addr, Path: path}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u.String(), bytes.NewReader(body))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// Every attempt has a number of its own, so the transport must not repeat it.
 	req.GetBody = nil
@@ -173,21 +179,21 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte) error 
 		if e := (*url.Error)(nil); errors.As(err, &e) {
 			err = e.Err // the rest is known to who reads it
 		}
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // read, so that the connection can be kept
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
 	switch {
-	case resp.StatusCode == http.StatusNoContent:
-		return nil
-	case err != nil:
-		return err
+	case err != nil && resp.StatusCode != http.StatusNoContent:
+		return nil, err
+	case resp.StatusCode == ok:
+		return answer, nil
 	}
 	var p problem
 	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}
-	return &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
+	return nil, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
 }
 
 func (c *Client) sign(req *http.Request, body []byte) {

@@ -1,11 +1,12 @@
 // Package cluster is what the processes of a region ask of each other by HTTP:
 // dispatchers push counts to gateways, gateways have holds taken by presence
-// nodes.
+// nodes, and ask everybody how it is for a dashboard.
 //
 //	PUT /v1/counts  {"counts":[{"page":"p","users":3,"updated":1700000000,"incarnation":1,"sequence":2,"stale":true}]}
 //	PUT /v1/hold    {"user":"00000000000000ff","page":"p","on":true}
+//	PUT /v1/report  {}
 //
-// Both answer 204, or a problem of RFC 9457 with a member "code". Members that
+// They answer 204, the last one 200 and a report, or a problem of RFC 9457 with a member "code". Members that
 // are not known are ignored: the format is only ever added to. "updated", in
 // unix seconds, is left out for a page nobody ever joined.
 //
@@ -38,6 +39,7 @@ import (
 const (
 	countsPath = "/v1/counts"
 	holdPath   = "/v1/hold"
+	reportPath = "/v1/report"
 
 	maxBody = 4 << 20 // of a request; longer ones are 413
 	// batchBody is where a client cuts what it pushes into several requests.

@@ -34,6 +34,7 @@ type Config struct {
 	// One that is nil answers 404.
 	OnCounts func(from string, counts []presence.Count)
 	OnHold   func(ctx context.Context, user presence.User, page string, on bool) error
+	OnReport func() presence.Report
 	// NotOwner is what OnHold's error is when the node does not own the
 	// partition, as errors.Is sees it; ErrNotOwner always is.
 	NotOwner error
@@ -79,7 +80,7 @@ func (h *Handler) Collectors() []prometheus.Collector {
 // ServeHTTP answers one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := r.URL.Path
-	known := path == countsPath && h.cfg.OnCounts != nil || path == holdPath && h.cfg.OnHold != nil
+	known := path == countsPath && h.cfg.OnCounts != nil || path == holdPath && h.cfg.OnHold != nil || path == reportPath && h.cfg.OnReport != nil
 	switch {
 	case !known:
 		writeProblem(w, http.StatusNotFound, "not_found", "there is no such path here")
@@ -90,6 +91,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	from, body, err := h.open(w, r)
+	if err == nil && path == reportPath {
+		h.requests.WithLabelValues(path, "ok").Inc()
+		writeReport(w, h.cfg.OnReport())
+		return
+	}
 	if err == nil {
 		err = h.call(r.Context(), path, from, body)
 	}

@@ -4,17 +4,13 @@
 //   HEADCOUNT_BIN  the server, if it is not to be built here
 //   SCREENSHOT     where to write a picture of the demo page
 import assert from 'node:assert/strict';
-import { existsSync } from 'node:fs';
-import { createServer } from 'node:http';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { chromium } from 'playwright-core';
+import { LEAVE_GRACE, eventually, expectCount, expectState, launch, open as openIn, record, recorded, shown, startSite } from './browser.js';
+import { Server, program } from './server.js';
 
-import { Server, freePort, program } from './server.js';
-
-const LEAVE_GRACE = 2_000; // the server's default
-const CHROMIUM = process.env.CHROMIUM || '/usr/bin/chromium';
+const KEY = 'a key for tests alone';
 
 let binary;
 let server;
@@ -26,28 +22,15 @@ const windows = [];
 
 before(
   async () => {
-    assert.ok(
-      existsSync(CHROMIUM),
-      `There is no browser at ${CHROMIUM}: install it (Debian: apt-get install chromium) or name one in CHROMIUM.`,
-    );
     binary = await program();
-    const sitePort = await freePort();
-    site = await startSite(sitePort);
-    server = await Server.start(binary.path, [
-      // localhost, since cookies know no ports: under 127.0.0.1 it would be the server's own site.
-      '--allow-origins', `http://localhost:${sitePort}`,
-      '--shutdown-timeout', '2s',
-    ]);
-    browser = await chromium.launch({
-      executablePath: CHROMIUM,
-      ignoreDefaultArgs: ['--disable-back-forward-cache'], // people have it
-      args: [
-        '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
-        '--disable-background-networking', '--disable-component-update', '--disable-sync',
-      ],
-    });
+    site = await startSite((url) => `<!doctype html><html lang="de"><title>Shop</title>
+      <link rel="canonical" href="/caf%C3%A9?no=query">
+      <script type="module" src="${url.searchParams.get('from')}/-/headcount.js"></script>
+      <p><live-count id="here">…</live-count> here, <live-count id="other" page="elsewhere" watch></live-count> there`);
+    server = await Server.start(binary.path, ['--allow-origins', site.url, '--shutdown-timeout', '2s', '--api-key', KEY]);
+    browser = await launch();
     // Opened first, with people coming and going, so that its line has something to tell.
-    showcase = await open('/', { viewport: { width: 1280, height: 800 } });
+    showcase = await open('/', { viewport: { width: 1280, height: 715 } }, undefined, withKey);
     visitors = comeAndGo('demo');
   },
   { timeout: 300_000 },
@@ -63,18 +46,6 @@ after(async () => {
     await binary?.remove();
   }
 });
-
-function startSite(port) {
-  const server = createServer((request, response) => {
-    if (request.url === '/favicon.ico') return response.writeHead(204).end();
-    response.setHeader('Content-Type', 'text/html; charset=utf-8');
-    response.end(`<!doctype html><html lang="de"><title>Shop</title>
-      <link rel="canonical" href="/caf%C3%A9?no=query">
-      <script type="module" src="${new URL(request.url, 'http://x').searchParams.get('from')}/-/headcount.js"></script>
-      <p><live-count id="here">…</live-count> here, <live-count id="other" page="elsewhere" watch></live-count> there`);
-  });
-  return new Promise((ready) => server.listen(port, () => ready(Object.assign(server, { url: `http://localhost:${port}` }))));
-}
 
 /** Lets viewers come to a page and leave it, up to 30 of them, until it is stopped. */
 function comeAndGo(page) {
@@ -92,44 +63,14 @@ function comeAndGo(page) {
 }
 
 /** A new person's window, or with a context another tab of theirs. */
-async function open(address, options = {}, context) {
-  context ??= await browser.newContext(options);
-  const page = await context.newPage();
-  page.complaints = [];
-  page.on('console', (message) => {
-    if (['error', 'warning'].includes(message.type())) page.complaints.push(message.text());
-  });
-  page.on('pageerror', (error) => page.complaints.push(String(error)));
+async function open(address, options = {}, context = undefined, prepare = undefined) {
+  const page = await openIn(context ?? (await browser.newContext(options)), new URL(address, server.url).href, prepare);
   windows.push(page);
-  await page.goto(new URL(address, server.url).href);
   return page;
 }
 
 const demo = (page) => `/?page=${page}`;
-const shown = (page, id = 'count') => page.evaluate((id) => document.getElementById(id).count, id);
-
-/** Waits until a window shows the count that is wanted. */
-async function expectCount(page, want, within = 3_000, id = 'count') {
-  const deadline = Date.now() + within;
-  let got;
-  while (Date.now() < deadline) {
-    got = await shown(page, id);
-    if (got === want) return;
-    await sleep(25);
-  }
-  assert.fail(`the window shows ${got}, not ${want}, after ${within} ms`);
-}
-
-const expectState = (page, want) =>
-  page.waitForFunction((want) => document.getElementById('state').textContent === want, want, { timeout: 15_000 });
-
-/** Begins to write down every count a window shows. */
-const record = (page) =>
-  page.evaluate(() => {
-    const element = document.getElementById('count');
-    window.record = [element.count];
-    element.addEventListener('count', ({ detail }) => window.record.push(detail.count));
-  });
+const withKey = (page) => page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), KEY);
 
 test('two people see each other, and one who closes is gone after the leave-grace', async () => {
   const one = await open(demo('pair'));
@@ -170,7 +111,7 @@ test('a reload is not seen by others', async () => {
     await expectCount(one, 2);
   }
   await sleep(LEAVE_GRACE + 500);
-  assert.deepEqual(await other.evaluate(() => window.record), [2]);
+  assert.deepEqual(await recorded(other), [2]);
   await one.context().close();
   await other.context().close();
 });
@@ -271,15 +212,23 @@ test('<live-count> on a site of another origin', async () => {
   await two.context().close();
 });
 
-test('on a phone nothing sticks out', async () => {
-  const phone = await open(demo('a'.repeat(128)), { viewport: { width: 320, height: 640 }, isMobile: true });
-  await expectCount(phone, 1);
-  assert.equal(await phone.evaluate(() => document.documentElement.scrollWidth), 320);
-  await phone.context().close();
+test('on screens of all sizes nothing sticks out', async () => {
+  for (const address of [demo('a'.repeat(128)), '/-/dashboard']) {
+    const page = await open(address, {}, undefined, withKey);
+    if (address === '/-/dashboard') assert.match(page.complaints.shift(), /401/); // of the address alone
+    for (const width of [320, 390, 768, 1024, 1920]) {
+      await page.setViewportSize({ width, height: 700 });
+      if (address === '/-/dashboard') await page.waitForSelector('#processes tr');
+      else await expectCount(page, 1);
+      assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= width, `${address} at ${width}`);
+    }
+    await page.context().close();
+  }
 });
 
 test('a busy site, and a picture of it', async () => {
   await visitors.stop();
+  while ((await server.count('demo')) < 17) await server.hold('demo');
   const crowds = { pricing: 4, 'docs/getting started': 7, 'blog/hello-world': 2, café: 3 };
   for (const [page, viewers] of Object.entries(crowds)) {
     for (let i = 0; i < viewers; i++) {
@@ -297,15 +246,154 @@ test('a busy site, and a picture of it', async () => {
   await showcase.screenshot({ path: process.env.SCREENSHOT || undefined });
 });
 
-test('a crowd comes, each of them someone', async () => {
+test('a crowd comes, each of them someone, and goes with and without a word', async () => {
   const one = await open(demo('crowd'));
   await expectCount(one, 1);
   await one.click('#crowd button[value="1"]');
   await expectCount(one, 2);
   await one.click('#crowd button[value="10"]');
   await expectCount(one, 12);
-  assert.match(await one.innerText('#crowd-state'), /^11 came/);
+  await one.waitForFunction(() => document.getElementById('crowd-state').textContent === '11 simulated viewers are here.');
   assert.notEqual(await one.getAttribute('#chart .line', 'd'), '');
+
+  const killed = Date.now();
+  await one.click('#uncrowd button[value="kill"]');
+  await sleep(LEAVE_GRACE / 2);
+  assert.equal(await shown(one), 12, 'who is gone without a word may come back');
+  await expectCount(one, 1, LEAVE_GRACE + 2_000);
+  assert.ok(Date.now() - killed >= LEAVE_GRACE);
+
+  await one.click('#crowd button[value="10"]');
+  await expectCount(one, 11, 5_000);
+  await one.waitForFunction(() => document.getElementById('crowd-state').textContent === '10 simulated viewers are here.');
+  await one.click('#uncrowd button[value="leave"]');
+  await expectCount(one, 1, LEAVE_GRACE - 500);
+  await one.context().close();
+});
+
+test('the most viewed pages come first, for who has the key', async () => {
+  const leave = await Promise.all(Array.from({ length: 9 }, () => server.hold('popular')));
+  const one = await open(demo('lonely'));
+  await expectCount(one, 1);
+  assert.match(await one.innerText('#pages-hint'), /API key/);
+  assert.equal(await one.$('#pages a[data-page="popular"]'), null);
+  await one.evaluate((key) => sessionStorage.setItem('headcount_api_key', key), KEY);
+  await one.waitForSelector('#pages a[data-page="popular"]', { timeout: 5_000 });
+  await one.waitForFunction(() => document.querySelector('#pages a[data-page="popular"] live-count').count === 9);
+  const names = await one.$$eval('#pages a', (links) => links.map((link) => link.dataset.page));
+  assert.ok(names.indexOf('popular') < names.indexOf('lonely'), names.join());
+  await Promise.all(leave.map((step) => step()));
+  await one.context().close();
+});
+
+test('the dashboard shows pages, processes and their load to who has the key', async () => {
+  const viewer = await open(demo('watched'));
+  await expectCount(viewer, 1);
+  const board = await open('/-/dashboard');
+  // That a key is needed is said by the status; a browser mentions it.
+  assert.match(board.complaints.join(), /401/);
+  board.complaints.length = 0;
+  await board.waitForSelector('#key form');
+  assert.equal(await board.isVisible('#board'), false);
+  await board.fill('#key input', 'wrong');
+  await board.click('#key button');
+  await board.waitForFunction(() => /not one of/.test(document.getElementById('trouble').textContent));
+  assert.match(board.complaints.join(), /401/);
+  board.complaints.length = 0;
+  await board.fill('#key input', KEY);
+  await board.click('#key button');
+
+  const cells = (name) => board.$$eval(`tr[data-name="${name}"] td`, (cells) => cells.map((cell) => cell.textContent));
+  await board.waitForSelector('#pages tr[data-name="watched"]');
+  assert.equal((await cells('watched'))[1], '1');
+  assert.deepEqual((await cells('local')).slice(0, 2), ['local', 'gateway, presence, dispatcher']);
+  // People of other tests still go.
+  await eventually(true, 'connections are shown', 5_000, async () => Number((await cells('local'))[3]) === (await server.connections()));
+  await eventually(true, 'the site is shown', 5_000, async () => Number(await board.innerText('#site')) === (await server.count('*')));
+  const leave = await server.hold('watched');
+  await board.waitForFunction(() => document.querySelector('tr[data-name="watched"] td:nth-child(2)').textContent === '2', undefined, { timeout: 3_000 });
+  await board.waitForFunction(() => parseFloat(document.querySelector('tr[data-name="local"] td:nth-child(5)').textContent) > 0, undefined, { timeout: 3_000 });
+  const line = () => board.getAttribute('tr[data-name="watched"] svg path', 'd');
+  const before = await line();
+  await eventually(true, 'the line goes on', 8_000, async () => (await line()) !== before);
+  await leave();
+  if (process.env.SCREENSHOT_DASHBOARD) await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD });
+  await board.context().close();
+  await viewer.context().close();
+});
+
+test('the bell rings, and is read', async () => {
+  const sent = [];
+  const asked = [];
+  let toPage;
+  const one = await open(demo('news'), {}, undefined, async (page) => {
+    // What the server says of unread notifications is said here, at once.
+    await page.routeWebSocket(/\/-\/ws/, (socket) => {
+      toPage = socket;
+      const server = socket.connectToServer();
+      socket.onMessage((text) => (JSON.parse(text).type === 'read' ? (sent.push(text), say(0)) : server.send(text)));
+      server.onMessage((text) => JSON.parse(text).type !== 'unread' && socket.send(text));
+    });
+    await page.route(/\/-\/me\/follows|\/changes$/, async (route) => {
+      const request = route.request();
+      asked.push(`${request.method()} ${new URL(request.url()).pathname} ${request.headers()['x-api-key'] ?? ''}`.trim());
+      if (request.method() === 'GET') return route.fulfill({ json: { follows: [] } });
+      if (request.method() === 'POST') say(2);
+      return route.fulfill({ status: 204 });
+    });
+  });
+  const say = (count) => toPage.send(JSON.stringify({ type: 'unread', count }));
+  const badge = () => one.evaluate(() => {
+    const number = document.getElementById('bell').shadowRoot.querySelector('[part~=count]');
+    return number.hidden ? '' : number.textContent;
+  });
+  await expectCount(one, 1);
+  const button = one.getByRole('button', { name: /^Notifications/ });
+  assert.equal(await badge(), '');
+  await one.click('#follow');
+  await one.waitForFunction(() => document.getElementById('follow').getAttribute('aria-pressed') === 'true');
+  await one.click('#modify');
+  await one.fill('#key input', KEY);
+  await one.click('#key button');
+  await one.waitForFunction(() => document.getElementById('bell').count === 2);
+  assert.equal(await badge(), '2');
+  assert.equal(await button.getAttribute('aria-label'), 'Notifications: 2');
+  assert.deepEqual(asked.sort(), ['GET /-/me/follows', `POST /news/changes ${KEY}`, 'PUT /-/me/follows/news']);
+  say(1234);
+  await one.waitForFunction(() => document.getElementById('bell').count === 1234);
+  assert.equal(await badge(), '1.2K');
+  await button.click();
+  await one.waitForFunction(() => document.getElementById('bell').count === 0);
+  assert.equal(await badge(), '');
+  assert.deepEqual(sent, ['{"type":"read"}']);
+  assert.equal(await button.getAttribute('aria-label'), 'Notifications');
+  await one.context().close();
+});
+
+test('the bell of a real server: follow, modify, read, in all tabs', async () => {
+  const one = await open(demo('told'), {}, undefined, withKey);
+  await expectCount(one, 1);
+  const tab = await open(demo('elsewhere'), {}, one.context());
+  await expectCount(tab, 1);
+  const unread = (page, want) => page.waitForFunction((want) => document.getElementById('bell').count === want, want, { timeout: 3_000 });
+  await one.click('#follow');
+  await one.waitForFunction(() => document.getElementById('follow').getAttribute('aria-pressed') === 'true');
+  await one.click('#modify');
+  await Promise.all([one, tab].map((page) => unread(page, 1)));
+  await one.click('#modify');
+  await Promise.all([one, tab].map((page) => unread(page, 2)));
+  const later = await open(demo('told'), {}, one.context());
+  await unread(later, 2);
+  await later.hover('#follow');
+  await later.waitForFunction(() => document.getElementById('follow').getAttribute('aria-pressed') === 'true');
+  await tab.getByRole('button', { name: 'Notifications: 2' }).click();
+  await Promise.all([one, tab, later].map((page) => unread(page, 0)));
+  await one.click('#follow');
+  await one.waitForFunction(() => document.getElementById('follow').getAttribute('aria-pressed') === 'false');
+  await one.click('#modify');
+  await sleep(500);
+  assert.equal(await one.evaluate(() => document.getElementById('bell').count), 0, 'not followed any more');
+  for (const other of [later, tab, one]) await other.close(); // the one with the connection last
   await one.context().close();
 });
 

@@ -94,6 +94,12 @@ export class Server {
     return () => put('decrement', { Cookie: cookie });
   }
 
+  /** How many connections the server has. */
+  async connections() {
+    const answer = await fetch(`http://127.0.0.1:${this.#admin}/metrics`);
+    return Number(/^headcount_connections (\d+)$/m.exec(await answer.text())[1]);
+  }
+
   async count(page) {
     const answer = await fetch(`${this.url}/${encodeURIComponent(page)}/counter`);
     return (await answer.json()).count;

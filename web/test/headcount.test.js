@@ -2,12 +2,15 @@
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
-import { Headcount, compareVersions } from '../headcount.js';
+import { Headcount } from '../headcount.js';
 
 const SERVER = 'https://count.example';
 let sockets; // every one that was made, in order
 let clients;
 let storage;
+
+// What is loaded after a failed attempt, so that it is there without waiting.
+for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
 
 class FakeWebSocket extends EventTarget {
   sent = [];
@@ -49,7 +52,7 @@ class FakeWebSocket extends EventTarget {
 
 /** Lets everything run that waits for no timer. */
 async function settle() {
-  for (let i = 0; i < 20; i++) await null;
+  for (let i = 0; i < 3; i++) await new Promise(setImmediate);
 }
 
 async function tick(ms) {
@@ -92,7 +95,9 @@ beforeEach(() => {
   const page = new EventTarget();
   globalThis.addEventListener = page.addEventListener.bind(page);
   globalThis.dispatchEvent = page.dispatchEvent.bind(page);
-  globalThis.document = { visibilityState: 'visible' };
+  globalThis.navigator ??= {};
+  globalThis.fetch = () => Promise.reject(new TypeError('no network'));
+  globalThis.document = { hidden: false };
   globalThis.location = new URL('https://site.example/path');
 });
 
@@ -100,22 +105,6 @@ afterEach(() => {
   clients.forEach((c) => c.close());
   mock.timers.reset();
   mock.restoreAll();
-});
-
-test('versions are ordered by incarnation, then by sequence, as numbers', () => {
-  for (const [older, newer] of [
-    ['0-0', '1-0'],
-    ['1700000000000-9', '1700000000000-10'],
-    ['1700000000000-999', '1700000000001-1'],
-    ['9-1', '10-0'],
-    ['1-9007199254740992', '1-9007199254740993'],
-    ['nonsense', '1-1'],
-    [undefined, '1-1'],
-  ]) {
-    assert.equal(compareVersions(older, newer), -1, `${older} < ${newer}`);
-    assert.equal(compareVersions(newer, older), 1, `${newer} > ${older}`);
-    assert.equal(compareVersions(newer, newer), 0);
-  }
 });
 
 test('it connects when something is wanted, once, with the subprotocol', async () => {
@@ -255,6 +244,28 @@ test('counts come newest first to last, each once', async () => {
   sockets[0].say(count('p', 3, '17-3', { stale: true }));
   sockets[0].say(count('p', 3, '17-3'));
   assert.deepEqual(seen.slice(2).map((c) => !!c.stale), [true, false], 'whether it is stale matters');
+});
+
+test('versions are ordered by incarnation, then by sequence, as numbers', async () => {
+  const headcount = await connected();
+  const seen = [];
+  for (const [older, newer] of [
+    ['0-0', '1-0'],
+    ['1700000000000-9', '1700000000000-10'],
+    ['1700000000000-999', '1700000000001-1'],
+    ['9-1', '10-0'],
+    ['1-9007199254740992', '1-9007199254740993'],
+    ['nonsense', '1-1'],
+    [undefined, '1-1'],
+  ]) {
+    const page = `v ${older}`;
+    headcount.watch(page, ({ version }) => seen.push(version));
+    seen.length = 0;
+    sockets[0].say(count(page, 1, older));
+    sockets[0].say(count(page, 2, newer));
+    sockets[0].say(count(page, 3, older));
+    assert.deepEqual(seen, [older, newer]);
+  }
 });
 
 test('who watches later gets the count that is known, unless they stop before', async () => {
@@ -647,4 +658,72 @@ test('a WebSocket that the browser refuses to make is a failed attempt', async (
   await settle();
   assert.deepEqual(headcount.errors, [{ code: 'connect', message: 'mixed content' }]);
   assert.equal(headcount.state, 'waiting');
+});
+
+test('a loop over counts gets the newest of each page, and ends with break or close', async () => {
+  const headcount = await connected();
+  const seen = [];
+  const loop = (async () => {
+    for await (const { page, count } of headcount.watch(['p', 'q'])) {
+      seen.push(`${page} ${count}`);
+      if (count === 9) break;
+      await settle();
+    }
+  })();
+  await settle();
+  sockets[0].take();
+  for (const n of [1, 2, 3]) sockets[0].say(count('p', n, `17-${n}`));
+  sockets[0].say(count('q', 5, '17-5'));
+  for (let i = 0; i < 4; i++) await settle();
+  sockets[0].say(count('q', 9, '17-6'));
+  await loop;
+  assert.deepEqual(seen, ['p 3', 'q 5', 'q 9']);
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'unsubscribe', pages: ['q'] }], 'nobody watches it any more');
+
+  const unread = (async () => {
+    const numbers = [];
+    for await (const n of headcount.unread()) numbers.push(n);
+    return numbers;
+  })();
+  await settle();
+  sockets[0].say({ type: 'unread', count: 2 });
+  await settle();
+  headcount.close();
+  assert.deepEqual(await unread, [2]);
+});
+
+test('a tab that has been hidden for a minute is no viewer, if it is not to count', async () => {
+  const headcount = await connected({ countHidden: false });
+  const hide = async (yes) => {
+    document.hidden = yes;
+    dispatchEvent(new Event('visibilitychange'));
+    await settle();
+    sockets[0].say({ type: 'heartbeat' });
+  };
+  const alive = async (ms) => {
+    for (; ms > 0; ms -= 10_000) {
+      await tick(Math.min(ms, 10_000));
+      sockets[0].say({ type: 'heartbeat' });
+    }
+  };
+  sockets[0].take();
+  await hide(true);
+  await alive(59_000);
+  await hide(false);
+  await alive(30_000);
+  await hide(true);
+  await alive(59_000);
+  assert.deepEqual(sockets[0].take().filter((f) => f.type !== 'heartbeat'), []);
+  await alive(1_000);
+  assert.deepEqual(sockets[0].take().filter((f) => f.type !== 'heartbeat'), [{ type: 'subscribe', pages: ['p'] }, { type: 'leave', page: 'p' }]);
+  headcount.join('q');
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['q'] }], 'nor on another page');
+  await hide(false);
+  assert.deepEqual(sockets[0].take().filter((f) => f.type !== 'heartbeat'), [{ type: 'join', page: 'p' }, { type: 'join', page: 'q' }]);
+  await hide(true);
+  headcount.countHidden = true;
+  await alive(120_000);
+  assert.deepEqual(sockets[0].take().filter((f) => f.type !== 'heartbeat'), []);
 });

@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// board is what the dashboard shows.
+type board struct {
+	Region string   `json:"region"`
+	Site   *counter `json:"site"`
+	Pages  []struct {
+		Page  string `json:"page"`
+		Count int    `json:"count"`
+	} `json:"pages"`
+	Processes []struct {
+		Name  string             `json:"name"`
+		Roles []string           `json:"roles"`
+		Load  map[string]float64 `json:"load"`
+	} `json:"processes"`
+	Regions []any `json:"regions"`
+}
+
+func (s *server) board(t testing.TB, headers ...string) (b board) {
+	t.Helper()
+	a := s.get(t, "/-/dashboard/data", headers...)
+	if err := json.Unmarshal([]byte(a.body), &b); err != nil || a.status != 200 || a.header.Get("Cache-Control") != "no-store" {
+		t.Fatalf("%d %v %.200s: %v", a.status, a.header, a.body, err)
+	}
+	return b
+}
+
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--leave-grace=0s", "--region=here")
+	one, two := s.ws(t), s.ws(t)
+	one.join("busy")
+	one.takeCount("busy", 1)
+	two.join("busy")
+	two.join("<quiet> page")
+	two.takeCount("busy", 2)
+	two.takeCount("<quiet> page", 1)
+	s.put(t, "/busy/counter", increment).counter(t)
+
+	eventually(t, "the pages, most viewed first", func() bool {
+		b := s.board(t)
+		return len(b.Pages) == 2 && b.Pages[0].Page == "busy" && b.Pages[0].Count == 3 && b.Pages[1].Page == "<quiet> page" && b.Pages[1].Count == 1
+	})
+	b := s.board(t)
+	if b.Region != "here" || b.Site == nil || b.Site.Count != 3 || len(b.Processes) != 1 || len(b.Regions) != 0 {
+		t.Errorf("%+v", b)
+	}
+	p := b.Processes[0]
+	if !slices.Equal(p.Roles, []string{"gateway", "presence", "dispatcher"}) || p.Load["headcount_connections"] != 2 || p.Load["headcount_users"] != 3 ||
+		p.Load["process_resident_memory_bytes"] < 1<<20 || p.Load["headcount_deliveries_total"] < 3 {
+		t.Errorf("%+v", p)
+	}
+	two.leave("<quiet> page")
+	eventually(t, "a page nobody is on is none", func() bool { return len(s.board(t).Pages) == 1 })
+
+	page := s.get(t, "/-/dashboard", "Accept: text/html")
+	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") || !strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
+		t.Errorf("%d %v", page.status, page.header)
+	}
+	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":false}`+"\n" {
+		t.Errorf("access: %s", a.body)
+	}
+	do(t, "POST", s.url+"/-/dashboard/data", "").problem(t, 405)
+	s.get(t, "/-/dashboard.html").problem(t, 404)
+}
+
+func TestDashboardWithAPIKeys(t *testing.T) {
+	t.Parallel()
+	const first, second = "a first key for tests", "a second key for tests"
+	s := start(t, "--api-key="+first, "--api-key="+second)
+	for _, path := range []string{"/-/dashboard", "/-/dashboard/data"} {
+		for _, headers := range [][]string{nil, {"X-API-Key: "}, {"X-API-Key: wrong"}, {"X-API-Key: " + first + "x"}, {"Authorization: Bearer " + first}} {
+			s.get(t, path, headers...).problem(t, 401)
+		}
+		for _, key := range []string{first, second} {
+			if a := s.get(t, path, "X-API-Key: "+key); a.status != 200 {
+				t.Errorf("%s with a key: %d", path, a.status)
+			}
+		}
+	}
+	// A browser gets the page that asks for the key, and nothing to keep.
+	page := s.get(t, "/-/dashboard", "Accept: text/html,*/*;q=0.8")
+	if page.status != 401 || !strings.Contains(page.body, "<!doctype html>") || page.header.Get("ETag") != "" {
+		t.Errorf("%d %v %.80s", page.status, page.header, page.body)
+	}
+	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true}`+"\n" {
+		t.Errorf("access: %s", a.body)
+	}
+}
+
+// Who cannot keep a cookie learns from a PUT who it is, once.
+func TestPutTellsTheIDItIssued(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--allow-origins=https://shop.example")
+	a := s.put(t, "/p/counter", increment, "Origin: https://shop.example")
+	id := a.header.Get("Headcount-Id")
+	if a.counter(t).Count != 1 || id == "" || !strings.Contains(a.header.Get("Access-Control-Expose-Headers"), "Headcount-Id") {
+		t.Fatalf("%v", a.header)
+	}
+	again := s.put(t, "/p/counter", increment, "Headcount-Id: "+id)
+	if again.counter(t).Count != 1 || again.header.Get("Headcount-Id") != "" {
+		t.Errorf("%v", again.header)
+	}
+	if c := s.dial(t, dialer{query: "id=" + id}); c.id != id {
+		t.Errorf("the id of welcome is %q, not %q", c.id, id)
+	}
+}

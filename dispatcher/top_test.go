@@ -1,0 +1,136 @@
+package dispatcher
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"headcount/presence"
+	"headcount/presence/memstore"
+)
+
+// of returns the counts of a page's bucket that take wants.
+func of(page string, users int64, sequence uint64) (bucket int, counts []presence.Count) {
+	return presence.Bucket(page, presence.DefaultBuckets), []presence.Count{{
+		Page: page, Users: users, Version: presence.Version{Incarnation: 1, Sequence: sequence},
+	}}
+}
+
+// whole returns a store of two partitions, of which run's is the one that is
+// not complete yet.
+func whole(t *testing.T) *memstore.Store {
+	t.Helper()
+	s := memstore.New(memstore.Config{Partitions: 2})
+	claims, err := s.Claim(t.Context(), "other", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Complete: true}})
+	return s
+}
+
+func TestTopFollowsTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := whole(t)
+		_, d, set := run(t, s)
+		synctest.Wait()
+		for page, users := range map[string]int64{"a": 3, "b": 7, "c": 7, "gone": 9, presence.Site: 20} {
+			set(page, users)
+		}
+		set("gone", 0)
+		set("a", 8)
+		synctest.Wait()
+		want := []presence.PageUsers{{Page: "a", Users: 8}, {Page: "b", Users: 7}, {Page: "c", Users: 7}}
+		if got := d.Top(10); !slices.Equal(got, want) {
+			t.Errorf("Top(10) = %v, want %v", got, want)
+		}
+		if got := d.Top(2); !slices.Equal(got, want[:2]) {
+			t.Errorf("Top(2) = %v, want %v", got, want[:2])
+		}
+		bucket := presence.Bucket("c", presence.DefaultBuckets)
+		d.Own([]int{bucket})
+		synctest.Wait()
+		want = slices.DeleteFunc(want, func(p presence.PageUsers) bool {
+			return presence.Bucket(p.Page, presence.DefaultBuckets) != bucket
+		})
+		if got := d.Top(10); !slices.Equal(got, want) || len(want) == 3 {
+			t.Errorf("of c's bucket alone: %v, want %v", got, want)
+		}
+	})
+}
+
+// A dispatcher that starts late knows the pages that have subscribers, and one
+// that missed messages reads those it knew.
+func TestTopAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := whole(t)
+		if _, err := s.Attach(t.Context(), "gw", []string{"seen"}); err != nil {
+			t.Fatal(err)
+		}
+		_, d, set := run(t, s)
+		set("seen", 2)
+		set("held", 3)
+		synctest.Wait()
+		// As if the messages of these had been lost.
+		d.top.mu.Lock()
+		for _, pages := range d.top.pages {
+			for name, c := range pages {
+				c.Users = 99
+				c.Version.Sequence = 0
+				pages[name] = c
+			}
+		}
+		d.top.mu.Unlock()
+		d.Own(upTo(presence.DefaultBuckets)) // watches anew, so every bucket is read
+		synctest.Wait()
+		want := []presence.PageUsers{{Page: "held", Users: 3}, {Page: "seen", Users: 2}}
+		if got := d.Top(10); !slices.Equal(got, want) {
+			t.Errorf("Top = %v, want %v", got, want)
+		}
+	})
+}
+
+func upTo(n int) (all []int) {
+	for i := range n {
+		all = append(all, i)
+	}
+	return all
+}
+
+func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
+	var d Dispatcher
+	d.top.serve(upTo(presence.DefaultBuckets))
+	d.top.take(of("p", 5, 9))
+	d.top.take(of("p", 4, 8))
+	d.top.take(of("p", 0, 7))
+	bucket, stale := of("p", 1, 10)
+	stale[0].Stale = true
+	d.top.take(bucket, stale)
+	if got := d.Top(1); len(got) != 1 || got[0].Users != 5 {
+		t.Errorf("%v, want 5", got)
+	}
+}
+
+// However many pages there are, it remembers at most maxTop, and the largest.
+func TestTopIsBounded(t *testing.T) {
+	var d Dispatcher
+	d.top.serve(upTo(presence.DefaultBuckets))
+	const pages = 3 * maxTop
+	for _, i := range rand.Perm(pages) {
+		d.top.take(of(fmt.Sprint("p", i), int64(1+i%1000), 1))
+	}
+	size := 0
+	for _, pages := range d.top.pages {
+		size += len(pages)
+	}
+	if size != d.top.size || size > maxTop || size < maxTop/2 {
+		t.Errorf("%d pages are remembered, %d counted", size, d.top.size)
+	}
+	// 48 or 49 pages have each number; only those that came after the last time
+	// something was forgotten may be small.
+	if got := d.Top(40); len(got) != 40 || got[0].Users != 1000 || got[39].Users != 1000 {
+		t.Errorf("%v", got)
+	}
+}

@@ -1,0 +1,52 @@
+// @ts-check
+// What <unread-bell> looks like: a button with a bell, the number on it. The
+// element is in headcount.js, which loads this where there is a bell.
+
+/** @type {CSSStyleSheet | undefined} */ let sheet;
+
+/**
+ * Puts the number of an <unread-bell> on a button; a click reads all.
+ * @param {HTMLElement} element
+ * @param {HTMLElement} number in the element's shadow, hidden while there is nothing unread
+ * @param {() => void} read
+ */
+export default function bell(element, number, read) {
+  const root = /** @type {ShadowRoot} */ (element.shadowRoot);
+  if (number.closest('button')) return;
+  if (!sheet) {
+    sheet = new CSSStyleSheet();
+    sheet.replaceSync(`
+      button { all: unset; position: relative; display: inline-flex; cursor: pointer; }
+      button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
+      svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
+      [part~=count] {
+        position: absolute; top: -.6em; left: 1.1em; min-width: 1.6em; padding: .05em .4em; box-sizing: border-box; border-radius: 1em;
+        background: var(--headcount-badge, #c8102e); color: var(--headcount-badge-ink, #fff); font: 600 .65em/1.5 system-ui, sans-serif; text-align: center;
+      }
+    `);
+  }
+  root.adoptedStyleSheets.push(sheet);
+
+  const draw = (/** @type {string} */ name, /** @type {Record<string, string>} */ attributes) => {
+    const made = document.createElementNS('http://www.w3.org/2000/svg', name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const icon = draw('svg', { viewBox: '0 0 24 24', 'aria-hidden': 'true' });
+  icon.append(draw('path', { d: 'M6 9a6 6 0 0 1 12 0c0 7 3 8 3 8H3s3-1 3-8M10 21a2 2 0 0 0 4 0' }));
+  const slot = document.createElement('slot'); // what the site puts in takes the bell's place
+  slot.append(icon);
+  const button = document.createElement('button');
+  button.setAttribute('part', 'button');
+  button.append(slot, number);
+  root.prepend(button);
+
+  const name = () =>
+    button.setAttribute('aria-label', `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`);
+  name();
+  element.addEventListener('unread', name);
+  button.addEventListener('click', () => {
+    read();
+    element.dispatchEvent(new CustomEvent('read'));
+  });
+}

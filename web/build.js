@@ -1,0 +1,25 @@
+// Makes what the server serves of the client: the files of public/ that are not
+// written by hand. They are in the repository so that `go install` needs no
+// Node; test/build.test.js proves that they are what this makes.
+//
+//   npm run build
+import { readFile, writeFile } from 'node:fs/promises';
+
+import { minify } from 'terser';
+
+export const FILES = ['headcount.js', 'bell.js', 'rescue.js'];
+
+/** A file of the client as it is served: small. Names that begin with _ are the file's own. */
+export async function build(name) {
+  const source = await readFile(new URL(name, import.meta.url), 'utf8');
+  const { code } = await minify(source, {
+    module: true,
+    ecma: 2022,
+    compress: { passes: 3, unsafe_arrows: true, reduce_funcs: false, inline: 1 },
+    mangle: { properties: { regex: /^_/ } },
+  });
+  return code + '\n';
+}
+
+if (process.argv[1] === new URL(import.meta.url).pathname)
+  for (const name of FILES) await writeFile(new URL(`public/${name}`, import.meta.url), await build(name));

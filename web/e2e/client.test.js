@@ -1,0 +1,282 @@
+// The client in a real Chromium where the world is not kind: tabs that share a
+// connection and die, networks that go, proxies, other origins, strict policies.
+import assert from 'node:assert/strict';
+import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import {
+  LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite,
+} from './browser.js';
+import { Server, program } from './server.js';
+
+let binary;
+let server;
+let browser;
+let office; // a proxy without WebSockets
+let site; // of another origin, allowed
+let strict; // another one, with a strict policy
+let stranger; // of another origin, not allowed
+
+const embed = (url) => `<!doctype html><html lang="en"><title>Shop</title>
+  <script type="module" src="${url.searchParams.get('from')}/-/headcount.js"></script>
+  <p><live-count id="count" page="${url.pathname}"></live-count> here`;
+
+before(
+  async () => {
+    binary = await program();
+    site = await startSite(embed);
+    stranger = await startSite(embed);
+    strict = await startSite(embed, () => ({
+      'Content-Security-Policy':
+        `default-src 'none'; script-src ${server.url}; connect-src ${server.url} ${server.url.replace('http', 'ws')}; ` +
+        "require-trusted-types-for 'script'; trusted-types 'none'",
+    }));
+    server = await Server.start(binary.path, ['--allow-origins', `${site.url},${strict.url}`, '--shutdown-timeout', '2s']);
+    office = await startOfficeProxy(server.port);
+    browser = await launch();
+  },
+  { timeout: 300_000 },
+);
+
+after(async () => {
+  await browser?.close();
+  for (const thing of [site, strict, stranger, office]) thing?.close();
+  try {
+    await server?.stop();
+  } finally {
+    await binary?.remove();
+  }
+});
+
+const at = (page, base = server.url) => `${base}/?page=${page}`;
+const connections = (want, within = 3_000) => eventually(want, 'connections of the server', within, () => server.connections());
+
+/** Lets a tab be as good as asleep to the others: nothing comes in or goes out. */
+function dozing() {
+  const { BroadcastChannel } = window;
+  window.BroadcastChannel = class extends BroadcastChannel {
+    set onmessage(listener) {
+      super.onmessage = (event) => window.asleep || listener(event);
+    }
+    postMessage(message) {
+      if (!window.asleep) super.postMessage(message);
+    }
+  };
+}
+
+/** Three tabs of one person on a page, and somebody who writes down what others see of it. */
+async function tabs(page) {
+  await connections(0, LEAVE_GRACE + 3_000);
+  const watcher = await open(await browser.newContext(), at(page));
+  await expectCount(watcher, 1);
+  const context = await browser.newContext();
+  const mine = [];
+  for (let i = 0; i < 3; i++) {
+    mine.push(await open(context, at(page), (page) => page.addInitScript(dozing)));
+    await expectCount(mine[i], 2);
+  }
+  await connections(2);
+  await record(watcher);
+  return { context, watcher, mine, done: () => Promise.all([context.close(), watcher.context().close()]) };
+}
+
+test('the tabs of a site share one connection, whose tab may close, and nobody sees it', async () => {
+  const { watcher, mine, done } = await tabs('shared');
+  await mine[0].close(); // it has the connection
+  await expectCount(mine[1], 2);
+  await sleep(LEAVE_GRACE + 1_000);
+  await connections(2);
+  await Promise.all([mine[1], mine[2]].map((page) => expectState(page, 'live')));
+
+  await mine[1].reload();
+  await mine[2].reload();
+  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 2)));
+  await sleep(LEAVE_GRACE + 1_000);
+  assert.deepEqual(await recorded(watcher), [2], 'never down and up');
+
+  const visitor = await open(await browser.newContext(), at('shared'));
+  await Promise.all([mine[1], mine[2], watcher].map((page) => expectCount(page, 3)));
+  await visitor.context().close();
+  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 2, LEAVE_GRACE + 2_000)));
+  await mine[1].close();
+  await mine[2].close();
+  await expectCount(watcher, 1, LEAVE_GRACE + 2_000);
+  await done();
+});
+
+test('a tab stands for itself: what another of the same connection leaves it keeps', async () => {
+  const { watcher, mine, done } = await tabs('itself');
+  const leave = (page) => page.evaluate(async () => (await import('/-/headcount.js')).Headcount.shared.leave());
+  await leave(mine[1]);
+  await leave(mine[0]);
+  await sleep(500);
+  assert.equal(await shown(watcher), 2);
+  await leave(mine[2]);
+  await expectCount(watcher, 1, LEAVE_GRACE - 500); // a leave is no mere close
+  await done();
+});
+
+test('a tab that has the connection and is asleep is replaced', async () => {
+  const { watcher, mine, done } = await tabs('asleep');
+  await mine[0].evaluate(() => (window.asleep = true));
+  const visitor = await open(await browser.newContext(), at('asleep'));
+  await expectCount(watcher, 3);
+  await sleep(500);
+  assert.equal(await shown(mine[1]), 2, 'nobody tells it');
+  await mine[1].evaluate(() => dispatchEvent(new Event('visibilitychange'))); // somebody looks
+  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 3, 5_000)));
+  await mine[0].evaluate(() => {
+    window.asleep = false;
+    dispatchEvent(new Event('visibilitychange'));
+  });
+  await expectCount(mine[0], 3);
+  await connections(3); // of watcher, visitor and all of ours together
+  await visitor.context().close();
+  await Promise.all(mine.map((page) => expectCount(page, 2, LEAVE_GRACE + 2_000)));
+  await mine[1].close();
+  await Promise.all([mine[0], mine[2]].map((page) => expectState(page, 'live')));
+  await sleep(LEAVE_GRACE + 1_000);
+  assert.deepEqual(await recorded(watcher), [2, 3, 2]);
+  await done();
+});
+
+test('tabs share on another origin, too, and in the browser without locks each has its own', async () => {
+  await connections(0, LEAVE_GRACE + 3_000);
+  const context = await browser.newContext();
+  const address = `${site.url}/embedded?from=${encodeURIComponent(server.url)}`;
+  const first = await open(context, address);
+  await expectCount(first, 1);
+  const second = await open(context, address);
+  await expectCount(second, 1);
+  await connections(1);
+  await open(context, address, (page) => page.addInitScript(() => Object.defineProperty(navigator, 'locks', { value: undefined })));
+  await connections(2);
+  assert.equal(await server.count('/embedded'), 1, 'still one person');
+  await context.close();
+});
+
+test('the network goes and comes back', async () => {
+  const cable = await startCable(server.port);
+  const page = await open(await browser.newContext(), at('cable', cable.url));
+  await expectCount(page, 1);
+  const watcher = await open(await browser.newContext(), at('cable'));
+  await expectCount(watcher, 2);
+  await record(watcher);
+
+  // Back within the grace: nobody sees it.
+  cable.pull();
+  await page.context().setOffline(true);
+  await expectState(page, 'reconnecting');
+  const number = () => page.evaluate(() => {
+    const span = document.getElementById('count').shadowRoot.querySelector('[part~=count]');
+    return [span.textContent, span.part.contains('offline')];
+  });
+  assert.deepEqual(await number(), ['2', true], 'the last number, greyed');
+  cable.plug();
+  await page.context().setOffline(false);
+  await expectState(page, 'live', 1_500);
+  assert.deepEqual(await number(), ['2', false]);
+  await sleep(LEAVE_GRACE + 500);
+  assert.deepEqual(await recorded(watcher), [2]);
+
+  // Later: gone, and back at once when the browser says that the network is.
+  cable.pull();
+  await page.context().setOffline(true);
+  await expectCount(watcher, 1, LEAVE_GRACE + 3_000);
+  await sleep(6_000); // attempts are rare by now
+  cable.plug();
+  await page.context().setOffline(false);
+  await expectCount(watcher, 2, 1_500);
+  await expectCount(page, 2);
+  for (const window of [page, watcher]) await window.context().close();
+  cable.close();
+});
+
+test('where WebSockets are blocked there are event streams and PUTs', async () => {
+  await connections(0, LEAVE_GRACE + 3_000);
+  const watcher = await open(await browser.newContext(), at('office'));
+  await expectCount(watcher, 1);
+  const page = await open(await browser.newContext(), at('office', office.url));
+  await expectCount(page, 2, 15_000);
+  await expectState(page, 'live');
+  await expectCount(watcher, 2);
+  await record(watcher);
+  await record(page);
+  const visitor = await open(await browser.newContext(), at('office'));
+  await expectCount(page, 3);
+  await visitor.context().close();
+  await expectCount(page, 2, LEAVE_GRACE + 2_000);
+  // All pages of the list have a count, though a browser has few connections for streams.
+  await page.waitForFunction(() => [...document.querySelectorAll('#pages live-count')].every((count) => count.count !== undefined), undefined, { timeout: 8_000 });
+  await page.reload();
+  await expectCount(page, 2, 15_000);
+  await sleep(8_000); // renewed
+  assert.deepEqual(await recorded(watcher), [2, 3, 2], 'a reload is not seen here, too');
+  await page.click('#pages a[data-page="pricing"]');
+  await expectCount(watcher, 1);
+  assert.equal(await server.count('pricing'), 1);
+  assert.match(page.complaints.join(), /WebSocket/, 'the browser mentions what was blocked');
+  for (const window of [page, watcher]) await window.context().close();
+});
+
+test('a person on another origin is one person without WebSockets, too', async () => {
+  const context = await browser.newContext();
+  const page = await open(context, `${site.url}/cross?from=${encodeURIComponent(office.url)}`);
+  await expectCount(page, 1, 15_000);
+  await sleep(8_000); // the second PUT
+  assert.equal(await server.count('/cross'), 1);
+  await context.close();
+});
+
+test('a page under a strict policy', async () => {
+  const page = await browser.newContext().then((context) => open(context, `${strict.url}/strict?from=${encodeURIComponent(server.url)}`));
+  await expectCount(page, 1);
+  await page.evaluate(() => document.body.append(document.createElement('unread-bell')));
+  await page.waitForFunction(() => document.querySelector('unread-bell').shadowRoot.querySelector('button'));
+  assert.deepEqual(page.complaints, []);
+  const opacity = () => page.evaluate(() => getComputedStyle(document.getElementById('count').shadowRoot.querySelector('[part~=count]')).opacity);
+  assert.equal(await opacity(), '1');
+  await page.evaluate(() => document.getElementById('count').shadowRoot.querySelector('[part~=count]').part.add('stale'));
+  await eventually('0.45', 'it is styled', 3_000, opacity);
+  await page.context().close();
+});
+
+test('an origin that is not allowed is told what to do', async () => {
+  const page = await browser.newContext().then((context) => open(context, `${stranger.url}/x?from=${encodeURIComponent(server.url)}`));
+  await eventually(true, 'told', 10_000, async () => page.complaints.some((text) => text.includes(`--allow-origins ${stranger.url}`)));
+  assert.equal(await server.count('/x'), 0);
+  await page.context().close();
+});
+
+test('who hides a tab for a minute is no viewer, if the site says so', async () => {
+  const watcher = await open(await browser.newContext(), at('hidden'));
+  await expectCount(watcher, 1);
+  const page = await browser.newContext().then((context) => open(context, at('hidden'), async (page) => {
+    await page.clock.install();
+    await page.addInitScript(() => {
+      window.away = false;
+      Object.defineProperty(document, 'hidden', { get: () => window.away });
+      window.hide = (yes) => {
+        window.away = yes;
+        document.dispatchEvent(new Event('visibilitychange', { bubbles: true }));
+      };
+    });
+  }));
+  await expectCount(watcher, 2);
+  await page.evaluate(() => document.getElementById('count').setAttribute('count-hidden', 'false'));
+  await record(watcher);
+  await page.evaluate(() => hide(true));
+  await page.clock.fastForward(50_000);
+  await page.evaluate(() => hide(false));
+  await page.evaluate(() => hide(true));
+  await page.clock.fastForward(50_000);
+  await sleep(500);
+  assert.equal(await shown(watcher), 2, 'not a minute in one piece');
+  await page.clock.fastForward(11_000);
+  await expectCount(watcher, 1);
+  await expectCount(page, 1);
+  await page.evaluate(() => hide(false));
+  await expectCount(watcher, 2);
+  assert.deepEqual(await recorded(watcher), [2, 1, 2]);
+  for (const window of [page, watcher]) await window.context().close();
+});

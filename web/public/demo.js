@@ -1,0 +1,269 @@
+// The demo page: one page's count in large, its last minutes as a line, the
+// most viewed pages, a crowd on demand, and the bell.
+
+import { Crowd } from './crowd.js';
+import { Headcount } from './headcount.js';
+import { key } from './key.js';
+import { Plot } from './plot.js';
+
+const PAGES = ['demo', 'pricing', 'docs/getting started', 'blog/hello-world', 'café']; // until there is something to list
+const LISTED = 7;
+const LIST_MS = 2_000;
+
+const headcount = Headcount.shared; // the elements use the same one
+const $ = (id) => document.getElementById(id);
+const plot = new Plot($('chart'));
+
+let page; // the page that this window is on
+
+/** Moves this window to a page: being counted there is the <live-count>'s own doing. */
+function show(next) {
+  page = next;
+  $('count').setAttribute('page', page);
+  $('page').textContent = page;
+  list();
+  const path = `/${encodeURIComponent(page)}/counter`;
+  $('counter').href = path;
+  $('counter').textContent = `GET ${path}`;
+  title();
+  plot.clear();
+  showFollow(false);
+  asked = '';
+}
+
+function title() {
+  const count = $('count').count;
+  document.title = count === undefined ? 'Headcount' : `${count.toLocaleString('en')} here · Headcount`;
+  $('people').textContent = count === 1 ? 'person' : 'people';
+}
+
+function here() {
+  const wanted = new URLSearchParams(location.search).get('page');
+  // What cannot be a page would only show a dash.
+  return wanted && wanted !== '*' && [...wanted].length <= 128 ? wanted : PAGES[0];
+}
+
+// ---- the most viewed pages
+
+let top = [];
+
+/** Asks which pages are viewed most, where the server tells: with a key, or if it has none. */
+async function look() {
+  if (document.hidden) return;
+  const fits = await key.fits();
+  if (fits === false) $('pages-hint').textContent = 'Which pages are viewed most is told to who has the API key; these are some.';
+  if (!fits) return;
+  const answer = await fetch('/-/dashboard/data', { headers: key.headers }).catch(() => undefined);
+  if (answer?.status === 401) key.value = '';
+  if (!answer?.ok) return;
+  $('pages-hint').textContent = 'A person on several pages counts once in the total.';
+  top = (await answer.json()).pages.map((p) => p.page);
+  list();
+}
+
+function list() {
+  // This page and the examples fill up what nobody is on.
+  const names = [...new Set([...top.slice(0, LISTED), ...(top.includes(page) ? [] : [page]), ...PAGES])].slice(0, Math.max(LISTED, PAGES.length + 1));
+  const known = new Map([...$('pages').children].map((item) => [item.dataset.page, item]));
+  names.forEach((name, i) => {
+    const item = known.get(name) ?? row(name);
+    known.delete(name);
+    const link = item.querySelector('a');
+    if (name === page) link.setAttribute('aria-current', 'page');
+    else link.removeAttribute('aria-current');
+    if ($('pages').children[i] !== item) $('pages').insertBefore(item, $('pages').children[i] ?? null);
+  });
+  for (const item of known.values()) item.remove();
+}
+
+function row(name) {
+  const item = document.createElement('li');
+  item.dataset.page = name;
+  const link = document.createElement('a');
+  link.dataset.page = name;
+  link.href = `/?page=${encodeURIComponent(name)}`;
+  const label = document.createElement('span');
+  label.textContent = name;
+  const count = document.createElement('live-count');
+  count.setAttribute('page', name);
+  count.setAttribute('watch', '');
+  count.addEventListener('count', bars);
+  const bar = document.createElement('i');
+  link.append(bar, label, count);
+  item.append(link);
+  return item;
+}
+
+/** Draws how the pages compare. */
+function bars() {
+  const counts = [...$('pages').querySelectorAll('live-count')];
+  const most = Math.max(1, ...counts.map((c) => c.count ?? 0));
+  for (const count of counts) count.parentElement.querySelector('i').style.setProperty('width', `${(100 * (count.count ?? 0)) / most}%`);
+}
+
+// Without a reload, which works too, the old page is left at once.
+$('pages').addEventListener('click', (event) => {
+  const link = event.target.closest('a');
+  if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  if (link.dataset.page === page) return;
+  history.pushState(null, '', link.href);
+  show(link.dataset.page);
+});
+addEventListener('popstate', () => show(here()));
+
+// ---- the connection
+
+const STATES = { idle: 'connecting', connecting: 'connecting', open: 'live', waiting: 'reconnecting', closed: 'closed' };
+
+function showState() {
+  $('state').dataset.state = headcount.state;
+  $('state').textContent = STATES[headcount.state];
+  // Nobody knows what happens while the connection is away: a gap in the line.
+  if (headcount.state !== 'open') plot.add(null);
+  else if ($('count').count !== undefined) plot.add($('count').count);
+}
+
+// ---- the crowd
+
+const crowd = new Crowd(() => page, showCrowd);
+
+function showCrowd() {
+  const here = crowd.size === 1 ? '1 simulated viewer is here' : `${crowd.size} simulated viewers are here`;
+  $('crowd-state').textContent = crowd.trouble
+    ? `${here}; no more: ${crowd.trouble}.`
+    : crowd.waiting > 0
+      ? `${here}, ${crowd.waiting} to come (the server lets ten a second in) …`
+      : crowd.size > 0
+        ? `${here}.`
+        : gone;
+  if (crowd.size > 0) gone = '';
+  for (const button of $('crowd').querySelectorAll('button')) button.disabled = Number(button.value) > crowd.room;
+  for (const button of $('uncrowd').querySelectorAll('button')) button.disabled = crowd.size + crowd.waiting === 0;
+}
+
+let gone = '';
+$('crowd').addEventListener('click', ({ target }) => target.value && crowd.bring(Number(target.value)));
+$('uncrowd').addEventListener('click', ({ target }) => {
+  if (!target.value) return;
+  gone = target.value === 'leave'
+    ? 'They left, and were not counted from that moment.'
+    : 'They are gone without a word: the server gives each a moment (leave-grace, 2 s) to come back.';
+  crowd.disperse(target.value === 'leave');
+});
+
+// ---- the bell
+
+const following = () => $('follow').getAttribute('aria-pressed') === 'true';
+
+function showFollow(yes) {
+  $('follow').setAttribute('aria-pressed', yes);
+  $('follow').textContent = yes ? 'You follow this page' : 'Follow this page';
+}
+
+let asked; // the page that was asked about
+
+/** Finds out whether this page is followed, when somebody seems to want to know. */
+async function follows() {
+  if (asked === page) return;
+  asked = page;
+  const about = page;
+  let after = '';
+  do {
+    const answer = await fetch(`/-/me/follows${after && `?after=${encodeURIComponent(after)}`}`).catch(() => undefined);
+    if (!answer?.ok || about !== page) return;
+    const { follows, next } = await answer.json();
+    if (follows.includes(about)) return showFollow(true);
+    after = next;
+  } while (after);
+}
+
+for (const type of ['pointerover', 'focusin']) $('unread').addEventListener(type, follows);
+
+/** Says why an answer was none; undefined is no answer. */
+async function complain(answer) {
+  const problem = await answer?.json().catch(() => ({}));
+  $('unread-state').textContent = answer ? (problem.detail ?? problem.title ?? `The server answers ${answer.status}.`) : 'The server does not answer.';
+}
+
+$('follow').addEventListener('click', async () => {
+  const yes = !following();
+  const answer = await fetch(`/-/me/follows/${encodeURIComponent(page)}`, { method: yes ? 'PUT' : 'DELETE' }).catch(() => undefined);
+  if (!answer?.ok) return complain(answer);
+  showFollow(yes);
+  $('unread-state').textContent = yes ? 'From now on the bell counts its changes.' : '';
+});
+
+async function modify() {
+  $('key').hidden = key.value !== '';
+  if (!key.value) {
+    $('unread-state').textContent = 'That a page was modified is said by the site’s server, with a key.';
+    $('key').querySelector('input').focus();
+    return;
+  }
+  const answer = await fetch(`/${encodeURIComponent(page)}/changes`, { method: 'POST', headers: key.headers }).catch(() => undefined);
+  if (answer?.status === 401) {
+    key.value = '';
+    $('key').hidden = false;
+  }
+  if (!answer?.ok) return complain(answer);
+  $('unread-state').textContent = following() ? 'Modified: look at the bell.' : 'Modified. Its followers know; you do not follow it.';
+}
+
+$('modify').addEventListener('click', modify);
+$('key').addEventListener('submit', (event) => {
+  event.preventDefault();
+  key.value = $('key').querySelector('input').value;
+  modify();
+  look();
+});
+
+// ---- what each region has of the count, when there are several
+
+async function showParts() {
+  const asked = page;
+  const answer = await fetch(`/${encodeURIComponent(asked)}/counter?regions=1`, { headers: { Accept: 'application/json' } }).catch(() => null);
+  const { regions = {} } = answer?.ok ? await answer.json() : {};
+  const parts = Object.entries(regions);
+  showParts.alone = parts.length === 1; // one region: there is nothing more to ask
+  if (asked !== page) return;
+  $('parts').hidden = parts.length < 2;
+  $('parts').textContent = parts.map(([name, users]) => `${name} ${users.toLocaleString('en')}`).join(' · ');
+}
+
+// ---- a second person on the same machine
+
+function offerTwin() {
+  // Cookies belong to a host: under its other name this machine is another one.
+  const other = { localhost: '127.0.0.1', '127.0.0.1': 'localhost' }[location.hostname];
+  if (!other) return;
+  const link = $('twin').querySelector('a');
+  const address = () => {
+    const url = new URL(location.href);
+    url.hostname = other;
+    return url;
+  };
+  link.href = address();
+  link.addEventListener('click', () => (link.href = address()));
+  $('twin').querySelector('span').textContent = address().host;
+  $('twin').hidden = false;
+}
+
+$('snippet').textContent =
+  `<script type="module" src="${location.origin}/-/headcount.js"></script>\n` +
+  `<live-count></live-count> people are reading this page.\n` +
+  `<unread-bell></unread-bell>`;
+$('count').addEventListener('count', ({ detail }) => {
+  plot.add(detail.count);
+  title();
+  clearTimeout(showParts.timer);
+  if (!showParts.alone) showParts.timer = setTimeout(showParts, 100);
+});
+headcount.addEventListener('state', showState);
+offerTwin();
+show(here());
+showState();
+showCrowd();
+look();
+setInterval(look, LIST_MS);
+setInterval(() => document.hidden || plot.draw(), 1_000);

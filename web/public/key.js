@@ -1,0 +1,32 @@
+// The API key, for as long as this tab is open.
+
+const NAME = 'headcount_api_key';
+
+let open; // the answer to whether there is no key
+
+export const key = {
+  get value() {
+    try {
+      return sessionStorage.getItem(NAME) ?? '';
+    } catch {
+      return this.memory ?? '';
+    }
+  },
+  set value(text) {
+    this.memory = text;
+    try {
+      if (text) sessionStorage.setItem(NAME, text);
+      else sessionStorage.removeItem(NAME);
+    } catch {} // forbidden: it is kept in memory
+  },
+  /** Whether the dashboard's data may be asked for: with a key, or where there is none. */
+  async fits() {
+    if (this.value) return true;
+    open ??= fetch('/-/dashboard/access').then((answer) => answer.json()).then(({ key_needed }) => !key_needed);
+    return open.catch(() => (open = undefined)); // to be asked again
+  },
+  /** Headers of a request that needs the key, if there is one. */
+  get headers() {
+    return this.value ? { 'X-API-Key': this.value } : {};
+  },
+};

@@ -1,0 +1,195 @@
+// @ts-check
+// What headcount.js loads when a WebSocket did not come about: it finds out
+// whether this site may use the server at all, and stands in for the WebSocket
+// where a proxy or a program on the way blocks those.
+
+const RENEW_MS = 7_000; // a hold lasts three presence timeouts, 21 s unless the server has other settings
+const UNREAD_MS = 15_000;
+const POLL_MS = 3_000;
+const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
+const RETURN_MS = 300_000; // then a WebSocket is tried again
+
+let told = false;
+
+/**
+ * Returns what to use instead of WebSocket, or nothing.
+ * @param {URL} address of the WebSocket
+ * @param {number} failures how many attempts in a row have failed
+ * @returns {Promise<any>}
+ */
+export default async function rescue(address, failures) {
+  const base = httpBase(address);
+  if (failures > 1 && failures % 2) return; // nothing new since the last time
+  if (await reach(new URL('-/counters?page=*', base))) return failures % 2 ? undefined : Fallback;
+  if (base.origin === location.origin || told || !(await reach(new URL('-/headcount.js', base), 'omit'))) return;
+  // The script may be loaded by everyone, the rest may not: it is not for us.
+  told = true;
+  console.error(
+    `Headcount: ${base.origin} does not let pages of ${location.origin} use it. ` +
+      (location.origin === 'null'
+        ? 'A file or a sandboxed frame has no origin that could be allowed: serve the page over http.'
+        : `Start it with --allow-origins ${location.origin}`),
+  );
+}
+
+/** Whether there was an answer, whichever, that this page may see. */
+const reach = (/** @type {URL} */ url, /** @type {RequestCredentials} */ credentials = 'include') =>
+  fetch(url, { credentials, cache: 'no-store' }).then(() => true, () => false);
+
+function httpBase(/** @type {URL} */ address) {
+  const base = new URL('..', address);
+  base.protocol = base.protocol.replace('ws', 'http');
+  return base;
+}
+
+/**
+ * Speaks the frames of the WebSocket, over event streams for counts and PUTs
+ * for presence. Who closes it without a leave is counted until the hold ends,
+ * so a reload is not seen by others here, too.
+ */
+class Fallback extends EventTarget {
+  #base;
+  #token;
+  #id;
+  /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> their timers
+  /** @type {Set<string>} */ #subscribed = new Set();
+  /** @type {Map<string, EventSource>} */ #streams = new Map(); // at most STREAMS
+  /** @type {any[]} */ #timers;
+  #turn = Promise.resolve(); // requests that say who we are go one after the other: the first may tell us
+  #closed = false;
+
+  constructor(/** @type {string} */ href) {
+    super();
+    const address = new URL(href);
+    this.#base = httpBase(address);
+    this.#token = address.searchParams.get('token');
+    this.#id = address.searchParams.get('id');
+    this.#timers = [
+      setTimeout(() => {
+        this.dispatchEvent(new Event('open'));
+        this.#say({ type: 'welcome' });
+        this.#unread();
+      }),
+      setInterval(() => this.#unread(), UNREAD_MS),
+      setInterval(() => this.#poll(), POLL_MS),
+      setTimeout(() => this.#say({ type: 'reconnect', after_ms: 0 }), RETURN_MS),
+    ];
+  }
+
+  send(/** @type {string} */ text) {
+    const { type, page, pages = [] } = JSON.parse(text);
+    switch (type) {
+      case 'join':
+        if (this.#held.has(page)) return;
+        this.#held.set(page, setInterval(() => this.#hold(page, 'increment'), RENEW_MS));
+        this.#hold(page, 'increment');
+        break;
+      case 'leave':
+        clearInterval(this.#held.get(page));
+        this.#held.delete(page);
+        this.#hold(page, 'decrement');
+        break;
+      case 'subscribe':
+        for (const p of pages) this.#subscribed.add(p);
+        this.#read(pages);
+        break;
+      case 'unsubscribe':
+        for (const p of pages) this.#subscribed.delete(p);
+        break;
+      case 'read':
+        this.#unread('PUT', '{"action":"reset"}');
+        break;
+      case 'heartbeat':
+        this.#fetch('-/counters?page=*').then(() => this.#say({ type: 'heartbeat' }), () => {});
+    }
+    // A stream without an identity is given one, too: another than a PUT under way.
+    this.#turn.then(() => this.#closed || this.#listen());
+  }
+
+  close() {
+    this.#closed = true;
+    for (const stream of this.#streams.values()) stream.close();
+    for (const timer of [...this.#timers, ...this.#held.values()]) clearTimeout(timer);
+  }
+
+  #say(/** @type {object} */ frame) {
+    if (!this.#closed) this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
+  }
+
+  /** Nothing is heard any more: whoever uses this begins anew. */
+  #fail() {
+    if (!this.#closed) this.dispatchEvent(new Event('close'));
+  }
+
+  /** @type {(path: string, method?: string, body?: string) => Promise<any>} */
+  async #fetch(path, method = 'GET', body = undefined) {
+    /** @type {Record<string, string>} */ const headers = {};
+    if (body) headers['Content-Type'] = 'application/json';
+    if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
+    else if (this.#id) headers['Headcount-Id'] = this.#id;
+    if (this.#closed) throw new Error('closed');
+    const answer = await fetch(new URL(path, this.#base), { method, headers, body, credentials: 'include', cache: 'no-store' });
+    const id = answer.headers.get('Headcount-Id');
+    if (id) this.#say({ type: 'welcome', id: (this.#id = id) });
+    const said = await answer.json();
+    if (answer.ok) return said;
+    throw Object.assign(new Error(said.detail ?? said.title), { status: answer.status });
+  }
+
+  #hold(/** @type {string} */ page, /** @type {string} */ action) {
+    this.#turn = this.#turn
+      .then(() => this.#fetch(`${encodeURIComponent(page)}/counter`, 'PUT', `{"action":"${action}"}`))
+      .then((counter) => this.#say({ type: 'count', ...counter }))
+      .catch(({ status, message }) => {
+        // What got no answer is said again, and the streams notice, too.
+        if (status === 400) {
+          clearInterval(this.#held.get(page));
+          this.#held.delete(page);
+        }
+        if (status) this.#say({ type: 'error', code: status === 400 ? 'bad_page' : 'refused', message, page });
+      });
+  }
+
+  #unread(method = 'GET', body = '') {
+    this.#turn = this.#turn
+      .then(() => this.#fetch('-/me/unread', method, body || undefined))
+      .then(({ count }) => this.#say({ type: 'unread', count }))
+      .catch(() => {});
+  }
+
+  get #wanted() {
+    return [...new Set([...this.#held.keys(), ...this.#subscribed])];
+  }
+
+  /** Opens and closes streams, so that the first pages that are wanted have one. */
+  #listen() {
+    const pages = this.#wanted;
+    for (const [page, stream] of this.#streams) {
+      if (pages.includes(page)) continue;
+      stream.close();
+      this.#streams.delete(page);
+    }
+    for (const page of pages) {
+      if (this.#streams.has(page) || this.#streams.size >= STREAMS) continue;
+      const url = new URL(`${encodeURIComponent(page)}/counter/events`, this.#base);
+      if (this.#token) url.searchParams.set('token', this.#token);
+      const stream = new EventSource(url, { withCredentials: true });
+      stream.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
+      stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && this.#fail());
+      this.#streams.set(page, stream);
+    }
+  }
+
+  #poll() {
+    this.#read(this.#wanted.filter((page) => !this.#streams.has(page)));
+  }
+
+  #read(/** @type {string[]} */ pages) {
+    if (!pages.length) return;
+    this.#fetch(`-/counters?${pages.map((page) => `page=${encodeURIComponent(page)}`).join('&')}`)
+      .then(({ counters }) => {
+        for (const counter of counters) this.#say({ type: 'count', ...counter });
+      })
+      .catch(({ status }) => status || this.#fail());
+  }
+}

@@ -1,0 +1,58 @@
+// What is served is what the sources give, is small, and is what is declared.
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { gzipSync } from 'node:zlib';
+
+import { FILES, build } from '../build.js';
+
+const run = promisify(execFile);
+const WEB = fileURLToPath(new URL('..', import.meta.url));
+
+test('what is served is what the sources give', async () => {
+  for (const name of FILES) {
+    const served = await readFile(join(WEB, 'public', name), 'utf8');
+    assert.ok(served === (await build(name)), `public/${name} is not made of ${name}: run npm run build`);
+  }
+});
+
+test('the client is under 5 KB, compressed', async () => {
+  const { length } = gzipSync(await build('headcount.js'), { level: 9 });
+  assert.ok(length < 5_000, `it has ${length} bytes`);
+});
+
+test('the types hold, in the sources and for who uses them', async () => {
+  const tsc = join(WEB, 'node_modules/typescript/bin/tsc');
+  const compile = (...args) =>
+    run(process.execPath, [tsc, ...args], { cwd: WEB }).catch(({ stdout }) => assert.fail(stdout));
+  await compile('-p', '.');
+  const folder = await mkdtemp(join(tmpdir(), 'headcount-types-'));
+  try {
+    const common = { target: 'esnext', module: 'esnext', moduleResolution: 'bundler', lib: ['esnext', 'dom', 'dom.iterable', 'dom.asynciterable'], types: [] };
+    const write = (name, options, files) =>
+      writeFile(join(folder, name), JSON.stringify({ compilerOptions: { ...common, ...options }, files }));
+    // Without headcount.d.ts beside it, so that what is in the source is read.
+    await writeFile(join(folder, 'made.js'), await readFile(join(WEB, 'headcount.js')));
+    await writeFile(join(folder, 'bell.js'), await readFile(join(WEB, 'bell.js')));
+    await write('declare.json', { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' }, ['made.js']);
+    await compile('-p', join(folder, 'declare.json'));
+    await write('use.json', { strict: true, noEmit: true, paths: { made: [join(folder, 'made/made.d.ts')] } }, [join(WEB, 'test/types.ts')]);
+    await compile('-p', join(folder, 'use.json'));
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});
+
+test('the package has all that it needs and nothing else', async () => {
+  const { stdout } = await run('npm', ['pack', '--dry-run', '--json', '--loglevel=error'], { cwd: WEB });
+  const [{ files }] = JSON.parse(stdout);
+  assert.deepEqual(
+    files.map((file) => file.path).sort(),
+    ['README.md', 'bell.js', 'headcount.d.ts', 'headcount.js', 'package.json', 'rescue.js'],
+  );
+});

@@ -1,0 +1,354 @@
+// Several tabs and one connection, with locks, channels and WebSockets made up
+// here. A Headcount each stands for a tab; what a real browser does of it is for
+// the tests in e2e.
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, mock, test } from 'node:test';
+
+import { Headcount } from '../headcount.js';
+
+let sockets;
+let tabs;
+let held; // lock -> who has it
+let queues; // lock -> who waits
+let channels;
+
+class FakeWebSocket extends EventTarget {
+  sent = [];
+  closed = false;
+  constructor(url) {
+    super();
+    this.url = new URL(url);
+    sockets.push(this);
+  }
+  send(text) {
+    this.sent.push(JSON.parse(text));
+    if (this.sent.at(-1).type === 'heartbeat') queueMicrotask(() => this.say({ type: 'heartbeat' }));
+  }
+  close() {
+    this.closed = true;
+  }
+  say(frame) {
+    this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
+  }
+  welcome() {
+    this.dispatchEvent(new Event('open'));
+    this.say({ type: 'welcome', user: 'u', heartbeat_ms: 15_000 });
+  }
+  take() {
+    return this.sent.splice(0).filter(({ type }) => type !== 'heartbeat');
+  }
+}
+
+class FakeChannel {
+  constructor(name) {
+    this.name = name;
+    channels.push(this);
+  }
+  postMessage(message) {
+    if (this.asleep) return;
+    const data = structuredClone(message);
+    for (const other of channels)
+      if (other !== this && other.name === this.name) queueMicrotask(() => other.closed || other.asleep || other.onmessage?.({ data }));
+  }
+  close() {
+    this.closed = true;
+    channels = channels.filter((channel) => channel !== this);
+  }
+}
+
+const locks = {
+  request(name, { signal, steal }, callback) {
+    return new Promise((resolve, reject) => {
+      const one = { callback, resolve, reject };
+      const queue = queues.get(name) ?? [];
+      queues.set(name, queue);
+      if (steal) {
+        held.get(name)?.reject(new DOMException('stolen', 'AbortError'));
+        held.delete(name);
+        queue.unshift(one);
+      } else queue.push(one);
+      signal?.addEventListener('abort', () => {
+        if (!queue.includes(one)) return;
+        queue.splice(queue.indexOf(one), 1);
+        reject(new DOMException('aborted', 'AbortError'));
+      });
+      locks.grant(name);
+    });
+  },
+  grant(name) {
+    if (held.has(name) || !queues.get(name)?.length) return;
+    const one = queues.get(name).shift();
+    held.set(name, one);
+    queueMicrotask(async () => {
+      await one.callback();
+      if (held.get(name) === one) {
+        held.delete(name);
+        locks.grant(name);
+      }
+      one.resolve();
+    });
+  },
+};
+
+async function settle() {
+  for (let i = 0; i < 5; i++) await new Promise(setImmediate);
+}
+
+async function tick(ms) {
+  mock.timers.tick(ms);
+  await settle();
+}
+
+/** A tab that joins pages. Its window's events are its own. */
+async function tab(pages = ['p'], options = {}) {
+  const page = new EventTarget();
+  globalThis.addEventListener = page.addEventListener.bind(page);
+  const headcount = new Headcount('https://share.example', options);
+  headcount.page = page;
+  headcount.counts = [];
+  headcount.states = [];
+  headcount.addEventListener('state', ({ detail }) => headcount.states.push(detail));
+  headcount.addEventListener('count', ({ detail }) => headcount.counts.push(detail.count));
+  for (const name of [pages].flat()) headcount.join(name);
+  tabs.push(headcount);
+  await settle();
+  return headcount;
+}
+
+/** As if its page went, by whatever way. */
+const go = (headcount) => headcount.page.dispatchEvent(new Event('pagehide'));
+
+const count = (page, number, version) => ({ type: 'count', page, count: number, updated_at: null, version });
+
+beforeEach(() => {
+  sockets = [];
+  tabs = [];
+  channels = [];
+  held = new Map();
+  queues = new Map();
+  mock.timers.enable({ apis: ['setTimeout'] });
+  Object.defineProperty(globalThis, 'navigator', { value: { locks: { ...locks } }, configurable: true, writable: true });
+  globalThis.BroadcastChannel = FakeChannel;
+  globalThis.WebSocket = FakeWebSocket;
+  globalThis.document = { hidden: false };
+  globalThis.location = new URL('https://site.example/path');
+  globalThis.fetch = () => Promise.reject(new TypeError('no network'));
+  delete globalThis.localStorage;
+});
+
+afterEach(async () => {
+  tabs.forEach((headcount) => headcount.close());
+  await settle();
+  mock.timers.reset();
+});
+
+test('two tabs have one connection, and each hears what it asked for', async () => {
+  const first = await tab('p');
+  sockets[0].welcome();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'p' }]);
+  const second = await tab(['p', 'q']);
+  assert.equal(sockets.length, 1);
+  // p is asked for again, for the one who comes later.
+  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['p'] }, { type: 'join', page: 'q' }]);
+  assert.equal(second.state, 'open');
+  sockets[0].say(count('p', 1, '1-1'));
+  sockets[0].say(count('q', 5, '1-1'));
+  sockets[0].say(count('p', 1, '1-1'));
+  await settle();
+  assert.deepEqual([first.counts, second.counts], [[1], [1, 5]]);
+});
+
+test('a page is left when the last tab leaves it', async () => {
+  const first = await tab('p');
+  sockets[0].welcome();
+  const second = await tab('p');
+  sockets[0].take();
+  first.leave();
+  await settle();
+  assert.deepEqual(sockets[0].take(), []);
+  second.leave();
+  await settle();
+  assert.deepEqual(sockets[0].take().filter((frame) => frame.type === 'leave'), [{ type: 'leave', page: 'p' }]);
+});
+
+test('a tab that goes without a word has a moment to come back', async () => {
+  await tab('p');
+  sockets[0].welcome();
+  const second = await tab('q');
+  sockets[0].take();
+  go(second);
+  await settle();
+  await tick(1_900);
+  assert.deepEqual(sockets[0].take(), []);
+  const third = await tab('q'); // it was a reload
+  await tick(5_000);
+  assert.deepEqual(sockets[0].take().filter((frame) => frame.type !== 'subscribe'), []);
+  go(third);
+  await settle();
+  await tick(2_000);
+  assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'q' }, { type: 'unsubscribe', pages: ['q'] }]);
+});
+
+test('when the tab with the connection goes another takes over', async () => {
+  const first = await tab('p');
+  sockets[0].welcome();
+  const second = await tab('p');
+  const third = await tab('q');
+  sockets[0].take();
+  go(first);
+  await settle();
+  assert.equal(sockets[0].closed, true);
+  assert.deepEqual(sockets[0].take(), [], 'without a leave');
+  assert.equal(sockets.length, 2);
+  sockets[1].welcome();
+  await settle();
+  assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'join', page: 'q' }]);
+  sockets[1].say(count('q', 7, '1-1'));
+  await settle();
+  assert.deepEqual([second.counts, third.counts, second.state, third.state], [[], [7], 'open', 'open']);
+  first.page.dispatchEvent(new Event('pageshow')); // from "back": it is one of the others now
+  await settle();
+  assert.equal(sockets.length, 2);
+  assert.equal(first.state, 'open');
+});
+
+test('a tab that has the connection and sleeps is robbed of it, and stands in line again', async () => {
+  const first = await tab('p');
+  sockets[0].welcome();
+  const second = await tab('q');
+  channels[0].asleep = true;
+  second.page.dispatchEvent(new Event('online'));
+  await settle();
+  await tick(2_999);
+  assert.equal(sockets.length, 1);
+  await tick(1);
+  assert.equal(sockets.length, 2);
+  assert.equal(sockets[0].closed, true);
+  channels[0].asleep = false;
+  sockets[1].welcome();
+  first.page.dispatchEvent(new Event('online'));
+  await settle();
+  assert.deepEqual(new Set(sockets[1].take().map((frame) => frame.page)), new Set(['p', 'q']));
+  assert.equal(first.state, 'open');
+  go(second);
+  await settle();
+  assert.equal(sockets.length, 3, 'the first has it again');
+});
+
+test('a silent tab whose answer comes in time is not robbed', async () => {
+  await tab('p');
+  sockets[0].welcome();
+  const second = await tab('q');
+  for (let i = 0; i < 10; i++) {
+    second.page.dispatchEvent(new Event('online'));
+    await settle();
+    await tick(1_000);
+  }
+  assert.equal(sockets.length, 1);
+});
+
+test('what is more than a connection may have gets one of its own', async () => {
+  await tab(Array.from({ length: 60 }, (_, i) => `a${i}`));
+  sockets[0].welcome();
+  const second = await tab(Array.from({ length: 60 }, (_, i) => `b${i}`));
+  assert.equal(sockets.length, 2);
+  sockets[1].welcome();
+  assert.equal(sockets[1].take().length, 60);
+  assert.equal(second.state, 'open');
+});
+
+test('a tab with the connection that grows too large gives it up', async () => {
+  const first = await tab(Array.from({ length: 60 }, (_, i) => `a${i}`));
+  sockets[0].welcome();
+  await tab(Array.from({ length: 30 }, (_, i) => `b${i}`));
+  for (let i = 0; i < 30; i++) first.join(`c${i}`);
+  await settle();
+  assert.equal(sockets.length, 3);
+  assert.equal(sockets[0].closed, true);
+  assert.deepEqual(sockets[0].take().filter((frame) => frame.type === 'leave'), []);
+  for (const socket of sockets.slice(1)) socket.welcome();
+  await settle();
+  assert.deepEqual(sockets.slice(1).map((socket) => socket.take().length).sort(), [30, 90]);
+});
+
+test('a tab that comes back from the cache at once is not taken for gone', async () => {
+  await tab('p');
+  sockets[0].welcome();
+  const second = await tab('q');
+  go(second);
+  await settle();
+  await tick(500);
+  second.page.dispatchEvent(new Event('pageshow'));
+  await settle();
+  sockets[0].take();
+  await tick(10_000);
+  assert.deepEqual(sockets[0].take(), []);
+  assert.equal(second.state, 'open');
+});
+
+test('where locks are forbidden each tab has its own connection', async () => {
+  navigator.locks = { request: () => Promise.reject(new DOMException('no', 'SecurityError')) };
+  await tab('p');
+  const second = await tab('p');
+  assert.equal(sockets.length, 2);
+  sockets[1].welcome();
+  assert.equal(second.state, 'open');
+});
+
+test('a user who cannot be told apart shares with nobody', async () => {
+  await tab('p');
+  await tab('p', { token: 'opaque' });
+  await tab('p', { token: async () => Promise.reject(new Error('sign in first')) });
+  assert.equal(sockets.length, 2, 'and the third has no token to connect with');
+  assert.equal(tabs[2].state, 'waiting');
+});
+
+test('tabs of different users share nothing, those of one user do, whatever the token', async () => {
+  const token = (sub, n) => `x.${btoa(JSON.stringify({ sub, n }))}.y`;
+  await tab('p', { token: token('ann', 1) });
+  await tab('p', { token: async () => token('bob', 1) });
+  await tab('p', { token: token('ann', 2) });
+  await tab('p');
+  assert.equal(sockets.length, 3);
+  assert.deepEqual(sockets.map((socket) => socket.url.searchParams.get('token')), [token('ann', 1), token('bob', 1), null]);
+});
+
+test('unread goes to all tabs, also to one that comes later; read is said once', async () => {
+  const first = await tab('p');
+  sockets[0].welcome();
+  const heard = [];
+  first.unread((n) => heard.push(`first ${n}`));
+  await settle();
+  sockets[0].say({ type: 'unread', count: 3 });
+  const second = await tab('p');
+  second.unread((n) => heard.push(`second ${n}`));
+  await settle();
+  assert.deepEqual(heard, ['first 3', 'second 3']);
+  sockets[0].take();
+  second.read();
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'read' }]);
+  sockets[0].say({ type: 'unread', count: 0 });
+  await settle();
+  assert.deepEqual(heard.slice(2), ['first 0', 'second 0']);
+});
+
+test('who does not want to share does not', async () => {
+  await tab('p');
+  await tab('p', { share: false });
+  assert.equal(sockets.length, 2);
+});
+
+test('a page that the server refuses is given up by all', async () => {
+  const first = await tab(['good', 'bad']);
+  sockets[0].welcome();
+  const second = await tab('bad');
+  sockets[0].take();
+  sockets[0].say({ type: 'error', code: 'bad_page', message: 'no', page: 'bad' });
+  await settle();
+  assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'good' }]);
+  second.join('fine');
+  first.join('well');
+  await settle();
+  assert.deepEqual(sockets[0].take().map((frame) => frame.page), ['well', 'fine']);
+});

@@ -1,0 +1,39 @@
+// What somebody who writes TypeScript relies on. test/build.test.js compiles it,
+// with `made` being what the compiler finds in headcount.js itself.
+import { Headcount, LiveCount, UnreadBell, type Counter, type Options, type State, type Token } from '../headcount.js';
+
+import type * as made from 'made';
+
+const token: Token = async () => 't';
+const options: Options = { token, countHidden: false, share: false };
+const headcount = new Headcount(new URL('https://x.example'), options);
+const leave: () => void = headcount.join('p');
+const stop: () => void = headcount.watch(['p', '*'], ({ page, count, updated_at, stale }: Counter) => {
+  const text: string = page + count.toFixed() + (updated_at?.length ?? 0) + (stale ?? false);
+  return text;
+});
+headcount.unread((count: number) => count.toFixed());
+headcount.token = 'other';
+headcount.addEventListener('count', ({ detail }) => detail.count.toFixed());
+headcount.addEventListener('state', ({ detail }) => detail === 'open');
+const state: State = headcount.state;
+export async function iterate(): Promise<number> {
+  for await (const { count } of headcount.watch('p')) return count;
+  for await (const count of headcount.unread()) return count;
+  return Headcount.shared.countHidden ? 1 : 0;
+}
+const shown: number | undefined = document.querySelector('live-count')?.count ?? document.querySelector('unread-bell')?.count;
+export { leave, stop, state, shown };
+
+// @ts-expect-error: a page is a string
+headcount.join(7);
+// @ts-expect-error: there is no such option
+new Headcount('https://x.example', { tokens: 't' });
+
+// The declarations promise what is there, and nothing that is not.
+type Api<T> = Omit<{ [K in keyof T]: T[K] }, keyof EventTarget>;
+declare const real: { headcount: Api<made.Headcount>; counter: made.Counter; options: made.Options };
+declare const written: { headcount: Api<Headcount>; counter: Counter; options: Options };
+export const promised: typeof written = real;
+export const complete: typeof real = written;
+export const elements: [{ count: number | undefined }, { count: number | undefined }] = [new LiveCount(), new UnreadBell()];
