@@ -298,7 +298,7 @@ func (h *hub) detach(ctx context.Context, now time.Time) {
 	for page, w := range h.pages {
 		if w.refs == 0 && w.attached && now.Sub(w.left) >= lingerFor {
 			delete(h.pages, page)
-			if w.known {
+			if w.known && presence.IsPage(page) {
 				h.read.Add(page, w.count)
 			}
 			gone = append(gone, page)

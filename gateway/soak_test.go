@@ -92,6 +92,11 @@ func (s *served) rest() uint64 {
 		}
 		return true
 	})
+	await(s.t, "pages and topics to be forgotten", func() bool {
+		s.g.hub.mu.Lock()
+		defer s.g.hub.mu.Unlock()
+		return len(s.g.hub.pages) == 0
+	})
 	time.Sleep(lingerClose) // what has just ended may have a timer that long
 	for range 3 {           // pools are emptied by the second
 		runtime.GC()
@@ -130,8 +135,8 @@ func TestSoak(t *testing.T) {
 	heap, goroutines, files := s.rest(), runtime.NumGoroutine(), openFiles(t)
 	began := time.Now()
 	come(*soak)
-	after := s.rest()
 	took := time.Since(began)
+	after := s.rest()
 	await(t, "no more goroutines than before", func() bool { return runtime.NumGoroutine() <= goroutines+2 })
 	await(t, "no more files than before", func() bool { return openFiles(t) <= files+2 })
 	t.Logf("%d connections at %.0f/s: heap %d KB, then %d KB; %d goroutines, then %d", *soak, float64(*soak-warm)/took.Seconds(),
