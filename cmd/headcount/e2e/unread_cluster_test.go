@@ -67,10 +67,15 @@ func TestUnreadOverRedis(t *testing.T) {
 			}
 			b.change(t, page, `{"by":"somebody else"}`)
 			for _, c := range []*client{one, two} {
-				if f := c.take("the one that counts"); f.Type != "unread" || *f.Count != 1 {
+				f := c.take("the one that counts")
+				for c == two && f.Type == "unread" && *f.Count == 0 { // the change to 0, and the answer to read
+					f = c.take("the one that counts")
+				}
+				if f.Type != "unread" || *f.Count != 1 {
 					t.Errorf("own changes were told: %s", f.text)
 				}
 			}
+			one.silent()
 			for _, s := range []*server{a, b} {
 				s.wantUnread(t, one.as(), 1)
 			}
