@@ -58,6 +58,7 @@ test:
 	$(call part,check,$(MAKE) --no-print-directory check)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
 	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) ./...)
+	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./cmd/headcount)
 	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
 
 # The program with the race detector in it, for the tests that run it.

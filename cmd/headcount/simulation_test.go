@@ -40,7 +40,7 @@ import (
 
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", 200, "number of seeds to simulate")
+	simSeeds = flag.Int("seeds", simDefault, "number of seeds to simulate")
 	simFirst = flag.Uint64("first", 1, "the first of these seeds")
 	simAll   = flag.Bool("all-seeds", false, "go on after a seed that fails")
 )
