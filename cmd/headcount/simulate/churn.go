@@ -71,7 +71,6 @@ func ownPages(name string, n int) []string {
 
 func (r *churn) work(ctx context.Context) error {
 	r.zipf = rand.NewZipf(r.rng, 1.2, 1, uint64(len(r.pages)-1))
-	end := time.Now().Add(r.cfg.Duration)
 	r.enterPhase("arriving")
 	for range r.cfg.Users {
 		if err := r.come(ctx); err != nil {
@@ -81,6 +80,7 @@ func (r *churn) work(ctx context.Context) error {
 	if err := r.checkpoint(ctx, "full"); err != nil {
 		return err
 	}
+	end := time.Now().Add(r.cfg.Duration)
 	if r.cfg.Duration >= shortRun {
 		for next := time.Now(); ; {
 			next = next.Add(min(checkEvery, r.cfg.Duration/2))

@@ -65,7 +65,7 @@ func TestABrokenServerIsFoundOut(t *testing.T) {
 	}{
 		"one too many":          {func(f *fake) { f.lie = 1 }, "true is"},
 		"the whole site is off": {func(f *fake) { f.starLie = 1 }, `page "*"`},
-		"negative":              {func(f *fake) { f.lie = -100 }, "negative"},
+		"negative":              {func(f *fake) { f.lie = -100 }, " -"},
 		"versions fall":         {func(f *fake) { f.backward = true }, "version went back"},
 		"ghosts":                {func(f *fake) { f.ghosts = true }, "true is"},
 		"joiner not counted":    {func(f *fake) { f.late = true }, "without the one who joined"},
