@@ -122,24 +122,25 @@ func checkUser(name string) error {
 	return nil
 }
 
-// storeProblem answers a request that the store did not carry out.
-func (g *Gateway) storeProblem(c *gin.Context, err error) {
-	if errors.Is(err, presence.ErrTooMany) {
-		badRequest(c, err.Error())
-		return
-	}
-	g.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
-	unavailable(c, presence.ErrUnavailable)
-}
-
-// within is the time the store has to answer a request.
-func (g *Gateway) within(c *gin.Context) (ctx context.Context, cancel func(), ok bool) {
+// carryOut has the store do what a request asks for, in the time it has for
+// that. When it did not the answer has been written.
+func (g *Gateway) carryOut(c *gin.Context, do func(context.Context) error) bool {
 	if err := g.serving(); err != nil {
 		unavailable(c, err)
-		return nil, nil, false
+		return false
 	}
-	ctx, cancel = context.WithTimeout(c.Request.Context(), bookPatience)
-	return ctx, cancel, true
+	ctx, cancel := context.WithTimeout(c.Request.Context(), bookPatience)
+	defer cancel()
+	err := do(ctx)
+	switch {
+	case err == nil:
+	case errors.Is(err, presence.ErrTooMany):
+		badRequest(c, err.Error())
+	default:
+		g.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
+		unavailable(c, presence.ErrUnavailable)
+	}
+	return err == nil
 }
 
 // postChange notes that a page was modified.
@@ -155,13 +156,7 @@ func (g *Gateway) postChange(c *gin.Context) {
 	if !ok {
 		return
 	}
-	ctx, cancel, ok := g.within(c)
-	if !ok {
-		return
-	}
-	defer cancel()
-	if err := g.cfg.Unread.Change(ctx, name, change); err != nil {
-		g.storeProblem(c, err)
+	if !g.carryOut(c, func(ctx context.Context) error { return g.cfg.Unread.Change(ctx, name, change) }) {
 		return
 	}
 	done(c)
@@ -231,14 +226,11 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?after=page, percent-encoded.")
 		return
 	}
-	ctx, cancel, ok := g.within(c)
-	if !ok {
-		return
-	}
-	defer cancel()
-	records, err := g.cfg.Unread.Records(ctx, []unread.User{user})
-	if err != nil {
-		g.storeProblem(c, err)
+	var records []unread.Record
+	if !g.carryOut(c, func(ctx context.Context) (err error) {
+		records, err = g.cfg.Unread.Records(ctx, []unread.User{user})
+		return err
+	}) {
 		return
 	}
 	pages := records[0].Pages() // sorted
@@ -286,13 +278,7 @@ func (g *Gateway) putFollow(c *gin.Context, who whose) {
 	if !g.admit(c, id) {
 		return
 	}
-	ctx, cancel, ok := g.within(c)
-	if !ok {
-		return
-	}
-	defer cancel()
-	if err := g.followers.book.Follow(ctx, user, name, away); err != nil {
-		g.storeProblem(c, err)
+	if !g.carryOut(c, func(ctx context.Context) error { return g.followers.book.Follow(ctx, user, name, away) }) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
@@ -304,13 +290,7 @@ func (g *Gateway) deleteFollow(c *gin.Context, who whose) {
 	if !ok {
 		return
 	}
-	ctx, cancel, ok := g.within(c)
-	if !ok {
-		return
-	}
-	defer cancel()
-	if err := g.followers.book.Unfollow(ctx, user, name); err != nil {
-		g.storeProblem(c, err)
+	if !g.carryOut(c, func(ctx context.Context) error { return g.followers.book.Unfollow(ctx, user, name) }) {
 		return
 	}
 	done(c)
@@ -330,17 +310,14 @@ func (g *Gateway) getUnread(c *gin.Context, who whose) {
 	if !ok {
 		return
 	}
-	ctx, cancel, ok := g.within(c)
-	if !ok {
-		return
+	var count int64
+	var updated time.Time
+	if g.carryOut(c, func(ctx context.Context) (err error) {
+		count, updated, err = g.followers.book.Unread(ctx, user)
+		return err
+	}) {
+		writeUnread(c, count, updated)
 	}
-	defer cancel()
-	count, updated, err := g.followers.book.Unread(ctx, user)
-	if err != nil {
-		g.storeProblem(c, err)
-		return
-	}
-	writeUnread(c, count, updated)
 }
 
 func (g *Gateway) putUnread(c *gin.Context, who whose) {
@@ -351,14 +328,11 @@ func (g *Gateway) putUnread(c *gin.Context, who whose) {
 	if _, ok := readAction(c, "reset"); !ok || !g.admit(c, id) {
 		return
 	}
-	ctx, cancel, ok := g.within(c)
-	if !ok {
-		return
-	}
-	defer cancel()
-	s, err := g.followers.book.Reset(ctx, user)
-	if err != nil {
-		g.storeProblem(c, err)
+	var s unread.State
+	if !g.carryOut(c, func(ctx context.Context) (err error) {
+		s, err = g.followers.book.Reset(ctx, user)
+		return err
+	}) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
