@@ -81,11 +81,18 @@ func freeAddr(b *testing.B) string {
 	return l.Addr().String()
 }
 
-// simulated runs the simulator and returns its report.
+// simulated runs the simulator against a server of its own.
 func simulated(b *testing.B, c simulate.Command, flags ...string) simulate.Report {
 	b.Helper()
 	url, pid := benchServer(b, flags...)
-	c.URL, c.PID, c.JSON = []string{url}, []int{pid}, true
+	c.URL, c.PID = []string{url}, []int{pid}
+	return reported(b, c)
+}
+
+// reported runs the simulator against servers that run, and returns its report.
+func reported(b *testing.B, c simulate.Command) simulate.Report {
+	b.Helper()
+	c.JSON = true
 	var out bytes.Buffer
 	if err := c.Run(b.Context(), &out, io.Discard); err != nil {
 		b.Fatalf("simulate: %v\n%s", err, out.String())
@@ -100,12 +107,16 @@ func simulated(b *testing.B, c simulate.Command, flags ...string) simulate.Repor
 // BenchmarkLoneJoin: a join on a quiet server until another client sees it.
 func BenchmarkLoneJoin(b *testing.B) {
 	for b.Loop() {
-		r := simulated(b, simulate.Command{Users: 1, Pages: 1, Tabs: 1, Churn: 0, Duration: 20 * time.Second})
-		b.ReportMetric(0, "ns/op")
-		b.ReportMetric(r.JoinToSeen.P50, "ms-p50")
-		b.ReportMetric(r.JoinToSeen.P99, "ms-p99")
-		b.ReportMetric(float64(r.JoinToSeen.Samples), "joins")
+		reportJoins(b, simulated(b, simulate.Command{Users: 1, Pages: 1, Tabs: 1, Churn: 0, Duration: 20 * time.Second}))
 	}
+}
+
+func reportJoins(b *testing.B, r simulate.Report) {
+	b.Helper()
+	b.ReportMetric(0, "ns/op") // an iteration lasts as long as the scenario does
+	b.ReportMetric(r.JoinToSeen.P50, "ms-p50")
+	b.ReportMetric(r.JoinToSeen.P99, "ms-p99")
+	b.ReportMetric(float64(r.JoinToSeen.Samples), "joins")
 }
 
 // BenchmarkClusterLoneJoin: a join on a quiet cluster until a client of another
@@ -127,18 +138,6 @@ func BenchmarkClusterLoneJoin(b *testing.B) {
 		wait()
 	}
 	for b.Loop() {
-		c := simulate.Command{URL: urls, JSON: true, Users: 1, Pages: 1, Tabs: 1, Churn: 0, Duration: 20 * time.Second}
-		var out bytes.Buffer
-		if err := c.Run(b.Context(), &out, io.Discard); err != nil {
-			b.Fatalf("simulate: %v\n%s", err, out.String())
-		}
-		var r simulate.Report
-		if err := json.Unmarshal(out.Bytes(), &r); err != nil {
-			b.Fatal(err)
-		}
-		b.ReportMetric(0, "ns/op")
-		b.ReportMetric(r.JoinToSeen.P50, "ms-p50")
-		b.ReportMetric(r.JoinToSeen.P99, "ms-p99")
-		b.ReportMetric(float64(r.JoinToSeen.Samples), "joins")
+		reportJoins(b, reported(b, simulate.Command{URL: urls, Users: 1, Pages: 1, Tabs: 1, Churn: 0, Duration: 20 * time.Second}))
 	}
 }
