@@ -38,6 +38,7 @@ var layers = []layer{
 	{"presence/unread", []string{"presence"}},
 	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
 	{"presence/redistest", nil},                                     // real servers for tests
+	{"cmd/headcount/programtest", nil},                              // the program for tests
 	{"scripts", nil},
 	{"web", nil},
 	{"deploy", nil}, // tests alone

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -21,6 +20,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"headcount/cmd/headcount/programtest"
 )
 
 // patience bounds every wait; nothing comes near it.
@@ -30,12 +31,9 @@ const patience = 60 * time.Second
 // built here.
 func binary(t *testing.T) string {
 	t.Helper()
-	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
-		return bin
-	}
-	bin := filepath.Join(t.TempDir(), "headcount")
-	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/headcount").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	bin, err := programtest.Path(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

@@ -10,13 +10,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"headcount/cmd/headcount/programtest"
 )
 
 // patience bounds every wait for another process; nothing comes near it.
@@ -38,12 +39,9 @@ func clean(extra ...string) []string {
 // built here.
 func builtBinary(t *testing.T) string {
 	t.Helper()
-	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
-		return bin
-	}
-	bin := filepath.Join(t.TempDir(), "headcount")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	bin, err := programtest.Path(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

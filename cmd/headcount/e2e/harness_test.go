@@ -17,7 +17,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +25,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"headcount/cmd/headcount/programtest"
 )
 
 // patience is the upper limit for everything that ought to be quick. It is
@@ -43,21 +44,15 @@ func testMain(m *testing.M) int {
 	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
 		_ = flag.Set("test.parallel", "12")
 	}
-	program = os.Getenv("HEADCOUNT_BIN")
-	if program == "" {
-		dir, err := os.MkdirTemp("", "headcount-e2e-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		program = filepath.Join(dir, "headcount")
-		build := exec.Command("go", "build", "-race", "-o", program, "headcount/cmd/headcount")
-		build.Stdout, build.Stderr = os.Stderr, os.Stderr
-		if err := build.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "build:", err)
-			return 1
-		}
+	dir, err := os.MkdirTemp("", "headcount-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if program, err = programtest.Path(dir, "-race"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	status := m.Run()
 	if shared.s != nil {

@@ -11,13 +11,12 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"sync"
 	"testing"
 	"text/tabwriter"
 	"time"
 
+	"headcount/cmd/headcount/programtest"
 	"headcount/presence/redistest"
 )
 
@@ -32,21 +31,15 @@ func testMain(m *testing.M) int {
 		_ = flag.Set("test.parallel", "4")
 	}
 	defer redistest.Stop()
-	program = os.Getenv("HEADCOUNT_BIN")
-	if program == "" {
-		dir, err := os.MkdirTemp("", "headcount-faults-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		program = filepath.Join(dir, "headcount")
-		build := exec.Command("go", "build", "-race", "-o", program, "headcount/cmd/headcount")
-		build.Stdout, build.Stderr = os.Stderr, os.Stderr
-		if err := build.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "build:", err)
-			return 1
-		}
+	dir, err := os.MkdirTemp("", "headcount-faults-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if program, err = programtest.Path(dir, "-race"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	status := m.Run()
 	table.print()
