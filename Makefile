@@ -11,6 +11,10 @@ TESTFLAGS ?= -race -count=1 -timeout 6m -p 2
 BENCHTIME ?= 1s
 FUZZTIME  ?= 10s
 
+# The counter stores whose contract runs for minutes on real servers. Their tests
+# run without the race detector; run them with it after a change there.
+SERVED   = counter/(redisstore|pgstore)$$
+
 GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
 
 # The browser for the tests of web/, whatever the distribution calls it.
@@ -26,7 +30,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build check test bench microbench soak fuzz picture setup clean race-binary
+.PHONY: run cluster regions build check test bench hostile microbench soak fuzz picture setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -45,20 +49,30 @@ build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount
 
 # What the compiler does not find: format, vet, staticcheck, direction of imports.
+# It also compiles and vets everything for the other systems.
+SYSTEMS = darwin/amd64 darwin/arm64 linux/arm64 freebsd/amd64
 check:
 	@unformatted=$$(gofmt -l $(GOFILES)) || exit 1; \
 	if [ -n "$$unformatted" ]; then printf 'not formatted; run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; fi
 	$(GO) vet ./...
+	@set -e; for system in $(SYSTEMS); do \
+		echo "$(GO) vet for $$system"; GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) vet ./...; done
 	$(GO) tool staticcheck ./...
 	$(GO) test -count=1 -run Imports .
+
+# Packages that have files of their own for Linux or Unix. The tag `portable`
+# leaves these out, so Linux tests what the other systems run.
+PORTABLE = ./machine ./gateway/...
 
 # Everything, also on a machine that has Go alone: setup installs the rest.
 test:
 	$(call part,setup,$(MAKE) --no-print-directory setup)
 	$(call part,check,$(MAKE) --no-print-directory check)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
-	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) ./...)
-	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./cmd/headcount)
+	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(SERVED)'))
+	$(call part,counter stores,$(GO) test -count=1 -timeout 8m -p 2 $$($(GO) list ./... | grep -E '$(SERVED)'))
+	$(call part,portable test,$(GO) test -race -count=1 -timeout 3m -tags portable $(PORTABLE))
+	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./presence/member)
 	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
 
 # The program with the race detector in it, for the tests that run it.
@@ -70,6 +84,13 @@ race-binary:
 bench: build
 	$(GO) build -o bin/bench ./cmd/bench
 	./bin/bench $(ARGS)
+
+# Attacks on servers of its own, with the embedded store and over Redis, on two
+# cores that have nothing else to do: ten minutes. make hostile ARGS='-only pings'
+hostile: build
+	$(GO) build -o bin/hostile ./cmd/hostile
+	./bin/hostile $(ARGS)
+	./bin/hostile -redis $(ARGS)
 
 # Single parts. One iteration of those of cmd/headcount is a run of its own.
 microbench:

@@ -22,39 +22,61 @@ type layer struct {
 
 // layers is the direction of imports, from the bottom up:
 //
-//	cmd → gateway, dispatcher, presence/node, stores → presence
+//	cmd → gateway, dispatcher, presence/member, stores → presence
 //
 // The four in the middle do not know each other; cmd joins them. The first
 // entry that fits a package is its layer, and a package that fits none has no
 // place yet: give it one here.
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
-	{"presence/cluster/seal", nil},
-	{"presence/heartbeat", []string{"presence", "presence/cluster/seal"}},
-	{"presence/cluster", []string{"presence", "presence/cluster/seal"}},
-	{"presence/ring", []string{"presence"}},
-	{"presence/pncounter", []string{"presence"}},
-	{"presence/region", []string{"presence/pncounter"}},
+	{"machine", nil},
+	{"setting", nil},
+	{"presence/seal", nil},
+	{"presence/hashkey", nil},
+	{"presence/heartbeat", []string{"presence", "presence/seal"}},
+	{"presence/rpc", []string{"presence", "presence/seal"}},
+	{"presence/ring", nil},
+	{"presence/pncounter", nil},
+	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
 	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
 	{"presence/redistest", nil},                                     // real servers for tests
 	{"cmd/headcount/programtest", nil},                              // the program for tests
+	{"counter", []string{"presence"}},                               // words, rules, combining
+	{"counter/storetest", []string{"counter"}},                      // for the tests of stores; only they import it
+	{"counter/memstore", []string{"counter"}},
+	{"counter/boltstore", []string{"counter"}},
+	{"counter/pgstore", []string{"counter"}},
+	{"counter/pgtest", nil}, // real servers for tests
+	{"counter/redisstore", []string{"counter", "redisconn", "scripts"}},
 	{"scripts", nil},
+	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/memstore/...", []string{"presence", "presence/unread", "presence/pncounter"}},
-	{"presence/redisstore/...", []string{"presence", "presence/unread", "presence/pncounter", "scripts"}},
-	{"presence/node/...", []string{"presence", "presence/heartbeat", "presence/ring"}}, // no store but by the contract
+	{"presence/memstore/...", []string{"presence", "presence/unread", "presence/hashkey"}},
+	{"presence/redisstore/...", []string{"presence", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
+	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                          // no store but by the contract
+	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc"}}, // neither gateway nor dispatcher but by interface
 	{"dispatcher/...", []string{"presence"}},
 	{"dashboard", []string{"presence"}},
-	{"gateway/...", []string{"presence", "presence/unread", "presence/heartbeat", "presence/ring", "web"}},
+	{"gateway/socket", nil},                                     // bytes to and from clients
+	{"gateway/websocket", nil},                                  // RFC 6455, without any I/O
+	{"gateway/policy", nil},                                     // what holds for all of HTTP
+	{"gateway/identity", []string{"presence"}},                  // who a request is from
+	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
+	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
+	{"gateway", []string{
+		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
+		"presence", "presence/unread", "presence/heartbeat",
+	}},
 	{"cmd/bench", nil},              // runs the program
+	{"cmd/hostile", nil},            // runs the program
 	{"cmd/headcount/simulate", nil}, // a black box client
 	{"cmd/headcount/e2e", nil},      // tests alone
 	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
-		"presence", "presence/unread", "presence/heartbeat", "presence/ring", "presence/pncounter", "presence/memstore/...", "presence/redisstore/...",
-		"presence/cluster", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway/...", "web", "cmd/headcount/simulate",
+		"presence", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
+		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
 	}},
 }
 
@@ -99,6 +121,27 @@ func wrongImports(graph map[string][]string) []string {
 	return wrong
 }
 
+// unusedPermits returns a line for each import that a layer may have and has not.
+func unusedPermits(graph map[string][]string) []string {
+	var unused []string
+	for _, l := range layers {
+		for _, permitted := range l.may {
+			used := false
+			for path, imports := range graph {
+				pkg, ok := ours(path)
+				used = used || ok && l.fits(pkg) && slices.ContainsFunc(imports, func(path string) bool {
+					imported, ok := ours(path)
+					return ok && fits(permitted, imported)
+				})
+			}
+			if !used {
+				unused = append(unused, fmt.Sprintf("%s may import %s, and does not", l.name, permitted))
+			}
+		}
+	}
+	return unused
+}
+
 // TestImportsPointOneWay reads what the packages import, without their tests,
 // which may join what they like.
 func TestImportsPointOneWay(t *testing.T) {
@@ -127,7 +170,7 @@ func TestImportsPointOneWay(t *testing.T) {
 			t.Errorf("go list knows no %s: is this test looking at the module?", must)
 		}
 	}
-	for _, line := range wrongImports(graph) {
+	for _, line := range append(wrongImports(graph), unusedPermits(graph)...) {
 		t.Error(line)
 	}
 }
@@ -138,8 +181,17 @@ func TestWrongImportsAreFound(t *testing.T) {
 		want     string // nothing for an import that is right
 	}{
 		"gateway to presence":          {"gateway", "presence", ""},
-		"gateway to its part":          {"gateway", "gateway/unread", ""},
-		"part of gateway to gateway":   {"gateway/unread", "gateway", ""},
+		"gateway to its part":          {"gateway", "gateway/socket", ""},
+		"part of gateway to gateway":   {"gateway/socket", "gateway", "gateway/socket imports gateway"},
+		"part of gateway to another":   {"gateway/policy", "gateway/identity", "gateway/policy imports gateway/identity"},
+		"fan-out to presence":          {"gateway/fanout", "presence", ""},
+		"fan-out to sockets":           {"gateway/fanout", "gateway/socket", "gateway/fanout imports gateway/socket"},
+		"fan-out to unread":            {"gateway/fanout", "gateway/unread", "gateway/fanout imports gateway/unread"},
+		"unread to the fan-out":        {"gateway/unread", "gateway/fanout", "gateway/unread imports gateway/fanout"},
+		"sockets to presence":          {"gateway/socket", "presence", "gateway/socket imports presence"},
+		"cmd to sockets":               {"cmd/headcount", "gateway/socket", "cmd/headcount imports gateway/socket"},
+		"member to gateway":            {"presence/member", "gateway", "presence/member imports gateway"},
+		"member to a store":            {"presence/member", "presence/memstore", "presence/member imports presence/memstore"},
 		"node to heartbeat":            {"presence/node", "presence/heartbeat", ""},
 		"cmd to a store":               {"cmd/headcount", "presence/memstore", ""},
 		"cmd to its part":              {"cmd/headcount", "cmd/headcount/simulate", ""},
@@ -149,8 +201,8 @@ func TestWrongImportsAreFound(t *testing.T) {
 		"heartbeat to ring":            {"presence/heartbeat", "presence/ring", "presence/heartbeat imports presence/ring"},
 		"gateway to dispatcher":        {"gateway", "dispatcher", "gateway imports dispatcher"},
 		"dispatcher to gateway":        {"dispatcher", "gateway", "dispatcher imports gateway"},
-		"part of gateway, likewise":    {"gateway/unread", "dispatcher", "gateway/unread imports dispatcher"},
-		"dispatcher to part, likewise": {"dispatcher", "gateway/unread", "dispatcher imports gateway/unread"},
+		"part of gateway, likewise":    {"gateway/identity", "dispatcher", "gateway/identity imports dispatcher"},
+		"dispatcher to part, likewise": {"dispatcher", "gateway/identity", "dispatcher imports gateway/identity"},
 		"gateway to node":              {"gateway", "presence/node", "gateway imports presence/node"},
 		"gateway to a store":           {"gateway", "presence/memstore", "gateway imports presence/memstore"},
 		"node to a store":              {"presence/node", "presence/redisstore", "presence/node imports presence/redisstore"},
@@ -162,6 +214,8 @@ func TestWrongImportsAreFound(t *testing.T) {
 		"simulate to presence":         {"cmd/headcount/simulate", "presence", "cmd/headcount/simulate imports presence"},
 		"simulate to cmd":              {"cmd/headcount/simulate", "cmd/headcount", "cmd/headcount/simulate imports cmd/headcount"},
 		"web to gateway":               {"web", "gateway", "web imports gateway"},
+		"counter to a store":           {"counter", "counter/memstore", "counter imports counter/memstore"},
+		"counters' store to presence":  {"counter/boltstore", "presence/memstore", "counter/boltstore imports presence/memstore"},
 		"a package without a layer":    {"utils", "fmt", "utils has no layer; give it one in imports_test.go"},
 	} {
 		t.Run(name, func(t *testing.T) {

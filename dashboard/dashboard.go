@@ -1,5 +1,21 @@
-// Package dashboard gathers what an operator wants to see at a glance: the
-// pages most people are on, the processes and their load, the other regions.
+// Package dashboard gathers what an operator wants to see at a glance: the pages
+// that most people are on, the processes and their load, and the other regions.
+//
+// A dispatcher receives every count of its buckets, so it knows which of their pages
+// are viewed most. It knows pages that changed since it serves the bucket, and pages
+// that had subscribers before. A page that has only old holds may be missing until it
+// changes. Every process reports its statistics, and a dispatcher also reports these
+// pages. The gateway that serves the dashboard asks all processes by a signed call, 16
+// at a time and within 1.5 s for all. It gives the same answer for one second, to any
+// number of viewers. A process that does not answer is shown as such. The answers of
+// processes are not signed: only people read them. The dashboard page draws the lines
+// over time, from the moment it is opened.
+//
+// Names of pages may be private. So with API keys both the page and its data need
+// a key. A browser cannot send a key with an address, so it gets the page with a 401.
+// The page itself holds no data. It asks for the key and keeps the key as long as the
+// tab lives. The demo page needs the same key to show the most viewed pages and the
+// button that modifies a page.
 package dashboard
 
 import (
@@ -7,7 +23,6 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -17,46 +32,56 @@ import (
 )
 
 const (
-	// fresh is how long what was gathered is shown again, so that however many
-	// people look, every process is asked at most once in it by this one.
+	// fresh is how long an answer is given again. In this time this process asks each
+	// other process at most once, for any number of viewers.
 	fresh    = 800 * time.Millisecond
-	patience = 1500 * time.Millisecond // for all answers together; who has none by then is shown without
+	patience = 1500 * time.Millisecond // for all answers together; a process without an answer by then is shown without load
 	atOnce   = 16                      // processes asked at the same time
 )
 
-// Config says where a Board finds things. All functions are called by one
-// goroutine at a time, but for Ask.
+// Members knows the processes.
+type Members interface{ Members() []presence.Process }
+
+// Reporter reports the statistics of this process.
+type Reporter interface{ Report() presence.Report }
+
+// Others gets the report of another process. Several goroutines call it at once.
+type Others interface {
+	Report(ctx context.Context, name string) (presence.Report, error)
+}
+
+// Config names the sources of a Board. One goroutine at a time calls each of them,
+// except Others.
 type Config struct {
-	Self    string                                                              // this process's name
-	Members func() []presence.Process                                           // who is there, Self among them
-	Report  func() presence.Report                                              // of this process
-	Ask     func(ctx context.Context, name string) (presence.Report, error)     // of another one; nil: there is none
-	Counts  func(ctx context.Context, pages []string) ([]presence.Count, error) // of the store
+	Self    string            // this process's name
+	Members Members           // lists the processes, Self among them
+	Report  Reporter          // reports for this process
+	Others  Others            // reports for the other processes; nil: there are none
+	Counts  presence.Counters // reads counts from the store
 	Region  string
 	Log     zerolog.Logger
 }
 
-// Board gathers. Any goroutine may use it.
+// Board gathers the dashboard's data. Any goroutine may use it.
 type Board struct {
 	cfg Config
 
-	turn chan struct{} // holds one: whose turn it is may use all below; gathering takes patience at most
+	turn chan struct{} // holds one: the goroutine that put it there owns the fields below, for little more than patience
 	body []byte
 	at   time.Time
 }
 
-// New returns a Board that asks nobody before it is looked at.
+// New returns a Board. It asks no process before the first call of JSON.
 func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 1)} }
 
-// JSON returns what there is to see, no older than a second:
+// JSON returns the dashboard's data, no older than a second:
 //
 //	{"at":unix ms,"region":"local","site":{counter} or null,"pages":[{"page":"p","count":3}],
 //	 "processes":[{"name":"…","roles":["gateway"],"since":unix ms,"load":{"headcount_connections":12} or null}],
 //	 "regions":[{"name":"eu","lag":0.2,"heard":0.9,"left_out":false}]}
 //
-// Load is null of a process that did not answer; pages are the TopPages that
-// most users are on. The error is ctx's, which may end the wait for others who
-// look.
+// Load is null for a process that did not answer. Pages are the TopPages pages with
+// the most users. The only error is ctx's, if it ends while another call gathers.
 func (b *Board) JSON(ctx context.Context) ([]byte, error) {
 	select {
 	case b.turn <- struct{}{}:
@@ -73,7 +98,7 @@ func (b *Board) JSON(ctx context.Context) ([]byte, error) {
 
 type (
 	answer struct {
-		At        int64           `json:"at"` // rates are between two of these
+		At        int64           `json:"at"` // unix ms; the page computes rates from two answers
 		Region    string          `json:"region"`
 		Site      *presence.Count `json:"site"`
 		Pages     []page          `json:"pages"`
@@ -85,15 +110,15 @@ type (
 		Count int64  `json:"count"`
 	}
 	process struct {
-		Name  string             `json:"name"`
-		Roles []string           `json:"roles"`
-		Since int64              `json:"since"`
-		Load  map[string]float64 `json:"load"`
+		Name  string   `json:"name"`
+		Roles []string `json:"roles"`
+		Since int64    `json:"since"`
+		Load  *load    `json:"load"`
 	}
 	region struct {
 		Name    string  `json:"name"`
-		Lag     float64 `json:"lag"`   // seconds that the oldest change has waited which it has not got
-		Heard   float64 `json:"heard"` // seconds since it was
+		Lag     float64 `json:"lag"`   // seconds that the oldest change has waited to reach the region
+		Heard   float64 `json:"heard"` // seconds since the region was last heard
 		LeftOut bool    `json:"left_out"`
 	}
 )
@@ -101,42 +126,47 @@ type (
 func (b *Board) gather(ctx context.Context) []byte {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	members := b.cfg.Members()
-	reports := make([]presence.Report, len(members))
+	members := b.cfg.Members.Members()
+	reports := make([]*presence.Report, len(members)) // nil for a process that did not answer
 	var all errgroup.Group
 	all.SetLimit(atOnce)
 	for i, m := range members {
 		if m.Name == b.cfg.Self {
-			reports[i] = b.cfg.Report()
+			own := b.cfg.Report.Report()
+			reports[i] = &own
 			continue
 		}
 		all.Go(func() error {
-			var err error
-			if reports[i], err = b.cfg.Ask(ctx, m.Name); err != nil {
-				b.cfg.Log.Debug().Err(err).Msg("a process did not say how it is")
+			report, err := b.cfg.Others.Report(ctx, m.Name)
+			if err != nil {
+				b.cfg.Log.Debug().Err(err).Msg("a process did not report its statistics")
+				return nil
 			}
+			reports[i] = &report
 			return nil
 		})
 	}
-	_ = all.Wait() // nobody returns one
+	_ = all.Wait() // no function returns an error
 
-	out := answer{At: time.Now().UnixMilli(), Region: b.cfg.Region, Pages: topPages(reports), Processes: []process{}, Regions: regions(reports)}
+	out := answer{At: time.Now().UnixMilli(), Region: b.cfg.Region, Processes: []process{}}
 	for i, m := range members {
-		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), int64(m.Incarnation), reports[i].Load})
+		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), int64(m.Incarnation), loadOf(reports[i])})
 	}
-	if counts, err := b.cfg.Counts(ctx, []string{presence.Site}); err == nil {
+	reports = slices.DeleteFunc(reports, func(r *presence.Report) bool { return r == nil })
+	out.Pages, out.Regions = topPages(reports), regions(reports)
+	if counts, err := b.cfg.Counts.Counts(ctx, []string{presence.Site}); err == nil {
 		out.Site = &counts[0]
 	}
 	body, err := json.Marshal(out)
 	if err != nil {
-		panic(err) // what a report may hold JSON has
+		panic(err) // every value of a report can be encoded
 	}
 	return append(body, '\n')
 }
 
-// topPages joins what dispatchers know of their buckets. Two know a page while
-// its bucket changes hands; the larger count is as good as the other.
-func topPages(reports []presence.Report) []page {
+// topPages merges the pages that dispatchers report. While a bucket moves, two
+// dispatchers may report the same page; either count will do, and the larger is taken.
+func topPages(reports []*presence.Report) []page {
 	users := map[string]int64{}
 	for _, r := range reports {
 		for _, p := range r.Top {
@@ -155,35 +185,20 @@ func topPages(reports []presence.Report) []page {
 	return pages
 }
 
-// Metrics about other regions, as Report.Load has them: name{peer}.
-const (
-	lagMetric   = "headcount_region_lag_seconds"
-	heardMetric = "headcount_region_heard_seconds"
-	outMetric   = "headcount_region_left_out"
-)
-
-// regions joins what processes say of the other regions: of several the worst.
-func regions(reports []presence.Report) []region {
+// regions merges what processes report of the other regions. For each region it takes
+// the worst values.
+func regions(reports []*presence.Report) []region {
 	peers := map[string]*region{}
 	for _, r := range reports {
-		for name, value := range r.Load {
-			metric, peer, ok := strings.Cut(strings.TrimSuffix(name, "}"), "{")
-			if !ok || metric != lagMetric && metric != heardMetric && metric != outMetric {
-				continue
-			}
-			of := peers[peer]
+		for _, p := range r.Peers {
+			of := peers[p.Name]
 			if of == nil {
-				of = &region{Name: peer}
-				peers[peer] = of
+				of = &region{Name: p.Name}
+				peers[p.Name] = of
 			}
-			switch metric {
-			case lagMetric:
-				of.Lag = max(of.Lag, value)
-			case heardMetric:
-				of.Heard = max(of.Heard, value)
-			case outMetric:
-				of.LeftOut = of.LeftOut || value > 0
-			}
+			of.Lag = max(of.Lag, p.Lag.Seconds())
+			of.Heard = max(of.Heard, p.Heard.Seconds())
+			of.LeftOut = of.LeftOut || p.LeftOut
 		}
 	}
 	all := []region{}

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
@@ -21,31 +20,38 @@ import (
 func cluster(asked *atomic.Int64) Config {
 	return Config{
 		Self: "a", Region: "us", Log: zerolog.Nop(),
-		Members: func() []presence.Process {
+		Members: members(func() []presence.Process {
 			return []presence.Process{
 				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2}, {Name: "dead", Incarnation: 3},
 			}
-		},
-		Report: func() presence.Report {
+		}),
+		Report: report(func() presence.Report {
 			return presence.Report{
-				Load: map[string]float64{"headcount_connections": 5, lagMetric + "{eu}": 0.5},
-				Top:  []presence.PageUsers{{Page: "x", Users: 2}, {Page: "both", Users: 3}},
+				Stats: presence.Stats{
+					Process: presence.ProcessStats{Memory: 1 << 20, CPU: 2 * time.Second},
+					Gateway: &presence.GatewayStats{Connections: 5, Watched: 4, Deliveries: 3, Messages: 2},
+					Peers:   []presence.PeerStats{{Name: "eu", Lag: 500 * time.Millisecond, Heard: 2 * time.Second}},
+				},
+				Top: []presence.PageUsers{{Page: "x", Users: 2}, {Page: "both", Users: 3}},
 			}
-		},
-		Ask: func(ctx context.Context, name string) (presence.Report, error) {
+		}),
+		Others: others(func(ctx context.Context, name string) (presence.Report, error) {
 			asked.Add(1)
 			if name == "dead" {
 				<-ctx.Done()
 				return presence.Report{}, ctx.Err()
 			}
 			return presence.Report{
-				Load: map[string]float64{lagMetric + "{eu}": 1.5, outMetric + "{asia}": 1},
-				Top:  []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}},
+				Stats: presence.Stats{
+					Node:  &presence.NodeStats{Users: 7, Partitions: 8, Changes: 9},
+					Peers: []presence.PeerStats{{Name: "eu", Lag: 1500 * time.Millisecond, Heard: time.Second}, {Name: "asia", LeftOut: true}},
+				},
+				Top: []presence.PageUsers{{Page: "y", Users: 9}, {Page: "both", Users: 4}},
 			}, nil
-		},
-		Counts: func(context.Context, []string) ([]presence.Count, error) {
+		}),
+		Counts: counts(func(context.Context, []string) ([]presence.Count, error) {
 			return []presence.Count{{Page: presence.Site, Users: 12}}, nil
-		},
+		}),
 	}
 }
 
@@ -77,10 +83,11 @@ func TestJSON(t *testing.T) {
 			"region": "us", "site": {"page":"*","count":12,"updated_at":null,"version":"0-0"},
 			"pages": [{"page":"y","count":9},{"page":"both","count":4},{"page":"x","count":2}],
 			"processes": [
-				{"name":"a","roles":["gateway"],"since":1,"load":{"headcount_connections":5,"headcount_region_lag_seconds{eu}":0.5}},
-				{"name":"b","roles":["dispatcher"],"since":2,"load":{"headcount_region_lag_seconds{eu}":1.5,"headcount_region_left_out{asia}":1}},
+				{"name":"a","roles":["gateway"],"since":1,"load":{"headcount_connections":5,"headcount_pages_watched":4,"headcount_deliveries_total":3,
+					"headcount_client_messages_total":2,"process_resident_memory_bytes":1048576,"process_cpu_seconds_total":2}},
+				{"name":"b","roles":["dispatcher"],"since":2,"load":{"headcount_users":7,"headcount_partitions_owned":8,"headcount_store_changes_total":9,"process_cpu_seconds_total":0}},
 				{"name":"dead","roles":null,"since":3,"load":null}],
-			"regions": [{"name":"asia","lag":0,"heard":0,"left_out":true},{"name":"eu","lag":1.5,"heard":0,"left_out":false}]}`), &want)
+			"regions": [{"name":"asia","lag":0,"heard":0,"left_out":true},{"name":"eu","lag":1.5,"heard":2,"left_out":false}]}`), &want)
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
@@ -111,16 +118,16 @@ func TestWhoLooksOftenAsksOnceASecond(t *testing.T) {
 func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	var asked atomic.Int64
 	cfg := cluster(&asked)
-	cfg.Members = func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} }
+	cfg.Members = members(func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} })
 	many := func(prefix string) (r presence.Report) {
 		for i := range presence.TopPages {
 			r.Top = append(r.Top, presence.PageUsers{Page: fmt.Sprint(prefix, i), Users: int64(i)})
 		}
 		return r
 	}
-	cfg.Report = func() presence.Report { return many("a") }
-	cfg.Ask = func(context.Context, string) (presence.Report, error) { return many("b"), nil }
-	cfg.Counts = func(context.Context, []string) ([]presence.Count, error) { return nil, errors.New("away") }
+	cfg.Report = report(func() presence.Report { return many("a") })
+	cfg.Others = others(func(context.Context, string) (presence.Report, error) { return many("b"), nil })
+	cfg.Counts = counts(func(context.Context, []string) ([]presence.Count, error) { return nil, errors.New("away") })
 	var got struct {
 		Site  any
 		Pages []struct{ Count int64 }
@@ -133,19 +140,21 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	}
 }
 
-func TestLoad(t *testing.T) {
-	reg := prometheus.NewRegistry()
-	connections := prometheus.NewGauge(prometheus.GaugeOpts{Name: "headcount_connections"})
-	lag := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: lagMetric}, []string{"peer"})
-	deliveries := prometheus.NewCounter(prometheus.CounterOpts{Name: "headcount_deliveries_total"})
-	other := prometheus.NewCounter(prometheus.CounterOpts{Name: "headcount_http_requests_total"})
-	reg.MustRegister(connections, lag, deliveries, other)
-	connections.Set(3)
-	lag.WithLabelValues("eu").Set(0.5)
-	deliveries.Add(7)
-	got, err := Load(reg)
-	want := map[string]float64{"headcount_connections": 3, lagMetric + "{eu}": 0.5, "headcount_deliveries_total": 7}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %v, %v, want %v", got, err, want)
-	}
+// Functions as what a Config asks for.
+type (
+	members func() []presence.Process
+	report  func() presence.Report
+	others  func(ctx context.Context, name string) (presence.Report, error)
+	counts  func(ctx context.Context, pages []string) ([]presence.Count, error)
+)
+
+func (f members) Members() []presence.Process { return f() }
+func (f report) Report() presence.Report      { return f() }
+
+func (f others) Report(ctx context.Context, name string) (presence.Report, error) {
+	return f(ctx, name)
+}
+
+func (f counts) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
+	return f(ctx, pages)
 }

@@ -270,7 +270,7 @@ func TestClusterThatCannotStart(t *testing.T) {
 		busy int // the index of a port that is taken for datagrams; 0 for none
 		want string
 	}{
-		"a bad setting": {args: []string{"--update-interval", "often"}, want: "    headcount: --update-interval: not a duration"},
+		"a bad setting": {args: []string{"--update-interval", "often"}, want: "    headcount: --update-interval: it is not a duration"},
 		"one of them":   {busy: 13, want: "cluster: presence-2 ended with status 1 at its start"},
 	} {
 		t.Run(name, func(t *testing.T) {

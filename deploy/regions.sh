@@ -170,12 +170,14 @@ for i in 0 1 2; do
 		</dev/null >>"$dir/redis-${names[i]}.log" 2>&1 &
 	servers+=($!)
 done
+# What another region may do here: what redis.acl says, under a name of its own.
+read -r _ _ _ _ rules <"$here/redis.acl"
+read -ra rules <<<"$rules"
 for i in 0 1 2; do
 	await answers "${redis[i]}"
 	for j in 0 1 2; do
-		# What another region may do here: run the scripts, on our keys alone.
 		if [ $i != $j ]; then
-			command_to "${redis[i]}" ACL SETUSER "${names[j]}" on ">$password" '~hc:*' '&hc:*' -@all +@read +@write +@scripting +@connection +@transaction +info +time +publish +spublish
+			command_to "${redis[i]}" ACL SETUSER "${names[j]}" on ">$password" "${rules[@]}"
 		fi
 	done
 done

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
-# chromium, node with npm, a C compiler (for the race detector). Silent and
-# quick when all is there. Go itself is not installed: distributions lag behind.
+# PostgreSQL, chromium, node with npm, a C compiler (for the race detector). Silent
+# and quick when all is there. Go itself is not installed: distributions lag behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
@@ -18,11 +18,20 @@ die() {
 
 has_chromium() { has "${CHROMIUM:-chromium}" || has chromium-browser || has google-chrome || has google-chrome-stable; }
 has_node() { has node && has npm; }
+# has_postgres: a distribution that keeps several versions has none in the PATH.
+has_postgres() {
+	has postgres && has initdb && return
+	for dir in /usr/lib/postgresql/*/bin /usr/libexec/postgresql* /usr/pgsql-*/bin /opt/homebrew/opt/postgresql*/bin; do
+		[ -x "$dir/postgres" ] && [ -x "$dir/initdb" ] && return
+	done
+	return 1
+}
 has_cc() { has gcc || has clang || has cc; }
 
 # missing prints the names of this script for what is not there.
 missing() {
 	has redis-server || printf 'redis '
+	has_postgres || printf 'postgres '
 	has_chromium || printf 'chromium '
 	has_node || printf 'node '
 	has_cc || printf 'cc '
@@ -45,6 +54,9 @@ packages() {
 	for name; do
 		case $manager/$name in
 		apt-get/redis) echo redis-server ;;
+		apt-get/postgres | apk/postgres) echo postgresql ;;
+		dnf/postgres) echo postgresql-server ;;
+		brew/postgres) echo postgresql@17 ;;
 		apt-get/node) echo nodejs npm ;;
 		apt-get/cc) echo gcc libc6-dev ;;
 		dnf/node) echo nodejs npm ;;
@@ -82,10 +94,10 @@ apt_install() {
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@" >&2
 }
 
-# no_service: the tests start a redis-server of their own, so the one that a
+# no_service NAME...: the tests start servers of their own, so those that a
 # package brought must not start with the machine either.
 no_service() {
-	for service in redis-server redis; do
+	for service; do
 		if has systemctl; then as_root systemctl disable --now $service >/dev/null 2>&1 || true; fi
 		if has update-rc.d; then as_root update-rc.d $service disable >/dev/null 2>&1 || true; fi
 		if has rc-update; then as_root rc-update del $service >/dev/null 2>&1 || true; fi
@@ -127,7 +139,10 @@ main() {
 		brew) brew install "$@" >&2 ;;
 		esac || die "$manager could not install them; try by hand: $by_hand"
 
-		case " $lacks" in *' redis '*) [ $manager = brew ] || no_service ;; esac
+		if [ $manager != brew ]; then
+			case " $lacks" in *' redis '*) no_service redis-server redis ;; esac
+			case " $lacks" in *' postgres '*) no_service postgresql ;; esac
+		fi
 		hash -r 2>/dev/null || true
 		lacks=$(missing)
 		[ -z "$lacks" ] || die "still missing after the installation: $lacks- install them by hand"

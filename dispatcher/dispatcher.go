@@ -1,7 +1,7 @@
-// Package dispatcher carries new counts from the store to the gateways that
-// have subscribers for them. A dispatcher owns buckets: it hears their
-// publications, keeps a copy of their endpoints, and sends each gateway the
-// newest count per page.
+// Package dispatcher carries updates from the store to the gateways that have
+// subscribers for them. A dispatcher owns buckets: it receives their publications,
+// keeps a copy of their endpoints, and sends each gateway the newest update of each
+// topic, for topics of every kind.
 package dispatcher
 
 import (
@@ -15,55 +15,67 @@ import (
 	"headcount/presence"
 )
 
-// Store is what a dispatcher needs of a store.
+// Store is the part of a store that a dispatcher uses.
 type Store interface {
-	presence.Counters
+	presence.Updates
 	presence.Endpoints
 	presence.Feed
 }
 
-// PushFunc sends counts to a gateway. When it fails the counts are sent again,
-// or newer ones in their place. It is called from one goroutine per gateway.
-type PushFunc func(ctx context.Context, gateway string, counts []presence.Count) error
+// Gateways carries updates to gateways.
+type Gateways interface {
+	// PushUpdates sends updates to a gateway. After an error the dispatcher sends the
+	// same updates again, or newer ones in their place. One goroutine per gateway calls
+	// it.
+	PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error
+	// Ended reports whether the life of a gateway, "name/incarnation", is known to
+	// be over. It must not block; any goroutine may call it.
+	Ended(life string) bool
+}
 
-// maxPush bounds the counts of one push: a longer list goes in several.
+// Regions shares the buckets' changes with other regions. The dispatcher calls Changed
+// for every bucket with topics that may have changed. Changed must not block.
+type Regions interface{ Changed(bucket int) }
+
+// maxPush bounds the updates of one push; a longer list goes out in several pushes.
 const maxPush = 1024
 
 // Dispatcher serves the buckets that Own gave it.
 type Dispatcher struct {
-	store Store
-	push  PushFunc
-	log   zerolog.Logger
-	// OnChange is told of every bucket whose counts may have changed. It must not
-	// block. Set before Run; optional.
-	OnChange func(bucket int)
-	want     chan []int // the newest set to own; holds one, a newer replaces it
-	top      top
+	store    Store
+	gateways Gateways
+	log      zerolog.Logger
+	// Regions may be set before Run; nil: there are no other regions.
+	Regions Regions
+	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
+	top     top
 
-	// Owned by the goroutine in which Watch calls publication.
-	endpoints map[int]map[string][]string // bucket -> page -> gateways
-	outs      map[string]*out             // by gateway; one per gateway that has an endpoint
+	// Only the goroutine in which Watch calls publication changes these maps, under mu.
+	// sweep reads them under mu.
+	mu        sync.Mutex
+	endpoints map[int]map[presence.Topic][]string // bucket -> topic -> gateways
+	outs      map[string]*out                     // by gateway; one per gateway that has an endpoint
 }
 
-// out is what one gateway has still to be told. Newer counts of a page replace
-// older ones, so it never holds more than the gateway's pages.
+// out holds the updates that one gateway has still to get. A newer update of a topic
+// replaces an older one, so out never holds more updates than the gateway has topics.
 type out struct {
-	refs int           // endpoints of this gateway; the publication goroutine's
+	refs int           // endpoints of this gateway; only the publication goroutine uses it
 	stop func()        // ends the sender
-	wake chan struct{} // holds one: pending has something
+	wake chan struct{} // holds one: pending is not empty
 
 	mu      sync.Mutex
-	pending map[string]presence.Count
+	pending map[presence.Topic]presence.Update
 }
 
 // New returns a Dispatcher that does nothing until Run.
-func New(store Store, push PushFunc, log zerolog.Logger) *Dispatcher {
-	return &Dispatcher{store: store, push: push, log: log, want: make(chan []int, 1)}
+func New(store Store, gateways Gateways, log zerolog.Logger) *Dispatcher {
+	return &Dispatcher{store: store, gateways: gateways, log: log, want: make(chan []int, 1)}
 }
 
-// Own says which buckets this dispatcher is to serve from now on. Any goroutine
-// may call it. Two dispatchers that serve the same bucket for a while do no
-// harm: counts are absolute and have versions.
+// Own sets the buckets that this dispatcher serves from now on. Any goroutine may call
+// it. Two dispatchers may serve the same bucket for a while: updates are absolute and
+// have versions, so this does no harm.
 func (d *Dispatcher) Own(buckets []int) {
 	for {
 		select {
@@ -85,7 +97,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	for failed := 0; ; {
 		wctx, stop := context.WithCancel(ctx)
 		done, serving := make(chan error, 1), buckets
-		go func() { done <- d.serve(wctx, serving) }() // waited for below, in every case
+		go func() { done <- d.serve(wctx, serving) }() // every case below waits for it
 		select {
 		case <-ctx.Done():
 			stop()
@@ -98,36 +110,39 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		case err := <-done:
 			stop()
 			failed++
-			d.log.Warn().Err(err).Msg("publications cannot be heard; trying again")
+			d.log.Warn().Err(err).Msg("the store's publications cannot be received; trying again")
 			pause(ctx, failed)
 		}
 	}
 }
 
-// serve carries the buckets' counts until ctx ends. What it knows begins and
-// ends with it: the first word of every bucket is to read it.
+// serve carries the buckets' updates until ctx ends. Its endpoints and outs live as
+// long as the call: the first publication of every bucket makes it read the bucket.
 func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	d.top.serve(buckets)
 	if len(buckets) == 0 {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	d.endpoints, d.outs = map[int]map[string][]string{}, map[string]*out{}
-	var senders sync.WaitGroup
+	d.endpoints, d.outs = map[int]map[presence.Topic][]string{}, map[string]*out{}
+	var senders sync.WaitGroup // the senders and sweep
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	senders.Go(func() { d.sweep(ctx, buckets) })
 	return d.store.Watch(ctx, buckets, func(p presence.Publication) { d.publication(ctx, &senders, p) })
 }
 
 func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p presence.Publication) {
+	d.mu.Lock()
 	for _, e := range p.Endpoints {
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
-	d.enqueue(p.Bucket, p.Counts)
-	d.top.take(p.Bucket, p.Counts)
-	if d.OnChange != nil && (len(p.Counts) > 0 || p.Lost) {
-		d.OnChange(p.Bucket)
+	d.mu.Unlock()
+	d.enqueue(p.Bucket, p.Updates)
+	d.top.take(p.Bucket, p.Updates)
+	if d.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
+		d.Regions.Changed(p.Bucket)
 	}
 	for failed := 0; p.Lost && ctx.Err() == nil; {
 		err := d.reread(ctx, senders, p.Bucket)
@@ -135,58 +150,62 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 			return
 		}
 		failed++
-		d.log.Warn().Err(err).Int("bucket", p.Bucket).Msg("bucket could not be read; trying again")
+		d.log.Warn().Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
 		pause(ctx, failed)
 	}
 }
 
-// reread makes good what publications may have been missed.
+// reread reads the bucket's endpoints and updates again, since publications may have
+// been lost.
 func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket int) error {
 	endpoints, err := d.store.Attached(ctx, bucket)
 	if err != nil {
 		return err
 	}
+	d.mu.Lock()
 	old := d.endpoints[bucket]
-	d.endpoints[bucket] = map[string][]string{}
+	d.endpoints[bucket] = map[presence.Topic][]string{}
 	for _, e := range endpoints {
 		d.endpoint(ctx, senders, bucket, e)
 	}
-	for page, gateways := range old { // only now, so that senders in use live on
+	for topic, gateways := range old { // after the new endpoints, so that senders in use go on
 		for _, gw := range gateways {
 			d.unref(gw)
 		}
-		delete(old, page)
+		delete(old, topic)
 	}
-	pages := d.top.beside(bucket, d.endpoints[bucket])
-	for page := range d.endpoints[bucket] {
-		pages = append(pages, page)
+	d.mu.Unlock()
+	topics := d.top.beside(bucket, d.endpoints[bucket])
+	for topic := range d.endpoints[bucket] {
+		topics = append(topics, topic)
 	}
-	if len(pages) == 0 {
+	if len(topics) == 0 {
 		return nil
 	}
-	counts, err := d.store.Counts(ctx, pages)
+	updates, err := d.store.Updates(ctx, topics)
 	if err != nil {
 		return err
 	}
-	d.enqueue(bucket, counts)
-	d.top.take(bucket, counts)
+	d.enqueue(bucket, updates)
+	d.top.take(bucket, updates)
 	return nil
 }
 
+// endpoint adds or removes the endpoint. The caller holds mu.
 func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, bucket int, e presence.Endpoint) {
-	pages := d.endpoints[bucket]
-	if pages == nil {
-		pages = map[string][]string{}
-		d.endpoints[bucket] = pages
+	topics := d.endpoints[bucket]
+	if topics == nil {
+		topics = map[presence.Topic][]string{}
+		d.endpoints[bucket] = topics
 	}
-	for i, gw := range pages[e.Page] {
+	for i, gw := range topics[e.Topic] {
 		if gw != e.Gateway {
 			continue
 		}
 		if e.Gone {
-			rest := append(append([]string(nil), pages[e.Page][:i]...), pages[e.Page][i+1:]...)
-			if pages[e.Page] = rest; len(rest) == 0 {
-				delete(pages, e.Page)
+			rest := append(append([]string(nil), topics[e.Topic][:i]...), topics[e.Topic][i+1:]...)
+			if topics[e.Topic] = rest; len(rest) == 0 {
+				delete(topics, e.Topic)
 			}
 			d.unref(gw)
 		}
@@ -195,17 +214,19 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 	if e.Gone {
 		return
 	}
-	pages[e.Page] = append(pages[e.Page], e.Gateway)
+	topics[e.Topic] = append(topics[e.Topic], e.Gateway)
 	o := d.outs[e.Gateway]
 	if o == nil {
 		sctx, stop := context.WithCancel(ctx)
-		o = &out{stop: stop, wake: make(chan struct{}, 1), pending: map[string]presence.Count{}}
+		o = &out{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
 		d.outs[e.Gateway] = o
 		senders.Go(func() { d.send(sctx, e.Gateway, o) })
 	}
 	o.refs++
 }
 
+// unref removes one endpoint of the gateway, and stops its sender after the last one.
+// The caller holds mu.
 func (d *Dispatcher) unref(gateway string) {
 	o := d.outs[gateway]
 	if o.refs--; o.refs == 0 {
@@ -214,31 +235,31 @@ func (d *Dispatcher) unref(gateway string) {
 	}
 }
 
-func (d *Dispatcher) enqueue(bucket int, counts []presence.Count) {
-	for _, c := range counts {
-		for _, gw := range d.endpoints[bucket][c.Page] {
-			d.outs[gw].add(c)
+func (d *Dispatcher) enqueue(bucket int, updates []presence.Update) {
+	for _, u := range updates {
+		for _, gw := range d.endpoints[bucket][u.Topic] {
+			d.outs[gw].add(u)
 		}
 	}
 }
 
-// add keeps c, unless what waits for the page is newer. Of two of one version
-// the later holds: it knows better whether the count is stale.
-func (o *out) add(c presence.Count) {
+// add keeps u, unless the pending update of the topic is newer. Of two updates with
+// one version the later one replaces the earlier: it is right about being stale.
+func (o *out) add(u presence.Update) {
 	o.mu.Lock()
-	if old, ok := o.pending[c.Page]; !ok || !old.Newer(c) {
-		o.pending[c.Page] = c
+	if old, ok := o.pending[u.Topic]; !ok || !old.Newer(u) {
+		o.pending[u.Topic] = u
 	}
 	o.mu.Unlock()
 	o.signal()
 }
 
-// restore puts back what could not be sent, but for what is newer by now.
-func (o *out) restore(counts []presence.Count) {
+// restore puts back updates that could not be sent, unless a newer one is pending.
+func (o *out) restore(updates []presence.Update) {
 	o.mu.Lock()
-	for _, c := range counts {
-		if old, ok := o.pending[c.Page]; !ok || c.Newer(old) {
-			o.pending[c.Page] = c
+	for _, u := range updates {
+		if old, ok := o.pending[u.Topic]; !ok || u.Newer(old) {
+			o.pending[u.Topic] = u
 		}
 	}
 	o.mu.Unlock()
@@ -252,22 +273,22 @@ func (o *out) signal() {
 	}
 }
 
-// take removes up to maxPush pending counts.
-func (o *out) take(buf []presence.Count) []presence.Count {
+// take removes up to maxPush pending updates.
+func (o *out) take(buf []presence.Update) []presence.Update {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for page, c := range o.pending {
+	for topic, u := range o.pending {
 		if len(buf) == maxPush {
 			break
 		}
-		buf = append(buf, c)
-		delete(o.pending, page)
+		buf = append(buf, u)
+		delete(o.pending, topic)
 	}
 	return buf
 }
 
-// send is the one goroutine that talks to gateway. While a push is under way
-// new counts replace each other in pending.
+// send pushes updates to the gateway until ctx ends. Only one goroutine per gateway
+// runs it. During a push, newer updates replace older ones in pending.
 func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 	for failed := 0; ; {
 		select {
@@ -276,11 +297,11 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 		case <-o.wake:
 		}
 		for {
-			counts := o.take(nil)
-			if len(counts) == 0 {
+			updates := o.take(nil)
+			if len(updates) == 0 {
 				break
 			}
-			err := d.push(ctx, gateway, counts)
+			err := d.gateways.PushUpdates(ctx, gateway, updates)
 			if err == nil {
 				failed = 0
 				continue
@@ -290,9 +311,9 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 			}
 			failed++
 			if failed == 1 {
-				d.log.Warn().Err(err).Str("gateway", gateway).Msg("gateway could not be reached; trying again")
+				d.log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
 			}
-			o.restore(counts)
+			o.restore(updates)
 			pause(ctx, failed)
 		}
 	}

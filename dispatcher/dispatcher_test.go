@@ -27,7 +27,9 @@ type receiver struct {
 	slow   time.Duration
 }
 
-func (r *receiver) push(ctx context.Context, gateway string, counts []presence.Count) error {
+func (*receiver) Ended(string) bool { return false }
+
+func (r *receiver) PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error {
 	r.mu.Lock()
 	slow, fail := r.slow, r.fail[gateway]
 	r.mu.Unlock()
@@ -38,7 +40,8 @@ func (r *receiver) push(ctx context.Context, gateway string, counts []presence.C
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pushes[gateway]++
-	for _, c := range counts {
+	for _, u := range updates {
+		c, _ := presence.CountOf(u)
 		if r.counts[gateway] == nil {
 			r.counts[gateway] = map[string]presence.Count{}
 		}
@@ -61,7 +64,7 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 func run(t *testing.T, s *memstore.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
-	d = New(s, r.push, zerolog.Nop())
+	d = New(s, r, zerolog.Nop())
 	buckets := make([]int, presence.DefaultBuckets)
 	for i := range buckets {
 		buckets[i] = i
@@ -94,7 +97,7 @@ func run(t *testing.T, s *memstore.Store) (r *receiver, d *Dispatcher, set func(
 
 func attach(t *testing.T, s *memstore.Store, gateway string, pages ...string) {
 	t.Helper()
-	if _, err := s.Attach(t.Context(), gateway, pages); err != nil {
+	if _, err := s.Attach(t.Context(), gateway, presence.CountTopics(pages)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -116,7 +119,7 @@ func TestCountsReachTheGatewaysThatWantThem(t *testing.T) {
 		if _, told := r.counts["b"]["p"]; told || len(r.counts["a"]) != 2 {
 			t.Fatalf("told %+v, want each only what it is attached to", r.counts)
 		}
-		if err := s.Detach(t.Context(), "a", []string{"p"}); err != nil {
+		if err := s.Detach(t.Context(), "a", presence.CountTopics([]string{"p"})); err != nil {
 			t.Fatal(err)
 		}
 		set("p", 5)

@@ -7,22 +7,22 @@ import (
 	"headcount/presence"
 )
 
-// maxTop bounds the pages a dispatcher remembers the counts of, for Top alone.
-// Beyond, the half with the fewest users is forgotten; such a page is known
-// again with its next change.
+// maxTop bounds the pages whose counts a dispatcher remembers for Top. Beyond it the
+// half with the fewest users is forgotten. A forgotten page is remembered again at its
+// next change.
 const maxTop = 16_384
 
-// top knows the counts of the pages people are on, of the buckets served: what
-// was published since they are, and the pages that had subscribers before.
-// Pages that only holds are on, and that have not changed since, are missing.
-// Any goroutine may use it.
+// top knows the counts of the pages with users, in the buckets served. It knows pages
+// that were published since their bucket is served, and pages that had subscribers
+// before. A page that has only holds and has not changed since is missing. Any
+// goroutine may use it.
 type top struct {
 	mu    sync.Mutex
-	pages map[int]map[string]presence.Count // by bucket; without those nobody is on
-	size  int
+	pages map[int]map[string]presence.Count // by bucket; only pages with users
+	size  int                               // pages in all buckets
 }
 
-// serve forgets the pages of buckets that are not served any more.
+// serve forgets the pages of all other buckets.
 func (t *top) serve(buckets []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -37,21 +37,25 @@ func (t *top) serve(buckets []int) {
 	t.pages = kept
 }
 
-// take takes counts of a bucket.
-func (t *top) take(bucket int, counts []presence.Count) {
+// take takes the counts among the updates of a bucket.
+func (t *top) take(bucket int, updates []presence.Update) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, c := range counts {
+	for _, u := range updates {
+		c, ok := presence.CountOf(u)
+		if !ok {
+			continue
+		}
 		pages := t.pages[bucket]
 		old, known := pages[c.Page]
 		switch {
-		case known && old.Newer(c) || c.Stale: // a stale one may lack users
+		case known && old.Newer(c) || c.Stale: // a stale count may lack users
 		case c.Users == 0:
 			if known {
 				delete(pages, c.Page)
 				t.size--
 			}
-		case !known && presence.CheckPage(c.Page) != nil: // the whole site, or no page at all
+		case !known && presence.CheckPage(c.Page) != nil: // the whole site
 		default:
 			if pages == nil {
 				pages = map[string]presence.Count{}
@@ -67,16 +71,17 @@ func (t *top) take(bucket int, counts []presence.Count) {
 	}
 }
 
-// beside returns the pages it knows of a bucket that are not among the attached.
-func (t *top) beside(bucket int, attached map[string][]string) (pages []string) {
+// beside returns the known topics of a bucket that are not in attached.
+func (t *top) beside(bucket int, attached map[presence.Topic][]string) (topics []presence.Topic) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for page := range t.pages[bucket] {
-		if _, both := attached[page]; !both {
-			pages = append(pages, page)
+		topic := presence.CountTopic(page)
+		if _, both := attached[topic]; !both {
+			topics = append(topics, topic)
 		}
 	}
-	return pages
+	return topics
 }
 
 // halve forgets the half with the fewest users.
@@ -104,10 +109,10 @@ func (t *top) sorted() []presence.PageUsers {
 	return all
 }
 
-// Top returns the n pages of the buckets served that most users are on, most
-// first. It knows what was published since the buckets are served, and the
-// pages that had subscribers before; pages on which only holds are may be
-// missing. Any goroutine may call it.
+// Top returns the n pages with the most users in the buckets served, the largest
+// first. It knows pages that were published since their bucket is served, and pages
+// that had subscribers before. A page that has only holds may be missing. Any
+// goroutine may call it.
 func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	d.top.mu.Lock()
 	defer d.top.mu.Unlock()

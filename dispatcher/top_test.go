@@ -12,10 +12,9 @@ import (
 )
 
 // of returns the counts of a page's bucket that take wants.
-func of(page string, users int64, sequence uint64) (bucket int, counts []presence.Count) {
-	return presence.Bucket(page, presence.DefaultBuckets), []presence.Count{{
-		Page: page, Users: users, Version: presence.Version{Incarnation: 1, Sequence: sequence},
-	}}
+func of(page string, users int64, sequence uint64) (bucket int, updates []presence.Update) {
+	c := presence.Count{Page: page, Users: users, Version: presence.Version{Incarnation: 1, Sequence: sequence}}
+	return presence.Bucket(page, presence.DefaultBuckets), []presence.Update{c.Update()}
 }
 
 // whole returns a store of two partitions, of which run's is the one that is
@@ -66,7 +65,7 @@ func TestTopFollowsTheStore(t *testing.T) {
 func TestTopAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := whole(t)
-		if _, err := s.Attach(t.Context(), "gw", []string{"seen"}); err != nil {
+		if _, err := s.Attach(t.Context(), "gw", presence.CountTopics([]string{"seen"})); err != nil {
 			t.Fatal(err)
 		}
 		_, d, set := run(t, s)

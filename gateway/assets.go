@@ -13,21 +13,24 @@ import (
 	"strings"
 
 	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/policy"
 )
 
-// policy is what our own pages may do: nothing that comes from elsewhere.
-const policy = "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+// contentPolicy lets our own pages load and run only what this server sends.
+const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 // asset is a file that is part of the program. It never changes.
 type asset struct {
-	kind, etag   string
+	kind         string
+	etags        [2]string // of body and of packed; a strong ETag names exact bytes, so they differ
 	body, packed []byte
 }
 
 func newAsset(files fs.FS, name string) asset {
 	body, err := fs.ReadFile(files, name)
 	if err != nil {
-		panic(err) // it is part of the program
+		panic(err) // the file is part of the program
 	}
 	var packed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
@@ -37,34 +40,38 @@ func newAsset(files fs.FS, name string) asset {
 	w.Write(body) // a Buffer takes everything
 	w.Close()
 	sum := sha256.Sum256(body)
+	hash := hex.EncodeToString(sum[:12])
 	return asset{
-		kind: mime.TypeByExtension(path.Ext(name)), etag: `"` + hex.EncodeToString(sum[:12]) + `"`,
+		kind: mime.TypeByExtension(path.Ext(name)), etags: [2]string{`"` + hash + `"`, `"` + hash + `-gzip"`},
 		body: body, packed: packed.Bytes(),
 	}
 }
 
-// serve answers with the asset; a status other than 200 is not to be kept.
+// serve answers with the asset. An answer with a status other than 200 has no
+// ETag.
 func (a *asset) serve(c *gin.Context, status int) {
 	h := c.Writer.Header()
 	h.Set("Content-Type", a.kind)
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Content-Type-Options", "nosniff")
-	addVary(h, "Accept-Encoding")
+	policy.AddVary(h, "Accept-Encoding")
 	if strings.HasPrefix(a.kind, "text/html") {
-		h.Set("Content-Security-Policy", policy)
+		h.Set("Content-Security-Policy", contentPolicy)
 		h.Set("Referrer-Policy", "same-origin")
 	}
+	out, etag, encoding := a.body, a.etags[0], ""
+	if policy.WantsGzip(c.Request) {
+		out, etag, encoding = a.packed, a.etags[1], "gzip"
+	}
 	if status == http.StatusOK {
-		h.Set("ETag", a.etag)
-		if c.GetHeader("If-None-Match") == a.etag {
+		h.Set("ETag", etag)
+		if c.GetHeader("If-None-Match") == etag {
 			c.Status(http.StatusNotModified)
 			return
 		}
 	}
-	out := a.body
-	if wantsGzip(headerList(c.Request.Header, "Accept-Encoding")) {
-		h.Set("Content-Encoding", "gzip")
-		out = a.packed
+	if encoding != "" {
+		h.Set("Content-Encoding", encoding)
 	}
 	h.Set("Content-Length", strconv.Itoa(len(out)))
 	c.Writer.WriteHeader(status)
@@ -72,11 +79,11 @@ func (a *asset) serve(c *gin.Context, status int) {
 }
 
 // assets serves the demo page and the browser client. Scripts may be loaded by
-// pages of any origin; what they may do is for --allow-origins.
+// pages of any origin; --allow-origins decides what those scripts may do.
 func (g *Gateway) assets(get func(string, gin.HandlerFunc)) {
 	entries, err := fs.ReadDir(g.cfg.Assets, ".")
 	if err != nil {
-		panic(err) // they are part of the program
+		panic(err) // the files are part of the program
 	}
 	for _, e := range entries {
 		a := newAsset(g.cfg.Assets, e.Name())

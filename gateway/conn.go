@@ -2,100 +2,68 @@ package gateway
 
 import (
 	"bytes"
-	"crypto/sha1"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
-	"github.com/coder/websocket"
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/fanout"
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/gateway/socket"
+	sums "headcount/gateway/unread"
+	"headcount/gateway/websocket"
 	"headcount/presence"
-	"headcount/presence/heartbeat"
-	"headcount/presence/unread"
 )
 
 const (
 	maxErrors = 20 // the last of these in a connection's life closes it
-
-	// A client may send this many messages a second, and this many at once: far
-	// more than a page needs, and no more than it costs others little.
-	messageRate  = 500
-	messageBurst = 2000
 
 	// lingerClose is how long a closed client may take to close its side, so that
 	// the close frame reaches it before the end of the connection does.
 	lingerClose = time.Second
 
 	farOff = 100 * 365 * 24 * time.Hour // no connection lasts longer
-
-	// patience is how many buffers full of one client's bytes are read in a row
-	// at the others' cost. One that still has more gets a goroutine for it.
-	patience = 4
 )
-
-var errNoPoller = errors.New("there is no poller for this connection")
 
 // conn is one client's connection: a WebSocket, or an event stream, which only
 // receives. A silent one has no goroutine: whoever learns that there is
 // something to do for it takes its turn and serves it.
 type conn struct {
-	// What a delivery looks at comes first, so that it is close together.
+	// The fan-out's, under its locks. A delivery looks at the end of the first and
+	// the beginning of the second, so they are close together.
+	fanout.Subscriber
+	wire socket.Wire
+
+	// Set before start, and not changed after that.
+	g      *Gateway
+	user   presence.User
+	sum    *sums.Sum // of the user's unread; nil for an event stream
 	events bool
-	asked  bool   // has sent read and waits for the answer; under the followers' lock
-	pass   uint32 // the last pass that had something for it; guarded by the shard's lock, and so is
-	tail   int32  // the last delivery in it
-	wire   wire
-
-	g     *Gateway
-	shard *shard
-	user  presence.User
-	// follower is the user with what is followed; nil for an event stream.
-	follower *follower
-	expires  time.Duration              // when the token ends, by the shard's clock; 0: never
-	heardAt  atomic.Int64               // last sign of life, by the shard's clock
-	ended    atomic.Bool                // a close frame has been sent, or is about to be
-	linger   atomic.Pointer[time.Timer] // it is out, and the client has until then
-	hup      atomic.Bool                // the client has closed its side: read to the end
-
-	// turns counts the occasions to serve since nobody did. Who counts the first
-	// has the turn, until nobody has counted another: so exactly one goroutine
-	// serves, and no occasion is lost. The last turn is kept for ever.
-	turns atomic.Int32
-
-	// Guarded by the shard's lock.
-	places []place
-	index  int           // in shard.conns
-	missed bool          // a delivery was not written
-	pinged time.Duration // an unanswered ping was sent then; 0: none
-	bell   bell
+	crowd  *policy.Crowd // of its address, to leave at the end
 
 	// The turn's own.
-	slot    int32    // in the poller; 0: none, a goroutine reads
-	held    []byte   // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
-	speaker *speaker // in the middle of a fragmented message, else nil
-	errors  int
-	tokens  float64 // of the message rate
-	filled  time.Duration
+	errors  uint8
+	paid    time.Duration // what the client has sent is paid for until then, see allow
+	brought time.Duration // the new pages it has brought are paid for until then, see bring
+	wants   []wanted
+	held    []byte // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
+	reader  websocket.Reader
+	rests   time.Duration // nothing is read of it until then; 0: it may speak
+
+	// Any goroutine's.
+	ended  atomic.Bool                // a close frame has been sent, or is about to be
+	over   atomic.Bool                // the client's has come, too: the close handshake is done
+	linger atomic.Pointer[time.Timer] // it is out, and the client has until then
+	asks   atomic.Bool                // a ping has been sent whose answer is free
 }
 
-func (c *conn) heard() time.Duration { return time.Duration(c.heardAt.Load()) }
-
-func (c *conn) alive() { c.heardAt.Store(int64(c.shard.now())) }
-
-func (c *conn) expired(now time.Duration) bool {
-	return c.expires != 0 && now >= c.expires && !c.ended.Load()
-}
-
-// open makes the connection known to its shard. The caller has its turn, and
+// open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
-func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time) (*conn, error) {
+func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time, crowd *policy.Crowd) (*conn, error) {
 	tcp, rw, err := w.Hijack()
 	if err != nil {
 		return nil, err
@@ -104,98 +72,69 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	if err != nil {
 		return nil, err
 	}
-	s := g.hub.shards[g.hub.next.Add(1)%uint64(len(g.hub.shards))]
-	c := &conn{g: g, shard: s, user: user, tokens: messageBurst, held: bytes.Clone(early)}
-	c.wire.use(tcp, g.cfg.WriteTimeout, c)
+	c := &conn{g: g, user: user, crowd: crowd, held: bytes.Clone(early)}
+	c.wire.Use(tcp, g.cfg.WriteTimeout, c)
+	lasts := time.Duration(0)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
-		c.expires = max(s.now()+min(time.Until(expires), farOff), 1)
+		if lasts = min(time.Until(expires), farOff); lasts == 0 {
+			lasts = -1
+		}
 	}
-	c.turns.Store(1)
-	c.alive()
+	g.hub.Prepare(&c.Subscriber, c, lasts)
+	c.paid = c.Now() - messageBurst*time.Second/messageRate
+	c.brought = c.Now() - newPageBurst*time.Second/newPageRate
 	return c, nil
 }
 
-// start sends the client what it gets first, does what comes before its
-// messages, and has the connection served from now on.
-func (c *conn) start(hello []byte, begin func()) {
-	if _, err := c.wire.Write(hello); err != nil {
-		_ = c.wire.Close() // serve cleans up
+// enter sends the client what it gets first, and makes it known to those who have
+// more for it.
+func (c *conn) enter(hello []byte) {
+	if c.wire.Write(hello) != nil {
+		_ = c.wire.Close() // whoever serves it next cleans up
 	}
-	c.shard.add(c)
-	if c.follower != nil {
-		c.g.followers.add(c)
+	c.Enter()
+	if c.sum != nil {
+		c.g.unread.Add(c.sum, c)
 	}
 	if c.g.draining.Load() { // Drain may have looked already
 		if !c.events {
-			_ = c.send(frameText, appendReconnect(nil, 0))
+			_ = c.send(websocket.Text, appendReconnect(nil, 0))
 		}
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
-	begin()
-	if c.shard.poller.add(c) != nil {
-		c.spawn(c.serve) // reads until the end
-		return
-	}
-	c.serve()
 }
 
-// spawn implements owner.
-func (c *conn) spawn(f func()) { c.g.conns.Go(f) }
+// start has the client served from now on.
+func (c *conn) start() { c.wire.Start(c.g.pollers.next()) }
 
-// wireFree implements owner: what waited for the client is done now.
-func (c *conn) wireFree() {
-	if c.ended.Load() {
+// Spawn implements socket.Owner.
+func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
+
+// Freed implements socket.Owner: what waited for the client is done now.
+func (c *conn) Freed() {
+	c.Heard() // nobody who is gone takes anything
+	switch {
+	case c.over.Load():
+		_ = c.Close()
+	case c.ended.Load():
 		c.awaitClose()
 	}
-	c.shard.freed(c)
-	if c.turns.Add(1) == 1 {
-		c.serve()
-	}
+	c.Free()
 }
 
-// wireClosed implements owner: somebody has to clean up.
-func (c *conn) wireClosed() {
-	if c.turns.Add(1) == 1 {
-		c.spawn(c.serve)
-	}
-}
-
-// input is a buffer for more than the longest frame. One goroutine at a time.
-type input [8 << 10]byte
-
-var inputs = sync.Pool{New: func() any { return new(input) }}
-
-// serve does what there is to do for the connection; its caller has the turn.
-// It does not wait, unless there is no poller for the connection.
-func (c *conn) serve() {
-	in := inputs.Get().(*input)
-	defer inputs.Put(in)
-	for range patience {
-		turns := c.turns.Load()
-		switch more, err := c.look(in); {
-		case err != nil:
-			_ = c.wire.Close()
-			c.shard.poller.remove(c)
-			c.g.leave(c)
-			return // with the turn
-		case more:
-		case c.turns.CompareAndSwap(turns, 0):
-			return
-		}
-	}
-	c.spawn(c.serve)
-}
-
-// look reads once and serves what came; more says that there may be more. An
-// error is the end of the connection.
-func (c *conn) look(in *input) (more bool, err error) {
+// Look implements socket.Owner. An error is the end of the connection.
+func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	rest, err := c.frames(in[:copy(in[:], c.held)]) // what a busy wire kept
 	c.held = nil
+	c.chargeRead()
+	if c.wire.Polled() && c.wire.Busy() {
+		c.Heard() // it is not read, but it has said something, or it would not be looked at
+	}
 	if err == nil && !c.deaf() {
-		n := copy(in[:], rest) // less than a frame
+		n := copy(in[:], rest) // less than a frame, or the wire was busy a moment ago
 		var m int
-		if m, more, err = c.read(in[n:]); err == nil {
+		if m, more, err = c.wire.Read(in[n:]); err == nil {
 			rest, err = c.frames(in[:n+m])
 		}
 	}
@@ -208,303 +147,120 @@ func (c *conn) look(in *input) (more bool, err error) {
 // deaf reports whether the client is not heard now: it has to take first what
 // it was sent. Without a poller, it waits for that.
 func (c *conn) deaf() bool {
-	if c.slot == 0 {
-		c.wire.wait()
+	if c.resting() {
+		return true
+	}
+	if !c.wire.Polled() {
+		c.wire.Wait()
 		return false
 	}
-	return c.wire.busy.Load() && !c.wire.closed.Load() && !c.events && !c.ended.Load()
+	return c.wire.Busy() && !c.wire.Closed() && !c.events && !c.ended.Load()
 }
 
-// read reads once. It waits only when there is no poller for the connection.
-func (c *conn) read(p []byte) (n int, more bool, err error) {
-	if c.slot == 0 {
-		n, err = c.wire.Read(p)
-		return n, true, err
+// finish closes the connection at once, since the close handshake is done; but
+// for our close frame, if the client has not taken it yet.
+func (c *conn) finish() {
+	c.over.Store(true)
+	if !c.wire.Busy() {
+		_ = c.Close()
 	}
-	if n, err = c.wire.receive(p); n == 0 {
-		return 0, false, err
-	}
-	// A read that could have had more has emptied the socket; what comes then is
-	// told of again, but not the end, if it was told of with what has been read.
-	return n, n == len(p) || c.hup.Load(), nil
-}
-
-// frames serves the whole frames at the beginning of data and returns what is
-// left: less than a frame, unless the client has to take its answers first.
-func (c *conn) frames(data []byte) (rest []byte, err error) {
-	for len(data) > 0 {
-		if c.events || c.ended.Load() {
-			return nil, nil // not listened to any more, but for the end
-		}
-		if c.deaf() {
-			return data, nil
-		}
-		size := frameSize(data)
-		switch {
-		case size > maxFrame:
-			if err := c.tooLarge(); err != nil {
-				return nil, err
-			}
-			continue
-		case size == 0 || size > len(data):
-			return data, nil
-		}
-		// Most frames are the answers to our pings, with nothing in them.
-		if data[0] == framePong && data[1] == 0x80 {
-			c.alive()
-		} else if err := c.frame(data[:size]); err != nil {
-			return nil, err
-		}
-		data = data[size:]
-	}
-	return nil, nil
-}
-
-// frame serves one whole frame.
-func (c *conn) frame(frame []byte) error {
-	began := time.Now()
-	c.alive() // a part of a message is a sign of life, too
-	s := c.speaker
-	if c.speaker = nil; s == nil {
-		s = c.g.speakers.get()
-	}
-	whole, err := s.read(c, frame)
-	switch {
-	case err != nil && s.closing && websocket.CloseStatus(err) < 0:
-		c.ended.Store(true) // a breach of protocol, and the client is told of it
-		c.awaitClose()
-		return nil
-	case err != nil:
-		return err
-	case !whole && s.message != nil:
-		c.speaker = s
-		return nil
-	}
-	defer s.release(began)
-	if !whole {
-		return nil
-	}
-	return c.message(s.kind, s.text[:s.n])
-}
-
-// message does what a message says.
-func (c *conn) message(kind websocket.MessageType, text []byte) error {
-	c.g.metrics.received.Add(1)
-	switch {
-	case len(text) > maxMessage:
-		return c.tooLarge()
-	case kind == websocket.MessageBinary:
-		return c.fault(&fault{code: codeBinary, message: "binary messages have no meaning here; send JSON text"})
-	case !utf8.Valid(text):
-		return c.end(websocket.StatusInvalidFramePayloadData, "invalid UTF-8")
-	case !c.allow():
-		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 a second"})
-	}
-	m, err := parseMessage(text)
-	if err == nil {
-		err = c.do(m)
-	}
-	var f *fault
-	if errors.As(err, &f) {
-		return c.fault(f)
-	}
-	return err
-}
-
-func (c *conn) tooLarge() error {
-	if err := c.fault(&fault{code: codeTooLarge, message: "a message is at most 4096 bytes"}); err != nil {
-		return err
-	}
-	return c.end(websocket.StatusMessageTooBig, "message over 4096 bytes")
-}
-
-// answerPing answers a client's ping.
-func (c *conn) answerPing(payload []byte) {
-	c.alive()
-	_ = c.send(framePong, payload) // when that fails, so will the next read
-}
-
-// allow takes a token of the message rate.
-func (c *conn) allow() bool {
-	now := c.shard.now()
-	c.tokens = min(messageBurst, c.tokens+(now-c.filled).Seconds()*messageRate)
-	c.filled = now
-	if c.tokens < 1 {
-		return false
-	}
-	c.tokens--
-	return true
-}
-
-// do carries out a message. A *fault is the client's, anything else ends the
-// connection. It must not wait: other connections are served after this one.
-func (c *conn) do(m message) error {
-	switch m.kind {
-	case typeJoin:
-		page := m.pages[0]
-		fresh, err := c.shard.join(c, page)
-		if err != nil {
-			return tooManyPages(page)
-		}
-		if fresh {
-			c.g.followers.moved(c, page)
-		}
-		if fresh && c.g.roster.join(c.user, page, c) {
-			c.g.joined(c, page, presence.Count{})
-		}
-	case typeLeave:
-		if c.shard.leave(c, m.pages[0]) {
-			c.g.roster.leave(c.user, m.pages[0], c, false)
-			c.g.followers.moved(c, m.pages[0])
-		}
-	case typeSubscribe:
-		if err := c.shard.watch(c, m.pages, m.precision); err != nil {
-			return tooManyPages("")
-		}
-	case typeUnsubscribe:
-		c.shard.unwatch(c, m.pages)
-	case typeHeartbeat:
-		return c.send(frameText, []byte(`{"type":"heartbeat"}`))
-	case typeRead:
-		c.g.followers.read(c)
-	}
-	return nil
-}
-
-func tooManyPages(page string) *fault {
-	return &fault{
-		code:    codeTooManyPages,
-		message: "a connection may join and subscribe to at most 100 pages; leave some or open another connection",
-		page:    page,
-		hasPage: page != "",
-	}
-}
-
-// send writes one frame.
-func (c *conn) send(opcode byte, payload []byte) error {
-	_, err := c.wire.Write(appendFrame(nil, opcode, payload))
-	return err
-}
-
-// fault tells the client of its mistake, and closes at the twentieth.
-func (c *conn) fault(f *fault) error {
-	c.g.metrics.faults.WithLabelValues(f.code).Inc()
-	if err := c.send(frameText, f.appendJSON(nil)); err != nil {
-		return err
-	}
-	if c.errors++; c.errors < maxErrors || f.code == codeTooLarge {
-		return nil
-	}
-	last := fault{code: codeTooManyErrors, message: "too many errors on one connection"}
-	return c.end(websocket.StatusPolicyViolation, "too many errors", last.appendJSON(nil))
-}
-
-// end sends what is left to say and a close frame. The client then has a
-// moment to close its side; an event stream just ends.
-func (c *conn) end(code websocket.StatusCode, reason string, last ...[]byte) error {
-	if c.events {
-		return c.wire.Close()
-	}
-	if c.ended.Swap(true) {
-		return nil
-	}
-	var b []byte
-	for _, text := range last {
-		b = appendFrame(b, frameText, text)
-	}
-	err := c.wire.end(appendClose(b, int(code), reason))
-	if !c.wire.busy.Load() {
-		c.awaitClose()
-	}
-	return err
 }
 
 // awaitClose closes the connection unless the client does in a moment. It is
 // called when the close frame is out.
 func (c *conn) awaitClose() {
-	if t := time.AfterFunc(lingerClose, c.dead); !c.linger.CompareAndSwap(nil, t) {
+	if t := time.AfterFunc(lingerClose, func() { _ = c.Close() }); !c.linger.CompareAndSwap(nil, t) {
 		t.Stop()
 	}
 }
 
-// leave forgets a connection that has ended without saying so for its pages:
-// its user stays for the grace.
-func (g *Gateway) leave(c *conn) {
-	joined := c.shard.remove(c)
-	for _, page := range joined {
-		g.roster.leave(c.user, page, c, true)
+// Ended implements socket.Owner. A connection that has ended without saying so
+// for its pages is forgotten: its user stays for the grace.
+func (c *conn) Ended() {
+	g := c.g
+	c.Leave()
+	var joined []string
+	for _, w := range c.wants {
+		if w.joined {
+			joined = append(joined, w.name)
+			g.roster.leave(c.user, w.name, c, true)
+		}
 	}
-	if c.follower != nil {
-		g.followers.leave(c.follower, c, joined)
+	if c.sum != nil {
+		g.unread.Leave(c.sum, c, joined)
 	}
 	if t := c.linger.Load(); t != nil {
 		t.Stop() // it would keep c for nothing
 	}
-	g.release()
+	g.release(c.crowd)
 }
 
-// ping asks a silent client for a sign of life. The sweep calls it.
-func (c *conn) ping() {
-	frame := []byte{framePing, 0}
+// Busy implements fanout.Client.
+func (c *conn) Busy() bool { return c.wire.Busy() }
+
+// Try implements fanout.Client.
+func (c *conn) Try(p []byte) error {
+	err := c.wire.Try(p)
+	if errors.Is(err, socket.ErrBusy) {
+		return fanout.ErrBusy
+	}
+	return err
+}
+
+// Close implements fanout.Client: it closes the connection at once, since nobody is
+// listening.
+func (c *conn) Close() error { return c.wire.Close() }
+
+// Ping implements fanout.Client: it asks a silent client for a sign of life. A busy
+// one is not asked: it takes what it was sent before, or the write times out.
+func (c *conn) Ping() bool {
+	frame := []byte{websocket.Ping, 0}
+	c.asks.Store(true)
 	if c.events {
 		frame = []byte(": ping\n\n")
 	}
-	if err := c.wire.try(frame); err != nil && !errors.Is(err, errBusy) {
-		c.dead()
-		return
+	err := c.wire.Try(frame)
+	if err != nil && !errors.Is(err, socket.ErrBusy) {
+		_ = c.Close()
+		return false
 	}
 	if c.events {
-		c.alive() // nobody answers there: a dead one fails to take the comments
+		c.Heard() // nobody answers there: a dead one fails to take the comments
 	}
+	return err == nil
 }
 
-// dead closes the connection at once: nobody is listening.
-func (c *conn) dead() { _ = c.wire.Close() }
-
-// expire ends the connection because its token did.
-func (c *conn) expire() {
+// Expire implements fanout.Client: the connection's token has ended.
+func (c *conn) Expire() {
 	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
 	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil)) // it has gone anyway
 }
 
-// accept upgrades the request, which upgradeProblem has found to be right, and
+// accept upgrades the request, which websocket.CheckUpgrade has found to be right, and
 // hands the connection over, so that the server's goroutine and buffers for the
 // request are freed. Answer and first messages go in one write. While the store
 // is away the unread count of a user who is new here is not known: it comes when
 // it is, since 0 would not be true.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id Identity) error {
+func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, crowd *policy.Crowd) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
-	f := g.followers.enter(r.Context(), unread.User(g.cfg.Identities.Hash128(id.User)))
-	c, err := g.open(w, id.Hash, id.Expires)
+	sum := g.unread.Enter(r.Context(), g.userOf(id.User))
+	c, err := g.open(w, id.Hash, id.Expires, crowd)
 	if err != nil {
-		g.followers.leave(f, nil, nil)
+		g.unread.Leave(sum, nil, nil)
 		return err
 	}
-	c.follower = f
+	c.sum = sum
 	head := w.Header()
-	head.Set("Upgrade", "websocket")
-	head.Set("Connection", "Upgrade")
-	head.Set("Sec-WebSocket-Accept", acceptKey(r.Header.Get("Sec-WebSocket-Key")))
-	if len(r.Header.Values("Sec-WebSocket-Protocol")) > 0 {
-		head.Set("Sec-WebSocket-Protocol", subprotocol)
-	}
+	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)
-	hello = appendFrame(hello, frameText, appendWelcome(nil, id, g.cfg.PingInterval))
-	count, known := g.followers.unread(f)
-	if known {
-		hello = appendFrame(hello, frameText, appendUnread(nil, count))
+	hello = websocket.AppendFrame(hello, websocket.Text, appendWelcome(nil, id, g.cfg.PingInterval))
+	if count, known := g.unread.Unread(sum); known {
+		hello = websocket.AppendFrame(hello, websocket.Text, appendUnread(nil, count))
+		c.Told(count)
 	}
-	if c.bell.told = count; !known {
-		c.bell.told = -1 // whatever it is, it is news
-	}
-	c.start(hello, func() {})
+	c.enter(hello)
+	c.start()
 	return nil
-}
-
-// acceptKey is the answer to a handshake's key, as RFC 6455 has it.
-func acceptKey(key string) string {
-	sum := sha1.Sum([]byte(strings.TrimSpace(key) + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
-	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // responseHead is the head of a response on a connection that was taken over.
@@ -514,14 +270,4 @@ func responseHead(status int, head http.Header) []byte {
 	_ = head.Write(&b) // to memory
 	b.WriteString("\r\n")
 	return b.Bytes()
-}
-
-// Receive takes a presence node's answer to a beat. It does not block.
-func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
-
-// Push takes new counts, and what travels like them, in any order, repeated or not. It does not block.
-func (g *Gateway) Push(counts []presence.Count) {
-	for _, c := range counts {
-		g.hub.update(c)
-	}
 }

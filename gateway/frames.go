@@ -1,258 +1,136 @@
 package gateway
 
 import (
-	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"math"
-	"strconv"
-	"time"
-	"unicode/utf8"
 
-	"headcount/presence"
+	"headcount/gateway/websocket"
 )
 
-// maxMessage is the longest message a client may send, in bytes.
-const maxMessage = 4096
-
-// Codes of error frames.
-const (
-	codeBadJSON       = "bad_json"
-	codeBadType       = "bad_type"
-	codeBadPage       = "bad_page"
-	codeTooManyPages  = "too_many_pages"
-	codeTooLarge      = "too_large"
-	codeBinary        = "binary"
-	codeTooManyErrors = "too_many_errors"
-	codeRateLimited   = "rate_limited"
-	codeTokenExpired  = "token_expired"
-)
-
-// Types of client messages.
-const (
-	typeJoin        = "join"
-	typeLeave       = "leave"
-	typeSubscribe   = "subscribe"
-	typeUnsubscribe = "unsubscribe"
-	typeHeartbeat   = "heartbeat"
-	typeRead        = "read"
-)
-
-// maxPrecision is the most significant digits a subscriber may ask for. More
-// than a billion users need no more.
-const maxPrecision = 9
-
-// message is what a client sent: pages has the one of a join or leave, too.
-type message struct {
-	kind      string
-	pages     []string
-	precision uint8 // of a subscribe: significant digits of its counts; 0: all
+// frames serves the whole frames at the beginning of data and returns the bytes
+// that are left. The rest is less than one frame, unless the client must first
+// take its answers.
+func (c *conn) frames(data []byte) (rest []byte, err error) {
+	for len(data) > 0 {
+		switch {
+		case c.events: // the server ignores what the client of an event stream sends
+			return nil, nil
+		case c.ended.Load():
+			n, closed := c.reader.Skip(data)
+			if closed {
+				c.finish()
+				return nil, nil
+			}
+			if n == 0 {
+				return data, nil
+			}
+			data = data[n:]
+			continue
+		case c.deaf():
+			return data, nil
+		}
+		f, n, breach := c.reader.Next(data)
+		switch {
+		case breach != nil: // Skip reads the bytes of this frame
+			if err := c.breach(breach); err != nil {
+				return nil, err
+			}
+		case n == 0:
+			return data, nil
+		default:
+			err := c.frame(f)
+			f.Release()
+			if err != nil {
+				return nil, err
+			}
+			data = data[n:]
+		}
+	}
+	return nil, nil
 }
 
-// fault is a client's mistake, in the form of an error frame.
-type fault struct {
-	code    string
-	message string
-	page    string
-	hasPage bool
+// frame serves one frame, or one fragment of a message. Every frame shows that the
+// client is alive.
+func (c *conn) frame(f websocket.Frame) error {
+	c.Heard()
+	if !c.charge(f.Kind) {
+		c.rest()
+		return c.fault(&fault{code: codeRateLimited, message: "too many messages; at most 500 frames a second, pings and fragments among them"})
+	}
+	switch f.Kind {
+	case websocket.Text:
+		return c.text(f.Payload)
+	case websocket.Binary:
+		return c.fault(&fault{code: codeBinary, message: "binary messages have no meaning here; send JSON text"})
+	case websocket.Ping:
+		return c.send(websocket.Pong, f.Payload)
+	case websocket.Close:
+		c.ended.Store(true)
+		err := c.wire.End(websocket.AppendFrame(nil, websocket.Close, f.Payload))
+		c.finish()
+		return err
+	}
+	return nil // the frame is a fragment of a message, or the answer to a ping
 }
 
-func (f *fault) Error() string { return f.code + ": " + f.message }
-
-// parseMessage reads one client message. Its error is a *fault. Member names
-// are compared exactly, which encoding/json's structs do not.
-func parseMessage(text []byte) (message, error) {
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(text, &members); err != nil || members == nil {
-		return message{}, &fault{code: codeBadJSON, message: "a message is a JSON object" + because(err)}
+// breach closes the connection of a client that violates the protocol.
+func (c *conn) breach(err *websocket.Error) error {
+	if err.Code == websocket.StatusTooBig {
+		if err := c.fault(&fault{code: codeTooLarge, message: "a message is at most 4096 bytes"}); err != nil {
+			return err
+		}
 	}
-	raw, ok := members["type"]
-	if !ok {
-		return message{}, &fault{code: codeBadType, message: `the message has no "type"`}
-	}
-	var m message
-	if err := decodeMember("type", raw, &m.kind); err != nil {
-		return message{}, err
-	}
-	switch m.kind {
-	case typeJoin, typeLeave:
-		page := ""
-		if raw, ok := members["page"]; ok {
-			if err := decodeMember("page", raw, &page); err != nil {
-				return message{}, err
-			}
-		}
-		if err := presence.CheckPage(page); err != nil {
-			return message{}, badPage(page, err)
-		}
-		m.pages = []string{page}
-	case typeSubscribe, typeUnsubscribe:
-		raw, ok := members["pages"]
-		if !ok {
-			return message{}, &fault{code: codeBadPage, message: `the message has no "pages", a list of page ids`}
-		}
-		// A list of *string tells null, which is no string, from "".
-		var list []*string
-		if err := decodeMember("pages", raw, &list); err != nil {
-			return message{}, err
-		}
-		for _, page := range list {
-			if page == nil {
-				return message{}, &fault{code: codeBadJSON, message: `"pages" has a null; it is a list of strings`}
-			}
-			if err := presence.CheckReadable(*page); err != nil {
-				return message{}, badPage(*page, err)
-			}
-			m.pages = append(m.pages, *page)
-		}
-		if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
-			var digits int
-			if err := decodeMember("precision", raw, &digits); err != nil {
-				return message{}, err
-			}
-			if digits < 1 || digits > maxPrecision {
-				return message{}, &fault{code: codeBadJSON, message: fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision)}
-			}
-			m.precision = uint8(digits)
-		}
-	case typeHeartbeat, typeRead:
-	default:
-		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat and read", presence.Excerpt(m.kind))}
-	}
-	return m, nil
+	return c.end(err.Code, err.Reason)
 }
 
-func decodeMember(name string, raw json.RawMessage, into any) error {
-	err := json.Unmarshal(raw, into)
-	if err == nil && string(raw) == "null" {
-		err = errors.New("it is null")
-	}
-	if err != nil {
-		return &fault{code: codeBadJSON, message: fmt.Sprintf("%q has the wrong JSON type%s", name, because(err))}
-	}
-	return nil
-}
-
-func because(err error) string {
+// text carries out one message. The client gets an error frame for its mistake;
+// any other error ends the connection.
+func (c *conn) text(text []byte) error {
+	m, err := parseMessage(text)
 	if err == nil {
-		return ""
+		err = c.do(m)
 	}
-	return ": " + err.Error()
-}
-
-func badPage(page string, err error) *fault {
-	return &fault{code: codeBadPage, message: err.Error(), page: presence.Excerpt(page), hasPage: true}
-}
-
-// appendJSON appends the error frame's text.
-func (f *fault) appendJSON(b []byte) []byte {
-	b = append(b, `{"type":"error","code":"`...)
-	b = append(b, f.code...)
-	b = append(b, `","message":`...)
-	b = appendQuoted(b, f.message)
-	if f.hasPage {
-		b = append(b, `,"page":`...)
-		b = appendQuoted(b, f.page)
+	var f *fault
+	if errors.As(err, &f) {
+		return c.fault(f)
 	}
-	return append(b, '}')
+	return err
 }
 
-// appendQuoted is for text that came from outside.
-func appendQuoted(b []byte, s string) []byte {
-	quoted, err := json.Marshal(s)
-	if err != nil { // cannot be: every string can be encoded
-		return append(b, `""`...)
+// send writes one frame.
+func (c *conn) send(opcode byte, payload []byte) error {
+	return c.wire.Write(websocket.AppendFrame(nil, opcode, payload))
+}
+
+// fault sends the client an error frame. It closes the connection at the twentieth
+// error.
+func (c *conn) fault(f *fault) error {
+	c.g.metrics.faults.WithLabelValues(f.code).Inc()
+	if err := c.send(websocket.Text, f.appendJSON(nil)); err != nil {
+		return err
 	}
-	return append(b, quoted...)
-}
-
-// significant rounds n, which is not negative, to that many significant
-// digits, halves up; 0 digits are all of them.
-func significant(n int64, digits uint8) int64 {
-	unit, most := int64(1), int64(1)
-	for range digits {
-		most *= 10
+	if c.errors++; c.errors < maxErrors || f.code == codeTooLarge {
+		return nil
 	}
-	for digits > 0 && n/unit >= most {
-		unit *= 10
+	last := fault{code: codeTooManyErrors, message: "too many errors on one connection"}
+	return c.end(websocket.StatusPolicyViolation, "too many errors", last.appendJSON(nil))
+}
+
+// end sends the last messages and a close frame. The client then has a short time
+// to close its side. An event stream is closed at once.
+func (c *conn) end(code int, reason string, last ...[]byte) error {
+	if c.events {
+		return c.wire.Close()
 	}
-	rest := n % unit
-	if n -= rest; rest > 0 && rest >= unit/2 && n <= math.MaxInt64-unit {
-		n += unit
+	if c.ended.Swap(true) {
+		return nil
 	}
-	return n
-}
-
-func appendCountText(b []byte, c presence.Count) []byte {
-	b = append(b, `{"type":"count",`...)
-	b = c.AppendMembers(b)
-	return append(b, '}')
-}
-
-func appendWelcome(b []byte, id Identity, ping time.Duration) []byte {
-	b = append(b, `{"type":"welcome","user":`...)
-	b = appendQuoted(b, id.User)
-	if id.Signed != "" {
-		b = append(b, `,"id":`...)
-		b = appendQuoted(b, id.Signed)
+	var b []byte
+	for _, text := range last {
+		b = websocket.AppendFrame(b, websocket.Text, text)
 	}
-	b = append(b, `,"heartbeat_ms":`...)
-	b = strconv.AppendInt(b, ping.Milliseconds(), 10)
-	return append(b, '}')
-}
-
-func appendUnread(b []byte, n int64) []byte {
-	b = append(b, `{"type":"unread","count":`...)
-	b = strconv.AppendInt(b, n, 10)
-	return append(b, '}')
-}
-
-func appendReconnect(b []byte, after time.Duration) []byte {
-	b = append(b, `{"type":"reconnect","after_ms":`...)
-	b = strconv.AppendInt(b, after.Milliseconds(), 10)
-	return append(b, '}')
-}
-
-// Opcodes of RFC 6455, with the FIN bit.
-const (
-	frameText  = 0x81
-	frameClose = 0x88
-	framePing  = 0x89
-	framePong  = 0x8a
-)
-
-// appendFrame appends an unmasked WebSocket frame, as servers send them: the
-// same bytes serve every client.
-func appendFrame(b []byte, opcode byte, payload []byte) []byte {
-	b = append(b, opcode)
-	switch n := len(payload); {
-	case n < 126:
-		b = append(b, byte(n))
-	case n <= 0xffff:
-		b = append(b, 126)
-		b = binary.BigEndian.AppendUint16(b, uint16(n))
-	default:
-		b = append(b, 127)
-		b = binary.BigEndian.AppendUint64(b, uint64(n))
+	err := c.wire.End(websocket.AppendClose(b, code, reason))
+	if !c.wire.Busy() {
+		c.awaitClose()
 	}
-	return append(b, payload...)
-}
-
-// appendClose appends a close frame. A reason is at most 123 bytes.
-func appendClose(b []byte, code int, reason string) []byte {
-	for len(reason) > 123 || !utf8.ValidString(reason) {
-		reason = reason[:len(reason)-1]
-	}
-	payload := binary.BigEndian.AppendUint16(make([]byte, 0, 2+len(reason)), uint16(code))
-	return appendFrame(b, frameClose, append(payload, reason...))
-}
-
-// appendEvent appends a server-sent event with a counter.
-func appendEvent(b []byte, c presence.Count) []byte {
-	b = append(b, "event: count\nid: "...)
-	b = append(b, c.Version.String()...)
-	b = append(b, "\ndata: "...)
-	b = c.AppendJSON(b)
-	return append(b, "\n\n"...)
+	return err
 }

@@ -1,6 +1,6 @@
-// Package gateway holds the connections of browsers: it is the ground truth of
-// who is here, tells the presence nodes, and delivers the counts that come
-// back, over WebSockets, event streams and plain HTTP.
+// Package gateway holds the connections of browsers. It knows first-hand who is
+// here, reports this to the presence nodes, and delivers the counts that come
+// back over WebSockets, event streams and plain HTTP.
 package gateway
 
 import (
@@ -12,16 +12,19 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/coder/websocket"
-	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/gateway/fanout"
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/gateway/socket"
+	sums "headcount/gateway/unread"
+	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/unread"
@@ -30,86 +33,111 @@ import (
 // budgetPerCore leaves half of what a core can deliver to everything else.
 const budgetPerCore = 60_000
 
-// ErrConfig is in every error about settings that cannot work.
+// ErrConfig is wrapped by every error about a setting that cannot work.
 var ErrConfig = errors.New("bad setting")
 
-// Store is what a gateway needs of a store.
+// Store is the part of a store that a gateway uses.
 type Store interface {
-	presence.Counters
+	presence.Updates
 	presence.Endpoints
 }
 
+// Cluster reaches the other roles, in this process or in others.
+type Cluster interface {
+	Beats
+	sums.Lives
+	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
+	// the change. After an error the store may or may not have it.
+	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	// Ready says why the other roles cannot be used yet, or nil.
+	Ready() error
+}
+
+// Regions reads a count with each region's share.
+type Regions interface {
+	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
+}
+
+// Dashboard returns the dashboard's data as JSON.
+type Dashboard interface {
+	JSON(ctx context.Context) ([]byte, error)
+}
+
+// Memory reports whether the process uses so much memory that it must refuse new
+// connections.
+type Memory interface{ High() bool }
+
 // Config tunes a Gateway. A zero duration takes its default.
 type Config struct {
-	Name       string // this gateway's, in the endpoint store and as a source of beats; required
+	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
-	// Incarnation of this life of the process, as a source of beats; default the
-	// time in unix milliseconds.
+	// Incarnation numbers this life of the process. Beats carry it, and the endpoint
+	// store has it beside the name. Default: the time in unix milliseconds.
 	Incarnation uint64
 
 	Store Store
-	// Unread keeps changes and follows; what it publishes comes as counts do. Required.
+	// Unread keeps changes and follows. Its publications arrive the way counts do.
+	// Required.
 	Unread unread.Store
-	// Alive reports whether the life of another gateway, "name/incarnation", still
-	// lasts. It must not block. Default: there is no other.
-	Alive func(life string) bool
-	// Send carries a beat to the owner of its partition. It must not block and
-	// may lose it.
-	Send func(*heartbeat.Beat)
-	// Hold takes or ends a user's hold on a page and returns when the store has
-	// it. An error says that it may not have been.
-	Hold func(ctx context.Context, u presence.User, page string, on bool) error
-	// Region is this region's name, and Parts reads a count with each region's
-	// share; nil: this region has all of it.
-	Region string
-	Parts  func(ctx context.Context, page string) (presence.Count, []presence.Part, error)
-	// Ready says why the other roles cannot be used yet, or nil.
-	Ready func() error
+	// Cluster is required.
+	Cluster Cluster
+	// HoldTime is how long a hold lasts if it is not renewed; default 21s.
+	HoldTime time.Duration
+	// Region is the name of this region. Regions reads each region's share of a count;
+	// nil means that there is no other region.
+	Region  string
+	Regions Regions
 
 	HeartbeatInterval time.Duration // default 2s
-	LeaveGrace        time.Duration // after a connection ends without a leave; 0 is none
+	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
 	UpdateInterval    time.Duration // default 250ms, at least 10ms
 	PingInterval      time.Duration // default 15s
 	PongTimeout       time.Duration // default 5s
 	WriteTimeout      time.Duration // default 5s
-	ShutdownTimeout   time.Duration // default 30s; half of it at most is for clients to move
+	ShutdownTimeout   time.Duration // default 30s; clients get at most half of it to move
 	MaxConnections    int           // default 100,000
+	MaxPerAddress     int           // connections of one address; 0: any number
+	Memory            Memory        // while it is high, new connections are refused; nil: no such check
 	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
-	// Dashboard returns what an operator sees, as JSON. Nil: there is no dashboard.
-	Dashboard func(ctx context.Context) ([]byte, error)
+	Dashboard Dashboard // nil: no dashboard is served
 
-	Identities *Identities
-	APIKeys    []string // for calls from servers; without any there are none
-	Origins    *Origins
-	Proxies    *Proxies
-	Assets     fs.FS // index.html is served at /, the others under /-/
+	Identities *identity.Identities
+	APIKeys    []string // servers call with one of these; empty: no server may call
+	Origins    *identity.Origins
+	Proxies    *identity.Proxies
+	Assets     fs.FS // index.html is served at /, the other files under /-/
+
+	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
 }
 
 // Gateway serves clients. Its methods may be called from any goroutine.
 type Gateway struct {
 	cfg         Config
-	hub         *hub
+	hub         *fanout.Hub
 	roster      *roster
-	followers   *followers
-	keys        apiKeys
-	limiter     *addressLimiter
+	unread      *sums.Sums
+	pollers     *pollers
+	keys        identity.APIKeys
+	limiter     *policy.Limiter
+	crowds      *policy.Crowds
 	metrics     *metrics
 	handler     http.Handler
-	speakers    speakers
-	conns       sync.WaitGroup // connections, and what they start
+	conns       sync.WaitGroup // connections, and the goroutines that they start
 	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
 	connections atomic.Int64
-	started     atomic.Bool // has been ready once: from then on there is always something to serve
+	started     atomic.Bool // the gateway was ready once; from then on it always has counts to serve
 	draining    atomic.Bool
+	shut        atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
 }
 
-// New returns a Gateway that does nothing until Run, and whose Handler answers
-// 503 where it would have to.
+// New returns a Gateway that does nothing until Run. Until the cluster is ready,
+// its Handler answers 503 to requests that need the cluster.
 func New(cfg Config) (*Gateway, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	cfg.HeartbeatInterval = cmp.Or(cfg.HeartbeatInterval, 2*time.Second)
+	cfg.HoldTime = cmp.Or(cfg.HoldTime, 21*time.Second)
 	cfg.UpdateInterval = cmp.Or(cfg.UpdateInterval, 250*time.Millisecond)
 	cfg.PingInterval = cmp.Or(cfg.PingInterval, 15*time.Second)
 	cfg.PongTimeout = cmp.Or(cfg.PongTimeout, 5*time.Second)
@@ -121,80 +149,72 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w: it has no name", ErrConfig)
 	case cfg.UpdateInterval < 10*time.Millisecond:
 		return nil, fmt.Errorf("gateway: %w: update interval %s is under 10ms", ErrConfig, cfg.UpdateInterval)
-	case cfg.Store == nil || cfg.Unread == nil || cfg.Send == nil || cfg.Hold == nil || cfg.Ready == nil:
-		return nil, fmt.Errorf("gateway: %w: it has no store or nobody to send to", ErrConfig)
+	case cfg.Store == nil || cfg.Unread == nil || cfg.Cluster == nil:
+		return nil, fmt.Errorf("gateway: %w: it has no store or no cluster", ErrConfig)
 	case cfg.Identities == nil || cfg.Origins == nil || cfg.Proxies == nil || cfg.Assets == nil:
 		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
 	}
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))
-	g := &Gateway{cfg: cfg, limiter: newAddressLimiter(), keys: newAPIKeys(cfg.APIKeys)}
-	read, err := lru.New[string, presence.Count](recentPages)
-	if err != nil {
+	g := &Gateway{cfg: cfg, limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress), keys: identity.NewAPIKeys(cfg.APIKeys)}
+	cores := runtime.GOMAXPROCS(0)
+	var err error
+	life := presence.LifeName(cfg.Name, cfg.Incarnation)
+	if g.hub, err = fanout.New(fanout.Config{
+		Life: life, Store: cfg.Store, Numbers: unreadEncoder{},
+		Shards: cores, Interval: cfg.UpdateInterval, Budget: float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*cores)),
+		Ping: cfg.PingInterval, Pong: cfg.PongTimeout, Log: cfg.Log,
+	}); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	g.hub = &hub{name: cfg.Name, store: cfg.Store, log: cfg.Log, wake: make(chan struct{}, 1), read: read, pages: map[string]*watched{}}
-	live := liveness{ping: cfg.PingInterval, pong: cfg.PongTimeout}
-	shards := runtime.GOMAXPROCS(0)
-	budget := float64(cmp.Or(cfg.DeliveryBudget, budgetPerCore*shards)) / float64(shards)
-	for range shards {
-		s := newShard(g.hub, cfg.UpdateInterval, budget, live)
-		var err error
-		if s.poller, err = newPoller(); err != nil && !errors.Is(err, errNoPoller) {
-			return nil, err
-		}
-		g.hub.shards = append(g.hub.shards, s)
+	if g.pollers, err = newPollers(cores); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	g.followers = newFollowers(g, LifeName(cfg.Name, cfg.Incarnation), cfg.Unread, cfg.Alive)
-	g.hub.topics = g.followers.update
+	g.unread = sums.New(sums.Config{
+		Life: life, Store: cfg.Unread, Hub: g.hub, Lives: cfg.Cluster,
+		Group: &g.conns, Grace: cfg.LeaveGrace, Rest: cfg.UpdateInterval, Log: cfg.Log,
+	})
+	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
-	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Send)
-	g.roster.ready = g.joined
-	g.metrics = newMetrics(g)
+	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
+	g.metrics = newMetrics(g, cfg.Registerer)
 	g.handler = g.routes()
 	return g, nil
 }
 
-// joined is told by the roster what an acknowledgement brought: a count, or
-// that c's join is in the store.
-func (g *Gateway) joined(c *conn, page string, count presence.Count) {
-	if count.Page != "" {
-		g.hub.acknowledged(count)
+// Receive takes a presence node's answer to a beat. It does not block.
+func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
+
+// Push takes updates, in any order, repeated or not. It does not block.
+func (g *Gateway) Push(updates []presence.Update) {
+	for _, u := range updates {
+		g.hub.Update(u)
 	}
-	if c == nil {
-		return
-	}
-	// The hub has a count that includes the join, but whoever brought it may
-	// still be on the way to the shard with it.
-	if last, known := g.hub.last(page); known {
-		c.shard.update(last)
-	}
-	c.shard.ready(c, page)
 }
 
 // Handler serves the public contract.
 func (g *Gateway) Handler() http.Handler { return g.handler }
-
-// Collectors are the gateway's metrics.
-func (g *Gateway) Collectors() []prometheus.Collector { return g.metrics.collectors() }
 
 // Ready says why no new clients should be sent here now, or nil.
 func (g *Gateway) Ready() error {
 	if g.draining.Load() {
 		return errDraining
 	}
+	if err := g.shut.Load(); err != nil {
+		return *err
+	}
 	return g.ready()
 }
 
 func (g *Gateway) ready() error {
-	err := g.cfg.Ready()
+	err := g.cfg.Cluster.Ready()
 	if err == nil {
 		g.started.Store(true)
 	}
 	return err
 }
 
-// serving says why nothing can be served yet, or nil. What has been ready once
-// serves on: without its store it has the last known counts.
+// serving says why nothing can be served yet, or nil. A gateway that was ready once
+// serves for ever: without its store it has the last known counts.
 func (g *Gateway) serving() error {
 	if g.started.Load() {
 		return nil
@@ -206,49 +226,49 @@ const goodbye = "this gateway is shutting down"
 
 var errDraining = errors.New(goodbye)
 
-// Run owns the gateway's goroutines but those of connections, which Drain ends.
+// Run owns the gateway's goroutines, except those of connections: Drain ends and
+// awaits these. Run returns when ctx has ended and its goroutines have stopped.
 func (g *Gateway) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { g.roster.run(ctx) })
-	wg.Go(func() { g.hub.run(ctx) })
-	wg.Go(func() { g.followers.run(ctx) })
-	for _, s := range g.hub.shards {
-		wg.Go(func() { s.run(ctx) })
-		wg.Go(func() { s.poller.run(ctx) })
+	wg.Go(func() { g.hub.Run(ctx) })
+	wg.Go(func() { g.unread.Run(ctx) })
+	for _, p := range g.pollers.all {
+		wg.Go(func() { p.Run(ctx) })
 	}
 	wg.Wait()
 	return nil
 }
 
-// OwnersChanged has every user of the partitions named to their new owner at
-// once, instead of when it asks. Any goroutine may call it.
+// OwnersChanged reports every user of these partitions to the new owner at once,
+// before the owner asks. Any goroutine may call it.
 func (g *Gateway) OwnersChanged(partitions []int) {
 	for _, id := range partitions {
 		g.roster.movedTo(id)
 	}
 }
 
-// OthersChanged says that what Alive answers has changed.
-func (g *Gateway) OthersChanged() { g.followers.othersChanged() }
+// OthersChanged must be called when the answers of Cluster.Alive have changed.
+func (g *Gateway) OthersChanged() { g.unread.OthersChanged() }
 
-// StoreAway says that the store cannot be reached: counts are stale from now
-// on. StoreBack says that it can be again: everything is read anew.
-func (g *Gateway) StoreAway() { g.hub.away() }
+// StoreAway says that the store cannot be reached: counts are stale until
+// StoreBack.
+func (g *Gateway) StoreAway() { g.hub.Away() }
 
-// StoreBack ends StoreAway.
+// StoreBack says that the store can be reached again: everything is read anew.
 func (g *Gateway) StoreBack() {
-	g.hub.back()
-	g.followers.storeBack()
+	g.hub.Back()
+	g.unread.StoreBack()
 }
 
 // moveRate is how many clients a second a draining gateway sends elsewhere, as
 // long as there is time.
 const moveRate = 1000
 
-// Drain sends the clients away: they are told to connect again after a jittered
-// time, those that are left then are closed with 1012, and Drain returns when
-// all are gone; those that would not go until ctx ends are cut off. Their users
-// stay counted for the grace. Run must still be running.
+// Drain sends the clients away and returns when every connection is gone. First
+// each client is told to connect again after a jittered time. Drain then closes
+// the connections that are left with 1012. When ctx ends, it cuts off the rest.
+// The users stay counted for the grace. Run must still be running.
 func (g *Gateway) Drain(ctx context.Context) error {
 	g.entry.Lock()
 	g.draining.Store(true)
@@ -260,22 +280,22 @@ func (g *Gateway) Drain(ctx context.Context) error {
 			return
 		}
 		after := rand.N(window)
-		_ = c.send(frameText, appendReconnect(nil, after)) // who has gone need not know
+		_ = c.send(websocket.Text, appendReconnect(nil, after)) // an error means that the client has gone already
 	})
 	g.settle(ctx, window+window/10)
 	g.each(func(c *conn) { _ = c.end(websocket.StatusServiceRestart, goodbye) })
 	done := make(chan struct{})
-	go func() { // ends with the last connection, which each below sees to
+	go func() { // ends with the last connection; Close below ends them all
 		g.conns.Wait()
 		close(done)
 	}()
 	select {
 	case <-done:
 	case <-ctx.Done():
-		g.each(func(c *conn) { c.dead() }) // they had their time
+		g.each(func(c *conn) { _ = c.Close() }) // the clients had their time
 		<-done
 	}
-	g.followers.depart(ctx)
+	g.unread.Depart(ctx)
 	return nil
 }
 
@@ -297,12 +317,28 @@ func (g *Gateway) settle(ctx context.Context, d time.Duration) {
 }
 
 func (g *Gateway) each(do func(*conn)) {
-	for _, s := range g.hub.shards {
-		s.mu.Lock()
-		seats := slices.Clone(s.conns)
-		s.mu.Unlock()
-		for _, seat := range seats {
-			do(seat.conn)
-		}
+	for _, client := range g.hub.Clients() {
+		do(client.(*conn)) // every client of the hub is a *conn
 	}
 }
+
+// pollers serve the connections whose clients have sent something. Each connection
+// belongs to one poller.
+type pollers struct {
+	all  []*socket.Poller
+	last atomic.Uint64 // spreads connections over the pollers
+}
+
+func newPollers(n int) (*pollers, error) {
+	ps := &pollers{}
+	for range n {
+		p, err := socket.NewPoller()
+		if err != nil {
+			return nil, err
+		}
+		ps.all = append(ps.all, p)
+	}
+	return ps, nil
+}
+
+func (p *pollers) next() *socket.Poller { return p.all[p.last.Add(1)%uint64(len(p.all))] }

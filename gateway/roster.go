@@ -28,11 +28,22 @@ type roster struct {
 	source   heartbeat.Source
 	interval time.Duration
 	grace    time.Duration
-	send     func(*heartbeat.Beat)
-	ready    func(c *conn, page string, count presence.Count) // a join is in the store; c is zero when its count is not known
+	beats    Beats
+	counts   acknowledged
 	lanes    []lane
 	kick     chan *lane // lanes with something new to send; room for all, each in it once
 }
+
+// Beats carries beats to the owners of their partitions. SendBeat must not block,
+// and may lose a beat.
+type Beats interface{ SendBeat(b *heartbeat.Beat) }
+
+// acknowledged takes the counts that come with acknowledgements.
+type acknowledged interface{ Acknowledged(u presence.Update) }
+
+// joiner is a connection that has joined a page. arrived is called when the store
+// has the join, without the roster's locks.
+type joiner interface{ arrived(page string) }
 
 // lane is one partition's part of the roster. mu guards all of it.
 type lane struct {
@@ -46,10 +57,21 @@ type lane struct {
 	flight []flying        // sent and not acknowledged, in order; at most heartbeat.MaxOps
 	// queue has the spots that have changed and are not in flight, each once: so
 	// it is bounded by the connections and their pages.
-	queue  []*spot
-	sent   time.Time     // when flight was last sent
-	repeat time.Duration // after this it is sent again
-	kicked bool
+	queue []*spot
+	left  uint64 // how many entries have left the queue
+	empty int    // entries of spots that came and went before they were told
+	// kept has the spots that nobody is at but whose grace runs, each once: who else
+	// may come back is known until it ends.
+	kept []*spot
+	// The stream has told of everything when rest entries of queue have left it:
+	// then whole is set, see heartbeat.Beat. announce says that the owner is to
+	// hear of it, and of flight, whether or not there is something new.
+	rest     int
+	whole    uint64
+	announce bool
+	sent     time.Time     // when flight was last sent
+	repeat   time.Duration // after this it is sent again
+	kicked   bool
 
 	waiting atomic.Bool // flight is not empty; read without mu
 }
@@ -72,18 +94,21 @@ type spot struct {
 	lost   int       // connections that ended without a leave and may come back until
 	until  time.Time // end of the last grace
 	told   heartbeat.Kind
-	acked  bool    // what was told is in the store
-	queued bool    // in queue
-	flying int     // its ops in flight
-	wait   []*conn // joined, and waiting for the store to have it
+	acked  bool     // what was told is in the store
+	kept   bool     // in lane.kept
+	queued bool     // in queue
+	entry  uint64   // then: which of all that were ever queued in the lane
+	flying int      // its ops in flight
+	wait   []joiner // joined, and waiting for the store to have it
 }
 
-func newRoster(source heartbeat.Source, partitions int, interval, grace time.Duration, send func(*heartbeat.Beat)) *roster {
+func newRoster(source heartbeat.Source, partitions int, interval, grace time.Duration, beats Beats, counts acknowledged) *roster {
 	r := &roster{
 		source:   source,
 		interval: interval,
 		grace:    grace,
-		send:     send,
+		beats:    beats,
+		counts:   counts,
 		lanes:    make([]lane, partitions),
 		kick:     make(chan *lane, partitions),
 	}
@@ -99,9 +124,9 @@ func newRoster(source heartbeat.Source, partitions int, interval, grace time.Dur
 func (r *roster) lane(u presence.User) *lane { return &r.lanes[u.Partition(len(r.lanes))] }
 
 // join notes that a connection of the user has joined the page. It returns
-// true when the store has the user there already; otherwise ready is called
-// with c once it has.
-func (r *roster) join(u presence.User, page string, c *conn) bool {
+// true when the store has the user there already; otherwise c.arrived is
+// called once it has.
+func (r *roster) join(u presence.User, page string, c joiner) bool {
 	l := r.lane(u)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -113,7 +138,7 @@ func (r *roster) join(u presence.User, page string, c *conn) bool {
 	} else {
 		sp.lost = 0
 	}
-	if sp.told == heartbeat.Join && sp.acked && !sp.queued {
+	if sp.stored() {
 		return true
 	}
 	sp.wait = append(sp.wait, c)
@@ -123,7 +148,7 @@ func (r *roster) join(u presence.User, page string, c *conn) bool {
 
 // leave notes that a connection has left the page, or, when lost, that it
 // ended without a leave: then the user stays for the grace.
-func (r *roster) leave(u presence.User, page string, c *conn, lost bool) {
+func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 	l := r.lane(u)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,7 +158,7 @@ func (r *roster) leave(u presence.User, page string, c *conn, lost bool) {
 	}
 	sp.live--
 	l.moved = true
-	sp.wait = slices.DeleteFunc(sp.wait, func(w *conn) bool { return w == c })
+	sp.wait = slices.DeleteFunc(sp.wait, func(w joiner) bool { return w == c })
 	if lost && r.grace > 0 {
 		now := time.Now()
 		if now.After(sp.until) {
@@ -142,9 +167,59 @@ func (r *roster) leave(u presence.User, page string, c *conn, lost bool) {
 		sp.lost++
 		sp.until = now.Add(r.grace)
 	}
-	if sp.live == 0 {
-		r.tell(l, sp)
+	if sp.live > 0 {
+		return
 	}
+	if sp.told == 0 { // it came and went before anybody was told; the store may be away for long
+		l.untell(sp)
+		l.forget(sp)
+		r.wake(l) // it may have been the last of what the stream had to tell
+		return
+	}
+	r.tell(l, sp)
+}
+
+// untell takes a queued spot out of the queue. Its entry stays empty until the
+// queue is mostly such entries.
+func (l *lane) untell(sp *spot) {
+	l.queue[sp.entry-l.left] = nil
+	if l.empty++; l.empty <= len(l.queue)/2+16 {
+		return
+	}
+	full := make([]*spot, 0, len(l.queue)-l.empty)
+	rest := 0
+	for i, sp := range l.queue {
+		if sp == nil {
+			continue
+		}
+		if i < l.rest {
+			rest++
+		}
+		sp.entry = l.left + uint64(len(full))
+		full = append(full, sp)
+	}
+	l.queue, l.rest, l.empty = full, rest, 0
+}
+
+// stored reports whether the store has what is told of the spot, and that is a join.
+func (sp *spot) stored() bool { return sp.told == heartbeat.Join && sp.acked && !sp.queued }
+
+// stored reports whether the store has the user on the page because of this gateway.
+func (r *roster) stored(u presence.User, page string) bool {
+	l := r.lane(u)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sp := l.find(u, page)
+	return sp != nil && sp.stored()
+}
+
+// here reports whether a connection of the user has joined the page.
+func (r *roster) here(u presence.User, page string) bool {
+	l := r.lane(u)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sp := l.find(u, page)
+	return sp != nil && sp.live > 0
 }
 
 // find returns the user's spot on the page, or nil.
@@ -190,6 +265,7 @@ func (r *roster) tell(l *lane, sp *spot) {
 		return
 	}
 	sp.queued = true
+	sp.entry = l.left + uint64(len(l.queue))
 	l.queue = append(l.queue, sp)
 	r.wake(l)
 }
@@ -206,6 +282,8 @@ func (r *roster) restart(l *lane) {
 	for _, res := range l.users {
 		r.renew(l, res)
 	}
+	l.rest, l.whole, l.announce = len(l.queue), 0, true
+	r.wake(l)
 }
 
 // movedTo tells a partition's new owner of everything. An owner from before
@@ -269,6 +347,12 @@ func (r *roster) flush(l *lane) {
 		sp := l.queue[0]
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
+		l.left++
+		l.rest = max(l.rest-1, 0)
+		if sp == nil {
+			l.empty--
+			continue
+		}
 		sp.queued = false
 		op := heartbeat.Op{Kind: heartbeat.Join, User: sp.user, Page: sp.page}
 		if sp.live == 0 {
@@ -276,10 +360,6 @@ func (r *roster) flush(l *lane) {
 			if left := time.Until(sp.until); sp.lost > 0 && left > 0 {
 				op.Grace = left
 			}
-		}
-		if sp.told == 0 && op.Kind == heartbeat.Leave {
-			l.forget(sp) // it came and went before anybody was told
-			continue
 		}
 		if sp.flying > 0 && sp.told == op.Kind {
 			continue // it went, or came, and is again what is on its way
@@ -292,23 +372,30 @@ func (r *roster) flush(l *lane) {
 	if len(l.queue) == 0 {
 		l.queue = nil
 	}
+	if l.rest == 0 && l.whole == 0 {
+		l.whole, l.announce = l.first+uint64(len(l.flight)), true
+	}
 	var b *heartbeat.Beat
-	if len(l.flight) > from {
+	if l.announce || len(l.flight) > from {
+		if l.announce {
+			from = 0
+		}
 		if from == 0 {
 			l.sent, l.repeat = time.Now(), firstRepeat
 		}
 		b = l.beatOf(r.source, from)
-		l.waiting.Store(true)
+		l.announce = false
+		l.waiting.Store(len(l.flight) > 0)
 	}
 	l.mu.Unlock()
 	if b != nil {
-		r.send(b)
+		r.beats.SendBeat(b)
 	}
 }
 
 // beatOf is the message with the ops of flight[from:].
 func (l *lane) beatOf(source heartbeat.Source, from int) *heartbeat.Beat {
-	b := &heartbeat.Beat{Source: source, Partition: l.id, Stream: l.stream, First: l.first + uint64(from)}
+	b := &heartbeat.Beat{Source: source, Partition: l.id, Stream: l.stream, First: l.first + uint64(from), Whole: l.whole}
 	b.Ops = make([]heartbeat.Op, 0, len(l.flight)-from)
 	for _, f := range l.flight[from:] {
 		b.Ops = append(b.Ops, f.op)
@@ -326,7 +413,7 @@ func (r *roster) again(l *lane, now time.Time) {
 	}
 	l.mu.Unlock()
 	if b != nil {
-		r.send(b)
+		r.beats.SendBeat(b)
 	}
 }
 
@@ -344,10 +431,28 @@ func (r *roster) beat(l *lane) {
 			}
 		}
 	}
+	l.endGraces(time.Now())
 	alive, stream := l.alive, l.stream
 	l.mu.Unlock()
 	for part := range slices.Chunk(alive, aliveBatch) {
-		r.send(&heartbeat.Beat{Source: r.source, Partition: l.id, Stream: stream, Alive: part})
+		r.beats.SendBeat(&heartbeat.Beat{Source: r.source, Partition: l.id, Stream: stream, Alive: part})
+	}
+}
+
+// endGraces forgets the spots whose grace is over.
+func (l *lane) endGraces(now time.Time) {
+	l.kept = slices.DeleteFunc(l.kept, func(sp *spot) bool {
+		switch {
+		case sp.live > 0 || sp.queued || sp.flying > 0: // the answer to what is told decides
+			sp.kept = false
+		case sp.lost == 0 || !now.Before(sp.until):
+			sp.kept = false
+			l.forget(sp)
+		}
+		return !sp.kept
+	})
+	if len(l.kept) == 0 {
+		l.kept = nil
 	}
 }
 
@@ -358,14 +463,22 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	}
 	l := &r.lanes[a.Partition]
 	type arrival struct {
-		c    *conn
+		c    joiner
 		page string
 	}
 	var arrivals []arrival
 	for _, c := range a.Counts { // before who asks learns that the store has it: another tab joins without waiting then
-		r.ready(nil, c.Page, c)
+		r.counts.Acknowledged(c.Update())
 	}
 	l.mu.Lock()
+	switch {
+	case !a.Ask:
+	case a.Stream == l.stream || l.first == 1: // it knows this stream, or will by what is not acknowledged
+		l.announce = true
+		r.wake(l)
+	default:
+		r.restart(l)
+	}
 	if a.Stream == l.stream {
 		if a.Reset {
 			r.restart(l)
@@ -382,8 +495,16 @@ func (r *roster) receive(a *heartbeat.Reply) {
 			case sp.queued || sp.flying > 0: // the answer to that will come
 			case (sp.live > 0) != (sp.told == heartbeat.Join):
 				r.tell(l, sp)
+			case sp.live == 0 && sp.lost > 0 && time.Now().Before(sp.until):
+				if !sp.kept {
+					sp.kept = true
+					l.kept = append(l.kept, sp)
+				}
 			case sp.live == 0:
-				l.forget(sp)
+				sp.lost = 0
+				if !sp.kept { // else at the next beat
+					l.forget(sp)
+				}
 			default:
 				for _, c := range sp.wait {
 					arrivals = append(arrivals, arrival{c, sp.page})
@@ -406,6 +527,6 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	}
 	l.mu.Unlock()
 	for _, ar := range arrivals {
-		r.ready(ar.c, ar.page, presence.Count{})
+		ar.c.arrived(ar.page)
 	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"headcount/presence"
@@ -17,10 +18,17 @@ type beats struct {
 func newBeats(t *testing.T) *beats {
 	t.Helper()
 	b := &beats{}
-	b.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, 1, time.Second, time.Minute, func(m *heartbeat.Beat) { b.sent = append(b.sent, m) })
-	b.ready = func(*conn, string, presence.Count) {}
+	b.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, 1, time.Second, time.Minute, b, b)
 	return b
 }
+
+func (b *beats) SendBeat(m *heartbeat.Beat)   { b.sent = append(b.sent, m) }
+func (b *beats) Acknowledged(presence.Update) {}
+
+// joined counts the answers to its joins.
+type joined struct{ arrivals int }
+
+func (j *joined) arrived(string) { j.arrivals++ }
 
 // ops sends what waits, and returns it.
 func (b *beats) ops() (ops []heartbeat.Op) {
@@ -32,6 +40,15 @@ func (b *beats) ops() (ops []heartbeat.Op) {
 		ops = append(ops, m.Ops...)
 	}
 	return ops
+}
+
+// beat sends what waits, which is one beat, and returns it.
+func (b *beats) beat(t *testing.T) *heartbeat.Beat {
+	t.Helper()
+	if b.ops(); len(b.sent) != 1 {
+		t.Fatalf("sent %d beats, want 1", len(b.sent))
+	}
+	return b.sent[0]
 }
 
 func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
@@ -50,7 +67,7 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 // While the store is away nothing is answered, and the grace of a lost
 // connection runs all the same: its return must not wait for an answer.
 func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
-	b, c := newBeats(t), &conn{}
+	b, c := newBeats(t), &joined{}
 	b.join(1, "p", c)
 	b.wantOps(t, heartbeat.Join)
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
@@ -63,15 +80,14 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	b.leave(1, "p", c, true)
 	b.join(1, "p", c)
 	b.wantOps(t) // the join on its way says it all
-	var ready int
-	b.ready = func(*conn, string, presence.Count) { ready++ }
+	before := c.arrivals
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
-	if ready != 0 {
+	if c.arrivals != before {
 		t.Fatal("the leave's answer was taken for the join's")
 	}
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
-	if ready != 1 {
-		t.Fatalf("%d joins were answered, want 1", ready)
+	if c.arrivals != before+1 {
+		t.Fatalf("%d joins were answered, want 1", c.arrivals-before)
 	}
 	b.wantOps(t)
 	b.leave(1, "p", c, false)
@@ -84,7 +100,7 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 
 // A new owner is told of everybody, in a stream of its own.
 func TestNewOwnerIsToldOfEverybody(t *testing.T) {
-	b, c := newBeats(t), &conn{}
+	b, c := newBeats(t), &joined{}
 	b.join(1, "p", c)
 	b.join(2, "p", c)
 	b.wantOps(t, heartbeat.Join, heartbeat.Join)
@@ -92,9 +108,103 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	b.leave(2, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
 	b.movedTo(0)
-	b.wantOps(t, heartbeat.Join)
+	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	m := b.lanes[0].beatOf(b.source, 0)
-	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 {
-		t.Fatalf("the new owner is told %+v, want the leave in flight and the join of user 1", m)
+	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
+		t.Fatalf("the new owner is told %+v, want the leave in flight and the join of user 1, and that this is all", m)
+	}
+	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its answer to the beats before: what it lacks is on its way
+	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
+	b.receive(&heartbeat.Reply{Stream: 2, Acked: 2})
+	b.receive(&heartbeat.Reply{Stream: 2, Ask: true})
+	if m := b.beat(t); m.Stream != 2 || m.First != 3 || len(m.Ops) != 0 || m.Whole != 3 {
+		t.Fatalf("who asks is told %+v, want that the stream has told of everything", m)
+	}
+	b.receive(&heartbeat.Reply{Ask: true}) // of another owner, who knows no stream
+	if m := b.beat(t); m.Stream != 3 || m.First != 1 || len(m.Ops) != 1 || m.Whole != 2 {
+		t.Fatalf("who knows no stream is told %+v, want a new one with the join of user 1", m)
+	}
+}
+
+// A gateway that has nobody says so.
+func TestNobodyIsToldOf(t *testing.T) {
+	b := newBeats(t)
+	b.movedTo(0)
+	if m := b.beat(t); m.Stream != 2 || m.First != 1 || len(m.Ops) != 0 || m.Whole != 1 {
+		t.Fatalf("the new owner is told %+v, want that there is nobody", m)
+	}
+}
+
+// A stream that is longer than what may be in flight tells of everything with its
+// last op, however many come and go meanwhile.
+func TestALongStreamSaysWhereItTellsOfEverything(t *testing.T) {
+	b, c := newBeats(t), &joined{}
+	const users = heartbeat.MaxOps + 10
+	for u := range presence.User(users) {
+		b.join(u, "p", c)
+	}
+	b.movedTo(0)
+	if m := b.beat(t); len(m.Ops) != heartbeat.MaxOps || m.Whole != 0 {
+		t.Fatalf("%d ops, whole with %d; want a part", len(m.Ops), m.Whole)
+	}
+	b.join(users, "p", c) // not told before the stream began
+	b.receive(&heartbeat.Reply{Stream: 2, Acked: heartbeat.MaxOps})
+	if m := b.beat(t); len(m.Ops) != 11 || m.Whole != users+1 && m.Whole != users+2 {
+		t.Fatalf("%d ops, whole with %d; want the rest", len(m.Ops), m.Whole)
+	}
+}
+
+// Of two tabs that were lost one comes back and leaves: the other's grace lasts, and
+// the user is forgotten when that is over.
+func TestTheOtherTabsGraceLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, c, d := newBeats(t), &joined{}, &joined{}
+		b.join(1, "p", c)
+		b.join(1, "p", d)
+		b.wantOps(t, heartbeat.Join)
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+		b.leave(1, "p", c, true)
+		b.leave(1, "p", d, true)
+		b.wantOps(t, heartbeat.Leave)
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+		b.join(1, "p", c)
+		b.wantOps(t, heartbeat.Join)
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
+		b.leave(1, "p", c, false)
+		if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != time.Minute {
+			t.Fatalf("told %+v, want a leave with the other's grace", ops)
+		}
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
+		time.Sleep(time.Minute)
+		b.roster.beat(&b.lanes[0])
+		if n := len(b.lanes[0].users); n != 0 {
+			t.Fatalf("%d users are kept after the grace", n)
+		}
+	})
+}
+
+// Who comes and goes while nothing is acknowledged is forgotten at once, but for what
+// is in flight.
+func TestWhoComesAndGoesIsForgottenWhileTheStoreIsAway(t *testing.T) {
+	b, c := newBeats(t), &joined{}
+	l := &b.lanes[0]
+	b.join(1, "stays", c)
+	const users = 10_000
+	for u := range presence.User(users) {
+		b.join(u+2, "p", c)
+		b.ops()
+		b.leave(u+2, "p", c, false)
+		b.ops()
+	}
+	if len(l.users) > heartbeat.MaxOps || len(l.queue) > 2*heartbeat.MaxOps {
+		t.Fatalf("%d users and %d entries stay of %d who came and went", len(l.users), len(l.queue), users)
+	}
+	for first := uint64(0); len(l.flight) > 0; {
+		first = l.first + uint64(len(l.flight)) - 1
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: first})
+		b.ops()
+	}
+	if len(l.users) != 1 || !b.stored(1, "stays") {
+		t.Fatalf("%d users are left, want the one who stays, stored", len(l.users))
 	}
 }

@@ -6,12 +6,10 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/cespare/xxhash/v2"
 )
 
-// Site stands for the whole site: the distinct users present on any page. It
-// can be read, watched and counted like a page, not joined.
+// Site stands for the whole site: the distinct users present on any page. Clients
+// can read, watch and count Site like a page, but cannot join it.
 const Site = "*"
 
 // MaxPageLength is the longest page id, in code points.
@@ -21,7 +19,7 @@ const MaxPageLength = 128
 // subscribed to, and one user may hold.
 const MaxPages = 100
 
-// ErrPage is in every error about a page id that cannot be.
+// ErrPage is in every error about an invalid page id.
 var ErrPage = errors.New("bad page")
 
 // Zero-width non-joiner and joiner, format characters that words of some
@@ -31,10 +29,10 @@ const (
 	zwj  = '\u200D'
 )
 
-// CheckPage says why page cannot be joined, or nil. A page id is 1 to 128 code
-// points of valid UTF-8: letters, marks, numbers, punctuation, symbols, the
-// space U+0020, and inside also U+200C and U+200D. It is compared byte by byte:
-// nothing is normalised, trimmed or folded.
+// CheckPage says why page cannot be joined, or returns nil. A page id is 1 to 128
+// code points of valid UTF-8: letters, marks, numbers, punctuation, symbols and
+// the space U+0020; U+200C and U+200D may not come first or last. Page ids are
+// compared byte by byte: nothing is normalised, trimmed or folded.
 func CheckPage(page string) error {
 	switch page {
 	case "":
@@ -42,7 +40,7 @@ func CheckPage(page string) error {
 	case Site, "-", ".", "..":
 		return fmt.Errorf("%w: %q is reserved; choose another id", ErrPage, page)
 	}
-	// A code point has at most four bytes: what is longer need not be counted.
+	// A code point has at most four bytes, so a longer page need not be counted.
 	if len(page) > 4*MaxPageLength || utf8.RuneCountInString(page) > MaxPageLength {
 		return fmt.Errorf("%w: it is longer than %d characters", ErrPage, MaxPageLength)
 	}
@@ -64,7 +62,7 @@ func CheckPage(page string) error {
 	return nil
 }
 
-// CheckReadable is CheckPage, but allows Site: what can be read and watched.
+// CheckReadable is CheckPage for pages that are read or watched: it allows Site.
 func CheckReadable(page string) error {
 	if page == Site {
 		return nil
@@ -72,14 +70,8 @@ func CheckReadable(page string) error {
 	return CheckPage(page)
 }
 
-// Bucket is the topic's bucket of b, the unit of distribution. The changes of a
-// page are in the page's.
-func Bucket(topic string, b int) int {
-	return int(xxhash.Sum64String(strings.TrimPrefix(topic, changesMark)) % uint64(b))
-}
-
-// Excerpt is page made fit for a message or a log line of ours: valid UTF-8
-// and no longer than a page id can be.
+// Excerpt returns page in a form that fits a message or a log line: valid UTF-8
+// that is no longer than a page id can be.
 func Excerpt(page string) string {
 	if len(page) > 4*MaxPageLength {
 		page = page[:4*MaxPageLength]

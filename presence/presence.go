@@ -1,6 +1,7 @@
 // Package presence holds the words and contracts of the domain: pages, users,
 // counts and versions, and what a store, a feed of updates and an endpoint
-// store promise. It imports nothing of ours, so that every layer can.
+// store promise. It imports no other package of Headcount, so every layer can
+// import it.
 package presence
 
 import (
@@ -11,8 +12,8 @@ import (
 	"time"
 )
 
-// Defaults of the two hash spaces. Every process of a region must use the
-// same; they are cluster facts.
+// Defaults of the two hash spaces. They are cluster facts: every process of a
+// region must use the same values.
 const (
 	DefaultPartitions = 271 // P, the unit of ownership: partition = user mod P
 	DefaultBuckets    = 64  // B, the unit of distribution: bucket = hash(page) mod B
@@ -27,8 +28,8 @@ type User uint64
 func (u User) Partition(p int) int { return int(uint64(u) % uint64(p)) }
 
 // Version orders the counts of one page: first by incarnation, which grows
-// whenever the past of the counter was lost, then by sequence. The zero
-// Version is that of a page nobody ever joined.
+// whenever the counter's history was lost, then by sequence. A page that nobody
+// ever joined has the zero Version.
 type Version struct {
 	Incarnation uint64 // unix milliseconds, or one more than the highest known
 	Sequence    uint64
@@ -66,15 +67,15 @@ func ParseVersion(s string) (Version, error) {
 }
 
 // Count says how many distinct users are present on Page. It is an absolute
-// value: of two counts of one page the one with the greater Version holds.
+// value: of two counts of one page, the one with the greater Version is valid.
 type Count struct {
 	Page    string
 	Users   int64     // never negative
 	Updated time.Time // last change of the total; zero when nobody ever joined
 	Version Version
 	Stale   bool // the last known count, served while the store is away
-	// Without has the names of regions that are left out of Users because they
-	// are silent, separated by commas, in the order of the store.
+	// Without names the regions that Users leaves out because they are silent. The
+	// names are separated by commas, in the order of the store.
 	Without string
 }
 

@@ -3,15 +3,27 @@ package presence
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
 	"time"
+)
+
+// The roles a process may have, as leases and settings name them.
+const (
+	RoleGateway    = "gateway"
+	RolePresence   = "presence"
+	RoleDispatcher = "dispatcher"
 )
 
 var (
 	// ErrNameTaken says that another incarnation of this name has a live lease:
 	// the same process before its restart, or another one with the same address.
 	ErrNameTaken = errors.New("name is taken")
-	// ErrFacts says that a process's settings are not those of the cluster; the
-	// text names the fact and both values. It cannot take part.
+	// ErrNoFacts says that the store has no cluster facts, and that a running process
+	// may be about to write them. The caller asks again soon.
+	ErrNoFacts = errors.New("no cluster facts yet")
+	// ErrFacts says that a process's settings differ from the cluster's, so that the
+	// process cannot take part. The text names the fact and both values.
 	ErrFacts = errors.New("settings differ from the cluster's")
 )
 
@@ -22,13 +34,27 @@ type Process struct {
 	Incarnation uint64 // tells two runs of the same name apart
 }
 
-// Processes knows who runs.
+// LifeName names one run (life) of a process. What a gateway notes in the store
+// under this name is valid until that run ends.
+func LifeName(process string, incarnation uint64) string {
+	return process + "/" + strconv.FormatUint(incarnation, 10)
+}
+
+// ProcessOf returns the name of the process that the life belongs to.
+func ProcessOf(life string) string {
+	if i := strings.LastIndexByte(life, '/'); i >= 0 {
+		return life[:i]
+	}
+	return life
+}
+
+// Processes keeps the leases of the running processes.
 type Processes interface {
 	// Renew keeps p's lease for ttl and returns all processes whose lease is
 	// live, p among them, sorted by name. The first call of a process checks the
-	// cluster facts, and where there are none it waits for running processes to
-	// write theirs before it writes its own. The error is ErrNameTaken, ErrFacts
-	// or ErrUnavailable.
+	// cluster facts. When the store has none, calls return ErrNoFacts for as long as
+	// a running process may take to write them again; then a call writes p's facts.
+	// Other errors are ErrNameTaken, ErrFacts and ErrUnavailable.
 	Renew(ctx context.Context, p Process, ttl time.Duration) ([]Process, error)
 	// Leave ends p's lease now.
 	Leave(ctx context.Context, p Process) error

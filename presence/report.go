@@ -3,16 +3,56 @@ package presence
 import (
 	"cmp"
 	"strings"
+	"time"
 )
 
-// Report is what a process says of itself to people who look at a dashboard.
+// Report is what a process says about itself on a dashboard.
 type Report struct {
-	// Load has metrics of the process by their names; one about a peer as
-	// name{peer}. Totals count since the process started.
-	Load map[string]float64
-	// Top are the pages that most users are on, most first, of the buckets the
-	// process distributes.
+	Stats
+	// Top has the pages with the most users, in the buckets that the process
+	// distributes, most users first.
 	Top []PageUsers
+}
+
+// Stats are the figures of a process. Totals count since the process started. The
+// part about a role is nil when the process does not have the role.
+type Stats struct {
+	Process ProcessStats
+	Gateway *GatewayStats
+	Node    *NodeStats
+	Peers   []PeerStats // only a dispatcher has peers; at most MaxPeers
+}
+
+// MaxPeers bounds Stats.Peers in a report from another process.
+const MaxPeers = 1000
+
+// ProcessStats are the figures that the operating system has of a process.
+type ProcessStats struct {
+	Memory int64         // resident bytes; 0: the system does not say
+	CPU    time.Duration // total time used
+}
+
+// GatewayStats are the figures of a gateway.
+type GatewayStats struct {
+	Connections int64 // open WebSockets and event streams
+	Watched     int64 // topics that clients or unread sums need
+	Deliveries  int64 // total of counts written to subscribers
+	Messages    int64 // total of messages received from clients
+}
+
+// NodeStats are the figures of a presence node.
+type NodeStats struct {
+	Users      int64 // users present on any page, in the partitions that the node owns
+	Partitions int64 // partitions whose actor runs
+	Changes    int64 // total of partition changes written to the store
+}
+
+// PeerStats are the figures of a peer, which is another region.
+type PeerStats struct {
+	Name    string
+	Lag     time.Duration // age of the oldest change that the peer does not have
+	Heard   time.Duration // time since the peer was last heard
+	LeftOut bool          // totals leave this peer out
 }
 
 // TopPages bounds Report.Top.

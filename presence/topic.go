@@ -1,63 +1,133 @@
 package presence
 
 import (
-	"encoding/base64"
+	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
+
+	"github.com/cespare/xxhash/v2"
 )
 
-// A topic is what counts are published under: a page, or one of two kinds of
-// numbers that travel the same way. Their marks are private-use characters,
-// which no page has.
+// Kind says what a topic's updates are about, and how their values are
+// written. It is one word of lower case letters. Stores, feeds, dispatchers
+// and hubs carry all kinds alike. Only the publisher of a kind knows it, and the
+// places that register it: the store that reads it (kinds.go of memstore and
+// redisstore) and the gateway that shows it (kinds.go of gateway).
+type Kind string
+
+// DefaultSite is the namespace of all topics today.
+const DefaultSite = ""
+
+// Topic names a value that is published. Topics are comparable.
+type Topic struct {
+	Site string // the namespace; lower case letters, digits and hyphens; may be empty
+	Kind Kind
+	Key  string // the page or the user, for instance; no control characters
+}
+
+// Update is the newest value of a topic. The value is absolute, so a receiver that
+// missed updates needs only the last one.
 //
-//	U+E000 page   how far the changes of the page have come
-//	U+E001 user   how often the follows of a user have changed
+// A stale update may lack something. It never replaces an update that the receiver
+// has: with the same version or an older one, a stale update only says that the
+// receiver's update is stale too.
+type Update struct {
+	Topic
+	Version Version // zero: nothing was ever published
+	Stale   bool
+	Value   string // written as the kind says, without control characters; empty: no value
+}
+
+// Newer reports whether u replaces o as the update of the same topic.
+func (u Update) Newer(o Update) bool { return u.Version.Compare(o.Version) > 0 }
+
+// ErrTopic is in every error about an invalid topic or update.
+var ErrTopic = errors.New("bad topic")
+
+// Bounds of the text of a topic and of a value, in bytes.
 const (
-	changesMark = "\uE000"
-	followsMark = "\uE001"
+	maxWord  = 64 // of Site and of Kind
+	maxKey   = 4 * MaxPageLength
+	maxValue = 1024
 )
 
-// FollowerSize is the length of a user in a topic of follows, in bytes.
-const FollowerSize = 16
+// String returns the topic as processes and stores write it: "kind/site/key".
+// ParseTopic reads this form.
+func (t Topic) String() string { return string(t.Kind) + "/" + t.Site + "/" + t.Key }
 
-// ChangesTopic is the topic of a page's changes.
-func ChangesTopic(page string) string { return changesMark + page }
-
-// FollowsTopic is the topic of a user's follows.
-func FollowsTopic(user [FollowerSize]byte) string {
-	return followsMark + base64.RawURLEncoding.EncodeToString(user[:])
-}
-
-// PageOfChanges is the page whose changes the topic is about.
-func PageOfChanges(topic string) (page string, ok bool) {
-	return strings.CutPrefix(topic, changesMark)
-}
-
-// UserOfFollows is the user whose follows the topic is about.
-func UserOfFollows(topic string) (user [FollowerSize]byte, ok bool) {
-	text, ok := strings.CutPrefix(topic, followsMark)
-	if !ok || len(text) != base64.RawURLEncoding.EncodedLen(FollowerSize) {
-		return user, false
+// ParseTopic reads what String wrote.
+func ParseTopic(s string) (Topic, error) {
+	kind, rest, ok := strings.Cut(s, "/")
+	site, key, more := strings.Cut(rest, "/")
+	t := Topic{Site: site, Kind: Kind(kind), Key: key}
+	if !ok || !more {
+		return t, fmt.Errorf("%w: %q is not kind/site/key", ErrTopic, Excerpt(s))
 	}
-	n, err := base64.RawURLEncoding.Strict().Decode(user[:], []byte(text))
-	return user, err == nil && n == FollowerSize
+	return t, t.Check()
 }
 
-// IsPage reports whether the topic is that of a page's count of users.
-func IsPage(topic string) bool {
-	return !strings.HasPrefix(topic, changesMark) && !strings.HasPrefix(topic, followsMark)
-}
-
-// CheckTopic says why nothing can be published under topic, or nil.
-func CheckTopic(topic string) error {
-	if page, ok := PageOfChanges(topic); ok {
-		return CheckPage(page)
-	}
-	if IsPage(topic) {
-		return CheckReadable(topic)
-	}
-	if _, ok := UserOfFollows(topic); !ok {
-		return fmt.Errorf("%w: a topic of follows that names no user", ErrPage)
+// Check says why the topic is invalid, or returns nil. It does not check whether
+// the key is one of the kind's.
+func (t Topic) Check() error {
+	switch {
+	case t.Kind == "" || !word(string(t.Kind)):
+		return fmt.Errorf("%w: %q: %q is no kind", ErrTopic, Excerpt(t.Key), Excerpt(string(t.Kind)))
+	case !word(t.Site):
+		return fmt.Errorf("%w: %q: %q is no site", ErrTopic, Excerpt(t.Key), Excerpt(t.Site))
+	case t.Key == "" || !printable(t.Key, maxKey):
+		return fmt.Errorf("%w: %q is no key", ErrTopic, Excerpt(t.Key))
 	}
 	return nil
 }
+
+// Check says why the update is invalid, or returns nil.
+func (u Update) Check() error {
+	if err := u.Topic.Check(); err != nil {
+		return err
+	}
+	if !printable(u.Value, maxValue) {
+		return fmt.Errorf("%w: %q: %q is no value", ErrTopic, Excerpt(u.Key), Excerpt(u.Value))
+	}
+	return nil
+}
+
+func word(s string) bool {
+	if len(s) > maxWord {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// printable reports whether s is UTF-8 of at most most bytes without control
+// characters. JSON needs to escape only its quotes and backslashes.
+func printable(s string, most int) bool {
+	if len(s) > most || !utf8.ValidString(s) {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] == 0x7F {
+			return false
+		}
+	}
+	return true
+}
+
+// Bucket returns the topic's bucket among b buckets, the unit of distribution. The
+// bucket does not depend on the kind: topics of all kinds with the same key are in
+// one bucket, so that one script of a store may write all of them.
+func (t Topic) Bucket(b int) int {
+	if t.Site == DefaultSite {
+		return Bucket(t.Key, b)
+	}
+	return Bucket(t.Site+"\x00"+t.Key, b) // no key has a zero byte
+}
+
+// Bucket returns the bucket, among b buckets, of the default site's topics with
+// the key, for instance those of a page.
+func Bucket(key string, b int) int { return int(xxhash.Sum64String(key) % uint64(b)) }

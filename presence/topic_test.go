@@ -1,55 +1,86 @@
 package presence_test
 
 import (
+	"strings"
 	"testing"
+	"time"
+
+	"pgregory.net/rapid"
 
 	"headcount/presence"
 )
 
-func TestTopicsAreNoPages(t *testing.T) {
-	user := [presence.FollowerSize]byte{1, 2, 255}
-	changes, follows := presence.ChangesTopic("p"), presence.FollowsTopic(user)
-	for _, topic := range []string{changes, follows} {
-		if err := presence.CheckPage(topic); err == nil {
-			t.Errorf("%q could be a page", topic)
+func TestTopicsAsText(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		topic := presence.Topic{
+			Site: rapid.StringMatching(`[a-z0-9-]{0,8}`).Draw(t, "site"),
+			Kind: presence.Kind(rapid.StringMatching(`[a-z]{1,8}`).Draw(t, "kind")),
+			Key:  rapid.StringMatching(`[/ a-zäö"\\*]{1,20}`).Draw(t, "key"),
 		}
-		if err := presence.CheckTopic(topic); err != nil {
-			t.Errorf("%q: %v", topic, err)
+		got, err := presence.ParseTopic(topic.String())
+		if err != nil || got != topic {
+			t.Fatalf("%+v is %q, which is read as %+v, %v", topic, topic, got, err)
 		}
-		if presence.IsPage(topic) {
-			t.Errorf("%q is taken for a page", topic)
-		}
-	}
-	if page, ok := presence.PageOfChanges(changes); page != "p" || !ok {
-		t.Errorf("%q is about %q, %v", changes, page, ok)
-	}
-	if got, ok := presence.UserOfFollows(follows); got != user || !ok {
-		t.Errorf("%q is about %x, %v", follows, got, ok)
-	}
-	if _, ok := presence.PageOfChanges(follows); ok {
-		t.Errorf("%q is taken for the changes of a page", follows)
-	}
-	if !presence.IsPage("p") || !presence.IsPage(presence.Site) {
-		t.Error("a page is no page")
-	}
-}
-
-func TestBadTopics(t *testing.T) {
-	follows := presence.FollowsTopic([presence.FollowerSize]byte{})
-	for _, topic := range []string{
-		"", "-", presence.ChangesTopic(""), presence.ChangesTopic(presence.Site), presence.ChangesTopic(follows),
-		presence.ChangesTopic(presence.ChangesTopic("p")), follows[:len(follows)-1], follows + "A", follows[:len(follows)-1] + "*", follows[:len(follows)-1] + "B",
+	})
+	for _, s := range []string{
+		"", "count", "count/p", "count//", "/site/p", "Count//p", "count/A b/p", "count//a\nb", "count//a\xff", "count//" + strings.Repeat("k", 513),
 	} {
-		if err := presence.CheckTopic(topic); err == nil {
-			t.Errorf("%q passes", topic)
+		if topic, err := presence.ParseTopic(s); err == nil {
+			t.Errorf("%q is read as %+v", s, topic)
 		}
 	}
 }
 
-func TestChangesAreInThePagesBucket(t *testing.T) {
-	for _, page := range []string{"p", "another page", "ページ"} {
-		if a, b := presence.Bucket(page, 64), presence.Bucket(presence.ChangesTopic(page), 64); a != b {
-			t.Errorf("%q is in %d, its changes in %d", page, a, b)
+func TestUpdatesThatCannotBe(t *testing.T) {
+	u := presence.Count{Page: "p", Users: 1}.Update()
+	if err := u.Check(); err != nil {
+		t.Errorf("%+v: %v", u, err)
+	}
+	for _, value := range []string{"a\nb", "\xff", strings.Repeat("v", 1025)} {
+		if u.Value = value; u.Check() == nil {
+			t.Errorf("the value %q passes", value)
 		}
+	}
+}
+
+func TestBucketsOfTopics(t *testing.T) {
+	at := func(site string, kind presence.Kind, key string) int {
+		return presence.Topic{Site: site, Kind: kind, Key: key}.Bucket(1 << 30)
+	}
+	for _, key := range []string{"p", "another page", "ページ"} {
+		if at("", "a", key) != at("", "b", key) || at("s", "a", key) != at("s", "b", key) {
+			t.Errorf("topics of %q are in buckets of their own", key)
+		}
+		if at("", "a", key) != presence.Bucket(key, 1<<30) {
+			t.Errorf("%q is not in the bucket of the page", key)
+		}
+		if at("", "a", key) == at("s", "a", key) {
+			t.Errorf("%q is in one bucket for all sites", key)
+		}
+	}
+}
+
+func TestCountsAsUpdates(t *testing.T) {
+	for _, c := range []presence.Count{
+		{Page: "p"},
+		{Page: "a/b", Users: 12, Updated: time.Unix(1700000000, 0).UTC(), Version: presence.Version{Incarnation: 3, Sequence: 4}},
+		{Page: presence.Site, Users: 1, Updated: time.Unix(1, 0).UTC(), Stale: true, Without: "ap,us"},
+	} {
+		if got, ok := presence.CountOf(c.Update()); !ok || got != c {
+			t.Errorf("%+v is read as %+v, %v", c, got, ok)
+		}
+	}
+	topic := presence.CountTopic("p")
+	if c, ok := presence.CountOf(presence.Update{Topic: topic}); !ok || c != (presence.Count{Page: "p"}) {
+		t.Errorf("nothing is read as %+v, %v", c, ok)
+	}
+	for _, value := range []string{"x", "1", "-1 0", "1 x", "1 -1", " "} {
+		if c, ok := presence.CountOf(presence.Update{Topic: topic, Value: value}); ok {
+			t.Errorf("%q is read as %+v", value, c)
+		}
+	}
+	topic.Kind = "level"
+	if c, ok := presence.CountOf(presence.Update{Topic: topic, Value: "1 0"}); ok {
+		t.Errorf("another kind is read as %+v", c)
 	}
 }

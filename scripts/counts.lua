@@ -1,183 +1,182 @@
 -- counts.lua: write absolute counts of partitions to pages of one bucket, sum
 -- them up, and publish the totals that changed in one message.
 --
--- KEYS[1]  {b}:s  hash, see fence.lua
--- KEYS[2]  {b}:f  hash: partition -> 'epoch sequence done': the last change of it
---                 here, and how many of its counts of this bucket are written
+-- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:f  string, see fences.lua
 -- KEYS[3]  {b}:r  set: partitions that are complete
 -- KEYS[4]  {b}:l  zset: page -> place of its last change in the region's log
--- KEYS[5…] {b}:c:<page>  hashes: partition -> users;
---                 v 'rebuild users updated incarnation sequence', users of this region;
---                 l 'incarnation increments decrements' of this region;
---                 p the same of the other regions, see pairs.lua
+-- KEYS[5]  {b}:z  zset: pages nobody is on   KEYS[6…] {b}:c:<page>  hashes, see README.md
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
 -- ARGV[4]  highest incarnation the caller knows   ARGV[5]  seconds a page with
 --          nobody on it is remembered   ARGV[6]  length of the page keys' prefix
--- ARGV[7]  number of groups; then each: partition, epoch, generation, sequence,
---          counts of the change here before this group, 1: complete with this
---          group, number of counts; then each count: number of the page, users
--- Returns  {stale, see staleWord, a digit per group, then
---          'users updated incarnation sequence' per page, users of all regions}; digits: 0 written, or was
+-- ARGV[7]  what the topics of pages begin with   ARGV[8]  generation
+-- ARGV[9…] groups: bytes of partition (4), epoch (6), sequence (6), counts of the
+--          change here before this group (3), 1: complete with this group (1); then of
+--          each count: number of the page (2), users (5)
+-- Returns  {'1' when counts may lack users, else '0', a digit per group, number of pages
+--          nobody is on, '1' when the bucket is to be swept, see sweep.lua, then
+--          'incarnation sequence value' per page, see countValue}; digits: 0 written, or was
 --          before; 1 a newer owner; 2 data was lost; 3 counts before are missing.
 -- Safe to repeat and to arrive late: counts not newer than (sequence, done) are
 -- skipped, and the others are absolute. All is read and checked, then written.
 -- Pages of an older rebuild are void: nobody of this region is on them. O(counts).
 --#include pairs.lua
+--#include publish.lua
+--#include page.lua
+--#include fences.lua
 
-local state = redis.call('HMGET', KEYS[1], 'g', 'r', 'x', 'b', 't', 'z', 'y', 'o')
-local complete = redis.call('SCARD', KEYS[3])
+local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'log', 'past', 'sweep', 'swept')
+local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
 local total, floor = tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local rebuild = state[2] or '0'
-local void, base = tonumber(state[3] or 0), tonumber(state[4] or 0)
-local offset, logging = tonumber(state[7] or 0), state[8] and (state[6] or '') ~= ''
-local peers, waits, out = readPeers(state[6], tonumber(time[1]))
+local second = tonumber(time[1])
+local now = second * 1000 + math.floor(time[2] / 1000)
+local rebuild = tonumber(state[2] or 0)
+local void, base, past = tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0)
+local offset, shared = tonumber(state[7] or 0), (state[6] or '') ~= ''
+local logging = state[8] and shared
+local peers, waits, out = readPeers(state[6], second)
 
-local groups, partitions, at = {}, {}, 8
-for i = 1, tonumber(ARGV[7]) do
-  groups[i] = at
-  partitions[i] = ARGV[at]
-  at = at + 7 + 2 * ARGV[at + 6]
-end
-local fences = redis.call('HMGET', KEYS[2], unpack(partitions))
+local fences = redis.call('GET', KEYS[2]) or ''
 local status, fenceWrites, ready, changes = {}, {}, {}, {}
-for i, g in ipairs(groups) do
-  local epoch, sequence = tonumber(ARGV[g + 1]), tonumber(ARGV[g + 3])
-  local before, n = tonumber(ARGV[g + 4]), tonumber(ARGV[g + 6])
-  local e, s, d = 0, 0, 0
-  if fences[i] then
-    e, s, d = string.match(fences[i], '^(%d+) (%d+) (%d+)$')
-    e, s, d = tonumber(e), tonumber(s), tonumber(d)
-  end
+for i = 9, #ARGV do
+  local group = ARGV[i]
+  local p, epoch, sequence, before, whether, at = struct.unpack('>I4I6I6I3I1', group)
+  local n = (#group - 20) / 7
+  local e, s, d = fenceOf(fences, p)
   local st = '0'
   if e > epoch then
     st = '1'
-  elseif e < epoch or state[1] ~= ARGV[g + 2] then
+  elseif e < epoch or state[1] ~= ARGV[8] then
     st = '2'
   elseif sequence >= s then
     if sequence > s then d = 0 end
     if before > d then
       st = '3'
     else
-      for j = d - before + 1, n do
-        local c = g + 5 + 2 * j
-        local page = tonumber(ARGV[c])
+      for j = d - before, n - 1 do
+        local page, users = struct.unpack('>I2I5', group, at + 7 * j)
         local list = changes[page]
         if not list then
           list = {}
           changes[page] = list
         end
-        list[#list + 1] = ARGV[g]
-        list[#list + 1] = ARGV[c + 1]
+        list[#list + 1] = p
+        list[#list + 1] = users
       end
-      if sequence > s or before + n > d then
-        fenceWrites[#fenceWrites + 1] = ARGV[g]
-        fenceWrites[#fenceWrites + 1] = ARGV[g + 1] .. ' ' .. ARGV[g + 3] .. ' ' .. math.max(d, before + n)
-      end
-      if ARGV[g + 5] == '1' then ready[#ready + 1] = ARGV[g] end
+      if sequence > s or before + n > d then fenceWrites[#fenceWrites + 1] = {p, epoch, sequence, math.max(d, before + n)} end
+      if whether == 1 then ready[#ready + 1] = p end
     end
   end
-  status[i] = st
+  status[i - 8] = st
 end
 
-local reply, writes, body, log = {'0', table.concat(status)}, {}, {}, {}
-local prefix = tonumber(ARGV[6])
-for k = 5, #KEYS do
-  local key, list = KEYS[k], changes[k - 4] or {}
-  local fields = {'v', 'l', 'p'}
-  for j = 1, #list, 2 do fields[#fields + 1] = list[j] end
-  local old = redis.call('HMGET', key, unpack(fields))
-  local r, users, updated, inc, seq -- inc stays text: it may be too long for a number made text
-  if old[1] then r, users, updated, inc, seq = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
-  local live = r == rebuild
-  if live then
-    users, seq = tonumber(users), tonumber(seq)
-  elseif r then
-    users, updated, inc, seq = 0, state[5] or '0', string.format('%.0f', math.max(void, inc + 1)), 0
-  else
-    users, updated, inc, seq = 0, '0', string.format('%.0f', base), 0
-  end
-  local sets, dels, last, delta = {}, {}, {}, 0
-  for j = 1, #list, 2 do last[list[j]] = list[j + 1] end -- of two counts in one change the later holds
+local reply, records, log = {'0', table.concat(status), 0, state[10] ~= state[11] and '1' or '0'}, {}, {}
+-- What is to be written: keys that begin anew; keys and the fields to drop; keys, fields
+-- and values to set; keys of pages that somebody, and that nobody, is on from now on.
+local anew, drops, sets, back, left = {}, {}, {}, {}, {}
+local prefix, names = tonumber(ARGV[6]), {}
+for k = 6, #KEYS do
+  local key, list = KEYS[k], changes[k - 5] or {}
+  local fields, place = {'v'}, {} -- place of each block in fields
+  if shared then fields[2] = 'p' end
   for j = 1, #list, 2 do
-    local p, n = list[j], last[list[j]]
-    if n then
-      last[p] = nil
-      local had = live and tonumber(old[3 + (j + 1) / 2] or 0) or 0
-      if tonumber(n) ~= had then
-        delta = delta + n - had
-        if n == '0' then
-          dels[#dels + 1] = p
-        else
-          sets[#sets + 1] = p
-          sets[#sets + 1] = n
-        end
-      end
+    local b = math.floor(list[j] / 16)
+    if not place[b] then
+      if not names[b] then names[b] = whole(b) end
+      fields[#fields + 1] = names[b]
+      place[b] = #fields
+    end
+  end
+  local old = redis.call('HMGET', key, unpack(fields))
+  local r, users, updated, inc, seq, own, down = readPage(old[1])
+  local live = r == rebuild
+  if not live then
+    users, seq, down = 0, 0, 0
+    if r then
+      updated, inc = tonumber(state[5] or 0), math.max(void, inc + 1)
+    else
+      updated, inc = 0, base
     end
   end
   local others, latest, held = 0, updated, false
-  if old[3] then others, latest, held = elsewhere(old[3], peers, updated) end
-  if #sets > 0 or live and #dels > 0 then
-    local w = {key = key, live = live, sets = sets, dels = dels, empty = users > 0 and users + delta + others == 0 and not held, back = live and users == 0 and delta > 0}
-    local linc, up, down = 0, 0, 0
-    if live then
-      linc, up, down = string.match(old[2], '^(%d+) (%d+) (%d+)$')
-    else
-      inc = string.format('%.0f', math.max(now, floor + 1, tonumber(inc), void, base))
-      linc = inc
-      w.p = old[3]
-    end
-    if delta ~= 0 then
-      users, seq, updated, latest = users + delta, seq + 1, time[1], time[1]
-      if delta > 0 then up = up + delta else down = down - delta end
-      local page = string.sub(key, prefix + 1)
-      body[#body + 1] = 'c ' .. #page .. ' ' .. users + others .. ' ' .. updated .. ' ' .. inc .. ' ' .. seq + offset .. '\n' .. page
-      w.v = rebuild .. ' ' .. users .. ' ' .. updated .. ' ' .. inc .. ' ' .. seq
-      log[#log + 1] = page
-      w.l = linc .. ' ' .. up .. ' ' .. down
-    end
-    writes[#writes + 1] = w
+  if shared and old[2] then others, latest, held = elsewhere(old[2], peers, updated) end
+  local before, delta, moved = users + others, 0, {}
+  for j = 1, #list, 2 do -- of two counts of a partition the later holds
+    local p, n = list[j], list[j + 1]
+    local b = math.floor(p / 16)
+    local at = place[b]
+    local text, had = withCount(live and old[at] or moved[at] and old[at], p - 16 * b, n)
+    if n ~= had then old[at], delta, moved[at] = text or false, delta + n - had, true end
   end
-  reply[k - 2] = users + others .. ' ' .. latest .. ' ' .. inc .. ' ' .. seq + offset
+  local any = next(moved)
+  if any and (live or delta > 0) then
+    local set, drop = {key, 'v', ''}, {key}
+    for at in pairs(moved) do
+      if old[at] then
+        set[#set + 1] = fields[at]
+        set[#set + 1] = old[at]
+      else
+        drop[#drop + 1] = fields[at]
+      end
+    end
+    if not live then
+      anew[#anew + 1] = key
+      inc = math.max(now, floor + 1, inc, void, base, past + 1)
+      own = inc
+      if shared and old[2] then
+        set[#set + 1] = 'p'
+        set[#set + 1] = old[2]
+      end
+    elseif #drop > 1 then
+      drops[#drops + 1] = drop
+    end
+    local page = string.sub(key, prefix + 1)
+    if delta ~= 0 then
+      users, seq, updated, latest = users + delta, seq + 1, second, second
+      if delta < 0 then down = down - delta end
+      records[#records + 1] = updateRecord(ARGV[7] .. page, whole(inc), seq + offset, countValue(users + others, updated, out))
+      log[#log + 1] = page
+    end
+    set[3] = pageValue(rebuild, users, updated, inc, seq, own, down)
+    sets[#sets + 1] = set
+    if users + others == 0 and not held then
+      left[#left + 1] = key
+    elseif empties > 0 and before == 0 and r then
+      back[#back + 1] = key
+    end
+  elseif #list > 0 and r and before == 0 and not held then
+    left[#left + 1] = key
+  end
+  reply[k - 1] = string.format('%d %d ', inc, seq + offset) .. countValue(users + others, latest, out)
 end
 
-for _, w in ipairs(writes) do
-  if not w.live then redis.call('UNLINK', w.key) end
-  if w.v then
-    w.sets[#w.sets + 1] = 'v'
-    w.sets[#w.sets + 1] = w.v
-    w.sets[#w.sets + 1] = 'l'
-    w.sets[#w.sets + 1] = w.l
-  end
-  if w.p then
-    w.sets[#w.sets + 1] = 'p'
-    w.sets[#w.sets + 1] = w.p
-  end
-  if #w.dels > 0 then redis.call('HDEL', w.key, unpack(w.dels)) end
-  if #w.sets > 0 then redis.call('HSET', w.key, unpack(w.sets)) end
-  if w.empty then redis.call('EXPIRE', w.key, ARGV[5]) elseif w.back then redis.call('PERSIST', w.key) end
+for _, key in ipairs(anew) do redis.call('UNLINK', key) end
+for _, drop in ipairs(drops) do redis.call('HDEL', unpack(drop)) end
+for _, set in ipairs(sets) do redis.call('HSET', unpack(set)) end
+for _, key in ipairs(back) do
+  redis.call('PERSIST', key)
+  redis.call('ZREM', KEYS[5], string.sub(key, prefix + 1))
 end
+for _, key in ipairs(left) do emptied(key, string.sub(key, prefix + 1), KEYS[5], time[1], ARGV[5]) end
+reply[3] = redis.call('ZCARD', KEYS[5])
 if state[8] and not logging then
-  redis.call('HDEL', KEYS[1], 'o') -- the log lacks this change: it must begin anew
+  redis.call('HDEL', KEYS[1], 'log') -- the log lacks this change: it must begin anew
 elseif logging and #log > 0 then
-  local n, places = redis.call('HINCRBY', KEYS[1], 'n', #log), {}
+  local n, places = redis.call('HINCRBY', KEYS[1], 'places', #log), {}
   for i, page in ipairs(log) do
     places[2 * i - 1] = string.format('%.0f', n - #log + i)
     places[2 * i] = page
   end
   redis.call('ZADD', KEYS[4], unpack(places))
 end
-if #fenceWrites > 0 then redis.call('HSET', KEYS[2], unpack(fenceWrites)) end
-local again = 0
+for _, f in ipairs(fenceWrites) do setFence(KEYS[2], unpack(f)) end
+local again = false
 if #ready > 0 and redis.call('SADD', KEYS[3], unpack(ready)) > 0 then
   local is = redis.call('SCARD', KEYS[3])
-  if complete < total and is >= total then again = 1 end
+  if complete < total and is >= total then again = true end
   complete = is
 end
-reply[1] = staleWord(waits or complete < total, out)
-if #body > 0 or again == 1 then
-  local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
-  redis.call(ARGV[2], ARGV[1], string.format('%.0f ', q) .. header(reply[1], again) .. table.concat(body))
-end
+local stale = waits or complete < total
+if stale then reply[1] = '1' end
+if #records > 0 or again then publish(KEYS[1], ARGV[1], ARGV[2], stale, again, records) end
 return reply

@@ -1,39 +1,27 @@
 -- fence.lua: tell one bucket the epochs of new claims; rebuild it when they are
 -- of another generation than its counts.
 --
--- KEYS[1]  {b}:s  hash: g generation, r rebuild, x incarnation that void pages
---                 read as, t its time, b the same for pages without a hash (0: none),
---                 a rebuild at which b was last raised, q sequence of publications;
---                 with peers: o number of the log, n places in it, i it lacks pages,
---                 f lowest incarnation of its pairs, unless that is x, h highest given
---                 to pairs that were too low, d highest place of a page that was forgotten,
---                 z peers, see pairs.lua, y added to the sequences of versions,
---                 k:<peer> 'log cursor highest-incarnation done', see merge.lua
--- KEYS[2]  {b}:f  hash: partition -> 'epoch sequence done'
+-- KEYS[1]  {b}:s  hash: the state of the bucket, see README.md
+-- KEYS[2]  {b}:f  string, see fences.lua
 -- KEYS[3]  {b}:r  set: partitions that are complete
 -- KEYS[4]  {b}:l  zset: the log, see counts.lua
 -- ARGV[1]  generation   ARGV[2]  1: the claims make good a loss
 -- ARGV[3]  highest incarnation the caller knows
--- ARGV[4]  names of the peers, a,b,c, or empty: those of z. Totals of a bucket that
+-- ARGV[4]  names of the peers, a,b,c, or empty: those it has. Totals of a bucket that
 --          begins anew wait for them, and its log begins anew, too
 -- ARGV[5…] partition, epoch, partition, epoch, …
 -- Returns  number of partitions whose epoch is news here.
 -- Safe to repeat and to arrive late: an epoch never falls, and a call none of
 -- whose epochs is news changes nothing, so it cannot bring back an old
 -- generation. O(partitions of the claim).
+--#include fences.lua
 
-local state = redis.call('HMGET', KEYS[1], 'g', 'r', 'x', 'b', 'a', 'o', 'z')
-local partitions = {}
-for i = 5, #ARGV, 2 do partitions[#partitions + 1] = ARGV[i] end
-local stored = redis.call('HMGET', KEYS[2], unpack(partitions))
+local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers')
+local fences, news = redis.call('GET', KEYS[2]) or '', {}
 redis.call('SCARD', KEYS[3]) -- fails here, before any write, when it is no set
-local news = {}
-for i, p in ipairs(partitions) do
-  local epoch = ARGV[4 + 2 * i]
-  if not stored[i] or tonumber(string.match(stored[i], '^%d+')) < tonumber(epoch) then
-    news[#news + 1] = p
-    news[#news + 1] = epoch .. ' 0 0'
-  end
+for i = 5, #ARGV, 2 do
+  local p, epoch = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
+  if fenceOf(fences, p) < epoch then news[#news + 1] = {p, epoch} end
 end
 if #news == 0 then return 0 end
 
@@ -48,8 +36,9 @@ if other or again and raised ~= rebuild then
   if other then
     rebuild, void = rebuild + 1, fresh
     redis.call('UNLINK', KEYS[3], KEYS[4])
-    redis.call('HDEL', KEYS[1], 'o', 'n', 'i', 'f', 'h', 'd')
-    redis.call('HSET', KEYS[1], 't', time[1])
+    redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'given', 'forgotten')
+    redis.call('HSET', KEYS[1], 'voided', time[1])
+    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- void pages that nobody writes again are to expire
     local names, peers = ARGV[4], {}
     if names == '' then names = string.gsub(state[7] or '', '([%w_-]+) %d %d+ %d+ %d+;', '%1,') end
     if names ~= '' then
@@ -60,17 +49,17 @@ if other or again and raised ~= rebuild then
         else
           peers[#peers + 1] = name .. ' 2 ' .. (floor or 0) .. ' ' .. time[1] .. ' 0;'
         end
-        local known = redis.call('HGET', KEYS[1], 'k:' .. name)
-        if known then redis.call('HSET', KEYS[1], 'k:' .. name, (string.gsub(known, '%d$', '0'))) end
+        local known = redis.call('HGET', KEYS[1], 'peer:' .. name)
+        if known then redis.call('HSET', KEYS[1], 'peer:' .. name, (string.gsub(known, '%d$', '0'))) end
       end
-      redis.call('HSET', KEYS[1], 'z', table.concat(peers), 'o', string.format('%.0f', fresh))
-      redis.call('HINCRBY', KEYS[1], 'y', 1) -- a peer that was dropped from z counts no more
+      redis.call('HSET', KEYS[1], 'peers', table.concat(peers), 'log', string.format('%.0f', fresh))
+      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- a peer that was dropped from z counts no more
     end
   end
   if again or base > 0 then base = fresh end
   if again then raised = rebuild end
-  redis.call('HSET', KEYS[1], 'g', ARGV[1], 'r', rebuild, 'x', string.format('%.0f', void),
-    'b', string.format('%.0f', base), 'a', raised)
+  redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'rebuild', rebuild, 'void', string.format('%.0f', void),
+    'base', string.format('%.0f', base), 'raised', raised)
 end
-redis.call('HSET', KEYS[2], unpack(news))
-return #news / 2
+for _, n in ipairs(news) do setFence(KEYS[2], n[1], n[2], 0, 0) end
+return #news

@@ -1,4 +1,4 @@
--- hello.lua: a process of another region says that its region is there.
+-- hello.lua: a process of another region reports that its region is alive.
 --
 -- KEYS[1]  {c}:facts  hash: name -> value
 -- KEYS[2]  {c}:regions  hash: region -> 'identity beats unix-ms'; '.self' the identity
@@ -6,7 +6,7 @@
 -- ARGV[1]  region   ARGV[2]  its identity
 -- ARGV[3]  ms of silence after which another identity may take the name
 -- Returns  {'ok', fact, value, …}, {'missing'} when no process of this region has
---          been here, or {'taken'} when another region has that name.
+--          written its facts, or {'taken'} when another region has that name.
 -- Safe to repeat. O(1).
 
 local facts = redis.call('HGETALL', KEYS[1])

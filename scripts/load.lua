@@ -1,18 +1,20 @@
 -- load.lua: read a share of a partition for its new owner.
 --
--- KEYS[1]  {p}:o  hash, see claim.lua
+-- KEYS[1]  {p}:o  hash, see README.md
 -- KEYS[2]  {p}:d  set: pages whose count may not have been written
 -- KEYS[3…] {p}:m:<i>  hashes of members, see members.lua
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  1: return the pages, too
+-- ARGV[4]  number of hashes that the members lie in
 -- Returns  {status, pages, fields and values of members}; status 0 right, 1 a newer
---          owner, 2 data was lost.
+--          owner, 2 data was lost, 4 there are not ARGV[4] hashes.
 -- Reads only. O(members read).
 
-local owner = redis.call('HMGET', KEYS[1], 'e', 'g')
+local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'shares')
 local epoch = tonumber(ARGV[1])
 if not owner[1] or tonumber(owner[1]) < epoch then return {2, {}, {}} end
 if tonumber(owner[1]) > epoch then return {1, {}, {}} end
 if owner[2] ~= ARGV[2] then return {2, {}, {}} end
+if (owner[3] or '1') ~= ARGV[4] then return {4, {}, {}} end
 local pages, members = {}, {}
 if ARGV[3] == '1' then pages = redis.call('SMEMBERS', KEYS[2]) end
 for i = 3, #KEYS do

@@ -1,6 +1,6 @@
 -- log.lua: read which pages of one bucket changed in this region.
 --
--- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:l  zset, see counts.lua
+-- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
 -- KEYS[3]  {b}:r  set: complete partitions
 -- ARGV[1]  partitions there are   ARGV[2]  log the caller has read, 0: none
 -- ARGV[3]  place in it up to which it has   ARGV[4]  most pages to return
@@ -10,7 +10,7 @@
 --          from the beginning.
 -- Reads only. O(log pages + returned).
 
-local state = redis.call('HMGET', KEYS[1], 'o', 'n', 'x', 'i', 'f', 'd')
+local state = redis.call('HMGET', KEYS[1], 'log', 'places', 'void', 'lacking', 'floor', 'forgotten')
 local log = state[1] or ''
 if state[4] then log = '' end
 local reply = {log, state[2] or '0', state[5] or state[3] or '0', redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[1]) and 1 or 0}

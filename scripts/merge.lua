@@ -1,24 +1,26 @@
 -- merge.lua: take what another region tells of its part of one bucket; what
 -- becomes of it is what pncounter.Copy.Merge says.
 --
--- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:r  set: complete partitions
--- KEYS[3…] {b}:c:<page>  hashes, see counts.lua
+-- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
+-- KEYS[3]  {b}:z  zset: pages nobody is on   KEYS[4…] {b}:c:<page>  hashes, see README.md
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
 -- ARGV[4]  seconds a page with nobody on it is remembered
--- ARGV[5]  length of the page keys' prefix
--- ARGV[6]  region   ARGV[7]  log   ARGV[8]  from   ARGV[9]  to   ARGV[10]  floor
--- ARGV[11] 1: complete   ARGV[12…] incarnation, increments, decrements per page
+-- ARGV[5]  length of the page keys' prefix   ARGV[6]  what the topics of pages begin with
+-- ARGV[7]  region   ARGV[8]  log   ARGV[9]  from   ARGV[10]  to   ARGV[11]  floor
+-- ARGV[12] 1: complete   ARGV[13…] incarnation, increments, decrements per page
 -- Returns  {status, log, cursor, highest incarnation, done, pages that changed,
 --          pages whose pair could not be read, then places of pairs refused}; status 0
 --          merged, 1 this bucket has no owner yet, 2 a later life is known, 3 a gap.
 -- Safe to repeat and to arrive late: a pair never falls. All is read and checked,
 -- then written. O(pages).
 --#include pairs.lua
+--#include publish.lua
+--#include page.lua
 
-local region, log = ARGV[6], tonumber(ARGV[7])
-local from, to, floor = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local state = redis.call('HMGET', KEYS[1], 'g', 'r', 'x', 'b', 't', 'z', 'y', 'k:' .. region)
-local complete = redis.call('SCARD', KEYS[2])
+local region, log = ARGV[7], tonumber(ARGV[8])
+local from, to, floor = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'peer:' .. region, 'past')
+local complete, empties = redis.call('SCARD', KEYS[2]), redis.call('ZCARD', KEYS[3])
 local known, cursor, high, done = string.match(state[8] or '', '^(%d+) (%d+) (%d+) (%d)$')
 known, cursor, high, done = tonumber(known or 0), tonumber(cursor or 0), tonumber(high or 0), done == '1'
 local time = redis.call('TIME')
@@ -34,9 +36,8 @@ local function counted(peer, inc, n)
   return n, false
 end
 
-local function text(n) return string.format('%.0f', n) end
 local function answer(status, at, changed, malformed, refused)
-  local reply = {status, text(at), text(cursor), text(math.max(high, least)), done and 1 or 0, changed, malformed}
+  local reply = {status, whole(at), whole(cursor), whole(math.max(high, least)), done and 1 or 0, changed, malformed}
   for _, i in ipairs(refused) do reply[#reply + 1] = i end
   return reply
 end
@@ -55,12 +56,12 @@ elseif done and to <= cursor then
   return answer(0, known, 0, 0, {})
 end
 
-local rebuild, offset = state[2] or '0', tonumber(state[7] or 0)
-local void, base = tonumber(state[3] or 0), tonumber(state[4] or 0)
+local rebuild, offset = tonumber(state[2] or 0), tonumber(state[7] or 0)
+local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1) -- of a version that begins
 local prefix = tonumber(ARGV[5])
-local writes, body, refused, malformed = {}, {}, {}, 0
-for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been forgotten since
-  local at = 3 * k + 3
+local writes, records, refused, malformed = {}, {}, {}, 0
+for k = 4, to > cursor and #KEYS or 3 do -- else all of it is known, or has been forgotten since
+  local at = 3 * k + 1
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
   local old = redis.pcall('HMGET', KEYS[k], 'v', 'p')
@@ -82,22 +83,18 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
   if old.err then
     malformed = malformed + 1 -- it is no hash: another program's, which is left alone
   elseif inc < math.max(hadInc or 0, least) then
-    refused[#refused + 1] = k - 3
+    refused[#refused + 1] = k - 4
   elseif hadInc or up > down then
     if hadInc == inc then up, down = math.max(up, hadUp), math.max(down, hadDown) end
-    local r, users, updated, vinc, seq
-    if old[1] then r, users, updated, vinc, seq = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+) (%d+)$') end
+    local r, users, updated, vinc, seq, own, fell = readPage(old[1])
     if old[1] and not r then malformed = malformed + 1 end
     local live = r == rebuild
-    if live then
-      users, seq = tonumber(users), tonumber(seq)
-    elseif r then
-      users, updated, vinc, seq = 0, state[5] or '0', text(math.max(now, vinc + 1, void, base)), 0
-    else
-      users, updated, vinc, seq = 0, '0', text(math.max(now, void, base)), 0
+    if not live then
+      users, updated, vinc, seq = 0, r and tonumber(state[5] or 0) or 0, math.max(first, (vinc or 0) + 1), 0
+      own, fell = vinc, 0
     end
     local same = hadInc == inc and hadUp == up and hadDown == down
-    local w = {key = KEYS[k], live = live}
+    local w = {key = KEYS[k], page = string.sub(KEYS[k], prefix + 1), live = live}
     local before = users + sum + counted(peer, hadInc or 0, hadUp - hadDown)
     if not same then w.p = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';' end
     local mine, silent = counted(peer, inc, up - down)
@@ -105,14 +102,12 @@ for k = 3, to > cursor and #KEYS or 2 do -- else all of it is known, or has been
     held = held or silent
     if not same and (before ~= after or not live) then
       if before ~= after then
-        seq, updated = seq + 1, time[1]
-        local page = string.sub(KEYS[k], prefix + 1)
-        body[#body + 1] = 'c ' .. #page .. ' ' .. after .. ' ' .. updated .. ' ' .. vinc .. ' ' .. seq + offset .. '\n' .. page
+        seq, updated = seq + 1, tonumber(time[1])
+        records[#records + 1] = updateRecord(ARGV[6] .. w.page, whole(vinc), seq + offset, countValue(after, updated, out))
       end
-      w.v = rebuild .. ' ' .. users .. ' ' .. updated .. ' ' .. vinc .. ' ' .. seq
+      w.v = pageValue(rebuild, users, updated, vinc, seq, own, fell)
     end
-    if not live then w.l = vinc .. ' 0 0' end
-    w.expire = after == 0 and not held and not same
+    w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- its end may be set
     writes[#writes + 1] = w
   end
@@ -123,40 +118,43 @@ for _, w in ipairs(writes) do
   if w.p then
     changed = changed + 1
     if not w.live then redis.call('UNLINK', w.key) end
-    if w.v and w.l then
-      redis.call('HSET', w.key, 'p', w.p, 'v', w.v, 'l', w.l)
-    elseif w.v then
-      redis.call('HSET', w.key, 'p', w.p, 'v', w.v)
+    if w.v then
+      redis.call('HSET', w.key, 'v', w.v, 'p', w.p)
     else
       redis.call('HSET', w.key, 'p', w.p)
     end
   end
-  if w.expire then redis.call('EXPIRE', w.key, ARGV[4]) elseif w.persist then redis.call('PERSIST', w.key) end
+  if w.expire then
+    emptied(w.key, w.page, KEYS[3], time[1], ARGV[4])
+  elseif w.persist then
+    redis.call('PERSIST', w.key)
+    if empties > 0 then redis.call('ZREM', KEYS[3], w.page) end
+  end
 end
 cursor = math.max(cursor, to)
-local again = 0
-if ARGV[11] == '1' and to >= cursor and not done then
+local again = false
+if ARGV[12] == '1' and to >= cursor and not done then
   done = true
   if peer and (floor > peer.floor or peer.flag == '2') then
     if peer.floor > 0 and floor > peer.floor then
-      redis.call('HINCRBY', KEYS[1], 'y', 1) -- pairs below the floor are void now: totals fall, versions grow
+      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- pairs below the floor are void now: totals fall, versions grow
     end
-    again = 1
+    again = true
+    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- pages whose last pair is void now
     least = math.max(floor, peer.floor)
     local z = string.gsub(state[6], '([%w_-]+) (%d) (%d+) (%d+) (%d+);', function(name, flag, _, since, raised)
       if name == region then
         if flag == '2' then flag, since = '1', '0' end
         if floor > peer.floor then raised = peer.floor > 0 and time[1] or '0' end
-        return name .. ' ' .. flag .. ' ' .. text(least) .. ' ' .. since .. ' ' .. raised .. ';'
+        return name .. ' ' .. flag .. ' ' .. whole(least) .. ' ' .. since .. ' ' .. raised .. ';'
       end
     end)
-    redis.call('HSET', KEYS[1], 'z', z)
+    redis.call('HSET', KEYS[1], 'peers', z)
     peers, waits, out = readPeers(z, tonumber(time[1]))
   end
 end
-redis.call('HSET', KEYS[1], 'k:' .. region, text(known) .. ' ' .. text(cursor) .. ' ' .. text(high) .. ' ' .. (done and 1 or 0))
-if #body > 0 or again == 1 then
-  local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
-  redis.call(ARGV[2], ARGV[1], string.format('%.0f ', q) .. header(staleWord(waits or complete < tonumber(ARGV[3]), out), again) .. table.concat(body))
+redis.call('HSET', KEYS[1], 'peer:' .. region, whole(known) .. ' ' .. whole(cursor) .. ' ' .. whole(high) .. ' ' .. (done and 1 or 0))
+if #records > 0 or again then
+  publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), again, records)
 end
 return answer(0, known, changed, malformed, refused)

@@ -1,18 +1,20 @@
--- peers.lua: make one bucket's peers, and which of them are left out of totals,
--- what this region has decided.
+-- peers.lua: set the peers of one bucket, and which of them its totals leave out, as
+-- this region has decided.
 --
--- KEYS[1]  {b}:s  hash, see fence.lua   KEYS[2]  {b}:r  set: complete partitions
+-- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
 -- KEYS[3]  {b}:l  zset: the log, which nobody needs when there are no peers
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
 -- ARGV[4…] peer, 1: in totals or 0: left out, …
 -- Returns  1 when something changed.
 -- Totals are sums made when they are read, so one word here changes those of all
--- pages at once; y is added to the sequences of their versions, and readers are told
--- to read again. Of a peer that comes or goes for good only the highest incarnation is
--- remembered, so that it tells everything anew, above that. Safe to repeat. O(peers).
+-- pages at once; offset is added to the sequences of their versions, and readers are told
+-- to read again. When a peer comes, or goes for good, the bucket keeps only the peer's
+-- highest incarnation. The peer then sends everything again under higher ones. Safe to
+-- repeat. O(peers).
 --#include pairs.lua
+--#include publish.lua
 
-local state = redis.call('HMGET', KEYS[1], 'z')
+local state = redis.call('HMGET', KEYS[1], 'peers')
 local complete = redis.call('SCARD', KEYS[2])
 local now = redis.call('TIME')[1]
 local peers = readPeers(state[1], tonumber(now))
@@ -39,17 +41,17 @@ for name in pairs(peers) do
   end
 end
 if not changed then return 0 end
-redis.call('HSET', KEYS[1], 'z', table.concat(z))
+redis.call('HSET', KEYS[1], 'peers', table.concat(z))
 for _, name in ipairs(forget) do
-  local high = string.match(redis.call('HGET', KEYS[1], 'k:' .. name) or '', '^%d+ %d+ (%d+) %d$')
-  if high then redis.call('HSET', KEYS[1], 'k:' .. name, '0 0 ' .. high .. ' 0') end
+  local high = string.match(redis.call('HGET', KEYS[1], 'peer:' .. name) or '', '^%d+ %d+ (%d+) %d$')
+  if high then redis.call('HSET', KEYS[1], 'peer:' .. name, '0 0 ' .. high .. ' 0') end
 end
 if #z == 0 then
   redis.call('UNLINK', KEYS[3])
-  redis.call('HDEL', KEYS[1], 'o', 'n', 'i', 'f', 'h', 'd')
+  redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'given', 'forgotten')
 end
-redis.call('HINCRBY', KEYS[1], 'y', 1)
-local _, waits, out = readPeers(table.concat(z), tonumber(now))
-local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
-redis.call(ARGV[2], ARGV[1], string.format('%.0f ', q) .. header(staleWord(waits or complete < tonumber(ARGV[3]), out), 1))
+redis.call('HINCRBY', KEYS[1], 'offset', 1)
+redis.call('HINCRBY', KEYS[1], 'sweep', 1)
+local _, waits = readPeers(table.concat(z), tonumber(now))
+publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), true, {})
 return 1

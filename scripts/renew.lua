@@ -3,35 +3,60 @@
 -- KEYS[1]  {c}:facts  hash: name -> value
 -- KEYS[2]  {c}:leases hash: name of a process -> 'end-in-unix-ms incarnation roles'
 -- ARGV[1]  name   ARGV[2]  incarnation   ARGV[3]  roles   ARGV[4]  ttl in ms
--- ARGV[5]  1: write the facts when they are missing   ARGV[6…]  fact, value, …;
---          a value may be a list, a,b,c: any of them is right, the first is written
--- Returns  {'ok', name, 'end incarnation roles', …} of all live leases,
+-- ARGV[5]  0: the facts may not be written when there are none; 1: they may;
+--          2: the same, and this process was accepted before
+-- ARGV[6]  how many seals to write when there are none   ARGV[7]  how many to add
+--          when they are missing and there are others   ARGV[8…]  these: id, seal, …
+-- then     fact, value, …; a value may be a list, a,b,c: any of them is right, the
+--          first is written. Where there are facts the first of these is one of
+--          them; of the others one that is missing is of a later version, and
+--          added. Facts that are not named here are nobody's business.
+-- Returns  {'ok', seals there are, id, seal, …, name, 'end incarnation roles', …} of all live leases,
 --          {'missing'} when there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]} or {'taken', ms left of that lease}.
 -- Safe to repeat: a lease is moved, not added. O(processes).
 
 local leases = redis.call('HGETALL', KEYS[2])
-local held = false -- facts and leases live and die together: who was accepted and has its lease need not look again
+local runs = false -- it was accepted and has its lease: it only makes good what is missing
 for i = 1, #leases, 2 do
-  held = held or ARGV[5] == '1' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
+  runs = runs or ARGV[5] == '2' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
 end
-local missing = false
-if not held then
-  local facts = redis.call('HGETALL', KEYS[1])
-  missing = #facts == 0
-  if missing and ARGV[5] ~= '1' then return {'missing'} end
-  local known = {}
-  for i = 1, #facts, 2 do known[facts[i]] = facts[i + 1] end
-  for i = 6, #ARGV, 2 do
-    local value, ours = known[ARGV[i]], ARGV[i + 1]
-    if not missing and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
-      return {'differs', ARGV[i], value or ''}
-    end
+local facts, known, write, seals = redis.call('HGETALL', KEYS[1]), {}, {}, {}
+local adds = 8 + 2 * ARGV[6]
+local first = adds + 2 * ARGV[7]
+if #facts == 0 and ARGV[5] == '0' then return {'missing'} end
+for i = 1, #facts, 2 do
+  known[facts[i]] = facts[i + 1]
+  local id = string.match(facts[i], '^seal:(.*)')
+  if id then
+    seals[#seals + 1] = id
+    seals[#seals + 1] = facts[i + 1]
+  end
+end
+local from, to = adds, first - 2
+if #seals == 0 then from, to = 8, adds - 2 end
+for i = from, to, 2 do
+  if not known['seal:' .. ARGV[i]] then
+    seals[#seals + 1] = ARGV[i]
+    seals[#seals + 1] = ARGV[i + 1]
+    write[#write + 1] = 'seal:' .. ARGV[i]
+    write[#write + 1] = ARGV[i + 1]
+  end
+end
+for i = first, #ARGV, 2 do
+  local value, ours = known[ARGV[i]], ARGV[i + 1]
+  local new = not value and (runs or #facts == 0 or i > first)
+  if not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
+    return {'differs', ARGV[i], value or ''}
+  end
+  if new or not runs then -- of a list of values the first is written: secrets rotate
+    write[#write + 1] = ARGV[i]
+    write[#write + 1] = (string.gsub(ours, ',.*', ''))
   end
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local reply, over = {'ok'}, {}
+local reply, over = {'ok', tostring(#seals / 2), unpack(seals)}, {}
 for i = 1, #leases, 2 do
   local ends, incarnation = string.match(leases[i + 1], '^(%d+) (%d+) ')
   local left = tonumber(ends or 0) - now
@@ -44,9 +69,7 @@ for i = 1, #leases, 2 do
     reply[#reply + 1] = leases[i + 1]
   end
 end
-if not held then -- of a list of values the first is written: secrets rotate
-  for i = 6, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], (string.gsub(ARGV[i + 1], ',.*', ''))) end
-end
+if #write > 0 then redis.call('HSET', KEYS[1], unpack(write)) end
 if #over > 0 then redis.call('HDEL', KEYS[2], unpack(over)) end
 local lease = string.format('%.0f ', now + ARGV[4]) .. ARGV[2] .. ' ' .. ARGV[3]
 redis.call('HSET', KEYS[2], ARGV[1], lease)

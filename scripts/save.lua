@@ -1,19 +1,20 @@
--- save.lua: change what one user follows, unless somebody else did meanwhile, and
--- publish the new version.
+-- save.lua: change what one user follows and publish the new version, unless another
+-- call has changed it since the caller read it.
 --
--- KEYS[1]  {b}:s  hash, see fence.lua
--- KEYS[2]  {b}:u:<user>  hash: '' 'incarnation sequence updated', page -> follow
+-- KEYS[1]  {b}:s  hash, see README.md
+-- KEYS[2]  {b}:u:<user>  hash, see README.md
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  topic
 -- ARGV[4]  'incarnation sequence' that was read; '0 0': there was none
 -- ARGV[5]  updated   ARGV[6]  seconds a record without follows is kept
 -- ARGV[7]  number of follows to set; then page, follow, page, follow, …
 -- then     pages that are not followed any more
--- Returns  the new 'incarnation sequence', or empty: it was another.
--- Safe to repeat: the second finds another version. O(follows given).
+-- Returns  the new 'incarnation sequence', or empty if the version was not ARGV[4].
+-- Safe to repeat: the second call finds another version. O(follows given).
+--#include publish.lua
 
 local old = string.match(redis.call('HGET', KEYS[2], '') or '', '^%d+ %d+') or '0 0'
 if old ~= ARGV[4] then return '' end
-local q = redis.call('HINCRBY', KEYS[1], 'q', 1)
+redis.call('HLEN', KEYS[1]) -- foreign data fails here, before any write
 local inc, seq = string.match(old, '^(%d+) (%d+)$')
 if inc == '0' then
   local time = redis.call('TIME')
@@ -31,5 +32,5 @@ if redis.call('HLEN', KEYS[2]) > 1 then
 else
   redis.call('EXPIRE', KEYS[2], ARGV[6])
 end
-redis.call(ARGV[2], ARGV[1], string.format('%.0f 0 0\nc %d 0 0 %s %s\n', q, #ARGV[3], inc, seq) .. ARGV[3])
+publish(KEYS[1], ARGV[1], ARGV[2], false, false, {updateRecord(ARGV[3], inc, seq, ARGV[5])})
 return inc .. ' ' .. seq

@@ -4,26 +4,67 @@ package scripts
 
 import (
 	"embed"
-	"strings"
+	"regexp"
 )
+
+// Name is the name of a script: its file without ".lua".
+type Name string
+
+// The scripts there are.
+const (
+	Change  Name = "change"
+	Claim   Name = "claim"
+	Counts  Name = "counts"
+	Detach  Name = "detach"
+	Fence   Name = "fence"
+	Hello   Name = "hello"
+	Leave   Name = "leave"
+	Load    Name = "load"
+	Log     Name = "log"
+	Members Name = "members"
+	Merge   Name = "merge"
+	Own     Name = "own"
+	Peers   Name = "peers"
+	Read    Name = "read"
+	Relog   Name = "relog"
+	Renew   Name = "renew"
+	Resize  Name = "resize"
+	Save    Name = "save"
+	Sweep   Name = "sweep"
+	Values  Name = "values"
+
+	CounterAbort   Name = "counter_abort"
+	CounterApply   Name = "counter_apply"
+	CounterFreeze  Name = "counter_freeze"
+	CounterOutcome Name = "counter_outcome"
+	CounterRead    Name = "counter_read"
+)
+
+// Counters are the scripts of counters that last.
+var Counters = []Name{CounterAbort, CounterApply, CounterFreeze, CounterOutcome, CounterRead}
+
+// Presence are the scripts of presence, in the order of the alphabet.
+var Presence = []Name{
+	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Own, Peers, Read, Relog, Renew, Resize, Save, Sweep, Values,
+}
 
 //go:embed *.lua
 var files embed.FS
 
-const include = "--#include pairs.lua\n"
+// include is a line in whose place the file it names comes. Included files
+// include no others.
+var include = regexp.MustCompile(`(?m)^--#include (\S+)\n`)
 
-// Source is the text of the script of that name, "claim" for claim.lua. It
-// panics when there is none: the names are constants of the program.
-func Source(name string) string {
-	text := read(name)
-	if strings.Contains(text, include) {
-		return strings.Replace(text, include, read("pairs"), 1)
-	}
-	return text
+// Source is the text of a script.
+func (n Name) Source() string {
+	return include.ReplaceAllStringFunc(read(string(n)+".lua"), func(line string) string {
+		return read(include.FindStringSubmatch(line)[1])
+	})
 }
 
+// read panics when there is no such file: the names are constants of the program.
 func read(name string) string {
-	text, err := files.ReadFile(name + ".lua")
+	text, err := files.ReadFile(name)
 	if err != nil {
 		panic(err)
 	}

@@ -1,6 +1,6 @@
 // @ts-check
 // What <unread-bell> looks like: a button with a bell, the number on it. The
-// element is in headcount.js, which loads this where there is a bell.
+// element is in headcount.js, which loads this file when a page has a bell.
 
 /** @type {CSSStyleSheet | undefined} */ let sheet;
 
@@ -34,7 +34,7 @@ export default function bell(element, number, read) {
   };
   const icon = draw('svg', { viewBox: '0 0 24 24', 'aria-hidden': 'true' });
   icon.append(draw('path', { d: 'M6 9a6 6 0 0 1 12 0c0 7 3 8 3 8H3s3-1 3-8M10 21a2 2 0 0 0 4 0' }));
-  const slot = document.createElement('slot'); // what the site puts in takes the bell's place
+  const slot = document.createElement('slot'); // content of the site replaces the bell
   slot.append(icon);
   const button = document.createElement('button');
   button.setAttribute('part', 'button');

@@ -1,6 +1,6 @@
-// Makes what the server serves of the client: the files of public/ that are not
-// written by hand. They are in the repository so that `go install` needs no
-// Node; test/build.test.js proves that they are what this makes.
+// Builds the client's files in public/ that the server serves. They are in the
+// repository so that `go install` needs no Node. test/build.test.js proves that
+// they match the sources.
 //
 //   npm run build
 import { readFile, writeFile } from 'node:fs/promises';
@@ -9,7 +9,7 @@ import { minify } from 'terser';
 
 export const FILES = ['headcount.js', 'bell.js', 'rescue.js'];
 
-/** A file of the client as it is served: small. Names that begin with _ are the file's own. */
+/** Returns a file of the client minified, as the server serves it. Names that begin with _ are private to their file. */
 export async function build(name) {
   const source = await readFile(new URL(name, import.meta.url), 'utf8');
   const { code } = await minify(source, {

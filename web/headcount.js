@@ -14,41 +14,40 @@
 // No dependency, no eval and no inline style, so it runs under a
 // Content-Security-Policy as strict as "default-src 'self'".
 //
-// Who wants what, and who has the connection, are two things. A Headcount knows
-// what it wants (wants); a Hub has the connection and serves all Headcounts
-// that share it: those of one tab, and those of all tabs of a site. One of them
-// holds a Web Lock and has the Hub, the others talk to it over a
-// BroadcastChannel, always saying all they want, so that a lost word or a new
-// Hub needs nothing special. Where there are no locks (plain http on the
-// network) each has a Hub of its own.
+// There are two parts. A Headcount knows what its tab wants (wants). A Hub has the
+// connection and serves all Headcounts that share it: those of one tab, and those
+// of all tabs of a site. One Headcount holds a Web Lock and has the Hub. The others
+// talk to the Hub over a BroadcastChannel. They always send everything they want,
+// so a lost message or a new Hub needs no special treatment. Without Web Locks
+// (plain http on the network) each Headcount has its own Hub.
 
-const HEARTBEAT_MS = 15_000; // until the server's welcome names its own
+const HEARTBEAT_MS = 15_000; // until the server's welcome names another interval
 const PATIENCE_MS = 5_000; // how long a heartbeat may stay without an answer
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
 const BACKOFF_MAX_MS = 30_000; // ... the later ones within twice as long each, up to this
-const STEADY_MS = 10_000; // a connection that stood this long forgives earlier failures
+const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const HANDOVER_MAX_MS = 60_000; // the longest wait that a reconnect frame may ask for
 const MAX_PAGES = 100; // the server's bound for one connection
 const ANNOUNCE_MS = 10_000; // least time between two announcements to a screen reader
-const GRACE_MS = 2_000; // what a tab that went without a word wanted is kept: it may be a reload
-const SILENCE_MS = 3_000; // a tab that has the connection and says nothing is asleep: another takes over
-const HIDDEN_MS = 60_000; // a tab hidden this long is no viewer, if countHidden is false
+const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: the tab may just reload
+const SILENCE_MS = 3_000; // when the tab with the connection is silent this long, it sleeps and another tab takes over
+const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this long is not counted
 
 /**
- * A page's count, as the server says it.
+ * A page's count, as the server sends it.
  * @typedef {object} Counter
  * @property {string} page
  * @property {number} count how many people are there
  * @property {string | null} updated_at when the count last changed
  * @property {string} version
- * @property {boolean} [stale] the server itself cannot be sure at the moment
+ * @property {boolean} [stale] true while the server cannot be sure that the count is right
  */
 /** @typedef {'idle' | 'connecting' | 'open' | 'waiting' | 'closed'} State */
 /** @typedef {string | (() => string | Promise<string>)} Token */
 /**
  * @typedef {object} Options
- * @property {Token} [token] who the user is, when the server wants to know; a function is asked for every connection
- * @property {boolean} [countHidden] false: a tab that has been hidden for a minute is no viewer; default true
+ * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
+ * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
 /** @typedef {{join: string[], watch: string[], unread: boolean, read: boolean, token?: string}} Wants */
@@ -57,7 +56,7 @@ const HIDDEN_MS = 60_000; // a tab hidden this long is no viewer, if countHidden
 
 /**
  * Orders two versions "incarnation-sequence": negative when a is older than b.
- * What is no version is as old as can be.
+ * Text that is not a version is older than every version.
  * @param {string | undefined} a
  * @param {string | undefined} b
  */
@@ -83,7 +82,7 @@ const minus = (pages, without) => [...pages].filter((page) => !without?.has(page
  * Events: `state` (detail: the new state), `count` (detail: the counter),
  * `unread` (detail: the number), `error` (detail: {code, message, page}).
  *
- * States: `idle` (nothing was asked for yet), `connecting`, `open`, `waiting`
+ * States: `idle` (nothing was requested yet), `connecting`, `open`, `waiting`
  * (for the next attempt), `closed`.
  */
 export class Headcount extends EventTarget {
@@ -98,22 +97,22 @@ export class Headcount extends EventTarget {
   #countHidden = true;
 
   // What is wanted.
-  /** @type {Set<{page: string}>} */ #joins = new Set(); // that are not taken back
+  /** @type {Set<{page: string}>} */ #joins = new Set(); // without those that were taken back
   /** @type {Set<{keys: string[], callback: (value: any) => void, end?: () => void}>} */ #watches = new Set(); // a key is a page, or '' for unread
-  #read = false; // "read" is still to be passed on
-  // What is known of them, so at most MAX_PAGES and one.
+  #read = false; // "read" must still be sent
+  // What is known about the wanted pages and unread: at most MAX_PAGES + 1 entries.
   /** @type {Map<string, {value: any, link?: unknown}>} */ #known = new Map();
   /** @type {State} */ #state = 'idle';
 
-  // Who has the connection.
-  #id = ''; // among those who share, until we go
-  /** @type {ReturnType<typeof Hub> | undefined} */ #hub; // ours, if we have it
-  /** @type {((word: Word) => void) | undefined} */ #post; // to the others, if there may be some
-  /** @type {AbortController | undefined} */ #sharing; // ends it, and gives the locks back
+  // How the connection is shared.
+  #id = ''; // our name among the tabs that share, until this page goes
+  /** @type {ReturnType<typeof Hub> | undefined} */ #hub; // set if this tab has the connection
+  /** @type {((word: Word) => void) | undefined} */ #post; // sends to the other tabs, if tabs share
+  /** @type {AbortController | undefined} */ #sharing; // ends the sharing and releases the locks
   /** @type {any} */ #silence;
 
   /** @type {any} */ #hiding;
-  #away = false; // hidden for so long that we do not count
+  #away = false; // this tab was hidden for so long that it is not counted
   #syncing = false;
   #gone = false; // between pagehide and pageshow
   #closing = new AbortController();
@@ -126,7 +125,7 @@ export class Headcount extends EventTarget {
     super();
     this.#base = new URL(url, location.href);
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
-    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: no http address: ${url}`);
+    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: not an http address: ${url}`);
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
     this.#token = token;
     this.#share = share;
@@ -160,7 +159,7 @@ export class Headcount extends EventTarget {
     this.#changed();
   }
 
-  /** Whether a tab counts that has been hidden for a minute. */
+  /** Whether a tab that was hidden for a minute is still counted. */
   get countHidden() {
     return this.#countHidden;
   }
@@ -192,7 +191,8 @@ export class Headcount extends EventTarget {
   }
 
   /**
-   * Ends presence on a page, however often it was joined; without a page, on all.
+   * Ends presence on a page, however often it was joined. Without a page it ends
+   * presence on all pages.
    * @param {string} [page]
    */
   leave(page) {
@@ -271,7 +271,7 @@ export class Headcount extends EventTarget {
     for (const key of keys) {
       const known = this.#known.get(key)?.value;
       queueMicrotask(() => {
-        // Unless it ended, or a newer one was faster.
+        // Not if the watch has ended, or if a newer value was faster.
         if (known !== undefined && this.#watches.has(watch) && this.#known.get(key)?.value === known) call(callback, known);
       });
     }
@@ -296,7 +296,7 @@ export class Headcount extends EventTarget {
     return new Set([...this.#watches].flatMap(({ keys }) => keys));
   }
 
-  /** What was not taken yet is kept by its page, the newest only. */
+  /** Keeps the newest value of each page until the loop takes it. */
   async *#iterate(/** @type {string[]} */ keys) {
     const fresh = new Map();
     /** @type {(_: any) => void} */ let wake = () => {};
@@ -315,24 +315,24 @@ export class Headcount extends EventTarget {
     }
   }
 
-  // ---- what is wanted, and who is told of it
+  // ---- what is wanted
 
   /**
-   * Refuses what the server would refuse, where the caller can still see why.
+   * Refuses at once what the server would refuse later, so that the caller sees why.
    * @param {string[]} pages
    * @param {RegExp} [reserved]
    */
   #admit(pages, reserved = /^(-|\.\.?)$/) {
-    if (this.#state === 'closed') throw new Error('Headcount: it was closed');
+    if (this.#state === 'closed') throw new Error('Headcount: it is closed');
     for (const page of pages) {
       if (typeof page !== 'string' || !page || [...page].length > 128 || reserved.test(page))
-        throw new TypeError(`Headcount: no page: ${page}`);
+        throw new TypeError(`Headcount: not a page: ${page}`);
     }
     if (new Set(['', ...this.#joined, ...this.#watched, ...pages]).size > MAX_PAGES + 1)
-      throw new RangeError(`Headcount: over ${MAX_PAGES} pages`);
+      throw new RangeError(`Headcount: more than ${MAX_PAGES} pages`);
   }
 
-  /** Tells, in one go, what this turn of the event loop changed. */
+  /** Sends all changes of this turn of the event loop together. */
   #changed() {
     if (this.#syncing) return;
     this.#syncing = true;
@@ -363,7 +363,7 @@ export class Headcount extends EventTarget {
     } else this.#post?.({ from: this.#id, wants, wake });
   }
 
-  /** Finds out who has the connection: we, unless another tab has. */
+  /** Finds out which tab has the connection. This tab takes it if no other tab has it. */
   async #meet() {
     const { signal } = (this.#sharing = new AbortController());
     this.#id = `${Math.random()}`;
@@ -375,7 +375,7 @@ export class Headcount extends EventTarget {
       // Tabs of different users have nothing to share. (base64url is base64 for what is usual in a token.)
       if (token) name += JSON.parse(atob(token.split('.')[1])).sub;
     } catch {
-      locks = false; // who this is cannot be known
+      locks = false; // the token does not say who the user is
     }
     if (signal.aborted) return;
     if (!locks) return this.#lead();
@@ -392,19 +392,19 @@ export class Headcount extends EventTarget {
         this.#lead();
         channel.postMessage({ lead: this.#id });
       }, options).catch(() => {
-        // Somebody took it away from us, since we were asleep: stand in line again.
+        // Another tab took the lock because this tab was asleep. Wait for the lock again.
         if (signal.aborted) return;
         this.#hub?._hangUp();
         this.#hub = undefined;
         if (!options) lead();
         this.#tell();
       });
-    /** @type {Set<string>} */ const known = new Set(); // who wants something of us
+    /** @type {Set<string>} */ const known = new Set(); // the tabs that want something from this Hub
     channel.onmessage = ({ data }) => {
       const { from, wants, wake } = data;
       if (!this.#hub) return from || this.#hear(data);
       if (!from) return;
-      // Free when that tab is gone, however it went.
+      // The lock becomes free when that tab is gone, for whatever reason.
       if (!known.has(from))
         hold(name + from, () => {
           this.#hub?._lost(from);
@@ -414,7 +414,7 @@ export class Headcount extends EventTarget {
       const full = !this.#hub._set(from, wants, wake);
       channel.postMessage({ to: from, full, ...this.#hub._news() });
     };
-    // Held as long as we are there.
+    // This tab holds the lock as long as it exists.
     hold(name + this.#id, () => {
       this.#post = (word) => {
         channel.postMessage(word);
@@ -422,10 +422,10 @@ export class Headcount extends EventTarget {
       };
       lead();
       this.#tell();
-    }).catch(() => signal.aborted || this.#lead()); // some contexts have locks and forbid them
+    }).catch(() => signal.aborted || this.#lead()); // some contexts have Web Locks but forbid their use
   }
 
-  /** From now on we have the connection. */
+  /** From now on this tab has the connection. */
   #lead() {
     this.#heard();
     /** @type {ReturnType<typeof Hub>} */
@@ -436,7 +436,7 @@ export class Headcount extends EventTarget {
     this.#tell();
   }
 
-  /** Lets go of the connection without a leave. */
+  /** Gives up the connection without a leave. */
   #part() {
     this.#heard();
     const hub = this.#hub;
@@ -451,15 +451,15 @@ export class Headcount extends EventTarget {
     this.#silence = clearTimeout(this.#silence);
   }
 
-  // ---- what is heard
+  // ---- what is received
 
-  /** @param {Word} word from who has the connection */
+  /** @param {Word} word from the tab that has the connection */
   #hear({ lead, to, full, state, frame, link }) {
     if (to && to !== this.#id) return;
     this.#heard();
     if (lead) return this.#tell();
     if (full) {
-      this.#part(); // more pages than one connection may have: take another
+      this.#part(); // the shared connection has no room for these pages: open another one
       this.#share = false;
       return this.#changed();
     }
@@ -489,9 +489,9 @@ export class Headcount extends EventTarget {
     if (known) {
       const old = known.value;
       const order = compareVersions(version, old.version);
-      // Version 0-0 is the server's word that it knows nothing of this page,
-      // which is true for good when a server without a memory started again and
-      // nobody came back. As the first word of another link it is believed.
+      // With version 0-0 the server says that it knows nothing about this page. That
+      // stays true when a server without stored counts started again and nobody came
+      // back. It is believed if it is the first count that another link sends.
       const forgotten = version === '0-0' && known.link !== link;
       if (order < 0 && !forgotten) return;
       known.link = link;
@@ -503,7 +503,7 @@ export class Headcount extends EventTarget {
   /** @type {(key: string, type: string, value: any, link?: unknown) => void} */
   #learn(key, type, value, link) {
     const watches = [...this.#watches].filter(({ keys }) => keys.includes(key));
-    if (!watches.length && !this.#joined.has(key)) return; // another's, or overtaken by a leave
+    if (!watches.length && !this.#joined.has(key)) return; // it is for another tab, or a leave was faster
     this.#known.set(key, { value, link });
     emit(this, type, value);
     for (const watch of watches) call(watch.callback, value);
@@ -518,21 +518,22 @@ export class Headcount extends EventTarget {
 }
 
 /**
- * Has the connection for all who share it.
+ * Has the connection for all tabs that share it.
  * @param {URL} base
  * @param {() => Token | undefined} getToken
  * @param {(word: Word) => void} say
  */
 function Hub(base, getToken, say) {
   /** @type {State} */ let state = 'idle';
-  /** @type {Frame} */ let unread; // the newest, for who comes later
+  /** @type {Frame} */ let unread; // the newest number, for tabs that come later
   /** @type {Map<string, {join: Set<string>, watch: Set<string>, unread: boolean}>} */ const members = new Map();
-  /** @type {string | undefined} */ let given; // the fixed token heard of last
-  /** @type {string | undefined} */ let expired; // a fixed token that the server called expired: not worth another attempt
-  let toRead = false; // "read" is still to be sent
+  /** @type {string | undefined} */ let given; // the fixed token that a tab sent last
+  /** @type {string | undefined} */ let expired; // a fixed token that the server called expired; another attempt with it is useless
+  let toRead = false; // "read" must still be sent
 
-  // Usually one link. Two while a server that shuts down hands us over: the
-  // old one goes on until the new one is welcome, so that nobody misses us.
+  // Usually there is one link. There are two while a server that shuts down sends
+  // us to another: the old link stays until the new one is welcome, so the user
+  // stays counted.
   /** @type {Set<Link>} */ const links = new Set();
   let dialing = false;
   let over = false;
@@ -545,12 +546,12 @@ function Hub(base, getToken, say) {
 
   const wanted = () => toRead || all('join', 'watch').size > 0 || [...members.values()].some((m) => m.unread);
 
-  /** Sends a link the difference between what is wanted and what it was told. */
+  /** Sends over a link the difference between what is wanted and what was sent before. */
   const sync = (/** @type {Link} */ link) => {
     if (!link._open) return;
     const joined = all('join');
     const pages = all('join', 'watch');
-    // A join subscribes too. What is explicitly subscribed outlives a leave.
+    // A join also subscribes. An explicit subscription continues after a leave.
     const subscribe = minus(minus(pages, joined), link._subscribed);
     const unsubscribe = minus(link._subscribed, pages);
     const steps = [
@@ -563,8 +564,9 @@ function Hub(base, getToken, say) {
         link._subscribe(unsubscribe, 'unsubscribe');
       },
     ];
-    // Who moves from one page to another joins before leaving, or the whole
-    // site's count would fall and rise; unless that would pass the server's bound.
+    // A user who moves from one page to another joins before leaving. Otherwise the
+    // whole site's count would fall and rise. If joining first would exceed the
+    // server's bound, the leave comes first.
     if (new Set([...link._joined, ...link._subscribed, ...pages]).size > MAX_PAGES) steps.reverse();
     for (const step of steps) step();
     link._joined = joined;
@@ -574,7 +576,7 @@ function Hub(base, getToken, say) {
   };
   const syncAll = () => links.forEach(sync);
 
-  /** Works out the state and says so when it is another one. */
+  /** Determines the state and reports it if it has changed. */
   const show = () => {
     /** @type {State} */
     const now = [...links].some((link) => link._welcome)
@@ -587,10 +589,10 @@ function Hub(base, getToken, say) {
     if (now !== state && !over) say({ state: (state = now) });
   };
 
-  /** Full jitter: anything between nothing and a bound that doubles, so that a crowd comes back spread out. */
+  /** Full jitter: a random time up to a bound that doubles, so that many clients do not come back at once. */
   const backoff = () => Math.random() * Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** attempt++);
 
-  /** Makes the next attempt after ms, instead of an earlier plan. */
+  /** Plans the next attempt after ms. It replaces an earlier plan. */
   const later = (/** @type {number} */ ms) => {
     clearTimeout(retry);
     if (!over)
@@ -600,11 +602,11 @@ function Hub(base, getToken, say) {
       }, ms);
   };
 
-  /** Whether some link is there, or on its way, that is not about to go. */
+  /** Whether there is a link, open or connecting, that the server has not asked to end. */
   const served = () => dialing || [...links].some((link) => !link._draining);
 
   const dial = async () => {
-    // With an expired token, whoever has a newer one goes on from here.
+    // The token has expired: the tab that has a newer token continues.
     if (over || served() || !wanted() || expired) return show();
     dialing = true;
     show();
@@ -621,7 +623,7 @@ function Hub(base, getToken, say) {
       else if (id) address.searchParams.set('id', id);
       let Socket = globalThis.WebSocket;
       if (failures) {
-        // Why, and what else could be done, is for another file, seldom needed.
+        // Another file, which is seldom needed, finds the cause and an alternative.
         const rescue = await import(`./rescue.js?${failures}`).catch(() => {});
         Socket = (await rescue?.default(address, failures)) ?? Socket;
       }
@@ -638,7 +640,7 @@ function Hub(base, getToken, say) {
           show();
         },
       }));
-      failures++; // until it is welcome
+      failures++; // the welcome sets it to 0
       links.add(link);
     } catch (/** @type {any} */ cause) {
       say({ frame: { type: 'error', code: 'connect', message: String(cause?.message ?? cause) } });
@@ -648,7 +650,7 @@ function Hub(base, getToken, say) {
     show();
   };
 
-  // ---- what the server says
+  // ---- what the server sends
 
   const heard = (/** @type {Link} */ link, /** @type {Frame} */ frame) => {
     const { type, code, page } = frame;
@@ -684,31 +686,31 @@ function Hub(base, getToken, say) {
     }
     if (code === 'rate_limited') setTimeout(again, GRACE_MS);
     if (code === 'token_expired' && typeof getToken() !== 'function') expired = given;
-    // A heartbeat's answer, and what later servers may say, is a sign of life and no more.
+    // The answer to a heartbeat, and frames of later servers, only show that the server lives.
     say({ frame, link: link._name });
   };
 
   return {
-    /** Whether others than we use it. */
+    /** Whether other tabs use this Hub. */
     _shared: () => members.size > 1,
 
-    /** For one who comes later. */
+    /** For a tab that comes later. */
     _news: () => ({ state, frame: unread }),
 
     /**
-     * Takes what one wants. wake: someone looks, or the network is back, so there
-     * is no reason to wait longer. False: there is no room for all of that.
+     * Takes what one tab wants. wake: somebody looks at the tab, or the network is
+     * back, so the next attempt comes at once. Returns false if there is no room.
      * @type {(id: string, wants: Wants, wake?: boolean) => boolean}
      */
     _set(id, { join, watch, unread: bell, read, token }, wake) {
       const old = members.get(id);
       members.set(id, { join: new Set(join), watch: new Set(watch), unread: bell });
       if (all('join', 'watch').size > MAX_PAGES && members.size > 1) {
-        // What it had stays until it is gone, which it will be now.
+        // Its earlier wants stay until the tab is gone from this Hub, which is soon.
         old ? members.set(id, old) : members.delete(id);
         return false;
       }
-      // What another has been told of is told again for one who comes later.
+      // Values that other tabs have received are sent again for a tab that comes later.
       const fresh = minus(minus([...join, ...watch], old?.join), old?.watch);
       for (const link of links) link._subscribe(fresh.filter((p) => link._joined.has(p) || link._subscribed.has(p)));
       if (bell && !old?.unread && unread) say({ frame: unread });
@@ -726,12 +728,12 @@ function Hub(base, getToken, say) {
           attempt = retry = 0;
         }
       }
-      // A link that hands us over has its own plan for the next attempt.
+      // A link that the server asked to end has its own plan for the next attempt.
       if (!retry && !links.size) dial();
       return true;
     },
 
-    /** @param {string} id of one who went without a word: it may come back under another */
+    /** @param {string} id of a tab that vanished: the tab may come back under another id */
     _lost(id) {
       setTimeout(() => {
         members.delete(id);
@@ -749,7 +751,7 @@ function Hub(base, getToken, say) {
 
 /** @typedef {ReturnType<typeof Link>} Link */
 /**
- * One WebSocket, or what takes its place, and whether there is still someone at its other end.
+ * One WebSocket, or its replacement. It checks that the server still answers.
  * @param {WebSocket} socket
  * @param {{_opened(): void, _frame(frame: Frame): void, _ended(): void}} events
  */
@@ -768,11 +770,11 @@ function Link(socket, events) {
     if (!ended) wait(link._probe, link._heartbeat);
   };
   const link = {
-    _name: performance.now(), // another link's is another
+    _name: performance.now(), // different for every link
     _open: false,
     _welcome: false, // the server has greeted us
     _draining: false, // the server asked us to go elsewhere
-    /** @type {Set<string>} */ _joined: new Set(), // pages, as this link's server was told
+    /** @type {Set<string>} */ _joined: new Set(), // the pages that were joined over this link
     /** @type {Set<string>} */ _subscribed: new Set(),
     _heartbeat: HEARTBEAT_MS,
     /** @type {any} */ _steady: 0,
@@ -781,14 +783,14 @@ function Link(socket, events) {
       if (link._open && !ended) socket.send(JSON.stringify(frame));
     },
     _subscribe(/** @type {string[]} */ all, type = 'subscribe') {
-      // Each frame is under the 4,096 bytes that the server takes: a page has at most 512.
+      // Each frame stays under the 4,096 bytes that the server accepts: a page has at most 512.
       for (let i = 0; i < all.length; i += 7) link._send({ type, pages: all.slice(i, i + 7) });
       for (const page of all) link._subscribed[type === 'subscribe' ? 'add' : 'delete'](page);
     },
     /**
-     * Asks for a sign of life, and gives up without one. Only an unanswered
-     * question counts, not silence: the timers of a tab in the background may
-     * fire a minute late.
+     * Asks for a sign of life, and closes the link if none comes. Silence alone does
+     * not close it, because the timers of a tab in the background may fire a minute
+     * late. Only an unanswered heartbeat does.
      */
     _probe() {
       if (!link._open || probing) return;
@@ -842,7 +844,7 @@ function idOf(origin, id) {
 }
 
 /**
- * A callback that throws spoils nobody else's, and still shows in the console.
+ * Calls a callback. If it throws, the console shows the error and the other callbacks still run.
  * @template T
  * @param {(value: T) => void} callback
  * @param {T} value
@@ -876,7 +878,7 @@ function canonicalPage() {
 /** @type {new () => HTMLElement} */
 const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
 
-/** What the elements have in common: a number that is live, and now and then is said. */
+/** What the elements have in common: a live number that screen readers announce now and then. */
 class Live extends Element {
   static observedAttributes = ['page', 'watch', 'format', 'count-hidden'];
 
@@ -894,7 +896,7 @@ class Live extends Element {
       sheet = new CSSStyleSheet();
       sheet.replaceSync(
         '[part~=count]{font-variant-numeric:tabular-nums}' +
-          // Late, so that a mere hand-over is not seen.
+          // Delayed, so that a short change of connection is not seen.
           '[part~=offline],[part~=stale]{opacity:var(--headcount-offline-opacity,.45);transition:opacity .2s .5s}' +
           '[role]{position:fixed;clip-path:inset(50%)}' +
           '[hidden]{display:none!important}',
@@ -922,7 +924,7 @@ class Live extends Element {
     try {
       undo = this._begin(headcount);
     } catch (/** @type {any} */ error) {
-      console.error(error.message); // a page that cannot be; the rest of the document is not to blame
+      console.error(error.message); // the page name is invalid; the rest of the document must go on
     }
     headcount.addEventListener('state', online);
     online();
@@ -955,7 +957,7 @@ class Live extends Element {
     try {
       return value.toLocaleString(/** @type {any} */ (this.closest('[lang]'))?.lang || undefined, options);
     } catch {
-      return value.toLocaleString(undefined, options); // the document's language is none
+      return value.toLocaleString(undefined, options); // the document's language is not a valid language tag
     }
   }
 
@@ -964,11 +966,11 @@ class Live extends Element {
     this._value = value;
     this._number.textContent = this._format(value);
     emit(this, type, detail);
-    this._spoken ??= value; // the first is read where it stands, like any text
+    this._spoken ??= value; // a screen reader reads the first value in place, like any text
     this._announce();
   }
 
-  /** Says the newest number at once, then keeps quiet for a while. */
+  /** Announces the newest number at once, then stays silent for a while. */
   _announce() {
     if (this._quiet || this._value === this._spoken) return;
     this._spoken = this._value;
@@ -979,7 +981,7 @@ class Live extends Element {
     }, ANNOUNCE_MS);
   }
 
-  // What differs.
+  // What differs between the elements.
   _words = '';
   /** @type {(headcount: Headcount) => (() => void)[]} */ _begin() {
     return [];
@@ -993,12 +995,12 @@ class Live extends Element {
  *   watch               show the count without being counted
  *   format="full"       "1,234" instead of "1.2K"
  *   announce="…"        what a screen reader says now and then; {count} is the number
- *   count-hidden="false"  whoever hides this tab for a minute is no viewer
+ *   count-hidden="false"  a user who hides this tab for a minute is not counted
  *
- * Its content is shown until the first count is there. Style the number with
- * ::part(count), and while it is not live with ::part(offline) or
- * --headcount-offline-opacity, when the server itself cannot be sure with
- * ::part(stale). An event `count` follows each change.
+ * The element shows its content until the first count is there. ::part(count) styles
+ * the number. ::part(offline) and --headcount-offline-opacity style it while there is
+ * no connection, and ::part(stale) while the server cannot be sure that the count is
+ * right. An event `count` follows each change.
  */
 export class LiveCount extends Live {
   _words = '{count} here now';
@@ -1031,7 +1033,7 @@ export class UnreadBell extends Live {
   _words = '{count} unread';
   _begin(/** @type {Headcount} */ headcount) {
     this._number.hidden = true;
-    // How it looks is for another file, which only sites with a bell need.
+    // Another file draws the bell. Only sites with a bell load it.
     import('./bell.js').then(({ default: bell }) => bell(this, this._number, () => headcount.read()));
     return [
       headcount.unread((count) => {

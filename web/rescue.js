@@ -1,38 +1,38 @@
 // @ts-check
-// What headcount.js loads when a WebSocket did not come about: it finds out
-// whether this site may use the server at all, and stands in for the WebSocket
-// where a proxy or a program on the way blocks those.
+// headcount.js loads this file when it could not open a WebSocket. The file finds
+// out whether this site may use the server. It replaces the WebSocket where a proxy
+// or another program between browser and server blocks WebSockets.
 
 const RENEW_MS = 7_000; // a hold lasts three presence timeouts, 21 s unless the server has other settings
 const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
 const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
-const RETURN_MS = 300_000; // then a WebSocket is tried again
+const RETURN_MS = 300_000; // after this time the client tries a WebSocket again
 
 let told = false;
 
 /**
- * Returns what to use instead of WebSocket, or nothing.
+ * Returns a class to use instead of WebSocket, or undefined.
  * @param {URL} address of the WebSocket
  * @param {number} failures how many attempts in a row have failed
  * @returns {Promise<any>}
  */
 export default async function rescue(address, failures) {
   const base = httpBase(address);
-  if (failures > 1 && failures % 2) return; // nothing new since the last time
+  if (failures > 1 && failures % 2) return; // nothing has changed since the last check
   if (await reach(new URL('-/counters?page=*', base))) return failures % 2 ? undefined : Fallback;
   if (base.origin === location.origin || told || !(await reach(new URL('-/headcount.js', base), 'omit'))) return;
-  // The script may be loaded by everyone, the rest may not: it is not for us.
+  // Every site may load the script. Only allowed sites may use the rest.
   told = true;
   console.error(
-    `Headcount: ${base.origin} does not let pages of ${location.origin} use it. ` +
+    `Headcount: ${base.origin} does not allow pages of ${location.origin}. ` +
       (location.origin === 'null'
-        ? 'A file or a sandboxed frame has no origin that could be allowed: serve the page over http.'
-        : `Start it with --allow-origins ${location.origin}`),
+        ? 'A file or a sandboxed frame has no origin to allow. Serve the page over HTTP.'
+        : `Start the server with --allow-origins ${location.origin}`),
   );
 }
 
-/** Whether there was an answer, whichever, that this page may see. */
+/** Whether an answer came, with any status, that this page may read. */
 const reach = (/** @type {URL} */ url, /** @type {RequestCredentials} */ credentials = 'include') =>
   fetch(url, { credentials, cache: 'no-store' }).then(() => true, () => false);
 
@@ -43,9 +43,9 @@ function httpBase(/** @type {URL} */ address) {
 }
 
 /**
- * Speaks the frames of the WebSocket, over event streams for counts and PUTs
- * for presence. Who closes it without a leave is counted until the hold ends,
- * so a reload is not seen by others here, too.
+ * Behaves like the WebSocket. It uses event streams for counts and PUTs for presence.
+ * A user whose page goes without a leave stays counted until the hold ends, so here,
+ * too, others do not notice a reload.
  */
 class Fallback extends EventTarget {
   #base;
@@ -55,7 +55,7 @@ class Fallback extends EventTarget {
   /** @type {Set<string>} */ #subscribed = new Set();
   /** @type {Map<string, EventSource>} */ #streams = new Map(); // at most STREAMS
   /** @type {any[]} */ #timers;
-  #turn = Promise.resolve(); // requests that say who we are go one after the other: the first may tell us
+  #turn = Promise.resolve(); // requests that carry the user's id go one after the other, because the first answer may bring that id
   #closed = false;
 
   constructor(/** @type {string} */ href) {
@@ -102,7 +102,7 @@ class Fallback extends EventTarget {
       case 'heartbeat':
         this.#fetch('-/counters?page=*').then(() => this.#say({ type: 'heartbeat' }), () => {});
     }
-    // A stream without an identity is given one, too: another than a PUT under way.
+    // The server gives a stream without an identity a new one, which would differ from that of a PUT under way.
     this.#turn.then(() => this.#closed || this.#listen());
   }
 
@@ -116,7 +116,7 @@ class Fallback extends EventTarget {
     if (!this.#closed) this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
   }
 
-  /** Nothing is heard any more: whoever uses this begins anew. */
+  /** The server is not heard any more. The user of this object opens a new one. */
   #fail() {
     if (!this.#closed) this.dispatchEvent(new Event('close'));
   }
@@ -141,7 +141,7 @@ class Fallback extends EventTarget {
       .then(() => this.#fetch(`${encodeURIComponent(page)}/counter`, 'PUT', `{"action":"${action}"}`))
       .then((counter) => this.#say({ type: 'count', ...counter }))
       .catch(({ status, message }) => {
-        // What got no answer is said again, and the streams notice, too.
+        // A PUT without an answer is sent again. The streams also notice the loss.
         if (status === 400) {
           clearInterval(this.#held.get(page));
           this.#held.delete(page);
@@ -161,7 +161,7 @@ class Fallback extends EventTarget {
     return [...new Set([...this.#held.keys(), ...this.#subscribed])];
   }
 
-  /** Opens and closes streams, so that the first pages that are wanted have one. */
+  /** Opens and closes streams so that the first of the wanted pages have one each. */
   #listen() {
     const pages = this.#wanted;
     for (const [page, stream] of this.#streams) {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -59,7 +61,7 @@ func floor(args []string) error {
 	time.Sleep(500 * time.Millisecond)
 	number, flags := uintptr(unix.SYS_SENDTO), uintptr(unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if call == "write" {
-		number, flags = unix.SYS_WRITE, 0 // which has three arguments
+		number, flags = unix.SYS_WRITE, 0 // write has three arguments, and send has flags
 	}
 	began, before, written := time.Now(), cpuTime(os.Getpid()), 0
 	for next := began; time.Since(began) < floorTime; {
@@ -80,8 +82,8 @@ func floor(args []string) error {
 	})
 }
 
-// readers are subscribers that only read, a goroutine each, like the
-// simulator's. They end with the server.
+// readers are subscribers that only read, with a goroutine each, like those of the
+// simulator. They end when the server ends.
 func readers(args []string) error {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -103,7 +105,7 @@ func readers(args []string) error {
 	return nil
 }
 
-// dial waits for the server to be there. The connection ends with a reset, so
+// dial waits until the server listens. The connection will end with a reset, so
 // that its port is free for the next run.
 func dial(addr string) (c net.Conn, err error) {
 	for range 100 {
@@ -115,9 +117,9 @@ func dial(addr string) (c net.Conn, err error) {
 	return nil, err
 }
 
-// arriving is how many connect, if so many files may be open. At once are as
-// many of them as fit into the system's queue, so that it is the server that is
-// measured and not how long the system waits until it tries again.
+// arriving is how many clients connect, if the process may open so many files. Only
+// as many connect at once as fit into the system's queue. Otherwise the benchmark
+// would measure how long the system waits until it tries again.
 const arriving, arrivingAtOnce = 20_000, 3_000
 
 // arrive connects everyone at once and waits until all have been welcomed.
@@ -134,18 +136,18 @@ func arrive(args []string) error {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return err
 	}
-	n := min(arriving, int(limit.Cur)-500) // of the server, and of this process
+	n := min(arriving, int(limit.Cur)-500) // the server and this process have the same limit
 	handshake := "GET /-/ws HTTP/1.1\r\nHost: " + u.Host + "\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
 		"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: headcount.v1\r\n\r\n"
 	took, errs := make([]time.Duration, n), make([]error, n)
 	var group sync.WaitGroup
 	under := make(chan struct{}, arrivingAtOnce)
-	var again atomic.Int64 // connections that had to be made once more
+	var again atomic.Int64 // connections that the clients had to open again
 	began, before := time.Now(), cpuTime(pid)
 	for i := range n {
 		group.Go(func() {
-			// All these clients share a core, so one may be a second late with its
-			// handshake; when there is no room, it then has to come again.
+			// All these clients share a core, so a client may send its handshake a
+			// second late. If the server has no room then, the client connects again.
 			under <- struct{}{}
 			defer func() { <-under }()
 			for tries := 0; tries == 0 || errs[i] != nil && tries < 20; tries++ {
@@ -192,7 +194,7 @@ func welcomed(addr, handshake string) error {
 
 func tell(figures map[string]float64) error { return json.NewEncoder(os.Stdout).Encode(figures) }
 
-// cpuTime is what the process has used, in seconds: fields 14 and 15 of proc(5)'s stat.
+// cpuTime is the CPU time that the process has used, in seconds: fields 14 and 15 of stat in proc(5).
 func cpuTime(pid int) float64 {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -206,7 +208,7 @@ func cpuTime(pid int) float64 {
 	return float64(ticks) / 100
 }
 
-// mostMemory is the most the process ever had, in bytes.
+// mostMemory is the most resident memory that the process ever had, in bytes.
 func mostMemory(pid int) float64 {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")

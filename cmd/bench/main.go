@@ -1,6 +1,8 @@
-// Bench measures the server of this repository and writes BENCHMARKS.md: every
-// scenario several times, the server on one core and its clients on another,
-// and in the same run what plain system calls cost on the same machine.
+//go:build linux
+
+// Bench measures the server of this repository and writes BENCHMARKS.md. It runs
+// every scenario several times, with the server on one core and its clients on
+// another. In the same run it measures what plain system calls cost on the machine.
 //
 // It needs Linux, two cores and taskset(1).
 package main
@@ -37,8 +39,8 @@ func main() {
 	b := &bench{}
 	flag.StringVar(&b.program, "program", "bin/headcount", "the server")
 	out := flag.String("out", "BENCHMARKS.md", "where to write the table")
-	flag.IntVar(&b.runs, "runs", 3, "of each scenario; the table has their medians")
-	only := flag.String("only", "", "names of scenarios, separated by commas; the table then goes to standard output")
+	flag.IntVar(&b.runs, "runs", 3, "how often to run each scenario; the table shows the medians")
+	only := flag.String("only", "", "run only these scenarios, separated by commas, and print the table to standard output")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -48,7 +50,7 @@ func main() {
 	}
 }
 
-// helpers are what this program runs as processes of their own.
+// helpers are the parts that this program runs as separate processes.
 var helpers = map[string]func(args []string) error{"floor": floor, "readers": readers, "arrive": arrive}
 
 // The cores of the server and of its clients.
@@ -59,8 +61,8 @@ type bench struct {
 	program string
 	self    string
 	runs    int
-	load    float64              // of the machine, before
-	figures map[string][]float64 // by scenario and name, one of each run
+	load    float64              // the load of the machine before the run
+	figures map[string][]float64 // by scenario and name; one figure per run
 }
 
 func (b *bench) run(ctx context.Context, out, only string) (err error) {
@@ -68,11 +70,11 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 		return err
 	}
 	if _, err := os.Stat(b.program); err != nil {
-		return fmt.Errorf("there is no server: run make build, or give --program: %w", err)
+		return fmt.Errorf("the server's program is missing: run make build, or give --program: %w", err)
 	}
 	var cores unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &cores); err != nil || !cores.IsSet(0) || !cores.IsSet(1) {
-		return errors.New("cores 0 and 1 are needed, one for the server and one for its clients")
+		return errors.New("the benchmark needs cores 0 and 1: one for the server and one for its clients")
 	}
 	raiseFiles()
 	b.load = loadAverage()
@@ -99,18 +101,18 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 	return os.WriteFile(out, b.page(), 0o644)
 }
 
-// raiseFiles allows as many open files as it may; children inherit that.
+// raiseFiles raises the limit of open files as far as possible. Children inherit it.
 func raiseFiles() {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
 		return
 	}
-	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 50_000, Max: max(50_000, l.Max)}) != nil { // needs a privilege
+	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 50_000, Max: max(50_000, l.Max)}) != nil { // raising the hard limit needs a privilege
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: l.Max, Max: l.Max})
 	}
 }
 
-// on is a command on a core, with one thread for Go code.
+// on returns a command that runs on one core, with one thread for Go code.
 func on(ctx context.Context, core, program string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", core, program}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
@@ -120,7 +122,7 @@ func on(ctx context.Context, core, program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// withServer runs a server with further flags while f does.
+// withServer runs f while a server with the given flags runs.
 func (b *bench) withServer(ctx context.Context, flags []string, f func(url string, pid int) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -161,7 +163,8 @@ func freeAddr() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// simulated is a scenario of the simulator, its figures and some of its report.
+// simulated runs a scenario of the simulator. It returns the scenario's figures and
+// some figures of its report.
 func simulated(serve []string, args ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
 	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
 		err = b.withServer(ctx, serve, func(url string, pid int) error {
@@ -194,7 +197,7 @@ func output(cmd *exec.Cmd, into any) error {
 	return json.Unmarshal(out.Bytes(), into)
 }
 
-// arrived has everyone connect at once to a server that has just started.
+// arrived lets all clients connect at once to a server that has just started.
 func arrived(ctx context.Context, b *bench) (figures map[string]float64, err error) {
 	err = b.withServer(ctx, []string{"--max-connections", "40000"}, func(url string, pid int) error {
 		return output(on(ctx, clientCore, b.self, "arrive", url, strconv.Itoa(pid)), &figures)

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -32,7 +34,7 @@ var scenarios = []struct {
 	{"idle", simulated(nil, "--scenario", "idle", "--users", "10000", "--pages", "100", "--duration", "60s")},
 }
 
-// quick are the flags for deliveries that nothing but the machine limits.
+// quick are the flags with which only the machine limits the deliveries.
 func quick(interval string) []string {
 	return []string{"--update-interval", interval, "--delivery-budget", "1000000"}
 }
@@ -43,7 +45,7 @@ var rows = []struct {
 	figure string // scenario and name
 	unit   float64
 	digits int
-	beside string // what was asked, and the floor, where {figure} is measured in this run
+	beside string // the goal and the floor; a {figure} in it is measured in this run
 }{
 	{"**Fan-out** to 5,000 subscribers of one page, busy: CPU s per million deliveries", "fanout server_cpu_s_per_million_counts", 1, 1,
 		"asked 7.4, wanted 6.6; floor: {floor-write cpu_s_per_million} with `write(2)`, {floor-send cpu_s_per_million} with `send(2)`"},
@@ -133,7 +135,7 @@ func number(v float64, digits int) string {
 	return whole
 }
 
-// company says so when the machine had other work to do.
+// company returns a sentence if the machine had other work to do.
 func (b *bench) company() string {
 	if b.load < 1 {
 		return ""
@@ -143,7 +145,7 @@ func (b *bench) company() string {
 `, b.load)
 }
 
-// loadAverage is how many processes wanted to run, over the last five minutes.
+// loadAverage is how many processes wanted to run, on average over five minutes.
 func loadAverage() float64 {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -154,7 +156,7 @@ func loadAverage() float64 {
 	return load
 }
 
-// machine is what it was measured on.
+// machine describes the machine of the measurement.
 func machine() string {
 	cpu := "an unknown processor"
 	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {

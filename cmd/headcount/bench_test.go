@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"headcount/cmd/headcount/simulate"
+	"headcount/presence"
 	"headcount/presence/redistest"
 )
 
@@ -127,10 +128,10 @@ func BenchmarkClusterLoneJoin(b *testing.B) {
 	bin := benchProgram(b)
 	var urls []string
 	var ready []func()
-	for _, role := range []string{rolePresence, roleDispatcher, roleGateway, roleGateway} {
+	for _, role := range []string{presence.RolePresence, presence.RoleDispatcher, presence.RoleGateway, presence.RoleGateway} {
 		url, _, wait := benchProcess(b, bin, "--roles", role, "--redis", redis.URL(), "--cluster-listen", freeAddr(b))
 		ready = append(ready, wait)
-		if role == roleGateway {
+		if role == presence.RoleGateway {
 			urls = append(urls, url)
 		}
 	}

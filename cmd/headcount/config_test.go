@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"headcount/setting"
 )
 
 // read parses a command line over an environment and, when file is not empty,
@@ -72,32 +74,33 @@ func TestLayers(t *testing.T) {
 		byFile  any
 		another []string // other flags the values need
 	}{
-		"listen":             {get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"admin-listen":       {get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"cluster-listen":     {get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
-		"advertise":          {get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1", byEnv: "h:2", byFile: "h:3"},
-		"roles":              {get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"}, env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`, byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"}, byFile: []string{"presence", "dispatcher", "gateway"}},
-		"region":             {get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
-		"region-stale-after": {get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"cluster-secret":     {get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e", file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"}},
-		"id-secret":          {get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"), byEnv: one("b"), byFile: one("c")},
-		"heartbeat-interval": {get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`, byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond},
-		"presence-timeout":   {get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`, byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second},
-		"leave-grace":        {get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`, byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second},
-		"update-interval":    {get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`, byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond},
-		"delivery-budget":    {get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1, byEnv: 2, byFile: 3},
-		"ping-interval":      {get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"pong-timeout":       {get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"write-timeout":      {get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"max-connections":    {get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
-		"jwt-secret":         {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
-		"jwks-url":           {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
-		"api-key":            {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
-		"allow-origins":      {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
-		"trusted-proxies":    {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
-		"shutdown-timeout":   {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
-		"log-level":          {get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`, byFlag: "trace", byEnv: "debug", byFile: "warn"},
-		"log-format":         {get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`, byFlag: "json", byEnv: "console", byFile: "json"},
+		"listen":                      {get: func(c Config) any { return c.Listen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
+		"admin-listen":                {get: func(c Config) any { return c.AdminListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
+		"cluster-listen":              {get: func(c Config) any { return c.ClusterListen }, flag: one(":1"), env: ":2", file: `":3"`, byFlag: ":1", byEnv: ":2", byFile: ":3"},
+		"advertise":                   {get: func(c Config) any { return c.Advertise }, flag: one("h:1"), env: "h:2", file: `"h:3"`, byFlag: "h:1", byEnv: "h:2", byFile: "h:3"},
+		"roles":                       {get: func(c Config) any { return c.Roles }, flag: []string{"presence,gateway", "dispatcher"}, env: "dispatcher, gateway,presence", file: `["presence","dispatcher","gateway"]`, byFlag: []string{"presence", "gateway", "dispatcher"}, byEnv: []string{"dispatcher", "gateway", "presence"}, byFile: []string{"presence", "dispatcher", "gateway"}},
+		"region":                      {get: func(c Config) any { return c.Region }, flag: one("a"), env: "b", file: `"c"`, byFlag: "a", byEnv: "b", byFile: "c"},
+		"region-stale-after":          {get: func(c Config) any { return c.RegionStaleAfter }, flag: one("0"), env: "2s", file: `"3s"`, byFlag: time.Duration(0), byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"cluster-secret":              {get: func(c Config) any { return c.ClusterSecrets }, flag: []string{"a,b", "-c"}, env: "d,e", file: `["f,g","h"]`, byFlag: []string{"a,b", "-c"}, byEnv: []string{"d", "e"}, byFile: []string{"f,g", "h"}},
+		"id-secret":                   {get: func(c Config) any { return c.IDSecrets }, flag: one("a"), env: "b", file: `"c"`, byFlag: one("a"), byEnv: one("b"), byFile: one("c")},
+		"heartbeat-interval":          {get: func(c Config) any { return c.HeartbeatInterval }, flag: one("1s"), env: "1100ms", file: `"1200ms"`, byFlag: time.Second, byEnv: 1100 * time.Millisecond, byFile: 1200 * time.Millisecond},
+		"presence-timeout":            {get: func(c Config) any { return c.PresenceTimeout }, flag: one("8s"), env: "9s", file: `"10s"`, byFlag: 8 * time.Second, byEnv: 9 * time.Second, byFile: 10 * time.Second},
+		"leave-grace":                 {get: func(c Config) any { return c.LeaveGrace }, flag: one("0s"), env: "1s", file: `"3s"`, byFlag: time.Duration(0), byEnv: time.Second, byFile: 3 * time.Second},
+		"update-interval":             {get: func(c Config) any { return c.UpdateInterval }, flag: one("10ms"), env: "20ms", file: `"30ms"`, byFlag: 10 * time.Millisecond, byEnv: 20 * time.Millisecond, byFile: 30 * time.Millisecond},
+		"delivery-budget":             {get: func(c Config) any { return c.DeliveryBudget }, flag: one("1"), env: "2", file: `3`, byFlag: 1, byEnv: 2, byFile: 3},
+		"ping-interval":               {get: func(c Config) any { return c.PingInterval }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"pong-timeout":                {get: func(c Config) any { return c.PongTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"write-timeout":               {get: func(c Config) any { return c.WriteTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"max-connections":             {get: func(c Config) any { return c.MaxConnections }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
+		"max-connections-per-address": {get: func(c Config) any { return c.MaxPerAddress }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
+		"jwt-secret":                  {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
+		"jwks-url":                    {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
+		"api-key":                     {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
+		"allow-origins":               {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
+		"trusted-proxies":             {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
+		"shutdown-timeout":            {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
+		"log-level":                   {get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`, byFlag: "trace", byEnv: "debug", byFile: "warn"},
+		"log-format":                  {get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`, byFlag: "json", byEnv: "console", byFile: "json"},
 	} {
 		t.Run(flag, func(t *testing.T) {
 			var equals, spaced []string
@@ -237,6 +240,8 @@ var refused = map[string]struct {
 	"negative delivery-budget":                  {flag: "delivery-budget", args: "--delivery-budget -1"},
 	"delivery-budget that is no number":         {flag: "delivery-budget", args: "--delivery-budget many"},
 	"negative max-connections":                  {flag: "max-connections", args: "--max-connections=-1"},
+	"negative max-connections-per-address":      {flag: "max-connections-per-address", args: "--max-connections-per-address=-1"},
+	"max-connections-per-address that is none":  {flag: "max-connections-per-address", env: map[string]string{"HEADCOUNT_MAX_CONNECTIONS_PER_ADDRESS": "few"}},
 	"a fraction of a connection":                {flag: "max-connections", file: `{"max-connections":1.5}`},
 	"unknown log level":                         {flag: "log-level", args: "--log-level loud"},
 	"unknown log format":                        {flag: "log-format", args: "--log-format xml"},
@@ -361,8 +366,8 @@ func TestValidateWithRedis(t *testing.T) {
 		c.Redis = "redis://127.0.0.1:6379"
 		tc.change(&c)
 		err := c.Validate()
-		var s *settingError
-		if tc.flag == "" && err != nil || tc.flag != "" && (!errors.As(err, &s) || s.flag != tc.flag) {
+		var s *setting.Error
+		if tc.flag == "" && err != nil || tc.flag != "" && (!errors.As(err, &s) || s.Name != tc.flag) {
 			t.Errorf("%s: got %v, want it refused for %q", name, err, tc.flag)
 		}
 	}
@@ -385,7 +390,7 @@ func TestWarnings(t *testing.T) {
 func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
-		pong-timeout write-timeout max-connections jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
+		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {

@@ -23,13 +23,14 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/simulate"
+	"headcount/setting"
 )
 
 // Exit statuses.
 const (
 	exitOK       = 0 // also after SIGTERM or SIGINT
 	exitFailure  = 1
-	exitSettings = 2 // after exactly one line on stderr that names the setting and the mend
+	exitSettings = 2 // after exactly one line on stderr that names the setting and says what to do
 )
 
 // version is set by the linker: -X main.version=v1.2.3.
@@ -38,13 +39,15 @@ var version string
 // commands is the command line as kong reads it.
 type commands struct {
 	Serve       serveCommand       `cmd:"" default:"withargs" help:"Run the server (the default)."`
-	Simulate    simulate.Command   `cmd:"" help:"Send a crowd to a server and check every count."`
+	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 	Healthcheck healthcheckCommand `cmd:"" hidden:"" help:"Ask /healthz of the admin address, for container health checks."`
+
+	ShowVersion kong.VersionFlag `name:"version" help:"Print the version."`
 }
 
 type serveCommand struct {
-	ConfigFile string `name:"config" type:"text" placeholder:"FILE" help:"A JSON object of settings: flags' names without the leading dashes, lists for repeatable ones."`
+	ConfigFile string `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings. Its keys are the names of flags without the leading dashes; a repeatable flag takes a list."`
 	Config     Config `embed:""`
 }
 
@@ -56,7 +59,7 @@ type healthcheckCommand struct {
 
 const description = `How many people are here, right now? A real-time presence counter gateway.
 
-Every flag is also an environment variable: --update-interval is HEADCOUNT_UPDATE_INTERVAL, and a repeatable one takes values separated by commas. An empty variable counts as not set. A flag wins over the environment, the environment over the file of --config, the file over the default.`
+Every flag is also an environment variable: --update-interval is HEADCOUNT_UPDATE_INTERVAL. The variable of a repeatable flag takes values separated by commas. An empty variable counts as not set. A flag wins over its variable, the variable over the file of --config, and the file over the default.`
 
 func main() {
 	os.Exit(program{
@@ -66,12 +69,12 @@ func main() {
 	}.run())
 }
 
-// program is one run with all it touches, so that tests can stand in for them.
+// program is one run and everything outside that it touches. Tests replace these.
 type program struct {
 	args           []string
 	lookup         func(string) (string, bool) // the environment
 	stdout, stderr io.Writer
-	terminal       bool // stderr is one
+	terminal       bool // whether stderr is a terminal
 	serve          func(context.Context, Config, zerolog.Logger) error
 }
 
@@ -108,7 +111,7 @@ func (p program) run() int {
 func (p program) parse(c *commands) (string, error) {
 	l := &layers{lookup: p.lookup, names: map[string]bool{}, source: map[string]string{}}
 	options := []kong.Option{
-		kong.Name("headcount"), kong.Description(description), kong.Writers(p.stdout, p.stderr), kong.Resolvers(l),
+		kong.Name("headcount"), kong.Description(description), kong.Writers(p.stdout, p.stderr), l.resolvers(), kong.Vars{"version": versionLine()},
 		kong.ValueFormatter(helpWithDefault), kong.ConfigureHelp(kong.HelpOptions{NoExpandSubcommands: true}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "times", Title: "Times"},
@@ -143,10 +146,10 @@ func helpWithDefault(v *kong.Value) string {
 	return v.Help + " Default " + v.Default + "."
 }
 
-// explain says where a refused setting is from, when not from the command
-// line, and where to look when kong refused the line itself.
+// explain says where a refused setting comes from, if it is not the command line.
+// If kong refused the command line itself, explain names the help to read.
 func (l *layers) explain(err error) error {
-	var s *settingError
+	var s *setting.Error
 	if !errors.As(err, &s) {
 		command := "serve"
 		if p := (*kong.ParseError)(nil); errors.As(err, &p) && p.Context != nil && p.Context.Selected() != nil {
@@ -154,13 +157,13 @@ func (l *layers) explain(err error) error {
 		}
 		return fmt.Errorf("%w; see headcount %s --help", err, command)
 	}
-	if from, ok := l.source[s.flag]; ok {
-		return fmt.Errorf("--%s (from %s): %s", s.flag, from, s.problem)
+	if from, ok := l.source[s.Name]; ok {
+		return fmt.Errorf("--%s (from %s): %s", s.Name, from, s.Problem)
 	}
 	return s
 }
 
-// fail prints the error as one line, whatever is in it, and returns status.
+// fail prints the error as one line, even if its text has several, and returns status.
 func (p program) fail(status int, err error) int {
 	line := strings.Join(strings.FieldsFunc(err.Error(), unicode.IsControl), " ")
 	fmt.Fprintln(p.stderr, "headcount: "+line)
@@ -174,7 +177,7 @@ func (p program) runServe(ctx context.Context, cfg Config) int {
 		log.Warn().Msg(warning)
 	}
 	err := p.serve(ctx, cfg, log)
-	if s := (*settingError)(nil); errors.As(err, &s) {
+	if s := (*setting.Error)(nil); errors.As(err, &s) {
 		return p.fail(exitSettings, s)
 	}
 	if err != nil {
@@ -200,7 +203,7 @@ func (p program) logger(cfg Config) zerolog.Logger {
 }
 
 // interruptible returns a context that the first SIGTERM or SIGINT ends. The
-// second ends the process at once. stop gives the signals back.
+// second ends the process at once. stop restores what signals did before.
 func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2) // two count; a third changes nothing
@@ -227,12 +230,12 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 
 // healthcheck asks a server on this machine whether it lives.
 func healthcheck(ctx context.Context, admin string) error {
-	host, _, err := splitAddr(admin)
+	host, _, err := setting.SplitAddress(admin)
 	if err != nil {
-		return refuse("admin-listen", "%q is no address: %v", admin, err)
+		return setting.Refuse("admin-listen", "%q is not an address: %v; write host:port", admin, err)
 	}
 	_, port, _ := net.SplitHostPort(admin)
-	if isWildcard(admin) {
+	if setting.IsWildcard(admin) {
 		host = "localhost"
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)

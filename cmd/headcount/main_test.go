@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/programtest"
+	"headcount/setting"
 )
 
 // patience bounds every wait for another process; nothing comes near it.
@@ -75,6 +76,9 @@ func TestExitStatus(t *testing.T) {
 		"help despite bad settings": {args: []string{"--help"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x"}, stdout: "Usage: headcount <command>"},
 		"version":                   {args: []string{"version"}, stdout: "headcount "},
 		"version beside variables":  {args: []string{"version"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x", "HEADCOUNT_CONFIG=/nowhere"}, stdout: "headcount "},
+		"version as a flag":         {args: []string{"--version"}, stdout: "headcount "},
+		"version of serve":          {args: []string{"serve", "--version"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x"}, stdout: "headcount "},
+		"a variable named version":  {args: []string{"version"}, env: []string{"HEADCOUNT_VERSION=v1.2.3"}, stdout: "headcount "},
 		"unknown command":           {args: []string{"count"}, code: 2, stderr: "count"},
 		"argument after a command":  {args: []string{"serve", "now"}, code: 2, stderr: "now"},
 		"unknown flag":              {args: []string{"--lisen", ":1"}, code: 2, stderr: "--lisen"},
@@ -219,9 +223,11 @@ func TestHelperProcess(t *testing.T) {
 }
 
 var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
-	"":       func(context.Context, Config, zerolog.Logger) error { return nil },
-	"fails":  func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
-	"refuse": func(context.Context, Config, zerolog.Logger) error { return refuse("listen", "no; use another") },
+	"":      func(context.Context, Config, zerolog.Logger) error { return nil },
+	"fails": func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
+	"refuse": func(context.Context, Config, zerolog.Logger) error {
+		return setting.Refuse("listen", "no; use another")
+	},
 	"drains": func(ctx context.Context, _ Config, _ zerolog.Logger) error {
 		os.Stdout.WriteString("ready\n")
 		<-ctx.Done()
@@ -273,7 +279,7 @@ func TestLog(t *testing.T) {
 		if code != 0 || stdout != "" || !strings.Contains(stderr, want) || strings.Contains(stderr, "hidden") {
 			t.Errorf("format %q: exit status %d, stdout %q, stderr %q", format, code, stdout, stderr)
 		}
-		if !strings.Contains(stderr, "--jwt-secret is under 16 bytes") || strings.Contains(stderr, "hunter2") {
+		if !strings.Contains(stderr, "--jwt-secret is shorter than 16 bytes") || strings.Contains(stderr, "hunter2") {
 			t.Errorf("format %q: no warning of a short secret, or the secret itself: %q", format, stderr)
 		}
 	}

@@ -3,80 +3,50 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	stdlog "log"
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
-	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
-	"headcount/dashboard"
-	"headcount/dispatcher"
-	"headcount/gateway"
+	"headcount/machine"
 	"headcount/presence"
-	"headcount/presence/heartbeat"
-	"headcount/presence/memstore"
-	"headcount/presence/node"
-	"headcount/web"
 )
 
 const (
-	localName = "local" // of the one process over the embedded store
-
 	// How long a client may take over the head of a request, and keep an idle
 	// connection. Bodies are small, and answers are written at once.
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 15 * time.Second
-	answerTimeout = 30 * time.Second // from the head on: the body, the work and a client that takes its time
+	answerTimeout = 30 * time.Second // from the end of the head: for the body, the work, and a client that reads slowly
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 16 << 10
-	lastRequests  = time.Second // for requests under way at the end
+	lastRequests  = time.Second // for requests that are under way when the server ends
 )
 
-// system is what serve runs: all roles over the embedded store, or some roles
-// as a member of a cluster.
-type system struct {
-	gateway    *gateway.Gateway // nil without the role
-	ready      func() error
-	collectors []prometheus.Collector
-	store      string // for the log
-	run        func(ctx context.Context) error
-	leave      func(ctx context.Context) // hands over, when the clients have gone
-	close      func()
-}
-
-// serve runs until ctx ends; then it drains and returns nil, or an error when
-// that took longer than it may.
+// serve runs until ctx ends. Then it sends its clients away and returns nil, or an
+// error if that took longer than --shutdown-timeout.
 func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
+	machine.LimitMemory()
 	admin, err := listen(ctx, "admin-listen", cfg.AdminListen)
 	if err != nil {
 		return err
 	}
 	defer admin.Close()
 	var public net.Listener
-	if cfg.HasRole(roleGateway) {
+	if cfg.HasRole(presence.RoleGateway) {
 		if public, err = listen(ctx, "listen", cfg.Listen); err != nil {
 			return err
 		}
 		defer public.Close()
 	}
-	build := embedded
-	if cfg.Redis != "" {
-		build = clustered
-	}
-	sys, err := build(ctx, cfg, log)
+	sys, err := newSystem(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
@@ -85,7 +55,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	// The roles outlive ctx: clients are sent away while everything still runs.
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRoles()
-	failed := make(chan error, 3) // room for all who send
+	failed := make(chan error, 3) // one place for each goroutine that sends to it
 	running := make(chan error, 1)
 	go func() { // ends with roles
 		err := sys.run(roles)
@@ -96,7 +66,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	}()
 	adminServer := httpServer(adminHandler(sys), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
-	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.store).Strs("roles", cfg.Roles)
+	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.where).Strs("roles", cfg.Roles)
 	if cfg.Redis != "" {
 		hello = hello.Str("cluster", cmp.Or(cfg.Advertise, cfg.ClusterListen)).Str("region", cfg.Region)
 	}
@@ -118,160 +88,24 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		return errors.Join(fmt.Errorf("serve: %w", err), publicServer.Close(), adminServer.Close())
 	case <-ctx.Done():
 	}
-	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("shutting down: clients are sent away; a second signal ends at once")
+	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("the server shuts down and asks its clients to reconnect; a second signal ends the process at once")
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.ShutdownTimeout*9/10)
 	defer cancel()
 	if sys.gateway != nil {
 		err = sys.gateway.Drain(drain)
 	}
-	sys.leave(drain)
+	sys.member.Leave(drain)
 	err = errors.Join(err, shutdown(drain, publicServer), shutdown(drain, adminServer))
 	stopRoles()
 	if err = errors.Join(err, <-running); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
-	log.Info().Msg("everything is handed over; bye")
+	log.Info().Msg("the shutdown is complete")
 	return nil
 }
 
-// embedded runs all roles in this process, over a store in its memory.
-func embedded(_ context.Context, cfg Config, log zerolog.Logger) (*system, error) {
-	store, where, err := openEmbedded(cfg, log)
-	if err != nil {
-		return nil, err
-	}
-	fail := func(err error) (*system, error) { return nil, errors.Join(err, store.Close()) }
-	var gw *gateway.Gateway // the chain is a ring: gateway, node, store, dispatcher, gateway
-	nd, err := node.New(store, node.Config{
-		Name:            localName,
-		PresenceTimeout: cfg.PresenceTimeout,
-		Reply:           func(_ string, r *heartbeat.Reply) { gw.Receive(r) },
-		Log:             log,
-	})
-	if err != nil {
-		return fail(err)
-	}
-	ready := func() error {
-		counts, err := store.Counts(context.Background(), []string{presence.Site})
-		if err == nil && counts[0].Stale {
-			err = errors.New("the presence node is starting")
-		}
-		return err
-	}
-	switch {
-	case len(cfg.IDSecrets) > 0:
-	case store.Secret() != "":
-		cfg.IDSecrets = []string{store.Secret()}
-	default:
-		log.Info().Msg("no --id-secret: anonymous ids are signed with a random one and end with this process")
-		cfg.IDSecrets = []string{rand.Text()}
-	}
-	var board *dashboard.Board
-	gw, closeGateway, err := newGateway(cfg, log, gateway.Config{
-		Name:      localName,
-		Store:     store,
-		Unread:    store,
-		Send:      func(b *heartbeat.Beat) { nd.Deliver(b) },
-		Hold:      nd.Hold,
-		Ready:     ready,
-		Dashboard: lookAt(&board),
-	})
-	if err != nil {
-		return fail(err)
-	}
-	dp := dispatcher.New(store, func(_ context.Context, _ string, counts []presence.Count) error {
-		gw.Push(counts)
-		return nil
-	}, log)
-	nd.Own(upTo(presence.DefaultPartitions))
-	dp.Own(upTo(presence.DefaultBuckets))
-	sys := &system{
-		gateway:    gw,
-		ready:      gw.Ready,
-		collectors: append(gw.Collectors(), nd.Collectors()...),
-		store:      where,
-		run: func(ctx context.Context) error {
-			var all errgroup.Group
-			for _, run := range []func(context.Context) error{nd.Run, dp.Run, gw.Run} {
-				all.Go(func() error { return run(ctx) })
-			}
-			return all.Wait()
-		},
-		leave: func(context.Context) {},
-		close: func() {
-			closeGateway()
-			if err := store.Close(); err != nil {
-				log.Error().Err(err).Msg("the data directory could not be closed")
-			}
-		},
-	}
-	reports, err := newReporter(sys, dp, log)
-	if err != nil {
-		sys.close()
-		return nil, err
-	}
-	board = dashboard.New(dashboard.Config{
-		Self: localName, Members: alone(cfg), Report: reports.report,
-		Counts: store.Counts, Region: cfg.Region, Log: log,
-	})
-	return sys, nil
-}
-
-// openEmbedded opens the store in memory or with a data directory; where says so.
-func openEmbedded(cfg Config, log zerolog.Logger) (store *memstore.Store, where string, err error) {
-	if cfg.DataDir == "" {
-		log.Info().Msg("no --data-dir: follows and unread counts are kept in memory and end with this process")
-		return memstore.New(memstore.Config{Log: log}), "embedded, in memory", nil
-	}
-	store, err = memstore.Open(cfg.DataDir, memstore.Config{Log: log})
-	if err != nil {
-		return nil, "", fmt.Errorf("--data-dir: %w", err)
-	}
-	return store, "embedded, follows and unread in " + cfg.DataDir, nil
-}
-
-// newGateway completes the gateway's configuration with the settings.
-func newGateway(cfg Config, log zerolog.Logger, gc gateway.Config) (gw *gateway.Gateway, closeIt func(), err error) {
-	var secrets [][]byte
-	for _, s := range cfg.IDSecrets {
-		secrets = append(secrets, []byte(s))
-	}
-	identities, err := gateway.NewIdentities(gateway.IdentityConfig{
-		IDSecrets: secrets,
-		JWTSecret: []byte(cfg.JWTSecret),
-		JWKSURL:   cfg.JWKSURL,
-		KeysError: func(err error) { log.Warn().Err(err).Msg("keys could not be fetched from --jwks-url") },
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	gc.Identities, gc.Region = identities, cfg.Region
-	if gc.Origins, err = gateway.NewOrigins(cfg.AllowOrigins); err != nil {
-		return nil, nil, err
-	}
-	if gc.Proxies, err = gateway.NewProxies(cfg.TrustedProxies); err != nil {
-		return nil, nil, err
-	}
-	gc.APIKeys = cfg.APIKeys
-	gc.HeartbeatInterval = cfg.HeartbeatInterval
-	gc.LeaveGrace = cfg.LeaveGrace
-	gc.UpdateInterval = cfg.UpdateInterval
-	gc.PingInterval = cfg.PingInterval
-	gc.PongTimeout = cfg.PongTimeout
-	gc.WriteTimeout = cfg.WriteTimeout
-	gc.ShutdownTimeout = cfg.ShutdownTimeout
-	gc.DeliveryBudget = cfg.DeliveryBudget
-	gc.MaxConnections = cmp.Or(cfg.MaxConnections, connectionsByMemory())
-	gc.APIKeys = cfg.APIKeys
-	gc.Assets = web.Files
-	gc.Log = log
-	gw, err = gateway.New(gc)
-	return gw, identities.Close, err
-}
-
-// shutdown lets the requests under way finish, which takes them seconds at
-// most. Connections without one, those that never sent a byte among them, are
-// closed.
+// shutdown lets the requests under way finish, which takes seconds at most. It
+// closes every connection without a request, also one that never sent a byte.
 func shutdown(ctx context.Context, srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(ctx, lastRequests)
 	defer cancel()
@@ -301,8 +135,8 @@ func httpServer(h http.Handler, log zerolog.Logger) *http.Server {
 	}
 }
 
-// quiet logs what the HTTP server says of single connections, which is about
-// clients' mistakes, where an operator who looks for them finds it.
+// quiet logs what the HTTP server says about single connections. These messages are
+// about mistakes of clients, so they have a low level.
 type quiet struct{ log zerolog.Logger }
 
 func (q quiet) Write(text []byte) (int, error) {
@@ -310,22 +144,10 @@ func (q quiet) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// upTo is 0 to n-1: all partitions, or all buckets.
-func upTo(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
-	}
-	return all
-}
-
-// adminHandler serves operators: it belongs on an address that only they reach.
+// adminHandler serves operators. Only operators may be able to reach its address.
 func adminHandler(sys *system) http.Handler {
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	reg.MustRegister(sys.collectors...)
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(sys.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := sys.ready(); err != nil {
@@ -342,7 +164,7 @@ func adminHandler(sys *system) http.Handler {
 	return mux
 }
 
-// openURL is where a person finds the demo page.
+// openURL is the address at which a person opens the demo page.
 func openURL(addr net.Addr) string {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {
@@ -352,35 +174,4 @@ func openURL(addr net.Addr) string {
 		host = "localhost"
 	}
 	return "http://" + net.JoinHostPort(host, port) + "/"
-}
-
-// connectionsByMemory is the default of --max-connections: what half of the
-// memory holds, at 8 KiB each, and what leaves a fifth of the open files that
-// are allowed. An idle connection has been measured at 4.3 KB, the kernel's part aside;
-// and beside the long connections there may be a tenth as many short ones, of
-// 13 KB each.
-func connectionsByMemory() int {
-	const each = 8 << 10
-	limit := memoryLimit() / 2 / each
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
-		limit = min(limit, files.Cur*8/10)
-	}
-	return int(max(limit, 100))
-}
-
-// memoryLimit is the memory this process may use: the cgroup's limit, else
-// the machine's size.
-func memoryLimit() uint64 {
-	total := uint64(1 << 30)
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err == nil {
-		total = uint64(info.Totalram) * uint64(info.Unit)
-	}
-	if text, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
-		if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil {
-			total = min(total, n)
-		}
-	}
-	return total
 }

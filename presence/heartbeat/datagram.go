@@ -1,7 +1,7 @@
 package heartbeat
 
 import (
-	"headcount/presence/cluster/seal"
+	"headcount/presence/seal"
 )
 
 // The datagram format, version 1. Numbers are little-endian; a varint is that
@@ -33,12 +33,13 @@ import (
 //	  number of ops (2), then each of them:
 //	    varint length of what follows of this op
 //	    kind (1), user (8)
-//	    varint 1 + length of the page id, page id; or 0: that of the op before
+//	    varint 1 + length of the page id, page id; or 0: the page of the op before
 //	    varint grace, milliseconds, rounded up
+//	  varint 1 + number of the op that completes the stream, see Beat.Whole; 0: not said
 //
 //	kind 3, reply:
 //	  varint partition, stream, acknowledged number
-//	  flags (1): 1 reset
+//	  flags (1): 1 reset, 2 ask
 //	  number of counts (2), then each of them:
 //	    varint length of what follows of this count
 //	    flags (1): 1 stale, 2 it has a time
@@ -47,15 +48,15 @@ import (
 //	    incarnation, sequence of the version
 //	  number of unknown users (2), users, 8 bytes each
 //
-// The format is only ever added to. A receiver skips kinds of records and of
-// datagrams that it does not know, and what follows the fields it knows in the
-// header, a record (but alive), an op or a count. Ops are applied in order, so
-// of a record with a kind of op that is not known only what is before it is
-// taken.
+// The format only grows. A receiver skips kinds of records and of datagrams that
+// it does not know. It also skips whatever follows the fields that it knows in the
+// header, in a record (except alive), in an op or in a count. Ops are applied in
+// order, so the receiver takes only the ops of a record that come before an op of an
+// unknown kind.
 const (
 	MaxDatagram = 1200 // fits every path of IPv6's least MTU, in a tunnel too
 	MaxName     = 128
-	MaxPage     = 512 // of presence.MaxPageLength code points; bytes
+	MaxPage     = 512 // bytes of presence.MaxPageLength code points
 
 	magic0, magic1 = 0xC7, 'h'
 	version        = 1
@@ -68,6 +69,7 @@ const (
 	recordReply = 3
 
 	flagReset   = 1
+	flagAsk     = 2
 	flagStale   = 1
 	flagTime    = 2
 	flagWithout = 4
@@ -86,7 +88,7 @@ const (
 	recordHead  = 3
 )
 
-// Why a datagram is not taken, beside seal.ErrKey, ErrForged, ErrOld,
+// Reasons to refuse a datagram. Further reasons are seal.ErrKey, ErrForged, ErrOld,
 // ErrFuture, ErrReplayed and ErrSenders.
 var (
 	ErrOversized   = seal.NewRefusal("oversized", "datagram: too long")

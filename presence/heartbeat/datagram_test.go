@@ -14,8 +14,8 @@ import (
 	"pgregory.net/rapid"
 
 	"headcount/presence"
-	"headcount/presence/cluster/seal"
 	. "headcount/presence/heartbeat"
+	"headcount/presence/seal"
 )
 
 const partitions = 271
@@ -49,9 +49,9 @@ func newReceiver(t rapid.TB, name string, k *seal.Keys) *receiver {
 	var err error
 	r.Decoder, err = NewDecoder(DecoderConfig{
 		Name: name, Partitions: partitions, Keys: k,
-		OnBeat:  func(b *Beat) { r.beats = append(r.beats, b) },
-		OnReply: func(a *Reply) { r.replies = append(r.replies, a) },
-		OnTable: func(_ string, hash uint64) { r.tables = append(r.tables, hash) },
+		OnBeat:  onBeat(func(b *Beat) { r.beats = append(r.beats, b) }),
+		OnReply: onReply(func(a *Reply) { r.replies = append(r.replies, a) }),
+		OnTable: onTable(func(_ string, hash uint64) { r.tables = append(r.tables, hash) }),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -113,6 +113,7 @@ var (
 			Source: from, Partition: part,
 			Stream: rapid.Uint64().Draw(t, "stream"),
 			First:  rapid.Uint64().Draw(t, "first"),
+			Whole:  rapid.Uint64().Draw(t, "whole"),
 			Ops:    rapid.SliceOfN(op, 0, MaxOps).Draw(t, "ops"),
 			Alive:  rapid.SliceOfN(genUser(part), 0, 1024).Draw(t, "alive"),
 		}
@@ -136,6 +137,7 @@ var (
 			Partition: part,
 			Acked:     rapid.Uint64().Draw(t, "acked"),
 			Reset:     rapid.Bool().Draw(t, "reset"),
+			Ask:       rapid.Bool().Draw(t, "ask"),
 			Counts:    rapid.SliceOfN(genCount, 0, 100).Draw(t, "counts"),
 			Unknown:   rapid.SliceOfN(genUser(part), 0, 600).Draw(t, "unknown"),
 		}
@@ -146,6 +148,17 @@ type numbered struct {
 	partition      int
 	stream, number uint64
 	op             Op
+}
+
+// wholes is what beats say of how far their streams tell of everything.
+func wholes(beats []*Beat) map[[3]uint64]bool {
+	all := map[[3]uint64]bool{}
+	for _, b := range beats {
+		if b.First > 0 || len(b.Ops) > 0 {
+			all[[3]uint64{uint64(b.Partition), b.Stream, b.Whole}] = true
+		}
+	}
+	return all
 }
 
 // said is what beats say, however they are cut.
@@ -183,6 +196,9 @@ func beatsComeBack(t *rapid.T) {
 	if !reflect.DeepEqual(alive, gotAlive) {
 		t.Fatalf("sent users\n%v\ngot\n%v", alive, gotAlive)
 	}
+	if sent, got := wholes(beats), wholes(r.beats); !reflect.DeepEqual(sent, got) {
+		t.Fatalf("sent streams\n%v\ngot\n%v", sent, got)
+	}
 }
 
 func repliesComeBack(t *rapid.T) {
@@ -203,10 +219,10 @@ func repliesComeBack(t *rapid.T) {
 			got = append(got, &Reply{Partition: part.Partition, Stream: part.Stream})
 		}
 		whole := got[len(got)-1]
-		if whole.Acked != 0 || whole.Reset {
+		if whole.Acked != 0 || whole.Reset || whole.Ask {
 			t.Fatal("something follows the part that acknowledges")
 		}
-		whole.Acked, whole.Reset = part.Acked, part.Reset
+		whole.Acked, whole.Reset, whole.Ask = part.Acked, part.Reset, part.Ask
 		whole.Counts = append(whole.Counts, part.Counts...)
 		whole.Unknown = append(whole.Unknown, part.Unknown...)
 	}
@@ -489,7 +505,7 @@ func TestTableIsTold(t *testing.T) {
 func TestDecodingAllocatesLittle(t *testing.T) {
 	k := keys(t, "s")
 	e := newEncoder(t, "to:1", k)
-	d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: func(*Beat) {}})
+	d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: onBeat(func(*Beat) {})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -537,6 +553,8 @@ func FuzzRecords(f *testing.F) {
 		Partition: 1, Stream: 5, Acked: 4, Reset: true, Unknown: []presence.User{userOf(1, 7000)},
 		Counts: []presence.Count{{Page: "home", Users: 9, Updated: time.Unix(1700000000, 0).UTC(), Version: presence.Version{Incarnation: 1, Sequence: 2}, Stale: true}},
 	}, &Reply{Partition: 2})[0])
+	seed(packBeats(f, e, &Beat{Source: from, Partition: 1, Stream: 6, First: 1, Whole: 1}, &Beat{Source: from, Partition: 2, Stream: 6, First: 1, Whole: 1 << 40})[0])
+	seed(packReplies(f, e, &Reply{Partition: 1, Stream: 6, Ask: true})[0])
 	f.Fuzz(func(t *testing.T, what byte, records []byte) {
 		p := packBeats(t, newEncoder(t, "to:1", k), alive(1, 1))[0][:header]
 		p[3] = what
@@ -559,6 +577,9 @@ func FuzzRecords(f *testing.F) {
 		gotOps, gotLiving := said(t, again.beats)
 		if !reflect.DeepEqual(ops, gotOps) || !reflect.DeepEqual(living, gotLiving) {
 			t.Fatalf("%v %v became %v %v", ops, living, gotOps, gotLiving)
+		}
+		if whole, got := wholes(r.beats), wholes(again.beats); !reflect.DeepEqual(whole, got) {
+			t.Fatalf("%v became %v", whole, got)
 		}
 		if len(ops) > len(records)/12 || len(r.beats)+len(r.replies) > len(records)/3 {
 			t.Fatalf("%d bytes became %d ops, %d beats, %d replies", len(records), len(ops), len(r.beats), len(r.replies))
@@ -587,7 +608,7 @@ func BenchmarkDecode(b *testing.B) {
 			k := keys(b, "secret")
 			e := newEncoder(b, "to:1", k)
 			users := 0
-			d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: func(b *Beat) { users += len(b.Alive) }})
+			d, err := NewDecoder(DecoderConfig{Name: "to:1", Partitions: partitions, Keys: k, OnBeat: onBeat(func(b *Beat) { users += len(b.Alive) })})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -9,19 +9,19 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"headcount/presence"
-	"headcount/presence/cluster/seal"
+	"headcount/presence/seal"
 )
 
-// DecoderConfig says for whom datagrams are and what becomes of their messages,
-// which are the callbacks' from then on.
+// DecoderConfig names the receiver and the callbacks that get the messages. The
+// callbacks own the messages that they get.
 type DecoderConfig struct {
-	Name       string                         // the receiver's, as its senders know it; required
-	Partitions int                            // P; default presence.DefaultPartitions
-	Keys       *seal.Keys                     // nil: nothing is signed
-	Guard      *seal.Guard                    // nil: one of its own, with the defaults
-	OnBeat     func(*Beat)                    // nil: beats are ignored
-	OnReply    func(*Reply)                   // nil: replies are ignored
-	OnTable    func(from string, hash uint64) // of every datagram whose sender has a ring
+	Name       string      // the receiver's, as its senders know it; required
+	Partitions int         // P; default presence.DefaultPartitions
+	Keys       *seal.Keys  // nil: nothing is signed
+	Guard      *seal.Guard // nil: the Decoder makes one with the defaults
+	OnBeat     Beats       // nil: beats are ignored
+	OnReply    Replies     // nil: replies are ignored
+	OnTable    Tables      // called for every datagram whose sender has a ring
 }
 
 // Decoder takes datagrams apart. One goroutine at a time may use it.
@@ -30,13 +30,13 @@ type Decoder struct {
 	self   uint64
 	sealer *seal.Sealer
 
-	// Of the datagram being read; bounded by its size.
+	// These describe the datagram that is read now; its size bounds them.
 	beats   []*Beat
 	replies []*Reply
 	alive   []presence.User
-	parts   []int32 // of alive
-	number  []int32 // of alive users by partition, all zero between datagrams
-	seen    []int32 // partitions with a number
+	parts   []int32 // the partitions of alive
+	number  []int32 // number of alive users by partition; all zero between datagrams
+	seen    []int32 // partitions whose number is not zero
 }
 
 // NewDecoder returns a Decoder.
@@ -71,15 +71,15 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	}, nil
 }
 
-// Decode calls the callbacks with what the datagram says, or returns why
-// nothing of it was taken. It keeps nothing of it.
+// Decode calls the callbacks with the messages in the datagram, or returns why it
+// refused the datagram. It does not keep the datagram's memory.
 func (d *Decoder) Decode(datagram []byte) error {
 	body, what, source, err := d.open(datagram)
 	if err != nil {
 		return err
 	}
 	if table := le.Uint64(datagram[offTable:]); table != 0 && d.cfg.OnTable != nil {
-		d.cfg.OnTable(source.Gateway, table)
+		d.cfg.OnTable.Disagree(source.Gateway, table)
 	}
 	switch {
 	case what == ofGateway && d.cfg.OnBeat != nil:
@@ -90,11 +90,11 @@ func (d *Decoder) Decode(datagram []byte) error {
 	err = d.records(body, what, source)
 	if err == nil {
 		for _, b := range d.beats {
-			d.cfg.OnBeat(b)
+			d.cfg.OnBeat.ReceiveBeat(b)
 		}
 		d.split(source)
 		for _, r := range d.replies {
-			d.cfg.OnReply(r)
+			d.cfg.OnReply.ReceiveReply(r)
 		}
 	}
 	clear(d.beats)
@@ -103,7 +103,7 @@ func (d *Decoder) Decode(datagram []byte) error {
 	return err
 }
 
-// open checks everything about a datagram but its records.
+// open checks everything about a datagram except its records.
 func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err error) {
 	switch {
 	case len(p) > MaxDatagram:
@@ -136,7 +136,8 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	return signed[header:], p[3], source, err
 }
 
-// records reads all records of a datagram, and only those that belong in it.
+// records reads all records of a datagram. It skips records that do not belong in a
+// datagram of that kind.
 func (d *Decoder) records(p []byte, what byte, source Source) error {
 	for len(p) > 0 {
 		if len(p) < recordHead {
@@ -174,7 +175,7 @@ func (d *Decoder) readAlive(p []byte) error {
 	return nil
 }
 
-// split makes the living into beats, one for each partition.
+// split makes beats of the alive users, one for each partition.
 func (d *Decoder) split(source Source) {
 	if len(d.alive) == 0 {
 		return
@@ -203,11 +204,11 @@ func (d *Decoder) split(source Source) {
 	}
 	for i := range beats {
 		d.number[d.seen[i]] = 0
-		d.cfg.OnBeat(&beats[i])
+		d.cfg.OnBeat.ReceiveBeat(&beats[i])
 	}
 }
 
-// leastOp is the least an op takes: its length, kind, user, page and grace.
+// leastOp is the fewest bytes of an op: its length, kind, user, page and grace.
 const leastOp = 1 + 1 + 8 + 1 + 1
 
 func (d *Decoder) readOps(r *reader, source Source) error {
@@ -237,7 +238,7 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 		case op.User.Partition(d.cfg.Partitions) != b.Partition:
 			return ErrPartitions
 		case op.Kind != Join && op.Kind != Leave:
-			// What came after it must wait until this process knows what it is.
+			// The ops after it must wait until this process knows its kind.
 			if len(b.Ops) > 0 {
 				d.beats = append(d.beats, b)
 			}
@@ -246,11 +247,17 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 		op.Grace = time.Duration(grace) * time.Millisecond
 		b.Ops = append(b.Ops, op)
 	}
+	if len(r.p) > 0 { // older senders do not send Whole
+		b.Whole = r.uvarint()
+	}
+	if r.bad {
+		return ErrMalformed
+	}
 	d.beats = append(d.beats, b)
 	return nil
 }
 
-// leastCount is the least a count takes: its length, flags and five varints.
+// leastCount is the fewest bytes of a count: its length, flags and five varints.
 const leastCount = 1 + 1 + 5
 
 func (d *Decoder) readReply(r *reader) error {
@@ -261,7 +268,7 @@ func (d *Decoder) readReply(r *reader) error {
 	case partition >= uint64(d.cfg.Partitions):
 		return ErrPartitions
 	}
-	a := &Reply{Partition: int(partition), Stream: stream, Acked: acked, Reset: flags&flagReset != 0}
+	a := &Reply{Partition: int(partition), Stream: stream, Acked: acked, Reset: flags&flagReset != 0, Ask: flags&flagAsk != 0}
 	if n > 0 {
 		a.Counts = make([]presence.Count, n)
 	}
@@ -325,7 +332,7 @@ func (r *reader) bytes(n uint64) []byte {
 	return b
 }
 
-// sized reads a part that says how long it is.
+// sized reads a part that begins with its length.
 func (r *reader) sized() reader {
 	p := r.bytes(r.uvarint())
 	return reader{p, r.bad}

@@ -9,13 +9,13 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"headcount/presence"
-	"headcount/presence/cluster/seal"
+	"headcount/presence/seal"
 )
 
 var le = binary.LittleEndian
 
-// ErrPageTooLong is for a page id that no datagram can carry. CheckPage refuses
-// such a page, so it is a defect of the sender.
+// ErrPageTooLong says that a page id does not fit into a datagram. CheckPage refuses
+// such a page, so the sender has a defect.
 var ErrPageTooLong = errors.New("heartbeat: page id is too long")
 
 // Encoder packs messages for one receiver into datagrams, as few as possible.
@@ -27,14 +27,13 @@ type Encoder struct {
 	emit     func([]byte)
 
 	buf    []byte // the datagram being made
-	record int    // where its open record begins; 0: there is none
+	record int    // where the open record begins; 0: no record is open
 	kind   byte   // of the open record
 }
 
-// NewEncoder returns an Encoder for datagrams of one life of a sender to the
-// receiver of that name. The first datagram has the number after sequence: one
-// who makes a second Encoder for the same sender and receiver must go on where
-// the first one was.
+// NewEncoder returns an Encoder for datagrams from one life of a sender to the
+// receiver named to. The first datagram has the number after sequence. A second
+// Encoder for the same sender and receiver must get the Sequence of the first one.
 func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Encoder, error) {
 	if len(from.Gateway) > MaxName {
 		return nil, fmt.Errorf("heartbeat: name %q is longer than %d bytes", from.Gateway, MaxName)
@@ -56,11 +55,11 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Enco
 // Sequence is the number of the last datagram.
 func (e *Encoder) Sequence() uint64 { return e.sequence }
 
-// Beats packs beats and calls emit with every datagram, which is emit's only
-// until it returns. table is the hash of the sender's ring. Joins and leaves
-// come first. The receiver gets the same ops and users in as many beats as it
-// takes; a beat that has users has no stream there. On an error the rest of
-// that beat's ops is left out, all else is sent.
+// Beats packs beats and calls emit with every datagram. emit may use the datagram
+// only until it returns. table is the hash of the sender's ring. Joins and leaves
+// come first. The receiver gets the same ops and users, split into as many beats as
+// needed; a beat with users has no stream at the receiver. When Beats returns an
+// error it has left out the rest of one beat's ops and sent everything else.
 func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte)) error {
 	e.begin(ofGateway, table, emit)
 	var failed error
@@ -82,43 +81,62 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 	return failed
 }
 
-// ops packs the beat's ops, in as many records as it takes.
+// ops packs the beat's ops into as many records as needed.
 func (e *Encoder) ops(b *Beat) error {
 	var scratch [2 * MaxPage]byte
 	count := 0 // where the number of the record's ops is
 	page := ""
+	begin := func(first uint64, size int) {
+		e.need(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
+		e.open(recordOps)
+		e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
+		e.buf = binary.AppendUvarint(e.buf, b.Stream)
+		e.buf = binary.AppendUvarint(e.buf, first)
+		count = len(e.buf)
+		e.buf = append(e.buf, 0, 0)
+	}
+	end := func() {
+		e.buf = binary.AppendUvarint(e.buf, b.Whole)
+		e.close()
+	}
+	if len(b.Ops) == 0 && b.First > 0 {
+		begin(b.First, 0)
+	}
 	for i := range b.Ops {
 		op := &b.Ops[i]
 		if len(op.Page) > MaxPage {
+			if count > 0 {
+				e.buf = binary.AppendUvarint(e.buf, 0)
+				e.close()
+			}
 			return fmt.Errorf("%w: %d bytes", ErrPageTooLong, len(op.Page))
 		}
 		var body []byte
 		fits := false
 		if count > 0 {
 			body = appendOp(scratch[:0], op, page)
-			fits = varintSize(len(body))+len(body) <= e.room()
+			fits = varintSize(len(body))+len(body)+binary.MaxVarintLen64 <= e.room()
 		}
 		if !fits {
 			body = appendOp(scratch[:0], op, "")
-			e.need(recordHead + 3*binary.MaxVarintLen64 + 2 + binary.MaxVarintLen64 + len(body))
-			e.open(recordOps)
-			e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
-			e.buf = binary.AppendUvarint(e.buf, b.Stream)
-			e.buf = binary.AppendUvarint(e.buf, b.First+uint64(i))
-			count = len(e.buf)
-			e.buf = append(e.buf, 0, 0)
+			if count > 0 {
+				end()
+			}
+			begin(b.First+uint64(i), binary.MaxVarintLen64+len(body))
 		}
 		e.buf = binary.AppendUvarint(e.buf, uint64(len(body)))
 		e.buf = append(e.buf, body...)
 		le.PutUint16(e.buf[count:], le.Uint16(e.buf[count:])+1)
 		page = op.Page
 	}
-	e.close()
+	if count > 0 {
+		end()
+	}
 	return nil
 }
 
-// appendOp appends an op but for its length; before is the page of the op
-// before it in the record, or empty.
+// appendOp appends an op without its length. before is the page of the previous op
+// in the record, or empty.
 func appendOp(b []byte, op *Op, before string) []byte {
 	b = append(b, byte(op.Kind))
 	b = le.AppendUint64(b, uint64(op.User))
@@ -136,8 +154,8 @@ func appendOp(b []byte, op *Op, before string) []byte {
 	return binary.AppendUvarint(b, ms)
 }
 
-// Replies packs replies as Beats packs beats. Of a reply that takes several
-// datagrams the last says what is acknowledged.
+// Replies packs replies as Beats packs beats. When a reply takes several datagrams,
+// the last one carries the acknowledgement.
 func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []byte)) error {
 	e.begin(ofNode, table, emit)
 	var failed error
@@ -150,7 +168,7 @@ func (e *Encoder) Replies(replies []*Reply, table uint64, emit func(datagram []b
 	return failed
 }
 
-// replyHead is the most a reply takes beside its counts and users.
+// replyHead is the most bytes of a reply without its counts and users.
 const replyHead = recordHead + 3*binary.MaxVarintLen64 + 1 + 2 + 2
 
 func (e *Encoder) reply(r *Reply) error {
@@ -163,7 +181,7 @@ func (e *Encoder) reply(r *Reply) error {
 		size += countSize(&counts[i])
 	}
 	if size <= e.most() {
-		e.need(size) // what one datagram can hold is not torn apart
+		e.need(size) // a reply that fits into one datagram is not split
 	}
 	for {
 		least := replyHead
@@ -188,6 +206,9 @@ func (e *Encoder) reply(r *Reply) error {
 			acked = r.Acked
 			if r.Reset {
 				flags |= flagReset
+			}
+			if r.Ask {
+				flags |= flagAsk
 			}
 		}
 		e.open(recordReply)
@@ -214,7 +235,7 @@ func (e *Encoder) reply(r *Reply) error {
 	}
 }
 
-// countSize is what a count takes.
+// countSize is the number of bytes of a count.
 func countSize(c *presence.Count) int {
 	var scratch [2 * MaxPage]byte
 	n := len(appendCount(scratch[:0], c))
@@ -232,7 +253,7 @@ func appendCount(b []byte, c *presence.Count) []byte {
 	}
 	without := c.Without
 	if len(without) > maxWithout {
-		without = "" // so many silent regions are no news that a datagram must carry
+		without = "" // a datagram need not name so many silent regions
 	}
 	if without != "" {
 		flags |= flagWithout
@@ -259,13 +280,13 @@ func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 	e.buf, e.record, e.kind = append(e.buf[:0], e.header...), 0, 0
 }
 
-// room is what the datagram being made still holds.
+// room is how many bytes still fit into the datagram being made.
 func (e *Encoder) room() int { return MaxDatagram - seal.Size - len(e.buf) }
 
-// most is what an empty datagram holds.
+// most is how many bytes fit into an empty datagram.
 func (e *Encoder) most() int { return MaxDatagram - seal.Size - len(e.header) }
 
-// need makes room for n bytes: in a new datagram, if it must.
+// need makes room for n bytes, in a new datagram if necessary.
 func (e *Encoder) need(n int) {
 	if e.room() < n {
 		e.flush()
@@ -286,7 +307,7 @@ func (e *Encoder) close() {
 	e.record, e.kind = 0, 0
 }
 
-// flush signs and emits the datagram, when there is anything in it, and begins another.
+// flush signs and emits the datagram unless it is empty, and begins another.
 func (e *Encoder) flush() {
 	e.close()
 	if len(e.buf) == len(e.header) {

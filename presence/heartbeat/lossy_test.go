@@ -44,17 +44,18 @@ func TestBadNetworkCountsRight(t *testing.T) {
 
 		store := memstore.New(memstore.Config{})
 		var nd *Transport
-		own, err := node.New(store, node.Config{Name: "nd:1", Partitions: partitions, Reply: func(to string, r *Reply) { nd.SendReply(to, r) }})
+		own, err := node.New(store, node.Config{Name: "nd:1", Partitions: partitions, Reply: replies(func(to string, r *Reply) { nd.SendReply(to, r) })})
 		if err != nil {
 			t.Fatal(err)
 		}
 		replies := make(chan *Reply, 1<<16)
-		nd, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(b *Beat) { own.Deliver(b) }})
-		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: func(r *Reply) { replies <- r }})
+		nd, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(b *Beat) { own.Deliver(b) })})
+		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: onReply(func(r *Reply) { replies <- r })})
 		var all []int
 		for p := range partitions {
 			all = append(all, p)
 		}
+		own.Gateways(nil)
 		own.Own(all)
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -128,3 +129,8 @@ func TestBadNetworkCountsRight(t *testing.T) {
 		stopNode()
 	})
 }
+
+// replies is a function as node.Replies.
+type replies func(gateway string, r *Reply)
+
+func (f replies) SendReply(gateway string, r *Reply) { f(gateway, r) }

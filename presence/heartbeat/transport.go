@@ -15,51 +15,63 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
-	"headcount/presence/cluster/seal"
+	"headcount/presence/seal"
 )
+
+// Beats takes the beats for the nodes of this process.
+type Beats interface{ ReceiveBeat(b *Beat) }
+
+// Replies takes the answers for the gateway of this process.
+type Replies interface{ ReceiveReply(r *Reply) }
+
+// Tables receives the ring hashes of other processes.
+type Tables interface {
+	Disagree(from string, hash uint64)
+}
 
 // Config tunes a Transport. A zero field takes its default.
 type Config struct {
 	Conn net.PacketConn // required; Run closes it
-	// Keys are the cluster's secrets: the first signs, all verify. Without any
-	// nothing is signed, which is refused unless all addresses are of this machine.
+	// Keys are the cluster's secrets: the first signs, all verify. Without keys
+	// datagrams are not signed, and only addresses of this machine are allowed.
 	Keys [][]byte
-	// Name is the address, "host:port", that others send to. What is sent to
-	// another name is not taken, so all must use the same spelling.
+	// Name is the address, "host:port", that other processes send to. Datagrams to
+	// another name are refused, so all processes must spell it the same way.
 	Name        string
-	Incarnation uint64        // of this life of the process; grows with each
+	Incarnation uint64        // of this life of the process; each life has a higher one
 	Partitions  int           // P; default presence.DefaultPartitions
-	Window      time.Duration // how far clocks may differ, and datagrams be late; default 30s
+	Window      time.Duration // how far clocks may differ and how late datagrams may be; default 30s
 
-	// Resolve finds a name's address, which is used for 30 s. It holds up nobody
-	// but who is to get the datagrams. Default: DNS.
+	// Resolve finds a name's address, which is used for 30 s. A slow Resolve delays
+	// only the datagrams to that name. Default: DNS.
 	Resolve func(name string) (net.Addr, error)
 
-	// The callbacks are called by Run's one reading goroutine, and by who sends to
-	// this process itself, so they must not block; what they are given is theirs.
-	// OnTable is told of every datagram whose sender has another ring than this
-	// process, see SetTable.
-	OnBeat  func(*Beat)
-	OnReply func(*Reply)
-	OnTable func(from string, hash uint64)
+	// Run's one reading goroutine calls the callbacks, and so does any goroutine that
+	// sends to this process itself, so they must not block. The callbacks own the
+	// messages that they get. OnTable is called for every datagram whose sender has
+	// another ring than this process, see SetTable.
+	OnBeat  Beats
+	OnReply Replies
+	OnTable Tables
 
-	Log zerolog.Logger
+	Registerer prometheus.Registerer // of the transport's metrics; nil: none
+	Log        zerolog.Logger
 }
 
 const (
-	// maxQueued bounds, in bytes of the messages about, what waits for one
-	// destination. What is beyond is dropped, and its sender repeats what matters.
+	// maxQueued bounds the messages that wait for one destination, in approximate
+	// bytes. Further messages are dropped, and their sender repeats what matters.
 	maxQueued = 4 << 20
 	// maxDestinations bounds the destinations, each with a goroutine and a cached
-	// address. Beyond, messages to further ones are dropped until some were idle.
+	// address. Messages to further destinations are dropped until others were idle.
 	maxDestinations = 1024
 
-	resolveEvery   = 30 * time.Second // an address is looked up again
-	resolvePause   = time.Second      // after a lookup that failed
+	resolveEvery   = 30 * time.Second // until an address is looked up again
+	resolvePause   = time.Second      // pause after a lookup that failed
 	resolveTimeout = 2 * time.Second
-	idleAfter      = time.Minute // a destination is forgotten
-	lastWords      = time.Second // for what is queued when Run ends
-	socketBuffer   = 4 << 20     // asked for; the system may give less
+	idleAfter      = time.Minute // until an idle destination is forgotten
+	lastWords      = time.Second // time to send what is queued when Run ends
+	socketBuffer   = 4 << 20     // bytes requested; the system may give less
 )
 
 // Transport sends and receives messages as datagrams. Its methods may be
@@ -71,10 +83,10 @@ type Transport struct {
 	table   atomic.Uint64
 
 	mu       sync.Mutex
-	running  context.Context // nil: not between the begin and the end of Run
+	running  context.Context // nil: Run has not begun, or is ending
 	senders  sync.WaitGroup
 	to       map[string]*destination
-	sequence uint64 // no destination that was forgotten has gone further
+	sequence uint64 // the highest sequence of the destinations that were forgotten
 
 	datagrams, bytes, drops *prometheus.CounterVec
 	in, inBytes             prometheus.Counter
@@ -82,7 +94,7 @@ type Transport struct {
 	wrongSource             sync.Once
 }
 
-// destination is one receiver. Its run alone touches encoder and address.
+// destination is one receiver. Only its run touches encoder and address.
 type destination struct {
 	t    *Transport
 	name string
@@ -133,28 +145,32 @@ func New(cfg Config) (*Transport, error) {
 	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
 	t.decoder, err = NewDecoder(DecoderConfig{
 		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Guard: guard,
-		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: t.compare,
+		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: comparison{t},
 	})
-	return t, err
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(t.datagrams, t.bytes, t.drops)
+	}
+	return t, nil
 }
 
-// Collectors are the transport's metrics.
-func (t *Transport) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{t.datagrams, t.bytes, t.drops}
-}
+// comparison makes a Transport the Tables of its Decoder.
+type comparison struct{ *Transport }
 
-// SetTable says what this process's ring is, from now on; 0: it has none.
+// SetTable sets the hash of this process's ring; 0: it has no ring.
 func (t *Transport) SetTable(hash uint64) { t.table.Store(hash) }
 
-func (t *Transport) compare(from string, hash uint64) {
+func (t comparison) Disagree(from string, hash uint64) {
 	if t.cfg.OnTable != nil && hash != t.table.Load() {
-		t.cfg.OnTable(from, hash)
+		t.cfg.OnTable.Disagree(from, hash)
 	}
 }
 
-// SendBeat sends b, which is the transport's from then on, or drops it. Its
-// Source must be this process. It never blocks. What is sent to this process
-// itself goes to OnBeat before SendBeat returns.
+// SendBeat sends b or drops it; the transport owns b from then on. b.Source must be
+// this process. SendBeat never blocks. When to is this process, OnBeat gets b before
+// SendBeat returns.
 func (t *Transport) SendBeat(to string, b *Beat) {
 	if b.Source.Gateway != t.cfg.Name || b.Source.Incarnation != t.cfg.Incarnation {
 		t.dropped("out", "source")
@@ -165,7 +181,7 @@ func (t *Transport) SendBeat(to string, b *Beat) {
 	}
 	if to == t.cfg.Name {
 		if t.cfg.OnBeat != nil {
-			t.cfg.OnBeat(b)
+			t.cfg.OnBeat.ReceiveBeat(b)
 		}
 		return
 	}
@@ -180,7 +196,7 @@ func (t *Transport) SendBeat(to string, b *Beat) {
 func (t *Transport) SendReply(to string, r *Reply) {
 	if to == t.cfg.Name {
 		if t.cfg.OnReply != nil {
-			t.cfg.OnReply(r)
+			t.cfg.OnReply.ReceiveReply(r)
 		}
 		return
 	}
@@ -217,8 +233,8 @@ func (t *Transport) send(to string, size int, b *Beat, r *Reply) {
 	}
 }
 
-// destination returns the one of that name, made when there is none, or why it
-// cannot be. It is called under mu.
+// destination returns the destination of that name and creates it when there is
+// none, or returns the reason why it cannot. The caller holds mu.
 func (t *Transport) destination(name string) (d *destination, reason string) {
 	d = t.to[name]
 	switch {
@@ -245,13 +261,13 @@ func (t *Transport) dropped(direction, reason string) {
 }
 
 // Run owns the transport's goroutines: one reads, and each destination has one
-// that writes. It returns when ctx has ended, what was queued then is sent and
-// all of them have returned.
+// that writes. Run returns when ctx has ended, the queued messages have been sent
+// (for lastWords at most) and all goroutines have returned.
 func (t *Transport) Run(ctx context.Context) error {
 	if c, ok := t.cfg.Conn.(interface {
 		SetReadBuffer(int) error
 		SetWriteBuffer(int) error
-	}); ok { // as much as the system gives: what does not fit is lost, and repeated
+	}); ok { // as large as the system allows: datagrams that do not fit are lost, and repeated
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)
 	}
@@ -270,7 +286,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	case err = <-broken:
 	}
 	t.mu.Lock()
-	t.running = nil // hence nothing more is queued, and no more senders
+	t.running = nil // from now on nothing is queued and no sender starts
 	t.mu.Unlock()
 	stop()
 	t.cfg.Conn.SetWriteDeadline(time.Now().Add(lastWords))
@@ -282,7 +298,7 @@ func (t *Transport) Run(ctx context.Context) error {
 
 // read takes datagrams until ctx ends or the connection breaks.
 func (t *Transport) read(ctx context.Context) error {
-	buf := make([]byte, MaxDatagram+1) // one more, so that one that is too long is seen to be
+	buf := make([]byte, MaxDatagram+1) // one byte more, so that a longer datagram is noticed
 	receive := func() (int, error) {
 		n, _, err := t.cfg.Conn.ReadFrom(buf)
 		return n, err
@@ -293,7 +309,7 @@ func (t *Transport) read(ctx context.Context) error {
 			return n, err
 		}
 	}
-	for {
+	for warned := false; ; {
 		n, err := receive()
 		switch {
 		case err == nil:
@@ -301,7 +317,7 @@ func (t *Transport) read(ctx context.Context) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("heartbeat: read: %w", err)
-		default: // the system reports what became of a datagram sent before, say
+		default: // for instance, the system reports that an earlier datagram could not be sent
 			t.dropped("in", "error")
 			select {
 			case <-ctx.Done():
@@ -311,6 +327,11 @@ func (t *Transport) read(ctx context.Context) error {
 		}
 		if err := t.decoder.Decode(buf[:n]); err != nil {
 			t.dropped("in", seal.ReasonOf(err))
+			if errors.Is(err, ErrVersion) && !warned {
+				warned = true // warn once: the two processes cannot talk until one is replaced
+				t.cfg.Log.Error().Uint8("format", buf[2]).Uint8("ours", version).
+					Msg("a process of another version sends heartbeats in a format that this one does not know; run the same version everywhere")
+			}
 			continue
 		}
 		t.in.Inc()
@@ -318,8 +339,8 @@ func (t *Transport) read(ctx context.Context) error {
 	}
 }
 
-// run sends what is queued for the destination, until it has been idle for
-// long, or ctx ends and nothing is left.
+// run sends the messages that are queued for the destination, until it has been idle
+// for idleAfter, or ctx has ended and nothing is left.
 func (d *destination) run(ctx context.Context) {
 	idle := time.NewTimer(idleAfter)
 	defer idle.Stop()
@@ -355,8 +376,8 @@ func (d *destination) retire() bool {
 	return true
 }
 
-// flush sends whatever is queued, at once. What is queued meanwhile is packed
-// together next time: so batches are as large as the network is slow.
+// flush sends all queued messages at once. Messages that are queued meanwhile are
+// packed together next time, so a slower network gets larger batches.
 func (d *destination) flush(ctx context.Context) {
 	d.mu.Lock()
 	beats, replies := d.beats, d.replies
@@ -386,7 +407,8 @@ func (d *destination) flush(ctx context.Context) {
 	}
 }
 
-// resolve makes sure that the address is known. An old one is better than none.
+// resolve makes sure that the address is known. When a lookup fails, it keeps an old
+// address.
 func (d *destination) resolve(ctx context.Context) bool {
 	now := time.Now()
 	if now.Before(d.resolved) {
@@ -430,7 +452,7 @@ func (t *Transport) lookup(ctx context.Context, name string) (net.Addr, error) {
 		return nil, err
 	}
 	ip := ips[0]
-	for _, other := range ips { // most networks of containers have this alone
+	for _, other := range ips { // most container networks have only IPv4
 		if other.Unmap().Is4() {
 			ip = other
 			break

@@ -1,6 +1,7 @@
 package heartbeat_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,11 +15,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
 	"headcount/presence"
-	"headcount/presence/cluster/seal"
 	. "headcount/presence/heartbeat"
+	"headcount/presence/seal"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -97,13 +99,19 @@ func toAddr(name string) (net.Addr, error) { return addr(name), nil }
 
 var secret = [][]byte{[]byte("secret")}
 
+var registries sync.Map // *Transport -> *prometheus.Registry, of those that start made
+
 // start runs a transport until the test ends, or stop is called.
 func start(t testing.TB, cfg Config) (tr *Transport, stop func()) {
 	t.Helper()
+	reg := prometheus.NewRegistry()
+	cfg.Registerer = reg
 	tr, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	registries.Store(tr, reg)
+	t.Cleanup(func() { registries.Delete(tr) })
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tr.Run(ctx) }()
@@ -120,10 +128,8 @@ func start(t testing.TB, cfg Config) (tr *Transport, stop func()) {
 // metric returns the value of tr's metric of that name and labels, "in old".
 func metric(t testing.TB, tr *Transport, name, labels string) float64 {
 	t.Helper()
-	reg := prometheus.NewRegistry()
-	for _, c := range tr.Collectors() {
-		reg.MustRegister(c)
-	}
+	kept, _ := registries.Load(tr)
+	reg := kept.(*prometheus.Registry)
 	families, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -150,8 +156,8 @@ func TestMessagesArrive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		beats, replies := make(chan *Beat, 10), make(chan *Reply, 10)
-		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: func(r *Reply) { replies <- r }})
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolve: toAddr, OnBeat: func(b *Beat) { beats <- b }})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: onReply(func(r *Reply) { replies <- r })})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolve: toAddr, OnBeat: onBeat(func(b *Beat) { beats <- b })})
 		synctest.Wait()
 		began := time.Now()
 		op := Op{Kind: Join, User: 3, Page: "home"}
@@ -182,7 +188,7 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 		slow := n.listen("gw:1")
 		slow.stuck = make(chan struct{})
 		users := 0
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(b *Beat) { users += len(b.Alive) }})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(b *Beat) { users += len(b.Alive) })})
 		gw, _ := start(t, Config{Conn: slow, Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
 		synctest.Wait()
 		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
@@ -216,7 +222,7 @@ func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(*Beat) { got++ }})
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ })})
 		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
 		synctest.Wait()
 		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
@@ -238,7 +244,7 @@ func TestIdleDestinationGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Window: time.Hour, Resolve: toAddr, OnBeat: func(*Beat) { got++ }})
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Window: time.Hour, Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ })})
 		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
 		synctest.Wait()
 		before := runtime.NumGoroutine()
@@ -263,7 +269,7 @@ func TestDropsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: func(*Beat) { got++ }})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ })})
 		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: func(name string) (net.Addr, error) {
 			if name == "nowhere:1" {
 				return nil, errors.New("no such host")
@@ -306,13 +312,40 @@ func TestDropsAreCounted(t *testing.T) {
 	})
 }
 
+// TestAnotherFormat: datagrams of another format are counted, logged once and
+// not taken.
+func TestAnotherFormat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n network
+		var log bytes.Buffer
+		got := 0
+		nd, stop := start(t, Config{
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ }), Log: zerolog.New(&log),
+		})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		n.lose = func(_ string, p []byte) bool { p[2]++; return false }
+		synctest.Wait()
+		for range 3 {
+			gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
+			synctest.Wait()
+		}
+		if dropped := metric(t, nd, "datagrams_dropped_total", "in version"); dropped != 3 || got != 0 {
+			t.Errorf("%v dropped, %d taken", dropped, got)
+		}
+		stop()
+		if n := strings.Count(log.String(), "run the same version everywhere"); n != 1 {
+			t.Errorf("logged %d times:\n%s", n, log.String())
+		}
+	})
+}
+
 func TestAnotherTableIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		var heard []string
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnTable: func(from string, hash uint64) {
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnTable: onTable(func(from string, hash uint64) {
 			heard = append(heard, fmt.Sprint(from, " ", hash))
-		}})
+		})})
 		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
 		nd.SetTable(5)
 		for _, hash := range []uint64{0, 5, 6} {
@@ -379,17 +412,17 @@ func TestOverUDP(t *testing.T) {
 			replies := make(chan *Reply, 1)
 			var nd *Transport
 			ready := make(chan struct{})
-			nd, _ = start(t, Config{Conn: b, Keys: secrets, Name: b.LocalAddr().String(), Incarnation: 2, OnBeat: func(m *Beat) {
+			nd, _ = start(t, Config{Conn: b, Keys: secrets, Name: b.LocalAddr().String(), Incarnation: 2, OnBeat: onBeat(func(m *Beat) {
 				<-ready
 				nd.SendReply(m.Source.Gateway, &Reply{Partition: m.Partition, Unknown: m.Alive})
-			}})
+			})})
 			close(ready)
-			gw, _ := start(t, Config{Conn: a, Keys: secrets, Name: a.LocalAddr().String(), Incarnation: 1, OnReply: func(r *Reply) {
+			gw, _ := start(t, Config{Conn: a, Keys: secrets, Name: a.LocalAddr().String(), Incarnation: 1, OnReply: onReply(func(r *Reply) {
 				select {
 				case replies <- r:
 				default:
 				}
-			}})
+			})})
 			again := time.NewTicker(20 * time.Millisecond)
 			defer again.Stop()
 			giveUp := time.After(10 * time.Second)
@@ -414,7 +447,7 @@ func TestNamesAreResolved(t *testing.T) {
 	a, b := loopback(t), loopback(t)
 	_, port, _ := net.SplitHostPort(b.LocalAddr().String())
 	got := make(chan *Beat, 100)
-	start(t, Config{Conn: b, Name: "localhost:" + port, OnBeat: func(m *Beat) { got <- m }})
+	start(t, Config{Conn: b, Name: "localhost:" + port, OnBeat: onBeat(func(m *Beat) { got <- m })})
 	gw, _ := start(t, Config{Conn: a, Name: "a:1", Incarnation: 1})
 	for range 200 {
 		gw.SendBeat("localhost:"+port, beatOf("a:1", 1, 1))
@@ -432,7 +465,7 @@ func TestNamesAreResolved(t *testing.T) {
 func BenchmarkTransport(b *testing.B) {
 	from, to := loopback(b), loopback(b)
 	var got atomic.Int64
-	_, stopNode := start(b, Config{Conn: to, Keys: secret, Name: to.LocalAddr().String(), OnBeat: func(m *Beat) { got.Add(int64(len(m.Alive))) }})
+	_, stopNode := start(b, Config{Conn: to, Keys: secret, Name: to.LocalAddr().String(), OnBeat: onBeat(func(m *Beat) { got.Add(int64(len(m.Alive))) })})
 	gw, stop := start(b, Config{Conn: from, Keys: secret, Name: from.LocalAddr().String(), Incarnation: 1})
 	users := make([]presence.User, 1024)
 	sent := 0
@@ -450,3 +483,14 @@ func BenchmarkTransport(b *testing.B) {
 	stop()
 	stopNode()
 }
+
+// Functions as Beats, Replies and Tables.
+type (
+	onBeat  func(*Beat)
+	onReply func(*Reply)
+	onTable func(from string, hash uint64)
+)
+
+func (f onBeat) ReceiveBeat(b *Beat)                { f(b) }
+func (f onReply) ReceiveReply(r *Reply)             { f(r) }
+func (f onTable) Disagree(from string, hash uint64) { f(from, hash) }

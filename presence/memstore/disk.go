@@ -9,10 +9,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -20,12 +21,14 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"headcount/presence"
+	"headcount/presence/hashkey"
 	"headcount/presence/unread"
 )
 
 // What a data directory holds: one file of these buckets.
 //
-//	meta     format -> 1; id-secret -> the secret of anonymous ids
+//	meta     format -> 1; id-secret -> the secret of anonymous ids; hash-key -> see HashKey;
+//	         probe -> see probe
 //	pages    page -> "incarnation all by at"
 //	owns     page, a zero byte, 16 bytes of user -> "changes last before"
 //	records  16 bytes of user -> "incarnation sequence updated"
@@ -41,170 +44,284 @@ var (
 	followsBucket = []byte("follows")
 	keysBucket    = []byte("keys")
 
+	buckets = [][]byte{metaBucket, pagesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket}
+
 	formatKey = []byte("format")
 	secretKey = []byte("id-secret")
+	probeKey  = []byte("probe")
+	hashKey   = []byte("hash-key")
 	format    = []byte("1")
 )
 
 const (
-	lockWait  = time.Second // for another process to let go of the file
-	flushWait = time.Second // between a flush that failed and the next
+	lockWait   = time.Second // for another process to let go of the file
+	probeEvery = time.Second // while the file cannot be written
+	probeBytes = 256 << 10   // more than most transactions need
+	// maxWaiting is how many operations may wait while a transaction is written. A
+	// further operation is refused at once with presence.ErrUnavailable. A transaction
+	// also has at most maxWaiting operations.
+	maxWaiting = 4096
 )
 
-// disk is the copy in a file. Who changes memory puts the new value, and waits
-// with sync until the transaction that has it is on disk. While one is written,
-// all that comes gathers for the next. A nil disk keeps nothing.
+// disk is the file. Its goroutine is the writer of the notices: it takes all waiting
+// operations and commits them in one transaction with one fsync. When the commit
+// fails, disk refuses these operations, and all later ones at once, until it has
+// written a probe.
 type disk struct {
-	db    *bbolt.DB
-	log   zerolog.Logger
-	wake  chan struct{} // holds one: dirty has something, or the end has come
-	ended chan struct{} // closed when run has returned
+	db      *bbolt.DB
+	log     zerolog.Logger
+	waiting chan *op
+	closing chan struct{}         // closed by close
+	ended   chan struct{}         // closed when run has returned
+	trouble atomic.Pointer[error] // why the file cannot be written; nil: it can
 
-	mu sync.Mutex // guards all below
-	// dirty has the values that are not on disk and not being written: of one key
-	// the newest. It is bounded by the requests under way, and while the disk
-	// fails by what changes in memory.
-	dirty  map[entry][]byte // nil: the key goes
-	next   *flush           // will write dirty
-	flying *flush           // is writing; nil: none is
-	closed bool
+	// owed are the entries that the next probe also writes, so that the file has what
+	// memory has. The writer owns owed.
+	owed []put
 }
 
-type entry struct{ bucket, key string }
-
-// flush is one transaction.
-type flush struct {
-	done chan struct{} // closed when it is over; then err holds
-	err  error
+// put sets or deletes one entry of the file.
+type put struct {
+	bucket, key, value []byte // value nil: the key is deleted
 }
 
-func newFlush() *flush { return &flush{done: make(chan struct{})} }
-
-// openDisk opens the file in dir, made when there is none, and fills n with
-// what it holds. secret is that of anonymous ids.
+// openDisk opens the file in dir, creates it when it is missing, and fills n from it.
+// secret is the secret of anonymous ids. No operation is written before run.
 func openDisk(dir string, n *notices, log zerolog.Logger) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
 	path := filepath.Join(dir, dataFile)
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
+	d = &disk{log: log, waiting: make(chan *op, maxWaiting), closing: make(chan struct{}), ended: make(chan struct{})}
+	err = guarded(func() (err error) {
+		d.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
+		return err
+	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, "", fmt.Errorf("data directory: %s is in use by another process; end that one, or give each its own directory", path)
 	case err != nil:
 		return nil, "", fmt.Errorf("data directory: %s: %w", path, err)
 	}
-	if secret, err = load(db, n, time.Now()); err != nil {
-		_ = db.Close()
+	err = guarded(func() (err error) {
+		secret, err = d.load(n)
+		return err
+	})
+	if err != nil {
+		_ = d.db.Close()
 		return nil, "", fmt.Errorf("data directory: %s: %w", path, err)
 	}
-	d = &disk{
-		db: db, log: log, wake: make(chan struct{}, 1), ended: make(chan struct{}),
-		dirty: map[entry][]byte{}, next: newFlush(),
-	}
-	go d.run() // ends with close
 	return d, secret, nil
 }
 
-// load reads the whole file, and makes what a new one lacks.
-func load(db *bbolt.DB, n *notices, now time.Time) (secret string, err error) {
-	return secret, db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{metaBucket, pagesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket} {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-				return err
-			}
+// guarded runs step. It returns as an error what bbolt panics with at a damaged page,
+// and the fault of reading beyond the end of a truncated file.
+func guarded(step func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", p)
 		}
+	}()
+	return step()
+}
+
+// load creates what a new file lacks, reads the whole file into n, and repairs
+// entries that do not fit together. When a repair cannot be written, the file counts
+// as not writable.
+func (d *disk) load(n *notices) (secret string, err error) {
+	whole := false
+	if err := d.db.View(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
-		switch is := meta.Get(formatKey); {
-		case is == nil:
-			if err := errors.Join(meta.Put(formatKey, format), meta.Put(secretKey, []byte(rand.Text()))); err != nil {
-				return err
+		if meta == nil {
+			if name, _ := tx.Cursor().First(); name != nil {
+				return errors.New("it is another program's file; give a directory of its own")
 			}
-		case !bytes.Equal(is, format):
+			return nil
+		}
+		if is := meta.Get(formatKey); !bytes.Equal(is, format) {
 			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
 		}
 		secret = string(meta.Get(secretKey))
-		return n.load(tx, now)
-	})
+		whole = secret != "" && !slices.ContainsFunc(buckets, func(name []byte) bool { return tx.Bucket(name) == nil })
+		return nil
+	}); err != nil {
+		return "", err
+	}
+	if !whole {
+		if secret == "" {
+			secret = rand.Text()
+		}
+		if err := d.db.Update(func(tx *bbolt.Tx) error {
+			for _, name := range buckets {
+				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+					return err
+				}
+			}
+			meta := tx.Bucket(metaBucket)
+			return errors.Join(meta.Put(formatKey, format), meta.Put(secretKey, []byte(secret)))
+		}); err != nil {
+			return "", err
+		}
+	}
+	l := loader{n: n, now: time.Now()}
+	if err := d.db.View(l.load); err != nil {
+		return "", err
+	}
+	if l.repaired > 0 {
+		d.log.Warn().Int("entries", l.repaired).Str("first", l.first).Msg("the data directory has entries that do not fit together; they have been repaired")
+	}
+	if len(l.puts) > 0 {
+		if err := d.update(l.puts, nil); err != nil {
+			d.owed = l.puts
+			d.fail(err)
+		}
+	}
+	return secret, nil
 }
 
-func (n *notices) load(tx *bbolt.Tx, now time.Time) error {
-	err := tx.Bucket(pagesBucket).ForEach(func(k, v []byte) error {
-		f, err := numbers(string(v), 4)
-		if err != nil {
-			return fmt.Errorf("changes of %q: %w", k, err)
+// loader fills n from a file, and notes the repairs that must be written.
+type loader struct {
+	n        *notices
+	now      time.Time
+	puts     []put
+	repaired int    // entries that did not fit
+	first    string // how the first of them was repaired
+}
+
+func (l *loader) repair(bucket, key, value []byte, did string, args ...any) {
+	l.puts = append(l.puts, put{bucket, bytes.Clone(key), value})
+	if l.repaired++; l.repaired == 1 {
+		l.first = fmt.Sprintf(did, args...)
+	}
+}
+
+func (l *loader) load(tx *bbolt.Tx) error {
+	for _, b := range []struct {
+		name  []byte
+		entry func(k, v []byte)
+	}{
+		{pagesBucket, l.page}, {ownsBucket, l.own}, {recordsBucket, l.record}, {followsBucket, l.follow}, {keysBucket, l.key},
+	} {
+		if err := tx.Bucket(b.name).ForEach(func(k, v []byte) error { b.entry(k, v); return nil }); err != nil {
+			return err
 		}
-		n.incarnation = max(n.incarnation, uint64(f[0]))
-		n.pages[string(k)] = &changed{
-			level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: atTime(f[3])},
-			owns:  map[unread.User]unread.Own{},
-		}
-		return nil
-	})
+	}
+	l.raise()
+	slices.SortFunc(l.n.oldest, func(a, b rememberedKey) int { return int(a.until - b.until) })
+	return nil
+}
+
+func (l *loader) page(k, v []byte) {
+	f, err := numbers(string(v), 4)
 	if err != nil {
-		return err
+		l.repair(pagesBucket, k, nil, "the changes of %q cannot be read and are dropped: %v", k, err)
+		return
 	}
-	err = tx.Bucket(ownsBucket).ForEach(func(k, v []byte) error {
-		page, user, _ := strings.Cut(string(k), "\x00")
-		f, err := numbers(string(v), 3)
-		p := n.pages[page]
-		if err != nil || len(user) != len(unread.User{}) || p == nil {
-			return fmt.Errorf("own changes of %q: %q", page, v)
+	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
+	l.n.pages[string(k)] = &changed{
+		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: atTime(f[3])},
+		owns:  map[unread.User]unread.Own{},
+	}
+}
+
+func (l *loader) own(k, v []byte) {
+	page, user, _ := strings.Cut(string(k), "\x00")
+	f, err := numbers(string(v), 3)
+	p := l.n.pages[page]
+	if err != nil || len(user) != len(unread.User{}) || p == nil {
+		l.repair(ownsBucket, k, nil, "own changes of %q are without page or cannot be read, and are dropped: %q", page, v)
+		return
+	}
+	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: atTime(f[2])}
+}
+
+// raise counts own changes that a page's level lacks: the own changes had been
+// written, their level had not.
+func (l *loader) raise() {
+	for page, p := range l.n.pages {
+		by, last := int64(0), int64(0)
+		for _, own := range p.owns {
+			by, last = by+own.Changes, max(last, own.Last)
 		}
-		p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: atTime(f[2])}
-		return nil
-	})
+		missing := max(by-p.level.By, 0)
+		all := max(p.level.All+missing, last)
+		if all == p.level.All {
+			continue
+		}
+		p.level.By, p.level.All = p.level.By+missing, all
+		l.repair(pagesBucket, []byte(page), levelValue(p.level), "changes of %q were not counted; there are %d now", page, all)
+	}
+}
+
+func (l *loader) record(k, v []byte) {
+	f, err := numbers(string(v), 3)
+	if err != nil || len(k) != len(unread.User{}) {
+		l.repair(recordsBucket, k, nil, "a record cannot be read and is dropped: %q", v)
+		return
+	}
+	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
+	l.n.records[unread.User(k)] = &unread.Record{
+		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: atTime(f[2]),
+	}
+}
+
+// follow reads one follow. The follows come after all records, sorted by user and
+// then by page.
+func (l *loader) follow(k, v []byte) {
+	if len(k) <= len(unread.User{}) {
+		l.repair(followsBucket, k, nil, "a follow of nobody is dropped: %q", v)
+		return
+	}
+	user := unread.User(k[:len(unread.User{})])
+	f, err := unread.ParseFollow(string(k[len(user):]), string(v))
 	if err != nil {
-		return err
+		l.repair(followsBucket, k, nil, "a follow cannot be read and is dropped: %v", err)
+		return
 	}
-	err = tx.Bucket(recordsBucket).ForEach(func(k, v []byte) error {
-		f, err := numbers(string(v), 3)
-		if err != nil || len(k) != len(unread.User{}) {
-			return fmt.Errorf("a record: %q", v)
-		}
-		n.incarnation = max(n.incarnation, uint64(f[0]))
-		n.records[unread.User(k)] = &unread.Record{
-			Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: atTime(f[2]),
-		}
+	r := l.n.records[user]
+	if r == nil {
+		l.n.incarnation = max(l.n.incarnation+1, uint64(l.now.UnixMilli()))
+		r = &unread.Record{Version: presence.Version{Incarnation: l.n.incarnation, Sequence: 1}}
+		l.n.records[user] = r
+		l.repair(recordsBucket, user[:], recordValue(*r), "a follow of %q was without its record, which is made", f.Page)
+	}
+	r.Follows = append(r.Follows, f)
+}
+
+func (l *loader) key(k, v []byte) {
+	if len(k) != 16 || len(v) != 8 {
+		l.repair(keysBucket, k, nil, "an idempotency key cannot be read and is dropped: %q", k)
+		return
+	}
+	key := rememberedKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
+	if key.until <= l.now.Unix() {
+		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
+		return
+	}
+	l.n.keys[key.hash] = struct{}{}
+	l.n.oldest = append(l.n.oldest, key)
+}
+
+// hashKey returns the key that is kept, or keeps one: former where there are
+// records, or changes with an author, else a new one.
+func (d *disk) hashKey(former []byte) (key []byte, err error) {
+	err = d.db.View(func(tx *bbolt.Tx) error { // a disk that is full can be read
+		key = bytes.Clone(tx.Bucket(metaBucket).Get(hashKey))
 		return nil
 	})
-	if err != nil {
-		return err
+	if err != nil || key != nil {
+		return key, err
 	}
-	err = tx.Bucket(followsBucket).ForEach(func(k, v []byte) error { // sorted by user, then by page
-		if len(k) <= len(unread.User{}) {
-			return fmt.Errorf("a follow under %q", k)
+	return key, d.db.Update(func(tx *bbolt.Tx) error {
+		key = hashkey.New()
+		for _, users := range [][]byte{recordsBucket, ownsBucket} {
+			if first, _ := tx.Bucket(users).Cursor().First(); first != nil {
+				key = bytes.Clone(former)
+			}
 		}
-		r := n.records[unread.User(k[:len(unread.User{})])]
-		f, err := unread.ParseFollow(string(k[len(unread.User{}):]), string(v))
-		if err != nil || r == nil {
-			return fmt.Errorf("a follow without its record: %w", err)
-		}
-		r.Follows = append(r.Follows, f)
-		return nil
+		return tx.Bucket(metaBucket).Put(hashKey, key)
 	})
-	if err != nil {
-		return err
-	}
-	var old [][]byte
-	err = tx.Bucket(keysBucket).ForEach(func(k, v []byte) error {
-		if len(k) != 16 || len(v) != 8 {
-			return fmt.Errorf("a key under %q", k)
-		}
-		key := rememberedKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
-		if key.until <= now.Unix() {
-			old = append(old, bytes.Clone(k))
-			return nil
-		}
-		n.keys[key.hash] = struct{}{}
-		n.oldest = append(n.oldest, key)
-		return nil
-	})
-	for _, k := range old {
-		err = errors.Join(err, tx.Bucket(keysBucket).Delete(k))
-	}
-	slices.SortFunc(n.oldest, func(a, b rememberedKey) int { return int(a.until - b.until) })
-	return err
 }
 
 // numbers reads n whole numbers, none of them negative.
@@ -239,150 +356,197 @@ func seconds(t time.Time) int64 {
 	return t.Unix()
 }
 
-func (d *disk) put(bucket []byte, key string, value []byte) {
-	if d == nil {
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.dirty[entry{string(bucket), key}] = value
+func levelValue(l unread.Level) []byte {
+	return fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, seconds(l.At))
 }
 
-func (d *disk) putLevel(page string, l unread.Level) {
-	d.put(pagesBucket, page, fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, seconds(l.At)))
+func recordValue(r unread.Record) []byte {
+	return fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
 }
 
-func (d *disk) putOwn(page string, u unread.User, o unread.Own) {
-	d.put(ownsBucket, page+"\x00"+string(u[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, seconds(o.Before)))
-}
-
-func (d *disk) putRecord(u unread.User, r unread.Record) {
-	d.put(recordsBucket, string(u[:]), fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated)))
-}
-
-func (d *disk) putFollow(u unread.User, f unread.Follow) {
-	d.put(followsBucket, string(u[:])+f.Page, f.AppendValue(nil))
-}
-
-func (d *disk) endFollow(u unread.User, page string) { d.put(followsBucket, string(u[:])+page, nil) }
-
-func (d *disk) putKey(k rememberedKey) {
-	d.put(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
-}
-
-func (d *disk) forgetKey(hash [16]byte) { d.put(keysBucket, string(hash[:]), nil) }
-
-// sync returns when all that was put before is on disk. When it fails, or ctx
-// ends before, it may or may not get there.
-func (d *disk) sync(ctx context.Context) error {
-	if d == nil {
-		return nil
-	}
-	d.mu.Lock()
-	f := d.flying
-	if len(d.dirty) > 0 {
-		f = d.next
-	}
-	closed := d.closed
-	d.mu.Unlock()
-	switch {
-	case f == nil:
-		return nil
-	case closed:
-		return fmt.Errorf("memstore: %w: it is closed", presence.ErrUnavailable)
-	}
-	d.signal()
-	select {
-	case <-f.done:
-		if f.err != nil {
-			return fmt.Errorf("memstore: %w: %w", presence.ErrUnavailable, f.err)
-		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("memstore: %w: %w", presence.ErrUnavailable, ctx.Err())
-	}
-}
-
-func (d *disk) signal() {
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run is the one goroutine that writes.
-func (d *disk) run() {
-	defer close(d.ended)
-	for failed := false; ; {
-		<-d.wake
-		for {
-			d.mu.Lock()
-			closed := d.closed
-			if len(d.dirty) == 0 {
-				d.mu.Unlock()
-				if closed {
-					return
-				}
-				break
-			}
-			dirty, f := d.dirty, d.next
-			d.dirty, d.next, d.flying = map[entry][]byte{}, newFlush(), f
-			d.mu.Unlock()
-
-			f.err = d.write(dirty)
-			d.mu.Lock()
-			d.flying = nil
-			if f.err != nil { // what is newer by now stays
-				for e, v := range dirty {
-					if _, newer := d.dirty[e]; !newer {
-						d.dirty[e] = v
-					}
-				}
-			}
-			d.mu.Unlock()
-			close(f.done)
-			if f.err == nil {
-				if failed {
-					d.log.Info().Msg("the data directory can be written again")
-				}
-				failed = false
-				continue
-			}
-			if !failed {
-				d.log.Error().Err(f.err).Msg("the data directory cannot be written; changes and follows are refused until it can")
-			}
-			failed = true
-			if closed {
-				return
-			}
-			time.Sleep(flushWait)
+// puts returns the draft's changes of the file. They are sorted, since neighbours
+// share pages of the file.
+func (d *draft) puts() []put {
+	var all []put
+	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
+	for page, p := range d.pages {
+		add(pagesBucket, page, levelValue(p.level))
+		for user, o := range p.owns {
+			add(ownsBucket, page+"\x00"+string(user[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, seconds(o.Before)))
 		}
 	}
-}
-
-// write is one transaction, with one fsync.
-func (d *disk) write(dirty map[entry][]byte) error {
-	entries := make([]entry, 0, len(dirty))
-	for e := range dirty {
-		entries = append(entries, e)
+	for user, r := range d.records {
+		add(recordsBucket, string(user[:]), recordValue(*r))
+		old := unread.Record{}
+		if is := d.was.records[user]; is != nil {
+			old = *is
+		}
+		set, gone := r.Differences(old)
+		for _, f := range set {
+			add(followsBucket, string(user[:])+f.Page, f.AppendValue(nil))
+		}
+		for _, page := range gone {
+			add(followsBucket, string(user[:])+page, nil)
+		}
 	}
-	slices.SortFunc(entries, func(a, b entry) int { // neighbours share pages of the file
-		if c := strings.Compare(a.bucket, b.bucket); c != 0 {
+	for _, k := range d.newest {
+		add(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
+	}
+	for _, k := range d.was.oldest[:d.forgotten] {
+		add(keysBucket, string(k.hash[:]), nil)
+	}
+	slices.SortFunc(all, func(a, b put) int {
+		if c := bytes.Compare(a.bucket, b.bucket); c != 0 {
 			return c
 		}
-		return strings.Compare(a.key, b.key)
+		return bytes.Compare(a.key, b.key)
 	})
-	d.mu.Lock()
-	db := d.db // tests put a bad one in its place
-	d.mu.Unlock()
-	return db.Update(func(tx *bbolt.Tx) error {
-		for _, e := range entries {
-			b, key, value := tx.Bucket([]byte(e.bucket)), []byte(e.key), dirty[e]
+	return all
+}
+
+// submit hands o to the writer and returns its outcome.
+func (d *disk) submit(ctx context.Context, o *op) error {
+	select {
+	case <-d.closing:
+		return errClosed
+	default:
+	}
+	if err := d.writable(); err != nil {
+		return refused(err)
+	}
+	select {
+	case d.waiting <- o:
+	default:
+		return refused(fmt.Errorf("%d operations wait for the disk already", maxWaiting))
+	}
+	select {
+	case <-o.done:
+		return o.err
+	case <-d.ended:
+		if o.take() {
+			return errClosed
+		}
+		<-o.done
+		return o.err
+	case <-ctx.Done():
+		if o.take() {
+			return refused(fmt.Errorf("it was not carried out: %w", ctx.Err()))
+		}
+		return refused(fmt.Errorf("it is being written, and may be kept: %w", ctx.Err()))
+	}
+}
+
+var errClosed = refused(errors.New("it is closed"))
+
+// writable says why the file cannot be written, or returns nil. A nil disk is always
+// writable.
+func (d *disk) writable() error {
+	if d == nil {
+		return nil
+	}
+	if err := d.trouble.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// run is the writer, until close. It carries out the operations that wait by then.
+func (d *disk) run(commit func([]*op)) {
+	defer close(d.ended)
+	for {
+		var probe <-chan time.Time
+		if d.writable() != nil {
+			probe = time.After(probeEvery)
+		}
+		select {
+		case o := <-d.waiting:
+			commit(d.batch(o))
+		case <-probe:
+			d.probe()
+		case <-d.closing:
+			if rest := d.batch(); len(rest) > 0 {
+				commit(rest)
+			}
+			return
+		}
+	}
+}
+
+// batch returns ops together with the waiting operations.
+func (d *disk) batch(ops ...*op) []*op {
+	for len(ops) < maxWaiting {
+		select {
+		case o := <-d.waiting:
+			ops = append(ops, o)
+		default:
+			return ops
+		}
+	}
+	return ops
+}
+
+// write writes the draft to the file in one transaction, or returns
+// presence.ErrUnavailable and leaves the file as it was. A nil disk does nothing.
+func (d *disk) write(draft *draft) error {
+	if d == nil {
+		return nil
+	}
+	if err := d.writable(); err != nil {
+		return refused(err)
+	}
+	puts := draft.puts()
+	if len(puts) == 0 {
+		return nil
+	}
+	var before []put
+	if err := d.update(puts, &before); err != nil {
+		d.owed = before
+		d.fail(err)
+		return refused(err)
+	}
+	return nil
+}
+
+func refused(err error) error { return fmt.Errorf("memstore: %w: %w", presence.ErrUnavailable, err) }
+
+// fail notes that the file cannot be written.
+func (d *disk) fail(err error) {
+	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
+	err = fmt.Errorf("the data directory cannot be written: %w", err)
+	d.trouble.Store(&err)
+}
+
+// probe tries whether the file can be written again, with room for further
+// transactions. A transaction that failed at its very end may be in the file all the
+// same, so the probe also writes the entries from before it (owed).
+func (d *disk) probe() {
+	filler := put{metaBucket, probeKey, make([]byte, probeBytes)}
+	if d.update(append([]put{filler}, d.owed...), nil) != nil {
+		return
+	}
+	filler.value = nil
+	if d.update([]put{filler}, nil) != nil {
+		return
+	}
+	d.owed = nil
+	d.trouble.Store(nil)
+	d.log.Info().Msg("the data directory can be written again")
+}
+
+// update writes puts in one transaction. It appends the former entries to before,
+// unless before is nil.
+func (d *disk) update(puts []put, before *[]put) error {
+	return d.db.Update(func(tx *bbolt.Tx) error {
+		for _, p := range puts {
+			b := tx.Bucket(p.bucket)
+			if before != nil {
+				*before = append(*before, put{p.bucket, p.key, bytes.Clone(b.Get(p.key))})
+			}
 			var err error
-			if value == nil {
-				err = b.Delete(key)
+			if p.value == nil {
+				err = b.Delete(p.key)
 			} else {
-				err = b.Put(key, value)
+				err = b.Put(p.key, p.value)
 			}
 			if err != nil {
 				return err
@@ -392,15 +556,12 @@ func (d *disk) write(dirty map[entry][]byte) error {
 	})
 }
 
-// close writes what is left and closes the file.
+// close carries out the waiting operations and closes the file.
 func (d *disk) close() error {
 	if d == nil {
 		return nil
 	}
-	d.mu.Lock()
-	d.closed = true
-	d.mu.Unlock()
-	d.signal()
+	close(d.closing)
 	<-d.ended
 	return d.db.Close()
 }

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rs/zerolog"
 	"go.etcd.io/bbolt"
 
 	"headcount/presence"
@@ -119,86 +120,186 @@ func TestBadDirectories(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for name, tc := range map[string]struct{ bucket, key, value string }{
-		"another format":          {"meta", "format", "2"},
-		"a page":                  {"pages", "p", "1 2"},
-		"a follow of nobody":      {"follows", strings.Repeat("u", 16) + "p", "0 0 0 0"},
-		"a record":                {"records", "short", "1 1 0"},
-		"own changes of no page":  {"owns", "p\x00" + strings.Repeat("u", 16), "1 1 0"},
-		"a key of another length": {"keys", "k", "v"},
+	for name, tc := range map[string]struct{ bucket, key, value, want string }{
+		"another format":         {"meta", "format", "2", `its format is "2", this version knows "1"; use the version that wrote it`},
+		"another program's file": {"theirs", "k", "v", "another program's file"},
 	} {
 		dir := t.TempDir()
-		if err := reopen(t, dir).Close(); err != nil {
-			t.Fatal(err)
-		}
-		db, err := bbolt.Open(filepath.Join(dir, dataFile), 0o600, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = errors.Join(db.Update(func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte(tc.bucket)).Put([]byte(tc.key), []byte(tc.value))
-		}), db.Close())
-		if err != nil {
-			t.Fatal(err)
-		}
+		inFile(t, dir, func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucketIfNotExists([]byte(tc.bucket))
+			if err != nil {
+				return err
+			}
+			return b.Put([]byte(tc.key), []byte(tc.value))
+		})
 		if s, err := Open(dir, Config{}); err == nil {
 			_ = s.Close()
 			t.Errorf("%s: opened", name)
+		} else if !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// What cannot be written is refused, also when it is sent again, until it can be.
-func TestDiskFails(t *testing.T) {
-	dir := t.TempDir()
-	s := reopen(t, dir)
-	good := s.notices.disk.db
-	bad, err := bbolt.Open(filepath.Join(t.TempDir(), "x"), 0o600, nil)
+// inFile changes the file of a data directory behind the store's back.
+func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
+	t.Helper()
+	db, err := bbolt.Open(filepath.Join(dir, dataFile), 0o600, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := bad.Close(); err != nil {
+	if err := errors.Join(db.Update(fn), db.Close()); err != nil {
 		t.Fatal(err)
 	}
-	s.notices.disk.swap(bad)
-	for range 2 {
-		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); !errors.Is(err, presence.ErrUnavailable) {
-			t.Fatalf("a change that is not on disk: %v", err)
-		}
+}
+
+// What does not fit together is repaired, said once, and stays repaired.
+func TestRepairs(t *testing.T) {
+	u, author := unread.User{1}, unread.User{2}
+	for name, tc := range map[string]struct {
+		bucket, key, value string
+		all, by            int64 // of the page "p" after it
+		follows            []string
+		says               string
+	}{
+		"own changes without page":     {"owns", "q\x00" + string(author[:]), "1 1 0", 3, 1, []string{"p"}, `own changes of \"q\" are without page`},
+		"own changes before the level": {"owns", "p\x00" + string(author[:]), "2 4 0", 4, 2, []string{"p"}, `changes of \"p\" were not counted; there are 4 now`},
+		"a follow without its record":  {"follows", string(author[:]) + "z", "0 0 0 0", 3, 1, []string{"p"}, `a follow of \"z\" was without its record`},
+		"a page that cannot be read":   {"pages", "p", "1 2", 0, 0, []string{"p"}, "cannot be read"},
+		"a record of nobody":           {"records", "short", "1 1 0", 3, 1, []string{"p"}, "a record cannot be read"},
+		"a follow of nobody":           {"follows", "short", "0 0 0 0", 3, 1, []string{"p"}, "a follow of nobody"},
+		"a follow that cannot be read": {"follows", string(u[:]) + "q", "0", 3, 1, []string{"p"}, "a follow cannot be read"},
+		"a key of another length":      {"keys", "k", "v", 3, 1, []string{"p"}, "an idempotency key cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := reopen(t, dir)
+			if err := errors.Join(
+				unread.NewBook(s, nil).Follow(t.Context(), u, "p", false),
+				s.Change(t.Context(), "p", unread.Change{}),
+				s.Change(t.Context(), "p", unread.Change{}),
+				s.Change(t.Context(), "p", unread.Change{By: &author}),
+				s.Close(),
+			); err != nil {
+				t.Fatal(err)
+			}
+			inFile(t, dir, func(tx *bbolt.Tx) error { return tx.Bucket([]byte(tc.bucket)).Put([]byte(tc.key), []byte(tc.value)) })
+			for _, says := range []string{tc.says, ""} {
+				var log strings.Builder
+				s, err := Open(dir, Config{Log: zerolog.New(&log)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				levels, _, _ := s.Levels(t.Context(), u, []string{"p"})
+				records, _ := s.Records(t.Context(), []unread.User{u, author})
+				if levels[0].All != tc.all || levels[0].By != tc.by || !slices.Equal(records[0].Pages(), tc.follows) {
+					t.Errorf("%+v, %+v", levels[0], records[0])
+				}
+				if tc.bucket == "follows" && strings.HasSuffix(tc.key, "z") && !slices.Equal(records[1].Pages(), []string{"z"}) {
+					t.Errorf("the follow is lost: %+v", records[1])
+				}
+				if got := log.String(); says == "" && got != "" || !strings.Contains(got, says) {
+					t.Errorf("the log says %q, want %q", got, says)
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
-	s.notices.disk.swap(good)
-	for end := time.Now().Add(10 * time.Second); s.Change(t.Context(), "p", unread.Change{Key: "k"}) != nil; {
-		if time.Now().After(end) {
-			t.Fatal("the disk is well, and changes are refused")
-		}
+}
+
+// A transaction that fails after its last write is in the file. The probe takes
+// it out again.
+func TestProbeUndoesWhatFailedLate(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	if err := s.Change(t.Context(), "p", unread.Change{Key: "first"}); err != nil {
+		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+	s = New(Config{})
+	d, _, err := openDisk(dir, &s.notices, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	draft := newDraft(&s.notices, time.Now())
+	draft.change("p", unread.Change{Key: "k", By: &unread.User{1}})
+	draft.change("q", unread.Change{})
+	if err := d.update(draft.puts(), &d.owed); err != nil {
+		t.Fatal(err)
+	}
+	d.fail(errors.New("the last step"))
+	d.probe()
+	if err := errors.Join(d.writable(), d.db.Close()); err != nil {
+		t.Fatal(err)
+	}
 	s = reopen(t, dir)
 	defer s.Close()
+	levels, owns, _ := s.Levels(t.Context(), unread.User{1}, []string{"p", "q"})
+	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) || len(s.notices.keys) != 1 {
+		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.notices.keys))
+	}
+}
+
+// stopped returns a store with a directory whose writer does not run.
+func stopped(t *testing.T) *Store {
+	t.Helper()
+	s := New(Config{})
+	var err error
+	if s.notices.disk, _, err = openDisk(t.TempDir(), &s.notices, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Who gives up before the writer came to it is not counted.
+func TestGivingUp(t *testing.T) {
+	s := stopped(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "it was not carried out") {
+		t.Errorf("gave up: %v", err)
+	}
+	go s.notices.disk.run(s.commit)
+	if err := errors.Join(s.Change(t.Context(), "p", unread.Change{}), s.Close()); err != nil {
+		t.Fatal(err)
+	}
 	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != 1 {
 		t.Errorf("%+v", l)
 	}
-}
-
-func (d *disk) swap(db *bbolt.DB) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.db = db
-}
-
-func TestSyncEndsWithItsContext(t *testing.T) {
-	s := reopen(t, t.TempDir())
-	defer s.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	s.notices.disk.put(pagesBucket, "p", []byte("1 1 0 1"))
-	if err := s.notices.disk.sync(ctx); err != nil && !errors.Is(err, presence.ErrUnavailable) {
-		t.Error(err)
+	if err := s.Change(t.Context(), "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) {
+		t.Errorf("after Close: %v", err)
 	}
-	if err := s.notices.disk.sync(t.Context()); err != nil {
-		t.Error(err)
+}
+
+// What waits has a bound, and all that waits at the end is kept.
+func TestWaitingIsBounded(t *testing.T) {
+	s := stopped(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	errs := make(chan error)
+	for range maxWaiting + 7 {
+		go func() { errs <- s.Change(ctx, "p", unread.Change{}) }()
+	}
+	for range 7 {
+		if err := <-errs; !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "wait for the disk already") {
+			t.Errorf("beyond the bound: %v", err)
+		}
+	}
+	go s.notices.disk.run(s.commit)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range maxWaiting {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != maxWaiting {
+		t.Errorf("%+v", l)
 	}
 }
 
@@ -282,5 +383,37 @@ func TestRecordsAreCopies(t *testing.T) {
 	}
 	if got := r[0].Pages(); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("a record that was read has become %q", got)
+	}
+}
+
+// A directory has one key of user hashes: that of its former version where users
+// are known by it already, else one of its own, whatever secrets come later.
+func TestADirectoryKeepsItsHashKey(t *testing.T) {
+	for name, used := range map[string]bool{"new": false, "of a former version": true} {
+		dir := t.TempDir()
+		key := func(former string, first bool) string {
+			s, err := Open(dir, Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if first && used {
+				if err := unread.NewBook(s, nil).Follow(t.Context(), unread.User{1}, "p", false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k, err := s.HashKey([]byte(former))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(k)
+		}
+		first := key("the last id secret", true)
+		if (first == "the last id secret") != used {
+			t.Errorf("%s: the key is %q", name, first)
+		}
+		if again := key("another id secret", false); again != first {
+			t.Errorf("%s: the key changed", name)
+		}
 	}
 }

@@ -8,9 +8,9 @@ import (
 
 // watcher is one call of Watch. The store's mutex guards it.
 type watcher struct {
-	buckets map[int]bool // -> whether publications of it were dropped
+	buckets map[int]bool // by bucket: whether publications were dropped
 	backlog []presence.Publication
-	wake    chan struct{} // holds one: there is something
+	wake    chan struct{} // holds one: there is something to send
 }
 
 // Watch implements presence.Feed.
@@ -45,7 +45,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 		todo := w.backlog
 		w.backlog = nil
 		s.mu.Unlock()
-		for _, p := range todo { // older than what was dropped
+		for _, p := range todo { // these are older than the dropped ones
 			fn(p)
 		}
 		for _, b := range lost {
@@ -59,24 +59,25 @@ func (s *Store) publish(touched map[*page]struct{}) {
 	if len(touched) == 0 || len(s.watchers) == 0 {
 		return
 	}
-	buckets := map[int][]presence.Count{}
+	buckets := map[int][]presence.Update{}
 	for pg := range touched {
-		b := presence.Bucket(pg.count.Page, s.cfg.Buckets)
-		buckets[b] = append(buckets[b], s.count(pg.count.Page))
+		u := s.count(pg.count.Page).Update()
+		b := u.Topic.Bucket(s.cfg.Buckets)
+		buckets[b] = append(buckets[b], u)
 	}
-	for b, counts := range buckets {
-		s.tell(presence.Publication{Bucket: b, Counts: counts})
+	for b, updates := range buckets {
+		s.tell(presence.Publication{Bucket: b, Updates: updates})
 	}
 }
 
-// tell hands p to the watchers of its bucket. One that does not keep up loses
-// it and is told to read the bucket again.
+// tell hands p to the watchers of its bucket. A watcher that does not keep up loses p
+// and gets a Lost for the bucket.
 func (s *Store) tell(p presence.Publication) {
 	for w := range s.watchers {
 		dropped, watched := w.buckets[p.Bucket]
 		switch {
 		case !watched || dropped:
-			continue // it will read the bucket again anyway
+			continue // the watcher will read the bucket again anyway
 		case len(w.backlog) >= s.cfg.Backlog:
 			w.buckets[p.Bucket] = true
 		default:

@@ -1,13 +1,14 @@
 // Package memstore is the embedded store: all of presence.Store and unread.Store
-// in the memory of one process. It is the default, and it keeps every promise of
-// the contracts but durability: what it holds ends with the process, but for
-// what unread.Store keeps when there is a data directory.
+// in the memory of one process. It is the default. It keeps every promise of the
+// contracts except durability: its data ends with the process. Only changes and
+// follows (unread.Store) survive, when there is a data directory.
 package memstore
 
 import (
 	"cmp"
 	"container/list"
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -15,20 +16,22 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
+	"headcount/presence/hashkey"
 )
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Partitions int // P; default presence.DefaultPartitions
-	Buckets    int // B; default presence.DefaultBuckets
-	// Pages nobody is on are remembered, with the time of their last change, for
-	// RememberFor (default 24h), and at most Remember of them (default 100,000):
-	// beyond either the one that was left longest ago is forgotten. It then looks
-	// like a page nobody ever joined, and comes back under a new incarnation.
+	Partitions int    // P; default presence.DefaultPartitions
+	Buckets    int    // B; default presence.DefaultBuckets
+	Region     string // this region's name, for Parts
+	// The store remembers a page without users, with the time of its last change, for
+	// RememberFor (default 24h). It remembers at most Remember such pages (default
+	// 100,000) and forgets the page first that was left longest ago. A forgotten page
+	// looks like one nobody ever joined, and comes back under a new incarnation.
 	RememberFor time.Duration
 	Remember    int
 	// Backlog is how many publications wait for one watcher (default 4,096).
-	// Beyond, they are dropped and the watcher is told to read again.
+	// Further ones are dropped, and the watcher gets a Lost.
 	Backlog int
 	Log     zerolog.Logger
 }
@@ -45,9 +48,10 @@ type Store struct {
 	incomplete  int    // partitions whose owner has not written all of them
 	partitions  []partition
 	pages       map[string]*page
-	empty       *list.List            // of *page nobody is on, the one left longest ago first
-	endpoints   []map[string][]string // by bucket: page -> gateways
+	empty       *list.List                    // of each *page without users; the page left longest ago comes first
+	endpoints   []map[presence.Topic][]string // by bucket: topic -> gateways
 	watchers    map[*watcher]struct{}
+	leases      map[string]lease // by process
 }
 
 type partition struct {
@@ -64,12 +68,15 @@ type member struct {
 
 type page struct {
 	count presence.Count
-	users map[int]int64 // by partition; without those that have none
+	users map[int]int64 // by partition; partitions without users are not in it
 	empty *list.Element // in Store.empty while nobody is on it
 	left  time.Time
 }
 
-var _ presence.Store = (*Store)(nil)
+var (
+	_ presence.Store     = (*Store)(nil)
+	_ presence.Processes = (*Store)(nil)
+)
 
 // New returns an empty store.
 func New(cfg Config) *Store {
@@ -84,37 +91,57 @@ func New(cfg Config) *Store {
 		pages:      map[string]*page{},
 		empty:      list.New(),
 		incomplete: cfg.Partitions,
-		endpoints:  make([]map[string][]string, cfg.Buckets),
+		endpoints:  make([]map[presence.Topic][]string, cfg.Buckets),
 		watchers:   map[*watcher]struct{}{},
+		leases:     map[string]lease{},
 		notices:    newNotices(),
 	}
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
 	}
 	for i := range s.endpoints {
-		s.endpoints[i] = map[string][]string{}
+		s.endpoints[i] = map[presence.Topic][]string{}
 	}
 	return s
 }
 
-// Open returns a store whose changes and follows, and the idempotency keys of
-// changes, are those kept in the directory, which is made when it is missing. A
-// directory serves one process at a time. Close ends it.
+// Open returns a store that keeps its changes, idempotency keys and follows in the
+// directory dir, and creates dir when it is missing. One process at a time may use a
+// directory. The caller must Close the store.
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
 	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, cfg.Log); err != nil {
 		return nil, err
 	}
+	go s.notices.disk.run(s.commit) // ends with Close
 	return s, nil
 }
+
+// Writable says why changes and follows cannot be written to the data directory
+// now, or returns nil. Without a directory it returns nil.
+func (s *Store) Writable() error { return s.notices.disk.writable() }
 
 // Secret is a random text that lasts as long as the data directory; without one
 // it is empty.
 func (s *Store) Secret() string { return s.secret }
 
-// Close writes what has not been, and lets go of the data directory. Nobody may
-// use the store after it.
+// HashKey is the key of the user hashes in the data directory, made when it is
+// used for the first time. A directory of a version that kept none has former as
+// its key, under which it knows its users. Without a directory it is random.
+func (s *Store) HashKey(former []byte) ([]byte, error) {
+	if s.notices.disk == nil {
+		return hashkey.New(), nil
+	}
+	key, err := s.notices.disk.hashKey(former)
+	if err != nil {
+		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
+	}
+	return key, nil
+}
+
+// Close carries out the waiting operations and closes the data directory. It is
+// called once; after it changes and follows are refused.
 func (s *Store) Close() error { return s.notices.disk.close() }
 
 // Generation implements presence.Partitions: memory loses nothing.
@@ -127,15 +154,14 @@ func (s *Store) Claim(_ context.Context, _ string, partitions []int, _ bool) ([]
 	s.epoch++
 	claims := make([]presence.Claim, len(partitions))
 	for i, id := range partitions {
-		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: s.partitions[id].epoch}
+		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: s.partitions[id].epoch, Whole: s.partitions[id].complete}
 		s.partitions[id].epoch, s.partitions[id].sequence = s.epoch, 0
 	}
 	return claims, nil
 }
 
-// Load implements presence.Partitions. Members and counts are written in one
-// step here, so there are never pages beside those of the members, but for the
-// site's total, which the members do not name.
+// Load implements presence.Partitions. This store writes members and counts in one
+// step, so Snapshot.Pages needs only the site's total, which no member names.
 func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +196,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 			continue
 		}
 		if c.Sequence <= p.sequence {
-			continue // a repetition: what it says is in, or overtaken
+			continue // a repetition: the change was applied, or a newer one was
 		}
 		p.sequence = c.Sequence
 		if c.Reset {
@@ -211,7 +237,20 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	return outcomes
 }
 
-// complete notes which partitions are, and reports whether now all are.
+// Incomplete implements presence.Partitions. It always looks at the whole store.
+func (s *Store) Incomplete(_ context.Context, partitions []int, _ bool) (missing []int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range partitions {
+		if !s.partitions[id].complete {
+			missing = append(missing, id)
+		}
+	}
+	return missing, nil
+}
+
+// complete notes which partitions are complete, and reports whether the changes made
+// the last one complete.
 func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome) bool {
 	before := s.incomplete
 	for i, c := range changes {
@@ -223,8 +262,8 @@ func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome)
 	return before > 0 && s.incomplete == 0
 }
 
-// set makes the partition's number of users on the page what it is now, and
-// returns the page when its total changed.
+// set stores the partition's number of users on the page, and returns the page when
+// its total changed.
 func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
 	pg := s.pages[pu.Page]
 	if pg == nil {
@@ -285,65 +324,61 @@ func (s *Store) count(name string) presence.Count {
 func (s *Store) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
 	counts := make([]presence.Count, len(pages))
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	for i, name := range pages {
-		if presence.IsPage(name) {
-			counts[i] = s.count(name)
-		}
+		counts[i] = s.count(name)
 	}
-	s.mu.Unlock()
-	s.topics(counts, pages)
 	return counts, nil
-}
-
-// topics fills in the counts of topics that are no pages.
-func (s *Store) topics(counts []presence.Count, names []string) {
-	for i, name := range names {
-		if !presence.IsPage(name) {
-			counts[i] = s.topic(name)
-		}
-	}
 }
 
 // Attach implements presence.Endpoints.
-func (s *Store) Attach(_ context.Context, gateway string, pages []string) ([]presence.Count, error) {
-	counts := make([]presence.Count, len(pages))
+func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
 	s.mu.Lock()
-	for i, name := range pages {
-		if presence.IsPage(name) {
-			counts[i] = s.count(name)
-		}
-		s.endpoint(presence.Endpoint{Page: name, Gateway: gateway})
+	for _, t := range topics {
+		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway})
 	}
 	s.mu.Unlock()
-	s.topics(counts, pages)
-	return counts, nil
+	return s.Updates(ctx, topics) // read last: the watchers know the endpoint before any later change
 }
 
 // Detach implements presence.Endpoints.
-func (s *Store) Detach(_ context.Context, gateway string, pages []string) error {
+func (s *Store) Detach(_ context.Context, gateway string, topics []presence.Topic) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range pages {
-		s.endpoint(presence.Endpoint{Page: name, Gateway: gateway, Gone: true})
+	for _, t := range topics {
+		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway, Gone: true})
 	}
 	return nil
 }
 
-// endpoint makes the endpoint what it is now and tells the bucket's watchers.
+// Missing implements presence.Endpoints.
+func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var missing []presence.Topic
+	for _, t := range topics {
+		if !slices.Contains(s.endpoints[t.Bucket(s.cfg.Buckets)][t], gateway) {
+			missing = append(missing, t)
+		}
+	}
+	return missing, nil
+}
+
+// endpoint adds or removes the endpoint and tells the bucket's watchers.
 func (s *Store) endpoint(e presence.Endpoint) {
-	b := presence.Bucket(e.Page, s.cfg.Buckets)
-	gateways := s.endpoints[b][e.Page]
+	b := e.Topic.Bucket(s.cfg.Buckets)
+	gateways := s.endpoints[b][e.Topic]
 	i := slices.Index(gateways, e.Gateway)
 	if (i >= 0) != e.Gone {
 		return
 	}
 	switch {
 	case !e.Gone:
-		s.endpoints[b][e.Page] = append(gateways, e.Gateway)
+		s.endpoints[b][e.Topic] = append(gateways, e.Gateway)
 	case len(gateways) == 1:
-		delete(s.endpoints[b], e.Page)
+		delete(s.endpoints[b], e.Topic)
 	default:
-		s.endpoints[b][e.Page] = slices.Delete(gateways, i, i+1)
+		s.endpoints[b][e.Topic] = slices.Delete(gateways, i, i+1)
 	}
 	s.tell(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
 }
@@ -353,9 +388,9 @@ func (s *Store) Attached(_ context.Context, bucket int) ([]presence.Endpoint, er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []presence.Endpoint
-	for name, gateways := range s.endpoints[bucket] {
+	for topic, gateways := range s.endpoints[bucket] {
 		for _, gw := range gateways {
-			all = append(all, presence.Endpoint{Page: name, Gateway: gw})
+			all = append(all, presence.Endpoint{Topic: topic, Gateway: gw})
 		}
 	}
 	return all, nil

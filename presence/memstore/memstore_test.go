@@ -11,6 +11,10 @@ import (
 	"headcount/presence/storetest"
 )
 
+func TestProcessesContract(t *testing.T) {
+	storetest.RunProcesses(t, func(testing.TB) storetest.ProcessStore { return memstore.New(memstore.Config{Region: "local"}) })
+}
+
 func TestContract(t *testing.T) {
 	storetest.Run(t, func(testing.TB) presence.Store { return memstore.New(memstore.Config{}) })
 }

@@ -17,7 +17,7 @@ import (
 // one page of a thousand.
 func loaded(b *testing.B, users int) *partition {
 	b.Helper()
-	n, err := New(newStore(), Config{Name: "n", Partitions: 1, Reply: func(string, *heartbeat.Reply) {}, Log: zerolog.Nop()})
+	n, err := New(newStore(), Config{Name: "n", Partitions: 1, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func BenchmarkJoins(b *testing.B) {
 	acked := make(chan uint64, 1024)
 	n, err := New(newStore(), Config{
 		Name: "n", Partitions: testPartitions, Log: zerolog.Nop(),
-		Reply: func(_ string, r *heartbeat.Reply) { acked <- r.Acked },
+		Reply: replies(func(_ string, r *heartbeat.Reply) { acked <- r.Acked }),
 	})
 	if err != nil {
 		b.Fatal(err)

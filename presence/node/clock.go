@@ -8,15 +8,15 @@ import (
 
 const (
 	clockTick = 50 * time.Millisecond
-	// clockStep is how far the clock goes without a tick. A process that stood
-	// still for longer loses that time: nobody could be heard in it, so nobody's
-	// deadline may pass in it. It bounds what a suspension of any length takes
-	// from a session, whatever runs first when the process wakes up.
+	// clockStep is how far the clock goes without a tick. When the process stood
+	// still for longer, the clock leaves that time out: the node could not hear
+	// anybody, so no deadline may pass. A suspension of any length thus takes at most
+	// clockStep from a session, whatever runs first when the process wakes up.
 	clockStep = 4 * clockTick
 )
 
-// clock is the node's time, which stands still while the process does. Any
-// goroutine may read it; run alone moves it.
+// clock is the node's time. It stands still while the process stands still. Any
+// goroutine may read the clock; only run moves it.
 type clock struct{ last atomic.Pointer[reading] }
 
 // reading is what the clock showed at a tick.
@@ -30,7 +30,7 @@ func (c *clock) now() time.Duration {
 	return l.at + min(time.Since(l.real), clockStep)
 }
 
-// run ticks until ctx ends; it tells suspended of the time left out.
+// run ticks until ctx ends. It calls suspended with the time that it left out.
 func (c *clock) run(ctx context.Context, suspended func(time.Duration)) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()

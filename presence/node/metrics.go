@@ -1,9 +1,28 @@
 package node
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
 
-// Collectors are the node's metrics.
-func (n *Node) Collectors() []prometheus.Collector {
+	"headcount/presence"
+)
+
+// Stats returns the node's figures. Any goroutine may call it.
+func (n *Node) Stats() presence.NodeStats {
+	return presence.NodeStats{Users: n.users.Load(), Partitions: n.owned(), Changes: n.written.Load()}
+}
+
+// owned is the number of partitions whose actor runs here.
+func (n *Node) owned() int64 {
+	owned := int64(0)
+	for i := range n.actors {
+		if n.actors[i].Load() != nil {
+			owned++
+		}
+	}
+	return owned
+}
+
+func (n *Node) collectors() []prometheus.Collector {
 	counter := func(name, help string, value func() int64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
 	}
@@ -12,15 +31,7 @@ func (n *Node) Collectors() []prometheus.Collector {
 	}
 	return []prometheus.Collector{
 		gauge("headcount_users", "Users present on any page, of the partitions owned here.", n.users.Load),
-		gauge("headcount_partitions_owned", "Partitions whose actor runs here.", func() int64 {
-			owned := int64(0)
-			for i := range n.actors {
-				if n.actors[i].Load() != nil {
-					owned++
-				}
-			}
-			return owned
-		}),
+		gauge("headcount_partitions_owned", "Partitions whose actor runs here.", n.owned),
 		counter("headcount_beats_dropped_total", "Beats dropped because a mailbox was full; their senders repeat them.", n.dropped.Load),
 		counter("headcount_suspensions_total", "Times the process stood still for so long that sessions were given the time back.", n.gaps.Load),
 		counter("headcount_store_changes_total", "Partition changes written to the store.", n.written.Load),

@@ -1,9 +1,9 @@
-// Package node is a presence node: for every partition it owns it runs one
-// actor that alone knows who is present, removes who falls silent, and hands
-// what changed to the one writer, which puts it into the store.
+// Package node is a presence node. It runs one actor for every partition that it
+// owns. Only the actor knows who is present. The actor removes users who fall
+// silent, and hands changes to the node's one writer, which writes them to the store.
 //
-// A failing store never stops an actor: what it must still learn waits in the
-// partition's outbox, where newer values replace older ones.
+// A failing store never stops an actor: the changes that the store lacks wait in
+// the partition's outbox, where newer values replace older ones.
 package node
 
 import (
@@ -12,10 +12,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
@@ -31,19 +33,25 @@ var (
 	ErrTooManyHolds = fmt.Errorf("%w holds: a user can hold at most %d pages", presence.ErrTooMany, presence.MaxPages)
 )
 
-// Config tunes a Node. A zero field takes its default.
-type Config struct {
-	Name            string        // this node's, for claims; required
-	Partitions      int           // P; default presence.DefaultPartitions
-	PresenceTimeout time.Duration // silence before a user is gone; default 7s
-	// Reply answers a gateway. It is called by the actors and must not block; a
-	// reply that is lost is asked for again.
-	Reply func(gateway string, r *heartbeat.Reply)
-	Log   zerolog.Logger
+// Replies carries a node's answers to gateways.
+type Replies interface {
+	SendReply(gateway string, r *heartbeat.Reply)
 }
 
-// writeBatch bounds the members and counts that one call to the store carries,
-// so that one busy partition does not make all others wait for long.
+// Config tunes a Node. A zero field takes its default.
+type Config struct {
+	Name            string        // this node's name in claims; required
+	Partitions      int           // P; default presence.DefaultPartitions
+	PresenceTimeout time.Duration // silence before a user is gone; default 7s
+	// Reply answers a gateway. The actors call it, so it must not block. A gateway
+	// asks again when a reply is lost.
+	Reply      Replies
+	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
+	Log        zerolog.Logger
+}
+
+// writeBatch bounds the members and counts in one call to the store, so that one
+// busy partition does not make all others wait for long.
 const writeBatch = 16384
 
 // Node owns partitions. Its methods may be called from any goroutine.
@@ -53,15 +61,18 @@ type Node struct {
 	actors  []atomic.Pointer[partition] // by partition; nil: not owned
 	ready   chan *partition             // partitions with something in their outbox: at most one entry each
 	want    chan []int                  // the newest set to own; holds one, a newer replaces it
-	trouble chan struct{}               // holds one: the manager must look
+	trouble chan struct{}               // holds one: the manager must reconcile
 	clock   clock
+
+	gateways atomic.Pointer[[]heartbeat.Source] // the live gateways; nil: not known yet
+	death    atomic.Int64                       // when Died was called last, on the clock; 0: never
 
 	users    atomic.Int64 // present on any page
 	gaps     atomic.Int64 // suspensions noticed
 	dropped  atomic.Int64 // beats that found a full mailbox
 	written  atomic.Int64 // changes in the store
 	failures atomic.Int64 // changes that had to be repeated
-	losses   atomic.Int64 // losses of data in the store that were made good
+	losses   atomic.Int64 // losses of data in the store after which everything was written again
 }
 
 // New returns a Node that does nothing until Run. It fails here, at start,
@@ -88,6 +99,9 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 		trouble: make(chan struct{}, 1),
 	}
 	n.clock.last.Store(&reading{real: time.Now()})
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(n.collectors()...)
+	}
 	return n, nil
 }
 
@@ -107,13 +121,22 @@ func (n *Node) Own(partitions []int) {
 	}
 }
 
+// Gateways says which gateways are live from now on. Until all of these gateways
+// have reported their users, the node completes no partition that it knows only in
+// part, and removes no user that an earlier owner left. Gateways is called before
+// the first Own. The node keeps the list; nobody may change it.
+func (n *Node) Gateways(live []heartbeat.Source) { n.gateways.Store(&live) }
+
+// Died says that a process died some seconds ago without leaving the cluster.
+func (n *Node) Died() { n.death.Store(max(int64(n.clock.now()), 1)) }
+
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
 
-// Check has claims proved to the store by a write, if only of nothing: those of
-// one share of the partitions, of that many shares. A partition that has a newer
-// owner is given up, also when nobody comes or goes there. Whoever may have
-// missed that another node owned its partitions for a while must ask for all.
+// Check proves claims to the store by a write, which may be empty. It proves the
+// claims of share number share of the partitions, out of shares. The node so gives
+// up a partition that has a newer owner, even when no user comes or goes there. A
+// caller that may have missed a change of owners must check all partitions.
 func (n *Node) Check(share, shares int) {
 	for i := share; i < len(n.actors); i += shares {
 		if p := n.actors[i].Load(); p != nil {
@@ -125,9 +148,9 @@ func (n *Node) Check(share, shares int) {
 	}
 }
 
-// Deliver hands a beat to its partition's actor, which owns it from then on.
-// It never blocks: a beat for a partition that is not owned, or whose mailbox
-// is full, is dropped, and its sender repeats what mattered.
+// Deliver hands a beat to its partition's actor, which owns the beat from then on.
+// It never blocks: it drops a beat when the node does not own the partition or the
+// mailbox is full, and returns false. The sender repeats what matters.
 func (n *Node) Deliver(b *heartbeat.Beat) bool {
 	if b.Partition < 0 || b.Partition >= len(n.actors) {
 		return false
@@ -146,8 +169,9 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 }
 
 // Hold takes or renews the user's hold on the page, which lasts three presence
-// timeouts, or ends it. It returns when the store has it, or with ErrNotOwner,
-// ErrTooManyHolds or ctx's error; the hold may have been taken all the same.
+// timeouts; unless on, it ends the hold. It returns when the store has the change,
+// or with ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
+// may have been made all the same.
 func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	p := n.actors[u.Partition(len(n.actors))].Load()
 	if p == nil {
@@ -171,15 +195,15 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	}
 }
 
-// Run owns the node's goroutines: it claims what Own asks for, runs the actors
-// and the writer, and returns when ctx has ended and all of them have.
+// Run owns the node's goroutines. It claims the partitions that Own asks for and
+// runs the actors and the writer. It returns when ctx and all goroutines have ended.
 func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
 	wg.Go(func() { n.clock.run(ctx, n.suspended) })
 
-	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}}
+	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unseen: map[int]bool{}}
 	defer m.stopAll()
 	poll := time.NewTicker(generationPoll)
 	defer poll.Stop()
@@ -187,18 +211,24 @@ func (n *Node) Run(ctx context.Context) error {
 	retry.Stop()
 	defer retry.Stop()
 	for failed := 0; ; {
+		due := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case m.want = <-n.want:
 		case <-n.trouble:
 		case <-poll.C:
+			due = true
 		case <-retry.C:
 		}
-		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
+		err := m.reconcile(ctx)
+		if err == nil && due {
+			err = m.look(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
 			failed++
 			pause := backoff(failed)
-			n.cfg.Log.Warn().Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed")
+			n.cfg.Log.Warn().Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or looked after")
 			retry.Reset(pause)
 		} else {
 			failed = 0
@@ -210,11 +240,13 @@ func (n *Node) Run(ctx context.Context) error {
 }
 
 const (
-	// generationPoll is how soon a loss of data in the store is noticed that no
-	// write runs into.
+	// claimGroup is how many partitions are claimed and loaded in one step.
+	claimGroup = 16
+	// generationPoll is how soon the node notices that the store lost data when no
+	// write finds out.
 	generationPoll = 2 * time.Second
-	// fencedPause keeps two nodes that both think a partition theirs from taking
-	// it from each other all the time: by then they have agreed on the members.
+	// fencedPause keeps two nodes that both believe they own a partition from
+	// taking it from each other all the time: after the pause they agree on the members.
 	fencedPause = time.Second
 )
 
@@ -225,15 +257,16 @@ type manager struct {
 	want   []int
 	owned  map[int]*ownership
 	fenced map[int]fence // partitions lost to another owner
-	later  time.Duration // what is left alone now can be claimed then; 0: nothing is
+	unseen map[int]bool  // partitions that have not been seen complete since they were claimed
+	later  time.Duration // until the partitions left alone now can be claimed; 0: there are none
 }
 
-// fence is the last time a partition was lost, and until when it is left alone.
+// fence says when a partition was last lost, and until when the node leaves it alone.
 type fence struct{ at, until time.Time }
 
-// fence notes that a partition was lost. The first time it is claimed again
-// soon, if it is still wanted: usually a claim of a node that had not heard of
-// this one yet came late.
+// fence notes that the partition was lost. After the first loss the node claims
+// the partition again soon, if it is still wanted: usually the other node claimed
+// it late, before it had heard of this node.
 func (m *manager) fence(id int) {
 	now := time.Now()
 	pause := fencedPause / 5
@@ -254,8 +287,9 @@ func (m *manager) stopAll() {
 	}
 }
 
-// reconcile makes the actors what they should be: those not wanted, or fenced,
-// end; those whose store lost data claim again; missing ones begin.
+// reconcile brings the actors in line with what is wanted. It ends actors that are
+// fenced or not wanted, claims again for those whose store lost data, and starts
+// missing ones.
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
 	wanted := make(map[int]bool, len(m.want))
@@ -291,12 +325,12 @@ func (m *manager) reconcile(ctx context.Context) error {
 		return err
 	}
 	if len(n.want) > 0 {
-		return nil // there is a newer set: nothing is taken from others by an older one
+		return nil // there is a newer set: an older set takes nothing from other nodes
 	}
 	return m.begin(ctx)
 }
 
-// reclaim takes the partitions anew whose claim is of another generation, and
+// reclaim claims the partitions again whose claim is of another generation, and
 // has their actors write everything.
 func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	var ids []int
@@ -310,18 +344,29 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	}
 	m.n.losses.Add(1)
 	m.n.cfg.Log.Warn().Int("partitions", len(ids)).Msg("the store has lost data; writing everything again")
+	for group := range slices.Chunk(ids, claimGroup) {
+		if err := m.reclaimGroup(ctx, group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	claims, err := m.n.store.Claim(ctx, m.n.cfg.Name, ids, true)
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions again: %w", len(ids), err)
 	}
-	// Usually there is nothing. But if this node was out of touch another may have
-	// owned the partitions meanwhile, and have written pages unknown here.
+	// Usually the store has nothing. But if this node was cut off, another node may
+	// have owned the partitions meanwhile and written pages that are unknown here.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
 	}
 	for i, c := range claims {
 		p := m.owned[c.Partition].p
+		m.unseen[c.Partition] = true
+		p.out.expect(c)
 		select {
 		case p.mail <- &reclaimed{c, snaps[i]}:
 		case <-ctx.Done():
@@ -331,7 +376,10 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	return nil
 }
 
-// begin claims the partitions that are wanted and not owned, and starts their actors.
+// begin claims the partitions that are wanted and not owned, and starts their
+// actors, a group at a time: the first actors serve while another node still owns
+// the last partitions. begin returns after generationPoll, so that Run can notice a
+// loss of data and a newer set; Run then calls it again at once.
 func (m *manager) begin(ctx context.Context) error {
 	var ids []int
 	m.later = 0
@@ -345,9 +393,28 @@ func (m *manager) begin(ctx context.Context) error {
 			ids = append(ids, id)
 		}
 	}
-	if len(ids) == 0 {
-		return nil
+	start := time.Now()
+	for group := range slices.Chunk(ids, claimGroup) {
+		if err := m.beginGroup(ctx, group); err != nil {
+			return err
+		}
+		if ids = ids[len(group):]; len(ids) == 0 {
+			break
+		}
+		if took := time.Since(start); took > generationPoll {
+			m.n.cfg.Log.Info().Int("partitions", len(m.owned)).Int("of", len(m.want)).Int64("users", m.n.users.Load()).
+				Msg("partitions are being taken over")
+			m.later = time.Millisecond
+			return nil
+		}
+		if len(m.n.want) > 0 {
+			return nil // there is a newer set
+		}
 	}
+	return nil
+}
+
+func (m *manager) beginGroup(ctx context.Context, ids []int) error {
 	claims, err := m.n.store.Claim(ctx, m.n.cfg.Name, ids, false)
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions: %w", len(ids), err)
@@ -360,25 +427,59 @@ func (m *manager) begin(ctx context.Context) error {
 		p := newPartition(m.n, c)
 		p.adopt(snaps[i])
 		actx, stop := context.WithCancel(ctx)
-		m.owned[c.Partition] = &ownership{p, stop}
+		m.owned[c.Partition], m.unseen[c.Partition] = &ownership{p, stop}, true
 		m.n.actors[c.Partition].Store(p)
 		m.wg.Go(func() { p.run(actx) })
 	}
 	return nil
 }
 
-// lost reports whether the claim is of another generation, or a write has found
-// it worthless; then nothing is written any more until it is made again.
-func (o *outbox) lost(generation uint64) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.blocked = o.blocked || o.claim.Generation != generation
-	return o.blocked
+// look asks the store which partitions are not complete, and has their actors
+// complete them again. It looks through the whole store until a partition has been
+// seen complete once, and then through a share of the store at a time.
+func (m *manager) look(ctx context.Context) error {
+	ask := func(ids []int, everywhere bool) (missing map[int]bool, err error) {
+		if len(ids) == 0 {
+			return nil, nil
+		}
+		list, err := m.n.store.Incomplete(ctx, ids, everywhere)
+		if err != nil {
+			return nil, fmt.Errorf("node: look for partitions that are not complete: %w", err)
+		}
+		missing = make(map[int]bool, len(list))
+		for _, id := range list {
+			missing[id] = true
+			select {
+			case m.owned[id].p.mail <- &incomplete{}:
+			default: // the actor is busy: the next look finds the partition again
+			}
+		}
+		return missing, nil
+	}
+	var fresh, known []int
+	for id := range m.owned {
+		if m.unseen[id] {
+			fresh = append(fresh, id)
+		} else {
+			known = append(known, id)
+		}
+	}
+	missing, err := ask(fresh, true)
+	if err != nil {
+		return err
+	}
+	for id := range m.unseen {
+		if m.owned[id] == nil || !missing[id] {
+			delete(m.unseen, id)
+		}
+	}
+	_, err = ask(known, false)
+	return err
 }
 
-// write is the one writer. While a call to the store is under way, changes
-// gather in the outboxes, so the batches are as large as the store is slow and
-// a lone change waits for nothing.
+// write is the one writer. While a call to the store is under way, changes gather
+// in the outboxes: a slower store gets larger batches, and a lone change does not
+// wait.
 func (n *Node) write(ctx context.Context) {
 	seq := uint64(0)
 	failed := 0
@@ -389,22 +490,7 @@ func (n *Node) write(ctx context.Context) {
 			return
 		case p = <-n.ready:
 		}
-		var batch []*partition
-		var changes []presence.Change
-		for size := 0; p != nil; {
-			seq++
-			if c, ok := p.out.take(seq); ok {
-				batch, changes = append(batch, p), append(changes, c)
-				if size += len(c.Members) + len(c.Counts); size >= writeBatch {
-					break
-				}
-			}
-			select {
-			case p = <-n.ready:
-			default:
-				p = nil
-			}
-		}
+		batch, changes := n.collect(p, &seq)
 		if len(changes) == 0 {
 			continue
 		}
@@ -425,18 +511,35 @@ func (n *Node) write(ctx context.Context) {
 	}
 }
 
-// outcomes tells the actors what became of their changes, and returns those
-// whose change must be repeated.
+// collect takes the outboxes of p and of all other ready partitions, up to
+// writeBatch. seq is the number of the last change; it grows with each change.
+func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes []presence.Change) {
+	for size := 0; p != nil; {
+		*seq++
+		if c, ok := p.out.take(*seq); ok {
+			batch, changes = append(batch, p), append(changes, c)
+			if size += len(c.Members) + len(c.Counts); size >= writeBatch {
+				break
+			}
+		}
+		select {
+		case p = <-n.ready:
+		default:
+			p = nil
+		}
+	}
+	return batch, changes
+}
+
+// outcomes tells the actors the outcomes of their changes, and returns the
+// partitions whose change must be repeated.
 func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes []presence.Outcome) (again []*partition) {
 	for i, o := range outcomes {
 		p := batch[i]
 		switch {
 		case o.Err == nil:
 			n.written.Add(1)
-			select {
-			case p.mail <- &stored{gen: p.out.landed(), counts: o.Counts}:
-			case <-p.ended:
-			}
+			p.post(&stored{gen: p.out.landed(), counts: o.Counts})
 		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
 			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
 			n.alert()
@@ -444,6 +547,7 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 			n.failures.Add(1)
 			p.out.restore(changes[i], true)
 			n.alert()
+			p.post(&returned{})
 		default:
 			n.failures.Add(1)
 			p.out.restore(changes[i], false)
@@ -453,87 +557,12 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 	return again
 }
 
-// alert has the manager look at once.
+// alert has the manager reconcile at once.
 func (n *Node) alert() {
 	select {
 	case n.trouble <- struct{}{}:
 	default:
 	}
-}
-
-// take empties the outbox into a change and marks it as under way; there is
-// none while a claim must be made again.
-func (o *outbox) take(seq uint64) (presence.Change, bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.queued = false
-	if o.blocked {
-		return presence.Change{}, false
-	}
-	c := presence.Change{
-		Claim:    o.claim,
-		Reset:    o.reset,
-		Complete: o.complete,
-		Sequence: seq,
-		Members:  make([]presence.MemberChange, 0, len(o.members)),
-		Counts:   make([]presence.PageUsers, 0, len(o.counts)),
-	}
-	for _, m := range o.members {
-		c.Members = append(c.Members, m)
-	}
-	for page, users := range o.counts {
-		c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
-	}
-	clear(o.members)
-	clear(o.counts)
-	o.reset, o.complete, o.check = false, false, false
-	o.gen++
-	o.flying = true
-	return c, true
-}
-
-// landed notes that what was under way is in the store, and returns its generation.
-func (o *outbox) landed() uint64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.flying = false
-	return o.gen - 1
-}
-
-// superseded reports whether c's claim is this node's own former one, so that
-// it was fenced by its successor.
-func (o *outbox) superseded(c presence.Change) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.blocked || o.claim != c.Claim
-}
-
-// restore puts back what could not be written, but for what is newer by now.
-// Unless the claim is lost, the outbox counts as queued: the writer repeats it.
-func (o *outbox) restore(c presence.Change, lost bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, m := range c.Members {
-		if _, newer := o.members[memberKey{m.User, m.Page}]; !newer {
-			o.members[memberKey{m.User, m.Page}] = m
-		}
-	}
-	for _, pu := range c.Counts {
-		if _, newer := o.counts[pu.Page]; !newer {
-			o.counts[pu.Page] = pu.Users
-		}
-	}
-	if o.claim == c.Claim {
-		o.reset = o.reset || c.Reset
-		o.blocked = o.blocked || lost
-	}
-	o.complete = o.complete || c.Complete
-	o.queued, o.flying = !lost, false
-}
-
-// empty reports whether there is nothing to write; under mu.
-func (o *outbox) empty() bool {
-	return len(o.members) == 0 && len(o.counts) == 0 && !o.reset && !o.complete && !o.check
 }
 
 // backoff is the pause after the nth failure in a row: 100 ms doubled up to
@@ -543,7 +572,7 @@ func backoff(n int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// suspended is told by the clock that the process stood still.
+// suspended counts that the process stood still for d. The clock calls it.
 func (n *Node) suspended(d time.Duration) {
 	if n.gaps.Add(1) == 1 {
 		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended: sessions are given that time back")

@@ -44,22 +44,33 @@ type streamKey struct {
 
 func newStore() *memstore.Store { return memstore.New(memstore.Config{Partitions: testPartitions}) }
 
-// start runs a node until the test ends or the returned function is called.
+// start runs a node until the test ends or the returned function is called. It
+// waits for no gateways.
 func start(t testing.TB, name string, store presence.Store) (*rig, func()) {
+	t.Helper()
+	return startBeside(t, name, store, nil)
+}
+
+// startBeside is start beside gateways that live; before is done first.
+func startBeside(t testing.TB, name string, store presence.Store, gateways []heartbeat.Source, before ...func(*Node)) (*rig, func()) {
 	t.Helper()
 	r := &rig{t: t, store: store, replies: map[string][]heartbeat.Reply{}, streams: map[streamKey]uint64{}}
 	n, err := New(store, Config{
 		Name: name, Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
-		Reply: func(gw string, a *heartbeat.Reply) {
+		Reply: replies(func(gw string, a *heartbeat.Reply) {
 			r.mu.Lock()
 			r.replies[gw] = append(r.replies[gw], *a)
 			r.mu.Unlock()
-		},
+		}),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.node = n
+	n.Gateways(gateways)
+	for _, do := range before {
+		do(n)
+	}
 	n.Own([]int{0, 1, 2})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -116,6 +127,13 @@ func (r *rig) last(name string) heartbeat.Reply {
 	return r.replies[name][len(r.replies[name])-1]
 }
 
+// count is the number of replies that a gateway got.
+func (r *rig) count(name string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.replies[name])
+}
+
 func (r *rig) want(page string, users int64) {
 	r.t.Helper()
 	counts, err := r.store.Counts(r.t.Context(), []string{page})
@@ -133,11 +151,11 @@ func TestNewRefusesSettingsThatCannotWork(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		"defaults":         {Config{Name: "n", Reply: reply}, nil},
-		"no name":          {Config{Reply: reply}, ErrConfig},
+		"defaults":         {Config{Name: "n", Reply: replies(reply)}, nil},
+		"no name":          {Config{Reply: replies(reply)}, ErrConfig},
 		"nobody to answer": {Config{Name: "n"}, ErrConfig},
-		"no partitions":    {Config{Name: "n", Reply: reply, Partitions: -1}, ErrConfig},
-		"negative timeout": {Config{Name: "n", Reply: reply, PresenceTimeout: -1}, ErrConfig},
+		"no partitions":    {Config{Name: "n", Reply: replies(reply), Partitions: -1}, ErrConfig},
+		"negative timeout": {Config{Name: "n", Reply: replies(reply), PresenceTimeout: -1}, ErrConfig},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := New(newStore(), tc.cfg); !errors.Is(err, tc.want) {
@@ -413,6 +431,188 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	})
 }
 
+// A node that has lost a partition gives it up when it is to prove its claims,
+// also when nobody comes or goes there. (Invariant 4.)
+func TestCheckFindsOutWhatWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		zombie, _ := start(t, "zombie", store)
+		start(t, "owner", store)
+		zombie.node.Own([]int{1}) // it claims none anew: it has 1
+		synctest.Wait()
+		if !zombie.node.Owns(1) {
+			t.Fatal("the zombie knows already")
+		}
+		zombie.node.Check(0, 1)
+		synctest.Wait()
+		if zombie.node.Owns(1) {
+			t.Fatal("the zombie still owns the partition")
+		}
+		zombie.node.Own(nil)
+	})
+}
+
+// A node that claims its partitions again after a loss keeps whom another owner
+// wrote meanwhile: their gateways confirm them.
+func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &shaky{Store: newStore()}
+		first, _ := start(t, "first", s)
+		first.op(gw("a"), join(1, "p"))
+		s.set(func() { s.away = true }) // first does not see what happens
+		emptied := &shaky{Store: newStore(), generation: 1}
+		_, stop := start(t, "before", emptied) // epochs go on growing in a store that was emptied
+		stop()
+		between, stop := start(t, "between", emptied)
+		between.op(gw("b"), join(4, "p")) // of the same partition
+		between.want("p", 1)
+		stop()
+		s.set(func() { s.Store, s.away, s.generation = emptied.Store, false, 1 })
+		time.Sleep(generationPoll + 2100*time.Millisecond)
+		first.want("p", 2)
+		first.op(gw("b"), join(4, "p"))
+		for range 5 {
+			time.Sleep(2 * time.Second)
+			first.alive(gw("a"), 1)
+			first.alive(gw("b"), 4)
+		}
+		first.want("p", 2)
+	})
+}
+
+// wantStale waits for nothing: it says whether the counts are complete now.
+func (r *rig) wantStale(want bool) {
+	r.t.Helper()
+	counts, err := r.store.Counts(r.t.Context(), []string{"p"})
+	if err != nil || counts[0].Stale != want {
+		r.t.Fatalf("Counts = %+v, %v; want stale %t", counts, err, want)
+	}
+}
+
+// An owner of partitions of which nobody knows anything says that they are
+// complete when every gateway that lives has told it of everybody.
+func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a"), gw("b")})
+		told := func(src heartbeat.Source, partition int, ops ...heartbeat.Op) {
+			r.deliver(&heartbeat.Beat{Source: src, Partition: partition, Stream: 1, First: 1, Ops: ops, Whole: uint64(len(ops)) + 1})
+		}
+		if a := r.last("a"); !a.Ask {
+			t.Fatalf("gateway a got %+v; want it asked", a)
+		}
+		told(gw("a"), 1, join(1, "p"), join(4, "p"))
+		told(gw("a"), 0)
+		told(gw("a"), 2)
+		told(gw("b"), 0)
+		told(gw("b"), 2)
+		r.want("p", 2)
+		r.wantStale(true)
+		before := r.count("b")
+		time.Sleep(askEvery * 3 * time.Millisecond)
+		if got := r.count("b"); got < before+2 {
+			t.Fatalf("gateway b was asked %d times, want again and again", got-before)
+		}
+		r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(7, "p")}, Whole: 3})
+		r.wantStale(true) // a part of what it has
+		r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 2, Ops: []heartbeat.Op{join(10, "p")}, Whole: 3})
+		r.wantStale(false)
+		r.want("p", 4)
+		if before = r.count("b"); before == 0 {
+			t.Fatal("nobody was answered")
+		}
+		time.Sleep(3 * askEvery * time.Millisecond)
+		if got := r.count("b"); got != before {
+			t.Fatalf("gateway b got %d more replies though it has told everything", got-before)
+		}
+	})
+}
+
+// The death of a gateway ends the wait for it.
+func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
+		time.Sleep(time.Minute)
+		r.wantStale(true)
+		r.node.Gateways(nil)
+		time.Sleep(askEvery*time.Millisecond + wheelTick)
+		r.wantStale(false)
+	})
+}
+
+// Members whom an earlier owner left stay as long as a gateway that lives may
+// have them and has not told: it may not know who owns the partition. After that
+// they end, soon after a death: what is left of the timeout has passed.
+func TestInheritedMembersWaitForTheGateways(t *testing.T) {
+	for name, tc := range map[string]struct {
+		died bool
+		stay time.Duration
+	}{"after a handover": {false, timeout * 2 / 3}, "after a death": {true, timeout - noticed*time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newStore()
+				old, stop := start(t, "old", store)
+				old.op(gw("a"), join(1, "p"))
+				old.op(gw("b"), join(4, "p"))
+				stop()
+				r, _ := startBeside(t, "next", store, []heartbeat.Source{gw("b")}, func(n *Node) {
+					if tc.died {
+						n.Died()
+					}
+				})
+				r.wantStale(false) // the store has all of it
+				time.Sleep(time.Minute)
+				r.want("p", 2)
+				r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 1, First: 1, Ops: []heartbeat.Op{join(4, "p")}, Whole: 2})
+				time.Sleep(askEvery*time.Millisecond + wheelTick)
+				r.want("p", 1)
+
+				stopped, stop2 := startBeside(t, "last", store, []heartbeat.Source{gw("b")}, func(n *Node) {
+					if tc.died {
+						n.Died()
+					}
+				})
+				stopped.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 2, First: 1, Whole: 1})
+				time.Sleep(tc.stay - 50*time.Millisecond)
+				stopped.want("p", 1)
+				time.Sleep(50*time.Millisecond + 2*wheelTick)
+				stopped.want("p", 0)
+				stop2()
+			})
+		})
+	}
+}
+
+// forgetful is a store that loses the word that a partition is complete.
+type forgetful struct {
+	*memstore.Store
+	mu      sync.Mutex
+	forgets int // so many more completions are dropped
+}
+
+func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes = slices.Clone(changes)
+	for i := range changes {
+		if changes[i].Complete && s.forgets > 0 {
+			s.forgets--
+			changes[i].Complete = false
+		}
+	}
+	return s.Store.Write(ctx, changes)
+}
+
+// Whatever the cause, a partition that is not complete in the store for some
+// seconds is said to be complete again.
+func TestWhatIsNotCompleteIsSaidAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", &forgetful{Store: newStore(), forgets: testPartitions + 1})
+		r.wantStale(true)
+		time.Sleep(2*generationPoll + 100*time.Millisecond)
+		r.wantStale(false)
+	})
+}
+
 // shaky is a store that can be away, or lose everything.
 type shaky struct {
 	presence.Store
@@ -453,6 +653,11 @@ func (s *shaky) Claim(ctx context.Context, owner string, partitions []int, again
 	return claims, err
 }
 
+func (s *shaky) Incomplete(ctx context.Context, partitions []int, everywhere bool) ([]int, error) {
+	store, _, _ := s.now()
+	return store.Incomplete(ctx, partitions, everywhere)
+}
+
 func (s *shaky) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
 	store, _, _ := s.now()
 	return store.Counts(ctx, pages)
@@ -486,22 +691,22 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 		r.op(gw("a"), join(1, "p"))
 		r.op(gw("a"), join(2, "p"))
 		s.set(func() { s.away = true })
-		before := len(r.replies["a"])
+		before := r.count("a")
 		r.op(gw("a"), join(3, "p"))
 		r.op(gw("a"), leave(1, "p", 0))
 		for range 15 {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 2, 3)
 		}
-		if got := len(r.replies["a"]); got != before {
-			t.Fatalf("%d acknowledgements while the store was away: %+v", got-before, r.replies["a"][before:])
+		if got := r.count("a"); got != before {
+			t.Fatalf("%d acknowledgements while the store was away: %+v", got-before, r.last("a"))
 		}
 		r.want("p", 2)
 		s.set(func() { s.away = false })
 		time.Sleep(3 * time.Second)
 		r.want("p", 2)
 		r.want(presence.Site, 2)
-		if got := len(r.replies["a"]); got == before {
+		if got := r.count("a"); got == before {
 			t.Fatal("what was written late was never acknowledged")
 		}
 	})
@@ -655,3 +860,62 @@ func history(t *testing.T, rt *rapid.T) {
 		}
 	}
 }
+
+// slowLoad lets a Load of partitions through for each word it is given.
+type slowLoad struct {
+	*shaky
+	asked chan int // how many partitions
+	let   chan struct{}
+}
+
+func (s *slowLoad) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	s.asked <- len(claims)
+	select {
+	case <-s.let:
+		return s.shaky.Load(ctx, claims)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// A node that takes over many partitions serves the first while it loads the others,
+// and claims none before its turn: until then it is its last owner's.
+func TestTheFirstPartitionsServeEarly(t *testing.T) {
+	store := &slowLoad{&shaky{Store: memstore.New(memstore.Config{Partitions: 40}), generation: 1}, make(chan int), make(chan struct{})}
+	n, err := New(store, Config{Name: "n", Partitions: 40, Reply: replies(func(string, *heartbeat.Reply) {})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = n.Run(ctx) }()
+	all := make([]int, 40)
+	for i := range all {
+		all[i] = i
+	}
+	n.Own(all)
+	owned := func() (k int) {
+		for i := range all {
+			if n.Owns(i) {
+				k++
+			}
+		}
+		return k
+	}
+	for i, want := range []int{claimGroup, claimGroup, 40 - 2*claimGroup} {
+		if got := <-store.asked; got != want {
+			t.Errorf("group %d has %d partitions, want %d", i, got, want)
+		}
+		if got := owned(); got != i*claimGroup {
+			t.Errorf("while group %d is loaded the node owns %d partitions, want %d", i, got, i*claimGroup)
+		}
+		store.let <- struct{}{}
+	}
+	stop()
+	<-ended
+}
+
+// replies is a function as Replies.
+type replies func(gateway string, r *heartbeat.Reply)
+
+func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }

@@ -3,47 +3,54 @@ package node
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
 
-// mailboxSize bounds what waits for one partition's actor. Beats beyond it are
-// dropped: their sender repeats the ops, and the next list of the living comes
-// with the next heartbeat. Calls beyond it wait in their caller.
+// mailboxSize bounds the mail that waits for one partition's actor. Further beats
+// are dropped: their sender repeats the ops, and the next heartbeat brings the next
+// list of live users. Further calls wait in their caller.
 const mailboxSize = 256
 
-// gapPatience is how long ops may be missing, in milliseconds, until a new
-// stream is asked for. An unneeded one costs a repetition.
+// gapPatience is how long ops may be missing, in milliseconds, until the actor asks
+// for a new stream. A stream that was not needed costs one repetition.
 const gapPatience = 500
 
-// askEvery is how often, in milliseconds, the gateway of a session that has
-// missed its heartbeats is asked whether the user is still there: its answer is
-// a join, which is repeated until it arrives, so that a network that loses
-// datagrams costs nobody its presence.
+// askEvery is how often, in milliseconds, the actor asks the gateway of a session
+// without heartbeats whether the user is still there. The gateway answers with a
+// join and repeats it until it arrives, so no user is removed because the network
+// lost datagrams.
 const askEvery = 300
 
-// othersConfirm is how long after one gateway has confirmed a user's presence on
-// a page, in milliseconds, others that have connections of the user there may
-// take until they have, too.
+// othersConfirm is how much time, in milliseconds, the other gateways with
+// connections of a user on a page have to confirm the user's presence, after one
+// gateway has confirmed it.
 const othersConfirm = 1500
+
+// noticed is how long it takes, in milliseconds, to notice that a process died: one
+// second more or less (see package member).
+const noticed = 3500
+
+// justNow is how long after a death the partitions of the dead are taken over.
+const justNow = 5 * time.Second
 
 // stay is a session's presence on one page.
 type stay struct {
 	page *page
 	// until is when the stay ends by itself, in the partition's milliseconds: the
-	// end of a grace or a hold. 0: it lives as long as the session.
+	// end of a grace or a hold. 0: the stay lasts as long as the session.
 	until int64
 }
 
-// session is one user as one source knows it. Those of one user are chained.
+// session is one user as one source knows the user. The sessions of one user are
+// chained.
 type session struct {
 	user     presence.User
 	from     *source
 	next     *session // the same user from another source
-	deadline int64    // moved by each heartbeat; stays without an end of their own end here
+	deadline int64    // each heartbeat moves it; stays with until 0 end here
 	stays    []stay
 
 	later, sooner *session // neighbours in the wheel's slot
@@ -63,20 +70,25 @@ func (s *session) live() bool {
 	return slices.ContainsFunc(s.stays, func(st stay) bool { return st.until == 0 })
 }
 
-// source is whatever vouches for sessions: one life of a gateway, or one of the
-// partition's own two: the holds taken by PUT and the members found on claiming.
+// source is where sessions come from: one life of a gateway, or one of the
+// partition's own two sources, the holds taken by PUT and the members that the
+// store had when the partition was claimed.
 type source struct {
 	heartbeat.Source
 	stream  uint64 // the gateway's current stream of ops
-	applied uint64 // ops applied in it
-	acked   uint64 // of these, in the store
-	gap     int64  // when an op beyond the next one came, with no progress since; 0: none did
-	// void says that users were lost whom the gateway may still have: the stream
-	// does not tell of all of them any more, so a new one is asked for.
+	applied uint64 // ops of the stream that are applied
+	acked   uint64 // ops of the stream that are in the store
+	gap     int64  // when an op beyond the next one came, without progress since; 0: there is no gap
+	// void says that the actor dropped users whom the gateway may still have: the
+	// stream no longer tells of all of them, so the actor asks for a new one.
 	void     bool
-	heard    int64
+	whole    uint64 // 1 + the op up to which the stream tells of everything; 0: not known
+	heard    int64  // when the last beat came
 	sessions int
 }
+
+// told reports whether the gateway has reported all its users of the partition.
+func (s *source) told() bool { return s != nil && !s.void && s.whole > 0 && s.applied+1 >= s.whole }
 
 // page is one page as this partition counts it.
 type page struct {
@@ -85,42 +97,20 @@ type page struct {
 	latest presence.Count // as of this partition's last write of it
 }
 
-type memberKey struct {
-	user presence.User
-	page string
-}
-
-// outbox collects what the store must learn: keys overwrite themselves, so a
-// store that is slow or away costs freshness, never more memory than there are
-// members and pages. The actor fills it, the writer empties it; mu guards it.
-type outbox struct {
-	mu      sync.Mutex
-	claim   presence.Claim // what the next change is written under
-	members map[memberKey]presence.MemberChange
-	counts  map[string]int64
-	// reset and complete go with the first change under a claim, see presence.Change.
-	reset, complete bool
-	check           bool   // the claim is to be proved to the store
-	gen             uint64 // of what is collected now
-	flying          bool   // generation gen-1 is being written
-	queued          bool   // the writer knows that there is something
-	blocked         bool   // the claim is worth nothing: nothing is written until there is a new one
-
-}
-
 // owed is an answer that waits for generation gen to be in the store.
 type owed struct {
 	gen uint64
-	// either the acknowledgement of a gateway's stream …
+	// either the acknowledgement of a gateway's stream,
 	from   *source
 	stream uint64
 	acked  uint64
 	pages  []*page
-	// … or the end of a call
+	// or the end of a call
 	done chan<- error
 }
 
-// mail is a *heartbeat.Beat, a *holdCall, a *stored or a *reclaimed.
+// mail is a *heartbeat.Beat, a *holdCall, a *stored, a *returned, a *reclaimed or
+// an *incomplete.
 type mail any
 
 type holdCall struct {
@@ -130,21 +120,30 @@ type holdCall struct {
 	done chan error // buffered: the actor never waits for a caller that left
 }
 
-// reclaimed says that the store lost data: everything is to be written under
-// that claim, over what was found there.
+// reclaimed says that the store lost data: the actor must write everything under
+// claim, over what the store had (found).
 type reclaimed struct {
 	claim presence.Claim
 	found presence.Snapshot
 }
 
-// stored says what became of one generation of the outbox.
+// stored says that the store has one generation of the outbox, and the counts after
+// it.
 type stored struct {
 	gen    uint64
 	counts []presence.Count
 }
 
-// partition is the actor of one partition. run alone touches everything here
-// but mail and out.
+// returned says that the store refused a change because its claim was not valid.
+// The actor may have a new claim already, and could not queue the outbox while the
+// old change was under way: it must look at the outbox again.
+type returned struct{}
+
+// incomplete says that the partition is not complete in the store.
+type incomplete struct{}
+
+// partition is the actor of one partition. Only run touches its fields, except
+// mail and out.
 type partition struct {
 	node  *Node
 	id    int
@@ -158,12 +157,16 @@ type partition struct {
 	sources map[heartbeat.Source]*source
 	holds   *source
 	loaded  *source
-	asking  map[*source][]presence.User // to be asked about, see askEvery
+	asking  map[*source][]presence.User // the users to ask about, see askEvery
 	owed    []owed
 	wheel   wheel
 
-	start time.Duration // of the node's clock
-	alarm int64         // when the timer is to ring; 0: it is not set
+	whole   bool  // all users of the partition are known, or were loaded
+	told    bool  // every live gateway has reported all its users
+	askNext int64 // when the gateways that have not are asked again
+
+	start time.Duration // the node's clock when the partition was claimed
+	alarm int64         // when the timer rings; 0: it is not set
 }
 
 func newPartition(n *Node, claim presence.Claim) *partition {
@@ -181,21 +184,22 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		start:   n.clock.now(),
 	}
 	p.out.claim = claim
-	p.out.gen = 1 // 0 stands for what needs no write
+	p.out.gen = 1 // 0 stands for an answer that needs no write
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
 	p.site = p.page(presence.Site)
 	return p
 }
 
-// now is the partition's clock: milliseconds since it was claimed, without
-// those in which the process stood still.
+// now is the partition's clock: milliseconds since the partition was claimed,
+// without the time in which the process stood still.
 func (p *partition) now() int64 { return (p.node.clock.now() - p.start).Milliseconds() }
 
 func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Milliseconds() }
 
-// adopt takes over what the last owner left: every member gets the time of two
-// heartbeats, in which its gateway confirms it, and every page is counted anew.
-// It is no full timeout: the last owner may have died seconds ago.
+// adopt takes over what the last owner left: every member gets some time in which
+// a gateway must confirm it, and every page is counted anew. When the store lacks
+// some of the partition, the partition is complete once the gateways have reported
+// all their users.
 func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
@@ -203,12 +207,66 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	p.load(snap.Members)
 	clear(p.out.members) // they are in the store: only the counts are new
 	p.out.counts[presence.Site] = p.site.users
-	p.out.complete = true
+	p.whole, p.out.complete = p.out.claim.Whole, p.out.claim.Whole
+	if p.whole {
+		p.askNext = p.now() + askEvery // the gateways find out by themselves
+	}
 	p.flush()
 }
 
-// load has members that another owner left stay until their gateways confirm
-// them, or do not.
+// learn finds out whether every live gateway has reported all its users, and, as
+// long as that matters, asks the gateways that have not. Once all have, the actor
+// knows the whole partition.
+func (p *partition) learn() {
+	if !p.waits() {
+		return
+	}
+	now := p.now()
+	ask := now >= p.askNext
+	if ask {
+		p.askNext = now + askEvery
+	}
+	live := p.node.gateways.Load()
+	if p.told = live != nil; !p.told {
+		return
+	}
+	for _, g := range *live {
+		src := p.sources[g]
+		if src.told() {
+			continue
+		}
+		p.told = false
+		if ask {
+			r := &heartbeat.Reply{Partition: p.id, Ask: true}
+			if src != nil {
+				r.Stream, r.Reset = src.stream, src.void
+			}
+			p.node.cfg.Reply.SendReply(g.Gateway, r)
+		}
+	}
+	if p.told && !p.whole {
+		p.whole = true
+		p.out.mu.Lock()
+		p.out.complete = true
+		p.out.mu.Unlock()
+	}
+}
+
+// waits reports whether it still matters what the gateways have reported.
+func (p *partition) waits() bool { return !p.whole || p.loaded.sessions > 0 }
+
+// finish tells the store once more that the partition is complete, unless a change
+// is under way.
+func (p *partition) finish() {
+	p.out.mu.Lock()
+	defer p.out.mu.Unlock()
+	if p.whole && !p.out.flying {
+		p.out.complete = true
+	}
+}
+
+// load lets members that another owner left stay for the time of a trial, until
+// their gateways confirm them.
 func (p *partition) load(members []presence.Member) {
 	now := p.now()
 	for _, m := range members {
@@ -225,12 +283,21 @@ func (p *partition) load(members []presence.Member) {
 	}
 }
 
-// trial is how long, in milliseconds, who is not confirmed by a gateway stays.
-func (p *partition) trial() int64 { return p.timeout() * 2 / 3 }
+// trial is how long, in milliseconds, a user stays whom no gateway confirms: long
+// enough for a grace that an earlier owner knew, and for a user who lost a gateway
+// to come back through another. After a death the trial is shorter: noticing it took
+// time, in which the graces ended, and a user who left must be gone 3 s after the
+// timeout, counted from the death.
+func (p *partition) trial() int64 {
+	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < justNow {
+		return max(p.timeout()-noticed, p.timeout()/6)
+	}
+	return p.timeout() * 2 / 3
+}
 
-// doubt has all that the source vouched for be confirmed anew: it tells of
-// everything again, and what it does not tell of ended while another owner was
-// told, or was lost.
+// doubt puts all sessions of the source on trial: the source reports everything
+// again. A session that it does not report ended while another owner received the
+// reports, or its end was lost.
 func (p *partition) doubt(src *source) {
 	if src.sessions == 0 {
 		return
@@ -256,14 +323,15 @@ func (p *partition) doubt(src *source) {
 	}
 }
 
-// run is the actor. It ends with ctx; what is in the outbox then is still the
-// writer's to write.
+// run is the actor. It ends with ctx; the writer still writes what is in the
+// outbox then.
 func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
 	defer func() { p.node.users.Add(-p.site.users) }()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
+		p.learn()
 		p.flush()
 		p.pay()
 		p.arm(timer)
@@ -272,11 +340,12 @@ func (p *partition) run(ctx context.Context) {
 			return
 		case <-timer.C:
 			p.alarm = 0 // arm sets it anew, also when the clock is behind the timer
+			p.learn()
 			p.wheel.due(p.now(), p.expire)
 			p.ask()
 		case m := <-p.mail:
 			p.handle(m)
-			for range len(p.mail) { // what came together is written together
+			for range len(p.mail) { // mail that came together is written together
 				p.handle(<-p.mail)
 			}
 		}
@@ -291,17 +360,37 @@ func (p *partition) handle(m mail) {
 		p.hold(m)
 	case *stored:
 		p.stored(m)
+	case *returned: // run looks at the outbox after every mail
 	case *reclaimed:
 		p.rewrite(m)
+	case *incomplete:
+		p.finish()
 	}
 }
 
-// rewrite puts everything into the outbox, for a store that lost data. If
-// another node owned the partition meanwhile, it was told of users that nobody
-// told this one of.
+// post puts mail that must not be lost into the mailbox. It waits while the mailbox
+// is full, and gives up only when the actor has ended.
+func (p *partition) post(m mail) {
+	select {
+	case p.mail <- m:
+	case <-p.ended:
+	}
+}
+
+// rewrite puts everything into the outbox, for a store that lost data. Another node
+// may have owned the partition meanwhile and heard of users that this node does not
+// know, and the store may have lost the traces of that. Unless the store has all of
+// the partition, the actor therefore asks the gateways whether this node has
+// all their reports.
 func (p *partition) rewrite(r *reclaimed) {
 	if r.claim.Former > p.out.claim.Epoch { // only this goroutine changes the claim
 		p.load(r.found.Members)
+	}
+	if p.whole = r.claim.Whole; !p.whole {
+		p.askNext = p.now()
+		for _, src := range p.sources {
+			src.whole = 0
+		}
 	}
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
@@ -314,14 +403,17 @@ func (p *partition) rewrite(r *reclaimed) {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
 	p.out.claim, p.out.members = r.claim, members
-	p.out.reset, p.out.complete, p.out.blocked = true, true, false
+	p.out.reset, p.out.complete = true, p.whole
+	if p.out.blocked = p.out.next != r.claim; !p.out.blocked {
+		p.out.next = presence.Claim{}
+	}
 	for _, name := range r.found.Pages {
 		p.out.counts[name] = 0
 	}
 	for _, m := range r.found.Members {
 		p.out.counts[m.Page] = 0
 	}
-	for name, pg := range p.pages { // what is in counts already may be a page that has gone
+	for name, pg := range p.pages { // counts may already have a page that is gone
 		p.out.counts[name] = pg.users
 	}
 }
@@ -331,6 +423,9 @@ func (p *partition) arm(timer *time.Timer) {
 	at, ok := p.wheel.next()
 	if !ok {
 		at = 0
+	}
+	if p.waits() && !p.told && (at == 0 || p.askNext < at) {
+		at = p.askNext
 	}
 	if at == p.alarm {
 		return
@@ -343,7 +438,7 @@ func (p *partition) arm(timer *time.Timer) {
 	timer.Reset(time.Duration(max(at-p.now(), 0)) * time.Millisecond)
 }
 
-// page returns the page of that name, known from now on.
+// page returns the page of that name, and creates it when there is none.
 func (p *partition) page(name string) *page {
 	pg := p.pages[name]
 	if pg == nil {
@@ -353,7 +448,7 @@ func (p *partition) page(name string) *page {
 	return pg
 }
 
-// session returns the user's session of a source, made when there is none.
+// session returns the user's session of a source, and creates it when there is none.
 func (p *partition) session(u presence.User, from *source) *session {
 	head := p.users[u]
 	for s := head; s != nil; s = s.next {
@@ -372,7 +467,7 @@ func (p *partition) session(u presence.User, from *source) *session {
 	return s
 }
 
-// lookup is session without making one.
+// lookup returns the user's session of a source, or nil.
 func (p *partition) lookup(u presence.User, from *source) *session {
 	for s := p.users[u]; s != nil; s = s.next {
 		if s.from == from {
@@ -392,7 +487,8 @@ func (p *partition) present(u presence.User, pg *page) bool {
 	return false
 }
 
-// join makes s stay on the page, until a time of its own or, 0, with the session.
+// join makes s stay on the page until the given time, or, when until is 0, as long
+// as the session lasts.
 func (p *partition) join(s *session, pg *page, until int64) {
 	if st := s.find(pg); st != nil {
 		st.until = until
@@ -427,7 +523,7 @@ func (p *partition) leave(s *session, pg *page) {
 	}
 }
 
-// drop forgets a session that stays nowhere.
+// drop forgets a session that stays on no page.
 func (p *partition) drop(s *session) {
 	p.wheel.drop(s)
 	s.from.sessions--
@@ -476,6 +572,10 @@ func (p *partition) file(s *session) {
 // expire ends the stays whose time has come: this is the decrement.
 func (p *partition) expire(s *session) {
 	now := p.now()
+	if s.from == p.loaded && !p.told { // a gateway may have the user and not know that this node is the owner
+		p.wheel.put(s, now+askEvery)
+		return
+	}
 	var ended []*page // rarely more than one
 	for _, st := range s.stays {
 		if end := st.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
@@ -495,14 +595,14 @@ func (p *partition) expire(s *session) {
 	p.file(s)
 }
 
-// unsure is how long before its end, in milliseconds, a session is asked about:
-// by then two heartbeats have not come.
+// unsure is how long before a session's end, in milliseconds, the actor asks the
+// gateway about it: by then two heartbeats are missing.
 func (p *partition) unsure() int64 { return p.timeout() / 3 }
 
-// ask asks the gateways whose users have fallen silent.
+// ask asks the gateways about their users who have fallen silent.
 func (p *partition) ask() {
 	for src, users := range p.asking {
-		p.node.cfg.Reply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
+		p.node.cfg.Reply.SendReply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
 	}
 	clear(p.asking)
 }
@@ -547,7 +647,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 	src.heard = now
 	reply := heartbeat.Reply{Partition: b.Partition, Stream: b.Stream}
-	if len(b.Ops) > 0 {
+	if b.First > 0 {
 		p.ops(src, b, &reply)
 	}
 	for _, u := range b.Alive {
@@ -558,24 +658,24 @@ func (p *partition) beat(b *heartbeat.Beat) {
 		}
 	}
 	if reply.Reset || reply.Acked > 0 || len(reply.Unknown) > 0 {
-		p.node.cfg.Reply(b.Source.Gateway, &reply)
+		p.node.cfg.Reply.SendReply(b.Source.Gateway, &reply)
 	}
 }
 
-// ops applies a run of the source's stream, in order. What came before is
-// answered again, what comes after a gap is left to be repeated.
+// ops applies a run of the source's stream, in order. It answers ops again that
+// were applied before, and leaves ops after a gap for the gateway to repeat.
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
 		p.doubt(src)
-		src.stream, src.applied, src.acked, src.gap, src.void = b.Stream, 0, 0, 0, false
+		src.stream, src.applied, src.acked, src.gap, src.void, src.whole = b.Stream, 0, 0, 0, false, 0
 	case b.Stream != src.stream || src.void:
 		reply.Reset = b.Stream >= src.stream
 		return
 	case b.First > src.applied+1:
-		// Usually what is between is on its way. If it does not come, it was
-		// acknowledged by an owner before this one, which only knows the stream
-		// from a late copy of its beginning.
+		// Usually the missing ops are on their way. If they do not come, an earlier
+		// owner has acknowledged them, and this owner knows the stream only from a
+		// late copy of its beginning.
 		if src.gap == 0 {
 			src.gap = p.now()
 		}
@@ -583,6 +683,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		return
 	}
 	src.gap = 0
+	src.whole = max(src.whole, b.Whole)
 	var joined []*page
 	fresh := false
 	for i, op := range b.Ops {
@@ -606,15 +707,15 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		p.owe(owed{from: src, stream: src.stream, acked: src.applied, pages: joined})
 		return
 	}
-	if last := b.First + uint64(len(b.Ops)) - 1; last <= src.acked { // the answer was lost
+	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the answer was lost
 		reply.Acked = src.acked
 		reply.Counts = latest(joined)
 	}
 }
 
-// arrive is a join. It is the return of a connection lost elsewhere, which has
-// to run out by itself no more. And it confirms what was loaded, which then only
-// stays for as long as the user's other gateways may take to do the same.
+// arrive applies a join. The join ends graces of the user on the page: the user has
+// returned. The join also confirms a loaded stay, which then lasts only until the
+// user's other gateways have had time to confirm it too (othersConfirm).
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	s := p.session(u, src)
 	p.join(s, pg, 0)
@@ -636,9 +737,12 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	}
 }
 
-// depart is a leave: at once, or after a grace in which the user may return.
+// depart applies a leave: at once, or after a grace in which the user may return.
 func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
 	s, pg := p.lookup(u, src), p.pages[name]
+	if s == nil && pg != nil { // the gateway told an earlier owner of the join, and no owner of the leave
+		p.departed(u, pg, grace)
+	}
 	if s == nil || pg == nil {
 		return
 	}
@@ -654,6 +758,19 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 	p.file(s)
 }
 
+// departed is depart for a user who was loaded: the stay ends with the grace, unless
+// another gateway confirms that the user is there.
+func (p *partition) departed(u presence.User, pg *page, grace time.Duration) {
+	s := p.lookup(u, p.loaded)
+	if s == nil {
+		return
+	}
+	if st := s.find(pg); st != nil {
+		st.until = max(st.until, p.now()+max(grace.Milliseconds(), othersConfirm))
+		p.file(s)
+	}
+}
+
 // hold takes, renews or ends a hold.
 func (p *partition) hold(c *holdCall) {
 	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
@@ -664,13 +781,13 @@ func (p *partition) hold(c *holdCall) {
 			return
 		}
 		s, pg = p.session(c.user, p.holds), p.page(c.page)
-		p.join(s, pg, p.now()+3*p.timeout())
+		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
 		p.member(c.user, pg) // also when only its end moved
 		p.file(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
 		p.member(c.user, pg) // also when a connection keeps the user there
-	default: // a newer owner may know of it: the answer waits until the store says that there is none
+	default: // a newer owner may know of the hold: the answer waits until the store confirms this node's claim
 		p.out.mu.Lock()
 		p.out.check = true
 		p.out.mu.Unlock()
@@ -678,7 +795,7 @@ func (p *partition) hold(c *holdCall) {
 	p.owe(owed{done: c.done})
 }
 
-// owe answers when all that has been applied so far is in the store.
+// owe queues an answer until all that has been applied so far is in the store.
 func (p *partition) owe(o owed) {
 	p.out.mu.Lock()
 	o.gen = p.out.gen
@@ -693,7 +810,7 @@ func (p *partition) owe(o owed) {
 	p.owed = append(p.owed, o)
 }
 
-// pay answers what needs no write any more.
+// pay sends the answers that wait for no write.
 func (p *partition) pay() {
 	p.settle(func(o owed) bool { return o.gen == 0 })
 }
@@ -708,7 +825,7 @@ func (p *partition) settle(due func(owed) bool) {
 			o.done <- nil
 		case o.from.stream == o.stream:
 			o.from.acked = max(o.from.acked, o.acked)
-			p.node.cfg.Reply(o.from.Gateway, &heartbeat.Reply{
+			p.node.cfg.Reply.SendReply(o.from.Gateway, &heartbeat.Reply{
 				Partition: p.id, Stream: o.stream, Acked: o.from.acked, Counts: latest(o.pages),
 			})
 		}
@@ -717,7 +834,8 @@ func (p *partition) settle(due func(owed) bool) {
 	p.owed = rest
 }
 
-// stored learns what the store made of a generation, and answers who waited.
+// stored takes the counts of a generation that is in the store, and sends the
+// answers that waited for it.
 func (p *partition) stored(st *stored) {
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && !pg.latest.Newer(c) {
@@ -736,7 +854,7 @@ func (p *partition) stored(st *stored) {
 	}
 }
 
-// flush tells the writer that there is something, once.
+// flush tells the writer, once, that the outbox has something.
 func (p *partition) flush() {
 	p.out.mu.Lock()
 	tell := !p.out.queued && !p.out.flying && !p.out.blocked && !p.out.empty()
@@ -745,11 +863,12 @@ func (p *partition) flush() {
 	}
 	p.out.mu.Unlock()
 	if tell {
-		p.node.ready <- p // never blocks: room for every partition, each in it once
+		p.node.ready <- p // never blocks: it has room for every partition, and each is in it once
 	}
 }
 
-// sweep forgets gateways that are gone: silent for two timeouts, no sessions.
+// sweep forgets gateways that are gone: they have no sessions and were silent for
+// two timeouts.
 func (p *partition) sweep(now int64) {
 	for key, src := range p.sources {
 		if src.sessions == 0 && now-src.heard > 2*p.timeout() {

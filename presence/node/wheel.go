@@ -6,16 +6,17 @@ import (
 )
 
 const (
-	// wheelTick is how exactly a deadline is met: never early, at most this late.
+	// wheelTick is the wheel's precision: it meets a deadline never early and at most
+	// this late.
 	wheelTick  = 100 * time.Millisecond
-	wheelSlots = 256 // 25.6 s ahead; what is further is looked at once a turn
+	wheelSlots = 256 // 25.6 s ahead; sessions with a later deadline are looked at once a turn
 )
 
 // wheel holds a partition's sessions by deadline: a hashed timing wheel
-// (Varghese and Lauck, 1987) with one level. A heartbeat moves only the
-// session's own deadline; the wheel finds out when the old one comes up and
-// puts the session where it belongs now. Hence no timer and no wheel operation
-// per heartbeat. Owned by the partition's actor.
+// (Varghese and Lauck, 1987) with one level. A heartbeat moves only the session's
+// own deadline; when the old deadline comes up, the session is filed under the new
+// one. So a heartbeat costs no timer and no wheel operation. The partition's actor
+// owns the wheel.
 type wheel struct {
 	pos      int64 // all ticks up to this one are done
 	slots    [wheelSlots]*session
@@ -28,14 +29,15 @@ func tickOf(ms int64) int64 {
 	return (ms + g - 1) / g
 }
 
-// idle brings an empty wheel to the present: nothing in it waits to be passed.
+// idle moves an empty wheel to the present: it has no session to look at before.
 func (w *wheel) idle(ms int64) {
 	if w.occupied == [len(w.occupied)]uint64{} {
 		w.pos = ms / int64(wheelTick/time.Millisecond)
 	}
 }
 
-// put files s to be looked at when ms has passed, and takes it from where it was.
+// put files s so that due looks at it when ms has passed. It first takes s from
+// its former slot.
 func (w *wheel) put(s *session, ms int64) {
 	w.drop(s)
 	t := min(max(tickOf(ms), w.pos+1), w.pos+wheelSlots-1)
@@ -82,8 +84,8 @@ func (w *wheel) next() (ms int64, ok bool) {
 	return 0, false
 }
 
-// due calls look with every session whose filed time has passed at ms, out of
-// the wheel; look puts it back where it belongs, if anywhere.
+// due takes every session out of the wheel whose filed time has passed at ms, and
+// calls look with it. look puts the session back if the wheel still needs it.
 func (w *wheel) due(ms int64, look func(*session)) {
 	now := ms / int64(wheelTick/time.Millisecond)
 	for w.pos < now {

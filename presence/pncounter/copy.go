@@ -8,82 +8,82 @@ type PagePair struct {
 	Pair
 }
 
-// ErrRefused is in the errors of a peer that this region must not share counts
-// with; the text says why.
+// ErrRefused is in every error about a peer with which this region must not share
+// counts. The text says why.
 var ErrRefused = errors.New("the peer is refused")
 
-// Regions is what a region knows of the others.
+// Regions is what a region knows about itself and the other regions.
 type Regions struct {
-	Identity string            // of this region; empty when it has none yet
-	Heard    map[string]string // by name; another value than before: it was heard since
-	Out      []string          // left out of totals, by the region's decision
+	Identity string            // of this region; empty: it has none yet
+	Heard    map[string]string // by region: the region's last word; a new word means that the region was heard
+	Out      []string          // the regions that this region has decided to leave out of totals
 }
 
 // Position is how far a peer has one bucket of a region's log.
 type Position struct {
 	Bucket      int
 	Log, Cursor uint64
-	Done        bool // it has been at an end of the log
+	Done        bool // the peer has received the log up to an end of it
 }
 
-// Batch is what a region tells another of one bucket. A region logs which of a
-// bucket's pages changed, each page at its last change. A batch says what pages
-// changed after From, up to To, and their pairs as they are now. Batches may be
+// Batch is what a region sends to another region about one bucket. A region logs
+// which of a bucket's pages changed, each page at its last change. A batch has the
+// pages that changed after From, up to To, with their current pairs. Batches may be
 // lost, repeated and overtaken.
 type Batch struct {
-	Region string // whose pairs these are
+	Region string // the region that the pairs belong to
 	Bucket int
-	// Log tells logs of the bucket apart: a region that lost data begins another,
-	// with a number above all incarnations it has used, from 0.
+	// Log is the number of the bucket's log. A region that lost data begins another
+	// log at place 0, with a number above all incarnations that it has used.
 	Log      uint64
 	From, To uint64
-	// Floor is the lowest incarnation of the log's pairs: the pairs that came
-	// before it, and that the log does not name again, are of pages where nobody
-	// is any more.
+	// Floor is the lowest incarnation of the log's pairs. A pair with a lower
+	// incarnation that the log does not name again belongs to a page without users.
 	Floor uint64
 	// Complete says that To is the end of the log, and that the log has all of
 	// the region's pages.
 	Complete bool
-	// For the sender alone. More: the log goes on after To. Forgotten: the log has
-	// forgotten a page after From; nothing is in the batch, and a log must begin
-	// that voids what it does not name. Partial: the region has not written all of
-	// its users yet, so that its pairs would replace better ones.
+	// Only the sender uses these. More: the log goes on after To. Forgotten: the log
+	// has forgotten a page after From; the batch is empty, and the region must begin a
+	// new log, which voids the pairs that it does not name. Partial: the region has not
+	// written all its users yet, so its pairs would replace better ones.
 	More, Forgotten, Partial bool
 	Pages                    []PagePair
 }
 
-// Status is what became of a batch.
+// Status is what the receiver did with a batch.
 type Status int
 
 const (
-	Merged  Status = iota // or known already
-	Unready               // the receiver knows nothing of its own yet: again later
-	Behind                // a later life of the region is known: begin a log above Ack.High
-	Gap                   // what came before the batch is missing: send from Ack.Cursor on
-	Failed                // the receiver's bucket cannot be used, Ack.Err says why
+	Merged  Status = iota // the batch is merged, or was known already
+	Unready               // the receiver's bucket has no owner yet: send again later
+	Behind                // the receiver knows higher incarnations of the region: begin a log above Ack.High
+	Gap                   // earlier batches are missing: send from Ack.Cursor on
+	Failed                // the receiver's bucket cannot be used; Ack.Err says why
 )
 
-// Ack is the answer to a batch: where the receiver is now.
+// Ack is the answer to a batch. It says where the receiver is now.
 type Ack struct {
 	Status Status
-	Log    uint64 // the log known, or the batch's
-	Cursor uint64 // all up to here is known
-	// High is the highest incarnation of the region that is known. What the region
-	// begins anew must be above.
+	Log    uint64 // the log that the receiver has, or the batch's
+	Cursor uint64 // the receiver has the log up to here
+	// High is the highest incarnation of the region that the receiver knows. A log that
+	// the region begins must have a number above it.
 	High uint64
 	// Done says that the log has been received up to an end of it.
 	Done bool
-	// Changed is the number of pages whose pair was news, Malformed that of pages of
-	// the receiver that held what nobody could read; it has been written anew.
+	// Changed is the number of pages whose pair was new to the receiver. Malformed is
+	// the number of pages whose data at the receiver could not be read; the receiver
+	// has written them again.
 	Changed, Malformed int
-	// Refused are the places in Batch.Pages of pairs whose incarnation is lower
-	// than one known of the page: their region must give them a higher one.
+	// Refused has the places in Batch.Pages of pairs whose incarnation is lower than
+	// the receiver's for the page: their region must give them a higher incarnation.
 	Refused []int
 	Err     error
 }
 
-// Copy is what a region has of another one's bucket. It says what merge.lua
-// must do; the zero Copy knows nothing. Not for concurrent use.
+// Copy is one region's copy of another region's bucket. It defines what merge.lua
+// must do. The zero Copy is empty. Only one goroutine at a time may use a Copy.
 type Copy struct {
 	Log, Cursor uint64
 	Floor, High uint64
@@ -91,7 +91,7 @@ type Copy struct {
 	Pairs       map[string]Pair
 }
 
-// Merge takes a batch.
+// Merge merges a batch and returns the answer to it.
 func (c *Copy) Merge(b Batch) Ack {
 	switch {
 	case b.Log < c.Log, b.Log > c.Log && b.Log <= max(c.High, c.Floor):
@@ -105,7 +105,7 @@ func (c *Copy) Merge(b Batch) Ack {
 		return c.ack(Gap)
 	}
 	var refused []int
-	if b.To > c.Cursor { // else all of it is known, or has been forgotten since
+	if b.To > c.Cursor { // otherwise the copy has all of the batch, or has forgotten it since
 		if c.Pairs == nil {
 			c.Pairs = map[string]Pair{}
 		}
@@ -115,7 +115,7 @@ func (c *Copy) Merge(b Batch) Ack {
 			switch {
 			case p.Incarnation < max(old.Incarnation, c.Floor):
 				refused = append(refused, i)
-			case known || p.Value() > 0: // of a page that is not known here nothing need be forgotten
+			case known || p.Value() > 0: // an empty page that the copy does not know need not be stored
 				c.Pairs[p.Page] = old.Merge(p.Pair)
 			}
 		}
@@ -134,7 +134,7 @@ func (c *Copy) ack(s Status) Ack {
 	return Ack{Status: s, Log: c.Log, Cursor: c.Cursor, High: max(c.High, c.Floor), Done: c.Done}
 }
 
-// Value is the number of the region's users on the page.
+// Value returns the number of the region's users on the page.
 func (c *Copy) Value(page string) int64 {
 	if p := c.Pairs[page]; p.Incarnation >= c.Floor {
 		return p.Value()

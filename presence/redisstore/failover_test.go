@@ -38,7 +38,8 @@ func failover(t *testing.T, url string, kill func()) {
 	go func() {
 		defer close(done)
 		_ = c.s.Watch(ctx, all, func(p presence.Publication) {
-			for _, n := range p.Counts {
+			for _, u := range p.Updates {
+				n, _ := presence.CountOf(u)
 				take(n)
 			}
 			if !p.Lost {

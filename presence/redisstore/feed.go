@@ -74,8 +74,8 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 				s.cfg.Log.Error().Err(err).Int("bucket", m.bucket).Msg("publication cannot be read")
 				p = presence.Publication{Bucket: m.bucket, Lost: true}
 			}
-			for _, c := range p.Counts {
-				s.seen(c.Version.Incarnation)
+			for _, u := range p.Updates {
+				s.seen(u.Version.Incarnation)
 			}
 			fn(p)
 		}
@@ -186,7 +186,7 @@ func (w *watcher) listen(ctx context.Context) error {
 	for b := range w.feeds {
 		channels[channel(b, w.s.db)] = b
 	}
-	if c.publish == "PUBLISH" {
+	if c.Publish == "PUBLISH" {
 		names := make([]string, 0, len(channels))
 		for name := range channels {
 			names = append(names, name)
@@ -200,9 +200,9 @@ func (w *watcher) listen(ctx context.Context) error {
 	}
 	shards := map[string]*shard{}
 	for name := range channels {
-		m, err := c.cluster.MasterForKey(ctx, name)
+		m, err := c.Cluster.MasterForKey(ctx, name)
 		if err != nil {
-			c.cluster.ReloadState(ctx)
+			c.Cluster.ReloadState(ctx)
 			return err
 		}
 		addr := m.Options().Addr
@@ -224,7 +224,7 @@ func (w *watcher) listen(ctx context.Context) error {
 		})
 	}
 	err = <-errs
-	c.cluster.ReloadState(ctx)
+	c.Cluster.ReloadState(ctx)
 	return err
 }
 
@@ -301,53 +301,51 @@ func (w *watcher) hear(ctx context.Context, ps *redis.PubSub, names []string, su
 
 var errPublication = errors.New("not a publication")
 
-// parsePublication reads what the scripts publish: a line "sequence stale again"
-// or "sequence stale again regions,left,out", then records. A record is a line, and the bytes whose numbers it gives:
-//
-//	c <bytes of page> <users> <updated> <incarnation> <sequence>
-//	+ <bytes of page> <bytes of gateway>
-//	- <bytes of page> <bytes of gateway>
+// parsePublication reads what publish.lua writes.
 func parsePublication(bucket int, payload string) (presence.Publication, error) {
 	p := presence.Publication{Bucket: bucket}
 	head, rest, ok := strings.Cut(payload, "\n")
-	flags := strings.Fields(head)
-	if !ok || len(flags) != 3 && len(flags) != 4 {
+	flags := strings.Split(head, " ")
+	if !ok || len(flags) != 3 {
 		return p, errPublication
 	}
-	stale, without := flags[1] == "1", strings.Join(flags[3:], "")
+	stale := flags[1] == "1"
 	p.Lost = flags[2] == "1"
 	for rest != "" {
 		var line string
 		if line, rest, ok = strings.Cut(rest, "\n"); !ok {
 			return p, errPublication
 		}
-		fields := strings.Fields(line)
-		n := make([]uint64, len(fields))
-		for i := 1; i < len(fields); i++ {
+		what, numbers, _ := strings.Cut(line, " ")
+		var n [4]uint64 // two lengths; of an update then its version
+		count := 0
+		for ; numbers != "" && count < len(n); count++ {
+			var field string
+			field, numbers, _ = strings.Cut(numbers, " ")
 			var err error
-			if n[i], err = strconv.ParseUint(fields[i], 10, 64); err != nil {
+			if n[count], err = strconv.ParseUint(field, 10, 64); err != nil {
 				return p, fmt.Errorf("%w: %w", errPublication, err)
 			}
 		}
+		if numbers != "" || n[0] > uint64(len(rest)) || n[1] > uint64(len(rest))-n[0] {
+			return p, fmt.Errorf("%w: %q", errPublication, line)
+		}
+		topic, err := presence.ParseTopic(rest[:n[0]])
+		if err != nil {
+			return p, fmt.Errorf("%w: %w", errPublication, err)
+		}
+		text := rest[n[0] : n[0]+n[1]]
 		switch {
-		case len(fields) == 6 && fields[0] == "c" && n[1] <= uint64(len(rest)):
-			c := presence.Count{
-				Page: rest[:n[1]], Users: int64(n[2]), Stale: stale, Without: without,
-				Version: presence.Version{Incarnation: n[4], Sequence: n[5]},
-			}
-			if n[3] > 0 {
-				c.Updated = time.Unix(int64(n[3]), 0).UTC()
-			}
-			p.Counts = append(p.Counts, c)
-			rest = rest[n[1]:]
-		case len(fields) == 3 && (fields[0] == "+" || fields[0] == "-") && n[1] <= uint64(len(rest)) && n[2] <= uint64(len(rest))-n[1]:
-			p.Endpoints = append(p.Endpoints, presence.Endpoint{
-				Page: rest[:n[1]], Gateway: rest[n[1] : n[1]+n[2]], Gone: fields[0] == "-",
+		case what == "u" && count == 4:
+			p.Updates = append(p.Updates, presence.Update{
+				Topic: topic, Version: presence.Version{Incarnation: n[2], Sequence: n[3]}, Stale: stale, Value: text,
 			})
-			rest = rest[n[1]+n[2]:]
+		case (what == "+" || what == "-") && count == 2:
+			p.Endpoints = append(p.Endpoints, presence.Endpoint{Topic: topic, Gateway: text, Gone: what == "-"})
 		default:
 			return p, fmt.Errorf("%w: %q", errPublication, line)
 		}
+		rest = rest[n[0]+n[1]:]
 	}
 	return p, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/redistest"
+	"headcount/scripts"
 )
 
 // Any run of any script of a change may be repeated and may come late. So a
@@ -38,7 +39,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			for range rapid.IntRange(0, 3).Draw(rt, "late") {
 				if len(earlier) > 0 {
 					late := *rapid.SampledFrom(earlier).Draw(rt, "run")
-					late.reply, late.err = nil, nil
+					late.Reply, late.Err = nil, nil
 					if err := s.run(t.Context(), []*call{&late}); err != nil {
 						rt.Fatal(err)
 					}
@@ -61,7 +62,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				want[page][claim.Partition] = users
 				present[fmt.Sprint(claim.Partition, page)] = users > 0
 			}
-			calls := s.memberCalls(c, false)
+			calls := memberCalls(c, false, 1, 0)
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
@@ -142,14 +143,14 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
 		}
 	}
-	members := s.memberCalls(c, false)
-	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].reply.(int64) != statusGap-'0' {
-		t.Fatalf("the second batch without the first: %v, %v", members[1].reply, err)
+	members := memberCalls(c, false, sharesFor(len(c.Members)), 0)
+	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
+		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
 	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
-	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || parts[1].reply.([]any)[1] != string(statusGap) {
-		t.Fatalf("the second part without the first: %v, %v", parts[1].reply, err)
+	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || parts[1].Reply.([]any)[1] != string(statusGap) {
+		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
 	}
 	// A repetition may be divided elsewhere, since it has other company.
 	if err := s.run(t.Context(), []*call{&parts[0].call}); err != nil {
@@ -193,8 +194,8 @@ func TestAZombieWritesNoCount(t *testing.T) {
 		t.Fatal(len(calls), err)
 	}
 	for _, cl := range calls {
-		if got := cl.reply.([]any)[1]; got != string(statusFenced) {
-			t.Fatalf("%v: status %v, want it fenced", cl.keys, got)
+		if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
+			t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
 		}
 	}
 	if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
@@ -211,11 +212,11 @@ func TestALateClaimDoesNothing(t *testing.T) {
 	}
 	defer s.Close()
 	claim := func(number int) string {
-		cl := &call{script: "claim", keys: []string{ownerKey(1), dirtyKey(1)}, args: []any{"n", "7", "self", number}}
+		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
 		if err := s.run(t.Context(), []*call{cl}); err != nil {
 			t.Fatal(err)
 		}
-		return cl.reply.([]any)[0].(string)
+		return cl.Reply.([]any)[0].(string)
 	}
 	first, second := claim(1), claim(2)
 	if first >= second {
@@ -291,7 +292,7 @@ func TestASilentSubscriptionIsNoticed(t *testing.T) {
 	time.Sleep(5 * s.ping)
 	server.Resume()
 	told(lost(1))
-	if _, err := s.Attach(t.Context(), "g", []string{"p"}); err != nil {
+	if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
 		t.Fatal(err)
 	}
 	told(func(p presence.Publication) bool { return len(p.Endpoints) == 1 })
@@ -305,18 +306,20 @@ func TestAnOldClusterHearsClassicChannels(t *testing.T) {
 	}
 	t.Cleanup(func() { s.Close() })
 	c, err := s.known(t.Context())
-	if err != nil || c.publish != "SPUBLISH" {
+	if err != nil || c.Publish != "SPUBLISH" {
 		t.Fatalf("known = %+v, %v", c, err)
 	}
-	c.publish = "PUBLISH"
+	c.Publish = "PUBLISH"
 	told := ear(t, s)
 	told(lost(1))
 	for i := range 20 {
 		page := fmt.Sprint("p", i)
-		if _, err := s.Attach(t.Context(), "g", []string{page}); err != nil {
+		if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{page})); err != nil {
 			t.Fatal(err)
 		}
-		told(func(p presence.Publication) bool { return len(p.Endpoints) == 1 && p.Endpoints[0].Page == page })
+		told(func(p presence.Publication) bool {
+			return len(p.Endpoints) == 1 && p.Endpoints[0].Topic == presence.CountTopic(page)
+		})
 	}
 }
 
@@ -371,32 +374,48 @@ func TestLostDropsWhatWaits(t *testing.T) {
 }
 
 func FuzzParsePublication(f *testing.F) {
-	f.Add("1 0 0\nc 3 5 1700000000 1700000000000 7\na b+ 1 2\npgw- 1 2\npgw")
+	f.Add("1 0 0\nu 10 12 1700000000000 7\ncount//a b5 1700000000+ 8 2\ncount//pgw- 8 2\ncount//pgw")
 	f.Add("1 1 1\n")
-	f.Add("1 0 0\nc 9 5 1 1 7\nshort")
+	f.Add("1 0 0\nu 9 5 1 7\nshort")
 	f.Add("1 0 0\n+ 18446744073709551615 1\nx")
 	f.Fuzz(func(t *testing.T, payload string) {
 		p, err := parsePublication(3, payload)
 		if err != nil && !errors.Is(err, errPublication) {
 			t.Fatal(err)
 		}
-		for _, c := range p.Counts {
-			if len(c.Page) > len(payload) {
-				t.Fatal("a page out of nothing")
+		if err != nil {
+			return
+		}
+		for _, u := range p.Updates {
+			if u.Topic.Check() != nil || len(u.Topic.String())+len(u.Value) > len(payload) {
+				t.Fatalf("%+v out of nothing", u)
 			}
 		}
 	})
 }
 
 func TestParsePublication(t *testing.T) {
-	p, err := parsePublication(3, "9 1 1\nc 4 5 1700000000 1700000000000 7\na\nb+- 1 2\npgw+ 1 2\nqgw")
-	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Counts) != 1 || len(p.Endpoints) != 2 {
+	p, err := parsePublication(3, "9 1 1\nu 11 8 1700000000000 7\ncount/s/a/b5 1 eu,u- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
+	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 1 || len(p.Endpoints) != 2 {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	if c := p.Counts[0]; c.Page != "a\nb+" || c.Users != 5 || !c.Stale || c.Version.String() != "1700000000000-7" || c.Updated.Unix() != 1700000000 {
-		t.Errorf("%+v", c)
+	want := presence.Update{
+		Topic: presence.Topic{Site: "s", Kind: "count", Key: "a/b"}, Stale: true, Value: "5 1 eu,u",
+		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
 	}
-	if e := p.Endpoints; e[0] != (presence.Endpoint{Page: "p", Gateway: "gw", Gone: true}) || e[1] != (presence.Endpoint{Page: "q", Gateway: "gw"}) {
+	if p.Updates[0] != want {
+		t.Errorf("%+v, want %+v", p.Updates[0], want)
+	}
+	if e := p.Endpoints; e[0] != (presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "gw", Gone: true}) ||
+		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: "level", Key: "q"}, Gateway: "gw"}) {
 		t.Errorf("%+v", e)
+	}
+	for _, bad := range []string{
+		"", "1 0\n", "1 0 0", "1 0 0\nu 1 1 1\nab", "1 0 0\nu 8 1 1 1 1\ncount//pv", "1 0 0\nx 8 1\ncount//pv", "1 0 0\n+ 8 2 3 4\ncount//pgw",
+		"1 0 0\nu 5 1 1 1\ncountv", "1 0 0\nu 8 9 1 1\ncount//pv", "1 0 0\nu 8 18446744073709551615 1 1\ncount//pv",
+	} {
+		if p, err := parsePublication(3, bad); !errors.Is(err, errPublication) {
+			t.Errorf("%q is read as %+v, %v", bad, p, err)
+		}
 	}
 }

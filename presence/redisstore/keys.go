@@ -4,7 +4,6 @@ import (
 	"strconv"
 
 	"headcount/presence"
-	"headcount/presence/unread"
 )
 
 // All names in Redis. Braces are the hash tag that puts all keys of a partition,
@@ -12,13 +11,15 @@ import (
 //
 //	hc:{p17}:o       hash: owner, epoch, generation, last change (claim.lua)
 //	hc:{p17}:d       set: pages whose count may not have been written yet
-//	hc:{p17}:m:5     hash: members, user and page -> end of the hold (members.lua)
+//	hc:{p17}:m:5     hash: members, user and page -> end of the hold (members.lua,
+//	                 resize.lua says how many hashes there are)
 //	hc:{b5}:s        hash: generation, rebuild, publications (fence.lua)
-//	hc:{b5}:f        hash: partition -> epoch and last change (counts.lua)
+//	hc:{b5}:f        string: per partition epoch and last change (fences.lua)
 //	hc:{b5}:r        set: partitions that are complete
 //	hc:{b5}:e        set: endpoints (read.lua)
 //	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
-//	hc:{b5}:c:PAGE   hash: counts of a page (counts.lua)
+//	hc:{b5}:c:PAGE   hash: counts of a page (page.lua)
+//	hc:{b5}:z        zset: pages nobody is on, since when (page.lua)
 //	hc:{b5}:h:PAGE   hash: changes of a page (change.lua)
 //	hc:{b5}:i:HASH   string: an idempotency key of a change that was counted
 //	hc:{b5}:u:USER   hash: what a user follows (save.lua)
@@ -35,10 +36,15 @@ const (
 	regionsKey = prefix + "{c}:regions"
 )
 
-// shares is into how many hashes a partition's members are divided. Small hashes
-// take a third of the memory: with 64 they stay small (512 members) up to 32,768
-// members a partition, nearly nine million in all of 271.
-const shares = 64
+// perShare is how many members one of a partition's hashes has on average, at most.
+// Small hashes take a third of the memory of large ones, and a key for each member
+// would take as much as five members in a hash. A hash counts as small up to 512
+// fields by default, up to 128 where somebody chose that; with 48 on average one
+// that waits for its division has 96, and hardly ever more than 128.
+const perShare = 48
+
+// sharesFor is how many hashes suit so many members.
+func sharesFor(members int) int { return max(1, (members+perShare-1)/perShare) }
 
 func partitionKey(p int) string { return prefix + "{p" + strconv.Itoa(p) + "}:" }
 
@@ -47,9 +53,28 @@ func dirtyKey(p int) string { return partitionKey(p) + "d" }
 
 func memberKey(p, share int) string { return partitionKey(p) + "m:" + strconv.Itoa(share) }
 
-// share is the hash of a partition that has the user. The remainder by P is the
-// partition, so it is the quotient that is spread.
-func share(u presence.User, partitions int) int { return int(uint64(u) / uint64(partitions) % shares) }
+// share is the hash that has the user, of n. It is what shares.lua says: from n to
+// n+1 only users of one hash move, and only to the new one.
+func share(u presence.User, n int) int {
+	size := 1
+	for size < n {
+		size *= 2
+	}
+	i := int((uint64(u)>>32 + uint64(u)&0xffffffff) % uint64(size))
+	if i >= n {
+		i -= size / 2
+	}
+	return i
+}
+
+// neighbour is the hash that the last of n is divided from.
+func neighbour(n int) int {
+	size := 1
+	for size < n {
+		size *= 2
+	}
+	return n - 1 - size/2
+}
 
 func bucketKey(b int) string { return prefix + "{b" + strconv.Itoa(b) + "}:" }
 
@@ -58,12 +83,22 @@ func fenceKey(b int) string     { return bucketKey(b) + "f" }
 func readyKey(b int) string     { return bucketKey(b) + "r" }
 func endpointsKey(b int) string { return bucketKey(b) + "e" }
 func logKey(b int) string       { return bucketKey(b) + "l" }
+func emptiesKey(b int) string   { return bucketKey(b) + "z" }
 func tokenKey(b int) string     { return bucketKey(b) + "t" }
 func pagePrefix(b int) string   { return bucketKey(b) + "c:" }
 
-func historyKey(b int, page string) string      { return bucketKey(b) + "h:" + page }
-func onceKey(b int, hash string) string         { return bucketKey(b) + "i:" + hash }
-func followsKey(b int, user unread.User) string { return bucketKey(b) + "u:" + user.String() }
+func historyKey(b int, page string) string { return bucketKey(b) + "h:" + page }
+func onceKey(b int, hash string) string    { return bucketKey(b) + "i:" + hash }
+func recordKey(b int, user string) string  { return bucketKey(b) + "u:" + user }
+
+// Fields that Go reads; scripts/README.md has all.
+const (
+	levelField  = "level" // of historyKey
+	byField     = "by:"   // … and a user
+	newestField = "new"   // … and a number
+	recordField = ""      // of recordKey: the record's version
+	peerField   = "peer:" // of stateKey, and a region
+)
 
 // channel has the database in its name, because pub-sub knows no databases.
 func channel(b, db int) string { return bucketKey(b) + "n/" + strconv.Itoa(db) }

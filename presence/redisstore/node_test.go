@@ -19,7 +19,7 @@ import (
 func TestANodeHealsRedis(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, server.URL())
-	n, err := node.New(s, node.Config{Name: "node", Reply: func(string, *heartbeat.Reply) {}, Log: zerolog.Nop()})
+	n, err := node.New(s, node.Config{Name: "node", Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,6 +31,7 @@ func TestANodeHealsRedis(t *testing.T) {
 	for i := range all {
 		all[i] = i
 	}
+	n.Gateways(nil)
 	n.Own(all)
 	const users, pages = 200, 7
 	for i := range users {
@@ -65,3 +66,8 @@ func TestANodeHealsRedis(t *testing.T) {
 		}
 	}
 }
+
+// replies is a function as node.Replies.
+type replies func(gateway string, r *heartbeat.Reply)
+
+func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }

@@ -16,13 +16,17 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/presence"
+	"headcount/redisconn"
+	"headcount/scripts"
 )
 
 const (
 	memberBatch = 400  // pages and members in one run of members.lua
 	countBatch  = 300  // counts in one run of counts.lua
 	fenceBatch  = 1000 // partitions in one run of fence.lua
-	loadShares  = 16   // hashes of members in one run of load.lua
+	loadShares  = 64   // hashes of members in one run of load.lua
+	loadRuns    = 4    // runs of load.lua in one pipeline, which has its own deadline: some 10,000 members
+	resizeSteps = 32   // hashes divided or joined in one run of resize.lua
 	retries     = 3    // rounds for what found that the batch before it was missing
 )
 
@@ -32,6 +36,7 @@ const (
 	statusFenced  = '1'
 	statusLost    = '2'
 	statusGap     = '3'
+	statusShares  = '4' // members lie in another number of hashes
 )
 
 // partition is what a store remembers of one that it claimed; under Store.mu.
@@ -41,6 +46,9 @@ type partition struct {
 	// are no others, so that the set may begin anew when all are written.
 	unwritten map[string]struct{}
 	known     bool
+	// shares is in how many hashes the members lie, members how many these are, as
+	// of the last reply.
+	shares, members int
 }
 
 // Generation implements presence.Partitions: a hash over, for every master, what
@@ -65,37 +73,33 @@ func (s *Store) Generation(ctx context.Context) (uint64, error) {
 func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 	var mu sync.Mutex
 	var parts []string
-	err := c.masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+	err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
 		pipe := m.Pipeline()
 		server, replication := pipe.Info(ctx, "server"), pipe.Info(ctx, "replication")
-		s.metrics.commands.Add(2)
+		s.conn.Metrics.Commands.Add(2)
 		if _, err := pipe.Exec(ctx); err != nil {
 			return err
 		}
-		if role := infoField(replication.Val(), "role"); role != "master" {
+		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
 			return fmt.Errorf("%w: asked a %s for its generation; a master is being chosen", presence.ErrUnavailable, role)
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		parts = append(parts, "run "+infoField(server.Val(), "run_id")+" "+infoField(replication.Val(), "master_replid"))
+		parts = append(parts, "run "+redisconn.InfoField(server.Val(), "run_id")+" "+redisconn.InfoField(replication.Val(), "master_replid"))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(parts)
-	// One token is enough for one server; the buckets' together reach all masters.
-	tokens := 1
-	if c.cluster != nil {
-		tokens = s.cfg.Buckets
-	}
+	tokens := s.tokens(c)
 	for created := false; ; created = true {
 		pipe := c.Pipeline()
 		got := make([]*redis.StringCmd, tokens)
 		for b := range got {
 			got[b] = pipe.Get(ctx, tokenKey(b))
 		}
-		s.metrics.commands.Add(float64(tokens))
+		s.conn.Metrics.Commands.Add(float64(tokens))
 		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return nil, err
 		}
@@ -118,11 +122,20 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 		if created {
 			return nil, fmt.Errorf("%w: it was emptied just now", presence.ErrUnavailable)
 		}
-		s.metrics.commands.Add(float64(missing))
+		s.conn.Metrics.Commands.Add(float64(missing))
 		if _, err := pipe.Exec(ctx); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// tokens is how many buckets have a token: one is enough for one server, the
+// buckets' together reach all masters of a Cluster.
+func (s *Store) tokens(c *client) int {
+	if c.Cluster != nil {
+		return s.cfg.Buckets
+	}
+	return 1
 }
 
 // Claim implements presence.Partitions: the epochs first, then the fences.
@@ -141,7 +154,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	number := s.claims.Add(1)
 	calls := make([]*call, len(partitions))
 	for i, p := range partitions {
-		calls[i] = &call{script: "claim", keys: []string{ownerKey(p), dirtyKey(p)}, args: []any{owner, gen, s.self, number}}
+		calls[i] = &call{Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, gen, s.self, number}}
 	}
 	if err := s.run(ctx, calls); err != nil {
 		return fail(err)
@@ -149,7 +162,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	claims := make([]presence.Claim, len(partitions))
 	clean := make([]bool, len(partitions))
 	for i, p := range partitions {
-		reply := calls[i].reply.([]any)
+		reply := calls[i].Reply.([]any)
 		epoch, err := strconv.ParseUint(reply[0].(string), 10, 64)
 		if err != nil {
 			return fail(fmt.Errorf("%w: partition %d was claimed again meanwhile", presence.ErrUnavailable, p))
@@ -158,7 +171,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		if err != nil {
 			return fail(fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, p, reply[2]))
 		}
-		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation, Former: former}
+		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation, Former: former, Whole: reply[5].(int64) == 1}
 		clean[i] = reply[1].(int64) == 0
 	}
 	if err := s.fence(ctx, claims, gen, again); err != nil {
@@ -168,7 +181,11 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	defer s.mu.Unlock()
 	for i, c := range claims {
 		if p := &s.partitions[c.Partition]; p.epoch < c.Epoch {
-			*p = partition{epoch: c.Epoch, unwritten: map[string]struct{}{}, known: clean[i]}
+			reply := calls[i].Reply.([]any)
+			*p = partition{
+				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: clean[i],
+				shares: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
+			}
 		}
 	}
 	return claims, nil
@@ -184,50 +201,84 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, gen string, 
 			args = append(args, c.Partition, c.Epoch)
 		}
 		for b := range s.cfg.Buckets {
-			calls = append(calls, &call{script: "fence", keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}, args: args})
+			calls = append(calls, &call{Script: scripts.Fence, Keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}, Args: args})
 		}
 	}
 	return s.run(ctx, calls)
 }
 
-// Load implements presence.Partitions.
+// Incomplete implements presence.Partitions: one command a bucket, and one bucket
+// at a time unless everywhere.
+func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere bool) (missing []int, err error) {
+	if len(partitions) == 0 {
+		return nil, nil
+	}
+	members := make([]any, len(partitions))
+	for i, p := range partitions {
+		members[i] = p
+	}
+	buckets := []int{int(s.looks.Add(1) % uint64(s.cfg.Buckets))}
+	if everywhere {
+		buckets = buckets[:0]
+		for b := range s.cfg.Buckets {
+			buckets = append(buckets, b)
+		}
+	}
+	answers := make([]*redis.BoolSliceCmd, len(buckets))
+	err = s.do(ctx, func(ctx context.Context, c *client) error {
+		pipe := c.Pipeline()
+		for i, b := range buckets {
+			answers[i] = pipe.SMIsMember(ctx, readyKey(b), members...)
+		}
+		s.conn.Metrics.Commands.Add(float64(len(buckets)))
+		_, err := pipe.Exec(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: look for partitions that are not complete: %w", err)
+	}
+	for i, p := range partitions {
+		if slices.ContainsFunc(answers, func(a *redis.BoolSliceCmd) bool { return !a.Val()[i] }) {
+			missing = append(missing, p)
+		}
+	}
+	return missing, nil
+}
+
+// Load implements presence.Partitions. It reads a bounded number of members at a
+// time, each with a deadline of its own, so that many take long, but do not fail.
 func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
-	calls := make([]*call, 0, len(claims)*shares/loadShares)
-	for _, c := range claims {
+	var calls []*call
+	var of []int // -> claims
+	s.mu.Lock()
+	for i, c := range claims {
+		shares := 1
+		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
+			shares = p.shares
+		}
 		for first := 0; first < shares; first += loadShares {
-			keys := make([]string, 0, 2+loadShares)
-			keys = append(keys, ownerKey(c.Partition), dirtyKey(c.Partition))
-			for i := range loadShares {
-				keys = append(keys, memberKey(c.Partition, first+i))
+			keys := []string{ownerKey(c.Partition), dirtyKey(c.Partition)}
+			for j := first; j < min(first+loadShares, shares); j++ {
+				keys = append(keys, memberKey(c.Partition, j))
 			}
-			calls = append(calls, &call{script: "load", keys: keys, args: []any{
-				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0),
-			}})
+			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
+				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0), shares,
+			}}), append(of, i)
 		}
 	}
-	if err := s.run(ctx, calls); err != nil {
-		return nil, fmt.Errorf("redisstore: load %d partitions: %w", len(claims), err)
-	}
-	now := time.Now()
+	s.mu.Unlock()
 	snaps := make([]presence.Snapshot, len(claims))
-	for i, cl := range calls {
-		claim := claims[i/(shares/loadShares)]
-		snap := &snaps[i/(shares/loadShares)]
-		reply := cl.reply.([]any)
-		if err := statusError(byte('0' + reply[0].(int64))); err != nil {
-			return nil, fmt.Errorf("redisstore: load partition %d: %w", claim.Partition, err)
+	for len(calls) > 0 {
+		n := min(loadRuns, len(calls))
+		if err := s.run(ctx, calls[:n]); err != nil {
+			return nil, fmt.Errorf("redisstore: load %d partitions: %w", len(claims), err)
 		}
-		for _, page := range reply[1].([]any) {
-			snap.Pages = append(snap.Pages, page.(string))
-		}
-		fields := reply[2].([]any)
-		for j := 0; j+1 < len(fields); j += 2 {
-			m, err := member(fields[j].(string), fields[j+1].(string), now)
-			if err != nil {
-				return nil, fmt.Errorf("redisstore: load partition %d: %w: %w", claim.Partition, presence.ErrUnavailable, err)
+		for k, cl := range calls[:n] {
+			if err := loaded(cl, &snaps[of[k]]); err != nil {
+				return nil, fmt.Errorf("redisstore: load partition %d: %w", claims[of[k]].Partition, err)
 			}
-			snap.Members = append(snap.Members, m)
 		}
+		calls, of = calls[n:], of[n:]
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,6 +293,27 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 		p.known = true
 	}
 	return snaps, nil
+}
+
+// loaded adds what one run of load.lua found.
+func loaded(cl *call, snap *presence.Snapshot) error {
+	reply := cl.Reply.([]any)
+	if err := statusError(byte('0' + reply[0].(int64))); err != nil {
+		return err
+	}
+	for _, page := range reply[1].([]any) {
+		snap.Pages = append(snap.Pages, page.(string))
+	}
+	now := time.Now()
+	fields := reply[2].([]any)
+	for j := 0; j+1 < len(fields); j += 2 {
+		m, err := member(fields[j].(string), fields[j+1].(string), now)
+		if err != nil {
+			return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+		}
+		snap.Members = append(snap.Members, m)
+	}
+	return nil
 }
 
 // member reads what memberField and holdValue wrote. A hold that is over is none.
@@ -298,84 +370,195 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 	return outcomes
 }
 
-// writeMembers runs members.lua for all changes.
+// writeMembers runs members.lua for all changes, and before it resize.lua where the
+// members lie in too few or too many hashes.
 func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
-	var calls []*call
-	var of []int // -> changes
+	fresh := make([]bool, len(changes))
+	todo := make([]int, len(changes)) // -> changes
 	s.mu.Lock()
 	for i, c := range changes {
-		fresh := false
+		todo[i] = i
 		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
-			fresh = p.known && len(p.unwritten) == 0
+			fresh[i] = p.known && len(p.unwritten) == 0
 			for _, pu := range c.Counts {
 				p.unwritten[pu.Page] = struct{}{}
 			}
 		}
-		for _, cl := range s.memberCalls(c, fresh) {
-			calls, of = append(calls, cl), append(of, i)
-		}
 	}
 	s.mu.Unlock()
-	for round := 1; len(calls) > 0; round++ {
+	for round := 1; len(todo) > 0; round++ {
+		var calls []*call
+		ends := make([]int, len(todo))
+		s.mu.Lock()
+		for k, i := range todo {
+			shares, members := 1, 0
+			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
+				shares, members = p.shares, p.members
+			}
+			calls = append(calls, memberCalls(changes[i], fresh[i], shares, members)...)
+			ends[k] = len(calls)
+		}
+		s.mu.Unlock()
 		_ = s.run(ctx, calls) // each call has its error
-		var gapCalls []*call
-		var gapOf []int
-		for k, cl := range calls {
-			i := of[k]
+		again := todo[:0]
+		first := 0
+		s.mu.Lock()
+		for k, i := range todo {
+			status, err := s.membersWritten(changes[i], calls[first:ends[k]])
+			first = ends[k]
 			switch {
-			case outcomes[i].Err != nil:
-			case cl.err != nil:
-				outcomes[i].Err = cl.err
-			case cl.reply.(int64) == statusGap-'0' && round < retries:
-				gapCalls, gapOf = append(gapCalls, cl), append(gapOf, i)
+			case err != nil:
+				outcomes[i].Err = err
+			case (status == statusGap || status == statusShares) && round < retries:
+				again = append(again, i)
 			default:
-				outcomes[i].Err = statusError(byte('0' + cl.reply.(int64)))
+				outcomes[i].Err = statusError(status)
 			}
 		}
-		calls, of = gapCalls, gapOf
+		s.mu.Unlock()
+		todo = again
 	}
 }
 
+// membersWritten takes in what became of one change's calls: the status or error of
+// the first that was not written. Under mu.
+func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, err error) {
+	status = statusWritten
+	for _, cl := range calls {
+		switch reply := cl.Reply.(type) {
+		case []any: // members.lua
+			if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
+				p.shares, p.members = int(reply[1].(int64)), int(reply[2].(int64))
+			}
+			if st := byte('0' + reply[0].(int64)); status == statusWritten {
+				status = st
+			}
+		case int64: // resize.lua, whose word the next call repeats
+		default:
+			if err == nil {
+				err = cl.Err
+			}
+		}
+	}
+	return status, err
+}
+
 // memberCalls divides a change into batches: its pages first, so that all of
-// them are known as unwritten before the first member is changed.
-func (s *Store) memberCalls(c presence.Change, fresh bool) []*call {
+// them are known as unwritten before the first member is changed. The members lie
+// in so many hashes, which are made to suit their number first.
+func memberCalls(c presence.Change, fresh bool, shares, members int) []*call {
 	gen := strconv.FormatUint(c.Generation, 10)
-	pages, members := c.Counts, c.Members
 	var calls []*call
-	for batch := 0; batch == 0 || len(pages)+len(members) > 0; batch++ {
+	const flagsAt = 4 // of args
+	drop := 0         // hashes that a reset drops
+	if c.Reset {
+		drop = shares
+		shares = sharesFor(len(c.Members))
+	} else {
+		calls = resizeCalls(c.Claim, shares, sharesAfter(c, shares, members))
+		shares = sharesAfter(c, shares, members)
+	}
+	pages, rest := c.Counts, c.Members
+	for batch := 0; batch == 0 || len(pages)+len(rest) > 0; batch++ {
 		np := min(len(pages), memberBatch)
-		nm := min(len(members), memberBatch-np)
-		keys := []string{ownerKey(c.Partition), dirtyKey(c.Partition)}
-		args := make([]any, 0, 8+np+2*nm)
-		args = append(args, c.Epoch, gen, c.Sequence, batch, flag(fresh), flag(c.Reset), np)
+		nm := min(len(rest), memberBatch-np)
+		keys := append(make([]string, 0, 2+drop+min(nm, shares)), ownerKey(c.Partition), dirtyKey(c.Partition))
+		args := make([]any, 0, 8+np+4*nm)
+		if batch == 0 && drop > 0 {
+			for i := range drop {
+				keys = append(keys, memberKey(c.Partition, i))
+			}
+			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(fresh), drop, shares, np)
+		} else {
+			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(fresh), shares, 0, np)
+		}
 		for _, pu := range pages[:np] {
 			args = append(args, pu.Page)
 		}
-		var set, gone [shares][]presence.Member
-		for _, m := range members[:nm] {
-			i := share(m.User, s.cfg.Partitions)
-			if m.Gone { // of two changes of one member the later holds
-				set[i], gone[i] = without(set[i], m.Member), append(gone[i], m.Member)
+		keys, args = shareOut(keys, args, c.Partition, rest[:nm], shares)
+		if pages, rest = pages[np:], rest[nm:]; c.Complete && len(pages)+len(rest) == 0 {
+			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch: with it the members are whole
+		}
+		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
+	}
+	return calls
+}
+
+// shareOut appends the keys of the hashes that the members lie in, and what is to
+// change there. Of two changes of one member the later holds.
+func shareOut(keys []string, args []any, partition int, members []presence.MemberChange, shares int) ([]string, []any) {
+	type part struct{ set, gone []presence.Member }
+	parts := map[int]*part{}
+	var order []int
+	for _, m := range members {
+		i := share(m.User, shares)
+		p := parts[i]
+		if p == nil {
+			p = &part{}
+			parts[i] = p
+			order = append(order, i)
+		}
+		if m.Gone {
+			p.set, p.gone = without(p.set, m.Member), append(p.gone, m.Member)
+		} else {
+			p.gone, p.set = without(p.gone, m.Member), append(p.set, m.Member)
+		}
+	}
+	for _, i := range order {
+		p := parts[i]
+		keys = append(keys, memberKey(partition, i))
+		args = append(args, len(p.set))
+		for _, m := range p.set {
+			args = append(args, memberField(m), holdValue(m))
+		}
+		args = append(args, len(p.gone))
+		for _, m := range p.gone {
+			args = append(args, memberField(m))
+		}
+	}
+	return keys, args
+}
+
+// sharesAfter is how many hashes the members are to lie in when the change is
+// written: as many as suit all it may add, and fewer when a third would do. It
+// falls by resizeSteps at a time.
+func sharesAfter(c presence.Change, shares, members int) int {
+	for _, m := range c.Members {
+		if !m.Gone {
+			members++
+		}
+	}
+	switch fit := sharesFor(members); {
+	case fit > shares:
+		return fit
+	case 3*fit < shares:
+		return max(2*fit, shares-resizeSteps)
+	}
+	return shares
+}
+
+// resizeCalls has the members lie in another number of hashes, some steps a call.
+func resizeCalls(c presence.Claim, from, to int) []*call {
+	gen := strconv.FormatUint(c.Generation, 10)
+	var calls []*call
+	for from != to {
+		next := max(from-resizeSteps, to)
+		if from < to {
+			next = min(from+resizeSteps, to)
+		}
+		keys := []string{ownerKey(c.Partition)}
+		for n := from; n != next; {
+			last := n // the number with the hash that begins or ends
+			if n < next {
+				last++
+				n++
 			} else {
-				gone[i], set[i] = without(gone[i], m.Member), append(set[i], m.Member)
+				n--
 			}
+			keys = append(keys, memberKey(c.Partition, neighbour(last)), memberKey(c.Partition, last-1))
 		}
-		for i := range shares {
-			if len(set[i])+len(gone[i]) == 0 && (batch > 0 || !c.Reset) {
-				continue
-			}
-			keys = append(keys, memberKey(c.Partition, i))
-			args = append(args, len(set[i]))
-			for _, m := range set[i] {
-				args = append(args, memberField(m), holdValue(m))
-			}
-			args = append(args, len(gone[i]))
-			for _, m := range gone[i] {
-				args = append(args, memberField(m))
-			}
-		}
-		calls = append(calls, &call{script: "members", keys: keys, args: args})
-		pages, members = pages[np:], members[nm:]
+		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, gen, from, next}})
+		from = next
 	}
 	return calls
 }
@@ -396,6 +579,8 @@ type countsCall struct {
 	call
 	names  []string
 	groups []group
+	gen    string
+	bucket int
 }
 
 // writeCounts runs counts.lua for the changes whose members are written: one
@@ -412,7 +597,7 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 	}
 	var todo []*countsCall
 	for b, groups := range s.byBucket(changes, outcomes) {
-		todo = append(todo, s.countCalls(b, c.publish, changes, groups)...)
+		todo = append(todo, s.countCalls(b, c.Publish, changes, groups)...)
 	}
 	for round := 1; len(todo) > 0; round++ {
 		calls := make([]*call, len(todo))
@@ -468,29 +653,38 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 		c := changes[g.change]
 		gen := strconv.FormatUint(c.Generation, 10)
 		for before := 0; ; {
-			if cc == nil || size >= countBatch {
-				cc = &countsCall{call: call{script: "counts", keys: []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b)}}}
-				cc.args = append(cc.args, channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), 0)
+			if cc == nil || size >= countBatch || cc.gen != gen {
+				cc = &countsCall{gen: gen, bucket: b, call: call{
+					Script: scripts.Counts,
+					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b)},
+					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), countHead, gen},
+				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
 			}
 			n := min(len(g.counts)-before, countBatch-size)
 			last := before+n == len(g.counts)
-			cc.args = append(cc.args, c.Partition, c.Epoch, gen, c.Sequence, before, flag(last && c.Complete), n)
-			part := group{change: g.change, counts: g.counts[before : before+n]}
+			part := group{change: g.change, counts: g.counts[before : before+n], pages: make([]int, 0, n)}
+			text := make([]byte, 0, 20+7*n)
+			text = binary.BigEndian.AppendUint32(text, uint32(c.Partition))
+			text = appendNumber(text, c.Epoch, 6)
+			text = appendNumber(text, c.Sequence, 6)
+			text = appendNumber(text, uint64(before), 3)
+			text = append(text, byte(flag(last && c.Complete)))
 			for _, j := range part.counts {
 				pu := c.Counts[j]
 				k, ok := numbers[pu.Page]
 				if !ok {
 					cc.names = append(cc.names, pu.Page)
-					cc.keys = append(cc.keys, prefix+pu.Page)
+					cc.Keys = append(cc.Keys, prefix+pu.Page)
 					k = len(cc.names)
 					numbers[pu.Page] = k
 				}
 				part.pages = append(part.pages, k)
-				cc.args = append(cc.args, k, max(pu.Users, 0))
+				text = binary.BigEndian.AppendUint16(text, uint16(k))
+				text = appendNumber(text, uint64(max(pu.Users, 0)), 5)
 			}
+			cc.Args = append(cc.Args, text)
 			cc.groups = append(cc.groups, part)
-			cc.args[6] = len(cc.groups)
 			size += max(n, 1)
 			before += n
 			if last {
@@ -501,20 +695,29 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 	return calls
 }
 
+// appendNumber appends the last bytes of a number, the highest first.
+func appendNumber(to []byte, n uint64, bytes int) []byte {
+	for i := bytes - 1; i >= 0; i-- {
+		to = append(to, byte(n>>(8*i)))
+	}
+	return to
+}
+
 // counted takes a call's reply into the outcomes. It reports whether the call
 // found counts before its own missing and is to run again; unless it may.
 func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool) (again bool) {
-	if cc.err != nil {
+	if cc.Err != nil {
 		for _, g := range cc.groups {
-			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, cc.err)
+			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, cc.Err)
 		}
 		return false
 	}
-	reply := cc.reply.([]any)
+	reply := cc.Reply.([]any)
 	status := reply[1].(string)
+	s.tidy(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
 	counts := make([]presence.Count, len(cc.names))
 	for i, name := range cc.names {
-		counts[i] = s.count(name, reply[2+i].(string), reply[0].(string))
+		counts[i], _ = presence.CountOf(s.update(presence.CountTopic(name), reply[4+i].(string), reply[0] == "1"))
 	}
 	for i, g := range cc.groups {
 		switch err := statusError(status[i]); {
@@ -550,6 +753,8 @@ func statusError(status byte) error {
 		return presence.ErrFenced
 	case statusLost:
 		return presence.ErrLost
+	case statusShares:
+		return fmt.Errorf("%w: members were moved meanwhile", presence.ErrUnavailable)
 	case statusGap:
 		return fmt.Errorf("%w: an earlier part of the change is missing", presence.ErrUnavailable)
 	}

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -9,18 +10,22 @@ import (
 	"time"
 
 	"headcount/presence"
+	"headcount/scripts"
 )
-
-// factsPoll is how often a starting process looks whether the facts are there.
-const factsPoll = 200 * time.Millisecond
 
 // seed tells hashes of pages apart: processes with another would look for a page
 // in another bucket.
 var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 
+// format is the number of the format of what is in Redis: keys, fields, values
+// and publications. 1, of which the facts said nothing, had other fields; 2 had a
+// field for each partition of a page, and 64 hashes of members for each partition.
+const format = 3
+
 // facts are what renew.lua compares, in pairs.
 func (s *Store) facts() []any {
 	return []any{
+		"format", format,
 		"partitions", s.cfg.Partitions, "buckets", s.cfg.Buckets,
 		"region", s.cfg.Facts.Region, "seed", seed, "secret", s.cfg.Facts.Secret,
 	}
@@ -29,43 +34,49 @@ func (s *Store) facts() []any {
 // Renew implements presence.Processes. The facts are in the memory of every
 // running process: when they are missing from Redis, because it was emptied, the
 // running ones write them again. A starting one gives them Config.FactsWait to do
-// so, without a lease; if ctx ends before, the next call waits for the rest.
+// so, from its first call on, without a lease.
 func (s *Store) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
 	if p.Name == "" || strings.ContainsAny(strings.Join(p.Roles, ""), ", ") {
 		return nil, fmt.Errorf("redisstore: renew: %q with roles %q is no process", p.Name, p.Roles)
 	}
-	for {
-		processes, missing, err := s.renew(ctx, p, ttl, s.mayWriteFacts())
-		if err != nil {
-			return nil, fmt.Errorf("redisstore: renew the lease of %s: %w", p.Name, err)
-		}
-		if !missing {
-			return processes, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("redisstore: renew the lease of %s: %w: no cluster facts yet: %w", p.Name, presence.ErrUnavailable, ctx.Err())
-		case <-time.After(factsPoll):
-		}
+	processes, err := s.renew(ctx, p, ttl)
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: renew the lease of %s: %w", p.Name, err)
 	}
+	return processes, nil
 }
 
-// mayWriteFacts reports whether this process may write its facts when there are none.
-func (s *Store) mayWriteFacts() bool {
+// What renew.lua may do with facts that are missing.
+const (
+	mayNotWrite = "0"
+	mayWrite    = "1"
+	wasAccepted = "2" // it may write, and need not compare
+)
+
+func (s *Store) factsMode() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.factsHeld || !s.factsMissing.IsZero() && time.Since(s.factsMissing) >= s.cfg.FactsWait
+	switch {
+	case s.factsHeld:
+		return wasAccepted
+	case !s.factsMissing.IsZero() && time.Since(s.factsMissing) >= s.cfg.FactsWait:
+		return mayWrite
+	}
+	return mayNotWrite
 }
 
-func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration, mayWrite bool) (processes []presence.Process, missing bool, err error) {
-	cl := &call{script: "renew", keys: []string{factsKey, leasesKey}, args: append([]any{
-		p.Name, strconv.FormatUint(p.Incarnation, 10), strings.Join(p.Roles, ","), ttl.Milliseconds(), flag(mayWrite),
-	}, s.facts()...)}
+func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (processes []presence.Process, err error) {
+	restore, add := s.ourSeals()
+	args := []any{
+		p.Name, strconv.FormatUint(p.Incarnation, 10), strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
+		len(restore) / 2, len(add) / 2,
+	}
+	cl := &call{Script: scripts.Renew, Keys: []string{factsKey, leasesKey}, Args: slices.Concat(args, restore, add, s.facts())}
 	if err := s.run(ctx, []*call{cl}); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	reply := make([]string, 0, 16)
-	for _, v := range cl.reply.([]any) {
+	for _, v := range cl.Reply.([]any) {
 		reply = append(reply, v.(string))
 	}
 	s.mu.Lock()
@@ -75,24 +86,36 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		if s.factsMissing.IsZero() {
 			s.factsMissing = time.Now()
 		}
-		return nil, true, nil
+		if s.sealsMissing.IsZero() {
+			s.sealsMissing = time.Now()
+		}
+		return nil, presence.ErrNoFacts
 	case "differs":
+		if reply[1] == "format" {
+			return nil, fmt.Errorf("%w: the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
+				presence.ErrFacts, cmp.Or(reply[2], "1"), format)
+		}
 		ours := s.facts()
 		i := slices.Index(ours, any(reply[1]))
-		return nil, false, fmt.Errorf("%w: %s is %q here and %q in Redis", presence.ErrFacts, reply[1], fmt.Sprint(ours[i+1]), reply[2])
+		return nil, fmt.Errorf("%w: %s is %q here and %q in Redis", presence.ErrFacts, reply[1], fmt.Sprint(ours[i+1]), reply[2])
 	case "taken":
-		return nil, false, fmt.Errorf("%w: another process called %s has a lease for %s ms more", presence.ErrNameTaken, p.Name, reply[1])
+		return nil, fmt.Errorf("%w: another process called %s has a lease for %s ms more", presence.ErrNameTaken, p.Name, reply[1])
+	}
+	sealed, _ := strconv.Atoi(reply[1])
+	leases := 2 + 2*sealed
+	if err := s.takeSeals(reply[2:leases]); err != nil {
+		return nil, err
 	}
 	s.factsHeld, s.factsMissing = true, time.Time{}
-	for i := 1; i+1 < len(reply); i += 2 {
+	for i := leases; i+1 < len(reply); i += 2 {
 		q, err := parseLease(reply[i], reply[i+1])
 		if err != nil {
-			return nil, false, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+			return nil, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 		}
 		processes = append(processes, q)
 	}
 	slices.SortFunc(processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
-	return processes, false, nil
+	return processes, nil
 }
 
 // parseLease reads "end incarnation roles".
@@ -114,7 +137,7 @@ func parseLease(name, lease string) (presence.Process, error) {
 
 // Leave implements presence.Processes.
 func (s *Store) Leave(ctx context.Context, p presence.Process) error {
-	err := s.run(ctx, []*call{{script: "leave", keys: []string{leasesKey}, args: []any{p.Name, strconv.FormatUint(p.Incarnation, 10)}}})
+	err := s.run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: []any{p.Name, strconv.FormatUint(p.Incarnation, 10)}}})
 	if err != nil {
 		return fmt.Errorf("redisstore: end the lease of %s: %w", p.Name, err)
 	}

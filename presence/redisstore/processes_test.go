@@ -1,7 +1,6 @@
 package redisstore_test
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"strconv"
@@ -16,21 +15,33 @@ import (
 
 func quick(c *redisstore.Config) { c.FactsWait = 50 * time.Millisecond }
 
+// renew renews a lease for a minute, as often as it takes until there are facts.
+func renew(t testing.TB, s *redisstore.Store, p presence.Process) ([]presence.Process, error) {
+	t.Helper()
+	for {
+		all, err := s.Renew(t.Context(), p, time.Minute)
+		if !errors.Is(err, presence.ErrNoFacts) {
+			return all, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
 func TestProcessesKnowEachOther(t *testing.T) {
 	url := redistest.Single(t).URL()
 	a, b := open(t, url, quick), open(t, url, quick)
 	pa := presence.Process{Name: "a:1", Roles: []string{"gateway", "presence"}, Incarnation: 1 << 60}
 	pb := presence.Process{Name: "b:1", Incarnation: 2}
-	if _, err := b.Renew(t.Context(), pb, time.Minute); err != nil {
+	if _, err := renew(t, b, pb); err != nil {
 		t.Fatal(err)
 	}
-	got, err := a.Renew(t.Context(), pa, time.Minute)
+	got, err := renew(t, a, pa)
 	if want := []presence.Process{pa, pb}; err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("Renew = %+v, %v; want %+v", got, err, want)
 	}
 	twin := pa
 	twin.Incarnation++
-	if _, err := b.Renew(t.Context(), twin, time.Minute); !errors.Is(err, presence.ErrNameTaken) {
+	if _, err := renew(t, b, twin); !errors.Is(err, presence.ErrNameTaken) {
 		t.Fatalf("another run of a's name: %v, want ErrNameTaken", err)
 	}
 	if err := b.Leave(t.Context(), twin); err != nil { // not its lease
@@ -40,13 +51,13 @@ func TestProcessesKnowEachOther(t *testing.T) {
 		t.Fatalf("Renew = %+v, %v", got, err)
 	}
 	time.Sleep(10 * time.Millisecond)
-	if got, err := a.Renew(t.Context(), pa, time.Minute); err != nil || len(got) != 1 {
+	if got, err := renew(t, a, pa); err != nil || len(got) != 1 {
 		t.Fatalf("after b's lease is over: %+v, %v", got, err)
 	}
 	if err := a.Leave(t.Context(), pa); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.Renew(t.Context(), twin, time.Minute); err != nil || !reflect.DeepEqual(got, []presence.Process{twin}) {
+	if got, err := renew(t, b, twin); err != nil || !reflect.DeepEqual(got, []presence.Process{twin}) {
 		t.Fatalf("the name after Leave: %+v, %v", got, err)
 	}
 }
@@ -54,7 +65,7 @@ func TestProcessesKnowEachOther(t *testing.T) {
 func TestDifferentSettingsAreRefused(t *testing.T) {
 	url := redistest.Single(t).URL()
 	p := presence.Process{Name: "a", Incarnation: 1}
-	if _, err := open(t, url, quick).Renew(t.Context(), p, time.Minute); err != nil {
+	if _, err := renew(t, open(t, url, quick), p); err != nil {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
@@ -68,11 +79,33 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 		"secret":     {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `secret is "x" here and "k" in Redis`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := open(t, url, quick, tc.change).Renew(t.Context(), p, time.Minute)
+			_, err := renew(t, open(t, url, quick, tc.change), p)
 			if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
 				t.Fatalf("Renew = %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestAnotherFormatIsRefused: of a version before formats had numbers, and of a
+// later one.
+func TestAnotherFormatIsRefused(t *testing.T) {
+	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`} {
+		server := redistest.Single(t)
+		p := presence.Process{Name: "a", Incarnation: 1}
+		if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {
+			t.Fatal(err)
+		}
+		if is == "" {
+			server.Do(t, "HDEL", "hc:{c}:facts", "format")
+		} else {
+			server.Do(t, "HSET", "hc:{c}:facts", "format", is)
+		}
+		p.Name = "b"
+		_, err := renew(t, open(t, server.URL(), quick), p)
+		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 3; run the version that wrote it") {
+			t.Errorf("%q: %v", is, err)
+		}
 	}
 }
 
@@ -87,7 +120,7 @@ func TestSecretsRotate(t *testing.T) {
 		p := presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1}
 		s := open(t, url, quick, func(c *redisstore.Config) { c.Facts.Secret = tc.secret })
 		for range 2 {
-			if _, err := s.Renew(t.Context(), p, time.Minute); !errors.Is(err, tc.want) {
+			if _, err := renew(t, s, p); !errors.Is(err, tc.want) {
 				t.Fatalf("secret %q: Renew = %v, want %v", tc.secret, err, tc.want)
 			}
 		}
@@ -101,15 +134,13 @@ func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	wait := func(c *redisstore.Config) { c.FactsWait = 2 * time.Second }
 	old := open(t, server.URL(), quick)
 	p, q := presence.Process{Name: "old"}, presence.Process{Name: "starting"}
-	if _, err := old.Renew(t.Context(), p, time.Minute); err != nil {
+	if _, err := renew(t, old, p); err != nil {
 		t.Fatal(err)
 	}
 	server.Flush(t)
 	starting := open(t, server.URL(), wait, func(c *redisstore.Config) { c.Facts.Region = "other" })
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if _, err := starting.Renew(ctx, q, time.Minute); !errors.Is(err, presence.ErrUnavailable) {
-		t.Fatalf("Renew with no facts: %v, want ErrUnavailable", err)
+	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrNoFacts) {
+		t.Fatalf("Renew with no facts: %v, want ErrNoFacts", err)
 	}
 	got, err := old.Renew(t.Context(), p, time.Minute)
 	if err != nil || len(got) != 1 {
@@ -117,5 +148,104 @@ func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	}
 	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrFacts) {
 		t.Fatalf("Renew = %v, want ErrFacts", err)
+	}
+}
+
+// The facts alone are lost: their key was deleted, or a failover lost it. Those
+// who run write them again though their leases are there, and nobody with other
+// settings gets in.
+func TestFactsThatAreMissingAreWrittenAgain(t *testing.T) {
+	server := redistest.Single(t)
+	old := open(t, server.URL(), quick)
+	p := presence.Process{Name: "old"}
+	if _, err := renew(t, old, p); err != nil {
+		t.Fatal(err)
+	}
+	facts := server.Do(t, "HGETALL", "hc:{c}:facts")
+	for _, lose := range [][]any{{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"}} {
+		server.Do(t, lose...)
+		if _, err := old.Renew(t.Context(), p, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if got := server.Do(t, "HGETALL", "hc:{c}:facts"); len(got.([]any)) != len(facts.([]any)) {
+			t.Errorf("after %v: %v, want %v", lose, got, facts)
+		}
+		stranger := open(t, server.URL(), quick, func(c *redisstore.Config) { c.Facts.Region, c.Facts.Secret = "other", "x" })
+		if _, err := renew(t, stranger, presence.Process{Name: "stranger"}); !errors.Is(err, presence.ErrFacts) {
+			t.Errorf("after %v another region and secret: %v, want ErrFacts", lose, err)
+		}
+	}
+}
+
+// A later version may know a fact that this one does not, and the first of its
+// processes finds that it is not there yet.
+func TestFactsOfLaterVersions(t *testing.T) {
+	server := redistest.Single(t)
+	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	server.Do(t, "HSET", "hc:{c}:facts", "later", "v")
+	server.Do(t, "HDEL", "hc:{c}:facts", "seed") // as if the version of a did not know it
+	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "b"}); err != nil {
+		t.Fatalf("a fact that is not known here, and one that is not there yet: %v", err)
+	}
+	for _, fact := range []string{"later", "seed"} {
+		if v, _ := server.Do(t, "HGET", "hc:{c}:facts", fact).(string); v == "" {
+			t.Errorf("%s is not there", fact)
+		}
+	}
+	other := open(t, server.URL(), quick, func(c *redisstore.Config) { c.Facts.Region = "other" })
+	if _, err := renew(t, other, presence.Process{Name: "c"}); !errors.Is(err, presence.ErrFacts) {
+		t.Errorf("another region: %v", err)
+	}
+}
+
+// The key of user hashes is made once. Whoever knows one of the secrets has it,
+// through every step of a rotation and after a loss; others are refused.
+func TestTheHashKeyOutlivesItsSecrets(t *testing.T) {
+	server := redistest.Single(t)
+	var keys []string
+	gateway := func(name string, secrets ...string) (*redisstore.Store, error) {
+		s := open(t, server.URL(), quick, func(c *redisstore.Config) {
+			for _, secret := range secrets {
+				c.IDSecrets = append(c.IDSecrets, []byte(secret))
+			}
+			c.OnHashKey = func(key []byte) { keys = append(keys, string(key)) }
+		})
+		_, err := renew(t, s, presence.Process{Name: name})
+		return s, err
+	}
+	node := open(t, server.URL(), quick)
+	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	for i, secrets := range [][]string{{"a"}, {"a"}, {"a", "b"}, {"b", "a"}, {"b"}} {
+		g, err := gateway("g"+strconv.Itoa(i), secrets...)
+		if err != nil {
+			t.Fatalf("%q: %v", secrets, err)
+		}
+		if _, err := renew(t, g, presence.Process{Name: "g" + strconv.Itoa(i)}); err != nil { // adds its seal
+			t.Fatal(err)
+		}
+	}
+	if _, err := gateway("stranger", "c"); !errors.Is(err, presence.ErrFacts) {
+		t.Fatalf("a secret that opens nothing: %v, want ErrFacts", err)
+	}
+	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	server.Flush(t) // no gateway runs any more: the node keeps what it cannot open
+	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{"a", "b"} {
+		if _, err := gateway("after "+secret, secret); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, key := range keys {
+		if key != keys[0] {
+			t.Fatalf("%d keys were told, not all the same", len(keys))
+		}
 	}
 }

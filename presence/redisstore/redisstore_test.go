@@ -52,6 +52,14 @@ func TestContractOnCluster(t *testing.T) {
 	storetest.Run(t, func(t testing.TB) presence.Store { return open(t, redistest.ThreeMasters(t).URL()) })
 }
 
+func TestProcessesContractOnOneServer(t *testing.T) {
+	storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, redistest.Single(t).URL(), quick) })
+}
+
+func TestProcessesContractOnCluster(t *testing.T) {
+	storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, redistest.ThreeMasters(t).URL(), quick) })
+}
+
 func TestUnreadContractOnOneServer(t *testing.T) {
 	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, redistest.Single(t).URL()) })
 }

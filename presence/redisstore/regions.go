@@ -13,6 +13,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/pncounter"
+	"headcount/scripts"
 )
 
 const (
@@ -32,8 +33,8 @@ const (
 func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, limit int) ([]pncounter.Batch, error) {
 	calls := make([]*call, len(positions))
 	for i, p := range positions {
-		calls[i] = &call{script: "log", keys: []string{stateKey(p.Bucket), logKey(p.Bucket), readyKey(p.Bucket)},
-			args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
+		calls[i] = &call{Script: scripts.Log, Keys: []string{stateKey(p.Bucket), logKey(p.Bucket), readyKey(p.Bucket)},
+			Args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
 	}
 	if err := s.run(ctx, calls); err != nil && noneRan(calls) {
 		return nil, fmt.Errorf("redisstore: read %d logs: %w", len(positions), err)
@@ -42,11 +43,11 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 	var owns []*call
 	var of []int // -> batches
 	for i, cl := range calls {
-		if cl.err != nil { // a bucket that cannot be read holds up no other
+		if cl.Err != nil { // a bucket that cannot be read holds up no other
 			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
 			continue
 		}
-		reply := cl.reply.([]any)
+		reply := cl.Reply.([]any)
 		b, n := &batches[i], numbers(reply[:3])
 		*b = pncounter.Batch{Region: s.cfg.Facts.Region, Bucket: positions[i].Bucket, Log: n[0], To: n[1], Floor: n[2]}
 		if b.Log == 0 {
@@ -77,14 +78,14 @@ func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, li
 	}
 	for k, own := range owns {
 		b := &batches[of[k]]
-		if own.err != nil {
+		if own.Err != nil {
 			b.Partial = true
 			continue
 		}
 		prefix := len(pagePrefix(b.Bucket))
-		for j, text := range own.reply.([]any) {
+		for j, text := range own.Reply.([]any) {
 			if p, ok := parsePair(text.(string)); ok {
-				b.Pages = append(b.Pages, pncounter.PagePair{Page: own.keys[2+j][prefix:], Pair: p})
+				b.Pages = append(b.Pages, pncounter.PagePair{Page: own.Keys[2+j][prefix:], Pair: p})
 			}
 		}
 	}
@@ -98,7 +99,7 @@ func aboutTheKey(err error) bool {
 }
 
 func noneRan(calls []*call) bool {
-	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.err == nil })
+	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.Err == nil })
 }
 
 func numbers(texts []any) []uint64 {
@@ -131,7 +132,7 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 		}
 	}
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
-		return c.masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.relogAll(ctx, m, buckets) })
+		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.relogAll(ctx, m, buckets) })
 	})
 	if err != nil {
 		return fmt.Errorf("redisstore: begin %d logs: %w", len(buckets), err)
@@ -146,36 +147,21 @@ func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
 
 // relogAll puts all pages of one master into their logs.
 func (s *Store) relogAll(ctx context.Context, m redis.Cmdable, buckets []int) error {
-	for cursor := uint64(0); ; {
-		keys, next, err := m.Scan(ctx, cursor, prefix+"{b*}:c:*", scanBatch).Result()
-		if err != nil {
-			return err
-		}
-		pages := map[int][]string{}
-		for _, key := range keys {
-			head, page, _ := strings.Cut(strings.TrimPrefix(key, prefix+"{b"), "}:c:")
-			if b, err := strconv.Atoi(head); err == nil && slices.Contains(buckets, b) {
-				pages[b] = append(pages[b], page)
-			}
-		}
-		for b, list := range pages {
-			if err := s.relog(ctx, b, 0, list, ""); err != nil {
-				return err
-			}
-		}
-		if cursor = next; cursor == 0 {
+	return s.eachPage(ctx, m, func(bucket int, pages []string) error {
+		if !slices.Contains(buckets, bucket) {
 			return nil
 		}
-	}
+		return s.relog(ctx, bucket, 0, pages, "")
+	})
 }
 
 func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, word string) error {
 	prefix := pagePrefix(bucket)
 	var calls []*call
 	for first := 0; first == 0 || first < len(pages); first += relogBatch {
-		cl := &call{script: "relog", keys: []string{stateKey(bucket), logKey(bucket)}, args: []any{high, len(prefix), word}}
+		cl := &call{Script: scripts.Relog, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{high, len(prefix), word}}
 		for _, page := range pages[first:min(first+relogBatch, len(pages))] {
-			cl.keys = append(cl.keys, prefix+page)
+			cl.Keys = append(cl.Keys, prefix+page)
 		}
 		calls = append(calls, cl)
 	}
@@ -201,7 +187,7 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 	var pages []string
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
 		var err error
-		s.metrics.commands.Inc()
+		s.conn.Metrics.Commands.Inc()
 		pages, err = c.ZRange(ctx, logKey(bucket), int64(rank), int64(rank+sweepPages-1)).Result()
 		return err
 	})
@@ -219,9 +205,9 @@ func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err erro
 
 func ownCall(bucket int, pages []string) *call {
 	prefix := pagePrefix(bucket)
-	cl := &call{script: "own", keys: []string{stateKey(bucket), logKey(bucket)}, args: []any{len(prefix)}}
+	cl := &call{Script: scripts.Own, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{len(prefix)}}
 	for _, page := range pages {
-		cl.keys = append(cl.keys, prefix+page)
+		cl.Keys = append(cl.Keys, prefix+page)
 	}
 	return cl
 }
@@ -235,12 +221,12 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 	}
 	calls := make([]*call, len(buckets))
 	for i, b := range buckets {
-		cl := &call{script: "peers", keys: []string{stateKey(b), readyKey(b), logKey(b)}, args: []any{channel(b, s.db), c.publish, s.cfg.Partitions}}
+		cl := &call{Script: scripts.Peers, Keys: []string{stateKey(b), readyKey(b), logKey(b)}, Args: []any{channel(b, s.db), c.Publish, s.cfg.Partitions}}
 		for _, name := range in {
-			cl.args = append(cl.args, name, 1)
+			cl.Args = append(cl.Args, name, 1)
 		}
 		for _, name := range out {
-			cl.args = append(cl.args, name, 0)
+			cl.Args = append(cl.Args, name, 0)
 		}
 		calls[i] = cl
 	}
@@ -254,7 +240,7 @@ func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string)
 func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 	r := pncounter.Regions{Heard: map[string]string{}}
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
-		s.metrics.commands.Inc()
+		s.conn.Metrics.Commands.Inc()
 		fields, err := c.HGetAll(ctx, regionsKey).Result()
 		for name, value := range fields {
 			switch name {
@@ -278,7 +264,7 @@ func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
 // it has.
 func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
-		s.metrics.commands.Add(2)
+		s.conn.Metrics.Commands.Add(2)
 		if err := c.HSetNX(ctx, regionsKey, selfField, identity).Err(); err != nil {
 			return err
 		}
@@ -295,7 +281,7 @@ func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
 // DecideOut notes the region's decision which peers are left out.
 func (s *Store) DecideOut(ctx context.Context, out []string) error {
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
-		s.metrics.commands.Inc()
+		s.conn.Metrics.Commands.Inc()
 		return c.HSet(ctx, regionsKey, outField, strings.Join(out, ",")).Err()
 	})
 	if err != nil {
@@ -320,11 +306,11 @@ func NewPeer(s *Store, self, name string) *Peer { return &Peer{s, self, name} }
 // the settings say: else pncounter.ErrRefused is in the error. presence.ErrUnavailable:
 // again later.
 func (p *Peer) Hello(ctx context.Context, identity string) error {
-	cl := &call{script: "hello", keys: []string{factsKey, regionsKey}, args: []any{p.self, identity, nameHeld.Milliseconds()}}
+	cl := &call{Script: scripts.Hello, Keys: []string{factsKey, regionsKey}, Args: []any{p.self, identity, nameHeld.Milliseconds()}}
 	if err := p.s.run(ctx, []*call{cl}); err != nil {
 		return err
 	}
-	reply := cl.reply.([]any)
+	reply := cl.Reply.([]any)
 	switch reply[0].(string) {
 	case "missing":
 		return fmt.Errorf("%w: none of its processes has been there yet", presence.ErrUnavailable)
@@ -339,7 +325,7 @@ func (p *Peer) Hello(ctx context.Context, identity string) error {
 		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer", pncounter.ErrRefused, presence.Excerpt(got), p.name)
 	}
 	for _, fact := range [][2]string{
-		{"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
+		{"format", strconv.Itoa(format)}, {"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
 	} {
 		if got := facts[fact[0]]; got != fact[1] {
 			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same", pncounter.ErrRefused, fact[0], fact[1], presence.Excerpt(got))
@@ -356,9 +342,9 @@ func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Positi
 		pipe := c.Pipeline()
 		got := make([]*redis.StringCmd, len(buckets))
 		for i, b := range buckets {
-			got[i] = pipe.HGet(ctx, stateKey(b), "k:"+p.self)
+			got[i] = pipe.HGet(ctx, stateKey(b), peerField+p.self)
 		}
-		p.s.metrics.commands.Add(float64(len(buckets)))
+		p.s.conn.Metrics.Commands.Add(float64(len(buckets)))
 		if _, err := pipe.Exec(ctx); err != nil && !aboutTheKey(err) {
 			return err
 		}
@@ -391,14 +377,14 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 	for i, b := range batches {
 		prefix := pagePrefix(b.Bucket)
 		cl := &call{
-			script: "merge",
-			keys:   append(make([]string, 0, 2+len(b.Pages)), stateKey(b.Bucket), readyKey(b.Bucket)),
-			args: append(make([]any, 0, 11+3*len(b.Pages)), channel(b.Bucket, p.s.db), c.publish, p.s.cfg.Partitions,
-				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
+			Script: scripts.Merge,
+			Keys:   append(make([]string, 0, 3+len(b.Pages)), stateKey(b.Bucket), readyKey(b.Bucket), emptiesKey(b.Bucket)),
+			Args: append(make([]any, 0, 12+3*len(b.Pages)), channel(b.Bucket, p.s.db), c.Publish, p.s.cfg.Partitions,
+				int(p.s.cfg.RememberFor.Seconds()), len(prefix), countHead, b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
 		}
 		for _, pp := range b.Pages {
-			cl.keys = append(cl.keys, prefix+pp.Page)
-			cl.args = append(cl.args, pp.Incarnation, pp.Increments, pp.Decrements)
+			cl.Keys = append(cl.Keys, prefix+pp.Page)
+			cl.Args = append(cl.Args, pp.Incarnation, pp.Increments, pp.Decrements)
 		}
 		calls[i] = cl
 	}
@@ -407,11 +393,11 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 	}
 	acks := make([]pncounter.Ack, len(batches))
 	for i, cl := range calls {
-		if cl.err != nil {
-			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: cl.err}
+		if cl.Err != nil {
+			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: cl.Err}
 			continue
 		}
-		reply := cl.reply.([]any)
+		reply := cl.Reply.([]any)
 		n := numbers(reply[1:4])
 		acks[i] = pncounter.Ack{
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],

@@ -157,7 +157,7 @@ func newWorld(t testing.TB, url, name string, peers ...string) *world {
 
 func (w *world) renew() {
 	w.t.Helper()
-	if _, err := w.Renew(w.t.Context(), presence.Process{Name: "p", Incarnation: 1}, time.Minute); err != nil {
+	if _, err := renew(w.t, w.Store, presence.Process{Name: "p", Incarnation: 1}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -333,7 +333,7 @@ func TestRegionsShareCounts(t *testing.T) {
 		future := fmt.Sprint(time.Now().Add(time.Hour).UnixMilli())
 		for b := range presence.DefaultBuckets {
 			key := fmt.Sprintf("hc:{b%d}:s", b)
-			eu.HSet(t.Context(), key, "k:us", future+" 77 "+future+" 1")
+			eu.HSet(t.Context(), key, "peer:us", future+" 77 "+future+" 1")
 		}
 		page := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
 		old, err := eu.HGet(t.Context(), page, "p").Result()
@@ -408,7 +408,7 @@ func TestRegionsShareCounts(t *testing.T) {
 	t.Run("a log that lacks pages begins anew", func(t *testing.T) {
 		b := presence.Bucket("p", presence.DefaultBuckets)
 		servers["us"].Do(t, "DEL", fmt.Sprintf("hc:{b%d}:l", b))
-		servers["us"].Do(t, "HDEL", fmt.Sprintf("hc:{b%d}:s", b), "o", "n")
+		servers["us"].Do(t, "HDEL", fmt.Sprintf("hc:{b%d}:s", b), "log", "places")
 		worlds["us"].set("p", 10)
 		all("p", 14)
 	})

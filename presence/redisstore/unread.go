@@ -13,6 +13,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/unread"
+	"headcount/scripts"
 )
 
 const (
@@ -29,16 +30,16 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 	cn, err := s.known(ctx)
 	if err == nil {
 		b := presence.Bucket(page, s.cfg.Buckets)
-		cl := &call{script: "change", keys: []string{stateKey(b), historyKey(b, page)}}
+		cl := &call{Script: scripts.Change, Keys: []string{stateKey(b), historyKey(b, page)}}
 		if c.Key != "" {
 			hash := unread.KeyHash(page, c.Key)
-			cl.keys = append(cl.keys, onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
+			cl.Keys = append(cl.Keys, onceKey(b, base64.RawURLEncoding.EncodeToString(hash[:])))
 		}
 		by := ""
 		if c.By != nil {
 			by = c.By.String()
 		}
-		cl.args = []any{channel(b, s.db), cn.publish, presence.ChangesTopic(page), by, unread.MaxAuthors, int(unread.KeyFor.Seconds())}
+		cl.Args = []any{channel(b, s.db), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds())}
 		err = s.run(ctx, []*call{cl})
 	}
 	if err != nil {
@@ -51,15 +52,15 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 // a script that makes them.
 func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
 	levels, owns := make([]unread.Level, 0, len(pages)), make([]unread.Own, 0, len(pages))
-	own := "o" + user.String()
+	own := byField + user.String()
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			pipe := c.Pipeline()
 			for i, page := range batch {
-				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), "v", own)
+				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), levelField, own)
 			}
-			s.metrics.commands.Add(float64(len(batch)))
+			s.conn.Metrics.Commands.Add(float64(len(batch)))
 			_, err := pipe.Exec(ctx)
 			return err
 		})
@@ -76,16 +77,16 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 	return levels, owns, nil
 }
 
-// parseLevel reads "authored time incarnation changes", which change.lua wrote.
+// parseLevel reads "incarnation changes authored time", which change.lua wrote.
 func parseLevel(text string) (l unread.Level) {
 	var f [4]string
 	for i := range f {
 		f[i], text, _ = strings.Cut(text, " ")
 	}
-	l.By, _ = strconv.ParseInt(f[0], 10, 64)
-	l.At = parseTime(f[1])
-	l.Incarnation, _ = strconv.ParseUint(f[2], 10, 64)
-	l.All, _ = strconv.ParseInt(f[3], 10, 64)
+	l.Incarnation, _ = strconv.ParseUint(f[0], 10, 64)
+	l.All, _ = strconv.ParseInt(f[1], 10, 64)
+	l.By, _ = strconv.ParseInt(f[2], 10, 64)
+	l.At = parseTime(f[3])
 	return l
 }
 
@@ -115,7 +116,7 @@ func parseTime(text string) time.Time {
 func (s *Store) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
 	fields := make([]string, 0, ringSize)
 	for i := range ringSize {
-		fields = append(fields, "r"+strconv.Itoa(i))
+		fields = append(fields, newestField+strconv.Itoa(i))
 	}
 	l, ring, err := s.history(ctx, page, fields)
 	if err != nil {
@@ -140,7 +141,7 @@ func (s *Store) Authors(ctx context.Context, page string, since int64, users []u
 	for batch := range slices.Chunk(users, authorBatch) {
 		fields := make([]string, len(batch))
 		for i, u := range batch {
-			fields[i] = "o" + u.String()
+			fields[i] = byField + u.String()
 		}
 		level, values, err := s.history(ctx, page, fields)
 		if err != nil {
@@ -169,8 +170,8 @@ func cutLast(s string) (before, after string, ok bool) {
 // history reads a page's level and other fields of the same hash in one step.
 func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *client) error {
-		s.metrics.commands.Inc()
-		reply, err := c.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), append([]string{"v"}, fields...)...).Result()
+		s.conn.Metrics.Commands.Inc()
+		reply, err := c.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), append([]string{levelField}, fields...)...).Result()
 		if err != nil {
 			return err
 		}
@@ -187,7 +188,7 @@ func (s *Store) history(ctx context.Context, page string, fields []string) (l un
 }
 
 func (s *Store) userBucket(u unread.User) int {
-	return presence.Bucket(presence.FollowsTopic(u), s.cfg.Buckets)
+	return unread.RecordTopic(u).Bucket(s.cfg.Buckets)
 }
 
 // Records implements unread.Store.
@@ -198,9 +199,9 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			pipe := c.Pipeline()
 			for i, u := range batch {
-				cmds[i] = pipe.HGetAll(ctx, followsKey(s.userBucket(u), u))
+				cmds[i] = pipe.HGetAll(ctx, recordKey(s.userBucket(u), u.String()))
 			}
-			s.metrics.commands.Add(float64(len(batch)))
+			s.conn.Metrics.Commands.Add(float64(len(batch)))
 			_, err := pipe.Exec(ctx)
 			return err
 		})
@@ -221,7 +222,7 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 
 // parseRecord reads the hash of save.lua.
 func parseRecord(fields map[string]string) (r unread.Record, err error) {
-	head, ok := fields[""]
+	head, ok := fields[recordField]
 	if !ok {
 		if len(fields) > 0 {
 			return r, fmt.Errorf("%w: %w: follows without a version", presence.ErrUnavailable, ErrForeign)
@@ -240,7 +241,7 @@ func parseRecord(fields map[string]string) (r unread.Record, err error) {
 	r.Updated = parseTime(updated)
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
 	for page, value := range fields {
-		if page == "" {
+		if page == recordField {
 			continue
 		}
 		f, err := unread.ParseFollow(page, value)
@@ -274,63 +275,25 @@ func (s *Store) save(ctx context.Context, user unread.User, old, r unread.Record
 	set, gone := r.Differences(old)
 	b := s.userBucket(user)
 	cl := &call{
-		script: "save",
-		keys:   []string{stateKey(b), followsKey(b, user)},
-		args: append(make([]any, 0, 7+2*len(set)+len(gone)),
-			channel(b, s.db), cn.publish, presence.FollowsTopic(user),
+		Script: scripts.Save,
+		Keys:   []string{stateKey(b), recordKey(b, user.String())},
+		Args: append(make([]any, 0, 7+2*len(set)+len(gone)),
+			channel(b, s.db), cn.Publish, unread.RecordTopic(user).String(),
 			fmt.Sprintf("%d %d", old.Version.Incarnation, old.Version.Sequence), updated, int(emptyFor.Seconds()), len(set)),
 	}
 	for _, f := range set {
-		cl.args = append(cl.args, f.Page, f.AppendValue(nil))
+		cl.Args = append(cl.Args, f.Page, f.AppendValue(nil))
 	}
 	for _, page := range gone {
-		cl.args = append(cl.args, page)
+		cl.Args = append(cl.Args, page)
 	}
 	if err := s.run(ctx, []*call{cl}); err != nil {
 		return v, err
 	}
-	text := cl.reply.(string)
+	text := cl.Reply.(string)
 	if text == "" {
 		return v, unread.ErrConflict
 	}
 	_, err = fmt.Sscanf(text, "%d %d", &v.Incarnation, &v.Sequence)
 	return v, err
-}
-
-// readTopics returns the counts of topics that are no pages and, when gateway is
-// not empty, attaches it to them.
-func (s *Store) readTopics(ctx context.Context, gateway string, topics []string) ([]presence.Count, error) {
-	c, err := s.known(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var calls []*call
-	var places [][]int
-	s.pagesByBucket(topics, func(b int, at []int) {
-		cl := &call{
-			script: "topics",
-			keys:   append(make([]string, 0, 2+len(at)), stateKey(b), endpointsKey(b)),
-			args:   append(make([]any, 0, 3+len(at)), channel(b, s.db), c.publish, gateway),
-		}
-		for _, i := range at {
-			key := ""
-			if page, ok := presence.PageOfChanges(topics[i]); ok {
-				key = historyKey(b, page)
-			} else if user, ok := presence.UserOfFollows(topics[i]); ok {
-				key = followsKey(b, user)
-			}
-			cl.keys, cl.args = append(cl.keys, key), append(cl.args, topics[i])
-		}
-		calls, places = append(calls, cl), append(places, at)
-	})
-	if err := s.run(ctx, calls); err != nil {
-		return nil, err
-	}
-	counts := make([]presence.Count, len(topics))
-	for k, cl := range calls {
-		for j, i := range places[k] {
-			counts[i] = s.count(topics[i], cl.reply.([]any)[j].(string), "0")
-		}
-	}
-	return counts, nil
 }

@@ -5,6 +5,7 @@ package redistest
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -32,6 +33,9 @@ type Server struct {
 	args []string
 	env  []string // beside that of the test
 	text string   // a configuration file, for those that need one
+
+	tls   *tls.Config // of those that speak TLS alone
+	login string      // user:password of URL; "" for nobody in particular
 
 	mu   sync.Mutex
 	proc *process
@@ -177,11 +181,24 @@ func wait(p *process, ok func(context.Context) error) error {
 }
 
 // URL is the server's, as redisstore.Config wants it.
-func (s *Server) URL() string { return "redis://" + s.Addr + "/0" }
+func (s *Server) URL() string { return s.origin() + "/0" }
 
-// Client returns a client of this server alone; the caller closes it.
+// origin is the URL without a path.
+func (s *Server) origin() string {
+	u := "redis://"
+	if s.tls != nil {
+		u = "rediss://"
+	}
+	if s.login != "" {
+		u += s.login + "@"
+	}
+	return u + s.Addr
+}
+
+// Client returns a client of this server alone, as the user that may do
+// everything; the caller closes it.
 func (s *Server) Client() *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: s.Addr, DialTimeout: time.Second, MaxRetries: -1, DisableIdentity: true, Protocol: 2})
+	return redis.NewClient(&redis.Options{Addr: s.Addr, TLSConfig: s.tls, DialTimeout: time.Second, MaxRetries: -1, DisableIdentity: true, Protocol: 2})
 }
 
 // Do runs one command on this server and fails the test when it fails.
@@ -243,10 +260,12 @@ type Cluster struct {
 	Replicas []*Server // replica i follows master i mod masters
 }
 
-// StartCluster starts a Cluster that ends with the test.
-func StartCluster(t testing.TB, masters, replicas int) *Cluster {
+// StartCluster starts a Cluster that ends with the test. args are as for Start.
+func StartCluster(t testing.TB, masters, replicas int, args ...string) *Cluster {
 	t.Helper()
-	c, err := startCluster(t.TempDir(), masters, replicas)
+	c, err := startCluster(t.TempDir(), masters, replicas, func(dir string, more ...string) (*Server, error) {
+		return newServer(dir, append(more, args...)...)
+	})
 	if c != nil {
 		t.Cleanup(c.Kill)
 	}
@@ -256,7 +275,7 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	return c
 }
 
-func startCluster(dir string, masters, replicas int) (*Cluster, error) {
+func startCluster(dir string, masters, replicas int, newServer func(dir string, args ...string) (*Server, error)) (*Cluster, error) {
 	c := &Cluster{}
 	timeout := "15000" // on a busy machine one must not be taken for dead
 	if replicas > 0 {
@@ -345,7 +364,7 @@ func (c *Cluster) all() []*Server { return append(append([]*Server(nil), c.Maste
 
 // URL names all masters.
 func (c *Cluster) URL() string {
-	u := "redis://" + c.Masters[0].Addr + "/?"
+	u := c.Masters[0].origin() + "/?"
 	for i, s := range c.Masters[1:] {
 		if i > 0 {
 			u += "&"
@@ -379,15 +398,16 @@ type Sentinel struct {
 // MasterName is what the sentinels call the master.
 const MasterName = "headcount"
 
-// StartSentinel starts them; they end with the test.
-func StartSentinel(t testing.TB) *Sentinel {
+// StartSentinel starts them; they end with the test. args are for the master and
+// its replica, as those of Start.
+func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
-	s := &Sentinel{Master: Start(t, "--repl-diskless-sync-delay", "0")}
+	s := &Sentinel{Master: Start(t, append([]string{"--repl-diskless-sync-delay", "0"}, args...)...)}
 	host, port, err := net.SplitHostPort(s.Master.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Replica = Start(t, "--replicaof", host+" "+port, "--repl-diskless-sync-delay", "0")
+	s.Replica = Start(t, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
 	for range 3 {
 		sn, err := newServer(t.TempDir())
 		if err != nil {
@@ -432,16 +452,21 @@ func StartSentinel(t testing.TB) *Sentinel {
 
 // URL names the sentinels and the master.
 func (s *Sentinel) URL() string {
-	return fmt.Sprintf("redis://%s/0?master_name=%s&addr=%s&addr=%s", s.Sentinels[0].Addr, MasterName, s.Sentinels[1].Addr, s.Sentinels[2].Addr)
+	u := fmt.Sprintf("redis://%s/0?master_name=%s&addr=%s&addr=%s", s.Sentinels[0].Addr, MasterName, s.Sentinels[1].Addr, s.Sentinels[2].Addr)
+	if name, password, ok := strings.Cut(s.Master.login, ":"); ok { // a user before the @ is one of the sentinels
+		u += "&username=" + name + "&password=" + password
+	}
+	return u
 }
 
 // shared servers live as long as the test process: starting one takes longer
 // than emptying it.
 var shared struct {
 	sync.Mutex
-	dir     string
-	single  *Server
-	cluster *Cluster
+	dir       string
+	single    *Server
+	cluster   *Cluster
+	authority *Authority // it stays: Go reads SSL_CERT_FILE once
 }
 
 // Single is this test process's shared server, emptied.
@@ -469,7 +494,7 @@ func ThreeMasters(t testing.TB) *Cluster {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil {
-		c, err := startCluster(sharedDir(t, "cluster"), 3, 0)
+		c, err := startCluster(sharedDir(t, "cluster"), 3, 0, newServer)
 		if err != nil {
 			c.Kill()
 			t.Fatal(err)

@@ -4,13 +4,27 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/presence"
 )
+
+// Stats returns the figures of the peers, in the order of Config.Peers. Any
+// goroutine may call it.
+func (r *Replicator) Stats() []presence.PeerStats {
+	r.mu.Lock()
+	out := r.out
+	r.mu.Unlock()
+	stats := make([]presence.PeerStats, len(r.links))
+	for i, l := range r.links {
+		stats[i] = presence.PeerStats{Name: l.Name, Lag: l.lag(), Heard: r.heardFor(l.Name), LeftOut: slices.Contains(out, l.Name)}
+	}
+	return stats
+}
 
 type metrics struct {
 	r                                    *Replicator
 	merged, malformed, repairs, failures *prometheus.CounterVec
 	refused, out                         *prometheus.GaugeVec
-	all                                  []prometheus.Collector
 }
 
 func newMetrics(r *Replicator) *metrics {
@@ -23,31 +37,36 @@ func newMetrics(r *Replicator) *metrics {
 	m := &metrics{
 		r:         r,
 		merged:    counter("headcount_region_merges_total", "Pages whose change was news to the peer."),
-		malformed: counter("headcount_region_malformed_total", "Pages of the peer that held what nobody can read."),
+		malformed: counter("headcount_region_malformed_total", "Pages of the peer whose data could not be read."),
 		repairs:   counter("headcount_region_repairs_total", "Buckets told again because the peer was not where it was thought to be."),
 		failures:  counter("headcount_region_failures_total", "Rounds that failed because the peer, or this region's store, did not answer."),
 		refused:   gauge("headcount_region_refused", "1: counts are not shared with the peer, because it is not what the settings say; see the log."),
 		out:       gauge("headcount_region_left_out", "1: the peer is silent and left out of totals."),
 	}
-	m.all = []prometheus.Collector{m.merged, m.malformed, m.repairs, m.failures, m.refused, m.out}
+	if reg := r.cfg.Registerer; reg != nil {
+		reg.MustRegister(m.merged, m.malformed, m.repairs, m.failures, m.refused, m.out)
+	}
 	return m
 }
 
-// peer adds what a link can say, and has its counters shown from 0.
+// peer registers the metrics of a link, and shows its counters from 0 on.
 func (m *metrics) peer(l *link) {
 	for _, c := range []*prometheus.CounterVec{m.merged, m.malformed, m.repairs, m.failures} {
 		c.WithLabelValues(l.Name)
 	}
 	m.refused.WithLabelValues(l.Name)
 	m.out.WithLabelValues(l.Name)
+	if m.r.cfg.Registerer == nil {
+		return
+	}
 	labels := prometheus.Labels{"peer": l.Name}
-	m.all = append(m.all,
+	m.r.cfg.Registerer.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_region_lag_seconds", Help: "How long the oldest change has waited that the peer has not got; 0: it has all.", ConstLabels: labels,
-		}, l.lag),
+			Name: "headcount_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes.", ConstLabels: labels,
+		}, func() float64 { return l.lag().Seconds() }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_region_heard_seconds", Help: "Time since the peer was heard.", ConstLabels: labels,
-		}, func() float64 { return m.r.heardFor(l.Name) }),
+		}, func() float64 { return m.r.heardFor(l.Name).Seconds() }),
 	)
 }
 

@@ -1,12 +1,3 @@
-// Package region shares this region's part of all counts with its peers, the
-// other regions, and decides which of them are silent.
-//
-// A region logs which pages changed, in the scripts that change them. A link per
-// peer reads the log from where the peer is, and hands the peer what the pages'
-// pairs are now: however often a page changed, it travels once. Where the peer is
-// stands in the peer's Redis and moves with what it says it has, so a peer that
-// lost data, or was set back, is told again what it lacks, and a link needs no
-// memory of its own.
 package region
 
 import (
@@ -28,21 +19,22 @@ import (
 )
 
 const (
-	helloEvery = time.Second            // a peer hears of this region at least so often
-	pollEvery  = 2 * time.Second        // the peer's positions are compared
-	lookEvery  = 500 * time.Millisecond // who was heard is looked at
-	lookAgain  = 5                      // of so many comparisons one has all buckets looked at
-	applyEvery = 10 * time.Second       // and what follows is written again, though it seems to be there
-	aloneEvery = time.Minute            // the same, by a region without peers
+	helloEvery = time.Second            // between two greetings of a peer
+	pollEvery  = 2 * time.Second        // between two comparisons of the peer's positions
+	lookEvery  = 500 * time.Millisecond // between two looks at which peers were heard
+	lookAgain  = 5                      // every fifth comparison has all buckets looked at
+	applyEvery = 10 * time.Second       // until the decision about silent peers is written again
+	aloneEvery = time.Minute            // the same, in a region without peers
 	unreadyFor = 200 * time.Millisecond // until a bucket without an owner is tried again
 	retryAfter = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
-	refusedFor = 2 * time.Second        // and one that is not what it should be
-	// awayAfter without an answer of this region's own Redis says nothing about peers.
+	refusedFor = 2 * time.Second        // until a peer that was refused is tried again
+	// When this region's own Redis did not answer for longer than awayAfter, that time
+	// does not count as silence of the peers.
 	awayAfter = 3 * time.Second
 
 	bucketPages = 500 // of one bucket in one round
-	// A round has at most so many pages: as many as got through, and half when they
-	// did not.
+	// A round has at most room pages: room grows while rounds succeed, and is halved
+	// when a round fails. These are its bounds.
 	leastPages, mostPages = 256, 32768
 )
 
@@ -75,10 +67,11 @@ type Peer struct {
 type Config struct {
 	Local Local
 	Peers []Peer
-	// StaleAfter is how long a peer may be silent before totals leave it out; 0 is
-	// for ever.
+	// StaleAfter is how long a peer may be silent before totals leave it out; 0:
+	// totals never leave a peer out.
 	StaleAfter time.Duration
-	Every      time.Duration // least time between two rounds of a link; default 200ms
+	Every      time.Duration         // least time between two rounds of a link; default 200ms
+	Registerer prometheus.Registerer // registers the replicator's metrics; nil: there are none
 	Log        zerolog.Logger
 }
 
@@ -92,7 +85,8 @@ type Replicator struct {
 
 	mu      sync.Mutex // guards all below
 	buckets []int
-	heard   map[string]time.Time // by peer; since Run when it was never heard
+	heard   map[string]time.Time // by peer; the begin of Run when the peer was never heard
+	out     []string             // peers that totals leave out, as last decided or read
 }
 
 // New returns a Replicator that does nothing until Run.
@@ -111,8 +105,8 @@ func New(cfg Config) *Replicator {
 	return r
 }
 
-// Own says which buckets this process is to share from now on. Two that share
-// the same for a while do no harm: a peer takes everything once.
+// Own says which buckets this process shares from now on. Two processes may share
+// the same bucket for a while: a peer takes every change once.
 func (r *Replicator) Own(buckets []int) {
 	r.mu.Lock()
 	r.buckets = slices.Clone(buckets)
@@ -129,11 +123,8 @@ func (r *Replicator) Changed(bucket int) {
 	}
 }
 
-// Collectors are the replicator's metrics.
-func (r *Replicator) Collectors() []prometheus.Collector { return r.metrics.all }
-
-// Run owns the replicator's goroutines; it returns when ctx has ended and all of
-// them have. Each peer has its own: one that is slow or away holds up no other.
+// Run owns the replicator's goroutines. It returns when ctx and all goroutines have
+// ended. Each peer has its own goroutines, so a slow or absent peer delays no other.
 func (r *Replicator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range r.links {
@@ -158,7 +149,7 @@ func (r *Replicator) watch(ctx context.Context) {
 	for failed := false; ; {
 		err := w.look(ctx, time.Now())
 		if err != nil && !failed && ctx.Err() == nil {
-			r.cfg.Log.Warn().Err(err).Msg("regions cannot be looked at; trying again")
+			r.cfg.Log.Warn().Err(err).Msg("the state of the regions cannot be read; trying again")
 		}
 		failed = err != nil
 		select {
@@ -169,24 +160,26 @@ func (r *Replicator) watch(ctx context.Context) {
 	}
 }
 
-// watcher is what watch knows.
+// watcher is the state of watch. Only watch's goroutine uses it.
 type watcher struct {
 	r     *Replicator
 	last  time.Time         // of the last look that succeeded
-	seen  map[string]string // by peer: the word it left then
-	fresh map[string]bool   // heard in this life of the process
-	done  string            // what was applied to which buckets, and
-	at    time.Time         // when
-	// The log being swept, a place among the owned ones, and how far it is.
+	seen  map[string]string // by peer: the word that the peer had left at the last look
+	fresh map[string]bool   // peers that were heard in this life of the process
+	done  string            // the decision last applied, and its buckets
+	at    time.Time         // when it was applied
+	// bucket is the place, among the owned buckets, of the log that is swept now, and
+	// rank is how far the sweep has come in it.
 	bucket, rank int
 }
 
-// look reads who was heard. The process that has the first bucket decides who is
-// left out, so that it is one decision for the region; all apply it to theirs.
-// The time is this process's own clock: those of other regions may be wrong.
+// look reads which peers were heard. The process that owns bucket 0 decides which
+// peers are left out, so that the region has one decision; every process applies the
+// decision to its own buckets. now is this process's own clock: the clocks of other
+// regions may be wrong.
 func (w *watcher) look(ctx context.Context, now time.Time) error {
 	r := w.r
-	if len(r.cfg.Peers) == 0 { // it may have had some: they must not stay in totals
+	if len(r.cfg.Peers) == 0 { // former peers must not stay in totals
 		r.mu.Lock()
 		buckets := r.buckets
 		r.mu.Unlock()
@@ -215,7 +208,7 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 			w.fresh[p.Name] = true
 		case !w.fresh[p.Name] && len(buckets) == 0: // this process has nothing to say yet
 			r.heard[p.Name] = now
-		case gap > awayAfter: // it may have been here, and could not leave a word
+		case gap > awayAfter: // the peer may have called, and could not leave a word
 			r.heard[p.Name] = r.heard[p.Name].Add(gap)
 		}
 		silent := slices.Contains(regions.Out, p.Name)
@@ -237,15 +230,18 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 		}
 		for _, name := range out {
 			if !slices.Contains(regions.Out, name) {
-				r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", r.cfg.StaleAfter).Msg("a region is silent: totals leave it out until it is heard")
+				r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", r.cfg.StaleAfter).Msg("a region is silent; totals leave the region out until it is heard again")
 			}
 		}
 		for _, name := range regions.Out {
 			if !slices.Contains(out, name) {
-				r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again: totals have it")
+				r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again; totals include the region")
 			}
 		}
 	}
+	r.mu.Lock()
+	r.out = slices.Clone(out)
+	r.mu.Unlock()
 	r.metrics.leave(out)
 	if err := w.apply(ctx, now, buckets, in, out, applyEvery); err != nil {
 		return err
@@ -264,7 +260,7 @@ func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
 	return err
 }
 
-// apply makes the buckets count what was decided.
+// apply writes the decision to the buckets: totals leave out the regions in out.
 func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration) error {
 	what := fmt.Sprint(buckets, in, out)
 	if len(buckets) == 0 || what == w.done && now.Sub(w.at) < every {
@@ -277,8 +273,8 @@ func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, o
 	return nil
 }
 
-// identify keeps the region's identity in its Redis: what all its processes
-// remember, also when Redis lost it.
+// identify keeps the region's identity in its Redis. All processes remember the
+// identity and write it again when Redis lost it.
 func (r *Replicator) identify(ctx context.Context, found string) error {
 	if found == "" {
 		mine := rand.Text()
@@ -298,20 +294,20 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 	return nil
 }
 
-// heardFor is how long ago the peer was heard, in seconds.
-func (r *Replicator) heardFor(peer string) float64 {
+// heardFor returns how long ago the peer was last heard.
+func (r *Replicator) heardFor(peer string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at, ok := r.heard[peer]
 	if !ok {
 		return 0
 	}
-	return time.Since(at).Seconds()
+	return time.Since(at)
 }
 
 // link carries this region's changes to one peer. It has two goroutines, so that a
-// change never waits for the answer to a greeting: pulse greets the peer and looks
-// where it is, run tells it what changed.
+// change never waits for the answer to a greeting: pulse greets the peer and reads
+// the peer's positions, run sends the changes.
 type link struct {
 	Peer
 	r    *Replicator
@@ -324,17 +320,17 @@ type link struct {
 	dirty    map[int]bool // buckets that may have changes; as many as are owned at most
 	since    time.Time    // of the oldest change in dirty; zero: none
 	flight   time.Time    // of the oldest change under way; zero: none
-	greeted  bool         // the peer is there, and what it should be
+	greeted  bool         // the peer has answered a greeting and was not refused
 	inflight []int        // buckets of the batches under way
-	touched  map[int]bool // buckets told since pulse last asked where the peer is
+	touched  map[int]bool // buckets sent since pulse last read the peer's positions
 	polled   map[int]pncounter.Position
 
-	at      map[int]pncounter.Position // run's: where the peer is, by bucket
-	room    int                        // run's: pages in one round
-	told    bool                       // run's: the last round told something
-	broken  map[int]bool               // run's: buckets that cannot be told anything
-	answers map[int]pncounter.Position // pulse's: where the peer last said it is
-	refused string                     // pulse's: why the peer is refused; empty: it is not
+	at      map[int]pncounter.Position // only run: the peer's position by bucket
+	room    int                        // only run: most pages in one round
+	told    bool                       // only run: the last round sent something
+	broken  map[int]bool               // only run: buckets that the peer cannot take
+	answers map[int]pncounter.Position // only pulse: the peer's last answer
+	refused string                     // only pulse: why the peer is refused; empty: it is not refused
 }
 
 func (l *link) own(buckets []int) {
@@ -366,8 +362,9 @@ func signal(c chan struct{}) {
 	}
 }
 
-// lag is for how many seconds a change of this region has waited, 0 when none does.
-func (l *link) lag() float64 {
+// lag returns how long the oldest change of this region has waited, or 0 when none
+// waits.
+func (l *link) lag() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	oldest := l.flight
@@ -377,11 +374,11 @@ func (l *link) lag() float64 {
 	if oldest.IsZero() {
 		return 0
 	}
-	return time.Since(oldest).Seconds()
+	return time.Since(oldest)
 }
 
-// pulse greets the peer every helloEvery, and every pollEvery compares where it is
-// with where it is thought to be, until ctx ends.
+// pulse greets the peer every helloEvery and compares the peer's positions with the
+// known ones every pollEvery, until ctx ends.
 func (l *link) pulse(ctx context.Context) {
 	var polled time.Time // the last time
 	var asked []int      // and for which buckets
@@ -400,7 +397,7 @@ func (l *link) pulse(ctx context.Context) {
 		owned := l.owned
 		l.mu.Unlock()
 		id := l.r.identity.Load()
-		if len(owned) == 0 || id == nil { // nothing to say, or nobody to say it
+		if len(owned) == 0 || id == nil { // there are no buckets to share, or no identity yet
 			tick.Reset(lookEvery)
 			continue
 		}
@@ -429,9 +426,9 @@ func (l *link) pulse(ctx context.Context) {
 	}
 }
 
-// poll asks where the peer is, and has run look at the buckets where that has
-// changed, or at all. Of buckets that are being told meanwhile the answer may be
-// old: what is told brings its own.
+// poll reads the peer's positions, and has run look at the buckets whose position
+// changed, or at all buckets. It ignores buckets that run is sending meanwhile:
+// their positions may be old, and the peer's ack brings a newer one.
 func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	l.mu.Lock()
 	l.touched = map[int]bool{}
@@ -460,13 +457,13 @@ func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	return nil
 }
 
-// note takes how a greeting went, and says so in the log and the metrics.
+// note takes the outcome of a greeting, and shows it in the log and the metrics.
 func (l *link) note(err error) {
 	reason := ""
 	if errors.Is(err, pncounter.ErrRefused) {
 		reason = err.Error()
 	} else if err != nil {
-		reason = l.refused // not answering does not make it right
+		reason = l.refused // a refused peer that does not answer stays refused
 		l.failed(err)
 	}
 	switch {
@@ -491,12 +488,12 @@ func (l *link) note(err error) {
 
 func (l *link) failed(err error) {
 	l.r.metrics.failures.WithLabelValues(l.Name).Inc()
-	l.log.Debug().Err(err).Msg("the peer could not be told; trying again")
+	l.log.Debug().Err(err).Msg("changes could not be sent to the peer; trying again")
 }
 
-// run tells the peer what changed, until ctx ends: at once after a while in which
-// nothing did, else at most once in Every, and as long as there is more one round
-// after the other.
+// run sends changes to the peer until ctx ends. It sends the first change after a
+// pause at once, and then at most one round in each Every. While a round leaves more
+// to send, the next one follows without a pause.
 func (l *link) run(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -536,7 +533,7 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// take is what a round is about: the buckets that may have changes.
+// take returns the buckets that may have changes, for the next round.
 func (l *link) take() (dirty map[int]bool, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -561,7 +558,7 @@ func (l *link) take() (dirty map[int]bool, ok bool) {
 	return dirty, true
 }
 
-// settle gives back what a round did not do.
+// settle gives back the buckets that a round did not finish.
 func (l *link) settle(rest map[int]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -574,8 +571,8 @@ func (l *link) settle(rest map[int]bool) {
 	l.flight, l.inflight = time.Time{}, nil
 }
 
-// round tells the peer what changed. more says that there is something left to
-// do at once, later that the peer was not ready for some of it.
+// round sends changes to the peer. more says that another round must follow at once,
+// later says that the peer was not ready for some of the changes.
 func (l *link) round(ctx context.Context) (more, later bool, err error) {
 	l.told = false
 	dirty, ok := l.take()
@@ -627,20 +624,20 @@ func (l *link) round(ctx context.Context) (more, later bool, err error) {
 		}
 	}
 	if behind+refused > 0 {
-		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer knows a later life of this region's counts; they get higher incarnations")
+		l.log.Warn().Int("buckets", behind).Int("pages", refused).Msg("the peer has counts of this region with higher incarnations; this region raises its own above them")
 	}
 	return more, later, nil
 }
 
-// choose returns the batches to tell now, and the buckets whose logs must begin.
-// Buckets of which there is nothing to tell go from dirty.
+// choose returns the batches to send now, and the buckets that must begin a new log.
+// It removes buckets without changes from dirty.
 func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]bool) (batches []pncounter.Batch, begin []int, more bool, err error) {
 	pages := 0
 	var inflight []int
 	for _, b := range all {
 		at := l.at[b.Bucket]
 		switch {
-		case b.Partial: // it will be said when that is over
+		case b.Partial: // the bucket is reported again when it is complete
 			delete(dirty, b.Bucket)
 		case b.Log == 0:
 			begin = append(begin, b.Bucket)
@@ -675,7 +672,7 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 	m.merged.WithLabelValues(l.Name).Add(float64(ack.Changed))
 	if ack.Malformed > 0 {
 		m.malformed.WithLabelValues(l.Name).Add(float64(ack.Malformed))
-		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).Msg("the peer's Redis holds counts that nobody can read; those that are ours are written anew")
+		l.log.Warn().Int("pages", ack.Malformed).Int("bucket", b.Bucket).Msg("the peer's Redis holds counts that cannot be read; this region's counts among them are written again")
 	}
 	switch ack.Status {
 	case pncounter.Merged:
@@ -703,10 +700,10 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		l.failed(ack.Err)
 		if !l.broken[b.Bucket] {
 			l.broken[b.Bucket] = true
-			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).Msg("a bucket of the peer cannot be told anything; the others go on")
+			l.log.Warn().Err(ack.Err).Int("bucket", b.Bucket).Msg("a bucket of the peer cannot take changes; the other buckets go on")
 		}
 		return false, nil
-	default: // it has no owner yet
+	default: // the bucket has no owner at the peer yet
 		return false, nil
 	}
 }

@@ -261,8 +261,8 @@ func TestOnePeersTroubleIsItsOwn(t *testing.T) {
 			t.Errorf("the slow peer is at %d", n)
 		}
 		for _, l := range r.links {
-			if lag := l.lag(); (lag > 19) != (l.Name == "gone") {
-				t.Errorf("%s lags by %.0f s", l.Name, lag)
+			if lag := l.lag(); (lag > 19*time.Second) != (l.Name == "gone") {
+				t.Errorf("%s lags by %s", l.Name, lag)
 			}
 		}
 		gone.mu.Lock()

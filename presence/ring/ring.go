@@ -1,6 +1,6 @@
-// Package ring says who owns what: partitions presence nodes, buckets
-// dispatchers. Every process derives the same Table from the same live
-// processes, by consistent hashing with bounded loads.
+// Package ring assigns owners: presence nodes own partitions, dispatchers own
+// buckets. Every process derives the same Table from the same live processes, by
+// consistent hashing with bounded loads.
 package ring
 
 import (
@@ -20,20 +20,22 @@ const (
 // ErrConfig is in every error about settings that cannot work.
 var ErrConfig = errors.New("bad setting")
 
-// Table says who owns what. It does not change; any goroutine may read it.
+// Table names the owner of every partition and bucket. A Table does not change;
+// any goroutine may read it.
 type Table struct {
 	nodes, dispatchers owners
 	hash               uint64
 }
 
-// owners are those of one kind of thing.
+// owners are the owners of all partitions, or of all buckets.
 type owners struct {
 	of    []string         // by partition or bucket; empty when there are no members
 	parts map[string][]int // in order
 }
 
-// New returns the Table of the live presence nodes and dispatchers, by name, in
-// any order. There may be none: then nothing is owned.
+// New returns the Table of the live presence nodes and dispatchers, given by name in
+// any order. Without presence nodes no partition has an owner, and without
+// dispatchers no bucket.
 func New(nodes, dispatchers []string, partitions, buckets int) (*Table, error) {
 	t := &Table{}
 	h := xxhash.New()
@@ -53,7 +55,7 @@ func New(nodes, dispatchers []string, partitions, buckets int) (*Table, error) {
 		if *kind.to, err = distribute(members, kind.parts); err != nil {
 			return nil, fmt.Errorf("ring: %s: %w", kind.name, err)
 		}
-		// Owners are in the hash as well: two builds could place members differently.
+		// The hash covers the owners too: two builds could distribute differently.
 		fmt.Fprintf(h, "%s %d %q %q\n", kind.name, kind.parts, members, kind.to.of)
 	}
 	t.hash = max(h.Sum64(), 1)
@@ -66,15 +68,15 @@ func (t *Table) Node(partition int) (string, bool) { return t.nodes.owner(partit
 // Dispatcher returns the dispatcher that owns the bucket.
 func (t *Table) Dispatcher(bucket int) (string, bool) { return t.dispatchers.owner(bucket) }
 
-// PartitionsOf returns what the presence node owns, in order.
+// PartitionsOf returns the partitions that the presence node owns, in order.
 func (t *Table) PartitionsOf(node string) []int { return slices.Clone(t.nodes.parts[node]) }
 
-// BucketsOf returns what the dispatcher owns, in order.
+// BucketsOf returns the buckets that the dispatcher owns, in order.
 func (t *Table) BucketsOf(dispatcher string) []int {
 	return slices.Clone(t.dispatchers.parts[dispatcher])
 }
 
-// Hash is the same for the same members, in every process, and never 0.
+// Hash is the same in every process for the same members and owners. It is never 0.
 func (t *Table) Hash() uint64 { return t.hash }
 
 func (o *owners) owner(part int) (string, bool) {
@@ -94,8 +96,8 @@ func distribute(members []string, parts int) (o owners, err error) {
 	case len(members) == 0:
 		return o, nil
 	}
-	// The library panics when parts do not fit. As load is over 1 they always do,
-	// but this process is not to end should that change.
+	// The library panics when the members cannot hold all parts. They always can, as
+	// load is over 1; if that changes, the process must get an error instead.
 	defer func() {
 		if r := recover(); r != nil {
 			o, err = owners{}, fmt.Errorf("%w: %d among %d members: %v", ErrConfig, parts, len(members), r)

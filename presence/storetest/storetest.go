@@ -1,8 +1,8 @@
-// Package storetest is the contract of a store, as tests. Every store runs all
-// of it.
+// Package storetest tests the contract of a store. Every store runs all its tests.
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +18,7 @@ import (
 )
 
 // Factory returns an empty store with the default numbers of partitions and
-// buckets, cleaned up with the test.
+// buckets. The test's cleanup removes the store.
 type Factory func(t testing.TB) presence.Store
 
 // Run tests the contract.
@@ -39,6 +39,7 @@ func Run(t *testing.T, open Factory) {
 		"many members and pages in one write":         large,
 		"pages are compared byte by byte":             bytewise,
 		"attach returns the counts":                   attach,
+		"topics that are not known are carried":       unknownTopics,
 		"endpoints come and go":                       endpoints,
 		"a watcher hears what changes":                watch,
 		"a watcher hears endpoints":                   watchEndpoints,
@@ -58,7 +59,7 @@ func Run(t *testing.T, open Factory) {
 	t.Run("counts are stale until all partitions are complete", func(t *testing.T) { incomplete(t, open(t)) })
 }
 
-// complete has every partition claimed and written once, as a running cluster has.
+// complete claims and writes every partition once, as a running cluster does.
 func complete(t testing.TB, s presence.Store) {
 	t.Helper()
 	finish(t, s, claimAll(t, s, false))
@@ -93,16 +94,39 @@ func finish(t testing.TB, s presence.Store, claims []presence.Claim) {
 func incomplete(t *testing.T, s presence.Store) {
 	e := listen(t, s, allBuckets())
 	claims := claimAll(t, s, false)
+	wantMissing := func(want ...int) {
+		t.Helper()
+		ids := make([]int, presence.DefaultPartitions)
+		for i := range ids {
+			ids[i] = i
+		}
+		for _, everywhere := range []bool{true, false} {
+			if got, err := s.Incomplete(t.Context(), ids, everywhere); err != nil || !slices.Equal(got, want) {
+				t.Errorf("Incomplete(everywhere %t) = %v, %v; want %v", everywhere, got, err, want)
+			}
+		}
+	}
+	for _, c := range claims {
+		if c.Whole {
+			t.Fatalf("partition %d is whole before anybody has completed it", c.Partition)
+		}
+	}
 	if c := count(t, s, "p"); !c.Stale {
 		t.Errorf("before any partition is complete: %+v, want stale", c)
 	}
 	last := len(claims) - 1
 	finish(t, s, claims[:last])
+	wantMissing(claims[last].Partition)
+	if w := claim(t, s, claims[last].Partition); w.claim.Whole {
+		t.Error("a partition that was claimed twice and never completed is whole")
+	} else {
+		claims[last] = w.claim
+	}
 	if c := count(t, s, "p"); !c.Stale {
 		t.Errorf("one partition is missing: %+v, want stale", c)
 	}
-	if counts, err := s.Attach(t.Context(), "g", []string{"p"}); err != nil || !counts[0].Stale {
-		t.Errorf("Attach = %+v, %v; want stale", counts, err)
+	if updates, err := s.Attach(t.Context(), "g", topics("p")); err != nil || !updates[0].Stale {
+		t.Errorf("Attach = %+v, %v; want stale", updates, err)
 	}
 	finish(t, s, claims[last:])
 	if c := count(t, s, "p"); c.Stale {
@@ -116,10 +140,16 @@ func incomplete(t *testing.T, s presence.Store) {
 		}
 		return true
 	})
-	claim(t, s, 3)
+	wantMissing()
+	for range 2 { // whole stays whole from owner to owner
+		if w := claim(t, s, 3); !w.claim.Whole {
+			t.Error("a partition that was completed is not whole for its next owner")
+		}
+	}
 	if c := count(t, s, "p"); c.Stale {
 		t.Errorf("a partition changed hands: %+v, want it not stale", c)
 	}
+	wantMissing()
 }
 
 func reset(t *testing.T, s presence.Store) {
@@ -185,6 +215,18 @@ func (w *writer) set(page string, users int64) presence.Count {
 		w.t.Fatalf("Write(%q, %d) = %+v", page, users, o)
 	}
 	return o[0].Counts[0]
+}
+
+// setMany sets all pages in one write.
+func (w *writer) setMany(pages []string, users int64) {
+	w.t.Helper()
+	counts := make([]presence.PageUsers, len(pages))
+	for i, page := range pages {
+		counts[i] = presence.PageUsers{Page: page, Users: users}
+	}
+	if o := w.s.Write(w.t.Context(), []presence.Change{w.change(nil, counts...)}); o[0].Err != nil {
+		w.t.Fatal(o[0].Err)
+	}
 }
 
 func count(t testing.TB, s presence.Store, page string) presence.Count {
@@ -400,8 +442,8 @@ func holds(t *testing.T, s presence.Store) {
 	}
 }
 
-// A node that dies between its writes leaves pages whose count nobody else
-// would set right: members or pages of the snapshot must name them.
+// A node that dies between its writes leaves pages with wrong counts. The members or
+// pages of the snapshot must name these pages, so that the next owner corrects them.
 func loadedPages(t *testing.T, s presence.Store) {
 	w := claim(t, s, 3)
 	m := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
@@ -457,15 +499,47 @@ func bytewise(t *testing.T, s presence.Store) {
 func attach(t *testing.T, s presence.Store) {
 	w := claim(t, s, 3)
 	p := w.set("p", 4)
-	counts, err := s.Attach(t.Context(), "g1", []string{"q", "p", presence.Site})
-	if err != nil {
-		t.Fatal(err)
-	}
 	want := []presence.Count{{Page: "q"}, p, {Page: presence.Site}}
-	if !slices.Equal(counts, want) {
-		t.Fatalf("Attach = %+v, want %+v", counts, want)
+	for what, read := range map[string]func([]presence.Topic) ([]presence.Update, error){
+		"Attach":  func(list []presence.Topic) ([]presence.Update, error) { return s.Attach(t.Context(), "g1", list) },
+		"Updates": func(list []presence.Topic) ([]presence.Update, error) { return s.Updates(t.Context(), list) },
+	} {
+		updates, err := read(topics("q", "p", presence.Site))
+		if err != nil || len(updates) != len(want) {
+			t.Fatalf("%s = %+v, %v", what, updates, err)
+		}
+		for i, u := range updates {
+			if c, ok := presence.CountOf(u); !ok || c != want[i] || u.Check() != nil {
+				t.Errorf("%s = %+v, want %+v", what, u, want[i])
+			}
+		}
 	}
 }
+
+// unknownTopics checks that a store carries topics of a kind that only a newer
+// process knows.
+func unknownTopics(t *testing.T, s presence.Store) {
+	list := []presence.Topic{
+		{Kind: "later", Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: "other", Kind: presence.KindCount, Key: "p"},
+	}
+	e := listen(t, s, allBuckets())
+	claim(t, s, 3).set("p", 4)
+	updates, err := s.Attach(t.Context(), "g", list)
+	if err != nil || len(updates) != len(list) {
+		t.Fatalf("Attach = %+v, %v", updates, err)
+	}
+	for i, u := range updates {
+		if known := i == 1; u.Topic != list[i] || (u.Version != presence.Version{}) != known || (u.Value != "") != known {
+			t.Errorf("%s reads as %+v", list[i], u)
+		}
+	}
+	e.until(t, "the count's endpoint", func() bool { return e.ends[presence.Endpoint{Topic: list[1], Gateway: "g"}] })
+	if err := s.Detach(t.Context(), "g", list); err != nil {
+		t.Error(err)
+	}
+}
+
+func topics(pages ...string) []presence.Topic { return presence.CountTopics(pages) }
 
 func attached(t testing.TB, s presence.Store, page string) []string {
 	t.Helper()
@@ -475,7 +549,7 @@ func attached(t testing.TB, s presence.Store, page string) []string {
 	}
 	var gws []string
 	for _, e := range all {
-		if e.Page == page && !e.Gone {
+		if e.Topic == presence.CountTopic(page) && !e.Gone {
 			gws = append(gws, e.Gateway)
 		}
 	}
@@ -498,9 +572,9 @@ func endpoints(t *testing.T, s presence.Store) {
 	} {
 		var err error
 		if step.gone {
-			err = s.Detach(t.Context(), step.gateway, []string{"p"})
+			err = s.Detach(t.Context(), step.gateway, topics("p"))
 		} else {
-			_, err = s.Attach(t.Context(), step.gateway, []string{"p"})
+			_, err = s.Attach(t.Context(), step.gateway, topics("p"))
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -508,10 +582,21 @@ func endpoints(t *testing.T, s presence.Store) {
 		if got := attached(t, s, "p"); !slices.Equal(got, step.want) {
 			t.Fatalf("after %+v: %v", step, got)
 		}
+		for _, gw := range []string{"g1", "g2", "g"} {
+			missing, err := s.Missing(t.Context(), gw, topics("p", "never"))
+			want := topics("p", "never")
+			if slices.Contains(step.want, gw) {
+				want = topics("never")
+			}
+			slices.SortFunc(missing, func(a, b presence.Topic) int { return cmp.Compare(b.Key, a.Key) })
+			if err != nil || !slices.Equal(missing, want) {
+				t.Fatalf("after %+v %s misses %v, %v; want %v", step, gw, missing, err, want)
+			}
+		}
 	}
 }
 
-// ear collects what a watcher is told.
+// ear collects the publications that a watcher gets.
 type ear struct {
 	mu     sync.Mutex
 	counts map[string]presence.Count
@@ -534,14 +619,21 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 		_ = s.Watch(ctx, buckets, func(p presence.Publication) {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			for _, c := range p.Counts {
+			for _, u := range p.Updates {
+				if u.Topic.Bucket(presence.DefaultBuckets) != p.Bucket || u.Check() != nil {
+					t.Errorf("bucket %d told %+v", p.Bucket, u)
+				}
+				c, ok := presence.CountOf(u)
+				if !ok {
+					continue
+				}
 				if old, ok := e.counts[c.Page]; !ok || c.Newer(old) {
 					e.counts[c.Page] = c
 				}
 				e.told[c.Page]++
 			}
 			for _, ep := range p.Endpoints {
-				e.ends[presence.Endpoint{Page: ep.Page, Gateway: ep.Gateway}] = !ep.Gone
+				e.ends[presence.Endpoint{Topic: ep.Topic, Gateway: ep.Gateway}] = !ep.Gone
 			}
 			if p.Lost {
 				e.lost[p.Bucket]++
@@ -557,7 +649,7 @@ func listen(t testing.TB, s presence.Store, buckets []int) *ear {
 	return e
 }
 
-// until waits for ok, which is called under the ear's lock.
+// until waits until ok returns true. It calls ok with the ear's lock held.
 func (e *ear) until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	limit := time.After(10 * time.Second)
@@ -602,16 +694,16 @@ func watch(t *testing.T, s presence.Store) {
 
 func watchEndpoints(t *testing.T, s presence.Store) {
 	e := listen(t, s, allBuckets())
-	if _, err := s.Attach(t.Context(), "g", []string{"p", "q"}); err != nil {
+	if _, err := s.Attach(t.Context(), "g", topics("p", "q")); err != nil {
 		t.Fatal(err)
 	}
 	for _, page := range []string{"p", "q"} {
-		e.until(t, "g on "+page, func() bool { return e.ends[presence.Endpoint{Page: page, Gateway: "g"}] })
+		e.until(t, "g on "+page, func() bool { return e.ends[presence.Endpoint{Topic: presence.CountTopic(page), Gateway: "g"}] })
 	}
-	if err := s.Detach(t.Context(), "g", []string{"p"}); err != nil {
+	if err := s.Detach(t.Context(), "g", topics("p")); err != nil {
 		t.Fatal(err)
 	}
-	e.until(t, "g gone from p", func() bool { return !e.ends[presence.Endpoint{Page: "p", Gateway: "g"}] })
+	e.until(t, "g gone from p", func() bool { return !e.ends[presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "g"}] })
 }
 
 func watchBuckets(t *testing.T, s presence.Store) {
@@ -662,40 +754,73 @@ func watchEnds(t *testing.T, s presence.Store) {
 	}
 }
 
-// slowWatcher is not asked which publications were dropped, only that in the
-// end who reads again knows everything.
+// slowWatcher does not check which publications were dropped. It checks that the
+// watcher gets a Lost after each gap. The watcher is blocked until far more was
+// published than any store keeps for it. So there is a gap with the last
+// publications in it, and only a Lost can make up for them.
 func slowWatcher(t *testing.T, s presence.Store) {
 	b := presence.Bucket("p", presence.DefaultBuckets)
-	release := make(chan struct{})
-	heard := make(chan presence.Publication, 1<<16)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
+	begun, release, heard := make(chan struct{}), make(chan struct{}), make(chan presence.Publication)
+	first := true
 	go func() {
 		_ = s.Watch(ctx, []int{b}, func(p presence.Publication) {
-			<-release
-			heard <- p
+			if first { // the first word, which says to read: from here on what comes waits
+				first = false
+				close(begun)
+				<-release
+				return
+			}
+			select {
+			case heard <- p:
+			case <-ctx.Done():
+			}
 		})
 	}()
+	<-begun
+	var long []string // pages of the bucket, with names as long as they may be
+	for i := 0; len(long) < 300; i++ {
+		if page := fmt.Sprintf("%0128d", i); presence.Bucket(page, presence.DefaultBuckets) == b {
+			long = append(long, page)
+		}
+	}
 	w := claim(t, s, 3)
-	const n = 6000
-	for i := range n {
-		w.set("p", int64(i+1))
+	published := 0
+	next := func() {
+		published++
+		w.set("p", int64(published))
+	}
+	for range 4500 { // more publications than the embedded store keeps
+		next()
+	}
+	for range 250 { // more bytes than the one in Redis keeps
+		w.setMany(long, int64(published))
+		next()
 	}
 	close(release)
 	limit := time.After(30 * time.Second)
+	told := 0
 	for {
 		select {
 		case p := <-heard:
-			for _, c := range p.Counts {
-				if c.Page == "p" && c.Users == n {
-					return
+			for _, u := range p.Updates {
+				if c, ok := presence.CountOf(u); ok && c.Page == "p" {
+					told++
 				}
 			}
-			if p.Lost && count(t, s, "p").Users == n {
+			if p.Lost {
+				if told >= published {
+					t.Fatalf("all of %d publications were kept: this is no slow watcher", published)
+				}
+				wantUsers(t, s, "p", int64(published))
 				return
 			}
+			if told >= published {
+				t.Fatalf("all of %d publications were kept: this is no slow watcher", published)
+			}
 		case <-limit:
-			t.Fatal("the slow watcher was neither told the last count nor to read again")
+			t.Fatalf("the slow watcher was told %d of %d counts, and never to read again", told, published)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"headcount/presence/unread"
 )
 
-// UnreadStore is what keeps changes and follows, and the store that publishes them.
+// UnreadStore is a store that keeps changes and follows, and publishes them.
 type UnreadStore interface {
 	presence.Store
 	unread.Store
@@ -58,7 +58,7 @@ var names struct {
 	n int
 }
 
-// freshName is one that no other test uses.
+// freshName returns a name that no other test uses.
 func freshName() string {
 	names.Lock()
 	defer names.Unlock()
@@ -305,22 +305,22 @@ func saveConflict(t *testing.T, s UnreadStore) {
 
 func watchUnread(t *testing.T, s UnreadStore) {
 	u, page := freshUser(), freshName()
-	topics := []string{presence.ChangesTopic(page), presence.FollowsTopic(u)}
+	topics := []presence.Topic{unread.LevelTopic(page), unread.RecordTopic(u)}
 	var mu sync.Mutex
-	heard := map[string][]presence.Count{}
+	heard := map[presence.Topic][]presence.Update{}
 	lost := map[int]bool{}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Watch(ctx, []int{presence.Bucket(topics[0], presence.DefaultBuckets), presence.Bucket(topics[1], presence.DefaultBuckets)}, func(p presence.Publication) {
+		_ = s.Watch(ctx, []int{topics[0].Bucket(presence.DefaultBuckets), topics[1].Bucket(presence.DefaultBuckets)}, func(p presence.Publication) {
 			mu.Lock()
 			defer mu.Unlock()
 			if p.Lost {
 				lost[p.Bucket] = true
 			}
-			for _, c := range p.Counts {
-				heard[c.Page] = append(heard[c.Page], c)
+			for _, u := range p.Updates {
+				heard[u.Topic] = append(heard[u.Topic], u)
 			}
 		})
 	}()
@@ -340,7 +340,7 @@ func watchUnread(t *testing.T, s UnreadStore) {
 		}
 	}
 	until("the subscription", func() bool {
-		return lost[presence.Bucket(topics[0], presence.DefaultBuckets)] && lost[presence.Bucket(topics[1], presence.DefaultBuckets)]
+		return lost[topics[0].Bucket(presence.DefaultBuckets)] && lost[topics[1].Bucket(presence.DefaultBuckets)]
 	})
 	for range 3 {
 		change(t, s, page, unread.Change{By: &u})
@@ -355,12 +355,13 @@ func watchUnread(t *testing.T, s UnreadStore) {
 		t.Fatal("a conflict passed")
 	}
 	now, _ := level(t, s, u, page)
-	until("the last change", func() bool { n := len(heard[topics[0]]); return n > 0 && heard[topics[0]][n-1] == now.Count(page) })
+	until("the last change", func() bool { n := len(heard[topics[0]]); return n > 0 && heard[topics[0]][n-1] == now.Update(page) })
 	until("the follows", func() bool { return len(heard[topics[1]]) > 0 })
 	time.Sleep(20 * time.Millisecond) // for what must not come
 	mu.Lock()
 	defer mu.Unlock()
-	if got := heard[topics[0]]; len(got) != 4 || unread.LevelOf(got[0]) != (unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: got[0].Updated}) {
+	got := heard[topics[0]]
+	if first, ok := unread.LevelOf(got[0]); len(got) != 4 || !ok || first != (unread.Level{Incarnation: now.Incarnation, All: 1, By: 1, At: first.At}) {
 		t.Errorf("changes were told as %+v", got)
 	}
 	if got := heard[topics[1]]; len(got) != 1 || got[0].Version != v || got[0].Stale {
@@ -370,15 +371,15 @@ func watchUnread(t *testing.T, s UnreadStore) {
 
 func attachUnread(t *testing.T, s UnreadStore) {
 	u, page := freshUser(), freshName()
-	topics := []string{presence.ChangesTopic(page), page, presence.FollowsTopic(u)}
+	topics := []presence.Topic{unread.LevelTopic(page), presence.CountTopic(page), unread.RecordTopic(u)}
 	complete(t, s)
-	counts, err := s.Attach(t.Context(), "g", topics)
-	if err != nil || len(counts) != 3 {
-		t.Fatalf("%+v, %v", counts, err)
+	updates, err := s.Attach(t.Context(), "g", topics)
+	if err != nil || len(updates) != 3 {
+		t.Fatalf("%+v, %v", updates, err)
 	}
-	for i, c := range counts {
-		if c != (presence.Count{Page: topics[i]}) {
-			t.Errorf("nothing there: %+v", c)
+	for i, u := range updates {
+		if u.Topic != topics[i] || u.Version != (presence.Version{}) || u.Stale {
+			t.Errorf("nothing there: %+v", u)
 		}
 	}
 	change(t, s, page, unread.Change{})
@@ -388,23 +389,26 @@ func attachUnread(t *testing.T, s UnreadStore) {
 		t.Fatal(err)
 	}
 	now, _ := level(t, s, u, page)
-	for what, read := range map[string]func() ([]presence.Count, error){
-		"attach": func() ([]presence.Count, error) { return s.Attach(t.Context(), "g2", topics) },
-		"counts": func() ([]presence.Count, error) { return s.Counts(t.Context(), topics) },
+	for what, read := range map[string]func() ([]presence.Update, error){
+		"attach":  func() ([]presence.Update, error) { return s.Attach(t.Context(), "g2", topics) },
+		"updates": func() ([]presence.Update, error) { return s.Updates(t.Context(), topics) },
 	} {
-		counts, err := read()
-		if err != nil || len(counts) != 3 || counts[0] != now.Count(page) || counts[1].Users != 0 || counts[2] != (presence.Count{Page: topics[2], Version: v}) {
-			t.Errorf("%s: %+v, %v", what, counts, err)
+		updates, err := read()
+		if err != nil || len(updates) != 3 || updates[0] != now.Update(page) || updates[1].Version != (presence.Version{}) {
+			t.Fatalf("%s: %+v, %v", what, updates, err)
+		}
+		if user, ok := unread.UserOf(updates[2]); !ok || user != u || updates[2].Version != v {
+			t.Errorf("%s: %+v", what, updates[2])
 		}
 	}
 	for _, topic := range topics {
 		var gateways []string
-		ends, err := s.Attached(t.Context(), presence.Bucket(topic, presence.DefaultBuckets))
+		ends, err := s.Attached(t.Context(), topic.Bucket(presence.DefaultBuckets))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range ends {
-			if e.Page == topic {
+			if e.Topic == topic {
 				gateways = append(gateways, e.Gateway)
 			}
 		}
@@ -522,7 +526,7 @@ func unreadUpdated(t *testing.T, s UnreadStore) {
 	}
 }
 
-// interrupted calls before once, before the first Save.
+// interrupted calls its function before once, before the first Save.
 type interrupted struct {
 	unread.Store
 	before func()
@@ -545,7 +549,7 @@ func changeInReset(t *testing.T, s UnreadStore) {
 		t.Fatal(err)
 	}
 	wantUnread(t, b, u, 1)
-	// A reset that another overtakes does not take back what that one did.
+	// A reset that another reset overtakes does not undo the other one.
 	slow = unread.NewBook(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
 		if _, err := b.Reset(t.Context(), u); err != nil {
@@ -670,8 +674,8 @@ func lostPast(t *testing.T, s UnreadStore) {
 	wantUnread(t, b, u, 1)
 }
 
-// unreadModel runs any row of events on the store and on a model that knows
-// what is unread of each page, one by one.
+// unreadModel runs random sequences of events on the store and on a model that
+// lists the unread changes of each page one by one.
 func unreadModel(t *testing.T, s UnreadStore) {
 	type place struct {
 		user, page int

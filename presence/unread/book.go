@@ -11,8 +11,8 @@ import (
 	"headcount/presence"
 )
 
-// attempts is how often a record is read and saved until nobody else saves it
-// in between. Whoever loses has seen another succeed.
+// attempts is how often a Book tries to read and save a record when others save the
+// record in between. Each attempt that fails means that another one succeeded.
 const attempts = 20
 
 // ErrTooMany is presence.ErrTooMany for a user with MaxFollows pages.
@@ -22,11 +22,11 @@ var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow so
 type Book struct {
 	store Store
 	alive func(life string) bool
-	turns [turns]chan struct{} // each holds one: the right to change the follows of some users
+	turns [turns]chan struct{} // each holds one: whoever has put it in may change the follows of some users
 }
 
-// turns is how many users' follows one book changes at once: those of one user
-// are changed one after the other, so that only other books are in the way.
+// turns is how many users' follows one Book changes at once. It changes the follows
+// of one user one after the other, so that only other Books cause conflicts.
 const turns = 256
 
 // NewBook returns a Book over the store. alive reports whether the life of a
@@ -50,15 +50,15 @@ func (b *Book) turn(ctx context.Context, user User) (end func(), err error) {
 	}
 }
 
-// State is a user's record with the levels of its pages, in its order.
+// State is a user's record with the levels of its pages, in the order of the record.
 type State struct {
 	Record
 	Levels []Level
 	Owns   []Own
 }
 
-// Unread is the sum over the pages, never negative, and when it last changed;
-// zero: it never did. alive is the book's.
+// Unread returns the sum over the pages, never negative, and when the sum last
+// changed; zero: never. alive is that of NewBook.
 func (s State) Unread(alive func(string) bool) (n int64, updated time.Time) {
 	updated = s.Updated
 	for i, f := range s.Follows {
@@ -72,7 +72,7 @@ func (s State) Unread(alive func(string) bool) (n int64, updated time.Time) {
 	return n, updated
 }
 
-// Read returns the states of users, in their order.
+// Read returns the states of users, in the order of users.
 func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
 	records, err := b.store.Records(ctx, users)
 	if err != nil {
@@ -101,9 +101,9 @@ func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Tim
 	return n, updated, nil
 }
 
-// Follow has the user follow the page, from now on with 0 unread. Who follows
-// it already goes on, with this awayOnly. The error is ErrTooMany beyond
-// MaxFollows.
+// Follow has the user follow the page, with 0 unread from now on. When the user
+// follows the page already, only awayOnly changes. The error is ErrTooMany when the
+// user follows MaxFollows pages.
 func (b *Book) Follow(ctx context.Context, user User, page string, awayOnly bool) error {
 	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		n, _ := others(l, o)
@@ -123,7 +123,7 @@ func (b *Book) Follow(ctx context.Context, user User, page string, awayOnly bool
 	})
 }
 
-// Unfollow ends a follow, and drops what is unread of the page.
+// Unfollow ends a follow, and drops the page's unread changes.
 func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		if !found {
@@ -138,8 +138,8 @@ func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 }
 
 // Attend notes that the user is present on the page through this life of a
-// gateway, or, unless on, is not any more. Changes since it was last said do
-// not count. Only a follow that is AwayOnly knows.
+// gateway, or, unless on, no longer is. Changes while the user was present do not
+// count. Attend has an effect only when the user follows the page with AwayOnly.
 func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool) error {
 	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		if !found || !r.Follows[i].AwayOnly {
@@ -163,7 +163,7 @@ func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool
 	})
 }
 
-// settled is f with what came while the user was present counted as seen.
+// settled returns f with the changes seen that came while the user was present.
 func (f Follow) settled(l Level, o Own, alive func(string) bool) Follow {
 	n, _ := others(l, o)
 	f.Seen = max(n-f.Unread(l, o, alive), 0)
@@ -171,8 +171,8 @@ func (f Follow) settled(l Level, o Own, alive func(string) bool) Follow {
 	return f
 }
 
-// Reset makes everything that the user follows seen, as far as it has come when
-// this is called: a later change counts. It returns the state after it.
+// Reset marks all changes as seen that the followed pages have when Reset is called:
+// a later change counts. It returns the state after the reset.
 func (b *Book) Reset(ctx context.Context, user User) (State, error) {
 	end, err := b.turn(ctx, user)
 	if err != nil {
@@ -216,8 +216,8 @@ func (b *Book) Reset(ctx context.Context, user User) (State, error) {
 
 func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 
-// edit changes what the user has of one page: fn is given its place in the
-// record, and reports whether it changed it.
+// edit changes the user's follow of one page. fn gets the place of the page in the
+// record, and reports whether it changed the record.
 func (b *Book) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
 	end, err := b.turn(ctx, user)
 	if err != nil {

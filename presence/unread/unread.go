@@ -1,7 +1,3 @@
-// Package unread has the words and contract of notifications: pages change,
-// users follow pages, and a user's unread count is a sum over the followed
-// pages of the changes that others made and the user has not seen. A change is
-// one increment, however many users follow the page.
 package unread
 
 import (
@@ -23,8 +19,8 @@ const (
 	MaxFollows = 1000           // pages one user may follow
 	MaxKey     = 255            // bytes of an idempotency key
 	KeyFor     = 24 * time.Hour // how long a key is remembered
-	// MaxAuthors is of how many users a page's own changes are noted. The changes
-	// of later ones count for themselves, too.
+	// MaxAuthors is how many authors a page remembers. For a later author, the
+	// author's own changes count as unread too.
 	MaxAuthors = 10_000
 )
 
@@ -33,7 +29,7 @@ var ErrConflict = errors.New("the follows have changed meanwhile")
 
 // User is the keyed 128-bit hash of a user id. Ids themselves never leave the
 // gateway.
-type User [presence.FollowerSize]byte
+type User [16]byte
 
 // String is the user as stores write it: 22 characters.
 func (u User) String() string { return base64.RawURLEncoding.EncodeToString(u[:]) }
@@ -47,25 +43,24 @@ func ParseUser(s string) (u User, err error) {
 	return User(b), nil
 }
 
-// Change says that a page was modified.
+// Change is one modification of a page.
 type Change struct {
-	Key string // of two changes of a page with the same key within KeyFor one counts; empty: this one counts
-	By  *User  // whose own unread does not move; nil: nobody's
+	Key string // idempotency key: changes of a page with the same key within KeyFor count once; empty: always counts
+	By  *User  // the author, for whom the change is not unread; nil: there is no author
 }
 
-// KeyHash is a page's key as stores keep it.
+// KeyHash is a page's idempotency key as stores keep it.
 func KeyHash(page, key string) [16]byte {
 	sum := sha256.Sum256([]byte(page + "\x00" + key)) // no page has a zero byte
 	return [16]byte(sum[:16])
 }
 
-// Level is how far the changes of a page have come. The zero Level is that of a
-// page that never changed.
+// Level counts the changes of a page. A page that never changed has the zero Level.
 type Level struct {
-	Incarnation uint64    // grows when the past of the counter was lost
+	Incarnation uint64    // grows when the counter's history was lost
 	All         int64     // changes in this incarnation
-	By          int64     // those of them that had an author
-	At          time.Time // of the last one, in UTC, whole seconds
+	By          int64     // how many of them had an author
+	At          time.Time // time of the last change, in UTC, whole seconds
 }
 
 // Newer reports whether l replaces o as the level of the same page.
@@ -73,27 +68,15 @@ func (l Level) Newer(o Level) bool {
 	return cmp.Or(cmp.Compare(l.Incarnation, o.Incarnation), cmp.Compare(l.All, o.All)) > 0
 }
 
-// Count is the level as it is published.
-func (l Level) Count(page string) presence.Count {
-	return presence.Count{
-		Page: presence.ChangesTopic(page), Users: l.By, Updated: l.At,
-		Version: presence.Version{Incarnation: l.Incarnation, Sequence: uint64(l.All)},
-	}
-}
-
-// LevelOf is the level that was published as c.
-func LevelOf(c presence.Count) Level {
-	return Level{Incarnation: c.Version.Incarnation, All: int64(c.Version.Sequence), By: c.Users, At: c.Updated}
-}
-
-// Own is what one user has changed of a page.
+// Own counts one user's own changes of a page.
 type Own struct {
 	Changes int64     // in the level's incarnation
-	Last    int64     // Level.All at the last of them
-	Before  time.Time // of the last change by somebody else before that; zero: there was none
+	Last    int64     // Level.All at the user's last change
+	Before  time.Time // time of the last change by another user before that; zero: there was none
 }
 
-// Next is o after another change by the user, from the page's old level.
+// Next returns o after another change by the user. old is the page's level before
+// that change.
 func (o Own) Next(old Level) Own {
 	n := Own{Changes: o.Changes + 1, Last: old.All + 1, Before: old.At}
 	if o.Changes > 0 && o.Last == old.All {
@@ -102,8 +85,8 @@ func (o Own) Next(old Level) Own {
 	return n
 }
 
-// others is the number of changes that the user did not make, and the time of
-// the last of them.
+// others returns the number of changes that other users made, and the time of the
+// last of these.
 func others(l Level, o Own) (n int64, at time.Time) {
 	at = l.At
 	if o.Changes > 0 && o.Last == l.All {
@@ -117,17 +100,17 @@ type Follow struct {
 	Page string
 	// AwayOnly: changes while the user is present on the page do not count.
 	AwayOnly    bool
-	Incarnation uint64 // of the page's changes; 0: it had never changed
+	Incarnation uint64 // of the page's level; 0: the page had never changed
 	Seen        int64  // changes by others that are not unread
-	// Through names the lives of the gateways through which a user who follows
-	// away only is present on the page, and Held is where the changes by others
-	// were when that began. Without any the user is away.
+	// Through names the lives of the gateways through which a user with AwayOnly is
+	// present on the page; it is empty while the user is away. Held is the number of
+	// changes by others when that presence began.
 	Through []string
 	Held    int64
 }
 
-// Unread is how many changes of the page are unread. alive reports whether the
-// life of a gateway that Through names still lasts; nil: all do.
+// Unread returns how many changes of the page are unread. alive reports whether a
+// life of a gateway that Through names still lasts; nil: all lives last.
 func (f Follow) Unread(l Level, o Own, alive func(string) bool) int64 {
 	n, _ := others(l, o)
 	seen, held := f.at(l)
@@ -137,8 +120,8 @@ func (f Follow) Unread(l Level, o Own, alive func(string) bool) int64 {
 	return max(n-seen, 0)
 }
 
-// at is Seen and Held as numbers of the level's incarnation: of another one
-// nothing has been seen.
+// at returns Seen and Held for the level's incarnation. When the follow has another
+// incarnation, the user has seen nothing of this one.
 func (f Follow) at(l Level) (seen, held int64) {
 	if f.Incarnation != l.Incarnation {
 		return 0, 0
@@ -150,7 +133,7 @@ func (f Follow) present(alive func(string) bool) bool {
 	return slices.ContainsFunc(f.Through, func(life string) bool { return alive == nil || alive(life) })
 }
 
-// AppendValue appends all of f but its page: "incarnation seen away held life life …".
+// AppendValue appends all of f except its page: "incarnation seen away held life life …".
 func (f Follow) AppendValue(b []byte) []byte {
 	b = strconv.AppendUint(b, f.Incarnation, 10)
 	b = append(b, ' ')
@@ -202,17 +185,17 @@ func badFollow(page, value string) error {
 // Record is what a user follows.
 type Record struct {
 	Version presence.Version // grows with every change of the record
-	Updated time.Time        // when a change of it last moved the unread count; zero: never
+	Updated time.Time        // when a change of the record last moved the unread count; zero: never
 	Follows []Follow         // sorted by page, byte by byte
 }
 
-// Clone is r with memory of its own.
+// Clone returns r with memory of its own.
 func (r Record) Clone() Record {
 	r.Follows = slices.Clone(r.Follows) // Through is replaced, never written to
 	return r
 }
 
-// Find returns where the page is in r.Follows, or would be.
+// Find returns the place of the page in r.Follows, or the place where it would be.
 func (r Record) Find(page string) (int, bool) {
 	return slices.BinarySearchFunc(r.Follows, page, func(f Follow, page string) int { return strings.Compare(f.Page, page) })
 }
@@ -226,8 +209,8 @@ func (r Record) Pages() []string {
 	return pages
 }
 
-// Differences returns the follows of r that old has not, or has otherwise, and
-// the pages that only old has.
+// Differences returns the follows of r that old lacks or that differ in old, and the
+// pages that only old has.
 func (r Record) Differences(old Record) (set []Follow, gone []string) {
 	for _, f := range r.Follows {
 		if i, ok := old.Find(f.Page); !ok || !equal(f, old.Follows[i]) {
@@ -247,27 +230,26 @@ func equal(a, b Follow) bool {
 		a.Seen == b.Seen && a.Held == b.Held && slices.Equal(a.Through, b.Through)
 }
 
-// Store keeps changes and follows. All methods may be called from any
-// goroutine. What a call has returned from without an error is kept as well as
-// the store keeps anything. presence.ErrUnavailable says that it cannot be
-// reached; all calls are safe to repeat, Change when it has a key.
+// Store keeps changes and follows. All methods may be called from any goroutine.
+// After a call without an error its change is as durable as the store's other data.
+// presence.ErrUnavailable says that the store cannot be reached. All calls are safe
+// to repeat, except a Change without a key.
 //
-// A change is published under presence.ChangesTopic, as Level.Count has it, and
-// a saved record under presence.FollowsTopic, with its version.
+// The store publishes a change as Level.Update, and a saved record as Record.Update.
 type Store interface {
 	// Change counts a change of the page.
 	Change(ctx context.Context, page string, c Change) error
-	// Levels returns the levels of pages, in their order, and what of each user
-	// has changed.
+	// Levels returns the levels of pages, in the order of pages, and the user's own
+	// changes of each page.
 	Levels(ctx context.Context, user User, pages []string) ([]Level, []Own, error)
-	// Authors returns the page's level and, in the same step, what those of users
-	// have changed of it who did so after the level's By was since. It may return
-	// others' beside; who is not in the answer has what they had.
+	// Authors returns, in one step, the page's level and the own changes of those
+	// users who changed the page after the level's By was since. It may return further
+	// users; for a user who is not in the answer nothing has changed.
 	Authors(ctx context.Context, page string, since int64, users []User) (Level, map[User]Own, error)
-	// Records returns what users follow, in their order. Who follows nothing and
-	// never did has the zero Record.
+	// Records returns the records of users, in the order of users. A user who never
+	// followed a page has the zero Record.
 	Records(ctx context.Context, users []User) ([]Record, error)
-	// Save puts r in the place of old, which Records returned, and returns the
-	// version it now has. It returns ErrConflict when another was saved meanwhile.
+	// Save replaces old, which Records returned, by r, and returns r's new version. It
+	// returns ErrConflict when another record was saved meanwhile.
 	Save(ctx context.Context, user User, old, r Record) (presence.Version, error)
 }

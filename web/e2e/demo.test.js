@@ -297,7 +297,7 @@ test('the dashboard shows pages, processes and their load to who has the key', a
   assert.equal(await board.isVisible('#board'), false);
   await board.fill('#key input', 'wrong');
   await board.click('#key button');
-  await board.waitForFunction(() => /not one of/.test(document.getElementById('trouble').textContent));
+  await board.waitForFunction(() => /does not know this key/.test(document.getElementById('trouble').textContent));
   assert.match(board.complaints.join(), /401/);
   board.complaints.length = 0;
   await board.fill('#key input', KEY);

@@ -20,7 +20,7 @@ async function ask() {
   $('key').hidden = fits !== false && !refused;
   if (refused) {
     key.value = '';
-    $('trouble').textContent = 'That key is not one of the server’s.';
+    $('trouble').textContent = 'The server does not know this key.';
   } else if (fits) $('trouble').textContent = '';
   if (refused || fits === false) {
     $('board').hidden = true;

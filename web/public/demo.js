@@ -47,11 +47,11 @@ function here() {
 
 let top = [];
 
-/** Asks which pages are viewed most, where the server tells: with a key, or if it has none. */
+/** Asks which pages are viewed most. The server tells if it has no API key, or if this page has it. */
 async function look() {
   if (document.hidden) return;
   const fits = await key.fits();
-  if (fits === false) $('pages-hint').textContent = 'Which pages are viewed most is told to who has the API key; these are some.';
+  if (fits === false) $('pages-hint').textContent = 'The server shows the most viewed pages only with its API key. These are examples.';
   if (!fits) return;
   const answer = await fetch('/-/dashboard/data', { headers: key.headers }).catch(() => undefined);
   if (answer?.status === 401) key.value = '';
@@ -131,9 +131,9 @@ const crowd = new Crowd(() => page, showCrowd);
 function showCrowd() {
   const here = crowd.size === 1 ? '1 simulated viewer is here' : `${crowd.size} simulated viewers are here`;
   $('crowd-state').textContent = crowd.trouble
-    ? `${here}; no more: ${crowd.trouble}.`
+    ? `${here}. No more can come: ${crowd.trouble}.`
     : crowd.waiting > 0
-      ? `${here}, ${crowd.waiting} to come (the server lets ten a second in) …`
+      ? `${here}, ${crowd.waiting} on the way (the server admits ten per second) …`
       : crowd.size > 0
         ? `${here}.`
         : gone;
@@ -147,8 +147,8 @@ $('crowd').addEventListener('click', ({ target }) => target.value && crowd.bring
 $('uncrowd').addEventListener('click', ({ target }) => {
   if (!target.value) return;
   gone = target.value === 'leave'
-    ? 'They left, and were not counted from that moment.'
-    : 'They are gone without a word: the server gives each a moment (leave-grace, 2 s) to come back.';
+    ? 'They left. The server stopped counting them at once.'
+    : 'Their connections were cut. The server counts each of them for two more seconds (leave-grace), in case they return.';
   crowd.disperse(target.value === 'leave');
 });
 
@@ -183,7 +183,7 @@ for (const type of ['pointerover', 'focusin']) $('unread').addEventListener(type
 /** Says why an answer was none; undefined is no answer. */
 async function complain(answer) {
   const problem = await answer?.json().catch(() => ({}));
-  $('unread-state').textContent = answer ? (problem.detail ?? problem.title ?? `The server answers ${answer.status}.`) : 'The server does not answer.';
+  $('unread-state').textContent = answer ? (problem.detail ?? problem.title ?? `The server answered with status ${answer.status}.`) : 'The server did not answer.';
 }
 
 $('follow').addEventListener('click', async () => {
@@ -191,13 +191,13 @@ $('follow').addEventListener('click', async () => {
   const answer = await fetch(`/-/me/follows/${encodeURIComponent(page)}`, { method: yes ? 'PUT' : 'DELETE' }).catch(() => undefined);
   if (!answer?.ok) return complain(answer);
   showFollow(yes);
-  $('unread-state').textContent = yes ? 'From now on the bell counts its changes.' : '';
+  $('unread-state').textContent = yes ? 'The bell now counts the changes of this page.' : '';
 });
 
 async function modify() {
   $('key').hidden = key.value !== '';
   if (!key.value) {
-    $('unread-state').textContent = 'That a page was modified is said by the site’s server, with a key.';
+    $('unread-state').textContent = 'Only a server of the site may report a change. Enter its API key to do it here.';
     $('key').querySelector('input').focus();
     return;
   }
@@ -207,7 +207,7 @@ async function modify() {
     $('key').hidden = false;
   }
   if (!answer?.ok) return complain(answer);
-  $('unread-state').textContent = following() ? 'Modified: look at the bell.' : 'Modified. Its followers know; you do not follow it.';
+  $('unread-state').textContent = following() ? 'Modified. Look at the bell.' : 'Modified. Its followers were notified; you do not follow this page.';
 }
 
 $('modify').addEventListener('click', modify);

@@ -158,14 +158,17 @@ func launch(flags ...string) (*server, error) {
 }
 
 // spawn runs a server and returns when it has said where it listens.
-func spawn(flags ...string) (*server, error) {
+func spawn(flags ...string) (*server, error) { return spawnBy([]string{program}, flags...) }
+
+// spawnBy is spawn with a command of its own, which runs what is behind it.
+func spawnBy(command []string, flags ...string) (*server, error) {
 	for _, d := range []string{"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s"} {
 		name, _, _ := strings.Cut(d, "=")
 		if !slices.ContainsFunc(flags, func(f string) bool { return f == name || strings.HasPrefix(f, name+"=") }) {
 			flags = append(flags, d)
 		}
 	}
-	s := &server{cmd: exec.Command(program, append([]string{"serve"}, flags...)...), gone: make(chan struct{}), log: &logBook{}}
+	s := &server{cmd: exec.Command(command[0], slices.Concat(command[1:], []string{"serve"}, flags)...), gone: make(chan struct{}), log: &logBook{}}
 	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
 	s.cmd.Env = append(s.cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	stderr, err := s.cmd.StderrPipe()

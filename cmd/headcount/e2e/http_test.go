@@ -278,7 +278,8 @@ func TestPutWithoutIdentityIsLimited(t *testing.T) {
 	s := start(t, "--leave-grace=0s", "--presence-timeout=30s", "--trusted-proxies=127.0.0.0/8")
 	put := func(headers ...string) answer { return s.put(t, "/p/counter", increment, headers...) }
 	began := time.Now()
-	passed := 0
+	first := put()
+	passed := 1
 	var last answer
 	for ; passed < 1000; passed++ {
 		if last = put(); last.status != http.StatusOK {
@@ -292,9 +293,12 @@ func TestPutWithoutIdentityIsLimited(t *testing.T) {
 	if last.header.Get("Set-Cookie") != "" {
 		t.Error("a refused call got an identity")
 	}
-	if c := s.put(t, "/p/counter", increment, "Headcount-Id: "+s.ws(t).id).counter(t); c.Count != passed+1 {
-		t.Errorf("one with an identity: %+v after %d", c, passed)
+	if c := s.put(t, "/p/counter", increment, "Headcount-Id: "+first.header.Get("Headcount-Id")).counter(t); c.Count != passed {
+		t.Errorf("one that renews its hold: %+v after %d", c, passed)
 	}
+	eventually(t, "an identity that a WebSocket made up is one more", func() bool { // one a tenth of a second may pass
+		return put("Headcount-Id: "+s.ws(t).id).status == http.StatusTooManyRequests
+	})
 	eventually(t, "a forged identity is none", func() bool { // one a tenth of a second may pass
 		return put("Headcount-Id: forged.forged", "Cookie: headcount_id=x").status == http.StatusTooManyRequests
 	})

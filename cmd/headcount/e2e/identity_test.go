@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"bufio"
 	"encoding/base64"
+	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -111,8 +114,12 @@ func TestAnonymousIDs(t *testing.T) {
 	if got := s.put(t, path+"?id="+a.id, decrement, "Headcount-Id: "+b.id).counter(t); got.Count != 1 {
 		t.Errorf("?id= counts on WebSocket and SSE only: %+v", got)
 	}
-	if got := cookie(t, s.sse(t, path+"/events?id="+a.id).resp.Header); got == nil || got.Value != a.id {
+	// Whoever wrote a URL must not be able to give its visitor an id for a year.
+	if got := cookie(t, s.sse(t, path+"/events?id="+a.id).resp.Header); got != nil {
 		t.Errorf("an event stream with ?id= sets %v", got)
+	}
+	if got := cookie(t, s.dial(t, dialer{query: "id=" + a.id}).resp.Header); got != nil {
+		t.Errorf("a WebSocket with ?id= sets %v", got)
 	}
 	// Of several the explicit one wins, when it is valid.
 	for name, tc := range map[string]struct {
@@ -171,7 +178,7 @@ func TestIDSecrets(t *testing.T) {
 	}
 	before, during, after, other := of(old), of(next, old), of(next), start(t)
 	a := before.ws(t)
-	b := during.dial(t, dialer{query: "id=" + a.id})
+	b := during.dial(t, dialer{headers: []string{"Cookie: headcount_id=" + a.id}})
 	if b.user != a.user {
 		t.Errorf("an id of the old secret: user %q became %q", a.user, b.user)
 	}
@@ -358,5 +365,51 @@ func TestSubsAreUsers(t *testing.T) {
 	}
 	if log := s.log.String(); strings.Contains(log, "älice") {
 		t.Error("a sub is in the log")
+	}
+}
+
+// However an address comes to its ids, it brings few of them by PUT. An id that
+// it has brought comes again for nothing, and so does whatever a server with an
+// API key brings.
+func TestIdentitiesOfOneAddressAreLimited(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--api-key="+apiKey)
+	path := "/" + pathEscape(fresh(t)) + "/counter"
+	var ids []string
+	for range 400 {
+		c, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "GET %s/events HTTP/1.1\r\nHost: h\r\n\r\n", path)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, cookie(t, resp.Header).Value)
+		c.Close()
+	}
+	began, in := time.Now(), 0
+	for _, id := range ids {
+		switch a := s.put(t, path, increment, "Headcount-Id: "+id); a.status {
+		case http.StatusOK:
+			in++
+		default:
+			a.problem(t, http.StatusTooManyRequests)
+			if a.header.Get("Retry-After") == "" {
+				t.Fatal("no Retry-After")
+			}
+		}
+	}
+	if bound := 101 + int(10*time.Since(began).Seconds()); in > bound {
+		t.Fatalf("one address brought %d identities within %s", in, time.Since(began))
+	}
+	for range 2 {
+		for _, id := range ids[:50] {
+			s.put(t, path, increment, "Headcount-Id: "+id).counter(t)
+		}
+	}
+	for _, id := range ids {
+		s.put(t, path, increment, "Headcount-Id: "+id, "X-API-Key: "+apiKey).counter(t)
 	}
 }

@@ -499,3 +499,28 @@ func TestAnswersIncludeTheJoiner(t *testing.T) {
 		}
 	}
 }
+
+// One address cannot take every place. Clients of a trusted proxy count by their
+// own address.
+func TestConnectionsPerAddress(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--max-connections-per-address=2", "--leave-grace=0s", "--trusted-proxies=127.0.0.1")
+	forwarded := func(addr string) dialer { return dialer{headers: []string{"X-Forwarded-For: " + addr}} }
+	first := s.dial(t, forwarded("192.0.2.1"))
+	s.sse(t, "/p/counter/events", "X-Forwarded-For: 192.0.2.1")
+	a := s.get(t, "/p/counter/events", "X-Forwarded-For: 192.0.2.1")
+	a.problem(t, http.StatusServiceUnavailable)
+	if a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "--max-connections-per-address") {
+		t.Errorf("%v %s", a.header, a.body)
+	}
+	s.dial(t, forwarded("192.0.2.2"))
+	s.get(t, "/p/counter", "X-Forwarded-For: 192.0.2.1").counter(t) // short calls are not counted
+	first.close()
+	eventually(t, "a place for the same address", func() bool {
+		c, err := s.connect(forwarded("192.0.2.1"))
+		if err == nil {
+			c.ws.CloseNow()
+		}
+		return err == nil
+	})
+}

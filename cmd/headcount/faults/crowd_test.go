@@ -243,7 +243,8 @@ type watcher struct {
 
 	mu        sync.Mutex
 	connected bool
-	shown     map[string]frame
+	told      map[string]bool  // pages it was told of on this connection
+	shown     map[string]frame // the newest version it was told on any, as a browser shows it
 }
 
 func (w *watcher) run(ctx context.Context) {
@@ -265,11 +266,14 @@ func (w *watcher) run(ctx context.Context) {
 			w.c.seen(w.name, f, versions)
 			w.mu.Lock()
 			w.connected = true
-			w.shown[f.Page] = f
+			w.told[f.Page] = true
+			if !older(f.Version, w.shown[f.Page].Version) {
+				w.shown[f.Page] = f
+			}
 			w.mu.Unlock()
 		}
 		w.mu.Lock()
-		w.connected, w.shown = false, map[string]frame{}
+		w.connected, w.told = false, map[string]bool{}
 		w.mu.Unlock()
 		_ = ws.CloseNow()
 	}
@@ -280,8 +284,8 @@ func (w *watcher) look(fn func(frame)) (connected bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.connected {
-		for _, f := range w.shown {
-			fn(f)
+		for page := range w.told {
+			fn(w.shown[page])
 		}
 	}
 	return w.connected
@@ -392,7 +396,7 @@ func newCrowd(t testing.TB, gateways []*member) *crowd {
 		all.Wait()
 	})
 	for i := range len(gateways) * watchers {
-		w := &watcher{c: c, name: fmt.Sprintf("watcher %d of %s", i, gateways[i%len(gateways)].name), at: gateways[i%len(gateways)], shown: map[string]frame{}}
+		w := &watcher{c: c, name: fmt.Sprintf("watcher %d of %s", i, gateways[i%len(gateways)].name), at: gateways[i%len(gateways)], told: map[string]bool{}, shown: map[string]frame{}}
 		c.watchers = append(c.watchers, w)
 		all.Go(func() { w.run(ctx) })
 	}
@@ -533,15 +537,17 @@ func (c *crowd) exact(since time.Time, limit func() time.Duration) (time.Duratio
 }
 
 // errors watches the watchers until stopped and returns the largest errors that
-// they showed: in fresh counts, and in those marked stale.
-func (c *crowd) errors() (stop func() (fresh, stale worst)) {
+// they showed: in fresh counts, in those marked stale, and, of the fresh ones, the
+// largest that nothing explains: an error that is older than a ghost may get.
+func (c *crowd) errors(stalled func() time.Duration) (stop func() (fresh, stale, unexplained worst)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	var fresh, stale worst
+	var fresh, stale, unexplained worst
 	go func() { // ends with stop
 		defer close(done)
 		for g := 0; ctx.Err() == nil; g++ {
 			since := time.Now().Add(-excuse)
+			ghosts := time.Now().Add(-exactWithin - stalled())
 			for _, w := range c.watchers {
 				w.look(func(f frame) {
 					to := &fresh
@@ -551,6 +557,9 @@ func (c *crowd) errors() (stop func() (fresh, stale worst)) {
 					if d := c.truth.distance(f.Page, f.Count, since); d > to.by {
 						*to = worst{d, fmt.Sprintf("%s %s: %q is %d, want %d", time.Now().UTC().Format("15:04:05.000"), w.name, f.Page, f.Count, c.truth.now(f.Page))}
 					}
+					if d := c.truth.distance(f.Page, f.Count, ghosts); !f.Stale && d > unexplained.by {
+						unexplained = worst{d, fmt.Sprintf("%s %s: %q is %d, want %d", time.Now().UTC().Format("15:04:05.000"), w.name, f.Page, f.Count, c.truth.now(f.Page))}
+					}
 				})
 			}
 			if m := c.gateways[g%len(c.gateways)]; m.up.Load() { // for seen
@@ -559,10 +568,10 @@ func (c *crowd) errors() (stop func() (fresh, stale worst)) {
 			wait(ctx, 100*time.Millisecond)
 		}
 	}()
-	return func() (worst, worst) {
+	return func() (worst, worst, worst) {
 		cancel()
 		<-done
-		return fresh, stale
+		return fresh, stale, unexplained
 	}
 }
 

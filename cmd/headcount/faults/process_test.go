@@ -54,7 +54,7 @@ type member struct {
 	gone chan struct{}
 }
 
-// newMember is one process with one role. Its --advertise is that of a proxy,
+// newMember is one process with one role, or several, as --roles names them. Its --advertise is that of a proxy,
 // when there is one.
 func newMember(name, role, redis string, through *proxy, flags ...string) *member {
 	m := &member{name: name, role: role, admin: freeAddr()}
@@ -69,7 +69,7 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 		m.self = through.addr
 		m.flags = append(m.flags, "--advertise="+through.addr)
 	}
-	if role == "gateway" {
+	if strings.Contains(role, "gateway") {
 		m.addr = freeAddr()
 		m.flags = append(m.flags, "--listen="+m.addr)
 	}

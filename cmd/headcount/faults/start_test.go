@@ -125,6 +125,46 @@ func TestClusterSecret(t *testing.T) {
 	counts(t, gateway)
 }
 
+// TestAClusterStartsFromNothing soon, and without complaints: nobody was there
+// before whom it would have to wait for.
+func TestAClusterStartsFromNothing(t *testing.T) {
+	redis := redistest.Start(t)
+	late := watchStalls()
+	defer late.stop()
+	begun := time.Now()
+	gateway, all := trio(t, redis.URL())
+	awaitReady(t, readyWithin, all...)
+	took := time.Since(begun)
+	slack := late.total()
+	t.Logf("ready after %s, of which this machine stood still for %s", took, slack)
+	// It is 3 s for the program; the race detector makes the processes themselves
+	// start slowly. The simulation holds the waiting alone to 3 s.
+	if took > 4500*time.Millisecond+slack {
+		t.Errorf("ready after %s, want 4.5s (and %s in which this machine stood still)", took, slack)
+		for _, m := range all {
+			t.Logf("%s:\n%s", m.name, m.log.String())
+		}
+	}
+	for _, m := range all {
+		if text := m.log.String(); strings.Contains(text, "facts") || strings.Contains(text, "waiting for the cluster") {
+			t.Errorf("%s complains:\n%s", m.name, text)
+		}
+	}
+	counts(t, gateway)
+}
+
+// TestFactsAreKept: when the facts alone are lost, those who run write them again,
+// and a process with another secret and region never becomes ready.
+func TestFactsAreKept(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	gateway, all := trio(t, redis.URL(), "--cluster-secret=right one")
+	awaitReady(t, readyWithin, all...)
+	redis.Do(t, "DEL", "hc:{c}:facts")
+	refusal(t, newMember("stranger", allRoles, redis.URL(), nil, "--cluster-secret=wrong one", "--region=other"), 10*time.Second, "settings differ")
+	counts(t, gateway)
+}
+
 func TestNameTwice(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A request is one line of an access log, as far as a visit goes.
+// A request is one line of an access log: the parts that a visit needs.
 type request struct {
 	address string
 	agent   string // empty in the common format
@@ -17,18 +17,18 @@ type request struct {
 	at      time.Time
 }
 
-var errLine = errors.New("no line of an access log")
+var errLine = errors.New("not a line of an access log")
 
 // Bounds of a log.
 const (
 	maxLine     = 16 << 10  // longer lines are bad ones
-	maxRequests = 2_000_000 // more: the log is refused, it would not fit in memory
+	maxRequests = 2_000_000 // a log with more is refused, because it would not fit in memory
 )
 
-// readLog reads a log; lines that are none are counted and left out.
+// readLog reads a log. It counts bad lines and leaves them out.
 func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 	br := bufio.NewReaderSize(r, maxLine)
-	seen := map[string]string{} // so that a text that occurs often is kept once
+	seen := map[string]string{} // keeps each text once, however often it occurs
 	for {
 		line, err := br.ReadSlice('\n')
 		if len(line) == 0 && err == io.EOF {
@@ -48,7 +48,7 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 			continue
 		}
 		if len(requests) == maxRequests {
-			return nil, lines, bad, fmt.Errorf("it has more than %d requests: replay a part of it", maxRequests)
+			return nil, lines, bad, fmt.Errorf("the log has more than %d requests: replay a part of it", maxRequests)
 		}
 		for _, s := range []*string{&req.address, &req.agent, &req.page} {
 			if _, ok := seen[*s]; !ok {
@@ -67,10 +67,10 @@ func readLog(r io.Reader) (requests []request, lines, bad int, err error) {
 //	address identity user [time] "request" status bytes "referer" "agent"
 //
 // The page is the path of the request as it stands in the log. The query is left
-// out: it says how somebody came (utm_source) more often than where to. Percent
-// escapes stay, as in a browser's location.pathname, so that the replay and a page's
-// own script mean the same page. Whatever is no UTF-8 becomes U+FFFD, which no
-// page may contain.
+// out: it more often says how a visitor came (utm_source) than which page the
+// visitor wanted. Percent escapes stay, as in a browser's location.pathname, so that
+// the replay and a page's own script name the same page. Invalid UTF-8 becomes
+// U+FFFD, which no page may contain.
 func parseLine(line string) (request, error) {
 	bad := func(what string) (request, error) { return request{}, fmt.Errorf("%w: %s", errLine, what) }
 	address, rest, ok := strings.Cut(line, " ")
@@ -95,7 +95,7 @@ func parseLine(line string) (request, error) {
 	}
 	page, ok := pageOf(asked)
 	if !ok {
-		return bad("a request without path")
+		return bad("the request has no path")
 	}
 	fields := strings.SplitN(strings.TrimPrefix(rest, " "), " ", 3)
 	if len(fields) < 2 || len(fields[0]) != 3 || !digits(fields[0]) || fields[1] != "-" && !digits(fields[1]) {
@@ -104,10 +104,10 @@ func parseLine(line string) (request, error) {
 	req := request{address: address, page: page, at: at}
 	if len(fields) == 3 {
 		if _, rest, ok = cutQuoted(fields[2]); !ok {
-			return bad("a referer that does not end")
+			return bad("the referer has no closing quote")
 		}
 		if req.agent, _, ok = cutQuoted(strings.TrimPrefix(rest, " ")); !ok {
-			return bad("a user agent that does not end")
+			return bad("the user agent has no closing quote")
 		}
 	}
 	return req, nil
@@ -130,8 +130,8 @@ func cutQuoted(s string) (text, rest string, ok bool) {
 	return "", "", false
 }
 
-// pageOf takes the path out of `GET /path?query HTTP/1.1`. Without a protocol, as
-// in HTTP/0.9, and with spaces in the path it still does.
+// pageOf takes the path out of `GET /path?query HTTP/1.1`. The protocol may be
+// missing, as in HTTP/0.9, and the path may contain spaces.
 func pageOf(asked string) (string, bool) {
 	method, target, ok := strings.Cut(asked, " ")
 	if !ok || method == "" {

@@ -15,26 +15,26 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Checkpoint compares the truth with what everybody sees. Nobody comes or
-// leaves meanwhile. It has two stages:
+// A Checkpoint compares the truth with what every client and gateway says. Nobody
+// comes or leaves during a checkpoint. It has two stages:
 //
-//   - quiet: every client that is meant to be there is connected, has joined and
-//     holds a count, and everything that left before must have been noticed by now,
-//     by the contract's own bounds.
+//   - quiet: it waits until every client that should be present is connected, has
+//     joined and holds a count, and until the contract's time for noticing every
+//     earlier departure is over.
 //   - settling: every client's count of every page it holds, and GET
 //     /{page}/counter of every page and of `*` on every gateway, is compared until
-//     all of them equal the truth. What is not equal after 10 s is wrong.
+//     all of them equal the truth. A count that differs after 10 s is wrong.
 //
-// When a connection is lost meanwhile, both stages begin again.
+// When a connection is lost during a checkpoint, both stages begin again.
 type Checkpoint struct {
 	Name     string  `json:"name"`
 	AtS      float64 `json:"at_s"`      // since the start of the run
-	Users    int     `json:"users"`     // present, in truth
+	Users    int     `json:"users"`     // truly present
 	Clients  int     `json:"clients"`   // connections that were compared
 	Pages    int     `json:"pages"`     // without `*`
-	Gets     int     `json:"gets"`      // counters that were asked for by HTTP
-	QuietMS  int64   `json:"quiet_ms"`  // the first stage
-	SettleMS int64   `json:"settle_ms"` // the second
+	Gets     int     `json:"gets"`      // counters that were requested over HTTP
+	QuietMS  int64   `json:"quiet_ms"`  // duration of the first stage
+	SettleMS int64   `json:"settle_ms"` // duration of the second stage
 	Wrong    int     `json:"wrong"`
 }
 
@@ -50,8 +50,8 @@ const (
 // errSpoilt means that a connection was lost while counts were compared.
 var errSpoilt = errors.New("connections were lost")
 
-// checkpoint runs one; the probes rest meanwhile. Wrong counts are noted, not
-// returned: a run goes on, and may show whether they heal.
+// checkpoint runs one checkpoint. The probes rest during it. It notes wrong counts
+// and does not return them: the run goes on and can show whether they become right.
 func (c *crowd) checkpoint(ctx context.Context, name string) error {
 	defer c.enterPhase(c.enterPhase("checkpoint " + name))
 	c.probes.gate.Lock()
@@ -108,13 +108,13 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 	}
 }
 
-// held looks at what every client holds.
+// held compares the counts that every client holds with the truth.
 func (c *crowd) held(everyone []*client) *faults {
 	wrong := &faults{}
 	for _, tab := range everyone {
 		placed := tab.look(func(page string, count int64) {
 			if want, ok := c.want(page); ok && count != want {
-				wrong.add("page %q: a client of %s holds %d, true is %d", page, c.gateway(tab.gateway), count, want)
+				wrong.add("page %q: a client of %s holds the count %d; the true count is %d", page, c.gateway(tab.gateway), count, want)
 			}
 		})
 		if !placed {
@@ -145,8 +145,8 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*client) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d clients are not connected and answered after %s; last error: %w",
-				missing, placeLimit, c.lastFailure())
+			return fmt.Errorf("after %s, %d clients are not connected or have no answer to their joins; last error: %w",
+				placeLimit, missing, c.lastFailure())
 		}
 		if err := c.hopeless(); err != nil {
 			return err
@@ -157,8 +157,8 @@ func (c *crowd) awaitPlaces(ctx context.Context, tabs []*client) error {
 	}
 }
 
-// awaitQuiet waits until the tabs are in their places and everything that left
-// must have been noticed. It returns how many disturbances that was after.
+// awaitQuiet waits until the tabs are in their places and the server must have
+// noticed every departure. It returns the number of disturbances up to that moment.
 func (c *crowd) awaitQuiet(ctx context.Context, tabs []*client) (disturbances int, err error) {
 	for {
 		at, disturbances := c.quiet()
@@ -174,10 +174,10 @@ func (c *crowd) awaitQuiet(ctx context.Context, tabs []*client) (disturbances in
 	}
 }
 
-// A get is one counter to ask one gateway for.
+// A get is a request for one counter to one gateway.
 type get struct {
 	gateway, page string
-	answer        string // in words, when it is wrong
+	answer        string // says in words what is wrong; empty if nothing is
 }
 
 func (c *crowd) gets() []get {
@@ -191,8 +191,8 @@ func (c *crowd) gets() []get {
 	return gets
 }
 
-// ask sends the requests and returns those that were answered wrongly. A gateway
-// that nobody listens at is no witness, unless it is the last.
+// ask sends the requests and returns those with a wrong answer. It skips a gateway
+// whose address nobody listens on, unless that is the last gateway.
 func (c *crowd) ask(ctx context.Context, gets []get) (wrong []get) {
 	var mu sync.Mutex
 	down := map[string]bool{}
@@ -213,7 +213,7 @@ func (c *crowd) ask(ctx context.Context, gets []get) (wrong []get) {
 				g.answer = fmt.Sprintf("page %q: GET from %s: %v", g.page, g.gateway, err)
 				wrong = append(wrong, g)
 			case checked && counter.Count != want:
-				g.answer = fmt.Sprintf("page %q: GET from %s says %d, true is %d", g.page, g.gateway, counter.Count, want)
+				g.answer = fmt.Sprintf("page %q: GET from %s answers %d; the true count is %d", g.page, g.gateway, counter.Count, want)
 				wrong = append(wrong, g)
 			}
 			return nil
@@ -256,7 +256,7 @@ func (c *crowd) get(ctx context.Context, gateway, page string) (counter, error) 
 	}
 	var got counter
 	if err := json.Unmarshal(body, &got); err != nil || got.Page != page {
-		return counter{}, &refused{status: resp.StatusCode, body: fmt.Sprintf("is no counter of the page: %.200s", body)}
+		return counter{}, &refused{status: resp.StatusCode, body: fmt.Sprintf("the answer is not a counter of the page: %.200s", body)}
 	}
 	return got, nil
 }
@@ -281,9 +281,9 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 	return nil
 }
 
-// readBaseline reads `*` before anybody has come. When it is not 0 it may be
-// about to fall, because an earlier run has just left; when it keeps moving,
-// others are on the site.
+// readBaseline reads the count of `*` before the run's users come. A count above 0
+// may soon fall, because an earlier run has just left. If the count keeps moving,
+// other people are on the site.
 func (c *crowd) readBaseline(ctx context.Context) error {
 	still := c.cfg.LeaveGrace + time.Second
 	since, limit := time.Now(), time.Now().Add(c.ghostBound()+still)
@@ -308,8 +308,9 @@ func (c *crowd) readBaseline(ctx context.Context) error {
 	}
 }
 
-// expectEmpty waits until nobody is on the run's pages. Pages of a log are not
-// the run's own, so visitors of theirs would make every count look wrong.
+// expectEmpty waits until nobody is on the run's pages. The pages of a log are not
+// made for the run, and other visitors of these pages would make every count look
+// wrong.
 func (c *crowd) expectEmpty(ctx context.Context) error {
 	gets := c.gets()
 	for deadline := time.Now().Add(c.ghostBound()); ; {
@@ -318,7 +319,7 @@ func (c *crowd) expectEmpty(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d of the pages have visitors already: replay to a server of its own; first: %s", len(gets), gets[0].answer)
+			return fmt.Errorf("%d of the pages have visitors already: replay the log to a server without visitors; first page: %s", len(gets), gets[0].answer)
 		}
 		if err := sleep(ctx, 5*pollEvery); err != nil {
 			return err
@@ -326,7 +327,7 @@ func (c *crowd) expectEmpty(ctx context.Context) error {
 	}
 }
 
-// sleep reports an error when the context ended first.
+// sleep returns an error when the context ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()

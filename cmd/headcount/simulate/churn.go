@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// churn is the default run: users come and leave in every way there is, and those
-// who stay move, reload, and open and close tabs.
+// churn is the default run. Users come and leave in every possible way. The users
+// who stay move to other pages, reload, and open and close tabs.
 type churn struct {
 	*crowd
 	zipf    *rand.Zipf
 	present []*user
-	away    []*user // some of those who left, to come back as themselves
+	away    []*user // some of the users who left; they may come back with the same id
 	tally   ChurnReport
 }
 
@@ -37,8 +37,8 @@ func (r *ChurnReport) String() string {
 		r.Came, r.CameBack, r.Left, r.LeftKilled, r.Vanished, r.Moved, r.Reloaded, r.TabsOpened, r.TabsClosed)
 }
 
-// Checkpoints during the run come this often, twice in a short one; a run shorter
-// than shortRun has only those before and after it.
+// Checkpoints during the run come this often, and twice in a short run. A run that
+// is shorter than shortRun has only the checkpoints before and after it.
 const (
 	checkEvery = time.Minute
 	shortRun   = 8 * time.Second
@@ -50,7 +50,7 @@ func planChurn(cfg *Command, scenario string) plan {
 	return plan{
 		name:    name,
 		pages:   ownPages(name, cfg.Pages),
-		clients: cfg.Users*cfg.Tabs*3/2 + maxDials, // half as many again may be closing
+		clients: cfg.Users*cfg.Tabs*3/2 + maxDials, // another half of the tabs may be closing
 		probes:  true,
 		work: func(ctx context.Context, crowd *crowd) error {
 			run.crowd = crowd
@@ -87,7 +87,7 @@ func (r *churn) work(ctx context.Context) error {
 			if next.After(end.Add(-checkEvery / 20)) {
 				break
 			}
-			silent := time.Until(next) > r.ghostBound() // so that the checkpoint need not wait for it
+			silent := time.Until(next) > r.ghostBound() // so that the next checkpoint does not wait for the silent tab
 			if err := r.churn(ctx, next, silent); err != nil {
 				return err
 			}
@@ -108,8 +108,8 @@ func (r *churn) work(ctx context.Context) error {
 	return r.checkpoint(ctx, "empty")
 }
 
-// churn lets users come and go until the time has come. When the clients cannot
-// keep up it does not make up for more than a second.
+// churn lets users come and go until the given time. When the clients cannot keep
+// up, it makes up for one second at most.
 func (r *churn) churn(ctx context.Context, until time.Time, silent bool) error {
 	defer r.enterPhase(r.enterPhase("churning"))
 	rate := r.cfg.Churn * float64(r.cfg.Users)
@@ -176,8 +176,8 @@ func (r *churn) openTab(ctx context.Context, u *user, page string) error {
 
 func (r *churn) drawPage() string { return r.pages[r.zipf.Uint64()] }
 
-// depart closes all tabs of a user. At most as many users as may be present are
-// remembered; beyond that somebody is forgotten.
+// depart closes all tabs of a user. It remembers at most as many departed users as
+// may be present at once, and then forgets one of them.
 func (r *churn) depart(i int, silent bool) {
 	u := r.present[i]
 	r.present = slices.Delete(r.present, i, i+1)
@@ -203,7 +203,7 @@ func (r *churn) closeTab(tab *client, silent bool) {
 	r.leave(tab, how)
 }
 
-// stir lets somebody who stays do something. Nobody's last tab is closed.
+// stir lets a user who stays do something. It never closes the last tab of a user.
 func (r *churn) stir(ctx context.Context, silent bool) error {
 	if len(r.present) == 0 {
 		return nil

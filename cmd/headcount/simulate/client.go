@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// A client is one tab. It is told where to be; one goroutine, run, keeps it
-// connected and there until it is told to leave. Losing the connection changes
-// nothing about where it is meant to be.
+// A client is one tab. Its driver says on which page it should be. One goroutine,
+// run, keeps the client connected and on that page until the driver ends it. The
+// wanted page stays the same when the connection is lost.
 type client struct {
 	crowd   *crowd
 	user    *user
 	number  uint64                                       // seeds its jitter
-	gateway int                                          // where it dials first
-	slow    bool                                         // has a small buffer, and does not read when the run wants that
+	gateway int                                          // the gateway that it dials first
+	slow    bool                                         // it has a small buffer, and stops reading when the run asks for that
 	seen    func(page string, count int64, at time.Time) // called by run's goroutine; nil for most
 
 	done chan struct{} // closed by leave
 
 	mu      sync.Mutex
 	link    *link
-	joined  holding   // no page: it is nowhere
+	joined  holding   // without a page the client is on no page
 	watched []holding // subscribed without being there
 }
 
@@ -35,10 +35,10 @@ type holding struct {
 	page    string
 	count   int64
 	version version
-	known   bool // a count came since the page was asked for on this connection
+	known   bool // a count came on this connection after the request for the page
 	refused bool // the join was answered with bad_page
 	arrival bool // the next count is the first after a join on a fresh connection
-	bad     bool // it was joined and must be refused
+	bad     bool // the client joined it and the server must refuse it
 }
 
 // joining is what a client holds of a page that it is about to join.
@@ -52,14 +52,14 @@ const (
 	closesFrame             // closes
 	endsSocket              // the connection ends without a close frame
 	resetSocket             // the connection is reset
-	vanishes                // silence; the server has to find out
+	vanishes                // falls silent; the server has to notice
 )
 
-// An ending is why a connection of a client that stays is over.
+// An ending is the reason why a connection ended while its client stays.
 type ending int
 
 const (
-	lost     ending = iota // nobody said so before
+	lost     ending = iota // without notice
 	reloaded               // the client wanted a new one
 	sentAway               // the server asked for it
 )
@@ -85,7 +85,7 @@ func (c *client) run(ctx context.Context) {
 		var pause time.Duration
 		switch how {
 		case reloaded:
-			gateway-- // it goes where it was
+			gateway-- // it dials the same gateway again
 		case lost:
 			c.crowd.failed(err)
 			pause = min(firstPause<<failures, lastPause)
@@ -118,7 +118,8 @@ func (c *client) sleep(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// connect lives through one connection. It returns when that has ended, and why.
+// connect opens one connection and serves it. It returns after the connection has
+// ended, with the reason.
 func (c *client) connect(ctx context.Context, gateway string) (how ending, err error) {
 	l, release, err := c.dial(ctx, gateway)
 	if err != nil {
@@ -189,7 +190,7 @@ func (c *client) upgrade(ctx context.Context, gateway, id string) (*link, error)
 	return l, nil
 }
 
-// attach makes the link the client's, or resets it when the client has left meanwhile.
+// attach gives the link to the client, or resets the link if the client has left.
 func (c *client) attach(l *link, id string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,15 +198,15 @@ func (c *client) attach(l *link, id string) bool {
 		l.kill()
 		return false
 	}
-	c.link, l.who = l, id // until welcome, the id it was dialled with
+	c.link, l.who = l, id // the id of the dial; welcome replaces it
 	if c.slow {
-		_ = l.tcp.SetReadBuffer(slowRead) // or it is as large as others
+		_ = l.tcp.SetReadBuffer(slowRead) // on an error the buffer has its usual size
 	}
 	_ = l.conn.SetReadDeadline(time.Now().Add(dialTimeout))
 	return true
 }
 
-// detach ends the link and forgets what came over it.
+// detach ends the link and forgets the counts that came over it.
 func (c *client) detach(l *link) ending {
 	_ = l.ws.CloseNow()
 	c.mu.Lock()
@@ -232,25 +233,25 @@ func (c *client) welcome(l *link) (strays []*client, err error) {
 	}
 	c.crowd.stats.messages.Add(1)
 	if err != nil || f.Type != "welcome" || f.User == "" {
-		c.crowd.wrong("the first frame is not a welcome with a user but %q", f.Type)
+		c.crowd.wrong("the first frame must be a welcome with a user; its type is %q", f.Type)
 		return nil, fmt.Errorf("wait for welcome: got %q", f.Type)
 	}
 	c.crowd.learn(f.HeartbeatMS)
 	if c.crowd.cfg.JWTSecret != "" {
 		if f.User != c.user.name {
-			c.crowd.wrong("a token for %q was welcomed as %q", c.user.name, f.User)
+			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, f.User)
 		}
 	} else {
 		var ok bool
 		if ok, strays = c.user.adopt(l.who, f.User, f.ID); !ok {
-			return strays, errors.New("welcomed as somebody else than the user's other tabs")
+			return strays, errors.New("the server welcomed this tab as another user than the user's other tabs")
 		}
 	}
 	c.enter(l, f.User)
 	return strays, nil
 }
 
-// enter sends what a fresh connection has to say.
+// enter sends the join and the subscriptions on a fresh connection.
 func (c *client) enter(l *link, who string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -330,7 +331,7 @@ func (c *client) leave(how exit) {
 		return
 	}
 	if !l.ready {
-		l.kill() // it was nowhere yet
+		l.kill() // the connection has joined no page yet
 		return
 	}
 	grace := c.crowd.cfg.LeaveGrace
@@ -354,8 +355,8 @@ func (c *client) leave(how exit) {
 	c.crowd.disturb(grace)
 }
 
-// cut ends a connection on which nothing was heard for too long, and asks for a
-// sign of life before. The watchdog calls it.
+// cut first asks a silent connection for a sign of life, and ends the connection
+// when it stays silent for too long. The watchdog calls it.
 func (c *client) cut(now time.Time, ask, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -400,18 +401,18 @@ func (c *client) handle(l *link, msg []byte) {
 	}
 }
 
-// count takes over a count, unless it is of a page the client is done with.
+// count stores a count, unless the client has left the count's page.
 func (c *client) count(l *link, f frame) {
 	now := time.Now()
 	c.crowd.stats.counts.Add(1)
 	v, err := parseVersion(f.Version)
 	if err != nil || !f.HasCount {
-		c.crowd.wrong("page %q: count frame without count or version: %v", f.Page, err)
+		c.crowd.wrong("page %q: a count frame has no count or no version: %v", f.Page, err)
 		return
 	}
 	if f.Count < 0 {
 		c.crowd.stats.negative.Add(1)
-		c.crowd.wrong("page %q: negative count %d", f.Page, f.Count)
+		c.crowd.wrong("page %q: the count %d is negative", f.Page, f.Count)
 	}
 	if f.Stale {
 		c.crowd.stats.stale.Add(1)
@@ -440,11 +441,11 @@ func (c *client) hold(l *link, f frame, v version) (page string, ok bool) {
 		}
 		if h.known && v.before(h.version) {
 			c.crowd.stats.backward.Add(1)
-			c.crowd.wrong("page %q: version went back from %d-%d to %s", f.Page, h.version.incarnation, h.version.sequence, f.Version)
+			c.crowd.wrong("page %q: the version went back from %d-%d to %s", f.Page, h.version.incarnation, h.version.sequence, f.Version)
 			return "", false
 		}
 		if h.arrival && f.Count < 1 && !f.Stale {
-			c.crowd.wrong("page %q: the first count after a join is %d (version %s), without the one who joined", f.Page, f.Count, f.Version)
+			c.crowd.wrong("page %q: the first count after a join is %d (version %s), which does not include the user who joined", f.Page, f.Count, f.Version)
 		}
 		h.count, h.version, h.known, h.arrival = f.Count, v, true, false
 		page, ok = h.page, true
@@ -467,7 +468,7 @@ func (c *client) holdings() iter.Seq[*holding] {
 	}
 }
 
-// failed takes an error frame.
+// failed handles an error frame.
 func (c *client) failed(l *link, f frame) {
 	c.crowd.stats.errorFrame(f.Code)
 	c.mu.Lock()
@@ -484,11 +485,11 @@ func (c *client) failed(l *link, f frame) {
 			c.crowd.wrong("page %q: the server refuses a page that is allowed: %s", f.Page, f.Message)
 		}
 	case "rate_limited":
-		l.kill() // what it refused is unknown: start over, after a pause
+		l.kill() // nobody knows which frame the server refused, so the client starts over after a pause
 	}
 }
 
-// reconnect obeys the server's wish.
+// reconnect obeys a reconnect frame.
 func (c *client) reconnect(l *link, afterMS int64) {
 	after := time.Duration(min(max(afterMS, 0), maxReconnectMS)) * time.Millisecond
 	c.mu.Lock()
@@ -510,8 +511,8 @@ func (c *client) reconnect(l *link, afterMS int64) {
 
 const maxReconnectMS = 60_000
 
-// look tells whether the client is where it is meant to be and knows the counts,
-// and hands each count that it holds to check.
+// look reports whether the client is on the wanted page and knows its counts. It
+// passes each count that the client holds to check.
 func (c *client) look(check func(page string, count int64)) (placed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

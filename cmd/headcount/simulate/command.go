@@ -3,18 +3,20 @@
 // moment how many users really are on each page, and at checkpoints compares
 // that truth with what every client and every gateway says.
 //
-// It is a black box client: it knows the outside contract and nothing of the
-// server's code, so that a mistake made there is not repeated here.
+// It is a black box client: it knows the outside contract and uses none of the
+// server's code, so it cannot repeat a mistake of that code.
 //
 // The count of the whole site, `*`, is checked against the count found at the
-// start plus this run's users. The server must therefore be otherwise quiet; when
-// `*` moves before the run has begun it is left unchecked and the report says so.
+// start plus this run's users. So nobody else should use the server meanwhile. If
+// `*` moves before the run has begun, the run does not check it, and the report
+// says so.
 //
 // Files, from the bottom up: frame.go (what the server says), link.go (one
 // connection), client.go (one tab and its reconnects), user.go (whose tab it is),
 // truth.go, crowd.go (all of them), checkpoint.go (truth against what is seen),
-// probe.go (latency), then what drives a crowd: churn.go, replay.go with
-// accesslog.go, scenarios.go. command.go ties them together, report.go tells.
+// probe.go (latency), then the files that drive a crowd: churn.go, replay.go with
+// accesslog.go, scenarios.go. command.go joins all parts, and report.go writes the
+// report.
 package simulate
 
 import (
@@ -32,17 +34,17 @@ import (
 var (
 	// ErrWrong means that the run was completed and a count was wrong.
 	ErrWrong = errors.New("wrong counts")
-	// ErrSettings means that the flags cannot work; nothing was dialled.
+	// ErrSettings means that the flags cannot work. The run opened no connection.
 	ErrSettings = errors.New("settings")
 )
 
 // Command holds the flags of `headcount simulate`. kong fills in the defaults; in
 // a Command made by hand a zero URL, Users, Pages, Tabs, Duration, Dwell, Speed,
-// PongTimeout and PresenceTimeout take theirs, and the rest stand as they are.
+// PongTimeout and PresenceTimeout take their defaults, and other fields stay as they are.
 type Command struct {
 	URL             []string      `name:"url" default:"http://127.0.0.1:8080" placeholder:"URL" help:"A gateway's address; repeat it to spread the clients over several."`
 	Users           int           `name:"users" default:"100" help:"Users present at the same time, at most."`
-	Pages           int           `name:"pages" default:"10" help:"Pages they are on; the first ones are the most visited."`
+	Pages           int           `name:"pages" default:"10" help:"Pages that the users visit; the first pages get the most visits."`
 	Duration        time.Duration `name:"duration" default:"30s" help:"How long users come and go; the final checkpoint comes after it."`
 	Churn           float64       `name:"churn" default:"0.05" help:"Fraction of the users that leave or come each second; as many others move, reload, open or close a tab."`
 	Tabs            int           `name:"tabs" default:"2" help:"Connections a user has, at most."`
@@ -51,7 +53,7 @@ type Command struct {
 	JSON            bool          `name:"json" help:"Print the report as one JSON object."`
 	PID             []int         `name:"pid" placeholder:"PID" help:"Process of the server, to report its CPU time and memory; repeatable."`
 	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
-	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Measure instead, and print JSON: idle, storm, fanout, churn or slow."`
+	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead, and print JSON: idle, storm, fanout, churn or slow."`
 	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
 	Dwell           time.Duration `name:"dwell" default:"5m" help:"How long a visitor of the log stays after a request, in the log's time."`
 	Speed           float64       `name:"speed" default:"600" help:"Seconds of the log per second."`
@@ -60,7 +62,7 @@ type Command struct {
 	PresenceTimeout time.Duration `name:"presence-timeout" default:"7s" help:"The server's --presence-timeout."`
 
 	settle time.Duration // the contract's 10 s; tests of wrong counts do not wait that long
-	parsed bool          // kong has filled it in: what is 0 was asked for
+	parsed bool          // kong has filled in the fields, so a 0 is what the user gave
 }
 
 // Help is what kong prints above the flags.
@@ -83,10 +85,10 @@ const (
 	maxChurn = 100.0
 )
 
-// Run does what the flags say, writes the report to out and, while it works,
-// where it stands to progress. The error wraps ErrSettings when the flags
-// cannot work, and ErrWrong when a count was wrong. It has ended everything it
-// started when it returns.
+// Run does what the flags say. It writes the report to out and, while it works, its
+// progress to progress. The error wraps ErrSettings when the flags cannot work, and
+// ErrWrong when a count was wrong. Run ends everything that it started before it
+// returns.
 func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	cfg := c.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -128,7 +130,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 type plan struct {
 	name     string   // of the run on the server: prefix of pages and token subjects
 	pages    []string // every page it will use, for the watchers
-	foreign  bool     // the pages are not the run's own: they must be empty at the start
+	foreign  bool     // the pages were not made for the run, so they must be empty at the start
 	clients  int      // connections at once, at most
 	sockets  int      // open files at the worst moment
 	probes   bool     // whether latency probes join and leave beside it
@@ -173,7 +175,7 @@ func drive(ctx context.Context, crowd *crowd, p plan) error {
 	return p.work(ctx, crowd)
 }
 
-// withDefaults returns a copy with the defaults filled in that kong did not.
+// withDefaults returns a copy that has the defaults which kong did not fill in.
 func (c *Command) withDefaults() *Command {
 	d := *c
 	if len(d.URL) == 0 {
@@ -205,7 +207,8 @@ func fill[T comparable](field *T, value T) {
 	}
 }
 
-// check refuses what cannot work, in one line that names the flag and the mend.
+// check refuses flags that cannot work. Its error is one line that names the flag and
+// says what to do.
 func (c *Command) check() error {
 	bad := func(flag, format string, args ...any) error {
 		return fmt.Errorf("%w: --%s: %s", ErrSettings, flag, fmt.Sprintf(format, args...))
@@ -213,7 +216,7 @@ func (c *Command) check() error {
 	for _, raw := range c.URL {
 		u, err := url.Parse(raw)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return bad("url", "%q is no address of a gateway: give http://HOST:PORT or https://HOST", raw)
+			return bad("url", "%q is not the address of a gateway: give http://HOST:PORT or https://HOST", raw)
 		}
 		if u.RawQuery != "" || u.Fragment != "" || u.User != nil {
 			return bad("url", "%q: leave out user, query and fragment", u.Redacted())
@@ -245,7 +248,7 @@ func (c *Command) check() error {
 	case c.Scenario != "" && scenarios[c.Scenario] == nil:
 		return bad("scenario", "%q is unknown: give idle, storm, fanout, churn or slow", c.Scenario)
 	case c.Scenario != "" && c.Replay != "":
-		return bad("scenario", "cannot be had together with --replay: leave one out")
+		return bad("scenario", "it does not work together with --replay: leave one of the two out")
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ type crowd struct {
 	spread    atomic.Pointer[spread] // of a count that is measured; nil: of none
 
 	baseline   int64 // of `*`, before the run
-	starMoved  bool  // others are on the site too: `*` is not checked
+	starMoved  bool  // other people are on the site, so the run does not check `*`
 	users      int   // made so far
 	watchers   []*client
 	checks     []Checkpoint
@@ -55,7 +55,8 @@ type crowd struct {
 		wait sync.WaitGroup
 	}
 
-	// ended is what leaves and losses left behind. Its lock is the innermost.
+	// ended is what remains of departures and lost connections. No other lock is
+	// taken while its lock is held.
 	ended struct {
 		sync.Mutex
 		quietAt      time.Time // when the server must have noticed all of them
@@ -65,7 +66,8 @@ type crowd struct {
 	}
 }
 
-// A grave is the socket of a client that vanished, open until nobody can care.
+// A grave is the socket of a client that vanished. It stays open until the server
+// must have given up on the client.
 type grave struct {
 	link *link
 	open time.Time
@@ -187,8 +189,8 @@ func (c *crowd) forget(tab *client) {
 	delete(c.clients.live, tab)
 }
 
-// makeRoom waits until one more client may be started: what leaves takes a moment
-// to close, and a fast run would pile up sockets.
+// makeRoom waits until one more client may start. A client that leaves needs a moment
+// to close, and without the wait a fast run would collect sockets.
 func (c *crowd) makeRoom(ctx context.Context) error {
 	for {
 		c.clients.Lock()
@@ -230,8 +232,8 @@ func (c *crowd) close() {
 	c.http.CloseIdleConnections()
 }
 
-// waitFor reports whether the group ended in time; the goroutine that waits ends
-// with the group, which the caller sees to.
+// waitFor reports whether the group ended in time. The goroutine that waits ends
+// together with the group. The caller makes sure that the group ends.
 func waitFor(group *sync.WaitGroup, limit time.Duration) bool {
 	done := make(chan struct{})
 	go func() { group.Wait(); close(done) }()
@@ -289,8 +291,8 @@ func (c *crowd) closeGraves(now time.Time) {
 	})
 }
 
-// disturb notes that counts may move for another d: somebody left, or has to come
-// back. Checkpoints wait for it.
+// disturb notes that counts may move for another d, because a user left or has to
+// come back. Checkpoints wait for that time.
 func (c *crowd) disturb(d time.Duration) {
 	c.ended.Lock()
 	defer c.ended.Unlock()
@@ -307,8 +309,8 @@ func (c *crowd) quiet() (at time.Time, disturbances int) {
 	return c.ended.quietAt, c.ended.disturbances
 }
 
-// dropped notes a connection that was lost by no wish of ours. When its gateway
-// died, the user's old presence lasts until the presence node misses it.
+// dropped notes a connection that the run did not end. If its gateway died, the
+// user's old presence lasts until the presence node notices.
 func (c *crowd) dropped() {
 	c.stats.drops.Add(1)
 	c.disturb(max(c.cfg.PresenceTimeout+orphanExtra, c.cfg.LeaveGrace))
@@ -323,14 +325,14 @@ func (c *crowd) heartbeatInterval() time.Duration {
 	return time.Duration(c.heartbeat.Load()) * time.Millisecond
 }
 
-// failed notes why a connection came to nothing or was lost.
+// failed notes why a connection could not be opened or was lost.
 func (c *crowd) failed(err error) {
 	c.ended.Lock()
 	defer c.ended.Unlock()
 	c.ended.failure = err
 }
 
-// lastFailure is the newest of them, never nil.
+// lastFailure is the newest noted failure. It is never nil.
 func (c *crowd) lastFailure() error {
 	c.ended.Lock()
 	defer c.ended.Unlock()
@@ -339,7 +341,7 @@ func (c *crowd) lastFailure() error {
 
 var errNone = errors.New("none")
 
-// hopeless returns an error when no connection ever came about and none will.
+// hopeless returns an error when every dial has failed and further dials would, too.
 func (c *crowd) hopeless() error {
 	var no *refused
 	if c.stats.connects.Load() > 0 || !errors.As(c.lastFailure(), &no) {
@@ -347,9 +349,9 @@ func (c *crowd) hopeless() error {
 	}
 	switch no.status {
 	case http.StatusUnauthorized:
-		return fmt.Errorf("the server wants tokens: give --jwt-secret the secret it was started with: %w", no)
+		return fmt.Errorf("the server requires tokens: give --jwt-secret the same value as the server has: %w", no)
 	case http.StatusForbidden, http.StatusNotFound, http.StatusUpgradeRequired:
-		return fmt.Errorf("no WebSocket to be had: give --url the address of a gateway: %w", no)
+		return fmt.Errorf("the server opens no WebSocket: give --url the address of a gateway: %w", no)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ func enoughFiles(need int) error {
 		return fmt.Errorf("simulate: raise the limit of open files: %w", err)
 	}
 	if uint64(need) > uint64(limit.Max) {
-		return fmt.Errorf("%w: --users, --tabs: up to %d open files are needed and %d are allowed: lower them or raise `ulimit -Hn`",
+		return fmt.Errorf("%w: --users, --tabs: the run needs up to %d open files and may open %d: give smaller numbers or raise `ulimit -Hn`",
 			ErrSettings, need, limit.Max)
 	}
 	return nil

@@ -27,11 +27,11 @@ type frame struct {
 	Message     string
 }
 
-var errFrame = errors.New("frame that cannot be understood")
+var errFrame = errors.New("the frame cannot be parsed")
 
-// parseFrame reads one message. Counts come by the hundred thousand, so flat
-// ASCII without escapes takes a short way that allocates little; all else, and
-// all doubt, goes to encoding/json.
+// parseFrame reads one message. Hundreds of thousands of counts come, so flat ASCII
+// without escapes takes a short way that allocates little. encoding/json reads
+// everything else.
 func parseFrame(msg []byte) (frame, error) {
 	if f, ok := scanFrame(msg); ok {
 		return f, nil
@@ -69,8 +69,8 @@ func decodeFrame(msg []byte) (frame, error) {
 	return f, nil
 }
 
-// scanFrame reads a flat object whose members it knows. It reports false, and
-// nothing else, for whatever it is not sure about.
+// scanFrame reads a flat object whose members it knows. For everything else it
+// reports false, and its frame means nothing.
 func scanFrame(msg []byte) (f frame, ok bool) {
 	s := scanner{rest: msg}
 	if !s.eat('{') {

@@ -41,7 +41,7 @@ func newProcesses(pids []int) (*processes, error) {
 	return p, nil
 }
 
-// usage adds up; a process that is gone counts nothing.
+// usage is the sum over all processes. A process that has ended adds nothing.
 func (p *processes) usage() (sum usage) {
 	for _, pid := range p.pids {
 		if u, err := readUsage(pid); err == nil {

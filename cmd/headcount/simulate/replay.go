@@ -14,7 +14,7 @@ import (
 // replay plays a log: a visitor, an address with a user agent, is on the page of
 // a request until the visitor's next request or until the dwell time is over.
 // One connection stands for a visitor who is present; it joins the next page and
-// leaves the one before. Who comes back is the same user.
+// leaves the one before. A visitor who comes back is the same user.
 //
 // Pages have the log's own names, so that one can watch them on the demo page;
 // the server must have nobody on them at the start. Pages that are not allowed,
@@ -60,7 +60,7 @@ type ReplayReport struct {
 }
 
 func (r *ReplayReport) String() string {
-	return fmt.Sprintf("%d lines (%d bad), %d requests of %d visitors in %d visits, up to %d at once; %d for pages that must be refused; up to %.2f s behind",
+	return fmt.Sprintf("%d lines (%d bad), %d requests of %d visitors in %d visits, up to %d visitors at once; %d requests for pages that the server must refuse; the replay was up to %.2f s late",
 		r.Lines, r.BadLines, r.Requests, r.Visitors, r.Visits, r.MostPresent, r.BadPages, r.Behind)
 }
 
@@ -86,7 +86,7 @@ func planReplay(cfg *Command) (plan, error) {
 		return plan{}, fmt.Errorf("%w: --replay: %s: %w", ErrSettings, cfg.Replay, err)
 	}
 	if len(requests) == 0 {
-		return plan{}, fmt.Errorf("%w: --replay: %s: none of its %d lines is in the common or combined log format: give an access log",
+		return plan{}, fmt.Errorf("%w: --replay: %s: none of the file's %d lines is in the common or combined log format: give an access log",
 			ErrSettings, cfg.Replay, lines)
 	}
 	run := schedule(requests, cfg.Dwell)
@@ -174,7 +174,7 @@ func (r *replay) work(ctx context.Context) error {
 		r.visitors[i].user = r.newUser()
 	}
 	checks := r.checkSteps()
-	clock := time.Now() // when the log's time was 0, as if it had never stood still
+	clock := time.Now() // when the log's time was 0; each pause of the log's clock moves it
 	r.enterPhase("replaying")
 	for i, s := range r.steps {
 		due := clock.Add(r.wall(s.at))
@@ -226,7 +226,7 @@ func (r *replay) checkSteps() []int {
 
 const maxChecks = 100 // of a long replay
 
-// take makes one step happen.
+// take carries out one step.
 func (r *replay) take(ctx context.Context, s step, silent bool) error {
 	v := &r.visitors[s.visitor]
 	if err := r.arrived(ctx, v); err != nil {

@@ -104,7 +104,7 @@ func (s *stats) errorFrames() map[string]int64 {
 // upsets counts what makes clients reconnect unasked.
 func (s *stats) upsets() int64 { return s.drops.Load() + s.sentAway.Load() }
 
-// faults counts what was wrong and keeps the first in words.
+// faults counts what was wrong and keeps the first texts about it.
 type faults struct {
 	mu    sync.Mutex
 	n     int
@@ -203,7 +203,7 @@ func (r *Report) text() string {
 			cp.Name, cp.AtS, cp.Users, cp.Clients, cp.Gets, cp.Wrong, cp.SettleMS, cp.QuietMS)
 	}
 	if !r.SiteChecked {
-		line("not checked", "the count of the whole site: others are on it")
+		line("not checked", "the count of the whole site, because other people are on it")
 	}
 	for _, text := range r.Wrong {
 		line("WRONG", "%s", text)
@@ -220,8 +220,8 @@ func (c *crowd) enterPhase(name string) (before string) {
 	return before
 }
 
-// tell writes where the run stands: on a terminal one line again and again, else
-// a line every few seconds. The function it returns ends that.
+// tell writes the progress of the run. On a terminal it rewrites one line; elsewhere
+// it writes a line every few seconds. The function that it returns stops the output.
 func (c *crowd) tell(w io.Writer) (stop func()) {
 	end, done := make(chan struct{}), make(chan struct{})
 	before, after, every := "", "\n", 5

@@ -63,12 +63,12 @@ func TestABrokenServerIsFoundOut(t *testing.T) {
 		breaks func(*fake)
 		says   string
 	}{
-		"one too many":          {func(f *fake) { f.lie = 1 }, "true is"},
+		"one too many":          {func(f *fake) { f.lie = 1 }, "the true count is"},
 		"the whole site is off": {func(f *fake) { f.starLie = 1 }, `page "*"`},
 		"negative":              {func(f *fake) { f.lie = -100 }, " -"},
 		"versions fall":         {func(f *fake) { f.backward = true }, "version went back"},
-		"ghosts":                {func(f *fake) { f.ghosts = true }, "true is"},
-		"joiner not counted":    {func(f *fake) { f.late = true }, "without the one who joined"},
+		"ghosts":                {func(f *fake) { f.ghosts = true }, "the true count is"},
+		"joiner not counted":    {func(f *fake) { f.late = true }, "does not include the user who joined"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,59 @@
+package main
+
+import "headcount/machine"
+
+// Open files that are kept for everything other than clients' connections.
+const (
+	filesOfProcess = 40 // standard streams, listeners, the poller, the data directory, and some connections to the admin address
+	filesOfCluster = 60 // connections to Redis, and between processes
+	filesOfPeer    = 30 // connections to the Redis of one --peer
+)
+
+// maxConnections is how many connections the gateway holds at once. The number
+// comes from --max-connections or, without that flag, from the memory. It is never
+// more than the open files allow.
+func (s *system) maxConnections() int {
+	n := s.cfg.MaxConnections
+	if n == 0 {
+		n = connectionsByMemory(machine.Memory())
+	}
+	files, limited := machine.OpenFiles()
+	if !limited {
+		return n
+	}
+	fit := connectionsByFiles(files, s.cfg.Redis != "", len(s.cfg.Peers))
+	if fit < s.cfg.MaxConnections || fit < 100 {
+		s.log.Warn().Uint64("files", files).Int("connections", min(n, fit)).Msg("the limit of open files bounds the connections; raise ulimit -n for more")
+	}
+	return min(n, fit)
+}
+
+// connectionsByMemory is how many connections of 8 KiB fit into half of the memory,
+// which is given in bytes. It is at least 100. An idle connection was measured at
+// 4.3 KB, without the kernel's part. Beside these connections there may be a
+// tenth as many short ones of 13 KB each.
+func connectionsByMemory(memory uint64) int {
+	const each = 8 << 10
+	return int(max(memory/2/each, 100))
+}
+
+// connectionsByFiles is how many long connections fit into this many open files.
+// It leaves room for the short connections that the gateway's door lets in: a
+// tenth of the long ones, at least 100, but never more than the long ones. A tenth
+// of the files stays free.
+func connectionsByFiles(files uint64, cluster bool, peers int) int {
+	reserved := uint64(filesOfProcess)
+	if cluster {
+		reserved += filesOfCluster + filesOfPeer*uint64(peers)
+	}
+	room := files - min(files, max(reserved, files/10))
+	switch {
+	case room <= 200:
+		room /= 2
+	case room <= 1100:
+		room -= 100
+	default:
+		room = room / 11 * 10
+	}
+	return int(min(max(room, 1), 1<<30))
+}

@@ -1,0 +1,137 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/presence/redistest"
+)
+
+const allRoles = "gateway,presence,dispatcher"
+
+// endpoints is how many a Redis has, by the process they name.
+func endpoints(t *testing.T, redis *redistest.Server) map[string]int {
+	t.Helper()
+	all := map[string]int{}
+	for b := range 64 {
+		members, ok := redis.Do(t, "SMEMBERS", fmt.Sprintf("hc:{b%d}:e", b)).([]any)
+		if !ok {
+			t.Fatalf("endpoints of bucket %d", b)
+		}
+		for _, m := range members {
+			life, _, _ := strings.Cut(m.(string), "\x00")
+			all[life]++
+		}
+	}
+	return all
+}
+
+// crowdAt has a client of the gateway watch 100 pages.
+func crowdAt(t *testing.T, m *member) {
+	t.Helper()
+	var pages []string
+	for i := range 100 {
+		pages = append(pages, fmt.Sprintf("%q", fmt.Sprint("watched ", i)))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	conn, err := dial(ctx, m, "", []string{`{"type":"subscribe","pages":[` + strings.Join(pages, ",") + `]}`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.CloseNow() })
+	for range pages {
+		for {
+			f, err := read(ctx, conn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Type == "count" {
+				break
+			}
+		}
+	}
+	go func() { // answers pings; ends with the connection
+		for {
+			if _, err := read(context.Background(), conn); err != nil {
+				return
+			}
+		}
+	}()
+}
+
+// TestEndpointsEndWithTheirGateway: however the process with the gateway ends,
+// whether or not it was the one that had the dispatcher, and when all ended.
+func TestEndpointsEndWithTheirGateway(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	var all []*member
+	for i := range 3 {
+		all = append(all, newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil))
+	}
+	startAll(t, all...)
+	awaitReady(t, readyWithin, all...)
+	only := func(what string, with ...*member) {
+		t.Helper()
+		eventually(t, 15*time.Second, "no endpoints but of the living, after "+what, func() bool {
+			ends := endpoints(t, redis)
+			for life := range ends {
+				held := false
+				for _, m := range with {
+					held = held || strings.HasPrefix(life, m.self+"/")
+				}
+				if !held {
+					return false
+				}
+			}
+			return len(ends) == len(with)
+		})
+	}
+	for _, m := range all {
+		crowdAt(t, m)
+	}
+	only("the start", all...)
+
+	if err := all[0].leave(20 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	only("SIGTERM", all[1:]...)
+	all[1].kill()
+	only("SIGKILL", all[2])
+
+	for _, m := range all[:2] { // restarts under their names
+		if err := m.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitReady(t, readyWithin, all...)
+	for _, m := range all[:2] {
+		crowdAt(t, m)
+		m.kill()
+		if err := m.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitReady(t, readyWithin, all...)
+	only("restarts under the same names", all[2])
+
+	for _, m := range all[:2] {
+		crowdAt(t, m)
+	}
+	for _, m := range all {
+		m.kill()
+	}
+	if n := len(endpoints(t, redis)); n != 3 {
+		t.Fatalf("endpoints of %d gateways, want 3", n)
+	}
+	for _, m := range all {
+		if err := m.start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitReady(t, readyWithin, all...)
+	only("the end of all")
+}

@@ -1,0 +1,66 @@
+package faults
+
+import (
+	"strings"
+	"testing"
+
+	"headcount/presence/redistest"
+)
+
+// Regions whose Redis are as those of careful operators: they know the user of
+// deploy/redis.acl, two speak TLS alone, the third is behind Sentinel. All show one
+// total, also after the Redis of one came back empty and a replica took over in
+// another.
+func TestRegionsOverTLSAndSentinel(t *testing.T) {
+	t.Parallel()
+	a, b, s := redistest.StartSecure(t), redistest.StartSecure(t), redistest.StartSentinelWithUser(t)
+	urls := map[string]string{"us": a.URL(), "eu": b.URL(), "ap": s.URL()}
+	w := &world{t: t}
+	var all []*member
+	for _, name := range []string{"us", "eu", "ap"} {
+		flags := []string{"--region=" + name}
+		for other, url := range urls {
+			if other != name {
+				flags = append(flags, "--peer="+other+"="+url)
+			}
+		}
+		m := newMember(name, "gateway,presence,dispatcher", urls[name], nil, flags...)
+		w.regions = append(w.regions, &dataCentre{name: name, members: []*member{m}})
+		all = append(all, m)
+	}
+	startAll(t, all...)
+	awaitReady(t, 2*readyWithin, all...)
+	for i, r := range w.regions {
+		r.watch(t)
+		w.join(t, r, i+1)
+	}
+	w.converge(t, exactWithin)
+	permitted := func(servers ...*redistest.Server) { // also before a restart, which forgets
+		t.Helper()
+		for _, r := range servers {
+			for _, denied := range r.Denied(t) {
+				t.Errorf("deploy/redis.acl does not permit: %s", denied)
+			}
+		}
+	}
+	permitted(a, b, s.Master)
+
+	b.Kill()
+	w.join(t, w.regions[0], 1)
+	b.Restart(t)
+	s.Master.Kill()
+	eventually(t, exactWithin, "the replica takes over", func() bool {
+		role, ok := s.Replica.Do(t, "ROLE").([]any)
+		return ok && role[0] == "master"
+	})
+	for _, r := range w.regions {
+		w.join(t, r, 1)
+	}
+	w.converge(t, exactWithin)
+	permitted(a, b, s.Replica)
+	for _, m := range all {
+		if strings.Contains(m.log.String(), "change-me") {
+			t.Errorf("%s logs the password of its Redis", m.name)
+		}
+	}
+}

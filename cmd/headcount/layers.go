@@ -1,0 +1,282 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"headcount/setting"
+)
+
+// layers are kong's resolvers for the flags that the command line left open.
+// Of two resolvers that know a value kong takes the later one, so the order is
+// file, environment. Kong's own env tags would lose to the file. Kong's JSON
+// resolver does not find a key with dashes and does not refuse an unknown key.
+type layers struct {
+	lookup func(string) (string, bool) // the environment
+	names  map[string]bool             // the flags of all commands; they reveal a forgotten value
+	file   map[string]any              // by folded name; nil until configFile was read
+	source map[string]string           // where a flag's value comes from, if it is not the command line
+}
+
+func (l *layers) resolvers() kong.Option {
+	return kong.Resolvers(kong.ResolverFunc(l.fromFile), kong.ResolverFunc(l.fromEnvironment))
+}
+
+func envName(flag string) string {
+	return "HEADCOUNT_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// env is the value of the flag's variable. An empty variable counts as not set,
+// because compose files and charts often leave variables empty.
+func (l *layers) env(flag string) (string, bool) {
+	v, ok := l.lookup(envName(flag))
+	return v, ok && v != ""
+}
+
+func (l *layers) fromEnvironment(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+	v, ok := l.env(flag.Name)
+	if !ok || flag.IsBool() { // --help and --version are no settings
+		return nil, nil
+	}
+	l.source[flag.Name] = envName(flag.Name)
+	if flag.Tag.Type == "each" { // the other lists split by themselves
+		return splitList(v), nil
+	}
+	return v, nil
+}
+
+// fromFile reads the file when it is asked for the first flag.
+func (l *layers) fromFile(ctx *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
+	if l.file == nil {
+		path := ""
+		known := map[string]bool{}
+		for _, f := range parent.Flags {
+			known[fold(f.Name)] = f.Name != "config" && !f.IsBool()
+			if f.Name == "config" {
+				if path, _ = ctx.FlagValue(f).(string); path == "" {
+					path, _ = l.env("config")
+				}
+			}
+		}
+		if path == "" {
+			return nil, nil
+		}
+		var err error
+		if l.file, err = openFile(path, known); err != nil {
+			return nil, err
+		}
+	}
+	v := l.file[fold(flag.Name)]
+	if v != nil {
+		l.source[flag.Name] = "the file of --config"
+	}
+	return v, nil
+}
+
+// openFile returns the settings of the file by folded name.
+func openFile(path string, known map[string]bool) (map[string]any, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, setting.Refuse("config", "%v; name a file that can be read", err)
+	}
+	defer f.Close()
+	values, err := readFile(f, known)
+	if err != nil {
+		return nil, setting.Refuse("config", "%s: %v", path, err)
+	}
+	return values, nil
+}
+
+// readFile reads one JSON object of at most 1 MiB. It refuses a longer file, which
+// cannot be settings. It reads token by token, because the JSON package would
+// silently take the last of two equal keys.
+func readFile(r io.Reader, known map[string]bool) (map[string]any, error) {
+	const most = 1 << 20
+	limited := &io.LimitedReader{R: r, N: most + 1}
+	dec := json.NewDecoder(limited)
+	dec.UseNumber()
+	broken := func(err error) (map[string]any, error) {
+		if limited.N <= 0 {
+			return nil, errors.New("the file is larger than 1 MiB; write settings only")
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = errors.New("the JSON ends early")
+		}
+		return nil, fmt.Errorf("%w; write one JSON object of settings", err)
+	}
+	if t, err := dec.Token(); err != nil {
+		return broken(err)
+	} else if t != json.Delim('{') {
+		return broken(errors.New("the file is not a JSON object"))
+	}
+	values := map[string]any{}
+	for dec.More() {
+		t, err := dec.Token()
+		if err != nil {
+			return broken(err)
+		}
+		key, _ := t.(string) // in an object the decoder returns nothing else here
+		var value any
+		if err := dec.Decode(&value); err != nil {
+			return broken(err)
+		}
+		name := fold(key)
+		if !known[name] {
+			return nil, fmt.Errorf("unknown key %q; use a flag's name without its leading dashes, such as \"update-interval\"", key)
+		}
+		if _, twice := values[name]; twice {
+			return nil, fmt.Errorf("key %q is given twice; keep one", key)
+		}
+		values[name] = value
+	}
+	if _, err := dec.Token(); err != nil {
+		return broken(err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return broken(errors.New("something follows the JSON object"))
+	}
+	return values, nil
+}
+
+// fold makes update-interval, update_interval, updateInterval and
+// updateinterval one name.
+func fold(name string) string {
+	return strings.ToLower(strings.NewReplacer("-", "", "_", "").Replace(name))
+}
+
+// splitList splits at commas and trims spaces. It keeps empty values: "each"
+// refuses them later, and "list" drops them.
+func splitList(s string) []any {
+	var out []any
+	for v := range strings.SplitSeq(s, ",") {
+		out = append(out, strings.TrimSpace(v))
+	}
+	return out
+}
+
+// reader turns one value of a setting into its field. The value is a string
+// from the command line, the environment or a default, or any JSON value from a
+// file. The problem that a reader returns never repeats the value, because the
+// value may be a secret.
+type reader func(value any, target reflect.Value) (problem string)
+
+// readers are the types of Config's tags: "text" is one string; "span" a
+// positive duration, "span-or-0" also 0; "number" a whole number from 0; "list"
+// is split at commas wherever it comes from; "each" is one value for each time
+// the flag is given and split at commas in the environment only, so that a
+// secret may hold a comma on the command line and in the file.
+var readers = map[string]reader{
+	"text": func(value any, target reflect.Value) string {
+		s, ok := value.(string)
+		switch {
+		case !ok:
+			return "it is not a string; write it in quotes"
+		case s == "":
+			return "it is empty; give a value, or leave it out"
+		}
+		target.SetString(s)
+		return ""
+	},
+	"span":      span(1, "%s is not positive; give a duration such as 2s or 250ms"),
+	"span-or-0": span(0, "%s is negative; give a duration such as 2s, or 0"),
+	"number": func(value any, target reflect.Value) string {
+		s, ok := value.(string)
+		if n, isNumber := value.(json.Number); isNumber {
+			s, ok = n.String(), true
+		}
+		n, err := strconv.Atoi(s)
+		if !ok || err != nil {
+			return "it is not a whole number; write one such as 10000"
+		}
+		if n < 0 {
+			return fmt.Sprintf("%d is negative; give a positive number, or 0 for the default", n)
+		}
+		target.SetInt(int64(n))
+		return ""
+	},
+	"list": func(value any, target reflect.Value) string {
+		return appendAll(value, target, func(s string) string {
+			for _, v := range splitList(s) {
+				if v != "" {
+					target.Set(reflect.Append(target, reflect.ValueOf(v)))
+				}
+			}
+			return ""
+		})
+	},
+	"each": func(value any, target reflect.Value) string {
+		return appendAll(value, target, func(s string) string {
+			if s == "" {
+				return "one of its values is empty; give a value, or leave it out"
+			}
+			target.Set(reflect.Append(target, reflect.ValueOf(s)))
+			return ""
+		})
+	},
+}
+
+// span reads a duration. It refuses one under least as too short.
+func span(least time.Duration, tooShort string) reader {
+	return func(value any, target reflect.Value) string {
+		s, ok := value.(string)
+		if !ok { // a JSON number would be nanoseconds, which nobody means
+			return "it is not a duration; write a string with its unit, such as \"250ms\" or \"2s\""
+		}
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			return "it is not a duration; write a number with its unit, such as 250ms or 2s"
+		}
+		if d < least {
+			return fmt.Sprintf(tooShort, d)
+		}
+		target.SetInt(int64(d))
+		return ""
+	}
+}
+
+func appendAll(value any, target reflect.Value, add func(string) (problem string)) string {
+	values, ok := value.([]any)
+	if !ok {
+		values = []any{value}
+	}
+	for _, v := range values {
+		s, ok := v.(string)
+		if !ok {
+			return "it is not a list of strings; write one such as [\"a\", \"b\"]"
+		}
+		if problem := add(s); problem != "" {
+			return problem
+		}
+	}
+	return ""
+}
+
+// mapper is the reader as kong calls it. It takes the next token even when the
+// token begins with a dash, because a secret or a negative duration may begin so.
+// If the token is a flag, the value was forgotten, and mapper says so.
+func (l *layers) mapper(read reader) kong.MapperFunc {
+	return func(ctx *kong.DecodeContext, target reflect.Value) error {
+		token := ctx.Scan.Pop()
+		if token.IsEOL() {
+			return setting.Refuse(ctx.Value.Name, "its value is missing; write --%s=VALUE", ctx.Value.Name)
+		}
+		if s, ok := token.Value.(string); ok && token.Type == kong.UntypedToken && strings.HasPrefix(s, "--") {
+			if name, _, _ := strings.Cut(s[2:], "="); l.names[name] {
+				return setting.Refuse(ctx.Value.Name, "its value is missing before --%s; write --%s=VALUE", name, ctx.Value.Name)
+			}
+		}
+		if problem := read(token.Value, target); problem != "" {
+			return setting.Refuse(ctx.Value.Name, "%s", problem)
+		}
+		return nil
+	}
+}

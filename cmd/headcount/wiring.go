@@ -1,0 +1,446 @@
+package main
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/rs/zerolog"
+
+	"headcount/dashboard"
+	"headcount/dispatcher"
+	"headcount/gateway"
+	"headcount/gateway/identity"
+	"headcount/machine"
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/member"
+	"headcount/presence/memstore"
+	"headcount/presence/node"
+	"headcount/presence/redisstore"
+	"headcount/presence/region"
+	"headcount/presence/rpc"
+	"headcount/presence/unread"
+	"headcount/setting"
+	"headcount/web"
+)
+
+const (
+	localName = "local" // the name of the one process over the embedded store
+
+	// peerDial is how long it may take to connect to a peer. With TLS that takes
+	// three round trips.
+	peerDial = 2 * time.Second
+)
+
+// store is what the parts of this process share with the parts of other processes.
+type store interface {
+	presence.Store
+	presence.Processes
+	unread.Store
+	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
+}
+
+// system is one process: its roles, joined by a member of the region's cluster.
+// Over the embedded store it is a cluster of one.
+type system struct {
+	cfg      Config
+	log      zerolog.Logger
+	registry *prometheus.Registry
+	member   *member.Member
+	parts    member.Parts
+	store    store
+	embedded *memstore.Store // the same as store, if store is the embedded one; otherwise nil
+	where    string          // says in the log where the store is
+	network  *network        // nil over the embedded store
+	closers  []func() error  // called in reverse order; nobody could act on their errors
+
+	hashKey    []byte                 // of user hashes; nil: the cluster has it
+	identities *identity.Identities   // nil without the gateway's role, like the four below
+	gateway    *gateway.Gateway       //
+	node       *node.Node             //
+	dispatcher *dispatcher.Dispatcher //
+	regions    *region.Replicator     // also nil over the embedded store
+	board      *dashboard.Board
+}
+
+// newSystem joins the parts that the settings ask for. Nothing runs before run is
+// called, but the addresses for other processes are already open.
+func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, err error) {
+	self := presence.Process{Name: localName, Roles: cfg.Roles, Incarnation: uint64(time.Now().UnixMilli())}
+	if cfg.Redis != "" {
+		self.Name = cfg.AdvertiseAddr()
+		log = log.With().Str("process", self.Name).Logger()
+	}
+	s := &system{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
+	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	mc := member.Config{Self: self, Registerer: s.registry, Log: log}
+	if cfg.Redis != "" && len(cfg.ClusterSecrets) == 0 {
+		mc.Trusts = setting.IsLoopback // nothing is signed, so only processes of this machine are trusted
+	}
+	s.member = member.New(mc)
+	if cfg.Redis == "" {
+		err = s.openEmbedded()
+	} else {
+		err = s.openCluster(ctx, self)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.parts.Store = s.store
+
+	if s.member.Has(presence.RolePresence) {
+		if s.node, err = node.New(s.store, node.Config{
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Registerer: s.registry, Log: log,
+		}); err != nil {
+			return nil, err
+		}
+		s.parts.Node = s.node
+	}
+	if s.member.Has(presence.RoleDispatcher) {
+		s.dispatcher = dispatcher.New(s.store, s.member, log)
+		s.parts.Dispatcher = s.dispatcher
+		if s.regions != nil {
+			s.dispatcher.Regions = s.regions
+			s.parts.Regions = s.regions
+		}
+	}
+	ask := dashboard.Config{
+		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Region: cfg.Region, Log: log,
+	}
+	if s.network != nil {
+		ask.Others = s.network.client
+	}
+	s.board = dashboard.New(ask)
+	if s.member.Has(presence.RoleGateway) {
+		if err = s.openGateway(self); err != nil {
+			return nil, err
+		}
+		s.parts.Gateway = s.gateway
+	}
+	s.member.Join(s.parts)
+	return s, nil
+}
+
+// openEmbedded opens a store of this process's own, in memory or with a data
+// directory.
+func (s *system) openEmbedded() error {
+	config := memstore.Config{Region: s.cfg.Region, Log: s.log}
+	var opened *memstore.Store
+	if s.cfg.DataDir == "" {
+		s.log.Info().Msg("--data-dir is not set: this process keeps follows and unread counts in memory, and they are lost when it ends")
+		opened = memstore.New(config)
+		s.embedded, s.where = opened, "embedded, in memory"
+	} else {
+		var err error
+		if opened, err = memstore.Open(s.cfg.DataDir, config); err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
+		s.closers = append(s.closers, func() error {
+			if err := opened.Close(); err != nil {
+				s.log.Error().Err(err).Msg("the data directory could not be closed")
+			}
+			return nil
+		})
+		s.embedded, s.where = opened, "embedded, follows and unread in "+s.cfg.DataDir
+		if len(s.cfg.IDSecrets) == 0 {
+			s.cfg.IDSecrets = []string{opened.Secret()}
+		}
+	}
+	s.store = s.embedded
+	if len(s.cfg.IDSecrets) == 0 {
+		s.log.Info().Msg("--id-secret is not set: this process signs anonymous ids with a random secret, and the ids are void when it ends")
+		s.cfg.IDSecrets = []string{rand.Text()}
+	}
+	var err error // directories of former versions know users by the last id secret
+	s.hashKey, err = opened.HashKey([]byte(s.cfg.IDSecrets[len(s.cfg.IDSecrets)-1]))
+	return err
+}
+
+// openCluster opens the store that the region's processes share, and the network
+// between those processes.
+func (s *system) openCluster(ctx context.Context, self presence.Process) error {
+	var keys [][]byte
+	for _, secret := range s.cfg.ClusterSecrets {
+		keys = append(keys, []byte(secret))
+	}
+	if len(s.cfg.IDSecrets) == 0 {
+		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
+	}
+	var onHashKey func([]byte)
+	if s.member.Has(presence.RoleGateway) {
+		onHashKey = func(key []byte) { s.identities.SetHashKey(key) }
+	}
+	var idSecrets [][]byte
+	for _, secret := range s.cfg.IDSecrets {
+		idSecrets = append(idSecrets, []byte(secret))
+	}
+	opened, err := redisstore.Open(redisstore.Config{
+		IDSecrets: idSecrets, OnHashKey: onHashKey,
+		URL:        s.cfg.Redis,
+		Facts:      redisstore.Facts{Region: s.cfg.Region, Secret: checkValue(keys)},
+		Peers:      s.cfg.peerNames(),
+		Registerer: s.registry,
+		Log:        s.log,
+		OnState:    s.member.StoreState,
+	})
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, opened.Close)
+	s.store, s.where = opened, "redis"
+	if s.network, err = s.listenForOthers(ctx, keys, self); err != nil {
+		return err
+	}
+	s.closers = append(s.closers, s.network.close)
+	s.parts.Datagrams, s.parts.Calls = s.network.datagrams, s.network.client
+	if !s.member.Has(presence.RoleDispatcher) {
+		return nil
+	}
+	peers, err := s.openPeers()
+	if err != nil {
+		return err
+	}
+	s.regions = region.New(region.Config{
+		Local: opened, Peers: peers, StaleAfter: s.cfg.RegionStaleAfter, Registerer: s.registry, Log: s.log,
+	})
+	return nil
+}
+
+// network carries what this process and the other processes of the cluster say to
+// each other.
+type network struct {
+	tcp       net.Listener
+	udp       net.PacketConn
+	datagrams *heartbeat.Transport
+	client    *rpc.Client
+	server    *http.Server // of calls
+}
+
+func (s *system) listenForOthers(ctx context.Context, keys [][]byte, self presence.Process) (n *network, err error) {
+	n = &network{}
+	opened := n // a return with an error sets n to nil
+	defer func() {
+		if err != nil {
+			_ = opened.close()
+		}
+	}()
+	if n.tcp, err = listen(ctx, "cluster-listen", s.cfg.ClusterListen); err != nil {
+		return nil, err
+	}
+	if n.udp, err = net.ListenPacket("udp", n.tcp.Addr().String()); err != nil {
+		return nil, fmt.Errorf("--cluster-listen: %w", err)
+	}
+	if n.datagrams, err = heartbeat.New(heartbeat.Config{
+		Conn: n.udp, Keys: keys, Name: self.Name, Incarnation: self.Incarnation,
+		OnBeat: s.member, OnReply: s.member, OnTable: s.member, Registerer: s.registry, Log: s.log,
+	}); err != nil {
+		return nil, err
+	}
+	if n.client, err = rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: self.Name, Registerer: s.registry}); err != nil {
+		return nil, err
+	}
+	calls, err := rpc.NewHandler(rpc.Config{
+		Keys: keys, Name: self.Name, Registerer: s.registry, Log: s.log,
+		Updates: s.member, Holds: s.member, NotOwner: node.ErrNotOwner, Reports: s,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.server = httpServer(calls, s.log)
+	return n, nil
+}
+
+// close closes the addresses.
+func (n *network) close() error {
+	var errs []error
+	if n.tcp != nil {
+		errs = append(errs, n.tcp.Close())
+	}
+	if n.udp != nil {
+		errs = append(errs, n.udp.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// openPeers opens the Redis of every --peer. It does not wait for an answer.
+func (s *system) openPeers() (peers []region.Peer, err error) {
+	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_region_bytes_total", Help: "Bytes on the connections to a peer's Redis, before TLS.",
+	}, []string{"peer", "direction"})
+	s.registry.MustRegister(bytes)
+	for _, peer := range s.cfg.Peers {
+		name, url := region.SplitPeer(peer)
+		sent, received := bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")
+		opened, err := redisstore.Open(redisstore.Config{
+			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(),
+			OnBytes: func(out, in int) { sent.Add(float64(out)); received.Add(float64(in)) },
+		})
+		if err != nil {
+			return nil, fmt.Errorf("--peer %s: %w", name, err)
+		}
+		s.closers = append(s.closers, opened.Close)
+		peers = append(peers, region.Peer{Name: name, Remote: redisstore.NewPeer(opened, s.cfg.Region, name)})
+	}
+	return peers, nil
+}
+
+func (s *system) openGateway(self presence.Process) error {
+	cfg := s.cfg
+	var secrets [][]byte
+	for _, secret := range cfg.IDSecrets {
+		secrets = append(secrets, []byte(secret))
+	}
+	identities, err := identity.New(identity.Config{
+		IDSecrets: secrets,
+		HashKey:   s.hashKey,
+		JWTSecret: []byte(cfg.JWTSecret),
+		JWKSURL:   cfg.JWKSURL,
+		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
+	})
+	if err != nil {
+		return err
+	}
+	s.identities = identities
+	s.closers = append(s.closers, func() error { identities.Close(); return nil })
+	origins, err := identity.NewOrigins(cfg.AllowOrigins)
+	if err != nil {
+		return err
+	}
+	proxies, err := identity.NewProxies(cfg.TrustedProxies)
+	if err != nil {
+		return err
+	}
+	s.gateway, err = gateway.New(gateway.Config{
+		Name: self.Name, Incarnation: self.Incarnation, Region: cfg.Region,
+		Store: s.store, Unread: s.store, Cluster: s.member, Regions: s.store, Dashboard: s.board,
+		HeartbeatInterval: cfg.HeartbeatInterval,
+		HoldTime:          node.HoldTime(cfg.PresenceTimeout),
+		LeaveGrace:        cfg.LeaveGrace,
+		UpdateInterval:    cfg.UpdateInterval,
+		PingInterval:      cfg.PingInterval,
+		PongTimeout:       cfg.PongTimeout,
+		WriteTimeout:      cfg.WriteTimeout,
+		ShutdownTimeout:   cfg.ShutdownTimeout,
+		MaxConnections:    s.maxConnections(),
+		MaxPerAddress:     cfg.MaxPerAddress,
+		Memory:            machine.NewPressure(),
+		DeliveryBudget:    cfg.DeliveryBudget,
+		Identities:        identities,
+		APIKeys:           cfg.APIKeys,
+		Origins:           origins,
+		Proxies:           proxies,
+		Assets:            web.Files,
+		Registerer:        s.registry,
+		Log:               s.log,
+	})
+	return err
+}
+
+// ready returns why the process cannot do its roles now, or nil if it can.
+func (s *system) ready() error {
+	if s.embedded != nil {
+		if err := s.embedded.Writable(); err != nil {
+			return err
+		}
+	}
+	if s.gateway != nil {
+		return s.gateway.Ready()
+	}
+	return s.member.Ready()
+}
+
+// run runs the roles, and serves the other processes, until ctx ends.
+func (s *system) run(ctx context.Context) error {
+	if s.network == nil {
+		return s.member.Run(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { // ends with Close below
+		err := s.network.server.Serve(s.network.tcp)
+		cancel()
+		served <- err
+	}()
+	err := s.member.Run(ctx)
+	_ = s.network.server.Close() // callers repeat unfinished calls at the next owner
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
+	return err
+}
+
+// close closes everything. Call it when nothing runs any more.
+func (s *system) close() {
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		_ = s.closers[i]()
+	}
+}
+
+// Report returns the state of this process for the dashboard.
+func (s *system) Report() presence.Report {
+	r := presence.Report{Stats: presence.Stats{Process: usage()}}
+	if s.gateway != nil {
+		stats := s.gateway.Stats()
+		r.Gateway = &stats
+	}
+	if s.node != nil {
+		stats := s.node.Stats()
+		r.Node = &stats
+	}
+	if s.regions != nil {
+		r.Peers = s.regions.Stats()
+	}
+	if s.dispatcher != nil {
+		r.Top = s.dispatcher.Top(presence.TopPages)
+	}
+	return r
+}
+
+// checkValue identifies the cluster secrets without revealing them.
+func checkValue(keys [][]byte) string {
+	if len(keys) == 0 {
+		return "none"
+	}
+	values := make([]string, len(keys))
+	for i, key := range keys {
+		values[i] = keyed(key, "headcount cluster check")
+	}
+	return strings.Join(values, ",")
+}
+
+// derivedIDSecrets are the id secrets of a cluster without --id-secret. All its
+// gateways derive the same secrets. A cluster without a cluster secret runs on the
+// loopback of this machine only, to try it out.
+func derivedIDSecrets(secrets []string) []string {
+	if len(secrets) == 0 {
+		secrets = []string{"loopback"}
+	}
+	derived := make([]string, len(secrets))
+	for i, s := range secrets {
+		derived[i] = keyed([]byte(s), "headcount ids")
+	}
+	return derived
+}
+
+func keyed(key []byte, text string) string {
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(text))
+	return hex.EncodeToString(mac.Sum(nil))
+}

@@ -1,0 +1,328 @@
+package counter
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"headcount/presence"
+)
+
+// ErrBody is in every error about a body that cannot be. Its text says what to
+// send instead.
+var ErrBody = errors.New("bad body")
+
+// MaxDimensionLength is the longest value of a dimension, in code points.
+const MaxDimensionLength = 128
+
+func badBody(err error) error {
+	if err == nil || errors.Is(err, ErrBody) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrBody, err)
+}
+
+// parseObject reads body, an object with the members that field knows. Field
+// says, with errUnknown, that it does not know one.
+func parseObject(body []byte, known string, field func(r *reader, name string) error) error {
+	r := reader{s: string(body)}
+	err := r.object(func(name string) error {
+		err := field(&r, name)
+		switch {
+		case errors.Is(err, errUnknown):
+			return fmt.Errorf("%q is unknown; the body has %s", name, known)
+		case err != nil:
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	})
+	if err == nil {
+		err = r.end()
+	}
+	return badBody(err)
+}
+
+var errUnknown = errors.New("it is unknown")
+
+// ParseStep reads the body of an increment, or of a decrement when down: an
+// object with delta and dimensions, both optional, or nothing.
+func ParseStep(body []byte, key string, rule *Rule, down bool) (Change, error) {
+	c := Change{Key: key, Rule: rule, Verb: Add, Delta: 1}
+	if len(bytes.TrimSpace(body)) > 0 {
+		err := parseObject(body, "delta and dimensions", func(r *reader, name string) (err error) {
+			switch name {
+			case "delta":
+				c.Delta, err = integerIn(r, 1, MaxDelta)
+			case "dimensions":
+				c.Dimensions, err = dimensions(r, rule)
+			default:
+				err = errUnknown
+			}
+			return err
+		})
+		if err != nil {
+			return Change{}, err
+		}
+	}
+	if down {
+		c.Delta = -c.Delta
+	}
+	return c, nil
+}
+
+// ParseBatch reads the body of a batch: {"changes":[{"key":…,"delta":…,"dimensions":…},…]}.
+func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
+	var changes []Change
+	err := parseObject(body, "changes", func(r *reader, name string) error {
+		if name != "changes" {
+			return errUnknown
+		}
+		return r.list(func(i int) error {
+			if i == MaxChanges {
+				return fmt.Errorf("there are more than %d; send the rest in another batch", MaxChanges)
+			}
+			c, err := batched(r, rules)
+			if err != nil {
+				return fmt.Errorf("change %d: %w", i+1, err)
+			}
+			changes = append(changes, c)
+			return nil
+		})
+	})
+	if err == nil && len(changes) == 0 {
+		err = fmt.Errorf("%w: there are no changes; send 1 to %d in \"changes\"", ErrBody, MaxChanges)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return changes, nil
+}
+
+func batched(r *reader, rules *Rules) (Change, error) {
+	c := Change{Verb: Add, Delta: 1}
+	dimensionsAt := -1 // they are checked by the rule, and the key may come after them
+	err := r.object(func(name string) (err error) {
+		switch name {
+		case "key":
+			if c.Key, err = r.string(); err == nil {
+				err = CheckKey(c.Key)
+			}
+		case "delta":
+			if c.Delta, err = integerIn(r, -MaxDelta, MaxDelta); err == nil && c.Delta == 0 {
+				err = errors.New("it is 0; leave the change away")
+			}
+		case "dimensions":
+			r.space()
+			dimensionsAt = r.at
+			_, err = dimensions(r, nil)
+		default:
+			return fmt.Errorf("%q is unknown; a change has key, delta and dimensions", name)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return c, err
+	case c.Key == "":
+		return c, errors.New("key is missing")
+	}
+	if c.Rule = rules.Find(c.Key); c.Rule == nil {
+		return c, fmt.Errorf("%w: no rule fits %q", ErrKey, c.Key)
+	}
+	if dimensionsAt >= 0 {
+		again := reader{s: r.s, at: dimensionsAt}
+		if c.Dimensions, err = dimensions(&again, c.Rule); err != nil {
+			return c, fmt.Errorf("dimensions: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// ParseMembers reads the body of members: {"add":[…],"remove":[…]}. Members that
+// stand twice in one list are taken once.
+func ParseMembers(body []byte, key string, rule *Rule) (Change, error) {
+	c := Change{Key: key, Rule: rule, Verb: Edit}
+	place := map[string]bool{} // true: added
+	err := parseObject(body, "add and remove", func(r *reader, name string) error {
+		joins := name == "add"
+		if !joins && name != "remove" {
+			return errUnknown
+		}
+		return r.list(func(int) error {
+			m, err := r.string()
+			if err == nil {
+				err = CheckMember(m)
+			}
+			if err != nil {
+				return err
+			}
+			if was, ok := place[m]; ok {
+				if was != joins {
+					return fmt.Errorf("%q stands in add and in remove; name it in one", m)
+				}
+				return nil
+			}
+			if len(place) == MaxMembers {
+				return fmt.Errorf("there are more than %d members; send the rest in another call", MaxMembers)
+			}
+			place[m] = joins
+			if joins {
+				c.Join = append(c.Join, m)
+			} else {
+				c.Leave = append(c.Leave, m)
+			}
+			return nil
+		})
+	})
+	if err == nil && len(place) == 0 {
+		err = fmt.Errorf("%w: there are no members; send 1 to %d in \"add\" and \"remove\"", ErrBody, MaxMembers)
+	}
+	if err == nil && rule.Kind == Unique && len(c.Leave) > 0 {
+		err = fmt.Errorf("%w: remove: a counter of kind unique cannot forget a member; send only \"add\"", ErrBody)
+	}
+	if err != nil {
+		return Change{}, err
+	}
+	return c, nil
+}
+
+// ParseReset reads the body of a reset: {"reason":…,"by":…}, both required.
+func ParseReset(body []byte, key string, rule *Rule) (Change, error) {
+	c := Change{Key: key, Rule: rule, Verb: Reset}
+	err := parseObject(body, "reason and by", func(r *reader, name string) error { return c.why(r, name) })
+	return c.whole(err)
+}
+
+// ParseAdjust reads the body of an adjustment: {"delta":…,"reason":…,"by":…}, all required.
+func ParseAdjust(body []byte, key string, rule *Rule) (Change, error) {
+	c := Change{Key: key, Rule: rule, Verb: Adjust}
+	err := parseObject(body, "delta, reason and by", func(r *reader, name string) (err error) {
+		if name != "delta" {
+			return c.why(r, name)
+		}
+		c.Delta, err = r.integer()
+		return err
+	})
+	if err == nil && c.Delta == 0 {
+		err = fmt.Errorf("%w: delta: it is missing or 0; send any other whole number", ErrBody)
+	}
+	return c.whole(err)
+}
+
+func (c *Change) why(r *reader, name string) (err error) {
+	switch name {
+	case "reason":
+		c.Reason, err = text(r, MaxText)
+	case "by":
+		c.By, err = text(r, MaxText)
+	default:
+		err = errUnknown
+	}
+	return err
+}
+
+func (c *Change) whole(err error) (Change, error) {
+	switch {
+	case err != nil:
+	case c.Reason == "":
+		err = fmt.Errorf("%w: reason: it is missing; send 1 to %d characters", ErrBody, MaxText)
+	case c.By == "":
+		err = fmt.Errorf("%w: by: it is missing; send 1 to %d characters", ErrBody, MaxText)
+	}
+	if err != nil {
+		return Change{}, err
+	}
+	return *c, nil
+}
+
+func integerIn(r *reader, least, most int64) (int64, error) {
+	n, err := r.integer()
+	if err == nil && (n < least || n > most) {
+		err = fmt.Errorf("%d is out of bounds; send a whole number from %d to %d", n, least, most)
+	}
+	return n, err
+}
+
+func text(r *reader, most int) (string, error) {
+	s, err := r.string()
+	switch {
+	case err != nil:
+		return "", err
+	case s == "" || utf8.RuneCountInString(s) > most:
+		return "", fmt.Errorf("want 1 to %d characters", most)
+	case strings.Contains(s, "\x00"): // which not every store can keep
+		return "", errors.New("it has the character U+0000; take it away")
+	}
+	return s, nil
+}
+
+// dimensions reads an object of names and values. With a rule the names must
+// be the rule's.
+func dimensions(r *reader, rule *Rule) ([]Dimension, error) {
+	var list []Dimension
+	err := r.object(func(name string) error {
+		if rule != nil && !slices.Contains(rule.Dimensions, name) {
+			if len(rule.Dimensions) == 0 {
+				return fmt.Errorf("the rule %q has no dimension %q", rule.Match, name)
+			}
+			return fmt.Errorf("the rule %q has no dimension %q, only %s", rule.Match, name, strings.Join(rule.Dimensions, ", "))
+		}
+		value, err := text(r, MaxDimensionLength)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		list = append(list, Dimension{name, value})
+		return nil
+	})
+	return list, err
+}
+
+// AppendJSON appends the outside form:
+// {"seq":8,"at":"2030-10-10T12:11:42Z","op":"adjust","delta":-500,"before":1000,"after":500,"reason":"bots","by":"ops"}.
+func (e Entry) AppendJSON(b []byte) []byte {
+	b = append(b, `{"seq":`...)
+	b = strconv.AppendUint(b, e.Seq, 10)
+	b = append(b, `,"at":`...)
+	b = presence.AppendTime(b, e.At)
+	b = append(b, `,"op":"`...)
+	b = append(b, e.Op.String()...)
+	for _, n := range [...]struct {
+		name  string
+		value int64
+	}{{`","delta":`, e.Delta}, {`,"before":`, e.Before}, {`,"after":`, e.After}} {
+		b = append(b, n.name...)
+		b = strconv.AppendInt(b, n.value, 10)
+	}
+	if e.Op == LedgerAdjust || e.Op == LedgerReset {
+		b = append(b, `,"reason":`...)
+		b = appendText(b, e.Reason)
+		b = append(b, `,"by":`...)
+		b = appendText(b, e.By)
+	}
+	return append(b, '}')
+}
+
+// AppendJSON appends the outside form of a page: {"entries":[…],"next":8}, next
+// the last seq of the page and none on the last page.
+func (l Ledger) AppendJSON(b []byte) []byte {
+	b = append(b, `{"entries":[`...)
+	for i, e := range l.Entries {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = e.AppendJSON(b)
+	}
+	b = append(b, ']')
+	if l.More && len(l.Entries) > 0 {
+		b = append(b, `,"next":`...)
+		b = strconv.AppendUint(b, l.Entries[len(l.Entries)-1].Seq, 10)
+	}
+	return append(b, '}')
+}

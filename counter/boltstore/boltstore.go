@@ -1,0 +1,648 @@
+// Package boltstore keeps counters in one file of a data directory.
+//
+// The file is read on demand: a counter that nobody asks for costs no memory
+// but what the kernel likes to cache. All operations that come together are one
+// transaction; one transaction is written at a time. What is acknowledged is
+// on disk.
+//
+// When a transaction fails (a full disk, a disk that is gone) nothing of it is
+// told to anybody: the file is opened anew, which shows what is in it and
+// nothing else. Whether the failed transaction is in it is unknown to its
+// callers; they repeat it under the same identities.
+package boltstore
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"headcount/counter"
+)
+
+// File is the name of the file in the data directory.
+const File = "counters.db"
+
+// What the file holds. Numbers are big-endian.
+//
+//	meta      format -> "1"; deleted -> 8 bytes: the highest incarnation ever deleted
+//	counters  key -> see record; its sequence numbers sets and ledgers
+//	members   8 bytes: set, member -> nothing
+//	ledgers   8 bytes: ledger, 8 bytes: seq -> see appendEntry
+//	ids       16 bytes: identity -> 8 bytes: unix seconds when it is forgotten
+//	forget    8 bytes: unix seconds, 16 bytes: identity -> nothing
+//	garbage   8 bytes: a set or ledger that is no counter's any more -> nothing
+var (
+	metaBucket     = []byte("meta")
+	countersBucket = []byte("counters")
+	membersBucket  = []byte("members")
+	ledgersBucket  = []byte("ledgers")
+	idsBucket      = []byte("ids")
+	forgetBucket   = []byte("forget")
+	garbageBucket  = []byte("garbage")
+
+	formatKey  = []byte("format")
+	deletedKey = []byte("deleted")
+	format     = []byte("1")
+)
+
+const (
+	lockWait = time.Second            // for another process to let go of the file
+	healWait = 100 * time.Millisecond // after a transaction that failed, until the next is tried
+	// What a transaction clears away beside its own work: so much at most, and
+	// more than operations can bring, so that it stays ahead of them.
+	forgetPerOp     = 2
+	forgetAtMost    = 4096
+	garbageAtOnce   = 512
+	entriesPerEntry = 4
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	Log zerolog.Logger
+	Now func() time.Time // default time.Now; tests put another
+
+	openFile func(name string, flag int, perm os.FileMode) (*os.File, error) // tests put one that fails
+}
+
+// Store is a counter.Store in a file. All methods may be called from any goroutine.
+type Store struct {
+	path string
+	cfg  Config
+	hub  counter.Hub
+
+	write  sync.Mutex // held by the one transaction under way; guards failed and next
+	failed bool       // the last transaction; it was logged
+	next   time.Time  // before it no transaction is tried
+
+	mu     sync.RWMutex // guards db and closed; taken after write, held while db is read
+	db     *bbolt.DB    // nil: the file could not be opened again
+	closed bool
+}
+
+var _ counter.Store = (*Store)(nil)
+
+// Open opens the file in dir, and makes both when there are none.
+func Open(dir string, cfg Config) (*Store, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	s := &Store{path: filepath.Join(dir, File), cfg: cfg}
+	var err error
+	if s.db, err = s.open(); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	if err := syncDir(dir); err != nil { // a file whose name is lost is lost
+		return nil, errors.Join(fmt.Errorf("data directory: %w", err), s.db.Close())
+	}
+	return s, nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func (s *Store) open() (*bbolt.DB, error) {
+	db, err := bbolt.Open(s.path, 0o600, &bbolt.Options{
+		Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: s.cfg.openFile,
+	})
+	switch {
+	case errors.Is(err, berrors.ErrTimeout):
+		return nil, fmt.Errorf("%s is in use by another process; end that one, or give each its own directory", s.path)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", s.path, err)
+	}
+	if err := prepare(db); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", s.path, err), db.Close())
+	}
+	return db, nil
+}
+
+// prepare refuses a file of another format, and makes what a new one lacks.
+func prepare(db *bbolt.DB) error {
+	known := false
+	err := db.View(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(metaBucket)
+		if meta == nil {
+			return nil
+		}
+		is := meta.Get(formatKey)
+		if known = bytes.Equal(is, format); !known {
+			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
+		}
+		return nil
+	})
+	if err != nil || known {
+		return err
+	}
+	return db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{countersBucket, membersBucket, ledgersBucket, idsBucket, forgetBucket, garbageBucket} {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		meta, err := tx.CreateBucket(metaBucket)
+		if err != nil {
+			return err
+		}
+		return meta.Put(formatKey, format)
+	})
+}
+
+// Close waits for the transaction under way and closes the file.
+func (s *Store) Close() error {
+	s.write.Lock()
+	defer s.write.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	db := s.db
+	s.db = nil
+	if db == nil {
+		return nil
+	}
+	return db.Close()
+}
+
+// Apply is as counter.Writer says: one transaction. It waits for the disk,
+// whatever becomes of ctx: what is being written is not called back.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	s.write.Lock()
+	defer s.write.Unlock()
+	results, err := s.apply(ctx, ops)
+	if err == nil {
+		if s.failed {
+			s.cfg.Log.Info().Msg("counters: the data directory can be written again")
+			s.failed = false
+		}
+		return results
+	}
+	results = make([]counter.Result, len(ops))
+	for i := range results {
+		results[i].Err = fmt.Errorf("boltstore: apply: %w: %w", counter.ErrUnavailable, err)
+	}
+	return results
+}
+
+var (
+	errClosed = errors.New("it is closed")
+	errPause  = errors.New("the file could not be written a moment ago")
+)
+
+// apply is called with write.
+func (s *Store) apply(ctx context.Context, ops []counter.Op) ([]counter.Result, error) {
+	if err := context.Cause(ctx); err != nil { // while it waited for others
+		return nil, err
+	}
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
+	t := step{now: s.cfg.Now(), records: map[string]*record{}}
+	results := make([]counter.Result, len(ops))
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		t.begin(tx)
+		for i := range ops {
+			results[i] = counter.Judge(&t, &ops[i], t.now)
+		}
+		return t.end(len(ops))
+	})
+	if err != nil {
+		s.fail(err)
+		return nil, err
+	}
+	s.hub.Tell(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) })
+	return results, nil
+}
+
+// ready opens the file again when that is due. It is called with write.
+func (s *Store) ready() error {
+	switch {
+	case s.closed:
+		return errClosed
+	case s.failed && time.Now().Before(s.next):
+		return errPause
+	case s.db != nil:
+		return nil
+	}
+	db, err := s.open()
+	if err != nil {
+		s.next = time.Now().Add(healWait)
+		return err
+	}
+	s.mu.Lock()
+	s.db = db
+	s.mu.Unlock()
+	return nil
+}
+
+// fail is called with write after a transaction failed. A page that says which
+// transaction holds may be half written by now, so the file is opened anew: it
+// tells by checksums what holds.
+func (s *Store) fail(err error) {
+	if !s.failed {
+		s.cfg.Log.Error().Err(err).Msg("counters: the data directory cannot be written; changes are refused until it can")
+	}
+	s.failed, s.next = true, time.Now().Add(healWait)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.db.Close(); err != nil {
+		s.cfg.Log.Warn().Err(err).Msg("counters: closing a file that could not be written")
+	}
+	if s.db, err = s.open(); err != nil {
+		s.db = nil
+		s.cfg.Log.Error().Err(err).Msg("counters: the data directory cannot be read")
+	}
+}
+
+// view reads what is on disk.
+func (s *Store) view(what string, read func(tx *bbolt.Tx) error) error {
+	s.mu.RLock()
+	if s.db == nil && !s.closed {
+		s.mu.RUnlock()
+		s.write.Lock()
+		err := s.ready()
+		s.write.Unlock()
+		if err != nil {
+			return fmt.Errorf("boltstore: %s: %w: %w", what, counter.ErrUnavailable, err)
+		}
+		s.mu.RLock()
+	}
+	defer s.mu.RUnlock()
+	err := errClosed
+	if s.db != nil {
+		err = s.db.View(read)
+	}
+	var refused *counter.Conflict
+	if err != nil && !errors.As(err, &refused) {
+		return fmt.Errorf("boltstore: %s: %w: %w", what, counter.ErrUnavailable, err)
+	}
+	return err
+}
+
+// Read is as counter.Reader says; no answer lags.
+func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+	out := make([]counter.Reading, len(keys))
+	err := s.view("read", func(tx *bbolt.Tx) error {
+		counters, members := tx.Bucket(countersBucket), tx.Bucket(membersBucket)
+		for i, key := range keys {
+			var r record
+			if err := r.load(counters, key); err != nil {
+				return err
+			}
+			out[i].Counter = r.Counter(key)
+			out[i].Mine = member != "" && r.set != 0 && members.Get(within(r.set, member)) != nil
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	var page counter.Ledger
+	err := s.view("ledger", func(tx *bbolt.Tx) error {
+		page = counter.Ledger{}
+		var r record
+		if err := r.load(tx.Bucket(countersBucket), key); err != nil || r.ledger == 0 || after >= r.Entries {
+			return err
+		}
+		c := tx.Bucket(ledgersBucket).Cursor()
+		prefix := binary.BigEndian.AppendUint64(nil, r.ledger)
+		for k, v := c.Seek(binary.BigEndian.AppendUint64(prefix, after+1)); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			if len(page.Entries) == limit {
+				page.More = true
+				return nil
+			}
+			e, err := parseEntry(k[8:], v)
+			if err != nil {
+				return fmt.Errorf("the ledger of %q: %w", key, err)
+			}
+			page.Entries = append(page.Entries, e)
+		}
+		return nil
+	})
+	return page, err
+}
+
+// Aggregate is as counter.Reader says. It reads each counter with the prefix
+// once; writes go on meanwhile.
+func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate, err error) {
+	err = s.view("aggregate", func(tx *bbolt.Tx) error {
+		var total counter.Total
+		c := tx.Bucket(countersBucket).Cursor()
+		for k, v := c.Seek([]byte(prefix)); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
+			var r record
+			if err := r.parse(v); err != nil {
+				return fmt.Errorf("counter %q: %w", k, err)
+			}
+			total.Add(r.State)
+		}
+		a, err = total.Aggregate(prefix)
+		return err
+	})
+	return a, err
+}
+
+// Watch is as counter.Feed says.
+func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	return s.hub.Watch(told, lost)
+}
+
+// record is a counter in the file: kind, then seven numbers of 8 bytes.
+type record struct {
+	counter.State
+	set    uint64 // its members; 0: it never had any
+	ledger uint64 // 0: it never had one
+}
+
+const recordSize = 1 + 7*8
+
+func (r *record) append(b []byte) []byte {
+	b = append(b, byte(r.Kind))
+	for _, n := range [...]uint64{uint64(r.Value), uint64(r.Updated), r.Version.Incarnation, r.Version.Sequence, r.Entries, r.set, r.ledger} {
+		b = binary.BigEndian.AppendUint64(b, n)
+	}
+	return b
+}
+
+func (r *record) parse(b []byte) error {
+	if len(b) != recordSize {
+		return fmt.Errorf("a record of %d bytes, want %d", len(b), recordSize)
+	}
+	n := func(i int) uint64 { return binary.BigEndian.Uint64(b[1+8*i:]) }
+	*r = record{counter.State{
+		Kind: counter.Kind(b[0]), Value: int64(n(0)), Updated: int64(n(1)),
+		Version: counter.Version{Incarnation: n(2), Sequence: n(3)}, Entries: n(4),
+	}, n(5), n(6)}
+	return nil
+}
+
+// load leaves r zero when there is no counter.
+func (r *record) load(counters *bbolt.Bucket, key string) error {
+	b := counters.Get([]byte(key))
+	if b == nil {
+		*r = record{}
+		return nil
+	}
+	if err := r.parse(b); err != nil {
+		return fmt.Errorf("counter %q: %w", key, err)
+	}
+	return nil
+}
+
+// within is the key of a thing in a set or a ledger.
+func within(id uint64, thing string) []byte {
+	b := make([]byte, 8, 8+len(thing))
+	binary.BigEndian.PutUint64(b, id)
+	return append(b, thing...)
+}
+
+// appendEntry writes op, at in unix milliseconds, delta, before, the length of
+// the reason, the reason and the author.
+func appendEntry(b []byte, e counter.Entry) []byte {
+	b = append(b, byte(e.Op))
+	for _, n := range [...]int64{e.At.UnixMilli(), e.Delta, e.Before} {
+		b = binary.BigEndian.AppendUint64(b, uint64(n))
+	}
+	b = binary.BigEndian.AppendUint16(b, uint16(len(e.Reason)))
+	b = append(b, e.Reason...)
+	return append(b, e.By...)
+}
+
+func parseEntry(seq, b []byte) (counter.Entry, error) {
+	const fixed = 1 + 3*8 + 2
+	if len(seq) != 8 || len(b) < fixed {
+		return counter.Entry{}, fmt.Errorf("an entry of %d bytes", len(b))
+	}
+	n := func(i int) int64 { return int64(binary.BigEndian.Uint64(b[1+8*i:])) }
+	reason := int(binary.BigEndian.Uint16(b[fixed-2:]))
+	if len(b) < fixed+reason {
+		return counter.Entry{}, fmt.Errorf("an entry of %d bytes with a reason of %d", len(b), reason)
+	}
+	return counter.Entry{
+		Seq: binary.BigEndian.Uint64(seq), At: time.UnixMilli(n(0)).UTC(), Op: counter.LedgerOp(b[0]),
+		Delta: n(1), Before: n(2), After: n(1) + n(2), Reason: string(b[fixed : fixed+reason]), By: string(b[fixed+reason:]),
+	}, nil
+}
+
+// step is the counter.Step of one transaction. Numbers change in records and
+// are put in the end; members, entries and identities are put at once.
+type step struct {
+	now     time.Time
+	records map[string]*record // what was looked at
+	before  map[string]record  // how it was; lacks what was not there
+	deleted uint64
+	was     uint64 // deleted in the file
+	told    []counter.Told
+	fault   error // the first; the transaction is not committed then
+
+	meta, counters, members, ledgers, ids, forget, garbage *bbolt.Bucket
+}
+
+func (t *step) begin(tx *bbolt.Tx) {
+	t.before = map[string]record{}
+	for name, b := range map[*[]byte]**bbolt.Bucket{
+		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &ledgersBucket: &t.ledgers,
+		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
+	} {
+		*b = tx.Bucket(*name)
+	}
+	if b := t.meta.Get(deletedKey); len(b) == 8 {
+		t.deleted = binary.BigEndian.Uint64(b)
+		t.was = t.deleted
+	}
+}
+
+func (t *step) check(err error) {
+	if err != nil && t.fault == nil {
+		t.fault = err
+	}
+}
+
+// end puts what changed in records, and clears away.
+func (t *step) end(ops int) error {
+	for _, key := range slices.Sorted(maps.Keys(t.records)) { // neighbours share pages of the file
+		r := t.records[key]
+		before, was := t.before[key]
+		switch {
+		case *r == before:
+		case r.State != counter.State{}:
+			t.check(t.counters.Put([]byte(key), r.append(nil)))
+		case was:
+			t.check(t.counters.Delete([]byte(key)))
+		}
+	}
+	if t.deleted != t.was {
+		t.check(t.meta.Put(deletedKey, binary.BigEndian.AppendUint64(nil, t.deleted)))
+	}
+	t.clear(min(forgetPerOp*ops+16, forgetAtMost))
+	return t.fault
+}
+
+func (t *step) record(key string) *record {
+	r := t.records[key]
+	if r == nil {
+		r = &record{}
+		t.check(r.load(t.counters, key))
+		t.records[key] = r
+		if r.State != (counter.State{}) {
+			t.before[key] = *r
+		}
+	}
+	return r
+}
+
+func (t *step) State(key string) *counter.State { return &t.record(key).State }
+func (t *step) Deleted() uint64                 { return t.deleted }
+
+func (t *step) Remembered(id counter.Identity) bool {
+	until := t.ids.Get(id[:])
+	return len(until) == 8 && int64(binary.BigEndian.Uint64(until)) > t.now.Unix()
+}
+
+func (t *step) Remember(id counter.Identity) {
+	until := binary.BigEndian.AppendUint64(nil, uint64(t.now.Add(counter.IdentityKept).Unix()))
+	t.check(t.ids.Put(id[:], until))
+	t.check(t.forget.Put(append(until[:8:8], id[:]...), nil))
+}
+
+// number is a new one for a set or a ledger.
+func (t *step) number() uint64 {
+	n, err := t.counters.NextSequence()
+	t.check(err)
+	return n
+}
+
+func (t *step) Join(key, member string) bool {
+	r := t.record(key)
+	if r.set == 0 {
+		r.set = t.number()
+	}
+	k := within(r.set, member)
+	if t.members.Get(k) != nil {
+		return false
+	}
+	t.check(t.members.Put(k, []byte{}))
+	return true
+}
+
+func (t *step) Leave(key, member string) bool {
+	r := t.record(key)
+	if r.set == 0 {
+		return false
+	}
+	k := within(r.set, member)
+	if t.members.Get(k) == nil {
+		return false
+	}
+	t.check(t.members.Delete(k))
+	return true
+}
+
+// Empty costs the same for a large set: its members are cleared away later.
+func (t *step) Empty(key string) {
+	r := t.record(key)
+	t.discard(&r.set)
+}
+
+func (t *step) discard(id *uint64) {
+	if *id != 0 {
+		t.check(t.garbage.Put(within(*id, ""), nil))
+		*id = 0
+	}
+}
+
+// Enter also clears away some entries that were kept long enough.
+func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
+	r := t.record(key)
+	if r.ledger == 0 {
+		r.ledger = t.number()
+	}
+	prefix := within(r.ledger, "")
+	if kept > 0 {
+		c := t.ledgers.Cursor()
+		for range entriesPerEntry {
+			k, v := c.Seek(prefix)
+			if !bytes.HasPrefix(k, prefix) {
+				break
+			}
+			old, err := parseEntry(k[8:], v)
+			if t.check(err); err != nil || old.At.Add(kept).After(t.now) {
+				break
+			}
+			t.check(c.Delete())
+		}
+	}
+	t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(prefix, e.Seq), appendEntry(nil, e)))
+}
+
+func (t *step) Drop(key string, v counter.Version) {
+	t.deleted = max(t.deleted, v.Incarnation)
+	r := t.record(key)
+	t.discard(&r.set)
+	t.discard(&r.ledger)
+}
+
+func (t *step) Changed(key string, joined, left []string, all bool) {
+	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
+}
+
+// clear forgets identities whose day is over, and takes away members and
+// entries that are no counter's, a bounded number of each.
+func (t *step) clear(identities int) {
+	c := t.forget.Cursor()
+	for range identities {
+		k, _ := c.First()
+		if len(k) != 8+16 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
+			break
+		}
+		// One that was remembered anew since has a later end.
+		if until := t.ids.Get(k[8:]); bytes.Equal(until, k[:8]) {
+			t.check(t.ids.Delete(k[8:]))
+		}
+		t.check(c.Delete())
+	}
+	left := garbageAtOnce
+	for left > 0 {
+		id, _ := t.garbage.Cursor().First()
+		if id == nil {
+			return
+		}
+		id = bytes.Clone(id)
+		for _, b := range []*bbolt.Bucket{t.members, t.ledgers} {
+			c := b.Cursor()
+			for k, _ := c.Seek(id); bytes.HasPrefix(k, id) && left > 0; k, _ = c.Seek(id) {
+				t.check(c.Delete())
+				left--
+			}
+		}
+		if left > 0 {
+			t.check(t.garbage.Delete(id))
+			left--
+		}
+		if t.fault != nil {
+			return
+		}
+	}
+}

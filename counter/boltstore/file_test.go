@@ -1,0 +1,352 @@
+package boltstore
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/counter"
+)
+
+var (
+	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: time.Hour}
+	sum     = &counter.Rule{Match: "s:*", Kind: counter.Sum}
+	members = &counter.Rule{Match: "m:*", Kind: counter.Members}
+)
+
+func add(rule *counter.Rule, key, identity string) counter.Op {
+	op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Add, Delta: 1}}}
+	if identity != "" {
+		op.Identity = counter.IdentityOf(key, "", identity)
+	}
+	return op
+}
+
+func apply(t testing.TB, s *Store, ops ...counter.Op) {
+	t.Helper()
+	for _, r := range s.Apply(t.Context(), ops) {
+		if r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+}
+
+// keys counts what a bucket holds.
+func keys(t testing.TB, s *Store, bucket []byte) (n int) {
+	t.Helper()
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		n = tx.Bucket(bucket).Stats().KeyN
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestAnotherFormatIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, Config{})
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte("2")) })
+	if err != nil || s.Close() != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), `its format is "2", this version knows "1"; use the version that wrote it`) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAFileInUseIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir, Config{})
+	if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestWhatIsNoFileIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, File), []byte(strings.Repeat("not a database ", 1000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), File) {
+		t.Errorf("%v", err)
+	}
+}
+
+// clock is a time that a test sets between operations.
+type clock struct{ at time.Time }
+
+func (c *clock) now() time.Time { return c.at }
+
+func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
+	c := &clock{time.Unix(2e9, 0)}
+	s := open(t, t.TempDir(), Config{Now: c.now})
+	for i := range 100 {
+		apply(t, s, add(sum, "s:1", strconv.Itoa(i)))
+	}
+	c.at = c.at.Add(counter.IdentityKept - time.Second)
+	if r := s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "7")}); !r[0].Replay {
+		t.Errorf("%+v", r)
+	}
+	c.at = c.at.Add(2 * time.Second)
+	if r := s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "7")}); r[0].Replay || r[0].Counters[0].Value != 101 {
+		t.Errorf("%+v", r)
+	}
+	for range 10 {
+		apply(t, s, add(sum, "s:1", ""))
+	}
+	// The one made anew lives on, though its first day is over.
+	if r := s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "7")}); !r[0].Replay {
+		t.Errorf("%+v", r)
+	}
+	if ids, forget := keys(t, s, idsBucket), keys(t, s, forgetBucket); ids != 1 || forget != 1 {
+		t.Errorf("%d identities and %d ends are left, want 1", ids, forget)
+	}
+}
+
+func TestOldEntriesGoInOrder(t *testing.T) {
+	c := &clock{time.Unix(2e9, 0)}
+	s := open(t, t.TempDir(), Config{Now: c.now})
+	for range 60 { // a minute each
+		apply(t, s, add(exact, "e:1", ""))
+		c.at = c.at.Add(time.Minute)
+	}
+	for range 60 {
+		apply(t, s, add(exact, "e:1", ""))
+		c.at = c.at.Add(time.Minute)
+	}
+	l, err := s.Ledger(t.Context(), "e:1", 0, 1000)
+	if err != nil || len(l.Entries) < 60 || len(l.Entries) > 62 || l.Entries[len(l.Entries)-1].Seq != 120 {
+		t.Fatalf("%d entries, %v", len(l.Entries), err)
+	}
+	for i, e := range l.Entries {
+		if i > 0 && (e.Seq != l.Entries[i-1].Seq+1 || e.Before != l.Entries[i-1].After) {
+			t.Errorf("%+v after %+v", e, l.Entries[i-1])
+		}
+	}
+}
+
+func TestGarbageIsClearedByLaterWrites(t *testing.T) {
+	s := open(t, t.TempDir(), Config{})
+	for i := range 5 {
+		var join []string
+		for m := range 1000 {
+			join = append(join, fmt.Sprintf("%d %d", i, m))
+		}
+		apply(t, s, counter.Op{Changes: []counter.Change{{Key: "m:1", Rule: members, Verb: counter.Edit, Join: join}}})
+	}
+	for range 100 {
+		apply(t, s, add(exact, "e:1", ""))
+	}
+	for _, key := range []string{"m:1", "e:1"} {
+		apply(t, s, counter.Op{Changes: []counter.Change{{Key: key, Rule: sum, Verb: counter.Delete}}})
+	}
+	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "m:1", Rule: members, Verb: counter.Edit, Join: []string{"a"}}}})
+	for range 12 {
+		apply(t, s, add(sum, "s:1", ""))
+	}
+	if m, l, g := keys(t, s, membersBucket), keys(t, s, ledgersBucket), keys(t, s, garbageBucket); m != 1 || l != 0 || g != 0 {
+		t.Errorf("%d members, %d entries, %d ids of garbage are left, want 1, 0, 0", m, l, g)
+	}
+}
+
+// TestAnIdleCounterCostsNoMemory opens a file of many counters.
+func TestAnIdleCounterCostsNoMemory(t *testing.T) {
+	const n = 60_000
+	dir := t.TempDir()
+	s := open(t, dir, Config{})
+	for i := 0; i < n; {
+		var ops []counter.Op
+		for range 20_000 {
+			ops = append(ops, add(sum, fmt.Sprintf("s:%07d", i), ""))
+			i++
+		}
+		apply(t, s, ops...)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	s = open(t, dir, Config{})
+	if a, err := s.Aggregate(t.Context(), "s:"); err != nil || a != (counter.Aggregate{Counters: n, Value: n}) {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	apply(t, s, add(sum, "s:0000001", ""))
+	if grown := int64(heap()) - int64(before); grown > n {
+		t.Errorf("%d bytes for %d idle counters: under one byte each is none", grown, n)
+	}
+}
+
+func TestAFailedDiskHealsWithoutALoss(t *testing.T) {
+	d := &badDisk{}
+	s := open(t, t.TempDir(), Config{openFile: d.open})
+	for round := range 5 {
+		apply(t, s, add(exact, "e:1", ""))
+		heal := d.snap(t)
+		for range 3 {
+			r := s.Apply(t.Context(), []counter.Op{add(exact, "e:1", "x"+strconv.Itoa(round))})[0]
+			if !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Fatalf("%+v", r)
+			}
+			if got, err := s.Read(t.Context(), []string{"e:1"}, "", 0); err != nil || got[0].Value != int64(2*round+1) {
+				t.Fatalf("reads go on: %+v, %v", got, err)
+			}
+		}
+		heal()
+		for r := s.failed; r; r = s.failed {
+			s.Apply(t.Context(), []counter.Op{add(exact, "e:1", "x"+strconv.Itoa(round))})
+			time.Sleep(time.Millisecond)
+		}
+	}
+	l, err := s.Ledger(t.Context(), "e:1", 0, 100)
+	if err != nil || len(l.Entries) != 10 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+const childDir = "BOLTSTORE_TEST_CHILD_DIR"
+
+// TestMain is also the process that TestKill kills: clients that change and say
+// what was acknowledged.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childDir); dir != "" {
+		child(dir)
+	}
+	os.Exit(m.Run())
+}
+
+func child(dir string) {
+	s, err := Open(dir, Config{})
+	if err != nil {
+		fmt.Println("error", err)
+		os.Exit(1)
+	}
+	c := counter.NewCombiner(s, counter.CombinerConfig{})
+	var out sync.Mutex
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() { // one name of a change for each line
+		id := in.Text()
+		go func() {
+			ops := []counter.Op{add(exact, "e:1", id), {Changes: []counter.Change{{Key: "m:1", Rule: members, Verb: counter.Edit, Join: []string{id}}}}}
+			for _, op := range ops {
+				if r := c.Do(context.Background(), op); r.Err != nil {
+					fmt.Println("error", r.Err)
+					os.Exit(1)
+				}
+			}
+			out.Lock()
+			defer out.Unlock()
+			fmt.Println("ok", id)
+		}()
+	}
+	os.Exit(0)
+}
+
+// TestKill kills the process that writes, at any moment, and repeats what was
+// not acknowledged: each change is made once.
+func TestKill(t *testing.T) {
+	const rounds, clients = 20, 16
+	dir := t.TempDir()
+	open := map[string]bool{} // begun, and not acknowledged
+	begun, acknowledged := 0, 0
+	for round := range rounds {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childDir+"="+dir)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for id := range open { // repeated
+			fmt.Fprintln(in, id)
+		}
+		next := func() {
+			id := fmt.Sprintf("change %d", begun)
+			begun++
+			open[id] = true
+			fmt.Fprintln(in, id)
+		}
+		for len(open) < clients {
+			next()
+		}
+		lines := bufio.NewScanner(out)
+		stop := acknowledged + 30 + 17*round
+		for lines.Scan() {
+			id, ok := strings.CutPrefix(lines.Text(), "ok ")
+			if !ok || !open[id] {
+				t.Fatalf("the child says %q", lines.Text())
+			}
+			delete(open, id)
+			acknowledged++
+			if acknowledged == stop {
+				if err := cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if acknowledged < stop {
+				next()
+			}
+		}
+		_ = cmd.Wait() // it was killed
+		s, err := Open(dir, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Read(t.Context(), []string{"e:1", "m:1"}, "", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range got {
+			if r.Value < int64(acknowledged) || r.Value > int64(begun) {
+				t.Fatalf("round %d: %q is %d, %d were acknowledged, %d begun", round, r.Key, r.Value, acknowledged, begun)
+			}
+		}
+		l, err := s.Ledger(t.Context(), "e:1", 0, 1<<20)
+		if err != nil || int64(len(l.Entries)) != got[0].Value {
+			t.Fatalf("round %d: %d entries of %d changes, %v", round, len(l.Entries), got[0].Value, err)
+		}
+		for i, e := range l.Entries {
+			if e.Seq != uint64(i+1) || e.Before != int64(i) || e.After != int64(i+1) {
+				t.Fatalf("round %d: entry %d is %+v", round, i+1, e)
+			}
+		}
+		// What was not acknowledged, repeated, makes the sum whole.
+		if round == rounds-1 {
+			for id := range open {
+				apply(t, s, add(exact, "e:1", id))
+			}
+			if got, err := s.Read(t.Context(), []string{"e:1"}, "", 0); err != nil || got[0].Value != int64(begun) {
+				t.Errorf("%+v, %v, want %d", got, err, begun)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

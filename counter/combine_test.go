@@ -1,0 +1,297 @@
+package counter_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/memstore"
+	"headcount/counter/storetest"
+)
+
+var (
+	sum   = &counter.Rule{Match: "s:*", Kind: counter.Sum}
+	exact = &counter.Rule{Match: "e:*", Kind: counter.Exact}
+)
+
+func add(rule *counter.Rule, key string, delta int64) counter.Op {
+	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}}}
+}
+
+// gate is a Writer in front of a store in memory. When it is shut, writes wait.
+type gate struct {
+	*memstore.Store
+	mu     sync.Mutex
+	writes [][]counter.Op // deep copies
+	shut   chan struct{}
+	fail   error
+}
+
+func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	g.mu.Lock()
+	var copied []counter.Op
+	for _, op := range ops {
+		op.Changes = slices.Clone(op.Changes)
+		copied = append(copied, op)
+	}
+	g.writes = append(g.writes, copied)
+	shut, fail := g.shut, g.fail
+	g.mu.Unlock()
+	if shut != nil {
+		select {
+		case <-shut:
+		case <-ctx.Done():
+			fail = counter.ErrUnavailable
+		}
+	}
+	if fail != nil {
+		results := make([]counter.Result, len(ops))
+		for i := range results {
+			results[i].Err = fail
+		}
+		return results
+	}
+	return g.Store.Apply(ctx, ops)
+}
+
+// gather has the first op under way and the others wait, then lets them go.
+func gather(t *testing.T, g *gate, c *counter.Combiner, first counter.Op, others ...counter.Op) []counter.Result {
+	t.Helper()
+	shut := make(chan struct{})
+	g.mu.Lock()
+	g.shut = shut
+	g.mu.Unlock()
+	results := make([]counter.Result, 1+len(others))
+	var wg sync.WaitGroup
+	for i, op := range append([]counter.Op{first}, others...) {
+		wg.Go(func() { results[i] = c.Do(t.Context(), op) })
+		synctest.Wait()
+	}
+	g.mu.Lock()
+	g.shut = nil
+	g.mu.Unlock()
+	close(shut)
+	wg.Wait()
+	return results
+}
+
+func value(t *testing.T, s counter.Reader, key string) int64 {
+	t.Helper()
+	got, err := s.Read(t.Context(), []string{key}, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got[0].Value
+}
+
+func start(t *testing.T, cfg counter.CombinerConfig) (*gate, *counter.Combiner) {
+	g := &gate{Store: memstore.New(memstore.Config{})}
+	c := counter.NewCombiner(g, cfg)
+	t.Cleanup(c.Close)
+	return g, c
+}
+
+func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{})
+		results := gather(t, g, c, add(sum, "s:1", 1),
+			add(sum, "s:1", 2), add(sum, "s:1", 3), add(sum, "s:2", 7), add(sum, "s:1", -1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(sum, "s:1", 4))
+		if len(g.writes) != 2 || len(g.writes[1]) != 5 {
+			t.Fatalf("%d writes, the second %+v", len(g.writes), g.writes[1])
+		}
+		if ch := g.writes[1][0].Changes[0]; ch.Delta != 9 || ch.Merged != 3 {
+			t.Errorf("merged %+v, want 3 of 9", ch)
+		}
+		for i, r := range results {
+			if r.Err != nil {
+				t.Errorf("%d: %v", i, r.Err)
+			}
+		}
+		for i, least := range []int64{1, 3, 6, 7, 5, 1, 2, 9} { // the own change is in it
+			if got := results[i].Counters[0].Value; got < least && i != 4 || results[i].Counters[0].Version.Sequence == 0 {
+				t.Errorf("%d: %+v", i, results[i])
+			}
+		}
+		if got := value(t, g, "s:1"); got != 9 {
+			t.Errorf("s:1 is %d", got)
+		}
+		if l, err := g.Ledger(t.Context(), "e:1", 0, 10); err != nil || len(l.Entries) != 2 {
+			t.Errorf("%+v, %v: one entry each", l, err)
+		}
+	})
+}
+
+func TestOrderIsKeptAroundWhatCannotBeMerged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{})
+		reset := counter.Op{Changes: []counter.Change{{Key: "s:1", Rule: sum, Verb: counter.Reset, Reason: "r", By: "b"}}}
+		gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:1", 5), add(sum, "s:1", 5), reset, add(sum, "s:1", 2), add(sum, "s:1", 2))
+		if got := value(t, g, "s:1"); got != 4 || len(g.writes[1]) != 3 {
+			t.Errorf("s:1 is %d after %+v", got, g.writes[1])
+		}
+	})
+}
+
+func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{})
+		full := add(sum, "s:1", math.MaxInt64-5)
+		full.Changes[0].Verb = counter.Adjust
+		results := gather(t, g, c, full, add(sum, "s:1", 3), add(sum, "s:1", 3), add(sum, "s:1", 2), add(sum, "s:2", 1))
+		for i, want := range []error{nil, nil, counter.ErrOverflow, nil, nil} {
+			if !errors.Is(results[i].Err, want) {
+				t.Errorf("%d: %+v, want %v", i, results[i], want)
+			}
+		}
+		if got := value(t, g, "s:1"); got != math.MaxInt64 {
+			t.Errorf("s:1 is %d", got)
+		}
+		// Made as exact before the rule said sum: each has its entry.
+		c.Do(t.Context(), add(exact, "s:3", 1))
+		gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:3", 1), add(sum, "s:3", 1))
+		if l, err := g.Ledger(t.Context(), "s:3", 0, 10); err != nil || len(l.Entries) != 3 {
+			t.Errorf("%+v, %v", l, err)
+		}
+	})
+}
+
+func TestQueueIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{Queue: 3})
+		results := gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1))
+		for i, r := range results {
+			if busy := errors.Is(r.Err, counter.ErrBusy); busy != (i == 4) || busy && !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Errorf("%d: %v", i, r.Err)
+			}
+		}
+		if got := value(t, g, "e:1"); got != 3 {
+			t.Errorf("e:1 is %d", got)
+		}
+		if r := c.Do(t.Context(), add(exact, "e:1", 1)); r.Err != nil {
+			t.Errorf("after the rush: %v", r.Err)
+		}
+	})
+}
+
+func TestWritesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{Batch: 2})
+		many := counter.Op{Changes: slices.Concat(add(exact, "e:1", 1).Changes, add(exact, "e:2", 1).Changes, add(exact, "e:3", 1).Changes)}
+		gather(t, g, c, add(sum, "s:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), add(exact, "e:1", 1), many, add(exact, "e:1", 1))
+		var sizes []int
+		for _, w := range g.writes {
+			sizes = append(sizes, len(w))
+		}
+		if !slices.Equal(sizes, []int{1, 2, 1, 1, 1}) {
+			t.Errorf("writes of %v", sizes)
+		}
+	})
+}
+
+func TestACancelledCallerLeavesItsChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{})
+		shut := make(chan struct{})
+		g.shut = shut
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if r := c.Do(ctx, add(exact, "e:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) {
+					t.Errorf("%+v", r)
+				}
+			})
+			synctest.Wait()
+		}
+		cancel()
+		wg.Wait() // though the store has not answered
+		close(shut)
+		c.Close()
+		if got := value(t, g, "e:1"); got != 3 {
+			t.Errorf("e:1 is %d: what was taken is made", got)
+		}
+	})
+}
+
+func TestASilentStoreIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{WriteTimeout: time.Second})
+		g.shut = make(chan struct{})
+		began := time.Now()
+		if r := c.Do(t.Context(), add(sum, "s:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) || time.Since(began) != time.Second {
+			t.Errorf("%+v after %s", r, time.Since(began))
+		}
+		g.mu.Lock()
+		g.shut, g.fail = nil, fmt.Errorf("x: %w", counter.ErrUnavailable)
+		g.mu.Unlock()
+		for i, r := range gather(t, g, c, add(sum, "s:1", 1), add(sum, "s:1", 1), add(sum, "s:1", 1)) {
+			if !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Errorf("%d: %+v", i, r)
+			}
+		}
+	})
+}
+
+func TestLanesWriteBesideEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{Lanes: 64})
+		shut := make(chan struct{})
+		g.shut = shut
+		var wg sync.WaitGroup
+		for i := range 200 {
+			wg.Go(func() { c.Do(t.Context(), add(exact, fmt.Sprintf("e:%d", i), 1)) })
+		}
+		synctest.Wait()
+		if n := len(g.writes); n < 32 || n > 64 {
+			t.Errorf("%d writes under way", n)
+		}
+		close(shut)
+		wg.Wait()
+	})
+}
+
+func TestCloseRefuses(t *testing.T) {
+	_, c := start(t, counter.CombinerConfig{})
+	c.Close()
+	if r := c.Do(t.Context(), add(sum, "s:1", 1)); !errors.Is(r.Err, counter.ErrUnavailable) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// combined is a store whose every operation goes through a Combiner.
+type combined struct {
+	counter.Store
+	c *counter.Combiner
+}
+
+func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	for i, op := range ops {
+		results[i] = s.c.Do(ctx, op)
+	}
+	return results
+}
+
+// TestContractCombined runs the contract through a Combiner: what it does
+// cannot be seen.
+func TestContractCombined(t *testing.T) {
+	for name, cfg := range map[string]counter.CombinerConfig{
+		"instant": {Instant: true}, "one lane": {}, "lanes": {Lanes: 8, Batch: 16},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Run(t, func(t testing.TB) storetest.Instance {
+				s := memstore.New(memstore.Config{})
+				c := counter.NewCombiner(s, cfg)
+				t.Cleanup(c.Close)
+				return storetest.Instance{Store: combined{s, c}}
+			})
+		})
+	}
+}

@@ -1,0 +1,306 @@
+package counter
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+)
+
+// State is what a store keeps of one counter, beside its members, its ledger
+// and its key. The zero State is that of a counter never touched.
+type State struct {
+	Kind    Kind
+	Value   int64
+	Updated int64 // last change, unix milliseconds
+	Version Version
+	Entries uint64 // the Seq of the newest entry of its ledger; 0: none was made
+}
+
+// Counter is the outside form.
+func (s *State) Counter(key string) Counter {
+	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version}
+	if s.Version != (Version{}) {
+		c.Updated = time.UnixMilli(s.Updated).UTC()
+	}
+	return c
+}
+
+// Step is what Judge needs of a store while it judges operations that become
+// safe together. Only one goroutine uses it. A store that meets a fault in a Step
+// remembers it, answers anything, and fails the whole step in the end.
+type Step interface {
+	// State is the counter's, to be changed in place. The pointer is the same for
+	// the whole step. A counter whose State is zero at the end does not exist.
+	State(key string) *State
+	// Deleted is the highest incarnation of any counter that was ever deleted.
+	Deleted() uint64
+
+	Remembered(id Identity) bool
+	Remember(id Identity)
+
+	// Join and Leave put member into the set of key, or take it out, and report
+	// whether that changed anything.
+	Join(key, member string) bool
+	Leave(key, member string) bool
+	// Empty takes all members out of the set of key.
+	Empty(key string)
+	// Enter appends an entry to the ledger of key. kept is how long entries of that
+	// ledger are kept; 0 is for ever.
+	Enter(key string, e Entry, kept time.Duration)
+	// Drop takes away members and ledger of a counter that existed with version;
+	// Judge makes its State zero.
+	Drop(key string, v Version)
+	// Changed says that key has changed, joined and left are those whose place did.
+	// all: more members left than are named. It is called once for each change
+	// of an op that is made.
+	Changed(key string, joined, left []string, all bool)
+}
+
+// Judge makes op in step, or refuses it and leaves step as it was. The
+// counters of its result are as they are after op.
+func Judge(step Step, op *Op, now time.Time) Result {
+	if err := op.Check(); err != nil {
+		return Result{Err: err}
+	}
+	known := op.Identity != Identity{}
+	replay := known && step.Remembered(op.Identity)
+	if !replay {
+		if err := makeOp(step, op, now); err != nil {
+			return Result{Err: err}
+		}
+		if known {
+			step.Remember(op.Identity)
+		}
+	}
+	counters := make([]Counter, len(op.Changes))
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		counters[i] = step.State(c.Key).Counter(c.Key).Or(c.Rule.Kind)
+	}
+	return Result{Counters: counters, Replay: replay}
+}
+
+func makeOp(step Step, op *Op, now time.Time) error {
+	if len(op.Changes) == 1 {
+		c := &op.Changes[0]
+		s := step.State(c.Key)
+		switch c.Verb {
+		case Add, Adjust:
+			before := *s
+			if err := add(s, c, step.Deleted(), now); err != nil {
+				return err
+			}
+			enter(step, s, c, before.Value, now)
+			step.Changed(c.Key, nil, nil, false)
+			return nil
+		case Reset:
+			return reset(step, s, c, now)
+		case Edit:
+			return edit(step, s, c, now)
+		default:
+			if s.Version != (Version{}) {
+				step.Drop(c.Key, s.Version)
+				*s = State{}
+				step.Changed(c.Key, nil, nil, true)
+			}
+			return nil
+		}
+	}
+	// Numbers first: when one is refused, those before it go back.
+	before := make([]State, len(op.Changes))
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		s := step.State(c.Key)
+		before[i] = *s
+		if err := add(s, c, step.Deleted(), now); err != nil {
+			for j := i; j >= 0; j-- {
+				*step.State(op.Changes[j].Key) = before[j]
+			}
+			// The counter at fault is told as it is, not as the changes before would have made it.
+			err.Value = step.State(c.Key).Value
+			return err
+		}
+	}
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		enter(step, step.State(c.Key), c, before[i].Value, now)
+		step.Changed(c.Key, nil, nil, false)
+	}
+	return nil
+}
+
+// begin gives a counter never touched its kind and its first version; moved
+// gives the next version to a counter that changed.
+func begin(s *State, c *Change, deleted uint64, now time.Time) {
+	if s.Kind == 0 {
+		s.Kind = c.Rule.Kind
+		s.Version.Incarnation = NewIncarnation(now, deleted)
+	}
+}
+
+func moved(s *State, now time.Time) {
+	s.Version.Sequence++
+	s.Updated = now.UnixMilli()
+}
+
+// kindFor is the kind by which c is judged: that which the counter was made with.
+func kindFor(s *State, c *Change) Kind {
+	if s.Kind != 0 {
+		return s.Kind
+	}
+	return c.Rule.Kind
+}
+
+// add moves a number; s is unchanged with an error.
+func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
+	kind := kindFor(s, c)
+	switch {
+	case !kind.Number():
+		return unsupported(c.Key, s.Value, kind, "only a sum or an exact counter is moved by numbers")
+	case c.Merged > 1 && kind != Sum:
+		return unsupported(c.Key, s.Value, kind, "its changes are made one by one")
+	}
+	after, over := plus(s.Value, c.Delta)
+	if over {
+		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("%d and %d", s.Value, c.Delta)}
+	}
+	if kind == Exact {
+		// A bound that came later than the value refuses only what leads further out.
+		if f := c.Rule.Floor; f != nil && c.Delta < 0 && after < *f {
+			return &Conflict{Is: ErrBound, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("its floor is %d", *f)}
+		}
+		if f := c.Rule.Ceiling; f != nil && c.Delta > 0 && after > *f {
+			return &Conflict{Is: ErrBound, Key: c.Key, Value: s.Value, Text: fmt.Sprintf("its ceiling is %d", *f)}
+		}
+	}
+	begin(s, c, deleted, now)
+	s.Value = after
+	moved(s, now)
+	return nil
+}
+
+// plus is a + b, and whether that leaves 64 bits.
+func plus(a, b int64) (sum int64, over bool) {
+	u, _ := bits.Add64(uint64(a), uint64(b), 0)
+	sum = int64(u)
+	return sum, (a >= 0) == (b >= 0) && (sum >= 0) != (a >= 0)
+}
+
+// enter writes the ledger of what add did.
+func enter(step Step, s *State, c *Change, before int64, now time.Time) {
+	e := Entry{At: now, Delta: c.Delta, Before: before, After: before + c.Delta}
+	switch {
+	case c.Verb == Adjust:
+		e.Op, e.Reason, e.By = LedgerAdjust, c.Reason, c.By
+	case s.Kind != Exact:
+		return
+	case c.Delta > 0:
+		e.Op = LedgerIncrement
+	default:
+		e.Op = LedgerDecrement
+	}
+	s.Entries++
+	e.Seq = s.Entries
+	step.Enter(c.Key, e, c.Rule.ledgerKept(s.Kind))
+}
+
+// reset makes a counter 0. What is 0 already is not changed, and is not in the ledger.
+func reset(step Step, s *State, c *Change, now time.Time) error {
+	kind := kindFor(s, c)
+	if kind == Unique {
+		return unsupported(c.Key, s.Value, kind, "registers are not kept yet")
+	}
+	if s.Value == 0 { // also a set: its value is its size
+		return nil
+	}
+	e := Entry{At: now, Op: LedgerReset, Before: s.Value, Reason: c.Reason, By: c.By}
+	var over bool
+	if e.Delta, over = plus(^s.Value, 1); over { // -value; of the least number there is none
+		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: "the least number has no opposite; adjust it by 1 first"}
+	}
+	if kind == Members {
+		step.Empty(c.Key)
+	}
+	s.Value = 0
+	moved(s, now)
+	s.Entries++
+	e.Seq = s.Entries
+	step.Enter(c.Key, e, c.Rule.ledgerKept(kind))
+	step.Changed(c.Key, nil, nil, kind == Members)
+	return nil
+}
+
+func edit(step Step, s *State, c *Change, now time.Time) error {
+	kind := kindFor(s, c)
+	switch {
+	case kind == Unique:
+		return unsupported(c.Key, s.Value, kind, "registers are not kept yet")
+	case kind != Members:
+		return unsupported(c.Key, s.Value, kind, "only a counter of kind members has members")
+	}
+	var joined, left []string
+	for i, m := range c.Join {
+		if step.Join(c.Key, m) {
+			joined = grow(joined, c.Join, i)
+		}
+	}
+	for i, m := range c.Leave {
+		if step.Leave(c.Key, m) {
+			left = grow(left, c.Leave, i)
+		}
+	}
+	if len(joined)+len(left) == 0 {
+		return nil
+	}
+	// A set that changed has changed, also when its size has not: who is in it
+	// is what some look at.
+	begin(s, c, step.Deleted(), now)
+	s.Value += int64(len(joined)) - int64(len(left))
+	moved(s, now)
+	step.Changed(c.Key, joined, left, false)
+	return nil
+}
+
+// grow appends all[i] to some. As long as some are the first of all, it is a
+// part of all and costs nothing.
+func grow(some, all []string, i int) []string {
+	if len(some) == i {
+		return all[: i+1 : i+1]
+	}
+	return append(some, all[i])
+}
+
+// Total adds up an Aggregate. The zero Total is ready.
+type Total struct {
+	counters int64
+	high     int64 // with low the sum, in 128 bits: a sum may leave 64 and come back
+	low      uint64
+	unique   bool
+}
+
+// Add adds a counter; one never touched is none.
+func (t *Total) Add(s State) {
+	if s.Version == (Version{}) {
+		return
+	}
+	t.counters++
+	if s.Kind == Unique {
+		t.unique = true
+		return
+	}
+	var carry uint64
+	t.low, carry = bits.Add64(t.low, uint64(s.Value), 0)
+	t.high += s.Value>>63 + int64(carry)
+}
+
+// Aggregate is the sum, or why there is none.
+func (t *Total) Aggregate(prefix string) (Aggregate, error) {
+	switch value := int64(t.low); {
+	case t.unique:
+		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: "it has counters of kind unique, of which there is no sum"}
+	case t.high != value>>63:
+		return Aggregate{}, &Conflict{Is: ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
+	default:
+		return Aggregate{Counters: t.counters, Value: value}, nil
+	}
+}

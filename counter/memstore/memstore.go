@@ -1,0 +1,257 @@
+// Package memstore keeps counters in memory, as long as the process lives.
+//
+// One lock guards all of it. A step is arithmetic on a map, far shorter than
+// the way of a request to it, so there is nothing that waits, and nothing to
+// combine: a hot key costs what many keys cost. An aggregate looks at every key
+// under the lock; it takes about 100 ns for each.
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"headcount/counter"
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	Now func() time.Time // default time.Now; tests put another
+}
+
+// Store is a counter.Store in memory. All methods may be called from any goroutine.
+type Store struct {
+	now func() time.Time
+	hub counter.Hub
+
+	mu       sync.Mutex // guards all below
+	counters map[string]*record
+	deleted  uint64 // the highest incarnation of a deleted counter
+	// ids are forgotten after a day, oldest first: so much is their bound.
+	ids    map[counter.Identity]struct{}
+	oldest []remembered // of ids, in their order in time
+	step   step
+	closed bool
+}
+
+var _ counter.Store = (*Store)(nil)
+
+// record is all of one counter.
+type record struct {
+	counter.State
+	members map[string]struct{}
+	ledger  []counter.Entry // oldest first
+}
+
+type remembered struct {
+	id    counter.Identity
+	until time.Time
+}
+
+// New returns an empty store.
+func New(cfg Config) *Store {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	s := &Store{now: cfg.Now, counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
+	s.step.store = s
+	return s
+}
+
+// Close is as counter.Store says.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	return nil
+}
+
+func (s *Store) unavailable(what string) error {
+	return fmt.Errorf("memstore: %s: %w: it is closed", what, counter.ErrUnavailable)
+}
+
+// Apply is as counter.Writer says. It waits for nothing but the lock.
+func (s *Store) Apply(_ context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		for i := range results {
+			results[i].Err = s.unavailable("apply")
+		}
+		return results
+	}
+	now := s.now()
+	s.forget(now)
+	for i := range ops {
+		results[i] = counter.Judge(&s.step, &ops[i], now)
+		for _, key := range s.step.fresh {
+			if r := s.counters[key]; r != nil && r.State == (counter.State{}) {
+				delete(s.counters, key)
+			}
+		}
+		s.step.fresh = s.step.fresh[:0]
+		s.hub.Tell(s.step.told, s.counter)
+		clear(s.step.told) // it shall not hold the members of a large op
+		s.step.told = s.step.told[:0]
+	}
+	return results
+}
+
+// forget drops identities whose day is over.
+func (s *Store) forget(now time.Time) {
+	n := 0
+	for n < len(s.oldest) && !s.oldest[n].until.After(now) {
+		delete(s.ids, s.oldest[n].id)
+		n++
+	}
+	s.oldest = s.oldest[n:]
+}
+
+// counter is called with mu.
+func (s *Store) counter(key string) counter.Counter {
+	if r := s.counters[key]; r != nil {
+		return r.Counter(key)
+	}
+	return counter.Counter{Key: key}
+}
+
+// Read is as counter.Reader says; no answer lags.
+func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, s.unavailable("read")
+	}
+	out := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		out[i].Counter.Key = key
+		if r := s.counters[key]; r != nil {
+			out[i].Counter = r.Counter(key)
+			if member != "" {
+				_, out[i].Mine = r.members[member]
+			}
+		}
+	}
+	return out, nil
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return counter.Ledger{}, s.unavailable("ledger")
+	}
+	r := s.counters[key]
+	if r == nil || len(r.ledger) == 0 || after >= r.Entries {
+		return counter.Ledger{}, nil
+	}
+	from := 0 // entries have no gaps
+	if first := r.ledger[0].Seq; after >= first {
+		from = int(after - first + 1)
+	}
+	to := min(from+limit, len(r.ledger))
+	return counter.Ledger{Entries: append([]counter.Entry(nil), r.ledger[from:to]...), More: to < len(r.ledger)}, nil
+}
+
+// Aggregate is as counter.Reader says.
+func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return counter.Aggregate{}, s.unavailable("aggregate")
+	}
+	var total counter.Total
+	for key, r := range s.counters {
+		if strings.HasPrefix(key, prefix) {
+			total.Add(r.State)
+		}
+	}
+	return total.Aggregate(prefix)
+}
+
+// Watch is as counter.Feed says.
+func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	return s.hub.Watch(told, lost)
+}
+
+// step is the counter.Step of a Store, with its lock held.
+type step struct {
+	store *Store
+	fresh []string // keys that State made a record for
+	told  []counter.Told
+}
+
+func (t *step) record(key string) *record {
+	r := t.store.counters[key]
+	if r == nil {
+		r = &record{}
+		key = strings.Clone(key) // a part of a request's body, which must not stay
+		t.store.counters[key] = r
+		t.fresh = append(t.fresh, key)
+	}
+	return r
+}
+
+func (t *step) State(key string) *counter.State { return &t.record(key).State }
+func (t *step) Deleted() uint64                 { return t.store.deleted }
+
+func (t *step) Remembered(id counter.Identity) bool {
+	_, ok := t.store.ids[id]
+	return ok
+}
+
+func (t *step) Remember(id counter.Identity) {
+	t.store.ids[id] = struct{}{}
+	t.store.oldest = append(t.store.oldest, remembered{id, t.store.now().Add(counter.IdentityKept)})
+}
+
+func (t *step) Join(key, member string) bool {
+	r := t.record(key)
+	if _, ok := r.members[member]; ok {
+		return false
+	}
+	if r.members == nil {
+		r.members = map[string]struct{}{}
+	}
+	r.members[strings.Clone(member)] = struct{}{}
+	return true
+}
+
+func (t *step) Leave(key, member string) bool {
+	r := t.record(key)
+	if _, ok := r.members[member]; !ok {
+		return false
+	}
+	delete(r.members, member)
+	return true
+}
+
+func (t *step) Empty(key string) { t.record(key).members = nil }
+
+// Enter also drops what has been kept long enough.
+func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
+	r := t.record(key)
+	if kept > 0 {
+		n := 0
+		for n < len(r.ledger) && !r.ledger[n].At.Add(kept).After(e.At) {
+			n++
+		}
+		r.ledger = r.ledger[n:]
+	}
+	r.ledger = append(r.ledger, e)
+}
+
+func (t *step) Drop(key string, v counter.Version) {
+	t.store.deleted = max(t.store.deleted, v.Incarnation)
+	r := t.record(key)
+	r.members, r.ledger = nil, nil
+	t.fresh = append(t.fresh, key) // its State is zero in the end
+}
+
+func (t *step) Changed(key string, joined, left []string, all bool) {
+	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
+}

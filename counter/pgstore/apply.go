@@ -1,0 +1,499 @@
+package pgstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+)
+
+const (
+	// now is the server's clock in unix milliseconds.
+	now = `(extract(epoch from clock_timestamp()) * 1000)::bigint`
+
+	// lockRows makes the rows that are missing and locks the others. ON CONFLICT
+	// ... WHERE false locks a row and does not write it.
+	lockRows = `insert into headcount_counters as c (key)
+		select key from unnest($1::text[]) key order by key collate "C"
+		on conflict (key) do update set kind = c.kind where false`
+	readRows = `select key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, deleted, ` + now + `
+		from headcount_counters, headcount_meta where key = any($1::text[])`
+	readMembers = `select c.key, m.member
+		from unnest($1::text[], $2::text[]) u (key, member)
+		join headcount_counters c on c.key = u.key
+		join headcount_members m on m.set_id = c.set_id and m.member = u.member`
+	// claimIdentities returns those that are new; one whose day is over is new again.
+	claimIdentities = `insert into headcount_identities as i (id, until)
+		select id, ` + now + ` + $2 from unnest($1::uuid[]) id order by id
+		on conflict (id) do update set until = excluded.until where i.until <= excluded.until - $2
+		returning id`
+	nextIDs = `select nextval('headcount_ids')`
+
+	writeRows = `update headcount_counters c
+		set kind = u.kind, value = u.value, updated = u.updated, incarnation = u.incarnation, sequence = u.sequence,
+			entries = u.entries, set_id = u.set_id, ledger_id = u.ledger_id, kept = u.kept
+		from unnest($1::text[], $2::smallint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
+			u (key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept)
+		where c.key = u.key`
+	dropRows      = `delete from headcount_counters where key = any($1::text[])`
+	insertMembers = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[])`
+	deleteMembers = `delete from headcount_members m using unnest($1::bigint[], $2::text[]) u (set_id, member)
+		where m.set_id = u.set_id and m.member = u.member`
+	insertEntries = `insert into headcount_ledger (ledger_id, seq, at, delta, before, op, reason, author)
+		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[])`
+	writeSweeps = `insert into headcount_sweeps (id, due, kept, garbage)
+		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::boolean[])
+		on conflict (id) do update set due = excluded.due, kept = excluded.kept, garbage = excluded.garbage`
+	forgetIdentities = `delete from headcount_identities where id = any($1::uuid[])`
+	writeDeleted     = `update headcount_meta set deleted = greatest(deleted, $1)`
+)
+
+// tries is how often a transaction is made that was surely rolled back.
+const tries = 4
+
+// Apply is as counter.Writer says: one transaction.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	w := s.newStep(ops)
+	var err error
+	if len(w.keys) > 0 {
+		for try := range tries {
+			if try > 0 {
+				w = s.newStep(ops)
+			}
+			err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
+			if err == nil || !again(err) {
+				break
+			}
+		}
+	} else {
+		w.judge(ops) // it refuses all of them
+	}
+	if err != nil {
+		for i := range w.results {
+			w.results[i] = counter.Result{Err: fmt.Errorf("pgstore: apply: %w", err)}
+			if fault := ops[i].Check(); fault != nil {
+				w.results[i].Err = fault
+			}
+		}
+		return w.results
+	}
+	s.publish(w)
+	return w.results
+}
+
+// publish tells of what w committed.
+func (s *Store) publish(w *step) {
+	if len(w.told) == 0 {
+		return
+	}
+	at := w.committing
+	for key := range w.told {
+		s.cache.put(w.records[key].Counter(key), "", false, at)
+	}
+	s.feed.committed(w.told)
+}
+
+// record is a row of headcount_counters.
+type record struct {
+	counter.State
+	set    int64 // 0: it never had any
+	ledger int64 // 0: it never had one
+	kept   int64 // how long entries of the ledger are kept, milliseconds
+}
+
+// row is a record with what belongs to it.
+type row struct {
+	record
+	was     record          // as the table has it
+	had     map[string]bool // of the members that are named: which were in the set was.set
+	members map[string]bool // which are in the set now
+	entries []counter.Entry // of the ledger, not written yet
+}
+
+// step is the counter.Step of one transaction: what the first round trip read,
+// changed by Judge, to be written by the second.
+type step struct {
+	store   *Store
+	results []counter.Result
+
+	// What the operations name, sorted.
+	keys       []string
+	edited     []string // with asked: pairs of key and member
+	asked      []string
+	identities [][16]byte
+
+	records    map[string]*row
+	fresh      map[counter.Identity]bool // identities claimed by this transaction
+	taken      map[counter.Identity]bool // those of them that were needed
+	deleted    int64
+	wasDeleted int64
+	now        time.Time
+	nextID     int64 // the next free id of a set or a ledger
+	sweeps     sweeps
+	told       map[string][]change // what changed, by key
+	changed    bool                // there is something to write
+	committing time.Time           // when the second round trip began, by this process's clock
+}
+
+// sweeps are rows of headcount_sweeps, by id.
+type sweeps map[int64]sweepRow
+
+type sweepRow struct {
+	due, kept int64
+	garbage   bool
+}
+
+func (s *Store) newStep(ops []counter.Op) *step {
+	w := &step{store: s, results: make([]counter.Result, len(ops)), records: map[string]*row{}}
+	for i := range ops {
+		op := &ops[i]
+		if op.Check() != nil {
+			continue // Judge says so
+		}
+		if op.Identity != (counter.Identity{}) {
+			if w.fresh == nil {
+				w.fresh, w.taken = map[counter.Identity]bool{}, map[counter.Identity]bool{}
+			}
+			if _, ok := w.fresh[op.Identity]; !ok {
+				w.fresh[op.Identity] = false
+				w.identities = append(w.identities, op.Identity)
+			}
+		}
+		for j := range op.Changes {
+			c := &op.Changes[j]
+			if w.records[c.Key] == nil {
+				w.records[c.Key] = &row{}
+			}
+			for _, members := range [...][]string{c.Join, c.Leave} {
+				for _, m := range members {
+					w.edited, w.asked = append(w.edited, c.Key), append(w.asked, m)
+				}
+			}
+		}
+	}
+	w.keys = sortedKeys(w.records)
+	slices.SortFunc(w.identities, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
+	return w
+}
+
+// run makes the transaction.
+func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
+	if err := w.read(ctx, c, ops); err != nil {
+		if (code(err) == "" || moved(err)) && ctx.Err() == nil {
+			err = fmt.Errorf("%w: %w", errDead, err)
+		}
+		return fmt.Errorf("locking and reading: %w", err)
+	}
+	w.judge(ops)
+	if !w.changed {
+		_, err := c.Exec(ctx, "rollback")
+		return err
+	}
+	w.committing = time.Now()
+	if err := w.write(ctx, c); err != nil {
+		return fmt.Errorf("writing: %w", err)
+	}
+	return nil
+}
+
+func (w *step) judge(ops []counter.Op) {
+	for i := range ops {
+		w.results[i] = counter.Judge(w, &ops[i], w.now)
+	}
+}
+
+// read is the first round trip.
+func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
+	b := &pgx.Batch{}
+	b.Queue("begin isolation level read committed")
+	b.Queue(lockRows, w.keys)
+	var millis int64
+	b.Queue(readRows, w.keys).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var key string
+			var r record
+			if err := r.scan(rows, &key, &w.deleted, &millis); err != nil {
+				return err
+			}
+			if row := w.records[key]; row != nil {
+				row.record, row.was = r, r
+			}
+		}
+		return rows.Err()
+	})
+	if len(w.asked) > 0 {
+		b.Queue(readMembers, w.edited, w.asked).Query(func(rows pgx.Rows) error {
+			var key, member string
+			_, err := pgx.ForEachRow(rows, []any{&key, &member}, func() error {
+				row := w.records[key]
+				if row.had == nil {
+					row.had, row.members = map[string]bool{}, map[string]bool{}
+				}
+				row.had[member], row.members[member] = true, true
+				return nil
+			})
+			return err
+		})
+	}
+	if len(w.identities) > 0 {
+		b.Queue(claimIdentities, w.identities, counter.IdentityKept.Milliseconds()).Query(func(rows pgx.Rows) error {
+			var id [16]byte
+			_, err := pgx.ForEachRow(rows, []any{&id}, func() error { w.fresh[id] = true; return nil })
+			return err
+		})
+	}
+	need := int64(0) // a change makes at most a set and a ledger
+	for i := range ops {
+		need += 2 * int64(len(ops[i].Changes))
+	}
+	var got bool
+	if w.nextID, got = w.store.ids.take(need); !got {
+		b.Queue(nextIDs).QueryRow(func(row pgx.Row) error { return row.Scan(&w.nextID) })
+	}
+	if err := c.SendBatch(ctx, b).Close(); err != nil {
+		return err
+	}
+	if !got {
+		w.store.ids.add(w.nextID)
+		if w.nextID, got = w.store.ids.take(need); !got {
+			return errors.New("too many changes for one block of ids")
+		}
+	}
+	w.wasDeleted, w.now = w.deleted, time.UnixMilli(millis).UTC()
+	return nil
+}
+
+// scan reads the columns of a counter, and more that come after them.
+func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
+	var kind int16
+	var incarnation, sequence, entries int64
+	to := append([]any{key, &kind, &r.Value, &r.Updated, &incarnation, &sequence, &entries, &r.set, &r.ledger, &r.kept}, more...)
+	if err := rows.Scan(to...); err != nil {
+		return err
+	}
+	r.Kind = counter.Kind(kind)
+	r.Version = counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
+	r.Entries = uint64(entries)
+	return nil
+}
+
+// write is the second round trip.
+func (w *step) write(ctx context.Context, c *pgxpool.Conn) error {
+	var rows columns
+	var gone []string
+	var joined, left pairs
+	var entries entryColumns
+	for _, key := range w.keys {
+		r := w.records[key]
+		switch {
+		case r.State == (counter.State{}):
+			gone = append(gone, key) // also one that was made by lockRows and is not needed
+			r.record = record{}
+		case r.record != r.was:
+			rows.add(key, &r.record)
+		}
+		same := r.set == r.was.set
+		for m, in := range r.members {
+			if in && !(same && r.had[m]) {
+				joined.add(r.set, m)
+			}
+		}
+		if same {
+			for m, in := range r.had {
+				if in && !r.members[m] {
+					left.add(r.set, m)
+				}
+			}
+		}
+		for i := range r.entries {
+			entries.add(r.ledger, &r.entries[i])
+		}
+	}
+	b := &pgx.Batch{}
+	if len(rows.key) > 0 {
+		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept)
+	}
+	if len(gone) > 0 {
+		b.Queue(dropRows, gone)
+	}
+	if len(left.id) > 0 {
+		b.Queue(deleteMembers, left.id, left.name)
+	}
+	if len(joined.id) > 0 {
+		b.Queue(insertMembers, joined.id, joined.name)
+	}
+	if len(entries.id) > 0 {
+		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
+	}
+	if len(w.sweeps) > 0 {
+		var ids, dues, kepts []int64
+		var garbage []bool
+		for id, r := range w.sweeps {
+			ids, dues, kepts, garbage = append(ids, id), append(dues, r.due), append(kepts, r.kept), append(garbage, r.garbage)
+		}
+		b.Queue(writeSweeps, ids, dues, kepts, garbage)
+	}
+	var forget [][16]byte
+	for id, fresh := range w.fresh {
+		if fresh && !w.taken[id] {
+			forget = append(forget, id)
+		}
+	}
+	if len(forget) > 0 {
+		b.Queue(forgetIdentities, forget)
+	}
+	if w.deleted != w.wasDeleted {
+		b.Queue(writeDeleted, w.deleted)
+	}
+	b.Queue("commit")
+	return c.SendBatch(ctx, b).Close()
+}
+
+// The columns that arrays are made of.
+type (
+	columns struct {
+		key                                                               []string
+		kind                                                              []int16
+		value, updated, incarnation, sequence, entries, set, ledger, kept []int64
+	}
+	pairs struct {
+		id   []int64
+		name []string
+	}
+	entryColumns struct {
+		id, seq, at, delta, before []int64
+		op                         []int16
+		reason, by                 []string
+	}
+)
+
+func (c *columns) add(key string, r *record) {
+	c.key, c.kind = append(c.key, key), append(c.kind, int16(r.Kind))
+	c.value, c.updated = append(c.value, r.Value), append(c.updated, r.Updated)
+	c.incarnation, c.sequence = append(c.incarnation, int64(r.Version.Incarnation)), append(c.sequence, int64(r.Version.Sequence))
+	c.entries = append(c.entries, int64(r.Entries))
+	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
+}
+
+func (p *pairs) add(id int64, name string) { p.id, p.name = append(p.id, id), append(p.name, name) }
+
+func (c *entryColumns) add(ledger int64, e *counter.Entry) {
+	c.id, c.seq, c.at = append(c.id, ledger), append(c.seq, int64(e.Seq)), append(c.at, e.At.UnixMilli())
+	c.delta, c.before, c.op = append(c.delta, e.Delta), append(c.before, e.Before), append(c.op, int16(e.Op))
+	c.reason, c.by = append(c.reason, e.Reason), append(c.by, e.By)
+}
+
+func (w *step) State(key string) *counter.State { return &w.records[key].State }
+func (w *step) Deleted() uint64                 { return uint64(w.deleted) }
+
+func (w *step) Remembered(id counter.Identity) bool { return !w.fresh[id] || w.taken[id] }
+
+func (w *step) Remember(id counter.Identity) {
+	w.taken[id] = true
+	w.changed = true
+}
+
+func (w *step) id() int64 {
+	id := w.nextID
+	w.nextID++
+	return id
+}
+
+func (w *step) Join(key, member string) bool {
+	r := w.records[key]
+	if r.members[member] {
+		return false
+	}
+	if r.set == 0 {
+		r.set = w.id()
+	}
+	if r.members == nil {
+		r.members = map[string]bool{}
+	}
+	r.members[member] = true
+	return true
+}
+
+func (w *step) Leave(key, member string) bool {
+	r := w.records[key]
+	if !r.members[member] {
+		return false
+	}
+	delete(r.members, member)
+	return true
+}
+
+// Empty costs the same for a large set: its members are swept away later.
+func (w *step) Empty(key string) {
+	r := w.records[key]
+	w.discard(r.set, r.was.set)
+	r.set, r.members = 0, nil
+}
+
+// discard has the set or ledger id swept away, when the tables have any of it.
+func (w *step) discard(id, was int64) {
+	if id != 0 && id == was {
+		w.sweep(id, sweepRow{garbage: true})
+	} else {
+		delete(w.sweeps, id)
+	}
+}
+
+func (w *step) sweep(id int64, r sweepRow) {
+	if w.sweeps == nil {
+		w.sweeps = sweeps{}
+	}
+	w.sweeps[id] = r
+}
+
+// Enter also has the ledger swept when its first entries have been kept long
+// enough, or at once when that time has changed.
+func (w *step) Enter(key string, e counter.Entry, kept time.Duration) {
+	r := w.records[key]
+	millis := kept.Milliseconds()
+	isNew := r.ledger == 0
+	if isNew {
+		r.ledger = w.id()
+	}
+	if isNew && kept > 0 {
+		w.sweep(r.ledger, sweepRow{due: w.now.UnixMilli() + millis, kept: millis})
+	} else if !isNew && r.kept != millis {
+		due := w.now.UnixMilli()
+		if kept == 0 {
+			due = math.MaxInt64
+		}
+		w.sweep(r.ledger, sweepRow{due: due, kept: millis})
+	}
+	r.kept = millis
+	r.entries = append(r.entries, e)
+}
+
+func (w *step) Drop(key string, v counter.Version) {
+	w.deleted = max(w.deleted, int64(v.Incarnation))
+	r := w.records[key]
+	w.discard(r.set, r.was.set)
+	w.discard(r.ledger, r.was.ledger)
+	r.set, r.members, r.ledger, r.kept, r.entries = 0, nil, 0, 0, nil
+}
+
+func (w *step) Changed(key string, joined, left []string, all bool) {
+	w.changed = true
+	if w.told == nil {
+		w.told = map[string][]change{}
+	}
+	list := w.told[key]
+	if c := (change{version: w.records[key].Version, joined: joined, left: left, all: all}); len(list) == 0 || c.named() || list[len(list)-1].named() {
+		list = append(list, c)
+	} else { // of numbers the newest says all
+		list[len(list)-1].version = c.version
+	}
+	w.told[key] = list
+}

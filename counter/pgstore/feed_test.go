@@ -1,0 +1,185 @@
+package pgstore
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/pgtest"
+)
+
+// ear collects what a watch tells.
+type ear struct {
+	mu    sync.Mutex
+	heard []counter.Update
+	more  chan struct{} // holds one
+}
+
+func listen(t testing.TB, s *Store, keys ...string) *ear {
+	t.Helper()
+	e := &ear{more: make(chan struct{}, 1)}
+	w := s.Watch(func(u []counter.Update) {
+		e.mu.Lock()
+		e.heard = append(e.heard, u...)
+		e.mu.Unlock()
+		signal(e.more)
+	}, func() { t.Error("nothing is lost") })
+	t.Cleanup(w.Close)
+	if err := w.Follow(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func (e *ear) until(t testing.TB, what string, ok func(heard []counter.Update) bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		e.mu.Lock()
+		heard := slices.Clone(e.heard)
+		e.mu.Unlock()
+		if ok(heard) {
+			return
+		}
+		select {
+		case <-e.more:
+		case <-deadline:
+			t.Fatalf("heard %+v, want %s", heard, what)
+		}
+	}
+}
+
+func (e *ear) untilVersion(t testing.TB, v counter.Version) {
+	t.Helper()
+	e.until(t, "version "+v.String(), func(heard []counter.Update) bool {
+		return len(heard) > 0 && heard[len(heard)-1].Counter.Version == v
+	})
+}
+
+// TestMembersOfPeersAreNamed has two processes edit one set: a watcher of
+// either hears who joined and left, and rereads nothing.
+func TestMembersOfPeersAreNamed(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	stores := []*Store{open(t, url), open(t, url)}
+	ears := []*ear{listen(t, stores[0], "m:1"), listen(t, stores[1], "m:1")}
+	var wg sync.WaitGroup
+	for i, s := range stores {
+		wg.Go(func() {
+			for n := range 20 {
+				r := s.Apply(t.Context(), []counter.Op{with("", edit("m:1", []string{fmt.Sprintf("%d of %d", n, i)}, nil)), with("", edit("m:1", nil, []string{fmt.Sprintf("%d of %d", n-1, i)}))})
+				if r[0].Err != nil || r[1].Err != nil {
+					t.Error(r)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	want := map[string]bool{}
+	for i := range stores {
+		for n := range 20 {
+			want[fmt.Sprintf("%d of %d", n, i)] = n == 19
+		}
+	}
+	for _, e := range ears {
+		e.until(t, "the last members", func(heard []counter.Update) bool {
+			in := map[string]bool{}
+			for _, u := range heard {
+				if u.Reread {
+					t.Fatalf("%+v", u)
+				}
+				for _, m := range u.Joined {
+					in[m] = true
+				}
+				for _, m := range u.Left {
+					in[m] = false
+				}
+			}
+			// Who joined and left between two updates may be in neither.
+			for m, is := range want {
+				if _, told := in[m]; !told && !is {
+					in[m] = false
+				}
+			}
+			return maps.Equal(in, want)
+		})
+	}
+	// More than a notification holds: the peer reads again.
+	var many []string
+	for n := range 100 {
+		many = append(many, fmt.Sprintf("%d%s", n, strings.Repeat("x", 100)))
+	}
+	v := apply(t, stores[0], with("", edit("m:1", many, nil))).Counters[0].Version
+	ears[1].untilVersion(t, v)
+	if last := ears[1].heard[len(ears[1].heard)-1]; !last.Reread {
+		t.Errorf("%d joined; %+v", len(many), last)
+	}
+}
+
+// TestWatchHealsAfterAnOutage has changes that no notification told of.
+func TestWatchHealsAfterAnOutage(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) { c.PollEvery = 400 * time.Millisecond })
+	peer := open(t, url)
+	apply(t, peer, with("", add("e:1", 1)))
+	e := listen(t, s, "e:1", "e:2")
+	// Its connections end while the peer changes something.
+	hangUp(t, server, url)
+	var r counter.Result
+	for {
+		if r = peer.Apply(t.Context(), []counter.Op{with("again", add("e:1", 1))})[0]; r.Err == nil {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	e.untilVersion(t, r.Counters[0].Version)
+	// A process that was killed between its commit and its notification.
+	server.Exec(t, url, "update headcount_counters set value = 7, sequence = sequence + 1 where key = 'e:1'")
+	v := r.Counters[0].Version
+	v.Sequence++
+	e.untilVersion(t, v)
+}
+
+func TestLaggingReadsAreAsOldAsAllowed(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	s, peer := open(t, url), open(t, url)
+	read := func(key, member string, lag time.Duration) counter.Reading {
+		t.Helper()
+		got, err := s.Read(t.Context(), []string{key}, member, lag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	apply(t, s, with("", add("e:1", 1)))
+	if got := read("e:1", "", time.Minute); got.Value != 1 || !got.Approx || got.Stale {
+		t.Errorf("just written, so it is known: %+v", got)
+	}
+	apply(t, peer, with("", add("e:1", 1)))
+	if got := read("e:1", "", 0); got.Value != 2 || got.Approx {
+		t.Errorf("an exact read: %+v", got)
+	}
+	if got := read("e:1", "", time.Minute); got.Value != 2 {
+		t.Errorf("it goes back: %+v", got)
+	}
+	apply(t, peer, with("", edit("m:1", []string{"a"}, nil)))
+	if got := read("m:1", "a", time.Minute); !got.Mine {
+		t.Errorf("%+v", got)
+	}
+	if got := read("m:1", "b", time.Minute); got.Mine || got.Value != 1 {
+		t.Errorf("%+v", got)
+	}
+	apply(t, s, with("", edit("m:1", nil, []string{"a"})))
+	if got := read("m:1", "a", time.Minute); got.Mine || got.Value != 0 {
+		t.Errorf("a left: %+v", got)
+	}
+	apply(t, s, with("", counter.Change{Key: "e:1", Rule: exact, Verb: counter.Delete}))
+	if got := read("e:1", "", time.Minute); got.Touched() {
+		t.Errorf("deleted here: %+v", got)
+	}
+}

@@ -1,0 +1,503 @@
+// Package pgstore keeps counters in PostgreSQL 13 or later. Any number of
+// processes may write the same counters.
+//
+// # One step
+//
+// All operations that come together are one transaction of two round trips,
+// each a pipeline. The first begins it, locks the rows of all counters that are
+// named in the order of their keys (and makes those that lack one), claims the
+// identities in their order, and reads what the operations are about: counters,
+// the members they name, the clock. Then counter.Judge judges in Go, while the
+// rows are held still. The second writes what changed, an array for each column,
+// and commits. So one arithmetic serves every store, and no interleaving of
+// processes passes a bound. What changed nothing is rolled back.
+//
+// Locks are taken in one order everywhere: counters by key, identities by id, the
+// row of headcount_meta. So writers wait for each other and never stand still.
+// Sweeping skips rows that are locked. Of a process that stops in the midst of a
+// step the server lets go after some seconds (idle_in_transaction_session_timeout).
+// A step that the server surely rolled back (a deadlock with somebody's own
+// tables, a connection that was dead before the commit) is tried again.
+//
+// Times come from the server's clock, read when the locks are held: processes
+// whose clocks differ write one ledger in order.
+//
+// # Tables
+//
+// They stand in the first schema of the search path, and in migrations/*.sql.
+//
+//   - headcount_counters has a row for each counter that exists. It is found by its
+//     key alone, so its key is its only index, compared byte by byte (COLLATE "C"):
+//     a prefix is a range of it, which is how aggregates find their counters. A
+//     change touches no indexed column, and half of each page is left free, so it is
+//     a HOT update: it writes no index, and the next visitor of the page takes the
+//     old row away. An index on versions or times for the feed would end that.
+//   - headcount_members has a row for each member, (set_id, member) its key. The set
+//     has a number of its own and not the counter's key: a row is a number and a
+//     name, and a reset gives the counter a new number, however large the set was.
+//     That a member is in a set, and whether it was, is one look into the index.
+//   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
+//     how it is read and how its oldest entries are found. Its pages are written at
+//     the end, its index within each ledger at the end.
+//   - headcount_identities is keyed by the 16 bytes of an identity. A claim is
+//     INSERT ... ON CONFLICT: of two at the same time the second waits for the first.
+//     The index on until, which is only written at its end, finds those to forget.
+//   - headcount_sweeps says what is to be cleared away and when: a row for each
+//     ledger whose entries end, and one for each set or ledger that is no counter's
+//     any more. The index on due finds the next. It is written when a ledger is
+//     made, not when it is appended to.
+//   - headcount_meta is one row: the highest incarnation that was ever deleted.
+//     Only a DELETE writes it; a counter that is made reads it after its own key is
+//     locked, so it sees every deletion of that key.
+//
+// Plans are forced to be generic and to use these indexes: a plan that was made
+// for an empty table would scan a full one.
+//
+// # Clearing away
+//
+// A goroutine of each process forgets identities whose day is over, takes away
+// entries that were kept long enough, and the members and entries of what was
+// reset or deleted, a bounded number of rows in one transaction.
+//
+// # Feed
+//
+// A process that committed notes the keys, and one goroutine sends what
+// gathered as notifications, after the commit: a NOTIFY within the transaction
+// would have all commits of the database wait for each other. Who hears of a key
+// that is followed reads it, so what is told is what is committed, in order. A
+// process that dies between commit and notification is found out by looking at
+// everything followed, a part at a time, once in PollEvery.
+//
+// # When PostgreSQL is away
+//
+// Calls fail with counter.ErrUnavailable, after three failures in a row at once;
+// twice a second one is let through to see. The same holds for a server that is
+// read-only, full or out of connections. A process starts without it, and is
+// ready (Config.OnState) when the database has answered and has its tables.
+// Reads that may lag are answered from memory meanwhile, stale.
+package pgstore
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+	"github.com/rs/zerolog"
+	"github.com/sony/gobreaker/v2"
+
+	"headcount/counter"
+)
+
+var (
+	// ErrConfig is in every error about settings that cannot work, among them a
+	// database that cannot hold counters. Its text is one sentence.
+	ErrConfig = errors.New("bad setting")
+	// ErrNewer says that a newer version of the program has moved the tables. It is
+	// an ErrConfig too.
+	ErrNewer = fmt.Errorf("%w: the database is of a newer version", ErrConfig)
+)
+
+const (
+	dialTimeout    = 2 * time.Second
+	callTimeout    = 5 * time.Second  // of a whole call, when its context has no earlier end
+	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for who prepares them
+
+	tripAfter  = 3                      // failures in a row until calls fail without trying
+	probeEvery = 500 * time.Millisecond // between two tries while they do
+
+	leastServer = 13_00_00 // server_version_num
+	migrations  = "headcount_migrations"
+	lockID      = 0x68656164636f756e // "headcoun": of the advisory lock
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	URL string // postgres://…; required. It may name several servers, as libpq has it
+	// Connections is the most this process opens, default 16. Two more listen and
+	// migrate.
+	Connections int
+	// PollEvery is the time in which everything followed is looked at once, in case
+	// a process died before it told; default 10s.
+	PollEvery time.Duration
+	// SweepEvery is the time between two rounds of clearing away, default 10s.
+	SweepEvery time.Duration
+	// Cached is how many counters are remembered for reads that may lag, default 65,536.
+	Cached int
+	Log    zerolog.Logger
+	// OnState is told when PostgreSQL comes and goes, from one goroutine; it begins
+	// with away. It must not block. Optional.
+	OnState func(up bool)
+}
+
+// Store is a counter.Store in PostgreSQL. All methods may be called from any goroutine.
+type Store struct {
+	cfg     Config
+	pool    *pgxpool.Pool
+	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
+	ready   atomic.Bool            // the tables are there
+	why     atomic.Pointer[string] // why not, while they are not
+	closed  atomic.Bool
+	ids     numbers
+	cache   *cache
+	feed    *feed
+
+	wake chan struct{} // holds one: the breaker's state may have changed
+	stop context.CancelFunc
+	wg   sync.WaitGroup // the goroutines of run, awaited by Close
+}
+
+var _ counter.Store = (*Store)(nil)
+
+// Open returns a store over the database of that URL. It fails, with
+// ErrConfig, when settings cannot work or the database that answered cannot be
+// used. A database that does not answer is waited for: until it does, calls return
+// counter.ErrUnavailable. Close ends the store.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg.Connections = cmp.Or(cfg.Connections, 16)
+	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
+	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
+	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
+	if !strings.HasPrefix(cfg.URL, "postgres://") && !strings.HasPrefix(cfg.URL, "postgresql://") {
+		return nil, fmt.Errorf("pgstore: %w: the URL of PostgreSQL must be postgres://…", ErrConfig) // it may hold a password: it is not shown
+	}
+	pc, err := pgxpool.ParseConfig(cfg.URL)
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: %w: URL of PostgreSQL: %w", ErrConfig, err) // pgx hides the password
+	}
+	pc.MaxConns = int32(cfg.Connections)
+	pc.MinConns = 0
+	pc.MaxConnIdleTime = 5 * time.Minute
+	pc.ConnConfig.ConnectTimeout = cmp.Or(pc.ConnConfig.ConnectTimeout, dialTimeout)
+	pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	maps.Copy(pc.ConnConfig.RuntimeParams, map[string]string{
+		"application_name":                    "headcount",
+		"client_encoding":                     "UTF8",
+		"default_transaction_isolation":       "read committed",
+		"statement_timeout":                   "10000",
+		"idle_in_transaction_session_timeout": "5000",
+		// Every statement finds its rows by an index: see the package doc.
+		"plan_cache_mode": "force_generic_plan",
+		"enable_seqscan":  "off",
+		"jit":             "off",
+	})
+	pc.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		// What is answered is on disk, whatever the database's default is.
+		_, err := c.Exec(ctx, `select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'`)
+		return err
+	}
+	s := &Store{cfg: cfg, wake: make(chan struct{}, 1)}
+	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
+		return nil, fmt.Errorf("pgstore: %w: %w", ErrConfig, err)
+	}
+	s.cache = newCache(cfg.Cached)
+	s.feed = newFeed()
+	s.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		Name:          "postgres",
+		Timeout:       probeEvery,
+		ReadyToTrip:   func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter },
+		OnStateChange: func(string, gobreaker.State, gobreaker.State) { s.look() },
+		IsExcluded:    func(err error) bool { return errors.Is(err, errNotItsFault) },
+	})
+	first, cancel := context.WithTimeout(ctx, 2*dialTimeout)
+	err = s.prepare(first)
+	cancel()
+	if errors.Is(err, ErrConfig) {
+		s.pool.Close()
+		return nil, fmt.Errorf("pgstore: %w", err)
+	}
+	s.note(err)
+	run, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	for _, loop := range []func(context.Context){s.tend, s.sweep, s.listen, s.notify, s.tell} {
+		s.wg.Go(func() { loop(run) })
+	}
+	return s, nil
+}
+
+// Close waits for what the store runs and for calls under way, and ends its connections.
+func (s *Store) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.stop()
+	s.wg.Wait()
+	s.pool.Close()
+	return nil
+}
+
+//go:embed migrations/*.sql
+var embedded embed.FS
+
+// prepare makes the tables, or moves them to this version.
+func (s *Store) prepare(ctx context.Context) error {
+	cc := s.pool.Config().ConnConfig
+	delete(cc.RuntimeParams, "statement_timeout") // moving a large table may take long
+	delete(cc.RuntimeParams, "idle_in_transaction_session_timeout")
+	sources, err := fs.Sub(embedded, "migrations")
+	if err != nil {
+		return err
+	}
+	files, err := fs.Glob(sources, "*.sql")
+	if err != nil {
+		return err
+	}
+	number, _, _ := strings.Cut(files[len(files)-1], "_")
+	newest, err := strconv.ParseInt(number, 10, 64)
+	if err != nil {
+		return err
+	}
+
+	db := stdlib.OpenDB(*cc)
+	defer db.Close()
+	version, err := check(ctx, db)
+	if err != nil || version == newest {
+		return err
+	}
+	if version > newest {
+		return fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start the program that moved it, or a newer one", ErrNewer, version, newest)
+	}
+	// Who does not get the lock asks again every second: the other one is at work.
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
+	if err != nil {
+		return err
+	}
+	g, err := goose.NewProvider(goose.DialectPostgres, db, sources, goose.WithTableName(migrations), goose.WithSessionLocker(locker),
+		goose.WithDisableGlobalRegistry(true), goose.WithLogger(log.New(io.Discard, "", 0)))
+	if err != nil {
+		return err
+	}
+	done, err := g.Up(ctx)
+	if err != nil {
+		return fmt.Errorf("moving the tables to version %d: %w", newest, err)
+	}
+	if len(done) > 0 {
+		s.cfg.Log.Info().Int64("from", version).Int64("to", newest).Msg("counters: the tables in PostgreSQL were moved")
+	}
+	return nil
+}
+
+// check refuses a database that cannot hold counters, and returns the version
+// of its tables, 0 when there are none.
+func check(ctx context.Context, db *sql.DB) (version int64, err error) {
+	var server int
+	var encoding, name string
+	var tables sql.NullString
+	err = db.QueryRowContext(ctx, `select current_setting('server_version_num')::int, current_setting('server_encoding'), current_setting('server_version'), to_regclass('`+migrations+`')::text`).
+		Scan(&server, &encoding, &name, &tables)
+	switch {
+	case err != nil:
+		return 0, err
+	case server < leastServer:
+		return 0, fmt.Errorf("%w: the server is PostgreSQL %s; it must be 13 or later", ErrConfig, name)
+	case encoding != "UTF8":
+		return 0, fmt.Errorf("%w: the database's encoding is %s; make one with ENCODING 'UTF8'", ErrConfig, encoding)
+	case !tables.Valid:
+		return 0, nil
+	}
+	err = db.QueryRowContext(ctx, `select coalesce(max(version_id), 0) from `+migrations+` where is_applied`).Scan(&version)
+	return version, err
+}
+
+// note says whether the tables are there now.
+func (s *Store) note(err error) {
+	if err == nil {
+		s.ready.Store(true)
+		return
+	}
+	text := err.Error()
+	if before := s.why.Swap(&text); before == nil || *before != text {
+		s.cfg.Log.Warn().Err(err).Msg("counters: PostgreSQL cannot be used yet")
+	}
+}
+
+func (s *Store) look() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tend prepares the tables, asks for a server that does not answer, and says
+// when it comes and goes.
+func (s *Store) tend(ctx context.Context) {
+	ticker := time.NewTicker(probeEvery)
+	defer ticker.Stop()
+	was, first := false, true
+	for ctx.Err() == nil {
+		if !s.ready.Load() && !first {
+			trying, cancel := context.WithTimeout(ctx, migrateTimeout)
+			s.note(s.prepare(trying))
+			cancel()
+		}
+		up := s.ready.Load() && s.breaker.State() == gobreaker.StateClosed
+		if s.ready.Load() && !up {
+			// One call that the breaker lets through ends the outage, whoever makes it.
+			up = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }) == nil && s.breaker.State() == gobreaker.StateClosed
+		}
+		if up != was || first {
+			if s.cfg.OnState != nil {
+				s.cfg.OnState(up)
+			}
+			if !first || !up {
+				s.cfg.Log.Info().Bool("up", up).Msg("counters: PostgreSQL")
+			}
+			was, first = up, false
+		}
+		select {
+		case <-ctx.Done():
+		case <-s.wake:
+		case <-ticker.C:
+		}
+	}
+}
+
+var (
+	errClosed = errors.New("it is closed")
+	errSilent = errors.New("it did not answer a moment ago")
+	// errNotItsFault marks a failure that says nothing about PostgreSQL: the caller left.
+	errNotItsFault = errors.New("the caller left")
+)
+
+// do runs fn on a connection, unless PostgreSQL is known not to answer. A
+// transaction that fn left open is rolled back. Its error is counter.ErrUnavailable.
+func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
+	unavailable := func(err error) error { return fmt.Errorf("%w: %w", counter.ErrUnavailable, err) }
+	if s.closed.Load() {
+		return unavailable(errClosed)
+	}
+	if !s.ready.Load() {
+		return unavailable(errors.New(*s.why.Load()))
+	}
+	done, err := s.breaker.Allow()
+	if err != nil {
+		return unavailable(errSilent)
+	}
+	start := time.Now()
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := s.pool.Acquire(call)
+	if err == nil {
+		err = fn(call, c)
+		if c.Conn().PgConn().TxStatus() != 'I' && !c.Conn().IsClosed() {
+			if _, fault := c.Exec(call, "rollback"); fault != nil { // Release gives up what is not idle
+				s.cfg.Log.Debug().Err(fault).Msg("counters: rolling back")
+			}
+		}
+		c.Release()
+	}
+	switch {
+	case err == nil || answered(err):
+		done(nil)
+	case ctx.Err() != nil && time.Since(start) < dialTimeout:
+		done(errNotItsFault)
+	default:
+		done(err)
+		if moved(err) || code(err) == "" && call.Err() == nil {
+			s.pool.Reset() // the other connections have the same end
+		}
+	}
+	if err != nil {
+		return unavailable(err)
+	}
+	return nil
+}
+
+// code is the SQLSTATE of err, or nothing.
+func code(err error) string {
+	var e *pgconn.PgError
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// answered reports whether err is the word of a server that is able to serve.
+func answered(err error) bool {
+	c := code(err)
+	if c == "" {
+		return false
+	}
+	// Connections, resources (disk, memory, connections), an operator's or a timeout's
+	// hand, the system, the server itself; a transaction that may only read.
+	for _, class := range []string{"08", "53", "57", "58", "XX", "25006", "55P03"} {
+		if strings.HasPrefix(c, class) {
+			return false
+		}
+	}
+	return true
+}
+
+// moved reports whether err says that the server is not, or no more, the one to
+// write to.
+func moved(err error) bool {
+	switch code(err) {
+	case "25006", "57P01", "57P02", "57P03":
+		return true
+	}
+	return false
+}
+
+// again reports whether err says that a transaction was surely rolled back and
+// may succeed when it is made anew.
+func again(err error) bool {
+	switch code(err) {
+	case "40001", "40P01":
+		return true
+	}
+	return errors.Is(err, errDead)
+}
+
+// errDead marks the failure of a connection before anything was written.
+var errDead = errors.New("the connection was dead")
+
+// numbers are ids of sets and ledgers that this process may give out.
+type numbers struct {
+	mu   sync.Mutex // guards next and left
+	next int64
+	left int64
+}
+
+// idBlock is the increment of the sequence headcount_ids.
+const idBlock = 1 << 20
+
+// take returns the first of n ids in a row, or false: add a block.
+func (n *numbers) take(count int64) (first int64, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.left < count {
+		return 0, false
+	}
+	first = n.next
+	n.next += count
+	n.left -= count
+	return first, true
+}
+
+// add begins a new block, which begins with first; what is left of the other is lost.
+func (n *numbers) add(first int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.next, n.left = first, idBlock
+}
+
+// sortedKeys are the keys of m in their order.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

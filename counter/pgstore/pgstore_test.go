@@ -1,0 +1,235 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"headcount/counter"
+	"headcount/counter/pgtest"
+	"headcount/counter/storetest"
+)
+
+// TestMain fails when a goroutine is left. It is also the client that a test
+// starts to kill.
+func TestMain(m *testing.M) {
+	if url := os.Getenv("PGSTORE_CLIENT"); url != "" {
+		client(url)
+		return
+	}
+	code := m.Run()
+	pgtest.Stop()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// open returns a store that ends with the test, unless it was closed before.
+func open(t testing.TB, url string, with ...func(*Config)) *Store {
+	t.Helper()
+	cfg := Config{URL: url, Log: zerolog.Nop()}
+	for _, w := range with {
+		w(&cfg)
+	}
+	s, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+// query runs a statement that returns one value.
+func query[T any](t testing.TB, url, sql string, args ...any) T {
+	t.Helper()
+	c, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	var v T
+	if err := c.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// hangUp ends all connections of the database, in the midst of what they do.
+func hangUp(t testing.TB, server *pgtest.Server, url string) {
+	t.Helper()
+	name := query[string](t, url, "select current_database()")
+	server.Exec(t, server.URL("postgres"), "select pg_terminate_backend(pid) from pg_stat_activity where datname = '"+name+"'")
+}
+
+func instance(t testing.TB) storetest.Instance {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url)
+	crashes := 0
+	return storetest.Instance{
+		Store: s,
+		Peer:  open(t, url),
+		Crash: func(t testing.TB) counter.Store {
+			// A process that is killed leaves connections that end; sometimes the
+			// server is killed too.
+			if crashes%8 == 0 {
+				server.Kill()
+				server.Restart(t)
+			} else {
+				hangUp(t, server, url)
+			}
+			crashes++
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			s = open(t, url)
+			return s
+		},
+		Cut: func(t testing.TB) func() {
+			server.Kill()
+			return func() { server.Restart(t) }
+		},
+	}
+}
+
+func TestContract(t *testing.T) { storetest.Run(t, instance) }
+
+var (
+	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
+	members = &counter.Rule{Match: "m:*", Kind: counter.Members, Ledger: counter.DefaultLedger}
+)
+
+func add(key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: exact, Verb: counter.Add, Delta: delta}
+}
+
+func edit(key string, join, leave []string) counter.Change {
+	return counter.Change{Key: key, Rule: members, Verb: counter.Edit, Join: join, Leave: leave}
+}
+
+func with(id string, changes ...counter.Change) counter.Op {
+	op := counter.Op{Changes: changes}
+	if id != "" {
+		op.Identity = counter.IdentityOf("*", "", id)
+	}
+	return op
+}
+
+// apply makes one op, which must succeed.
+func apply(t testing.TB, s *Store, op counter.Op) counter.Result {
+	t.Helper()
+	r := s.Apply(t.Context(), []counter.Op{op})[0]
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	return r
+}
+
+// states collects what OnState says.
+type states struct {
+	mu   sync.Mutex
+	list []bool
+	more chan struct{} // holds one
+}
+
+func newStates() *states { return &states{more: make(chan struct{}, 1)} }
+
+func (s *states) on(up bool) {
+	s.mu.Lock()
+	s.list = append(s.list, up)
+	s.mu.Unlock()
+	signal(s.more)
+}
+
+// await waits until the newest state is up.
+func (s *states) await(t testing.TB, up bool) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		s.mu.Lock()
+		ok := len(s.list) > 0 && s.list[len(s.list)-1] == up
+		s.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-s.more:
+		case <-deadline:
+			t.Fatalf("never up: %v; %v", up, s.list)
+		}
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	for name, url := range map[string]string{
+		"no URL":        "",
+		"another store": "redis://localhost",
+		"a bad port":    "postgres://u:secret@localhost:99999/d",
+		"a bad mode":    "postgres://u:secret@localhost/d?sslmode=perhaps",
+	} {
+		_, err := Open(t.Context(), Config{URL: url})
+		if !errors.Is(err, ErrConfig) || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestDatabasesThatCannotBeUsedAreRefused(t *testing.T) {
+	server := pgtest.Single(t)
+	newer := server.Database(t)
+	if err := open(t, newer).Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.Exec(t, newer, "insert into headcount_migrations (version_id, is_applied) values (99, true)")
+	_, err := Open(t.Context(), Config{URL: newer, Log: zerolog.Nop()})
+	if !errors.Is(err, ErrNewer) || !errors.Is(err, ErrConfig) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("a newer database: %v", err)
+	}
+	server.Exec(t, server.URL("postgres"), "create database latin encoding 'LATIN1' template template0")
+	if _, err = Open(t.Context(), Config{URL: server.URL("latin"), Log: zerolog.Nop()}); !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "UTF8") {
+		t.Errorf("a database in LATIN1: %v", err)
+	}
+}
+
+func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			state := newStates()
+			s, err := Open(t.Context(), Config{URL: url, Log: zerolog.Nop(), OnState: state.on})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer s.Close()
+			state.await(t, true)
+			if r := s.Apply(t.Context(), []counter.Op{with("", add("e:1", 1))})[0]; r.Err != nil {
+				t.Error(r.Err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := query[int64](t, url, "select value from headcount_counters where key = 'e:1'"); n != 4 {
+		t.Errorf("the counter is %d", n)
+	}
+	if n := query[int](t, url, "select count(*) from headcount_migrations where version_id = 1"); n != 1 {
+		t.Errorf("the first migration was made %d times", n)
+	}
+}

@@ -1,0 +1,242 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+)
+
+const (
+	readCounters = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept,
+			$2 <> '' and exists (select from headcount_members m where m.set_id = c.set_id and m.member = $2)
+		from headcount_counters c where c.key = any($1::text[])`
+	readEntries = `select l.seq, l.at, l.delta, l.before, l.op, l.reason, l.author
+		from headcount_counters c join headcount_ledger l on l.ledger_id = c.ledger_id
+		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
+	// A range of the key's index is all keys with a prefix: no key is longer than
+	// MaxKeyLength, and no character is greater than the one repeated.
+	readSum = `select count(*), coalesce(sum(value), 0)::text, coalesce(bool_or(kind = $3), false)
+		from headcount_counters where key >= $1 and key <= $2`
+	// An aggregate is the one statement that may be better off reading all.
+	allowScan = `select set_config('enable_seqscan', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)`
+)
+
+var afterAll = strings.Repeat("\U0010FFFF", counter.MaxKeyLength)
+
+// Read is as counter.Reader says: one statement, or none.
+func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	if lag > 0 && !s.closed.Load() {
+		if out := s.cache.get(keys, member, lag, false); out != nil {
+			return out, nil
+		}
+	}
+	out := make([]counter.Reading, len(keys))
+	at := time.Now()
+	err := s.read(ctx, keys, member, func(key string, r *record, mine bool) {
+		for i := range keys {
+			if keys[i] == key {
+				out[i] = counter.Reading{Counter: r.Counter(key), Mine: mine}
+			}
+		}
+	})
+	if err != nil {
+		if lag > 0 && !s.closed.Load() {
+			if out := s.cache.get(keys, member, math.MaxInt64, true); out != nil {
+				return out, nil
+			}
+		}
+		return nil, fmt.Errorf("pgstore: read: %w", err)
+	}
+	for i, key := range keys {
+		out[i].Counter.Key = key
+		s.cache.put(out[i].Counter, member, out[i].Mine, at)
+	}
+	return out, nil
+}
+
+// read calls each for the counters of keys that exist.
+func (s *Store) read(ctx context.Context, keys []string, member string, each func(key string, r *record, mine bool)) error {
+	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		rows, err := c.Query(ctx, readCounters, keys, member)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var key string
+			var r record
+			var mine bool
+			if err := r.scan(rows, &key, &mine); err != nil {
+				return err
+			}
+			each(key, &r, mine)
+		}
+		return rows.Err()
+	})
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	var page counter.Ledger
+	from := int64(min(after, math.MaxInt64))
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		page = counter.Ledger{}
+		rows, err := c.Query(ctx, readEntries, key, from, limit+1)
+		if err != nil {
+			return err
+		}
+		var seq, at int64
+		var op int16
+		var e counter.Entry
+		_, err = pgx.ForEachRow(rows, []any{&seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By}, func() error {
+			if len(page.Entries) == limit {
+				page.More = true
+				return nil
+			}
+			e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
+			page.Entries = append(page.Entries, e)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return counter.Ledger{}, fmt.Errorf("pgstore: ledger of %q: %w", key, err)
+	}
+	return page, nil
+}
+
+// Aggregate is as counter.Reader says. It reads each counter with the prefix
+// once; writes go on meanwhile.
+func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	var a counter.Aggregate
+	var sum string
+	var unique bool
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		b.Queue("begin isolation level read committed read only")
+		b.Queue(allowScan)
+		b.Queue(readSum, prefix, prefix+afterAll, int16(counter.Unique)).QueryRow(func(row pgx.Row) error { return row.Scan(&a.Counters, &sum, &unique) })
+		b.Queue("commit")
+		return c.SendBatch(ctx, b).Close()
+	})
+	if err != nil {
+		return counter.Aggregate{}, fmt.Errorf("pgstore: aggregate of %q: %w", prefix, err)
+	}
+	a.Value, err = strconv.ParseInt(sum, 10, 64)
+	switch {
+	case unique:
+		return counter.Aggregate{}, &counter.Conflict{Is: counter.ErrKind, Key: prefix + "*", Text: "it has counters of kind unique, of which there is no sum"}
+	case errors.Is(err, strconv.ErrRange):
+		return counter.Aggregate{}, &counter.Conflict{Is: counter.ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
+	case err != nil:
+		return counter.Aggregate{}, fmt.Errorf("pgstore: aggregate of %q: %w: %w", prefix, counter.ErrUnavailable, err)
+	}
+	return a, nil
+}
+
+// cache remembers counters for reads that may lag, and for those that come
+// while PostgreSQL is away. What has not been asked for longest goes first.
+type cache struct {
+	mu  sync.Mutex // guards lru and what is in it
+	lru *simplelru.LRU[string, *cached]
+}
+
+// cached is a counter as it was, or is newer than, at the moment at.
+type cached struct {
+	counter counter.Counter
+	at      time.Time       // by this process's clock; zero: it is known to have changed since
+	mine    map[string]bool // of the members that were asked about; at most maxMine
+}
+
+const maxMine = 16
+
+func newCache(size int) *cache {
+	lru, err := simplelru.NewLRU[string, *cached](size, nil)
+	if err != nil { // a size under 1
+		panic(err)
+	}
+	return &cache{lru: lru}
+}
+
+// get returns the readings of keys when all of them are known and at most lag old.
+func (c *cache) get(keys []string, member string, lag time.Duration, stale bool) []counter.Reading {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		e, ok := c.lru.Get(key)
+		if !ok || !stale && now.Sub(e.at) > lag {
+			return nil
+		}
+		mine, known := e.mine[member]
+		if member != "" && !known && !stale {
+			return nil
+		}
+		out[i] = counter.Reading{Counter: e.counter, Mine: mine}
+		out[i].Approx, out[i].Stale = true, stale
+	}
+	return out
+}
+
+// put remembers what was read by a statement that began at the moment at, or
+// written by one. An older moment does not replace a newer one, nor an older
+// version a newer one of the same moment.
+func (c *cache) put(read counter.Counter, member string, mine bool, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.lru.Get(read.Key)
+	switch {
+	case !ok:
+		e = &cached{counter: read, at: at}
+		c.lru.Add(strings.Clone(read.Key), e)
+	case !at.Before(e.at) || e.counter.Touched() && read.Version.Compare(e.counter.Version) > 0:
+		if read.Version != e.counter.Version {
+			e.mine = nil
+		}
+		e.counter = read
+		if at.After(e.at) {
+			e.at = at
+		}
+	case read.Version != e.counter.Version:
+		return
+	}
+	e.counter.Key = strings.Clone(read.Key)
+	if member == "" {
+		return
+	}
+	if e.mine == nil || len(e.mine) == maxMine {
+		e.mine = map[string]bool{}
+	}
+	e.mine[strings.Clone(member)] = mine
+}
+
+// expire has key read again, since another process changed it. What is known
+// may still be told while PostgreSQL is away.
+func (c *cache) expire(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e, ok := c.lru.Peek(key); ok {
+		e.at = time.Time{}
+	}
+}
+
+// expireAll is expire of all.
+func (c *cache) expireAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.lru.Values() {
+		e.at = time.Time{}
+	}
+}

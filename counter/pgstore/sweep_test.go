@@ -1,0 +1,107 @@
+package pgstore
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/pgtest"
+)
+
+// until asks for a number until it is want.
+func until(t testing.TB, url, sql string, want int) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		n := query[int](t, url, sql)
+		if n == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %d, want %d", sql, n, want)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func often(c *Config) { c.SweepEvery = 20 * time.Millisecond }
+
+func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url) // it does not sweep in time
+	apply(t, s, with("a", add("e:1", 1)))
+	if r := apply(t, s, with("a", add("e:1", 1))); !r.Replay {
+		t.Errorf("%+v", r)
+	}
+	day := "update headcount_identities set until = until - 86400000"
+	server.Exec(t, url, day)
+	if r := apply(t, s, with("a", add("e:1", 1))); r.Replay || r.Counters[0].Value != 2 {
+		t.Errorf("a day later: %+v", r)
+	}
+	if r := apply(t, s, with("a", add("e:1", 1))); !r.Replay {
+		t.Errorf("%+v", r)
+	}
+	// More than one transaction forgets.
+	server.Exec(t, url, fmt.Sprintf("insert into headcount_identities select gen_random_uuid(), 1 from generate_series(1, %d)", 2*sweepRows+10))
+	open(t, url, often)
+	until(t, url, "select count(*) from headcount_identities", 1)
+	if r := apply(t, s, with("a", add("e:1", 1))); !r.Replay {
+		t.Errorf("what is young was forgotten: %+v", r)
+	}
+}
+
+func TestWhatWasResetOrDeletedIsSweptAway(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, often)
+	apply(t, s, with("", edit("m:1", []string{"a"}, nil)))
+	server.Exec(t, url, fmt.Sprintf("insert into headcount_members select set_id, 'x' || n from headcount_counters, generate_series(1, %d) n where key = 'm:1'", 2*sweepRows+10))
+	server.Exec(t, url, fmt.Sprintf("update headcount_counters set value = value + %d where key = 'm:1'", 2*sweepRows+10))
+	apply(t, s, with("", counter.Change{Key: "m:1", Rule: members, Verb: counter.Reset, Reason: "r", By: "b"}))
+	apply(t, s, with("", edit("m:1", []string{"b", "c"}, nil)))
+	until(t, url, "select count(*) from headcount_members", 2)
+	until(t, url, "select count(*) from headcount_ledger", 1)
+	apply(t, s, with("", add("e:1", 1)))
+	for _, key := range []string{"m:1", "e:1"} {
+		apply(t, s, with("", counter.Change{Key: key, Rule: exact, Verb: counter.Delete}))
+	}
+	for _, table := range []string{"counters", "members", "ledger", "sweeps"} {
+		until(t, url, "select count(*) from headcount_"+table, 0)
+	}
+}
+
+func TestEntriesAreKeptAsLongAsTheRuleSays(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, often)
+	short := &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: time.Hour}
+	change := func(rule *counter.Rule, key string) {
+		t.Helper()
+		apply(t, s, with("", counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: 1}))
+	}
+	for range 3 {
+		change(short, "e:1")
+		change(exact, "e:2")
+	}
+	// Two hours pass.
+	server.Exec(t, url, "update headcount_ledger set at = at - 7200000; update headcount_sweeps set due = due - 7200000")
+	change(exact, "e:2")
+	const entries = "select count(*) from headcount_ledger l join headcount_counters c using (ledger_id) where key = "
+	until(t, url, entries+"'e:1'", 0)
+	change(short, "e:1")
+	page, err := s.Ledger(t.Context(), "e:1", 0, 10)
+	if err != nil || len(page.Entries) != 1 || page.Entries[0].Seq != 4 || page.Entries[0].Before != 3 {
+		t.Errorf("%+v, %v", page, err)
+	}
+	until(t, url, entries+"'e:2'", 4)
+	// The rule changes: what is old by the new one goes.
+	change(short, "e:2")
+	until(t, url, entries+"'e:2'", 2)
+	always := &counter.Rule{Match: "e:*", Kind: counter.Exact}
+	change(always, "e:2")
+	server.Exec(t, url, "update headcount_ledger set at = at - 7200000")
+	until(t, url, entries+"'e:1'", 1) // it is looked at later
+	until(t, url, entries+"'e:2'", 3)
+}

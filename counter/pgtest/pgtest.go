@@ -1,0 +1,352 @@
+// Package pgtest starts real PostgreSQL servers for tests. They listen on free
+// ports of the loopback, live in folders of their own, and die with the test
+// process. PostgreSQL refuses to run as root: root starts it as the user
+// postgres, or nobody when there is no such user.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// startTimeout bounds what a server may take to answer on a busy machine, also
+// when it mends what a crash left.
+const startTimeout = 60 * time.Second
+
+// Server is one PostgreSQL. Its address stays the same over restarts.
+type Server struct {
+	Addr string
+
+	dir  string
+	args []string
+
+	mu        sync.Mutex // guards all below
+	proc      *process
+	databases int // made so far
+}
+
+// process is one run of the server.
+type process struct {
+	cmd    *exec.Cmd
+	output *os.File
+	ended  chan struct{}
+}
+
+// Start starts a server that ends with the test. settings are lines of
+// postgresql.conf, such as "fsync=on": without it a commit does not wait for the
+// disk, which a killed process survives and a machine without power does not.
+func Start(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	dir, err := folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s, err := newServer(dir, settings...)
+	if err == nil {
+		t.Cleanup(s.Kill)
+		err = s.start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// folder is a new one that the server's user owns. It is not in the test's own
+// folder, into which only the test's user may look.
+func folder() (string, error) {
+	dir, err := os.MkdirTemp("", "pgtest")
+	if err != nil {
+		return "", err
+	}
+	who, err := credential()
+	if err == nil && who != nil {
+		err = os.Chown(dir, int(who.Uid), int(who.Gid))
+	}
+	return dir, err
+}
+
+// credential is the user that runs servers; nil when it is the test's own.
+func credential() (*syscall.Credential, error) {
+	if os.Getuid() != 0 {
+		return nil, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err := strconv.ParseUint(u.Uid, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		gid, err := strconv.ParseUint(u.Gid, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true}, nil
+	}
+	return nil, errors.New("pgtest: there is neither a user postgres nor nobody, and PostgreSQL does not run as root")
+}
+
+// program is the path of one of PostgreSQL's; of several versions the newest.
+func program(name string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	var found []string
+	for _, pattern := range []string{"/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql*/bin/"} {
+		paths, _ := filepath.Glob(pattern + name)
+		found = append(found, paths...)
+	}
+	if len(found) == 0 {
+		return "", fmt.Errorf("pgtest: %s is missing: run make setup", name)
+	}
+	slices.SortFunc(found, func(a, b string) int { return len(a) - len(b) }) // version 9 before version 10
+	return found[len(found)-1], nil
+}
+
+func command(name string, args ...string) (*exec.Cmd, error) {
+	path, err := program(name)
+	if err != nil {
+		return nil, err
+	}
+	who, err := credential()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: who}
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	return cmd, nil
+}
+
+func newServer(dir string, settings ...string) (*Server, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	addr := l.Addr().(*net.TCPAddr)
+	_ = l.Close()
+	data := filepath.Join(dir, "data")
+	initdb, err := command("initdb", "--pgdata", data, "--username", "headcount", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+	if err != nil {
+		return nil, err
+	}
+	if text, err := initdb.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("pgtest: initdb: %w\n%s", err, text)
+	}
+	s := &Server{Addr: addr.String(), dir: dir, args: []string{"-D", data, "-h", "127.0.0.1", "-p", strconv.Itoa(addr.Port), "-k", dir}}
+	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
+		s.args = append(s.args, "-c", setting)
+	}
+	return s, nil
+}
+
+// start waits until the server answers. One that was killed a moment ago may
+// have left its shared memory to the last of its children, so a start is tried
+// again until that is gone.
+func (s *Server) start() error {
+	deadline := time.Now().Add(startTimeout)
+	for {
+		p, err := s.run()
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.proc = p
+		s.mu.Unlock()
+		err = s.await(p, deadline)
+		if err == nil {
+			return nil
+		}
+		text, _ := os.ReadFile(filepath.Join(s.dir, "output"))
+		if !strings.Contains(string(text), "still in use") || time.Now().After(deadline) {
+			return fmt.Errorf("pgtest: postgres %s: %w\n%s", strings.Join(s.args, " "), err, text)
+		}
+		s.Kill()
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (s *Server) run() (*process, error) {
+	cmd, err := command("postgres", s.args...)
+	if err != nil {
+		return nil, err
+	}
+	out, err := os.Create(filepath.Join(s.dir, "output"))
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, output: out, ended: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = out, out
+	started := make(chan error)
+	go p.live(started) // ends with the server, which Kill awaits
+	return p, <-started
+}
+
+// wait starts the program and waits for its end.
+func (p *process) wait(started chan<- error) {
+	defer close(p.ended)
+	defer p.output.Close()
+	err := p.cmd.Start()
+	started <- err
+	if err == nil {
+		_ = p.cmd.Wait()
+	}
+}
+
+// await asks until the server answers, has ended, or it is too late.
+func (s *Server) await(p *process, deadline time.Time) error {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	for {
+		c, err := pgx.Connect(ctx, s.URL("postgres"))
+		if err == nil {
+			return c.Close(ctx)
+		}
+		select {
+		case <-p.ended:
+			return errors.New("it ended at once")
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// URL is that of a database.
+func (s *Server) URL(database string) string {
+	return "postgres://headcount@" + s.Addr + "/" + database + "?sslmode=disable"
+}
+
+// Database makes an empty one and returns its URL.
+func (s *Server) Database(t testing.TB) string {
+	t.Helper()
+	s.mu.Lock()
+	s.databases++
+	name := "d" + strconv.Itoa(s.databases)
+	s.mu.Unlock()
+	s.Exec(t, s.URL("postgres"), "CREATE DATABASE "+name)
+	return s.URL(name)
+}
+
+// Exec runs statements in the database of url and fails the test when they fail.
+func (s *Server) Exec(t testing.TB, url, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	c, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(ctx)
+	if _, err := c.Exec(ctx, sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// Kill ends the server and all of its connections at once, as a crash does.
+func (s *Server) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proc == nil {
+		return
+	}
+	pids := children(s.proc.cmd.Process.Pid)
+	_ = s.proc.cmd.Process.Kill()
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	<-s.proc.ended
+	s.proc = nil
+}
+
+// Pause has the server hang: its connections stay, and it says nothing.
+func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+
+// Resume ends Pause.
+func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
+
+func (s *Server) signal(sig syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proc == nil {
+		return
+	}
+	pid := s.proc.cmd.Process.Pid
+	for _, pid := range append(children(pid), pid) {
+		_ = syscall.Kill(pid, sig)
+	}
+}
+
+// Restart starts the server again after Kill, with all that was committed.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Kill()
+	if err := s.start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shared lives as long as the test process: starting a server takes longer
+// than making a database.
+var shared struct {
+	sync.Mutex
+	server *Server
+}
+
+// Single is this test process's shared server. Who kills it restarts it.
+func Single(t testing.TB) *Server {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server != nil {
+		return shared.server
+	}
+	dir, err := folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newServer(dir)
+	if err == nil {
+		err = s.start()
+	}
+	if err != nil {
+		if s != nil {
+			s.Kill()
+		}
+		_ = os.RemoveAll(dir)
+		t.Fatal(err)
+	}
+	shared.server = s
+	return s
+}
+
+// Stop ends the shared server. TestMain calls it after the tests.
+func Stop() {
+	shared.Lock()
+	defer shared.Unlock()
+	if s := shared.server; s != nil {
+		s.Kill()
+		_ = os.RemoveAll(s.dir)
+		shared.server = nil
+	}
+}

@@ -1,0 +1,376 @@
+package redisstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"headcount/counter"
+	"headcount/redisconn"
+	"headcount/scripts"
+)
+
+// These are what counter_apply.lua is given and answers.
+type (
+	script struct {
+		Buckets []place     `json:"buckets"`
+		Ops     []operation `json:"ops"`
+		Told    int         `json:"told"` // members that one update names
+		Kept    int64       `json:"kept"` // how long a ledger without a rule is kept, ms
+	}
+	place struct {
+		At      int    `json:"at"` // number of its first key
+		Channel string `json:"channel,omitempty"`
+	}
+	operation struct {
+		ID      int      `json:"id,omitempty"` // number of the identity's key
+		Changes []change `json:"changes"`
+	}
+	change struct {
+		At      int      `json:"at"` // its index in the Op
+		Key     string   `json:"key"`
+		Bucket  int      `json:"bucket"` // place in Buckets, from 1
+		Verb    string   `json:"verb"`
+		Kind    string   `json:"kind"`
+		Delta   string   `json:"delta,omitempty"`
+		Merged  bool     `json:"merged,omitempty"`
+		Floor   string   `json:"floor,omitempty"`
+		Ceiling string   `json:"ceiling,omitempty"`
+		Kept    int64    `json:"kept,omitempty"` // ms; 0: for ever
+		Ledger  int      `json:"ledger"`         // number of its key
+		Set     int      `json:"set,omitempty"`  // number of its key
+		Join    []string `json:"join,omitempty"` // hash and name
+		Leave   []string `json:"leave,omitempty"`
+		Reason  string   `json:"reason,omitempty"`
+		By      string   `json:"by,omitempty"`
+	}
+	outcome struct {
+		Busy    *string           `json:"busy"`
+		Aborted bool              `json:"aborted"`
+		Results []made            `json:"results"`
+		States  map[string]string `json:"states"`
+	}
+	made struct {
+		Replay  bool   `json:"replay"`
+		Refused string `json:"refused"`
+		At      int    `json:"at"`
+		Value   string `json:"value"`
+		Kind    string `json:"kind"`
+		Detail  string `json:"detail"`
+	}
+)
+
+var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete"}
+
+// group is the operations, or parts of one, that one run of a script makes.
+type group struct {
+	names *names
+	call  script
+	ops   []int // for each operation its index in Apply
+	size  int   // changes
+}
+
+func newGroup() *group {
+	return &group{names: newNames(), call: script{Told: maxTold, Kept: counter.DefaultLedger.Milliseconds()}}
+}
+
+// add adds the changes of op that are in bucket; bucket -1: all, and in any case
+// the identity when it is there.
+func (g *group) add(at int, op *counter.Op, bucket int) {
+	o := operation{Changes: []change{}}
+	if op.Identity != (counter.Identity{}) {
+		if b := identityBucket(op.Identity); bucket < 0 || b == bucket {
+			g.names.bucket(b)
+			o.ID = g.names.key(identityKey(b, op.Identity))
+		}
+	}
+	for i := range op.Changes {
+		if b := bucketOf(op.Changes[i].Key); bucket < 0 || b == bucket {
+			o.Changes = append(o.Changes, g.change(i, &op.Changes[i], b))
+		}
+	}
+	g.call.Ops, g.ops, g.size = append(g.call.Ops, o), append(g.ops, at), g.size+len(o.Changes)
+}
+
+func (g *group) change(at int, c *counter.Change, b int) change {
+	out := change{
+		At: at, Key: c.Key, Bucket: g.names.bucket(b), Verb: verbs[c.Verb], Kind: c.Rule.Kind.String(), Merged: c.Merged > 1,
+		Kept: c.Rule.Ledger.Milliseconds(), Ledger: g.names.key(ledgerKey(b, c.Key)), Reason: c.Reason, By: c.By,
+	}
+	if c.Delta != 0 {
+		out.Delta = strconv.FormatInt(c.Delta, 10)
+	}
+	if f := c.Rule.Floor; f != nil {
+		out.Floor = strconv.FormatInt(*f, 10)
+	}
+	if f := c.Rule.Ceiling; f != nil {
+		out.Ceiling = strconv.FormatInt(*f, 10)
+	}
+	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
+		out.Set = g.names.key(membersKey(b, c.Key))
+	}
+	for _, m := range c.Join {
+		out.Join = append(out.Join, memberHash(m)+m)
+	}
+	for _, m := range c.Leave {
+		out.Leave = append(out.Leave, memberHash(m)+m)
+	}
+	return out
+}
+
+// run is one run of counter_apply.lua over the group. part is of a transaction.
+func (s *Store) applyCall(c *redisconn.Client, g *group, mode string, part transactionPart) (*redisconn.Call, error) {
+	for _, b := range g.names.order {
+		g.call.Buckets = append(g.call.Buckets, place{At: g.names.at[countersKey(b)], Channel: channel(b, s.conn.DB)})
+	}
+	text, err := json.Marshal(g.call)
+	g.call.Buckets = nil
+	if err != nil {
+		return nil, err
+	}
+	keys, tx, kept := g.names.list, "", ""
+	if part.id != "" {
+		record := transactionKey(part.bucket, part.id)
+		keys = append(keys[:len(keys):len(keys)], record)
+		tx = part.id + " " + strconv.Itoa(len(keys)) + " " + strconv.Itoa(part.home)
+		switch mode {
+		case "prepare":
+			b, err := json.Marshal(prepared{Keys: keys, Call: string(text), Transaction: tx})
+			if err != nil {
+				return nil, err
+			}
+			kept = string(b)
+		case "decide":
+			b, err := json.Marshal(part.others)
+			if err != nil {
+				return nil, err
+			}
+			kept = string(b)
+		}
+	}
+	return applyScript(c, mode, keys, string(text), tx, kept), nil
+}
+
+func applyScript(c *redisconn.Client, mode string, keys []string, text, tx, kept string) *redisconn.Call {
+	return &redisconn.Call{
+		Script: scripts.CounterApply, Keys: keys,
+		Args: []any{c.Publish, mode, text, counter.IdentityKept.Milliseconds(), tx, kept},
+	}
+}
+
+var errReply = errors.New("redis: a reply that cannot be read")
+
+func parseOutcome(cl *redisconn.Call) (outcome, error) {
+	var o outcome
+	if cl.Err != nil {
+		return o, cl.Err
+	}
+	text, ok := cl.Reply.(string)
+	if !ok {
+		return o, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+	}
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		return o, fmt.Errorf("%w: %w: %w", counter.ErrUnavailable, errReply, err)
+	}
+	return o, nil
+}
+
+// Apply is as counter.Writer says. Operations of one bucket each go in one pipeline;
+// one of several buckets of a Cluster goes by itself, after what comes before it.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	fail := func(at []int, err error) {
+		for _, i := range at {
+			results[i] = counter.Result{Err: fmt.Errorf("redisstore: apply: %w", err)}
+		}
+	}
+	var todo []int
+	for i := range ops {
+		if results[i].Err = ops[i].Check(); results[i].Err == nil {
+			todo = append(todo, i)
+		}
+	}
+	err := s.open()
+	var c *redisconn.Client
+	if err == nil {
+		c, err = s.conn.Known(ctx)
+	}
+	if err != nil {
+		fail(todo, err)
+		return results
+	}
+	waiting := map[int]*group{} // by bucket; on a single server all are in -1
+	flush := func() {
+		groups := make([]*group, 0, len(waiting))
+		for _, g := range waiting {
+			groups = append(groups, g)
+		}
+		clear(waiting)
+		s.applyGroups(ctx, c, ops, groups, results, fail)
+	}
+	for _, i := range todo {
+		op := &ops[i]
+		b := -1
+		if c.Cluster != nil {
+			buckets := bucketsOf(op)
+			if len(buckets) > 1 {
+				flush()
+				r, err := s.transact(ctx, c, op)
+				if results[i] = r; err != nil {
+					fail([]int{i}, err)
+				}
+				continue
+			}
+			b = buckets[0]
+		}
+		g := waiting[b]
+		if g != nil && g.size+len(op.Changes) > maxApply {
+			flush()
+			g = nil
+		}
+		if g == nil {
+			g = newGroup()
+			waiting[b] = g
+		}
+		g.add(i, op, b)
+	}
+	flush()
+	return results
+}
+
+// bucketsOf are the buckets of an operation, its home first.
+func bucketsOf(op *counter.Op) []int {
+	var list []int
+	seen := [Buckets]bool{}
+	add := func(b int) {
+		if !seen[b] {
+			seen[b] = true
+			list = append(list, b)
+		}
+	}
+	if op.Identity != (counter.Identity{}) {
+		add(identityBucket(op.Identity))
+	}
+	for i := range op.Changes {
+		add(bucketOf(op.Changes[i].Key))
+	}
+	return list
+}
+
+// applyGroups makes groups, of which no two have a bucket in common, and waits for
+// those whose counters are locked.
+func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error)) {
+	w := s.wait(ctx)
+	for len(groups) > 0 {
+		calls := make([]*redisconn.Call, len(groups))
+		for i, g := range groups {
+			cl, err := s.applyCall(c, g, "make", transactionPart{})
+			if err != nil { // text always marshals
+				panic(err)
+			}
+			calls[i] = cl
+		}
+		_ = s.conn.Run(ctx, calls) // each call has its error
+		var again []*group
+		for i, g := range groups {
+			o, err := parseOutcome(calls[i])
+			if err == nil && o.Busy != nil {
+				if err = w.locked(*o.Busy); err == nil {
+					again = append(again, g)
+					continue
+				}
+			}
+			if err == nil && len(o.Results) != len(g.ops) {
+				err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+			}
+			if err != nil {
+				fail(g.ops, err)
+				continue
+			}
+			for j, at := range g.ops {
+				if results[at], err = result(&ops[at], o.Results[j], o.States); err != nil {
+					fail([]int{at}, err)
+				}
+			}
+		}
+		groups = again
+	}
+}
+
+// result is what became of op. states has all of its counters.
+func result(op *counter.Op, m made, states map[string]string) (counter.Result, error) {
+	if m.Refused != "" {
+		return counter.Result{Err: m.conflict(op)}, nil
+	}
+	r := counter.Result{Replay: m.Replay, Counters: make([]counter.Counter, len(op.Changes))}
+	for i := range op.Changes {
+		c, _, err := parseState(op.Changes[i].Key, states[op.Changes[i].Key])
+		if err != nil {
+			return counter.Result{}, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		r.Counters[i] = c.Or(op.Changes[i].Rule.Kind)
+	}
+	return r, nil
+}
+
+// conflict is the refusal in words.
+func (m made) conflict(op *counter.Op) error {
+	c := &op.Changes[m.At]
+	out := &counter.Conflict{Key: c.Key}
+	out.Value, _ = strconv.ParseInt(m.Value, 10, 64)
+	switch m.Refused {
+	case "floor", "ceiling":
+		out.Is, out.Text = counter.ErrBound, "its "+m.Refused+" is "+m.Detail
+	case "overflow":
+		out.Is, out.Text = counter.ErrOverflow, fmt.Sprintf("%d and %d", out.Value, c.Delta)
+		if m.Detail == "opposite" {
+			out.Text = "the least number has no opposite; adjust it by 1 first"
+		}
+	default:
+		why := map[string]string{
+			"number":  "only a sum or an exact counter is moved by numbers",
+			"merged":  "its changes are made one by one",
+			"unique":  "registers are not kept yet",
+			"members": "only a counter of kind members has members",
+		}[m.Detail]
+		out.Is, out.Text = counter.ErrKind, "it is of kind "+m.Kind+"; "+why
+	}
+	return out
+}
+
+// waiter waits for locks, longer each time.
+type waiter struct {
+	s     *Store
+	ctx   context.Context
+	until time.Time
+	tries int
+}
+
+func (s *Store) wait(ctx context.Context) *waiter {
+	return &waiter{s: s, ctx: ctx, until: time.Now().Add(s.cfg.Patience)}
+}
+
+// locked waits because of a lock, or "" for a bucket that is held still. What a dead
+// process left it finishes. Its error says that nothing was changed.
+func (w *waiter) locked(lock string) error {
+	if l, ok := parseLock(lock); ok && l.age > abandoned {
+		if err := w.s.finish(w.ctx, l); err != nil {
+			return err
+		}
+	}
+	w.tries++
+	most := time.Duration(min(w.tries, 10)) * time.Millisecond
+	select {
+	case <-w.ctx.Done():
+		return fmt.Errorf("%w: its counters are locked: %w", counter.ErrUnavailable, context.Cause(w.ctx))
+	case <-time.After(most/2 + rand.N(most)):
+	}
+	if time.Now().After(w.until) {
+		return fmt.Errorf("%w: its counters are locked for longer than %s", counter.ErrUnavailable, w.s.cfg.Patience)
+	}
+	return nil
+}

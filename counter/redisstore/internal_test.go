@@ -1,0 +1,276 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/presence/redistest"
+)
+
+var (
+	stock = &counter.Rule{Match: "*", Kind: counter.Exact, Floor: new(int64), Ledger: counter.DefaultLedger}
+	likes = &counter.Rule{Match: "*", Kind: counter.Members}
+	views = &counter.Rule{Match: "*", Kind: counter.Sum}
+)
+
+func begin(t testing.TB, url string) *Store {
+	t.Helper()
+	s, err := Open(Config{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func add(rule *counter.Rule, key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}
+}
+
+func values(t testing.TB, s *Store, keys []string) (out []int64) {
+	t.Helper()
+	read, err := s.Read(t.Context(), keys, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range read {
+		out = append(out, r.Value)
+	}
+	return out
+}
+
+// TestADeadProcessLeavesAnOperationWhole ends the process between any two steps of an
+// operation on counters of several buckets: others find all of it or nothing, and its
+// repetition makes it once. (Invariant 1.)
+func TestADeadProcessLeavesAnOperationWhole(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	for _, refused := range []bool{false, true} {
+		for stop := range 5 {
+			t.Run(fmt.Sprintf("step %d, refused %v", stop, refused), func(t *testing.T) {
+				t.Parallel()
+				dying, other := begin(t, url), begin(t, url)
+				keys := make([]string, 6)
+				op := counter.Op{Identity: counter.IdentityOf("*", "", t.Name())}
+				for i := range keys {
+					keys[i] = t.Name() + strconv.Itoa(i)
+					if r := other.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(stock, keys[i], 5)}}})[0]; r.Err != nil {
+						t.Fatal(r.Err)
+					}
+					op.Changes = append(op.Changes, add(stock, keys[i], -1))
+				}
+				if refused {
+					op.Changes = append(op.Changes, add(stock, keys[3], -5))
+				}
+				if len(bucketsOf(&op)) < 4 {
+					t.Fatal("the keys are in too few buckets")
+				}
+				steps := 0
+				dying.step = func(string) bool { steps++; return steps <= stop }
+				if r := dying.Apply(t.Context(), []counter.Op{op})[0]; steps > stop && !errors.Is(r.Err, errDead) {
+					t.Fatalf("%+v", r)
+				}
+				first := other.Apply(t.Context(), []counter.Op{op})[0] // meets the locks
+				if refused {
+					var c *counter.Conflict
+					if !errors.As(first.Err, &c) || c.Key != keys[3] || c.Value != 5 {
+						t.Fatalf("%+v", first)
+					}
+				} else if first.Err != nil {
+					t.Fatal(first.Err)
+				}
+				want := int64(4)
+				if refused {
+					want = 5
+				}
+				for i, got := range values(t, other, keys) {
+					if got != want {
+						t.Errorf("%q is %d, want %d", keys[i], got, want)
+					}
+					if l, err := other.Ledger(t.Context(), keys[i], 0, 10); err != nil || len(l.Entries) != int(6-want) {
+						t.Errorf("%q has %d entries, %v", keys[i], len(l.Entries), err)
+					}
+				}
+				// Nothing is left locked.
+				if text, err := other.oldest(t.Context()); err != nil || text != "" {
+					if l, ok := parseLock(text); !ok || l.age > 5*time.Second {
+						t.Errorf("locked: %q, %v", text, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestReadsFinishWhatADeadProcessLeft: also who only reads finds all of it.
+func TestReadsFinishWhatADeadProcessLeft(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	dying, other := begin(t, url), begin(t, url)
+	keys := []string{"a", "b", "c", "d", "e"}
+	op := counter.Op{}
+	for _, key := range keys {
+		op.Changes = append(op.Changes, add(stock, key, 1))
+	}
+	dying.step = func(step string) bool { return step != "commit" }
+	if r := dying.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, errDead) {
+		t.Fatalf("%+v", r)
+	}
+	a, err := other.Aggregate(t.Context(), "")
+	if err != nil || a != (counter.Aggregate{Counters: 5, Value: 5}) {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if got := values(t, other, keys); fmt.Sprint(got) != "[1 1 1 1 1]" {
+		t.Fatal(got)
+	}
+}
+
+// TestKillNineOfRedisLosesNothing: value = acknowledged (+ unanswered that landed),
+// which its repetition shows: a replay has landed. (Invariant 1.)
+func TestKillNineOfRedisLosesNothing(t *testing.T) {
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	s := begin(t, server.URL())
+	var made, repeated atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 4)
+	for c := range 4 {
+		go func() { // awaited below
+			ended <- func() error {
+				for n := 0; ctx.Err() == nil; n++ {
+					op := counter.Op{Changes: []counter.Change{add(stock, "k", 1)}, Identity: counter.IdentityOf("k", "", fmt.Sprint(c, n))}
+					for {
+						r := s.Apply(t.Context(), []counter.Op{op})[0]
+						if r.Err == nil {
+							made.Add(1)
+							if r.Replay {
+								repeated.Add(1)
+							}
+							break
+						}
+						if !errors.Is(r.Err, counter.ErrUnavailable) {
+							return r.Err
+						}
+						time.Sleep(time.Millisecond)
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	for range 8 {
+		for before := made.Load(); made.Load() < before+20; {
+			time.Sleep(time.Millisecond)
+		}
+		server.Kill()
+		server.Restart(t)
+	}
+	cancel()
+	for range 4 {
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := values(t, s, []string{"k"})[0]; got != made.Load() {
+		t.Errorf("the value is %d, %d were acknowledged", got, made.Load())
+	}
+	t.Logf("%d acknowledged, of them %d that had landed unanswered", made.Load(), repeated.Load())
+	l, err := s.Ledger(t.Context(), "k", uint64(made.Load()-1), 10)
+	if err != nil || len(l.Entries) != 1 || l.Entries[0].After != made.Load() {
+		t.Errorf("the ledger ends with %+v, %v", l, err)
+	}
+}
+
+// TestAMemberIsSmall: a million members cost at most 24 bytes each. Fewer here;
+// BenchmarkMembers has the million.
+func TestAMemberIsSmall(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	if got := fill(t, s, server, 30_000); got > 24 {
+		t.Errorf("a member costs %.1f bytes", got)
+	}
+	// Those that leave take their memory with them.
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "likes", Rule: likes, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	if n := server.Do(t, "EXISTS", membersKey(bucketOf("likes"), "likes")); n != int64(0) {
+		t.Error("the set is there after a reset")
+	}
+}
+
+// fill adds n members and returns the bytes of each.
+func fill(t testing.TB, s *Store, server *redistest.Server, n int) float64 {
+	t.Helper()
+	for from := 0; from < n; from += 1000 {
+		c := counter.Change{Key: "likes", Rule: likes, Verb: counter.Edit}
+		for m := from; m < from+1000; m++ {
+			c.Join = append(c.Join, "a member with a name of some length "+strconv.Itoa(m))
+		}
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]; r.Err != nil || r.Counters[0].Value != int64(from+1000) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	bytes := server.Do(t, "MEMORY", "USAGE", membersKey(bucketOf("likes"), "likes"), "SAMPLES", 0).(int64)
+	return float64(bytes) / float64(n)
+}
+
+func BenchmarkMembers(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			for b.Loop() {
+				server := redistest.Single(b)
+				b.ReportMetric(fill(b, begin(b, server.URL()), server, n), "bytes/member")
+			}
+		})
+	}
+}
+
+// BenchmarkOneKey brings 20,000 increments a second of one key through a Combiner, for
+// three seconds, and reports what of them reaches Redis.
+func BenchmarkOneKey(b *testing.B) {
+	server := redistest.Single(b)
+	s := begin(b, server.URL())
+	for b.Loop() {
+		combiner := counter.NewCombiner(s, counter.CombinerConfig{})
+		before, _ := strconv.Atoi(commands(b, server))
+		var done atomic.Int64
+		start := time.Now()
+		const rate, seconds = 20_000, 3
+		ended := make(chan time.Duration, rate*seconds)
+		for sent := 0; sent < rate*seconds; {
+			for due := min(int(time.Since(start).Seconds()*rate), rate*seconds); sent < due; sent++ {
+				go func() { // awaited below
+					at := time.Now()
+					if r := combiner.Do(b.Context(), counter.Op{Changes: []counter.Change{add(views, "hot", 1)}}); r.Err == nil {
+						done.Add(1)
+					}
+					ended <- time.Since(at)
+				}()
+			}
+			time.Sleep(time.Millisecond)
+		}
+		var slow int
+		for range rate * seconds {
+			if <-ended > 10*time.Millisecond {
+				slow++
+			}
+		}
+		took := time.Since(start).Seconds()
+		after, _ := strconv.Atoi(commands(b, server))
+		b.ReportMetric(float64(after-before)/took, "commands/s")
+		b.ReportMetric(float64(done.Load())/took, "increments/s")
+		b.ReportMetric(100*float64(slow)/float64(rate*seconds), "%over10ms")
+		combiner.Close()
+	}
+}
+
+// commands is how many scripts the server has run.
+func commands(b testing.TB, server *redistest.Server) string {
+	_, rest, _ := strings.Cut(server.Do(b, "INFO", "commandstats").(string), "cmdstat_evalsha:calls=")
+	calls, _, _ := strings.Cut(rest, ",")
+	return calls
+}

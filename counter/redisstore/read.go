@@ -1,0 +1,381 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/redisconn"
+	"headcount/scripts"
+)
+
+const (
+	freezeFor = 2 * time.Second // how long a bucket is held still, unless that is renewed
+	scanCount = 1000            // counters in one step of an aggregate
+)
+
+// reading is what counter_read.lua is given.
+type reading struct {
+	Buckets []place   `json:"buckets"`
+	Keys    []readKey `json:"keys"`
+	Member  string    `json:"member"`
+}
+
+type readKey struct {
+	Key    string `json:"key"`
+	Bucket int    `json:"bucket"`
+	Set    int    `json:"set"`
+}
+
+// Read is as counter.Reader says; no answer lags or is stale.
+func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+	out, err := s.read(ctx, keys, member, false)
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: read %d counters: %w", len(keys), err)
+	}
+	return out, nil
+}
+
+// read reads counters. Whole waits until none is locked, so that what was made
+// before is seen whole; else only locks that a dead process left are waited for.
+func (s *Store) read(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hash := ""
+	if member != "" {
+		hash = memberHash(member)
+	}
+	type part struct {
+		names *names
+		call  reading
+		at    []int
+	}
+	parts := map[int]*part{}
+	for i, key := range keys {
+		b := bucketOf(key)
+		p := -1
+		if c.Cluster != nil {
+			p = b
+		}
+		if parts[p] == nil {
+			parts[p] = &part{names: newNames(), call: reading{Member: hash}}
+		}
+		in := parts[p]
+		in.call.Keys = append(in.call.Keys, readKey{Key: key, Bucket: in.names.bucket(b), Set: in.names.key(membersKey(b, key))})
+		in.at = append(in.at, i)
+	}
+	calls := make([]*redisconn.Call, 0, len(parts))
+	order := make([]*part, 0, len(parts))
+	for _, p := range parts {
+		for _, b := range p.names.order {
+			p.call.Buckets = append(p.call.Buckets, place{At: p.names.at[countersKey(b)]})
+		}
+		text, err := json.Marshal(p.call)
+		if err != nil {
+			return nil, err
+		}
+		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: []any{string(text)}})
+		order = append(order, p)
+	}
+	w := s.wait(ctx)
+	for {
+		if err := s.conn.Run(ctx, calls); err != nil {
+			return nil, err
+		}
+		out := make([]counter.Reading, len(keys))
+		locked := ""
+		for i, cl := range calls {
+			list, _ := cl.Reply.([]any)
+			if len(list) != len(order[i].at) {
+				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+			}
+			for j, at := range order[i].at {
+				row, _ := list[j].([]any)
+				if len(row) != 3 {
+					return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+				}
+				state, _ := row[0].(string)
+				lock, _ := row[1].(string)
+				mine, _ := row[2].(int64)
+				if l, ok := parseLock(lock); ok && (whole || l.age > abandoned) {
+					locked = lock
+				}
+				read, _, err := parseState(keys[at], state)
+				if err != nil {
+					return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+				}
+				out[at] = counter.Reading{Counter: read, Mine: mine == 1}
+			}
+		}
+		if locked == "" {
+			return out, nil
+		}
+		if err := w.locked(locked); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	fail := func(err error) (counter.Ledger, error) {
+		return counter.Ledger{}, fmt.Errorf("redisstore: ledger of %q: %w", key, err)
+	}
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	if after >= math.MaxInt64 {
+		return counter.Ledger{}, nil
+	}
+	var found []redis.XMessage
+	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+		s.conn.Metrics.Commands.Inc()
+		found, err = c.XRangeN(ctx, ledgerKey(bucketOf(key), key), strconv.FormatUint(after+1, 10), "+", int64(limit)+1).Result()
+		return err
+	})
+	if err != nil {
+		return fail(err)
+	}
+	var out counter.Ledger
+	if len(found) > limit {
+		found, out.More = found[:limit], true
+	}
+	for _, m := range found {
+		e, err := parseEntry(m)
+		if err != nil {
+			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+		}
+		out.Entries = append(out.Entries, e)
+	}
+	return out, nil
+}
+
+var ledgerOps = map[string]counter.LedgerOp{
+	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset,
+}
+
+// parseEntry reads what counter_apply.lua appends.
+func parseEntry(m redis.XMessage) (counter.Entry, error) {
+	text := func(name string) string { v, _ := m.Values[name].(string); return v }
+	seq, at, _ := strings.Cut(m.ID, "-")
+	var e counter.Entry
+	var errs [4]error
+	var ms int64
+	e.Seq, errs[0] = strconv.ParseUint(seq, 10, 64)
+	ms, errs[1] = strconv.ParseInt(at, 10, 64)
+	e.Delta, errs[2] = strconv.ParseInt(text("delta"), 10, 64)
+	e.After, errs[3] = strconv.ParseInt(text("after"), 10, 64)
+	for _, err := range errs {
+		if err != nil {
+			return e, fmt.Errorf("entry %s: %w", m.ID, err)
+		}
+	}
+	e.At = time.UnixMilli(ms).UTC()
+	e.Before = e.After - e.Delta
+	e.Op, e.Reason, e.By = ledgerOps[text("op")], text("reason"), text("by")
+	return e, nil
+}
+
+// Aggregate is as counter.Reader says. Changes wait while it reads.
+func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	a, err := s.aggregate(ctx, prefix)
+	if err != nil {
+		return counter.Aggregate{}, fmt.Errorf("redisstore: aggregate %q: %w", prefix, err)
+	}
+	return a, nil
+}
+
+func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	if err := s.open(); err != nil {
+		return counter.Aggregate{}, err
+	}
+	select {
+	case s.adding <- struct{}{}:
+		defer func() { <-s.adding }()
+	case <-ctx.Done():
+		return counter.Aggregate{}, fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
+	}
+	id := rand.Text()
+	w := s.wait(ctx)
+	for {
+		total, right, err := s.total(ctx, id, prefix)
+		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
+			right = false // a bucket may have moved before its end
+		}
+		if err != nil {
+			return counter.Aggregate{}, err
+		}
+		if right {
+			return total.Aggregate(prefix)
+		}
+		if err := w.locked(""); err != nil {
+			return counter.Aggregate{}, err
+		}
+	}
+}
+
+// freeze runs counter_freeze.lua for buckets, and returns how many counters are
+// locked in them, and whether all are ours.
+func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (locked int64, ours bool, err error) {
+	calls := make([]*redisconn.Call, 0, to-from)
+	for b := from; b < to; b++ {
+		calls = append(calls, &redisconn.Call{
+			Script: scripts.CounterFreeze, Keys: []string{stateKey(b), locksKey(b)}, Args: []any{id, what, freezeFor.Milliseconds()},
+		})
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return 0, false, err
+	}
+	ours = true
+	for _, cl := range calls {
+		n, ok := cl.Reply.(int64)
+		if !ok || n < 0 {
+			ours = false
+			continue
+		}
+		locked += n
+	}
+	return locked, ours, nil
+}
+
+var errThawed = fmt.Errorf("%w: a bucket was not held to the end", counter.ErrUnavailable)
+
+func (s *Store) thaw(ctx context.Context, id string) error {
+	_, ours, err := s.freeze(ctx, id, "thaw", 0, Buckets)
+	if err == nil && !ours {
+		err = errThawed
+	}
+	return err
+}
+
+// total adds up all counters with prefix while all buckets are held still. It is
+// not right when one of them was not.
+func (s *Store) total(ctx context.Context, id, prefix string) (*counter.Total, bool, error) {
+	// The first bucket is held first: of two that want all, one gets it.
+	if _, ours, err := s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
+		return nil, false, err
+	}
+	if _, ours, err := s.freeze(ctx, id, "freeze", 1, Buckets); err != nil || !ours {
+		return nil, false, err
+	}
+	// Nothing new is prepared now. What was is decided or aborted, and made.
+	for w := s.wait(ctx); ; {
+		locked, ours, err := s.freeze(ctx, id, "hold", 0, Buckets)
+		if err != nil || !ours {
+			return nil, false, err
+		}
+		if locked == 0 {
+			break
+		}
+		lock, err := s.oldest(ctx)
+		if err == nil {
+			err = w.locked(lock)
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	states := map[string]string{} // a scan may tell of one twice
+	cursors := make(map[int]uint64, Buckets)
+	for b := range Buckets {
+		cursors[b] = 0
+	}
+	match := escape(prefix) + "*"
+	for held := time.Now(); len(cursors) > 0; {
+		if time.Since(held) > freezeFor/4 {
+			if _, ours, err := s.freeze(ctx, id, "hold", 0, Buckets); err != nil || !ours {
+				return nil, false, err
+			}
+			held = time.Now()
+		}
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+			pipe := c.Pipeline()
+			scans := make(map[int]*redis.ScanCmd, len(cursors))
+			for b, cursor := range cursors {
+				scans[b] = pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
+			}
+			s.conn.Metrics.Commands.Add(float64(len(scans)))
+			if _, err := pipe.Exec(ctx); err != nil {
+				return err
+			}
+			for b, scan := range scans {
+				pairs, cursor, err := scan.Result()
+				if err != nil {
+					return err
+				}
+				for i := 0; i+1 < len(pairs); i += 2 {
+					states[pairs[i]] = pairs[i+1]
+				}
+				if cursors[b] = cursor; cursor == 0 {
+					delete(cursors, b)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	var total counter.Total
+	for key, text := range states {
+		_, st, err := parseState(key, text)
+		if err != nil {
+			return nil, false, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		total.Add(st)
+	}
+	return &total, true, nil
+}
+
+// oldest is the oldest lock of all, with the time, or nothing.
+func (s *Store) oldest(ctx context.Context) (string, error) {
+	var found lock
+	text := ""
+	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		locks := make([]*redis.StringSliceCmd, Buckets)
+		for b := range Buckets {
+			locks[b] = pipe.HVals(ctx, locksKey(b))
+		}
+		now := pipe.Time(ctx)
+		s.conn.Metrics.Commands.Add(Buckets + 1)
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		for _, cmd := range locks {
+			for _, v := range cmd.Val() {
+				v += " " + strconv.FormatInt(now.Val().UnixMilli(), 10)
+				if l, ok := parseLock(v); ok && (text == "" || l.age > found.age) {
+					found, text = l, v
+				}
+			}
+		}
+		return nil
+	})
+	return text, err
+}
+
+// escape is prefix as a pattern of Redis that fits it alone.
+func escape(prefix string) string {
+	var b strings.Builder
+	for i := range len(prefix) {
+		if strings.IndexByte(`*?[]^\`, prefix[i]) >= 0 {
+			b.WriteByte('\\')
+		}
+		b.WriteByte(prefix[i])
+	}
+	return b.String()
+}

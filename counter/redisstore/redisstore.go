@@ -1,0 +1,278 @@
+// Package redisstore keeps counters in Redis: single, Sentinel or Cluster, 6.2 or
+// newer, without modules. All changes are made by the scripts counter_*.lua of
+// package scripts, which judge as [counter.Judge] does.
+//
+// # Buckets
+//
+// A counter is in one of 64 buckets, by a hash of its key. A bucket is a hash tag:
+// all there is of a counter is in one slot, so one script may change it. Their
+// number is a constant, so no two processes can disagree about it. On a single
+// server (also behind Sentinel) all buckets are in one place, and one call of a
+// script makes all that one Apply brings; on a Cluster a call has the keys of one
+// bucket only, and calls of several buckets go in one pipeline.
+//
+//	hc:{n5}:c       hash: state of each counter: kind value updated incarnation sequence entries
+//	hc:{n5}:s       hash: deleted (highest incarnation ever deleted), told (publications),
+//	                freeze and until (who holds the bucket still, and how long)
+//	hc:{n5}:k       hash: counters that a transaction has locked: transaction home since
+//	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
+//	hc:{n5}:m:KEY   hash: members, see counter_set.lua
+//	hc:{n5}:i:ID    string: an identity, for a day
+//	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
+//	hc:{n5}:n/0     channel of the bucket, with the number of the database
+//
+// # Members
+//
+// A member is kept as the first 84 bits of SHA-256 of its name: 14 characters. That
+// two of a million members share them has a chance of one in 4*10^13; who looks for
+// two such names on purpose has to try 2^42 names, and makes one of two members of
+// his own. Names are only published, to those who watch.
+//
+// # Operations of several buckets
+//
+// On a Cluster, an operation whose counters and identity are in several buckets is a
+// transaction. One bucket is its home: that of the identity, else that of the first
+// change.
+//
+//  1. prepare: each other bucket judges its changes. When nothing refuses them it locks
+//     their counters and keeps the changes under the transaction's id. A locked
+//     counter can be read; who wants to change it waits.
+//  2. decide: the home judges its changes, makes them, remembers the identity, and notes
+//     "committed" with the list of the others, in one script. This is the moment in which
+//     the operation is made.
+//  3. commit: each other bucket makes what it kept and unlocks. Then the note is deleted,
+//     and the operation is acknowledged.
+//
+// When a bucket refuses, what is prepared is aborted; counters of one bucket are
+// judged apart from those of others, so the refusal of the earliest change is the
+// first at fault. A process may die between any two steps. Who then finds a lock
+// older than a second asks the home: what is not noted as committed is noted as
+// aborted, which a decision that comes late finds; and finishes all parts
+// accordingly. So a transaction is made whole or not at all, and once: its identity
+// is remembered in the same script that decides.
+//
+// [counter.IdentityOf] puts the bucket of its space into an identity, so a call on one
+// counter with an Idempotency-Key is in one bucket and no transaction.
+//
+// # One moment
+//
+// An aggregate holds all buckets still, which ends by itself after two seconds, waits
+// until no counter is locked, reads, and is right when all buckets were held to the
+// end. Changes wait meanwhile, about a second for a million counters.
+//
+// # What an outage means
+//
+// A call that Redis did not answer may have been made: it is ErrUnavailable, and safe to
+// repeat with its identity. Redis that answers nothing, or refuses writes, makes all
+// calls fail at once; package redisconn looks when it is back. The store is as durable
+// as Redis: appendfsync always, or replicas and WAIT, are settings of the server.
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/redisconn"
+	"headcount/scripts"
+)
+
+// Buckets is the number of buckets. It never changes: it is part of what is in Redis.
+const Buckets = 64
+
+const (
+	memberWidth = 14   // characters of a member; WIDTH in counter_set.lua
+	maxTold     = 1000 // members that one update names; beyond, watchers read again
+	maxApply    = 4096 // changes in one run of a script
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	URL  string        // as redisconn.Config has it; required
+	Dial time.Duration // how long it may take to connect; default 1s
+	// Patience is how long a call waits for counters that others have locked;
+	// default 4s. Then it fails with ErrUnavailable and has changed nothing.
+	Patience   time.Duration
+	OnBytes    func(sent, received int) // of each connection, from any goroutine; optional
+	Registerer prometheus.Registerer    // of the store's metrics; nil: none
+	Log        zerolog.Logger
+	OnState    func(up bool) // as redisconn.Config has it; optional
+}
+
+// Store is a counter.Store in Redis. Its methods may be called from any goroutine.
+type Store struct {
+	cfg  Config
+	conn *redisconn.Conn
+	feed *feed
+
+	crossing chan struct{} // holds one: transactions of one process do not lock each other out
+	adding   chan struct{} // holds one: nor do aggregates
+
+	// step is called before each step of a transaction; with false the process is
+	// dead from here on. Tests alone set it.
+	step func(name string) bool
+
+	mu     sync.Mutex // guards closed
+	closed bool
+}
+
+var _ counter.Store = (*Store)(nil)
+
+// Open returns a store over the Redis of that URL. It fails when settings cannot
+// work, not when Redis does not answer. Close ends it.
+func Open(cfg Config) (*Store, error) {
+	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
+	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
+	conn, err := redisconn.Open(redisconn.Config{
+		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite,
+		Dial: cfg.Dial, OnBytes: cfg.OnBytes, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: counters: %w", err)
+	}
+	s.conn = conn
+	s.feed = newFeed(s)
+	return s, nil
+}
+
+// Close is as counter.Store says.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	was := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if was {
+		return nil
+	}
+	s.feed.close()
+	return s.conn.Close()
+}
+
+// open says that the store is closed, or nothing.
+func (s *Store) open() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("%w: it is closed", counter.ErrUnavailable)
+	}
+	return nil
+}
+
+func classify(err error) error {
+	if errors.Is(err, counter.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+}
+
+// probeWrite makes a write that changes nothing in every bucket.
+func probeWrite(ctx context.Context, c *redisconn.Client) (int, error) {
+	pipe := c.Pipeline()
+	for b := range Buckets {
+		pipe.HSetNX(ctx, stateKey(b), "deleted", 0)
+	}
+	_, err := pipe.Exec(ctx)
+	return Buckets, err
+}
+
+func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
+
+func countersKey(b int) string            { return tag(b) + "c" }
+func stateKey(b int) string               { return tag(b) + "s" }
+func locksKey(b int) string               { return tag(b) + "k" }
+func ledgerKey(b int, key string) string  { return tag(b) + "l:" + key }
+func membersKey(b int, key string) string { return tag(b) + "m:" + key }
+func transactionKey(b int, id string) string {
+	return tag(b) + "x:" + id
+}
+func identityKey(b int, id counter.Identity) string {
+	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
+}
+
+// channel has the database in its name, because pub-sub knows no databases.
+func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
+
+func bucketOf(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buckets) }
+
+// identityBucket is that of the identity's space, see counter.IdentityOf.
+func identityBucket(id counter.Identity) int {
+	return int(binary.LittleEndian.Uint32(id[:4]) % Buckets)
+}
+
+// memberHash is how a member stands in its set.
+func memberHash(member string) string {
+	sum := sha256.Sum256([]byte(member))
+	return base64.RawURLEncoding.EncodeToString(sum[:11])[:memberWidth]
+}
+
+// names are the keys of one call of a script, and where in it they stand.
+type names struct {
+	list    []string
+	at      map[string]int // from 1
+	buckets map[int]int    // bucket: its place in the call, from 1
+	order   []int          // buckets
+}
+
+func newNames() *names { return &names{at: map[string]int{}, buckets: map[int]int{}} }
+
+func (n *names) key(name string) int {
+	at, ok := n.at[name]
+	if !ok {
+		n.list = append(n.list, name)
+		at = len(n.list)
+		n.at[name] = at
+	}
+	return at
+}
+
+func (n *names) bucket(b int) int {
+	at, ok := n.buckets[b]
+	if !ok {
+		n.key(countersKey(b))
+		n.key(stateKey(b))
+		n.key(locksKey(b))
+		n.order = append(n.order, b)
+		at = len(n.order)
+		n.buckets[b] = at
+	}
+	return at
+}
+
+var errState = errors.New("a state that cannot be read")
+
+// parseState reads what counter_apply.lua writes; nothing is a counter never touched.
+func parseState(key, text string) (counter.Counter, counter.State, error) {
+	var st counter.State
+	if text == "" {
+		return counter.Counter{Key: key}, st, nil
+	}
+	f := strings.Split(text, " ")
+	if len(f) != 6 {
+		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q", errState, text, key)
+	}
+	var ok bool
+	var errs [5]error
+	st.Kind, ok = counter.ParseKind(f[0])
+	st.Value, errs[0] = strconv.ParseInt(f[1], 10, 64)
+	st.Updated, errs[1] = strconv.ParseInt(f[2], 10, 64)
+	st.Version.Incarnation, errs[2] = strconv.ParseUint(f[3], 10, 64)
+	st.Version.Sequence, errs[3] = strconv.ParseUint(f[4], 10, 64)
+	st.Entries, errs[4] = strconv.ParseUint(f[5], 10, 64)
+	if err := errors.Join(errs[:]...); err != nil || !ok {
+		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
+	}
+	return st.Counter(key), st, nil
+}

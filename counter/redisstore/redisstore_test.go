@@ -1,0 +1,113 @@
+package redisstore_test
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"headcount/counter"
+	"headcount/counter/redisstore"
+	"headcount/counter/storetest"
+	"headcount/presence/redistest"
+)
+
+// TestMain fails when a goroutine is left.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	redistest.Stop()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// open returns a store that ends with the test.
+func open(t testing.TB, url string) *redisstore.Store {
+	t.Helper()
+	s, err := redisstore.Open(redisstore.Config{URL: url, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+// durable makes a server safe against kill -9.
+var durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
+
+// instance is two stores over servers, which a cut stops. After a crash another
+// process goes on; the first and then one in every crashes also kills a server and
+// starts it again, which takes seconds until a master of a Cluster is let in again.
+func instance(t testing.TB, url string, servers []*redistest.Server, every int) storetest.Instance {
+	s := open(t, url)
+	crashes := 0
+	return storetest.Instance{
+		Store: s,
+		Peer:  open(t, url),
+		Crash: func(t testing.TB) counter.Store {
+			if crashes%every == 0 {
+				servers[crashes/every%len(servers)].Restart(t)
+			}
+			crashes++
+			s = open(t, url)
+			awaitServed(t, s)
+			return s
+		},
+		Cut: func(t testing.TB) func() {
+			for _, server := range servers {
+				server.Kill()
+			}
+			return func() {
+				for _, server := range servers {
+					server.Restart(t)
+				}
+			}
+		},
+	}
+}
+
+// awaitServed waits until a store has noticed that its servers are back.
+func awaitServed(t testing.TB, s counter.Reader) {
+	t.Helper()
+	var keys []string
+	for n := range 64 {
+		keys = append(keys, "probe"+strconv.Itoa(n)) // on all masters
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		_, err := s.Read(t.Context(), keys, "", 0)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func TestContractOnOneServer(t *testing.T) {
+	server := redistest.Start(t, durable...)
+	storetest.Run(t, func(t testing.TB) storetest.Instance {
+		server.Flush(t)
+		return instance(t, server.URL(), []*redistest.Server{server}, 4)
+	})
+}
+
+func TestContractOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0, durable...)
+	storetest.Run(t, func(t testing.TB) storetest.Instance {
+		cluster.Flush(t)
+		return instance(t, cluster.URL(), cluster.Masters, 12)
+	})
+}

@@ -1,0 +1,249 @@
+package counter
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"headcount/presence"
+)
+
+// Bounds of one operation and one read.
+const (
+	MaxChanges   = 1000              // of one Op
+	MaxMembers   = 1000              // added and removed by one Change, together
+	MaxDelta     = 1_000_000_000_000 // of Add, either way
+	MaxLedger    = 1000              // entries of one page of a ledger
+	MaxKeys      = 100               // of one Read from outside
+	MaxText      = 200               // code points of a reason or an author
+	IdentityKept = 24 * time.Hour    // how long an identity is remembered
+)
+
+// Verb is what a Change does.
+type Verb uint8
+
+// The verbs. Their numbers may be kept by stores: they never change.
+const (
+	Add    Verb = 1 // Delta, for a Sum or Exact
+	Adjust Verb = 2 // Delta, any but 0, for a Sum or Exact, with Reason and By
+	Reset  Verb = 3 // to 0 and no members, any kind, with Reason and By
+	Edit   Verb = 4 // members to Join and Leave, for Members; Unique: to Join
+	Delete Verb = 5 // the counter, its members and its ledger are gone
+)
+
+// Change is one change of one counter.
+type Change struct {
+	Key  string
+	Rule *Rule // the first that fits Key; it gives a new counter its kind, and an Exact its bounds
+	Verb Verb
+	// Delta is not 0. That of Add is at most MaxDelta either way, but when Merged.
+	Delta int64
+	// Merged is how many changes the Combiner made one of: 0 or 1 for none. It
+	// merges what rules call Sum. A store refuses, with ErrKind, a merged change of
+	// a counter that was made as another kind; the Combiner makes them one by one.
+	Merged      int
+	Join, Leave []string // distinct, at most MaxMembers together
+	Reason, By  string
+	Dimensions  []Dimension // of Add to a Sum; stores do not keep them yet
+}
+
+// Dimension is one value under one name of the rule's.
+type Dimension struct{ Name, Value string }
+
+// Identity stands for an Idempotency-Key in its space. The zero Identity is none.
+type Identity [16]byte
+
+// IdentityOf is the identity of the key that a caller sent. Space is the counter's
+// key, or "*" for batches; caller is empty for API keys, which share theirs, and
+// else the caller's own identity. It begins with 32 bits of a hash of the space, so
+// that a store in many parts can keep it where the counter is; those of batches
+// are spread.
+func IdentityOf(space, caller, key string) Identity {
+	b := make([]byte, 0, 64)
+	for _, part := range [...]string{space, caller} {
+		b = binary.AppendUvarint(b, uint64(len(part)))
+		b = append(b, part...)
+	}
+	b = append(b, key...)
+	hash := sha256.Sum256(b)
+	if space != "*" {
+		binary.LittleEndian.PutUint32(hash[:4], uint32(xxhash.Sum64String(space)))
+	}
+	return Identity(hash[:16])
+}
+
+// Op is one operation: its changes are judged in their order and made all or
+// not at all. An Op of several changes has only Add, of any keys, also of one
+// key several times.
+type Op struct {
+	Changes  []Change
+	Identity Identity
+}
+
+// Check says, with ErrOp, why no store may take op, or nil. It does not look at
+// keys, members and texts: who made the Op has checked them.
+func (op *Op) Check() error {
+	if n := len(op.Changes); n == 0 || n > MaxChanges {
+		return fmt.Errorf("%w: %d changes", ErrOp, n)
+	}
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		switch {
+		case c.Rule == nil:
+			return fmt.Errorf("%w: a change of %q without a rule", ErrOp, c.Key)
+		case c.Verb != Add && len(op.Changes) > 1:
+			return fmt.Errorf("%w: %q is not the only change and does not add", ErrOp, c.Key)
+		case (c.Verb == Add || c.Verb == Adjust) && c.Delta == 0:
+			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
+		case c.Verb == Edit && (len(c.Join)+len(c.Leave) == 0 || len(c.Join)+len(c.Leave) > MaxMembers):
+			return fmt.Errorf("%w: %d members of %q", ErrOp, len(c.Join)+len(c.Leave), c.Key)
+		case c.Verb < Add || c.Verb > Delete:
+			return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
+		}
+	}
+	return nil
+}
+
+// Result is what became of one Op.
+type Result struct {
+	// Counters has one for each change, in order, as it is after the whole
+	// operation, and perhaps after others that went with it. It is nil with Err.
+	Counters []Counter
+	Replay   bool // nothing was changed: the identity is remembered
+	// Err is nil, a *Conflict (nothing was changed), ErrUnavailable (nothing was
+	// changed, or it is unknown) or ErrOp.
+	Err error
+}
+
+// Writer is the half of a store that changes counters.
+type Writer interface {
+	// Apply makes ops, in their order, in one durable step: when it returns, each
+	// operation whose Err is nil is as safe as the store promises, with the
+	// identity under which it was made, and every later Read has it. The results
+	// are in the order of ops.
+	//
+	// An op that is refused does not touch the others. An op whose identity is
+	// remembered, also from earlier in the same call, is a replay. Apply may be
+	// called from any goroutine, also for the same keys at the same time. The
+	// Combiner passes a context that ends only after its WriteTimeout.
+	Apply(ctx context.Context, ops []Op) []Result
+}
+
+// Reading is a counter as one reader sees it.
+type Reading struct {
+	Counter
+	Mine bool // the member asked about is in the set; false for kinds that know none
+}
+
+// Entry is one change in a ledger.
+type Entry struct {
+	Seq                  uint64 // from 1 without gaps; old entries go in order
+	At                   time.Time
+	Op                   LedgerOp
+	Delta, Before, After int64 // Before + Delta = After
+	Reason, By           string
+}
+
+// LedgerOp says which call made an entry.
+type LedgerOp uint8
+
+// The ops. Their numbers are kept by stores: they never change.
+const (
+	LedgerIncrement LedgerOp = 1 // Add upwards
+	LedgerDecrement LedgerOp = 2 // Add downwards
+	LedgerAdjust    LedgerOp = 3
+	LedgerReset     LedgerOp = 4
+)
+
+var ledgerNames = [...]string{LedgerIncrement: "increment", LedgerDecrement: "decrement", LedgerAdjust: "adjust", LedgerReset: "reset"}
+
+// String is the outside name.
+func (o LedgerOp) String() string {
+	if int(o) < len(ledgerNames) {
+		return ledgerNames[o]
+	}
+	return ""
+}
+
+// Ledger is a page of a ledger.
+type Ledger struct {
+	Entries []Entry
+	More    bool // there are newer entries
+}
+
+// Aggregate is the sum of the values of all counters with a prefix that exist.
+type Aggregate struct {
+	Counters int64
+	Value    int64
+}
+
+// Reader is the half of a store that reads. Its methods may be called from any
+// goroutine. Their errors are ErrUnavailable, but where they say more.
+type Reader interface {
+	// Read returns the counters of keys, distinct and valid, in their order, each
+	// with whether member is in it (an empty member is in none). A counter never
+	// touched has only its Key. With lag 0, everything acknowledged by any process
+	// before the call began is in the answer; else it may be as much as lag old,
+	// and when the store is away the answer may be Stale.
+	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]Reading, error)
+	// Ledger returns at most limit entries with a Seq greater than after, oldest
+	// first. A counter without a ledger has an empty one.
+	Ledger(ctx context.Context, key string, after uint64, limit int) (Ledger, error)
+	// Aggregate is over the counters whose key begins with prefix, also the empty
+	// one, as all of them were at some moment of the call. A sum that leaves 64 bits
+	// is a *Conflict of ErrOverflow, Unique beside other kinds one of ErrKind.
+	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
+}
+
+// Update is the newest of a counter that changed.
+type Update struct {
+	Counter Counter // with the zero Version: it was deleted
+	// Joined and Left are the members whose place changed since the last update of
+	// the counter. When Reread is set they do not tell all: who wants to know reads.
+	Joined, Left []string
+	Reread       bool
+}
+
+// Watch is one watcher's. Its methods may be called from any goroutine.
+type Watch interface {
+	// Follow adds keys. Every change that is made after Follow returned is told,
+	// or a newer one in its place. Following twice is following once.
+	Follow(ctx context.Context, keys ...string) error
+	// Unfollow takes keys away. An update under way may still come.
+	Unfollow(keys ...string)
+	// Close ends the watch; when it returns, no call is under way nor comes.
+	Close()
+}
+
+// Feed tells of changes.
+type Feed interface {
+	// Watch begins a watch that follows nothing yet. It calls told with updates
+	// of different keys, one call at a time, from a goroutine of the feed's; told
+	// must not call Close. A slow told costs updates, not memory: those of one key
+	// overwrite each other, so no more wait than keys are followed. A feed that
+	// may have missed changes calls lost: read again what is followed.
+	Watch(told func([]Update), lost func()) Watch
+}
+
+// Store is all of a store. Callers take the smallest part they need.
+type Store interface {
+	Writer
+	Reader
+	Feed
+	// Close ends what the store runs. Calls under way or after it fail with
+	// ErrUnavailable. Watches are closed before.
+	Close() error
+}
+
+// NewIncarnation is that of a counter made now, by a store that has deleted
+// none with an incarnation greater than deleted.
+func NewIncarnation(now time.Time, deleted uint64) uint64 {
+	return max(uint64(max(now.UnixMilli(), 1)), deleted+1)
+}
+
+// Version is the version of a counter; presence has the word.
+type Version = presence.Version

@@ -1,0 +1,229 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/counter"
+)
+
+func fight(t *testing.T, i Instance) {
+	const clients, left, tries = 64, 10, 3
+	one(t, i.Store, add(stock, "k:1", left))
+	sellers := []counter.Store{i.Store, i.Store}
+	if i.Peer != nil {
+		sellers[1] = i.Peer
+	}
+	var got atomic.Int64
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	for c := range clients {
+		wg.Go(func() {
+			<-start
+			for range tries {
+				r := sellers[c%2].Apply(t.Context(), []counter.Op{op(add(stock, "k:1", -1))})[0]
+				switch {
+				case r.Err == nil:
+					got.Add(1)
+				case !errors.Is(r.Err, counter.ErrBound):
+					t.Error(r.Err)
+				}
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	if got.Load() != left {
+		t.Errorf("%d were sold, there were %d", got.Load(), left)
+	}
+	value(t, i.Store, "k:1", 0)
+	if n := len(chained(t, i.Store, "k:1")); n != left+1 {
+		t.Errorf("%d entries, want %d", n, left+1)
+	}
+}
+
+// concurrent has batches that name the same keys in different orders: a store
+// that locks them as they come stands still.
+func concurrent(t *testing.T, i Instance) {
+	const clients, rounds, keys = 16, 25, 6
+	var want [keys]atomic.Int64
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(c)))
+			s := i.Store
+			if i.Peer != nil && c%2 == 0 {
+				s = i.Peer
+			}
+			for range rounds {
+				var ops []counter.Op
+				for range 1 + rng.IntN(3) {
+					var changes []counter.Change
+					for range 1 + rng.IntN(4) {
+						changes = append(changes, add(exact, "e:"+strconv.Itoa(rng.IntN(keys)), rng.Int64N(9)+1))
+					}
+					ops = append(ops, op(changes...))
+				}
+				for _, r := range s.Apply(t.Context(), ops) {
+					if r.Err != nil {
+						t.Error(r.Err)
+						return
+					}
+				}
+				for _, o := range ops {
+					for _, change := range o.Changes {
+						n, _ := strconv.Atoi(change.Key[2:])
+						want[n].Add(change.Delta)
+					}
+				}
+				n := rng.IntN(keys)
+				least := want[n].Load()
+				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(n)}, "", 0)
+				if err != nil || got[0].Value < least {
+					t.Errorf("read %+v, %v; %d were acknowledged before", got, err, least)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for n := range keys {
+		key := "e:" + strconv.Itoa(n)
+		value(t, i.Store, key, want[n].Load())
+		chained(t, i.Store, key)
+	}
+}
+
+func concurrentSets(t *testing.T, i Instance) {
+	const clients, rounds = 16, 25
+	in := map[string]bool{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(2, uint64(c)))
+			mine := map[string]bool{}
+			for range rounds {
+				m, join := fmt.Sprintf("%d of %d", rng.IntN(5), c), rng.IntN(2) == 0
+				change := edit("m:1", []string{m}, nil)
+				if !join {
+					change = edit("m:1", nil, []string{m})
+				}
+				if r := i.Store.Apply(t.Context(), []counter.Op{op(change)})[0]; r.Err != nil {
+					t.Error(r.Err)
+					return
+				}
+				mine[m] = join
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for m, is := range mine {
+				in[m] = is
+			}
+		})
+	}
+	wg.Wait()
+	size := int64(0)
+	for m, is := range in {
+		if readAll(t, i.Store, m, "m:1")[0].Mine != is {
+			t.Errorf("%q: want a member %v", m, is)
+		}
+		if is {
+			size++
+		}
+	}
+	value(t, i.Store, "m:1", size)
+}
+
+func crash(t *testing.T, i Instance) {
+	if i.Crash == nil {
+		return // it promises to live as long as its process, and no more
+	}
+	s := i.Store
+	one(t, s, add(sum, "s:1", 5))
+	one(t, s, edit("m:1", []string{"a", "b"}, nil))
+	one(t, s, adjust(stock, "k:1", 9))
+	one(t, s, add(exact, "e:gone", 1))
+	gone := one(t, s, add(exact, "e:gone", 1))
+	one(t, s, drop(exact, "e:gone"))
+	once := with("once", op(add(stock, "k:1", -2)))
+	do(t, s, once)
+	before := readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone")
+	for range 3 {
+		s = i.Crash(t)
+		for j, after := range readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone") {
+			if !same(after.Counter, before[j].Counter) || after.Mine != before[j].Mine {
+				t.Fatalf("%+v before the crash, %+v after it", before[j], after)
+			}
+		}
+		if r := do(t, s, once)[0]; !r.Replay || r.Counters[0].Value != 7 {
+			t.Fatalf("%+v: an identity must outlive a crash", r)
+		}
+		if n := len(chained(t, s, "k:1")); n != 2 {
+			t.Fatalf("%d entries", n)
+		}
+	}
+	if c := one(t, s, add(exact, "e:gone", 1)); c.Version.Incarnation <= gone.Version.Incarnation {
+		t.Errorf("incarnation %d after %d", c.Version.Incarnation, gone.Version.Incarnation)
+	}
+}
+
+// away cuts the store off while clients repeat what was not acknowledged, and
+// counts what arrived.
+func away(t *testing.T, i Instance) {
+	if i.Cut == nil {
+		return // it needs nothing that could go away
+	}
+	s := i.Store
+	one(t, s, add(exact, "e:1", 1))
+	heal := i.Cut(t)
+	r := do(t, s, with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))))
+	for _, r := range r {
+		if !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Fatalf("the store is away, and Apply says %+v", r)
+		}
+	}
+	const clients, changes = 8, 20
+	var wg sync.WaitGroup
+	var refused atomic.Int64
+	for c := range clients {
+		wg.Go(func() {
+			for n := range changes {
+				o := with(fmt.Sprintf("%d of %d", n, c), op(add(exact, "e:1", 1)))
+				for {
+					r := s.Apply(t.Context(), []counter.Op{o})[0]
+					if r.Err == nil {
+						break
+					}
+					if !errors.Is(r.Err, counter.ErrUnavailable) {
+						t.Error(r.Err)
+						return
+					}
+					refused.Add(1)
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+		})
+	}
+	for refused.Load() < 2*clients {
+		time.Sleep(time.Millisecond)
+	}
+	heal()
+	wg.Wait()
+	for j, o := range []counter.Op{with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil)))} {
+		if r := do(t, s, o)[0]; r.Err != nil {
+			t.Fatalf("repeated op %d: %+v", j, r)
+		}
+	}
+	value(t, s, "e:1", 2+clients*changes)
+	value(t, s, "m:1", 1)
+	if n := len(chained(t, s, "e:1")); n != 2+clients*changes {
+		t.Errorf("%d entries", n)
+	}
+}

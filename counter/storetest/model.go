@@ -1,0 +1,340 @@
+package storetest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headcount/counter"
+)
+
+// truth is the contract in its plainest form: it shares nothing with a store,
+// and reckons in numbers without an end.
+type truth struct {
+	counters map[string]*trueCounter
+	ids      map[string]bool
+	deleted  map[string]uint64 // by key: the highest incarnation that was deleted
+}
+
+type trueCounter struct {
+	kind    counter.Kind
+	value   *big.Int
+	members map[string]bool
+	ledger  []trueEntry
+	changes int // how often it changed: versions that were answered must order like this
+}
+
+type trueEntry struct {
+	op            string
+	before, after string
+	reason        string
+}
+
+func (m truth) clone() truth {
+	c := truth{map[string]*trueCounter{}, maps.Clone(m.ids), m.deleted}
+	for k, v := range m.counters {
+		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.changes}
+	}
+	return c
+}
+
+func (m truth) get(key string, kind counter.Kind) *trueCounter {
+	c := m.counters[key]
+	if c == nil {
+		c = &trueCounter{kind: kind, value: new(big.Int), members: map[string]bool{}}
+		m.counters[key] = c
+	}
+	return c
+}
+
+// make makes o, or says why not and at which key; m is of no use then.
+func (m truth) make(o counter.Op, id string) (replay bool, at string, why error) {
+	if id != "" && m.ids[id] {
+		return true, "", nil
+	}
+	for _, c := range o.Changes {
+		if why := m.change(c); why != nil {
+			return false, c.Key, why
+		}
+	}
+	if id != "" {
+		m.ids[id] = true
+	}
+	return false, "", nil
+}
+
+func (m truth) change(c counter.Change) error {
+	if c.Verb == counter.Delete {
+		delete(m.counters, c.Key)
+		return nil
+	}
+	t := m.get(c.Key, c.Rule.Kind)
+	before := new(big.Int).Set(t.value)
+	enter := func(op string) {
+		t.ledger = append(t.ledger, trueEntry{op, before.String(), t.value.String(), c.Reason})
+	}
+	switch c.Verb {
+	case counter.Add, counter.Adjust:
+		if t.kind == counter.Members {
+			return counter.ErrKind
+		}
+		t.value.Add(t.value, big.NewInt(c.Delta))
+		if !t.value.IsInt64() {
+			return counter.ErrOverflow
+		}
+		if t.kind == counter.Exact {
+			if f := c.Rule.Floor; f != nil && c.Delta < 0 && t.value.Int64() < *f {
+				return counter.ErrBound
+			}
+			if f := c.Rule.Ceiling; f != nil && c.Delta > 0 && t.value.Int64() > *f {
+				return counter.ErrBound
+			}
+		}
+		t.changes++
+		switch {
+		case c.Verb == counter.Adjust:
+			enter("adjust")
+		case t.kind == counter.Exact && c.Delta > 0:
+			enter("increment")
+		case t.kind == counter.Exact:
+			enter("decrement")
+		}
+	case counter.Reset:
+		if !new(big.Int).Neg(t.value).IsInt64() { // no entry can say what it took
+			return counter.ErrOverflow
+		}
+		if t.value.Sign() != 0 {
+			t.value.SetInt64(0)
+			clear(t.members)
+			t.changes++
+			enter("reset")
+		}
+	case counter.Edit:
+		if t.kind != counter.Members {
+			return counter.ErrKind
+		}
+		was := maps.Clone(t.members)
+		for _, member := range c.Join {
+			t.members[member] = true
+		}
+		for _, member := range c.Leave {
+			delete(t.members, member)
+		}
+		t.value.SetInt64(int64(len(t.members)))
+		if !maps.Equal(was, t.members) {
+			t.changes++
+		}
+	}
+	if t.changes == 0 {
+		delete(m.counters, c.Key)
+	}
+	return nil
+}
+
+func (m truth) value(key string) int64 {
+	if c := m.counters[key]; c != nil {
+		return c.value.Int64()
+	}
+	return 0
+}
+
+// seen are the versions answered for one life of a counter, and how often it
+// had changed by then.
+type seen struct {
+	version counter.Version
+	changes int
+}
+
+var runs = 0 // histories of this process: each has keys of its own
+
+// model runs random histories against truth: operations one by one and many
+// together, repeated under their identity, with crashes between.
+func model(t *testing.T, i Instance) {
+	s := i.Store
+	rules := []*counter.Rule{
+		sum, exact, stock, members,
+		{Match: "*", Kind: counter.Exact, Floor: number(-3), Ceiling: number(12), Ledger: counter.DefaultLedger},
+	}
+	names := []string{"a", "b", "c", "d"}
+	rapid.Check(t, func(rt *rapid.T) {
+		runs++
+		space := fmt.Sprintf("run %d ", runs)
+		m := truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}}
+		last := map[string]seen{}
+
+		// check compares what was told of key with truth.
+		check := func(what string, c counter.Counter, m truth) {
+			rt.Helper()
+			want := m.counters[c.Key]
+			if want == nil {
+				if c.Touched() || c.Value != 0 || !c.Updated.IsZero() {
+					rt.Fatalf("%s: %+v, want it never touched", what, c)
+				}
+				return
+			}
+			if c.Value != want.value.Int64() || c.Kind != want.kind || !c.Touched() || c.Updated.IsZero() {
+				rt.Fatalf("%s: %+v, want %s of %s", what, c, want.value, want.kind)
+			}
+			if c.Version.Incarnation <= m.deleted[c.Key] {
+				rt.Fatalf("%s: %+v, an incarnation as high as %d was deleted", what, c, m.deleted[c.Key])
+			}
+			if l, ok := last[c.Key]; ok {
+				if order := c.Version.Compare(l.version); (want.changes == l.changes) != (order == 0) || want.changes > l.changes && order < 0 {
+					rt.Fatalf("%s: %+v after %d changes, version %s after %d", what, c, want.changes, l.version, l.changes)
+				}
+			}
+			last[c.Key] = seen{c.Version, want.changes}
+		}
+
+		draw := func() (counter.Op, string) {
+			key := func() string { return space + rapid.SampledFrom(names).Draw(rt, "key") }
+			rule := func() *counter.Rule { return rapid.SampledFrom(rules).Draw(rt, "rule") }
+			small := rapid.Int64Range(-9, 9).Filter(func(n int64) bool { return n != 0 })
+			member := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"u", "v", "w", "x"}), 1, 3, func(s string) string { return s })
+			var o counter.Op
+			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "batch", "batch", "adjust", "reset", "delete"}).Draw(rt, "verb") {
+			case "add":
+				o = op(add(rule(), key(), small.Draw(rt, "delta")))
+			case "batch":
+				for range rapid.IntRange(2, 5).Draw(rt, "changes") {
+					o.Changes = append(o.Changes, add(rule(), key(), small.Draw(rt, "delta")))
+				}
+			case "adjust":
+				o = op(adjust(rule(), key(), rapid.Int64().Filter(func(n int64) bool { return n != 0 }).Draw(rt, "delta")))
+			case "reset":
+				o = op(reset(rule(), key()))
+			case "delete":
+				o = op(drop(rule(), key()))
+			case "edit":
+				all := member.Draw(rt, "members")
+				split := rapid.IntRange(0, len(all)).Draw(rt, "joining")
+				o = op(edit(key(), all[:split], all[split:]))
+				if rapid.Bool().Draw(rt, "under another rule") {
+					o.Changes[0].Rule = rule()
+				}
+			}
+			id := ""
+			if rapid.IntRange(0, 2).Draw(rt, "identity") == 0 {
+				id = space + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6"}).Draw(rt, "key of it")
+				o.Identity = counter.IdentityOf("*", "", id)
+			}
+			return o, id
+		}
+
+		rt.Repeat(map[string]func(*rapid.T){
+			"apply": func(*rapid.T) {
+				var ops []counter.Op
+				var ids []string
+				for range rapid.IntRange(1, 4).Draw(rt, "ops") {
+					o, id := draw()
+					ops, ids = append(ops, o), append(ids, id)
+				}
+				results := s.Apply(t.Context(), ops)
+				history := make([]truth, len(ops)) // truth after each op
+				for j, o := range ops {
+					next := m.clone()
+					replay, at, why := next.make(o, ids[j])
+					r := results[j]
+					if why != nil {
+						var c *counter.Conflict
+						if !errors.As(r.Err, &c) || !errors.Is(r.Err, why) || c.Key != at || c.Value != m.value(at) {
+							rt.Fatalf("op %d, %+v: %+v, want %v of %q with %d", j, o, r, why, at, m.value(at))
+						}
+						history[j] = m
+						continue
+					}
+					if r.Err != nil || r.Replay != replay || len(r.Counters) != len(o.Changes) {
+						rt.Fatalf("op %d, %+v: %+v, want replay %v", j, o, r, replay)
+					}
+					for key := range m.counters { // deleted: its next life has higher versions
+						if next.counters[key] == nil {
+							if l, ok := last[key]; ok {
+								m.deleted[key] = max(m.deleted[key], l.version.Incarnation)
+								delete(last, key)
+							}
+						}
+					}
+					m = next
+					history[j] = m
+				}
+				for j, r := range results {
+					for k, c := range r.Counters {
+						// As after its op, or after one that came together with it.
+						ok := slices.ContainsFunc(history[j:], func(h truth) bool {
+							want := h.counters[c.Key]
+							return want == nil && !c.Touched() && c.Value == 0 || want != nil && c.Touched() && c.Value == want.value.Int64() && c.Kind == want.kind
+						})
+						if !ok {
+							rt.Fatalf("op %d, change %d: answered %+v, after it truth was %+v", j, k, c, history[j].counters[c.Key])
+						}
+					}
+				}
+			},
+			"crash": func(rt *rapid.T) {
+				if i.Crash == nil || rapid.IntRange(0, 9).Draw(rt, "seldom") > 0 {
+					rt.Skip()
+				}
+				s = i.Crash(t)
+			},
+			"": func(*rapid.T) {
+				keys := make([]string, len(names))
+				for j, name := range names {
+					keys[j] = space + name
+				}
+				for _, member := range []string{"u", "v"} {
+					got, err := s.Read(t.Context(), keys, member, 0)
+					if err != nil {
+						rt.Fatal(err)
+					}
+					for _, r := range got {
+						check("read", r.Counter, m)
+						if want := m.counters[r.Key]; r.Mine != (want != nil && want.members[member]) {
+							rt.Fatalf("%q in %q: %v", member, r.Key, r.Mine)
+						}
+					}
+				}
+				for _, key := range keys {
+					page, err := s.Ledger(t.Context(), key, 0, counter.MaxLedger)
+					if err != nil {
+						rt.Fatal(err)
+					}
+					var want []trueEntry
+					if c := m.counters[key]; c != nil {
+						want = c.ledger
+					}
+					got := make([]trueEntry, 0, len(want))
+					for n, e := range page.Entries {
+						if e.Seq != uint64(n+1) || e.Before+e.Delta != e.After {
+							rt.Fatalf("entry %d of %q: %+v", n+1, key, e)
+						}
+						got = append(got, trueEntry{e.Op.String(), fmt.Sprint(e.Before), fmt.Sprint(e.After), e.Reason})
+					}
+					if page.More || !slices.Equal(got, want) {
+						rt.Fatalf("the ledger of %q: %v, want %v", key, got, want)
+					}
+				}
+				total, exist := new(big.Int), int64(0)
+				for key, c := range m.counters {
+					if strings.HasPrefix(key, space) {
+						total.Add(total, c.value)
+						exist++
+					}
+				}
+				a, err := s.Aggregate(t.Context(), space)
+				if !total.IsInt64() {
+					if !errors.Is(err, counter.ErrOverflow) {
+						rt.Fatalf("Aggregate = %+v, %v; the sum is %s", a, err, total)
+					}
+				} else if err != nil || a != (counter.Aggregate{Counters: exist, Value: total.Int64()}) {
+					rt.Fatalf("Aggregate = %+v, %v, want %d, %s", a, err, exist, total)
+				}
+			},
+		})
+	})
+}

@@ -1,0 +1,196 @@
+package storetest
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/counter"
+)
+
+// ear collects what a watch tells.
+type ear struct {
+	mu    sync.Mutex
+	heard []counter.Update
+	lost  int
+	more  chan struct{} // holds one: something was heard
+	block chan struct{} // when not nil, told waits for it
+}
+
+func listen(t testing.TB, s counter.Feed, keys ...string) (*ear, counter.Watch) {
+	t.Helper()
+	e := &ear{more: make(chan struct{}, 1)}
+	w := s.Watch(e.told, func() { e.mu.Lock(); e.lost++; e.mu.Unlock(); e.signal() })
+	t.Cleanup(w.Close)
+	if err := w.Follow(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	return e, w
+}
+
+func (e *ear) signal() {
+	select {
+	case e.more <- struct{}{}:
+	default:
+	}
+}
+
+func (e *ear) told(updates []counter.Update) {
+	e.mu.Lock()
+	block := e.block
+	e.heard = append(e.heard, updates...)
+	e.mu.Unlock()
+	e.signal()
+	if block != nil {
+		<-block
+	}
+}
+
+// until waits for ok, which is called with what was heard until now.
+func (e *ear) until(t testing.TB, what string, ok func([]counter.Update) bool) []counter.Update {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		e.mu.Lock()
+		heard := slices.Clone(e.heard)
+		e.mu.Unlock()
+		if ok(heard) {
+			return heard
+		}
+		select {
+		case <-e.more:
+		case <-deadline:
+			t.Fatalf("heard %+v, want %s", heard, what)
+		}
+	}
+}
+
+func (e *ear) untilCounter(t testing.TB, c counter.Counter) []counter.Update {
+	t.Helper()
+	return e.until(t, "this counter", func(heard []counter.Update) bool {
+		return slices.ContainsFunc(heard, func(u counter.Update) bool { return same(u.Counter.Or(c.Kind), c) })
+	})
+}
+
+func watch(t *testing.T, i Instance) {
+	s := i.Store
+	one(t, s, add(sum, "s:1", 1))
+	e, w := listen(t, s, "s:1", "s:1", "e:1")
+	e2, _ := listen(t, s, "s:1")
+	writer := s
+	if i.Peer != nil {
+		writer = i.Peer
+	}
+	e.untilCounter(t, one(t, writer, add(sum, "s:1", 1)))
+	one(t, s, add(sum, "s:2", 1))
+	e.untilCounter(t, apply(t, writer, add(sum, "s:2", 1), add(exact, "e:1", 4))[1])
+	heard := e.untilCounter(t, one(t, s, add(sum, "s:1", 1)))
+	for n, u := range heard {
+		if u.Counter.Key == "s:2" {
+			t.Errorf("heard of a key that is not followed: %+v", u)
+		}
+		for _, later := range heard[n+1:] {
+			if later.Counter.Key == u.Counter.Key && later.Counter.Version.Compare(u.Counter.Version) < 0 {
+				t.Errorf("heard %+v after %+v", later, u)
+			}
+		}
+	}
+	e2.untilCounter(t, read(t, s, "s:1"))
+	// What changed nothing is not told, nor what was refused, nor what is followed no more.
+	w.Unfollow("s:1", "s:9")
+	e.mu.Lock()
+	before := len(e.heard)
+	e.mu.Unlock()
+	one(t, s, add(sum, "s:1", 1))
+	o := with("w", op(add(exact, "e:2", 1)))
+	do(t, s, o, o)
+	one(t, s, reset(members, "m:1"))
+	if err := w.Follow(t.Context(), "e:2", "m:1", "k:1"); err != nil {
+		t.Fatal(err)
+	}
+	do(t, s, o)
+	one(t, s, edit("m:1", nil, []string{"a"}))
+	refused(t, s, counter.ErrBound, "k:1", 0, add(stock, "k:1", -1))
+	heard = e.untilCounter(t, one(t, s, add(exact, "e:1", 1)))
+	for _, u := range heard[before:] {
+		if u.Counter.Key != "e:1" {
+			t.Errorf("%+v", u)
+		}
+	}
+	w.Close()
+	one(t, s, add(exact, "e:1", 1))
+}
+
+func watchMembers(t *testing.T, i Instance) {
+	s := i.Store
+	one(t, s, edit("m:1", []string{"before"}, nil))
+	e, _ := listen(t, s, "m:1")
+	// places are where updates say that members are.
+	places := func(heard []counter.Update) (map[string]bool, bool) {
+		in, reread := map[string]bool{}, false
+		for _, u := range heard {
+			for _, m := range u.Joined {
+				in[m] = true
+			}
+			for _, m := range u.Left {
+				in[m] = false
+			}
+			reread = reread || u.Reread
+		}
+		return in, reread
+	}
+	one(t, s, edit("m:1", []string{"a", "before"}, nil))
+	one(t, s, edit("m:1", []string{"b", "c"}, []string{"a", "x"}))
+	heard := e.untilCounter(t, one(t, s, edit("m:1", []string{"a"}, []string{"c"})))
+	if in, reread := places(heard); !reread && !maps.Equal(in, map[string]bool{"a": true, "b": true, "c": false}) {
+		t.Errorf("heard %v of %+v", in, heard)
+	}
+	heard = e.untilCounter(t, one(t, s, reset(members, "m:1")))
+	if in, reread := places(heard); !reread && !maps.Equal(in, map[string]bool{"a": false, "b": false, "c": false, "before": false}) {
+		t.Errorf("a reset: heard %v of %+v", in, heard)
+	}
+}
+
+func watchDelete(t *testing.T, i Instance) {
+	s := i.Store
+	one(t, s, add(exact, "e:1", 3))
+	e, _ := listen(t, s, "e:1", "e:2")
+	one(t, s, drop(exact, "e:1"))
+	e.untilCounter(t, counter.Counter{Key: "e:1", Kind: counter.Exact})
+	one(t, s, drop(exact, "e:1")) // nothing to tell
+	heard := e.untilCounter(t, one(t, s, add(exact, "e:2", 1)))
+	n := 0
+	for _, u := range heard {
+		if u.Counter.Key == "e:1" {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("heard of it %d times: %+v", n, heard)
+	}
+	e.untilCounter(t, one(t, s, add(exact, "e:1", 1)))
+}
+
+func watchSlow(t *testing.T, i Instance) {
+	s := i.Store
+	e, _ := listen(t, s, "e:0", "e:1", "e:2")
+	block := make(chan struct{})
+	e.mu.Lock()
+	e.block = block
+	e.mu.Unlock()
+	one(t, s, add(exact, "e:0", 1))
+	e.until(t, "the first", func(heard []counter.Update) bool { return len(heard) == 1 })
+	var last [2]counter.Counter
+	for n := range 400 {
+		last[n%2] = one(t, s, add(exact, []string{"e:1", "e:2"}[n%2], 1))
+	}
+	e.mu.Lock()
+	e.block = nil
+	e.mu.Unlock()
+	close(block)
+	for _, c := range last {
+		e.untilCounter(t, c)
+	}
+}

@@ -1,0 +1,100 @@
+package dispatcher
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"headcount/presence"
+)
+
+const (
+	sweepEvery = time.Second
+	// endedFor is how long a life must be known to be over before its endpoints are
+	// dropped.
+	endedFor  = 2 * time.Second
+	dropBatch = 500 // endpoints in one call of the store
+	dropLimit = 2 * time.Second
+)
+
+// sweep drops the endpoints of ended lives from the buckets that this dispatcher
+// serves, until ctx ends. It finds them in the dispatcher's own copy, so it costs the
+// store nothing while there are none. If a dispatcher leaves some, the next one that
+// serves the bucket finds them.
+func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
+	since := map[string]time.Time{} // life -> when it was first found to be over
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, life := range d.ended(since, now) {
+				d.drop(ctx, buckets, life)
+			}
+		}
+	}
+}
+
+// ended returns the lives with endpoints that have been over for long enough.
+func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (lives []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for life := range since {
+		if d.outs[life] == nil {
+			delete(since, life)
+		}
+	}
+	for life := range d.outs {
+		first, known := since[life]
+		switch {
+		case !d.gateways.Ended(life):
+			delete(since, life)
+		case !known:
+			since[life] = now
+		case now.Sub(first) >= endedFor:
+			lives = append(lives, life)
+		}
+	}
+	return lives
+}
+
+// drop detaches the life from all topics of the buckets. The next sweep tries again to
+// drop the endpoints that are left.
+func (d *Dispatcher) drop(ctx context.Context, buckets []int, life string) {
+	dropped := 0
+	for _, b := range buckets {
+		for batch := range slices.Chunk(d.attached(b, life), dropBatch) {
+			if !d.gateways.Ended(life) {
+				return
+			}
+			dctx, cancel := context.WithTimeout(ctx, dropLimit)
+			err := d.store.Detach(dctx, life, batch)
+			cancel()
+			if err != nil {
+				if ctx.Err() == nil {
+					d.log.Warn().Err(err).Str("gateway", life).Msg("endpoints of a gateway that is gone could not be dropped; trying again")
+				}
+				return
+			}
+			dropped += len(batch)
+		}
+	}
+	if dropped == 0 {
+		return // the endpoints were detached meanwhile
+	}
+	d.log.Info().Str("gateway", life).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
+}
+
+// attached returns the topics of the bucket that the life is attached to.
+func (d *Dispatcher) attached(bucket int, life string) (topics []presence.Topic) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for topic, gateways := range d.endpoints[bucket] {
+		if slices.Contains(gateways, life) {
+			topics = append(topics, topic)
+		}
+	}
+	return topics
+}

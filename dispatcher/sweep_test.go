@@ -1,0 +1,106 @@
+package dispatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/memstore"
+)
+
+// stubborn is a store that refuses to detach for a while.
+type stubborn struct {
+	*memstore.Store
+	mu      sync.Mutex
+	refuses int
+	largest int // batch
+}
+
+func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence.Topic) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.largest = max(s.largest, len(topics))
+	if s.refuses > 0 {
+		s.refuses--
+		return errors.New("no answer")
+	}
+	return s.Store.Detach(ctx, gateway, topics)
+}
+
+// lives is the gateways that have endpoints in s.
+func lives(t *testing.T, s *memstore.Store) (lives []string) {
+	t.Helper()
+	for b := range presence.DefaultBuckets {
+		ends, err := s.Attached(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range ends {
+			if !slices.Contains(lives, e.Gateway) {
+				lives = append(lives, e.Gateway)
+			}
+		}
+	}
+	slices.Sort(lives)
+	return lives
+}
+
+// TestEndpointsEndWithTheLifeOfTheirGateway: also those that were there before
+// the dispatcher, though the store refuses at first; but not those of who was
+// only away for a moment.
+func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stubborn{Store: memstore.New(memstore.Config{}), refuses: 2}
+		var many []string
+		for i := range 1000 * presence.DefaultBuckets {
+			many = append(many, fmt.Sprint("p", i))
+		}
+		attach(t, s.Store, "a:1/1", many...)
+		attach(t, s.Store, "a:1/2", "p1")
+		attach(t, s.Store, "b:1/1", "p1", "p2")
+		attach(t, s.Store, "without a life", "p1")
+		begun := time.Now()
+		d := New(s, endings(func(life string) bool {
+			blink := time.Since(begun) < 4*time.Second && life == "b:1/1" && time.Since(begun)%(2*time.Second) < 1500*time.Millisecond
+			return blink || life == "a:1/1" || life == "without a life"
+		}), zerolog.Nop())
+		var buckets []int
+		for b := range presence.DefaultBuckets {
+			buckets = append(buckets, b)
+		}
+		d.Own(buckets)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = d.Run(ctx) }()
+		defer func() { stop(); <-done }()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if got := lives(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
+			t.Fatalf("endpoints of %q are left", got)
+		}
+		if s.largest > dropBatch {
+			t.Fatalf("a batch of %d", s.largest)
+		}
+		attach(t, s.Store, "a:1/1", "late") // an old Attach that arrives only now
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if got := lives(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
+			t.Fatalf("endpoints of %q are left", got)
+		}
+	})
+}
+
+// endings is a function as Gateways, which take every push.
+type endings func(life string) (ended bool)
+
+func (endings) PushUpdates(context.Context, string, []presence.Update) error { return nil }
+
+func (ended endings) Ended(life string) bool { return ended(life) }

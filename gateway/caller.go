@@ -1,0 +1,125 @@
+package gateway
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/presence/unread"
+)
+
+// writeIdentityProblem answers a request that Identify refused.
+func writeIdentityProblem(w http.ResponseWriter, err error) {
+	switch {
+	case errors.Is(err, identity.ErrKeysAway):
+		policy.Problem(w, http.StatusServiceUnavailable, err.Error(), policy.RetryAfter(identity.KeysEvery))
+	case errors.Is(err, identity.ErrNoToken):
+		policy.Problem(w, http.StatusUnauthorized, err.Error())
+	default:
+		// RFC 6750: this error code belongs only to a token that the client sent.
+		w.Header().Set("WWW-Authenticate", `Bearer realm="headcount", error="invalid_token"`)
+		policy.Problem(w, http.StatusUnauthorized, err.Error())
+	}
+}
+
+const apiKeyHeader = "X-API-Key"
+
+// public checks a request that needs no identity: it refuses one that carries a
+// bad token. If it returns false, it has written the error answer.
+func (g *Gateway) public(c *gin.Context) bool {
+	if err := g.cfg.Identities.CheckToken(c.Request, false); err != nil {
+		writeIdentityProblem(c.Writer, err)
+		return false
+	}
+	return true
+}
+
+// admit limits how many different anonymous identities one address uses for
+// writes. New and old identities both count. An identity that the address used
+// lately costs nothing, and a server with an API key has no limit. If admit
+// returns false, it has written the error answer.
+func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
+	if id.Signed == "" || g.keys.Has(c.GetHeader(apiKeyHeader)) {
+		return true
+	}
+	ok, wait := g.limiter.Allow(g.cfg.Proxies.Addr(c.Request), uint64(id.Hash), time.Now())
+	if !ok {
+		policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", policy.RetryAfter(wait))
+	}
+	return ok
+}
+
+// server reports whether the request has a valid API key. If it returns false, it
+// has written the error answer.
+func (g *Gateway) server(c *gin.Context) bool {
+	key := c.GetHeader(apiKeyHeader)
+	if g.keys.Has(key) {
+		return true
+	}
+	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
+	detail := "The API key is wrong."
+	switch {
+	case len(g.keys) == 0:
+		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
+	case key == "":
+		detail = "Only a server may call this: send an API key in the header " + apiKeyHeader + "."
+	}
+	policy.Problem(c.Writer, http.StatusUnauthorized, detail)
+	return false
+}
+
+// whose finds the user whose follows a request reads or changes. If ok is false,
+// it has written the error answer.
+type whose interface {
+	whose(c *gin.Context) (user unread.User, id identity.Identity, ok bool)
+}
+
+// A request is about the follows of its caller, or of the user that a server names
+// in the path.
+type (
+	caller struct{ g *Gateway }
+	named  struct{ g *Gateway }
+)
+
+func (g *Gateway) userOf(id string) unread.User {
+	return unread.User(g.cfg.Identities.Hash128(id))
+}
+
+func (w caller) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
+	id, err := w.g.cfg.Identities.Identify(c.Request, false)
+	if err != nil {
+		writeIdentityProblem(c.Writer, err)
+		return unread.User{}, identity.Identity{}, false
+	}
+	return w.g.userOf(id.User), id, true
+}
+
+func (w named) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
+	if !w.g.server(c) {
+		return unread.User{}, identity.Identity{}, false
+	}
+	name, err := url.PathUnescape(c.Param("user"))
+	if err == nil {
+		err = identity.CheckUser(name)
+	}
+	if err != nil {
+		badRequest(c, err.Error())
+		return unread.User{}, identity.Identity{}, false
+	}
+	return w.g.userOf(name), identity.Identity{}, true
+}
+
+// mayLook reports whether the request may see the dashboard: it has a valid API
+// key, or no keys are configured.
+func (g *Gateway) mayLook(c *gin.Context) bool {
+	return len(g.keys) == 0 || g.keys.Has(c.GetHeader(apiKeyHeader))
+}
+
+func needsKey(c *gin.Context) {
+	policy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header X-API-Key.")
+}

@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"time"
+
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+const (
+	// A client may send this many frames a second, and this many at once: far
+	// more than a page needs, and no more than it costs others little. Pings and
+	// fragments count too, since each costs as much as a message.
+	messageRate  = 500
+	messageBurst = 2000
+
+	// A client may bring this many pages a second that the gateway does not have
+	// yet, and this many at once. Each costs the store a call, and the gateway
+	// keeps it for a while.
+	newPageRate  = 20
+	newPageBurst = 200
+
+	// restTime is how long a client is not read that has sent too much. So it does
+	// not reach its twentieth error at once, and what it sends meanwhile waits in
+	// its own memory and not in ours.
+	restTime = 100 * time.Millisecond
+)
+
+// charge takes what a frame costs from the client's message rate. It reports
+// whether the client may be served. The answer to a ping of ours is free.
+func (c *conn) charge(kind byte) bool {
+	switch kind {
+	case websocket.Text, websocket.Binary:
+		c.g.metrics.received.Add(1)
+	case websocket.Pong:
+		if c.asks.Swap(false) {
+			return true
+		}
+	case websocket.Close:
+		return true // there is no second one
+	}
+	return c.allow()
+}
+
+// chargeRead takes what one read costs where no frames are counted: of an event
+// stream, and of a client that has been told the end.
+func (c *conn) chargeRead() {
+	if (c.events || c.ended.Load()) && !c.allow() {
+		c.rest()
+	}
+}
+
+// allow takes one message from the client's message rate.
+func (c *conn) allow() bool {
+	const step = time.Second / messageRate
+	now := c.Now()
+	paid := max(c.paid, now-messageBurst*step) + step
+	if paid > now {
+		return false
+	}
+	c.paid = paid
+	return true
+}
+
+// bring takes the pages that the gateway does not have yet from what the client may
+// bring. It reports whether it may; if not, nothing is taken.
+func (c *conn) bring(pages ...string) bool {
+	if len(pages) == 0 {
+		return true
+	}
+	fresh := c.g.hub.Unheard(presence.CountTopics(pages))
+	if fresh == 0 {
+		return true
+	}
+	const step = time.Second / newPageRate
+	now := c.Now()
+	brought := max(c.brought, now-newPageBurst*step) + time.Duration(fresh)*step
+	if brought > now {
+		return false
+	}
+	c.brought = brought
+	return true
+}
+
+// rest has the client not read for a while.
+func (c *conn) rest() {
+	if c.rests == 0 {
+		c.rests = c.Now() + restTime
+		c.wire.ServeAfter(restTime)
+	}
+}
+
+// resting reports whether the client is not read now. Without a poller it waits
+// until the client may speak again.
+func (c *conn) resting() bool {
+	if c.rests == 0 || c.wire.Closed() {
+		return false
+	}
+	left := c.rests - c.Now()
+	if left > 0 && c.wire.Polled() {
+		return true
+	}
+	time.Sleep(left)
+	c.rests = 0
+	return false
+}

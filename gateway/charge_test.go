@@ -1,0 +1,154 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/gateway/websocket"
+)
+
+// Whatever a client floods the gateway with, it is told so, read slowly, and
+// closed at its twentieth error.
+func TestFloods(t *testing.T) {
+	bothWays(t, nil, func(t *testing.T, s *served) {
+		var wg sync.WaitGroup
+		for name, frame := range map[string]string{
+			"messages":        masked(websocket.Text, heartbeatMsg),
+			"pings":           masked(websocket.Ping, ""),
+			"pongs":           masked(websocket.Pong, ""),
+			"empty fragments": masked(partMore, ""),
+		} {
+			r := s.socket("")
+			began := time.Now()
+			wg.Go(func() { // ends with the connection
+				if frame[0] == partMore {
+					_, _ = r.Write([]byte(masked(partText, "")))
+				}
+				block := []byte(strings.Repeat(frame, 1000))
+				for {
+					if _, err := r.Write(block); err != nil {
+						return
+					}
+				}
+			})
+			wg.Go(func() {
+				defer r.Close()
+				limited := 0
+				for {
+					opcode, payload, err := r.frame()
+					if err != nil {
+						t.Errorf("%s: after %d errors: %v", name, limited, err)
+						return
+					}
+					if bytes.HasPrefix(payload, []byte(`{"type":"error","code":"rate_limited"`)) {
+						limited++
+					}
+					if opcode == websocket.Close {
+						if code := binary.BigEndian.Uint16(payload); code != 1008 || limited != maxErrors {
+							t.Errorf("%s: closed with %d after %d errors", name, code, limited)
+						}
+						break
+					}
+				}
+				// Nineteen rests at least: it was read at the rate that is allowed.
+				if took := time.Since(began); took < (maxErrors-1)*restTime {
+					t.Errorf("%s: closed after %s", name, took)
+				}
+			})
+		}
+		wg.Wait()
+		s.settles(0)
+	})
+}
+
+// An answer to a ping of the gateway costs nothing, also when the client has
+// used up what it may send.
+func TestPongToOurPingIsFree(t *testing.T) {
+	s := serveGateway(t, true, nil)
+	r := s.socket("")
+	var c *conn
+	s.g.each(func(only *conn) { c = only })
+	for range 3 {
+		c.Ping()
+		r.expect(websocket.Ping, "")
+		if !c.charge(websocket.Pong) {
+			t.Fatal("the answer was charged")
+		}
+	}
+	before := c.paid
+	if c.charge(websocket.Pong); c.paid <= before {
+		t.Fatalf("a pong that nobody asked for is free: paid until %s, then %s", before, c.paid)
+	}
+}
+
+// What the client of an event stream sends is of no interest, and is read no
+// faster than what others send.
+func TestEventStreamThatTalks(t *testing.T) {
+	bothWays(t, nil, func(t *testing.T, s *served) {
+		r := s.open("/p/counter/events", "")
+		r.response(200)
+		sent, end := 0, time.Now().Add(500*time.Millisecond)
+		block := make([]byte, 64<<10)
+		for time.Now().Before(end) {
+			_ = r.SetWriteDeadline(end)
+			n, err := r.Write(block)
+			sent += n
+			if err != nil {
+				break
+			}
+		}
+		if most := (messageBurst + messageRate) * 8 << 10; sent > most+32<<20 { // and what the sockets hold
+			t.Fatalf("%d bytes were read in half a second", sent)
+		}
+		_ = r.Close()
+		s.settles(0)
+	})
+}
+
+// A client that brings new pages without end is told so, and nothing changes for it;
+// pages that the gateway has are free.
+func TestNewPagesAreLimited(t *testing.T) {
+	s := serveGateway(t, true, nil)
+	message := func(kind string, from, to int) []byte {
+		var pages []string
+		for i := from; i < to; i++ {
+			pages = append(pages, fmt.Sprintf("%q", fmt.Sprint("p", i)))
+		}
+		return []byte(masked(websocket.Text, `{"type":"`+kind+`","pages":[`+strings.Join(pages, ",")+`]}`))
+	}
+	r, other := s.socket(""), s.socket("")
+	other.write(message("subscribe", 300, 350))
+	await(t, "the other's pages", func() bool { return s.g.hub.Wanted() >= 50 })
+	before := s.g.hub.Wanted()
+	for i := range 2 {
+		r.write(message("subscribe", 100*i, 100*i+100))
+		await(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
+		r.write(message("unsubscribe", 100*i, 100*i+100))
+		await(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
+	}
+	r.write(message("subscribe", 200, 290))
+	for {
+		_, text, err := r.frame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(text, []byte(`"error"`)) {
+			if !bytes.Contains(text, []byte(codeRateLimited)) {
+				t.Fatalf("got %s, want %s", text, codeRateLimited)
+			}
+			break
+		}
+	}
+	if n := s.g.hub.Wanted(); n != before {
+		t.Errorf("%d topics are wanted, want %d as before", n, before)
+	}
+	r.write(message("subscribe", 300, 350))
+	r.expect(websocket.Text, `{"type":"count"`)
+	_, _ = r.Close(), other.Close()
+	s.settles(0)
+}

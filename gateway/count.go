@@ -1,0 +1,87 @@
+package gateway
+
+import (
+	"math"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"headcount/gateway/fanout"
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// eventForm is a count as a server-sent event. Every other form is a WebSocket
+// frame, whose count may be rounded.
+const eventForm fanout.Form = 1 << 7
+
+// frameForm is a frame whose count has precision significant digits; 0 means all
+// digits.
+func frameForm(precision uint8) fanout.Form { return fanout.Form(precision) }
+
+// countEncoder implements fanout.Encoder.
+type countEncoder struct{}
+
+// Encode implements fanout.Encoder.
+func (e countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
+	count, ok := presence.CountOf(u)
+	if !ok {
+		return b, 0
+	}
+	if form == eventForm {
+		if e.Exact(u) {
+			shown = shownVersion(count.Version)
+		}
+		return appendEvent(b, count), shown
+	}
+	precision := uint8(form)
+	count.Users = significant(count.Users, precision)
+	b = websocket.AppendFrame(b, websocket.Text, appendCountText(nil, count))
+	if precision != 0 { // the version and the time do not make a rounded count a new one
+		count.Version, count.Updated = presence.Version{}, time.Time{}
+		shown = xxhash.Sum64(appendCountText(nil, count))
+	}
+	return b, shown
+}
+
+// Exact implements fanout.Encoder. The version of an exact count identifies the
+// whole count.
+func (countEncoder) Exact(u presence.Update) bool {
+	count, ok := presence.CountOf(u)
+	return ok && !count.Stale && count.Without == ""
+}
+
+// shownVersion identifies an event with an exact count of version v.
+func shownVersion(v presence.Version) uint64 { return xxhash.Sum64String(v.String()) }
+
+func appendCountText(b []byte, c presence.Count) []byte {
+	b = append(b, `{"type":"count",`...)
+	b = c.AppendMembers(b)
+	return append(b, '}')
+}
+
+// appendEvent appends a server-sent event with a counter.
+func appendEvent(b []byte, c presence.Count) []byte {
+	b = append(b, "event: count\nid: "...)
+	b = append(b, c.Version.String()...)
+	b = append(b, "\ndata: "...)
+	b = c.AppendJSON(b)
+	return append(b, "\n\n"...)
+}
+
+// significant rounds n to that many significant digits; a half rounds up. n is not
+// negative. 0 digits means no rounding.
+func significant(n int64, digits uint8) int64 {
+	unit, most := int64(1), int64(1)
+	for range digits {
+		most *= 10
+	}
+	for digits > 0 && n/unit >= most {
+		unit *= 10
+	}
+	rest := n % unit
+	if n -= rest; rest > 0 && rest >= unit/2 && n <= math.MaxInt64-unit {
+		n += unit
+	}
+	return n
+}

@@ -1,0 +1,214 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"html/template"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/presence"
+)
+
+const (
+	holdPatience = 3 * time.Second // how long a request waits until the store has its hold
+	readPatience = 3 * time.Second // how long a request waits for the store's answer
+)
+
+// page returns the page that the path names, if check accepts it. If page returns
+// false, it has written the error answer.
+func page(c *gin.Context, check func(string) error) (string, bool) {
+	name, err := url.PathUnescape(c.Param("page"))
+	if err == nil {
+		err = check(name)
+	}
+	if err != nil {
+		badRequest(c, err.Error())
+		return "", false
+	}
+	return name, true
+}
+
+// counts reads the counts of pages, in the order of pages. If it returns false, it
+// has written the error answer.
+func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
+	if err := g.serving(); err != nil {
+		unavailable(c, err)
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), readPatience)
+	defer cancel()
+	updates, ok := g.hub.Newest(ctx, presence.CountTopics(pages))
+	if !ok {
+		unavailable(c, presence.ErrUnavailable)
+		return nil, false
+	}
+	counts := make([]presence.Count, len(pages))
+	for i, u := range updates {
+		counts[i], _ = presence.CountOf(u)
+	}
+	return counts, true
+}
+
+func (g *Gateway) getCounter(c *gin.Context) {
+	policy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
+	name, ok := page(c, presence.CheckReadable)
+	if !ok || !g.public(c) {
+		return
+	}
+	counts, ok := g.counts(c, name)
+	if !ok {
+		return
+	}
+	if c.Query("regions") == "1" && !policy.WantsHTML(c.Request) {
+		write(c, "application/json", g.appendParts(c.Request.Context(), counts[0]))
+		return
+	}
+	writeCounter(c, counts[0])
+}
+
+// appendParts returns the counter as JSON with each region's share. The shares are
+// left out if the store cannot be read or the count is stale.
+func (g *Gateway) appendParts(ctx context.Context, count presence.Count) []byte {
+	parts := []presence.Part{{Region: g.cfg.Region, Users: count.Users}}
+	if g.cfg.Regions != nil {
+		parts = nil
+		ctx, cancel := context.WithTimeout(ctx, readPatience)
+		defer cancel()
+		if whole, all, err := g.cfg.Regions.Parts(ctx, count.Page); err == nil && !whole.Stale {
+			count, parts = whole, all // one read returned both, so the parts add up to the total
+		}
+	}
+	body := append([]byte(nil), '{')
+	body = count.AppendMembers(body)
+	for i, p := range parts {
+		if i == 0 {
+			body = append(body, `,"regions":{`...)
+		} else {
+			body = append(body, ',')
+		}
+		body = appendQuoted(body, p.Region)
+		body = append(body, ':')
+		body = strconv.AppendInt(body, p.Users, 10)
+	}
+	if len(parts) > 0 {
+		body = append(body, '}')
+	}
+	return append(body, "}\n"...)
+}
+
+// writeCounter answers with a counter, as JSON or, for people, as a page.
+func writeCounter(c *gin.Context, count presence.Count) {
+	if policy.WantsHTML(c.Request) {
+		var b bytes.Buffer
+		if err := counterPage.Execute(&b, count); err != nil {
+			panic(err) // the template is ours, and so is the value
+		}
+		write(c, "text/html; charset=utf-8", b.Bytes())
+		return
+	}
+	write(c, "application/json", append(count.AppendJSON(nil), '\n'))
+}
+
+var counterPage = template.Must(template.New("counter").Parse(`<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<link rel="icon" href="/-/icon.svg" type="image/svg+xml">
+<title>{{.Users}} · {{.Page}}</title>
+<h1>{{.Users}}</h1>
+<p>viewing <strong>{{if eq .Page "*"}}the whole site{{else}}{{.Page}}{{end}}</strong> now{{if .Stale}} (last known){{end}}{{with .Without}} (without {{.}}, not heard for long){{end}}</p>
+<p>{{if .Updated.IsZero}}Nobody has been here yet.{{else}}Last change <time>{{.Updated.UTC.Format "2006-01-02T15:04:05Z"}}</time>{{end}}</p>
+</html>
+`))
+
+func (g *Gateway) getCounters(c *gin.Context) {
+	policy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
+	query, err := url.ParseQuery(c.Request.URL.RawQuery)
+	if err != nil {
+		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?page=a&page=b, percent-encoded.")
+		return
+	}
+	var pages []string
+	for _, name := range query["page"] {
+		if slices.Contains(pages, name) {
+			continue
+		}
+		if err := presence.CheckReadable(name); err != nil {
+			badRequest(c, err.Error())
+			return
+		}
+		if pages = append(pages, name); len(pages) > presence.MaxPages {
+			break
+		}
+	}
+	if len(pages) == 0 || len(pages) > presence.MaxPages {
+		badRequest(c, "Ask for 1 to 100 distinct pages, as ?page=a&page=b.")
+		return
+	}
+	if !g.public(c) {
+		return
+	}
+	counts, ok := g.counts(c, pages...)
+	if !ok {
+		return
+	}
+	body := []byte(`{"counters":[`)
+	for i, count := range counts {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = count.AppendJSON(body)
+	}
+	write(c, "application/json", append(body, "]}\n"...))
+}
+
+func (g *Gateway) putCounter(c *gin.Context) {
+	name, ok := page(c, presence.CheckPage)
+	if !ok {
+		return
+	}
+	id, err := g.cfg.Identities.Identify(c.Request, false)
+	if err != nil {
+		writeIdentityProblem(c.Writer, err)
+		return
+	}
+	action, ok := readAction(c, "increment", "decrement")
+	if !ok {
+		return
+	}
+	if !g.admit(c, id) {
+		return
+	}
+	if err := g.ready(); err != nil {
+		unavailable(c, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), holdPatience)
+	defer cancel()
+	if err := g.cfg.Cluster.Hold(ctx, id.Hash, name, action == "increment"); err != nil {
+		if errors.Is(err, presence.ErrTooMany) {
+			policy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), policy.RetryAfter(comeBack))
+			return
+		}
+		unavailable(c, presence.ErrUnavailable)
+		return
+	}
+	if counts, ok := g.counts(c, name); ok {
+		if counts[0].Stale { // a stale count may lack the caller's change
+			unavailable(c, presence.ErrUnavailable)
+			return
+		}
+		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+		if id.Fresh { // a client that cannot keep the cookie reads the id here
+			c.Header(identity.Header, id.Signed)
+		}
+		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
+	}
+}

@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/policy"
+	"headcount/gateway/websocket"
+)
+
+const subprotocol = "headcount.v1"
+
+// reserve takes a place for a long connection, in all and among those of its
+// address. If it returns false, it has written the error answer. Otherwise the
+// caller gives the place back with release.
+func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
+	g.entry.Lock()
+	err := g.serving()
+	if g.draining.Load() {
+		err = errDraining
+	}
+	if err == nil {
+		g.conns.Add(1)
+	}
+	g.entry.Unlock()
+	if err != nil {
+		unavailable(c, err)
+		return nil, false
+	}
+	crowd, fits := g.crowds.Enter(g.cfg.Proxies.Addr(c.Request))
+	detail := ""
+	switch n := g.connections.Add(1); {
+	case !fits:
+		detail = fmt.Sprintf("This address has reached its limit of %d connections; see --max-connections-per-address.", g.cfg.MaxPerAddress)
+	case g.cfg.Memory != nil && g.cfg.Memory.High():
+		detail = "This gateway has reached its memory limit."
+	case n > int64(g.cfg.MaxConnections):
+		detail = "This gateway has reached its limit of connections."
+	default:
+		return crowd, true
+	}
+	g.release(crowd)
+	g.metrics.refused.Inc()
+	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(5*time.Second))
+	return nil, false
+}
+
+// release gives back a place that reserve took.
+func (g *Gateway) release(crowd *policy.Crowd) {
+	crowd.Leave()
+	g.connections.Add(-1)
+	g.conns.Done()
+}
+
+func (g *Gateway) getSocket(c *gin.Context) {
+	r := c.Request
+	if problem, status := websocket.CheckUpgrade(r, subprotocol); status != 0 {
+		if status == http.StatusUpgradeRequired {
+			c.Header("Upgrade", "websocket")
+			c.Header("Connection", "Upgrade")
+		}
+		c.Header("Sec-WebSocket-Version", "13")
+		policy.Problem(c.Writer, status, problem)
+		return
+	}
+	id, err := g.cfg.Identities.Identify(r, true)
+	if err != nil {
+		writeIdentityProblem(c.Writer, err)
+		return
+	}
+	crowd, ok := g.reserve(c)
+	if !ok {
+		return
+	}
+	g.cfg.Identities.SetCookie(c.Writer, r, id, g.cfg.Proxies.Secure(r))
+	if err := g.accept(c.Writer, r, id, crowd); err != nil {
+		g.release(crowd)
+		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
+	}
+}

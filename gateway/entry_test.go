@@ -1,0 +1,30 @@
+package gateway
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+)
+
+type scarce struct{ atomic.Bool }
+
+func (s *scarce) High() bool { return s.Load() }
+
+// While memory is short nobody new gets in, and those who are in stay.
+func TestMemoryIsShort(t *testing.T) {
+	memory := &scarce{}
+	s := serveGateway(t, true, func(cfg *Config) { cfg.Memory = memory })
+	first := s.socket("")
+	memory.Store(true)
+	for range 3 {
+		if got := s.open("/p/counter/events", "").response(http.StatusServiceUnavailable).Header.Get("Retry-After"); got == "" {
+			t.Fatal("no Retry-After")
+		}
+	}
+	s.open("/p/counter", "", "Connection: close").response(http.StatusOK)
+	s.settles(1)
+	memory.Store(false)
+	_ = s.socket("").Close()
+	_ = first.Close()
+	s.settles(0)
+}

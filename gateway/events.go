@@ -1,0 +1,65 @@
+package gateway
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/presence"
+)
+
+func (g *Gateway) getEvents(c *gin.Context) {
+	name, ok := page(c, presence.CheckReadable)
+	if !ok {
+		return
+	}
+	id, err := g.cfg.Identities.Identify(c.Request, true)
+	if err != nil && !errors.Is(err, identity.ErrNoToken) {
+		writeIdentityProblem(c.Writer, err)
+		return
+	}
+	crowd, ok := g.reserve(c)
+	if !ok {
+		return
+	}
+	if err == nil {
+		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+	}
+	if err := g.stream(c.Writer, id, crowd, name, c.GetHeader("Last-Event-ID")); err != nil {
+		g.release(crowd)
+		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
+	}
+}
+
+// stream answers with an event stream that lasts until either side closes the
+// connection. The end of the connection is the end of the body, so the fan-out
+// writes events without chunks around them. A client that returns with the id of
+// the newest count does not get that count again.
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, name, lastID string) error {
+	c, err := g.open(w, id.Hash, id.Expires, crowd)
+	if err != nil {
+		return err
+	}
+	c.events = true
+	head := w.Header()
+	head.Set("Content-Type", "text/event-stream")
+	head.Set("Cache-Control", "no-store")
+	head.Set("X-Accel-Buffering", "no") // otherwise nginx delays events
+	head.Set("X-Content-Type-Options", "nosniff")
+	head.Set("Connection", "close")
+	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
+	c.enter(responseHead(http.StatusOK, head))
+	topic := presence.CountTopic(name)
+	has, err := presence.ParseVersion(lastID)
+	if err == nil && !g.hub.StaleLately() {
+		c.Resume(topic, eventForm, shownVersion(has))
+	} else {
+		c.Subscribe([]presence.Topic{topic}, eventForm)
+	}
+	c.start()
+	return nil
+}

@@ -1,0 +1,221 @@
+package fanout
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/memstore"
+)
+
+// TestLostEndpointsAreAttachedAgain: all of them within seconds of the loss of
+// many, and of a single one once its bucket is looked at.
+func TestLostEndpointsAreAttachedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Config{})
+		h, err := New(Config{
+			Life: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Deliver(presence.KindCount, exactly{})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); h.Run(ctx) }()
+		defer func() { stop(); <-done }()
+		var topics []presence.Topic
+		for i := range 1000 {
+			topics = append(topics, presence.CountTopic(fmt.Sprint("p", i)))
+			h.Want(topics[i])
+		}
+		missing := func() int {
+			synctest.Wait()
+			gone, err := store.Missing(t.Context(), "g/1", topics)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(gone)
+		}
+		if n := missing(); n > 0 {
+			t.Fatalf("%d of 1000 topics were never attached", n)
+		}
+		for lost, within := range map[int]time.Duration{
+			1000: lingerFor,
+			500:  lingerFor,
+			1:    lingerFor / 2 * presence.DefaultBuckets / verifyPart,
+		} {
+			if err := store.Detach(t.Context(), "g/1", topics[:lost]); err != nil {
+				t.Fatal(err)
+			}
+			if n := missing(); n != lost {
+				t.Fatalf("%d of %d are gone", n, lost)
+			}
+			time.Sleep(within)
+			if n := missing(); n > 0 {
+				t.Errorf("%d endpoints of %d that were lost are still missing after %s", n, lost, within)
+			}
+		}
+	})
+}
+
+// calls is a store that notes what it is asked for, and that can be away.
+type calls struct {
+	*memstore.Store
+	away           atomic.Bool
+	attach, detach atomic.Int64 // topics
+	failDetach     atomic.Int64 // this many times
+	during         func()       // an attach, once
+}
+
+func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic) ([]presence.Update, error) {
+	if during := c.during; during != nil {
+		c.during = nil
+		during()
+	}
+	c.attach.Add(int64(len(topics)))
+	if c.away.Load() {
+		return nil, presence.ErrUnavailable
+	}
+	return c.Store.Attach(ctx, life, topics)
+}
+
+func (c *calls) Detach(ctx context.Context, life string, topics []presence.Topic) error {
+	if c.failDetach.Add(-1) >= 0 {
+		return presence.ErrUnavailable
+	}
+	c.detach.Add(int64(len(topics)))
+	return c.Store.Detach(ctx, life, topics)
+}
+
+// withCalls runs a test in a bubble, with a hub that runs over a store of its own.
+func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		store := &calls{Store: memstore.New(memstore.Config{})}
+		h, err := New(Config{
+			Life: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Deliver(presence.KindCount, exactly{})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); h.Run(ctx) }()
+		defer func() { stop(); <-done }()
+		test(t, h, store)
+	})
+}
+
+// Pages that are wanted and left are dropped, also while the store is away.
+func TestAFloodOfPagesLeavesNothing(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
+			withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+				store.away.Store(away)
+				if away {
+					h.Away()
+				}
+				const most = maxLingering
+				topics := make([]presence.Topic, 100)
+				for round := range 400 {
+					for i := range topics {
+						topics[i] = presence.CountTopic(fmt.Sprint("p", round, "-", i))
+						h.Want(topics[i])
+					}
+					if round%2 == 0 {
+						synctest.Wait() // attached before they are left
+					}
+					for _, topic := range topics {
+						h.Unwant(topic)
+					}
+				}
+				if n := h.Topics(); n > most {
+					t.Errorf("%d topics are kept, want at most %d", n, most)
+				}
+				if asked := store.attach.Load(); away && asked > 1000 {
+					t.Errorf("the store was asked for %d topics while it was away", asked)
+				}
+				store.away.Store(false)
+				h.Back()
+				time.Sleep(3 * lingerFor)
+				synctest.Wait()
+				if n := h.Topics(); n > 0 {
+					t.Errorf("%d topics are kept that nobody wants", n)
+				}
+				wantEndpoints(t, store, 0)
+			})
+		})
+	}
+}
+
+// A newcomer is served in the next turn though others want many pages and leave them.
+func TestANewcomerWaitsForOneTurn(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		store.during = func() { // the first turn: one page
+			for i := range 20 * attachBatch {
+				h.Want(presence.CountTopic(fmt.Sprint("p", i)))
+				h.Unwant(presence.CountTopic(fmt.Sprint("p", i)))
+			}
+			h.Want(presence.CountTopic("newcomer"))
+		}
+		h.Want(presence.CountTopic("first"))
+		synctest.Wait()
+		if n := store.attach.Load(); n != 2 {
+			t.Errorf("the store was asked for %d topics, want the first and the newcomer's", n)
+		}
+		wantEndpoints(t, store, 2)
+	})
+}
+
+// The store is back while a topic lingers: it is not attached again for nobody. A
+// detach that fails is tried again.
+func TestNoEndpointWithoutSubscribers(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		topic := presence.CountTopic("p")
+		h.Want(topic)
+		synctest.Wait()
+		wantEndpoints(t, store, 1)
+		h.Unwant(topic)
+		h.Back()
+		store.failDetach.Store(2)
+		time.Sleep(4 * lingerFor)
+		synctest.Wait()
+		wantEndpoints(t, store, 0)
+		if n := store.attach.Load(); n != 1 {
+			t.Errorf("attached %d times, want once", n)
+		}
+		h.Want(topic)
+		synctest.Wait()
+		wantEndpoints(t, store, 1)
+	})
+}
+
+func wantEndpoints(t *testing.T, store *calls, want int) {
+	t.Helper()
+	n := 0
+	for bucket := range presence.DefaultBuckets {
+		all, err := store.Attached(t.Context(), bucket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(all)
+	}
+	if n != want {
+		t.Errorf("the store has %d endpoints, want %d", n, want)
+	}
+}
+
+// exactly is an Encoder that writes nothing.
+type exactly struct{}
+
+func (exactly) Encode(b []byte, _ presence.Update, _ Form) ([]byte, uint64) { return b, 0 }
+
+func (exactly) Exact(presence.Update) bool { return true }

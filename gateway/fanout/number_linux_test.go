@@ -1,0 +1,104 @@
+//go:build !portable
+
+package fanout
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A number comes with the updates that are due, once per interval, and again when
+// the client asks or a write was lost.
+func TestNumber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 100 * time.Millisecond
+		s := loneShard(interval)
+		w := s.watcher(t)
+		defer w.close()
+		expect := func(want ...int64) {
+			t.Helper()
+			s.deliver()
+			got := counts(t, w.take(t)...)
+			if len(got) != len(want) {
+				t.Fatalf("got %v, want %v", got, want)
+			}
+			for i, c := range got {
+				if c.Count != want[i] {
+					t.Fatalf("got %v, want %v", got, want)
+				}
+			}
+		}
+		w.Told(3)
+		w.Tell(3, false)
+		expect()
+		w.Tell(4, false)
+		expect(4)
+		w.Tell(5, false)
+		w.Tell(6, false)
+		expect() // within the interval
+		time.Sleep(interval)
+		expect(6)
+		w.Tell(6, true)
+		expect(6) // the client asked
+		w.missed = true
+		w.Free()
+		expect(6)
+
+		// Of a client that was told nothing, the first number is news, also 0.
+		v := s.watcher(t)
+		defer v.close()
+		v.missed = true
+		v.Free()
+		s.deliver()
+		if got := v.take(t); len(got) != 0 {
+			t.Fatalf("got %q before the number is known", got)
+		}
+		v.Tell(0, false)
+		s.deliver()
+		if got := counts(t, v.take(t)...); len(got) != 1 || got[0].Count != 0 {
+			t.Fatalf("got %v, want 0", got)
+		}
+		v.Leave()
+		v.Tell(1, true)
+		s.deliver()
+		if got := v.take(t); len(got) != 0 {
+			t.Fatalf("got %q after it left", got)
+		}
+	})
+}
+
+// A hold keeps a topic back until it is ready, or patience ends.
+func TestHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := loneShard(10 * time.Millisecond)
+		w := s.watcher(t)
+		defer w.close()
+		w.Hold(topicOf("p"))
+		s.update(countOf("p", 1, 1))
+		s.deliver()
+		s.sweep()
+		if got := w.take(t); len(got) != 0 {
+			t.Fatalf("got %q while it is held", got)
+		}
+		w.Ready(topicOf("p"))
+		w.Ready(topicOf("p")) // which is nothing now
+		s.deliver()
+		if got := counts(t, w.take(t)...); len(got) != 1 {
+			t.Fatalf("got %v, want one", got)
+		}
+		w.Hold(topicOf("p"))
+		time.Sleep(holdPatience)
+		s.sweep()
+		s.deliver()
+		if got := counts(t, w.take(t)...); len(got) != 1 {
+			t.Fatalf("got %v after the patience, want one", got)
+		}
+		w.Unsubscribe(topicOf("p"))
+		w.Unsubscribe(topicOf("p"))
+		if len(s.topics) != 0 || len(w.places) != 0 {
+			t.Fatalf("%d topics and %d places are left", len(s.topics), len(w.places))
+		}
+		w.Leave()
+	})
+}

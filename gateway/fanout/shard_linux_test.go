@@ -1,0 +1,594 @@
+//go:build !portable
+
+package fanout
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"pgregory.net/rapid"
+
+	"headcount/gateway/socket"
+	"headcount/presence"
+)
+
+// loneShard is a shard whose passes the test makes.
+func loneShard(interval time.Duration) *shard {
+	h, err := New(Config{Numbers: plain{}, Shards: 1, Interval: interval, Budget: 1e6, Ping: time.Minute, Pong: time.Minute})
+	if err != nil {
+		panic(err)
+	}
+	h.Deliver(testKind, plain{})
+	return h.shards[0]
+}
+
+const (
+	testKind      = presence.Kind("test")
+	events   Form = 1 << 7
+)
+
+func topicOf(key string) presence.Topic { return presence.Topic{Kind: testKind, Key: key} }
+
+// plain encodes counts as JSON. A form is how many digits are not zero, or events.
+type plain struct{}
+
+func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64) {
+	n, _ := strconv.ParseInt(u.Value, 10, 64)
+	stale := strconv.FormatBool(u.Stale)
+	switch {
+	case form == events:
+		if !u.Stale {
+			shown = shownVersion(u.Version)
+		}
+	case form != 0:
+		n = rounded(n, form)
+		shown = xxhash.Sum64String(strconv.FormatInt(n, 10) + stale)
+	}
+	b = append(b, `{"Page":"`...)
+	b = append(b, u.Key...)
+	b = append(b, `","count":`...)
+	b = strconv.AppendInt(b, n, 10)
+	b = append(b, `,"Version":"`...)
+	b = append(b, u.Version.String()...)
+	b = append(b, `","Stale":`...)
+	b = append(b, stale...)
+	return append(b, '}'), shown
+}
+
+func (plain) Exact(u presence.Update) bool { return !u.Stale }
+
+func (plain) AppendNumber(b []byte, n int64) []byte {
+	return append(strconv.AppendInt(append(b, `{"Page":"own","count":`...), n, 10), '}')
+}
+
+func shownVersion(v presence.Version) uint64 { return xxhash.Sum64String(v.String()) }
+
+// rounded is n with so many digits that are not zero, halves up.
+func rounded(n int64, digits Form) int64 {
+	unit := int64(1)
+	for i := len(strconv.FormatInt(n, 10)); i > int(digits); i-- {
+		unit *= 10
+	}
+	return (n + unit/2) / unit * unit
+}
+
+// watcher is a client of a loneShard. Its socket keeps every write apart from the
+// next, so that writes can be counted.
+type watcher struct {
+	*client
+	fd int
+}
+
+// client is a Subscriber over a socket that a test reads.
+type client struct {
+	Subscriber
+	wire socket.Wire
+}
+
+func (c *client) Busy() bool { return c.wire.Busy() }
+
+func (c *client) Try(p []byte) error {
+	err := c.wire.Try(p)
+	if errors.Is(err, socket.ErrBusy) {
+		return ErrBusy
+	}
+	return err
+}
+
+func (c *client) Close() error { return c.wire.Close() }
+func (c *client) Ping() bool   { return c.Try([]byte("ping")) == nil }
+func (c *client) Expire()      { _ = c.Try([]byte("expired")) }
+
+// Of socket.Owner; nothing is read here.
+func (c *client) Spawn(f func())                          { go f() }
+func (c *client) Look(*socket.Input) (more bool, _ error) { return false, nil }
+func (c *client) Freed()                                  { c.Free() }
+func (c *client) Ended()                                  {}
+
+func (s *shard) watcher(t testing.TB) watcher {
+	t.Helper()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fds[0]), "server")
+	nc, err := net.FileConn(file)
+	_ = file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{}
+	c.wire.Use(nc, time.Minute, c)
+	s.hub.Prepare(&c.Subscriber, c, 0)
+	c.Enter()
+	return watcher{c, fds[1]}
+}
+
+// watch subscribes to topics with these keys.
+func (w watcher) watch(form Form, keys ...string) {
+	var topics []presence.Topic
+	for _, key := range keys {
+		topics = append(topics, topicOf(key))
+	}
+	w.Subscribe(topics, form)
+}
+
+// close ends both sides of the socket.
+func (w watcher) close() {
+	_ = w.wire.Close()
+	_ = syscall.Close(w.fd)
+}
+
+// take returns what was written since, one element for each write.
+func (w watcher) take(t testing.TB) (writes []string) {
+	t.Helper()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := syscall.Read(w.fd, buf)
+		if err == syscall.EAGAIN || err == nil && n == 0 {
+			return writes
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		writes = append(writes, string(buf[:n]))
+	}
+}
+
+// counts are those in the text of frames or events, in order.
+func counts(t testing.TB, texts ...string) (all []shownCount) {
+	t.Helper()
+	for _, text := range texts {
+		for rest := text; ; {
+			i := strings.IndexByte(rest, '{')
+			if i < 0 {
+				break
+			}
+			var c shownCount
+			d := json.NewDecoder(strings.NewReader(rest[i:]))
+			if err := d.Decode(&c); err != nil {
+				t.Fatalf("%q: %v", text, err)
+			}
+			all = append(all, c)
+			rest = rest[i+int(d.InputOffset()):]
+		}
+	}
+	return all
+}
+
+type shownCount struct {
+	Page    string
+	Count   int64
+	Version string
+	Stale   bool
+}
+
+func countOf(key string, n int64, sequence uint64) presence.Update {
+	return presence.Update{Topic: topicOf(key), Version: presence.Version{Incarnation: 1, Sequence: sequence}, Value: strconv.FormatInt(n, 10)}
+}
+
+// All pages of one connection that changed go out in one write.
+func TestManyPagesInOneWrite(t *testing.T) {
+	s := loneShard(10 * time.Millisecond)
+	w := s.watcher(t)
+	defer w.close()
+	var pages []string
+	for i := range 30 {
+		pages = append(pages, "page "+strconv.Itoa(i))
+	}
+	w.watch(0, pages...)
+	for round := range uint64(3) {
+		changed := pages[:30-10*round]
+		for _, page := range changed {
+			s.update(countOf(page, 7, round+1))
+		}
+		time.Sleep(30 * time.Millisecond) // longer than any interval here
+		s.deliver()
+		writes := w.take(t)
+		if len(writes) != 1 {
+			t.Fatalf("round %d: %d writes, want one", round, len(writes))
+		}
+		if got := counts(t, writes...); len(got) != len(changed) {
+			t.Fatalf("round %d: %d counts, want %d", round, len(got), len(changed))
+		}
+	}
+}
+
+func TestPrecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 100 * time.Millisecond
+		s := loneShard(interval)
+		exact, rough := s.watcher(t), s.watcher(t)
+		defer exact.close()
+		defer rough.close()
+		sequence := uint64(0)
+		step := func(users int64, stale bool) {
+			sequence++
+			c := countOf("p", users, sequence)
+			c.Stale = stale
+			s.update(c)
+			time.Sleep(2 * interval)
+			s.deliver()
+		}
+		expect := func(w watcher, want ...int64) {
+			t.Helper()
+			got := counts(t, w.take(t)...)
+			if len(got) != len(want) {
+				t.Fatalf("got %v, want %v", got, want)
+			}
+			for i, c := range got {
+				if c.Count != want[i] {
+					t.Fatalf("got %v, want %v", got, want)
+				}
+			}
+		}
+		watch := func(w watcher, precision Form) {
+			t.Helper()
+			time.Sleep(interval) // or the answer waits
+			w.watch(precision, "p")
+			s.deliver()
+		}
+		watch(exact, 0)
+		watch(rough, 2)
+		step(1234, false)
+		expect(exact, 1234)
+		expect(rough, 1200)
+		step(1249, false)
+		expect(exact, 1249)
+		expect(rough)
+		step(1250, false)
+		expect(exact, 1250)
+		expect(rough, 1300)
+		step(1251, true) // that it is stale can be seen
+		expect(exact, 1251)
+		expect(rough, 1300)
+		step(1252, false)
+		expect(exact, 1252)
+		expect(rough, 1300)
+
+		// Away and back between two counts: there is nothing to tell.
+		s.update(countOf("p", 90, 100))
+		s.update(countOf("p", 1260, 101))
+		sequence = 101
+		time.Sleep(2 * interval)
+		s.deliver()
+		expect(exact, 1260)
+		expect(rough)
+
+		// Asked again, it comes at once, in the precision asked for last.
+		watch(rough, 2)
+		expect(rough, 1300)
+		watch(rough, 3)
+		expect(rough, 1260)
+		step(1261, false)
+		expect(rough)
+		watch(rough, 0)
+		expect(rough, 1261)
+		step(1262, false)
+		expect(rough, 1262)
+		if forms := len(s.topics[topicOf("p")].texts); forms != 3 {
+			t.Errorf("%d forms of one count, want exact, 2 and 3 digits", forms)
+		}
+	})
+}
+
+// A join keeps the precision of a subscription, and its first count comes even
+// when its number is known already.
+func TestPrecisionOfJoined(t *testing.T) {
+	s := loneShard(10 * time.Millisecond)
+	w := s.watcher(t)
+	defer w.close()
+	w.watch(1, "p")
+	s.update(countOf("p", 11, 1))
+	s.deliver()
+	w.Hold(topicOf("p"))
+	s.update(countOf("p", 12, 2))
+	w.Ready(topicOf("p"))
+	time.Sleep(20 * time.Millisecond)
+	s.deliver()
+	got := counts(t, w.take(t)...)
+	if len(got) != 2 || got[0].Count != 10 || got[1].Count != 10 || got[1].Version != "1-2" {
+		t.Fatalf("got %v, want 10 twice", got)
+	}
+}
+
+// Whatever changes, and whenever, subscribers of all precisions have the newest
+// number in the end, and none is told the same number twice in a row.
+func TestPrecisionProperties(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		const interval = 10 * time.Millisecond
+		s := loneShard(interval)
+		watchers := make([]watcher, 4)
+		last := make([]shownCount, len(watchers))
+		for i := range watchers {
+			watchers[i] = s.watcher(t)
+			defer watchers[i].close()
+			watchers[i].watch(Form(i), "p")
+		}
+		look := func() {
+			s.deliver()
+			for i, w := range watchers {
+				for _, c := range counts(t, w.take(t)...) {
+					if i > 0 && last[i].Page != "" && c.Count == last[i].Count && c.Stale == last[i].Stale {
+						rt.Fatalf("precision %d: told %+v after %+v", i, c, last[i])
+					}
+					last[i] = c
+				}
+			}
+		}
+		pass := func(d time.Duration) { s.start = s.start.Add(-d) } // moves the shard's clock
+		var newest presence.Update
+		steps := rapid.SliceOfN(rapid.IntRange(0, 12_000), 1, 60).Draw(rt, "steps")
+		for i, n := range steps {
+			newest = countOf("p", int64(n/4), uint64(i+1))
+			newest.Stale = n%7 == 0
+			s.update(newest)
+			if n%3 == 0 {
+				look()
+			}
+			pass(time.Duration(n%4) * interval / 2)
+		}
+		for range 3 {
+			pass(2 * interval)
+			look()
+		}
+		for i := range watchers {
+			want := int64(steps[len(steps)-1] / 4)
+			if i > 0 {
+				want = rounded(want, Form(i))
+			}
+			if last[i].Count != want || last[i].Stale != newest.Stale {
+				rt.Fatalf("precision %d: has %+v, want %d of %+v", i, last[i], want, newest)
+			}
+		}
+	})
+}
+
+// An event stream that comes back with the id of the newest count gets the
+// next one only; with any other id it gets the newest.
+func TestResume(t *testing.T) {
+	s := loneShard(10 * time.Millisecond)
+	for has, want := range map[presence.Version]bool{{Incarnation: 1, Sequence: 5}: false, {Incarnation: 1, Sequence: 4}: true, {}: true, {Incarnation: 9, Sequence: 9}: true} {
+		w := s.watcher(t)
+		w.Resume(topicOf("p"), events, shownVersion(has))
+		s.update(countOf("p", 3, 5)) // known only now, for the first of them
+		time.Sleep(20 * time.Millisecond)
+		s.deliver()
+		if got := counts(t, w.take(t)...); (len(got) == 1) != want {
+			t.Errorf("with %s: got %v of 1-5", has, got)
+		}
+		w.close()
+		w.Leave()
+	}
+	// Nobody has ever joined that page, and it knows.
+	never := s.watcher(t)
+	defer never.close()
+	never.Resume(topicOf("q"), events, shownVersion(presence.Version{}))
+	s.update(presence.Update{Topic: topicOf("q")})
+	s.deliver()
+	if got := never.take(t); len(got) != 0 {
+		t.Errorf("got %q again", got)
+	}
+	s.update(countOf("q", 1, 1))
+	time.Sleep(20 * time.Millisecond)
+	s.deliver()
+	if got := counts(t, never.take(t)...); len(got) != 1 || got[0].Count != 1 {
+		t.Errorf("got %v, want the change", got)
+	}
+}
+
+// A count is encoded once for all subscribers of one form, and a delivery
+// allocates nothing.
+func TestDeliveriesAllocateNothing(t *testing.T) {
+	s := loneShard(time.Millisecond)
+	const each = 50
+	var watchers []watcher
+	for range each {
+		for kind := range 3 {
+			w := s.watcher(t)
+			defer w.close()
+			w.watch([]Form{0, 1, events}[kind], "p")
+			watchers = append(watchers, w)
+		}
+	}
+	buf := make([]byte, 4096)
+	sequence, delivered := uint64(0), 0
+	allocs := testing.AllocsPerRun(20, func() {
+		sequence++
+		s.update(countOf("p", int64(sequence%9+1), sequence))
+		time.Sleep(3 * time.Millisecond)
+		s.deliver()
+		for _, w := range watchers {
+			if n, err := syscall.Read(w.fd, buf); err == nil && bytes.Contains(buf[:n], []byte(`"count":`)) {
+				delivered++
+			}
+		}
+	})
+	if delivered < 20*3*each {
+		t.Fatalf("%d deliveries, want %d", delivered, 20*3*each)
+	}
+	if allocs > each/2 { // those of encoding three forms of the count
+		t.Errorf("%.0f allocations for %d deliveries", allocs, 3*each)
+	}
+}
+
+// A sweep does what it would do if it looked at every connection each time.
+func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := loneShard(10 * time.Millisecond)
+		s.live = liveness{ping: 15 * time.Second, pong: 5 * time.Second}
+		type model struct {
+			watcher
+			heard, pinged, expires time.Duration
+			over                   bool
+		}
+		all := make([]*model, 5)
+		for i := range all {
+			all[i] = &model{watcher: s.watcher(t)}
+			defer all[i].close()
+			if rapid.Bool().Draw(rt, "has a token") {
+				all[i].expires = s.now() + time.Duration(rapid.IntRange(1, 40).Draw(rt, "for"))*time.Second
+				all[i].Subscriber.expires = all[i].expires
+			}
+			all[i].Heard()
+			all[i].heard = all[i].lastHeard()
+		}
+		for range rapid.IntRange(20, 100).Draw(rt, "sweeps") {
+			s.start = s.start.Add(-s.live.tick()) // time goes on
+			if i := rapid.IntRange(0, 2*len(all)).Draw(rt, "heard of"); i < len(all) && !all[i].over {
+				all[i].Heard()
+				all[i].heard = all[i].lastHeard()
+			}
+			before := s.now()
+			s.sweep()
+			after := s.now()
+			for i, m := range all {
+				if m.over {
+					continue
+				}
+				ping, dead := s.live.verdict(before, m.heard, m.pinged)
+				if p2, d2 := s.live.verdict(after, m.heard, m.pinged); p2 != ping || d2 != dead || (m.expires != 0) && (before >= m.expires) != (after >= m.expires) {
+					return // it came to pass in between: either is right
+				}
+				expired := m.expires != 0 && before >= m.expires
+				wrote := strings.Join(m.take(t), "")
+				switch {
+				case dead:
+					m.over = true
+					if !m.wire.Closed() {
+						rt.Fatalf("connection %d is dead and open", i)
+					}
+				case expired:
+					m.over = true
+					if wrote != "expired" {
+						rt.Fatalf("connection %d: the token is over, and it got %q", i, wrote)
+					}
+				case ping != (wrote == "ping"):
+					rt.Fatalf("connection %d: ping %v, and it got %q", i, ping, wrote)
+				case ping:
+					m.pinged = m.Subscriber.pinged
+				}
+			}
+		}
+	})
+}
+
+// Who repeats a subscribe is answered once per interval, and neither that nor
+// leaving and coming again moves the pace of other pages.
+func TestRepeatedSubscribesAreLimited(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const interval = 100 * time.Millisecond
+			s := loneShard(interval)
+			s.pace.budget = 100
+			w := s.watcher(t)
+			defer w.close()
+			var pages []string
+			for i := range answersAtOnce {
+				pages = append(pages, "p"+strconv.Itoa(i))
+			}
+			w.watch(0, pages...)
+			for _, page := range pages {
+				s.update(countOf(page, 1, 1))
+			}
+			s.deliver()
+			if n := len(counts(t, w.take(t)...)); n != answersAtOnce {
+				t.Fatalf("%d counts at first, want all at once", n)
+			}
+			answers := 0
+			for range 1000 {
+				time.Sleep(interval / 20)
+				if leave {
+					for _, page := range pages {
+						w.Unsubscribe(topicOf(page))
+					}
+				}
+				w.watch(0, pages...)
+				for _, page := range pages { // as the hub would know it
+					s.update(countOf(page, 1, 1))
+				}
+				if leave { // its topics are new to the shard: only answers are counted here
+					for _, topic := range s.due {
+						topic.queued = false
+					}
+					s.due = s.due[:0]
+				}
+				s.deliver()
+				answers += len(counts(t, w.take(t)...))
+			}
+			if most := 51 * answersAtOnce; answers > most || answers < most*9/10 {
+				t.Errorf("leave %v: %d answers in 50 intervals, want %d or a little less", leave, answers, most)
+			}
+			if s.pace.stretch != 0 || s.pace.load > 1 {
+				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f", leave, s.pace.stretch, s.pace.load)
+			}
+			if len(s.fresh) > 0 || len(s.asking) > 1 {
+				t.Errorf("leave %v: %d visits and %d subscribers wait", leave, len(s.fresh), len(s.asking))
+			}
+		})
+	}
+}
+
+// BenchmarkDeliver is a pass that gives 1,000 subscribers a count, without what
+// TCP costs: frames, rounded frames and events are the same work.
+func BenchmarkDeliver(b *testing.B) {
+	for name, form := range map[string]Form{"frames": 0, "rounded": 2, "events": events} {
+		b.Run(name, func(b *testing.B) {
+			const subscribers = 1000
+			s := loneShard(time.Millisecond)
+			watchers := make([]watcher, subscribers)
+			for i := range watchers {
+				watchers[i] = s.watcher(b)
+				defer watchers[i].close()
+				watchers[i].watch(form, "p")
+			}
+			buf := make([]byte, 4096)
+			sequence, took := uint64(0), time.Duration(0)
+			for b.Loop() {
+				sequence++
+				s.start = s.start.Add(-time.Second)                     // an interval has passed
+				s.update(countOf("p", int64(10+sequence%80), sequence)) // two digits, so that every change shows
+				began := time.Now()
+				s.deliver()
+				took += time.Since(began)
+				for _, w := range watchers {
+					if _, err := syscall.Read(w.fd, buf); err != nil {
+						b.Fatalf("subscriber got nothing: %v", err)
+					}
+				}
+			}
+			b.ReportMetric(float64(took.Nanoseconds())/float64(s.delivered.Load()), "ns/delivery")
+			b.ReportMetric(float64(s.delivered.Load())/float64(sequence), "deliveries/op")
+		})
+	}
+}

@@ -1,0 +1,110 @@
+package gateway
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+
+	"github.com/rs/zerolog"
+)
+
+// book is a log that may be read while it is written.
+type book struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *book) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *book) count(s string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.text.String(), s)
+}
+
+// A proxy that replaces the Host makes every page a stranger: the answer and
+// the log say so.
+func TestRefusedOriginNamesTheHost(t *testing.T) {
+	log := &book{}
+	s := serveGateway(t, true, func(cfg *Config) { cfg.Log = zerolog.New(log) })
+	for range 3 {
+		r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+			"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+		body, err := io.ReadAll(r.response(http.StatusForbidden).Body)
+		if err != nil || !bytes.Contains(body, []byte(`Host \"h\"`)) || !bytes.Contains(body, []byte("proxy_set_header Host $http_host")) {
+			t.Fatalf("%s, %v", body, err)
+		}
+		_ = r.Close()
+	}
+	if n := log.count(`"host":"h"`); n != 1 {
+		t.Fatalf("%d lines in the log", n)
+	}
+}
+
+// A strong ETag stands for the very bytes.
+func TestETagsOfEncodingsDiffer(t *testing.T) {
+	s := serveGateway(t, true, func(cfg *Config) { cfg.Assets = fstest.MapFS{"a.js": {Data: []byte("text")}} })
+	get := func(status int, lines ...string) *http.Response {
+		return s.open("/-/a.js", "", append(lines, "Connection: close")...).response(status)
+	}
+	plain, packed := get(200).Header.Get("ETag"), get(200, "Accept-Encoding: gzip").Header.Get("ETag")
+	if plain == "" || packed == "" || plain == packed {
+		t.Fatalf("%s and %s", plain, packed)
+	}
+	for _, resp := range []*http.Response{
+		get(304, "If-None-Match: "+plain), get(304, "Accept-Encoding: gzip", "If-None-Match: "+packed), get(200, "If-None-Match: "+packed),
+	} {
+		if !strings.Contains(resp.Header.Get("Vary"), "Accept-Encoding") {
+			t.Errorf("%d without Vary: %v", resp.StatusCode, resp.Header)
+		}
+	}
+}
+
+// The connection ends after a request whose end others may see elsewhere, and no
+// body is asked for that would be refused.
+func TestBodies(t *testing.T) {
+	s := serveGateway(t, true, nil)
+	const action = `{"action":"decrement"}`
+	put := func(status int, body string, lines ...string) *raw {
+		r := s.open("/", "")
+		_, _ = io.Copy(io.Discard, r.response(404).Body)
+		r.write([]byte("PUT /p/counter HTTP/1.1\r\nHost: h\r\n" + strings.Join(append(lines, "", ""), "\r\n") + body))
+		resp := r.response(status)
+		_, _ = io.Copy(io.Discard, resp.Body)
+		return r
+	}
+	put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5").expectEnd()
+	put(413, "", "Content-Length: 99999", "Expect: 100-continue") // a 100 would come first
+}
+
+// What the HTTP server refuses by itself is told for what it is.
+func TestRefusalsOfTheHTTPServer(t *testing.T) {
+	s := serveGateway(t, true, nil)
+	for request, want := range map[string]string{
+		"GET /%zz HTTP/1.1\r\nHost: h\r\n\r\n":                                       "percent-encoded",
+		"GET / HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 2<<20) + "\r\n\r\n": "header of the request is too large",
+		"PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip\r\n\r\n":               "Transfer-Encoding",
+		"GET / HTTP/3.0\r\nHost: h\r\n\r\n":                                          "HTTP/1.1",
+	} {
+		r := s.open("/", "")
+		_, _ = io.Copy(io.Discard, r.response(404).Body)
+		go func() { _, _ = r.Write([]byte(request)) }() // ends with the connection
+		resp, err := http.ReadResponse(r.in, nil)
+		if err != nil {
+			t.Fatalf("%.20q: %v", request, err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || !strings.Contains(string(body), want) {
+			t.Errorf("%.20q: %d %s, %v", request, resp.StatusCode, body, err)
+		}
+		_ = r.Close()
+	}
+}

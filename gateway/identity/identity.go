@@ -1,0 +1,533 @@
+// Package identity finds out who sent a request: by a signed anonymous id, by a
+// token or by an API key. It also checks the request's origin and its proxies.
+package identity
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"iter"
+	"math"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/golang-jwt/jwt/v5"
+
+	"headcount/presence"
+)
+
+// Where an anonymous id travels: the cookie for pages of the same site, the
+// header and the query parameter "id" for pages on another origin.
+const (
+	Cookie = "headcount_id"
+	Header = "Headcount-Id"
+)
+
+// Bounds of what a request may present. A token beyond maxToken or MaxUser is bad.
+// Only the first maxIDs ids of the right shape are verified, so a request full of
+// forged ids costs no more than a few hashes.
+const (
+	maxToken = 8 << 10 // bytes of a token
+	MaxUser  = 256     // bytes of a token's sub
+	maxIDs   = 8       // signed ids tried in one request
+)
+
+// Clocks of issuers run a little ahead of ours: a token counts from this long
+// before its nbf. Its exp has no leeway.
+const nbfLeeway = time.Second
+
+// A signed id is 16 random bytes and the first 16 bytes of its signature,
+// each in unpadded base64url, joined by a dot.
+const (
+	idBytes   = 16
+	idLen     = (idBytes*8 + 5) / 6
+	signedLen = idLen + 1 + idLen
+)
+
+// Each use of a secret puts its own prefix in front of the hashed text, so that no
+// use yields a value of another.
+const (
+	domainID      = "headcount id v1\x00"
+	domainHash    = "headcount user 64 v1\x00"
+	domainHash128 = "headcount user 128 v1\x00"
+)
+
+// Errors of Identify, for errors.Is. No error text repeats any part of the token.
+var (
+	ErrNoToken  = errors.New("no token: this server requires a JWT")
+	ErrBadToken = errors.New("bad token")
+	// ErrKeysAway: no signing key could be fetched so far, so the token may be good or
+	// bad. The caller should try again later.
+	ErrKeysAway = errors.New("the keys that verify tokens cannot be fetched now")
+)
+
+func badToken(why string) error { return fmt.Errorf("%w: %s", ErrBadToken, why) }
+
+// Config says how users prove who they are.
+type Config struct {
+	IDSecrets [][]byte         // the first signs ids, all verify; at least one, none empty
+	HashKey   []byte           // keys the user hashes; empty: SetHashKey gives it before anybody is served
+	JWTSecret []byte           // verifies HS256 tokens; empty: they are refused
+	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused. Both may be set
+	Client    *http.Client     // fetches JWKSURL; default one with a timeout of 5s
+	Now       func() time.Time // default time.Now
+	KeysError func(error)      // called after a fetch of JWKSURL failed, by one goroutine at a time, at most every 5s on average; may be nil
+}
+
+// Identity is one user as a request shows it.
+type Identity struct {
+	User    string        // the token's sub, or the anonymous id without its signature
+	Signed  string        // the anonymous id with its signature, for cookie and welcome; empty with a token
+	Fresh   bool          // this call issued the anonymous id, since the request carried no valid one
+	Linked  bool          // the anonymous id stood in the URL, which anybody may have written
+	Hash    presence.User // identifies the user in presence
+	Expires time.Time     // when the token expires; zero: never
+}
+
+// Identities finds out who sent a request. It is safe for use by many goroutines at
+// once.
+type Identities struct {
+	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
+	hash    atomic.Pointer[keyedMAC] // nil: not known yet
+	secret  []byte                   // for HS256
+	keys    *keySource
+	methods []string
+	parser  *jwt.Parser
+	now     func() time.Time
+}
+
+// New returns Identities. They fetch no keys before the first token needs one.
+// The caller must call Close.
+func New(cfg Config) (*Identities, error) {
+	ids := &Identities{secret: slices.Clone(cfg.JWTSecret), now: cfg.Now}
+	if ids.now == nil {
+		ids.now = time.Now
+	}
+	if len(cfg.IDSecrets) == 0 {
+		return nil, errors.New("id-secret: at least one is needed")
+	}
+	for _, secret := range cfg.IDSecrets {
+		if len(secret) == 0 {
+			return nil, errors.New("id-secret: one of them is empty; leave it out or give it a value")
+		}
+		ids.macs = append(ids.macs, newMAC(secret))
+	}
+	if len(cfg.HashKey) == 0 {
+		cfg.HashKey = []byte(rand.Text())
+	}
+	ids.SetHashKey(cfg.HashKey)
+	if len(ids.secret) > 0 {
+		ids.methods = append(ids.methods, jwt.SigningMethodHS256.Alg())
+	}
+	if cfg.JWKSURL != "" {
+		var err error
+		if ids.keys, err = newKeySource(cfg.JWKSURL, cfg.Client, ids.now, cfg.KeysError); err != nil {
+			return nil, err
+		}
+		ids.methods = append(ids.methods, keyMethods...)
+	}
+	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
+	ids.parser = jwt.NewParser(jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+	return ids, nil
+}
+
+// Close stops the fetching of keys and waits until it has stopped. Identify still
+// works with the keys fetched before.
+func (ids *Identities) Close() {
+	if ids.keys != nil {
+		ids.keys.close()
+	}
+}
+
+// TokensRequired reports whether users must have tokens. If not, every user is
+// anonymous.
+func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
+
+// Identify finds out who sent r. query says whether the URL's parameters id and
+// token count; they do for WebSocket and SSE. An error wraps ErrNoToken,
+// ErrBadToken or ErrKeysAway. Without JWT settings there is never an error.
+// Identify may wait for a fetch of keys, no longer than r's context lasts.
+func (ids *Identities) Identify(r *http.Request, query bool) (Identity, error) {
+	if !ids.TokensRequired() {
+		return ids.anonymous(r, query), nil
+	}
+	token, ok := presentedToken(r, query)
+	if !ok {
+		return Identity{}, ErrNoToken
+	}
+	return ids.fromToken(r.Context(), token)
+}
+
+// CheckToken is Identify for public resources: it returns an error for a bad token,
+// and none for a request without a token. It issues no id.
+func (ids *Identities) CheckToken(r *http.Request, query bool) error {
+	if !ids.TokensRequired() {
+		return nil
+	}
+	if _, err := ids.Identify(r, query); err != nil && !errors.Is(err, ErrNoToken) {
+		return err
+	}
+	return nil
+}
+
+// SetHashKey sets the key of the user hashes. It is called before anybody is served.
+func (ids *Identities) SetHashKey(key []byte) { ids.hash.Store(newMAC(key)) }
+
+// Hash identifies user in presence: it is the first 64 bits of a keyed hash.
+func (ids *Identities) Hash(user string) presence.User {
+	sum := ids.hash.Load().sum(domainHash, user)
+	return presence.User(binary.BigEndian.Uint64(sum[:]))
+}
+
+// Hash128 identifies user in follows: it is the first 128 bits of a keyed hash that
+// is independent of Hash.
+func (ids *Identities) Hash128(user string) [16]byte {
+	sum := ids.hash.Load().sum(domainHash128, user)
+	return [16]byte(sum[:16])
+}
+
+// SetCookie adds a cookie with the anonymous id, for a year from now. For a user
+// with a token it does nothing. An id from a URL is valid for that request alone:
+// a link must not give a visitor the id of the link's author. An id never replaces
+// a different id that a valid cookie holds.
+func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Identity, secure bool) {
+	if id.Signed == "" {
+		return
+	}
+	if !id.Fresh {
+		if user, ok := ids.fromCookie(r); ok && user != id.User || !ok && id.Linked {
+			return
+		}
+	}
+	http.SetCookie(w, &http.Cookie{
+		Name:     Cookie,
+		Value:    id.Signed,
+		Path:     "/",
+		MaxAge:   365 * 24 * 60 * 60,
+		HttpOnly: true,
+		SameSite: http.SameSiteLaxMode,
+		Secure:   secure,
+	})
+}
+
+// anonymous returns the user of the first valid id. It tries the URL first, then
+// the header, then the cookies. If none is valid, it issues a new id.
+func (ids *Identities) anonymous(r *http.Request, query bool) Identity {
+	tries := maxIDs
+	if query {
+		for v := range queryValues(r.URL.RawQuery, "id") {
+			if id, ok := ids.verify(v, &tries); ok {
+				id.Linked = true
+				return id
+			}
+		}
+	}
+	for _, v := range r.Header[Header] {
+		if id, ok := ids.verify(v, &tries); ok {
+			return id
+		}
+	}
+	for v := range cookieValues(r.Header["Cookie"], Cookie) {
+		if id, ok := ids.verify(v, &tries); ok {
+			return id
+		}
+	}
+	return ids.issue()
+}
+
+// fromCookie returns the user of the first valid cookie, if there is one.
+func (ids *Identities) fromCookie(r *http.Request) (string, bool) {
+	tries := maxIDs
+	for v := range cookieValues(r.Header["Cookie"], Cookie) {
+		if id, ok := ids.verify(v, &tries); ok {
+			return id.User, true
+		}
+	}
+	return "", false
+}
+
+func (ids *Identities) issue() Identity {
+	var random [idBytes]byte
+	rand.Read(random[:]) // never fails; the runtime ends the process instead
+	var id [idLen]byte
+	base64.RawURLEncoding.Encode(id[:], random[:])
+	signed := ids.macs[0].sign(string(id[:]))
+	return Identity{User: signed[:idLen], Signed: signed, Fresh: true, Hash: ids.Hash(signed[:idLen])}
+}
+
+// verify returns the user of a signed id, if the signature is valid. The returned
+// id is always signed by the first secret. It shares no memory with presented: a
+// connection keeps the id long after the request is gone.
+func (ids *Identities) verify(presented string, tries *int) (Identity, bool) {
+	if len(presented) != signedLen || presented[idLen] != '.' || *tries <= 0 {
+		return Identity{}, false
+	}
+	*tries--
+	current := ids.macs[0].sign(presented[:idLen])
+	valid := hmac.Equal([]byte(current), []byte(presented))
+	for _, m := range ids.macs[1:] {
+		if valid {
+			break
+		}
+		valid = hmac.Equal([]byte(m.sign(presented[:idLen])), []byte(presented))
+	}
+	if !valid {
+		return Identity{}, false
+	}
+	return Identity{User: current[:idLen], Signed: current, Hash: ids.Hash(current[:idLen])}, true
+}
+
+// fromToken returns the user a token names.
+func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, error) {
+	switch {
+	case raw == "":
+		return Identity{}, badToken("it is empty")
+	case len(raw) > maxToken:
+		return Identity{}, badToken("it is too long")
+	}
+	claims, err := ids.verifyToken(ctx, raw)
+	if err != nil {
+		return Identity{}, err
+	}
+	expires, err := checkTimes(claims, ids.now())
+	if err != nil {
+		return Identity{}, err
+	}
+	sub, err := subject(claims)
+	if err != nil {
+		return Identity{}, err
+	}
+	return Identity{User: sub, Hash: ids.Hash(sub), Expires: expires}, nil
+}
+
+// verifyToken returns the claims of a token if its signature is valid. The claims
+// are a map, since a struct would accept a member "SUB" as "sub".
+func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
+	var keyErr error  // why there was no key to verify with
+	var tried *keySet // a set with no key of the token's key id, only keys that may have signed the token
+	find := func(t *jwt.Token) (any, error) {
+		var key any
+		key, tried, keyErr = ids.findKey(ctx, t)
+		return key, keyErr
+	}
+	for attempt := 1; ; attempt++ {
+		claims := jwt.MapClaims{}
+		keyErr, tried = nil, nil
+		token, err := ids.parser.ParseWithClaims(raw, claims, find)
+		switch {
+		case err == nil:
+			return claims, nil
+		case keyErr != nil:
+			return nil, keyErr
+		case errors.Is(err, jwt.ErrTokenMalformed):
+			return nil, badToken("it is malformed")
+		case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
+			return nil, badToken("its algorithm is not accepted")
+		case attempt > 1 || tried == nil || !ids.keys.renew(ctx, tried):
+			return nil, badToken("its signature is wrong")
+		}
+		// The keys have just changed: a new one may have signed the token.
+	}
+}
+
+// findKey returns the key or keys to verify t with. The parser calls it only for
+// accepted algorithms. findKey chooses the key by the algorithm, so a public key
+// never serves as a secret. The set is not nil if another set might help.
+func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (any, *keySet, error) {
+	if _, critical := t.Header["crit"]; critical {
+		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
+	}
+	if t.Method == jwt.SigningMethodHS256 {
+		return ids.secret, nil, nil
+	}
+	kid, _ := t.Header["kid"].(string)
+	return ids.keys.find(ctx, t.Method.Alg(), kid)
+}
+
+// checkTimes returns when the token expires; zero means never. Its error says why
+// the token is not valid now.
+func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err error) {
+	if v, ok := claims["exp"]; ok {
+		if expires, ok = numericDate(v); !ok {
+			return time.Time{}, badToken("its exp is not a number")
+		}
+		if !now.Before(expires) {
+			return time.Time{}, badToken("it is expired")
+		}
+	}
+	if v, ok := claims["nbf"]; ok {
+		from, ok := numericDate(v)
+		if !ok {
+			return time.Time{}, badToken("its nbf is not a number")
+		}
+		if now.Add(nbfLeeway).Before(from) {
+			return time.Time{}, badToken("it is not valid yet")
+		}
+	}
+	return expires, nil
+}
+
+// numericDate reads seconds since 1970. It limits them to about 34,000 years on
+// either side of 1970, where time.Time still computes correctly.
+func numericDate(v any) (time.Time, bool) {
+	f, ok := v.(float64)
+	if !ok {
+		return time.Time{}, false
+	}
+	const far = 1 << 40
+	seconds, fraction := math.Modf(max(-far, min(far, f)))
+	return time.Unix(int64(seconds), int64(fraction*1e9)), true
+}
+
+// subject returns the token's sub, if it is a valid user id.
+func subject(claims jwt.MapClaims) (string, error) {
+	sub, ok := claims["sub"].(string)
+	switch {
+	case !ok || sub == "":
+		return "", badToken("it has no sub, or one that is not text")
+	case len(sub) > MaxUser:
+		return "", badToken("its sub is too long")
+	case !isPlain(sub):
+		return "", badToken("its sub is not plain text")
+	}
+	return sub, nil
+}
+
+// CheckUser returns an error if id cannot be a user id. It allows every value that
+// a token's sub may have.
+func CheckUser(id string) error {
+	if id == "" || len(id) > MaxUser || !utf8.ValidString(id) || !isPlain(id) {
+		return fmt.Errorf("a user id is 1 to %d bytes of plain text", MaxUser)
+	}
+	return nil
+}
+
+// isPlain reports whether text has neither control characters nor U+FFFD. Control
+// characters would reach logs and frames. U+FFFD would make different broken texts
+// equal.
+func isPlain(text string) bool {
+	return !strings.ContainsFunc(text, func(c rune) bool { return c == utf8.RuneError || unicode.IsControl(c) })
+}
+
+// presentedToken returns the token of r and whether there is one. The header comes
+// before the query. An empty token counts as presented.
+func presentedToken(r *http.Request, query bool) (string, bool) {
+	for _, v := range r.Header["Authorization"] {
+		scheme, token, _ := strings.Cut(strings.TrimSpace(v), " ")
+		if strings.EqualFold(scheme, "Bearer") {
+			return strings.TrimSpace(token), true
+		}
+	}
+	if query {
+		for v := range queryValues(r.URL.RawQuery, "token") {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+// queryValues yields the values of one parameter, in order. Unlike URL.Query it
+// builds no map. Like URL.Query it skips parameters that are badly escaped or
+// contain a semicolon.
+func queryValues(raw, name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for raw != "" {
+			var pair string
+			pair, raw, _ = strings.Cut(raw, "&")
+			key, value, _ := strings.Cut(pair, "=")
+			if strings.Contains(pair, ";") || !unescapesTo(key, name) {
+				continue
+			}
+			if value, err := url.QueryUnescape(value); err == nil && !yield(value) {
+				return
+			}
+		}
+	}
+}
+
+func unescapesTo(key, name string) bool {
+	if key == name {
+		return true
+	}
+	if !strings.ContainsAny(key, "%+") {
+		return false
+	}
+	key, err := url.QueryUnescape(key)
+	return err == nil && key == name
+}
+
+// cookieValues yields the values of one cookie, in the order sent. A browser sends
+// several values if it holds the cookie for several paths or domains.
+func cookieValues(lines []string, name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, line := range lines {
+			for line != "" {
+				var pair string
+				pair, line, _ = strings.Cut(line, ";")
+				key, value, ok := strings.Cut(pair, "=")
+				if !ok || strings.TrimSpace(key) != name {
+					continue
+				}
+				value = strings.TrimSpace(value)
+				if len(value) > 1 && value[0] == '"' && value[len(value)-1] == '"' {
+					value = value[1 : len(value)-1]
+				}
+				if !yield(value) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// keyedMAC computes HMAC-SHA256 under one secret. A pool keeps used hashes, whose
+// saved state makes the next start cheap. It is safe for use by many goroutines.
+type keyedMAC struct{ pool sync.Pool }
+
+type macState struct {
+	hash hash.Hash
+	in   []byte
+	out  [sha256.Size]byte
+}
+
+func newMAC(secret []byte) *keyedMAC {
+	secret = slices.Clone(secret)
+	return &keyedMAC{pool: sync.Pool{New: func() any {
+		return &macState{hash: hmac.New(sha256.New, secret)}
+	}}}
+}
+
+func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
+	s := m.pool.Get().(*macState)
+	s.in = append(append(s.in[:0], domain...), text...)
+	s.hash.Reset()
+	s.hash.Write(s.in)
+	s.hash.Sum(s.out[:0])
+	out := s.out
+	if cap(s.in) <= 1024 { // the pool must not keep the buffer of one long text
+		m.pool.Put(s)
+	}
+	return out
+}
+
+// sign returns id with its signature.
+func (m *keyedMAC) sign(id string) string {
+	sum := m.sum(domainID, id)
+	var buf [signedLen]byte
+	b := append(buf[:0], id...)
+	b = append(b, '.')
+	return string(base64.RawURLEncoding.AppendEncode(b, sum[:idBytes]))
+}

@@ -1,0 +1,563 @@
+package identity
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"pgregory.net/rapid"
+)
+
+func idSecrets(s ...string) [][]byte {
+	var out [][]byte
+	for _, v := range s {
+		out = append(out, []byte(v))
+	}
+	return out
+}
+
+func newTestIDs(t testing.TB, cfg Config) *Identities {
+	t.Helper()
+	if cfg.HashKey == nil {
+		cfg.HashKey = []byte("the key of user hashes")
+	}
+	if cfg.IDSecrets == nil {
+		cfg.IDSecrets = idSecrets("an id secret")
+	}
+	ids, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.Close)
+	return ids
+}
+
+func mustIdentify(t testing.TB, ids *Identities, r *http.Request, query bool) Identity {
+	t.Helper()
+	id, err := ids.Identify(r, query)
+	if err != nil {
+		t.Fatalf("Identify: %v", err)
+	}
+	return id
+}
+
+// getRequest makes one with headers given as name, value pairs.
+func getRequest(target string, headers ...string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	u, err := url.Parse(target)
+	if err != nil {
+		panic(err)
+	}
+	r.URL = u
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Add(headers[i], headers[i+1])
+	}
+	return r
+}
+
+func TestNewIdentitiesRefusesSettings(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cfg  Config
+		want string // in the error; empty: none
+	}{
+		"one secret":    {Config{IDSecrets: idSecrets("a")}, ""},
+		"no secret":     {Config{}, "id-secret"},
+		"empty secret":  {Config{IDSecrets: idSecrets("a", "")}, "id-secret"},
+		"jwks":          {Config{IDSecrets: idSecrets("a"), JWKSURL: "https://login.example.com/keys"}, ""},
+		"jwks no URL":   {Config{IDSecrets: idSecrets("a"), JWKSURL: "login.example.com/keys"}, "jwks-url"},
+		"jwks scheme":   {Config{IDSecrets: idSecrets("a"), JWKSURL: "file:///etc/passwd"}, "jwks-url"},
+		"jwks hostless": {Config{IDSecrets: idSecrets("a"), JWKSURL: "https:///keys"}, "jwks-url"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ids, err := New(tc.cfg)
+			if err == nil {
+				ids.Close()
+			}
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("New = %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAnonymousIDComesBack(t *testing.T) {
+	ids := newTestIDs(t, Config{})
+	first := mustIdentify(t, ids, getRequest("/-/ws"), true)
+	if !first.Fresh || len(first.User) != idLen || len(first.Signed) != signedLen || !first.Expires.IsZero() {
+		t.Fatalf("fresh identity %+v", first)
+	}
+	if !strings.HasPrefix(first.Signed, first.User+".") || url.QueryEscape(first.Signed) != first.Signed {
+		t.Fatalf("signed id %q of %q", first.Signed, first.User)
+	}
+	if first.Hash != ids.Hash(first.User) {
+		t.Fatal("Hash is not that of the user")
+	}
+	second := mustIdentify(t, ids, getRequest("/-/ws"), true)
+	if second.User == first.User {
+		t.Fatal("two visitors got one id")
+	}
+
+	a, b := first.Signed, second.Signed
+	bad := a[:idLen+1] + b[idLen+1:]
+	for name, tc := range map[string]struct {
+		r     *http.Request
+		query bool
+		want  string // user; empty: a new one
+	}{
+		"cookie":                    {getRequest("/", "Cookie", "headcount_id="+a), false, first.User},
+		"cookie among others":       {getRequest("/", "Cookie", "x=1; headcount_id="+a+"; y=2"), false, first.User},
+		"quoted cookie":             {getRequest("/", "Cookie", `headcount_id="`+a+`"`), false, first.User},
+		"cookie on a second line":   {getRequest("/", "Cookie", "x=1", "Cookie", "headcount_id="+a), false, first.User},
+		"first valid cookie":        {getRequest("/", "Cookie", "headcount_id="+bad+"; headcount_id="+a+"; headcount_id="+b), false, first.User},
+		"another cookie's end":      {getRequest("/", "Cookie", "xheadcount_id="+a), false, ""},
+		"header":                    {getRequest("/", Header, a), false, first.User},
+		"query":                     {getRequest("/?id="+a, "X", ""), true, first.User},
+		"query escaped":             {getRequest("/?x=1&%69d=" + strings.ReplaceAll(a, ".", "%2E")), true, first.User},
+		"query where it may not":    {getRequest("/?id=" + a), false, ""},
+		"query before cookie":       {getRequest("/?id="+a, "Cookie", "headcount_id="+b), true, first.User},
+		"header before cookie":      {getRequest("/", Header, a, "Cookie", "headcount_id="+b), true, first.User},
+		"bad query, valid cookie":   {getRequest("/?id="+bad, "Cookie", "headcount_id="+a), true, first.User},
+		"bad header, valid cookie":  {getRequest("/", Header, bad, "Cookie", "headcount_id="+a), true, first.User},
+		"bad query, valid header":   {getRequest("/?id="+bad, Header, a), true, first.User},
+		"empty":                     {getRequest("/?id=", Header, "", "Cookie", "headcount_id="), true, ""},
+		"bad signature":             {getRequest("/?id=" + bad), true, ""},
+		"no signature":              {getRequest("/?id=" + first.User), true, ""},
+		"too long":                  {getRequest("/?id=" + a + "A"), true, ""},
+		"another case":              {getRequest("/?id=" + swapCase(a)), true, ""},
+		"token without settings":    {getRequest("/?token=x", "Authorization", "Bearer x", "Cookie", "headcount_id="+a), true, first.User},
+		"semicolon in the query":    {getRequest("/?x;id=" + a + "&id=" + a), true, first.User},
+		"bad escape before a valid": {getRequest("/?x=1", Header, a), true, first.User},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := ids.CheckToken(tc.r, tc.query); err != nil {
+				t.Fatalf("CheckToken = %v without JWT settings", err)
+			}
+			got := mustIdentify(t, ids, tc.r, tc.query)
+			if got.Fresh != (tc.want == "") || tc.want != "" && got.User != tc.want {
+				t.Fatalf("got %+v, want user %q", got, tc.want)
+			}
+			if got.Hash != ids.Hash(got.User) || !strings.HasPrefix(got.Signed, got.User+".") {
+				t.Fatalf("inconsistent identity %+v", got)
+			}
+		})
+	}
+}
+
+func swapCase(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z':
+			return r - 32
+		case 'A' <= r && r <= 'Z':
+			return r + 32
+		}
+		return r
+	}, s)
+}
+
+func TestOnlySoManyIDsAreTried(t *testing.T) {
+	ids := newTestIDs(t, Config{})
+	valid := ids.issue().Signed
+	forged := "headcount_id=" + strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen) + ";"
+	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid), false); id.Fresh {
+		t.Fatal("the last id that may be tried was not")
+	}
+	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs)+"headcount_id="+valid), false); !id.Fresh {
+		t.Fatal("more ids were tried than may be")
+	}
+}
+
+func TestSecretsRotate(t *testing.T) {
+	before := newTestIDs(t, Config{IDSecrets: idSecrets("old")})
+	during := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
+	after := newTestIDs(t, Config{IDSecrets: idSecrets("new")})
+
+	first := mustIdentify(t, before, getRequest("/"), false)
+	kept := mustIdentify(t, during, getRequest("/", Header, first.Signed), false)
+	if kept.Fresh || kept.User != first.User || kept.Hash != first.Hash {
+		t.Fatalf("%+v became %+v", first, kept)
+	}
+	if kept.Signed == first.Signed {
+		t.Fatal("the id was not signed again, so it ends with the old secret")
+	}
+	if last := mustIdentify(t, after, getRequest("/", Header, kept.Signed), false); last.Fresh || last.User != first.User {
+		t.Fatalf("%+v became %+v", kept, last)
+	}
+	if gone := mustIdentify(t, after, getRequest("/", Header, first.Signed), false); !gone.Fresh {
+		t.Fatal("a signature of a secret that is gone held")
+	}
+	if during.Hash128("u") != before.Hash128("u") || after.Hash128("u") != before.Hash128("u") || after.Hash("u") != before.Hash("u") {
+		t.Fatal("a rotation changed a hash")
+	}
+}
+
+func TestHashesAreWhatTheySay(t *testing.T) {
+	ids := newTestIDs(t, Config{IDSecrets: idSecrets("first", "last"), HashKey: []byte("the key")})
+	rapid.Check(t, func(t *rapid.T) {
+		user := rapid.String().Draw(t, "user")
+		of := func(domain string) []byte {
+			h := hmac.New(sha256.New, []byte("the key"))
+			h.Write([]byte(domain + user))
+			return h.Sum(nil)
+		}
+		if got, want := uint64(ids.Hash(user)), binary.BigEndian.Uint64(of("headcount user 64 v1\x00")); got != want {
+			t.Fatalf("Hash(%q) = %x, want %x", user, got, want)
+		}
+		if got, want := ids.Hash128(user), [16]byte(of("headcount user 128 v1\x00")); got != want {
+			t.Fatalf("Hash128(%q) = %x, want %x", user, got, want)
+		}
+	})
+}
+
+func TestSetCookie(t *testing.T) {
+	ids := newTestIDs(t, Config{})
+	a, b := ids.issue(), ids.issue()
+	known := a
+	known.Fresh = false
+	linked := known
+	linked.Linked = true
+	for name, tc := range map[string]struct {
+		r      *http.Request
+		id     Identity
+		secure bool
+		want   string
+	}{
+		"fresh":             {getRequest("/"), a, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"fresh, TLS":        {getRequest("/"), a, true, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; Secure; SameSite=Lax"},
+		"back":              {getRequest("/", "Cookie", "headcount_id="+a.Signed), known, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"header, no cookie": {getRequest("/", "Headcount-Id", a.Signed), known, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"header, another's": {getRequest("/", "Headcount-Id", a.Signed, "Cookie", "headcount_id="+b.Signed), known, false, ""},
+		"URL, no cookie":    {getRequest("/?id=" + a.Signed), linked, false, ""},
+		"URL, another's":    {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+b.Signed), linked, false, ""},
+		"URL, bad cookie":   {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},
+		"URL, the same":     {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+a.Signed), linked, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
+		"token":             {getRequest("/"), Identity{User: "ada"}, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			ids.SetCookie(w, tc.r, tc.id, tc.secure)
+			if got := w.Header().Get("Set-Cookie"); got != tc.want {
+				t.Fatalf("Set-Cookie: %s\nwant        %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// signToken signs claims by HS256 with secret; header members may be added.
+func signToken(t testing.TB, secret string, claims jwt.MapClaims, header ...string) string {
+	t.Helper()
+	tok := jwt.NewWithClaims(jwt.SigningMethodHS256, claims)
+	for i := 0; i < len(header); i += 2 {
+		tok.Header[header[i]] = header[i+1]
+	}
+	s, err := tok.SignedString([]byte(secret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// signRaw signs any payload, also one that is no claims.
+func signRaw(secret, header, payload string) string {
+	enc := base64.RawURLEncoding
+	text := enc.EncodeToString([]byte(header)) + "." + enc.EncodeToString([]byte(payload))
+	h := hmac.New(sha256.New, []byte(secret))
+	h.Write([]byte(text))
+	return text + "." + enc.EncodeToString(h.Sum(nil))
+}
+
+func TestTokens(t *testing.T) {
+	now := time.Unix(1_900_000_000, 500_000_000)
+	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret"), Now: func() time.Time { return now }})
+	if !ids.TokensRequired() {
+		t.Fatal("a secret requires tokens")
+	}
+	const hs = `{"alg":"HS256","typ":"JWT"}`
+	good := signToken(t, "s3cret", jwt.MapClaims{"sub": "ada"})
+	none := jwt.NewWithClaims(jwt.SigningMethodNone, jwt.MapClaims{"sub": "ada"})
+	unsigned, err := none.SignedString(jwt.UnsafeAllowNoneSignatureType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		token string
+		user  string // empty: bad
+		why   string
+	}{
+		"plain":               {good, "ada", ""},
+		"not ended":           {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": now.Unix() + 1}), "ada", ""},
+		"fraction left":       {signRaw("s3cret", hs, `{"sub":"ada","exp":1900000000.75}`), "ada", ""},
+		"fraction gone":       {signRaw("s3cret", hs, `{"sub":"ada","exp":1900000000.25}`), "", "expired"},
+		"just ended":          {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": now.Unix()}), "", "expired"},
+		"ended at 0":          {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "exp": 0}), "", "expired"},
+		"ends far away":       {signRaw("s3cret", hs, `{"sub":"ada","exp":1e300}`), "ada", ""},
+		"ended long ago":      {signRaw("s3cret", hs, `{"sub":"ada","exp":-1e300}`), "", "expired"},
+		"exp as text":         {signRaw("s3cret", hs, `{"sub":"ada","exp":"2900000000"}`), "", "exp"},
+		"exp null":            {signRaw("s3cret", hs, `{"sub":"ada","exp":null}`), "", "exp"},
+		"begun":               {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix()}), "ada", ""},
+		"issuer a bit ahead":  {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 1}), "ada", ""},
+		"not begun":           {signToken(t, "s3cret", jwt.MapClaims{"sub": "ada", "nbf": now.Unix() + 2}), "", "not valid yet"},
+		"nbf as text":         {signRaw("s3cret", hs, `{"sub":"ada","nbf":"0"}`), "", "nbf"},
+		"other claims":        {signRaw("s3cret", hs, `{"sub":"ada","aud":7,"iat":99e99,"iss":[]}`), "ada", ""},
+		"SUB is not sub":      {signRaw("s3cret", hs, `{"sub":"ada","SUB":"eve","Exp":0}`), "ada", ""},
+		"no sub":              {signToken(t, "s3cret", jwt.MapClaims{"name": "ada"}), "", "sub"},
+		"empty sub":           {signToken(t, "s3cret", jwt.MapClaims{"sub": ""}), "", "sub"},
+		"sub a number":        {signToken(t, "s3cret", jwt.MapClaims{"sub": 7}), "", "sub"},
+		"longest sub":         {signToken(t, "s3cret", jwt.MapClaims{"sub": strings.Repeat("é", 128)}), strings.Repeat("é", 128), ""},
+		"sub too long":        {signToken(t, "s3cret", jwt.MapClaims{"sub": strings.Repeat("a", 257)}), "", "sub"},
+		"sub with a newline":  {signToken(t, "s3cret", jwt.MapClaims{"sub": "a\nb"}), "", "sub"},
+		"sub broken":          {signRaw("s3cret", hs, "{\"sub\":\"a\xff\"}"), "", "sub"},
+		"half a surrogate":    {signRaw("s3cret", hs, `{"sub":"a\ud800"}`), "", "sub"},
+		"another secret":      {signToken(t, "other", jwt.MapClaims{"sub": "ada"}), "", "signature"},
+		"no signature":        {good[:strings.LastIndexByte(good, '.')+1], "", "signature"},
+		"alg none":            {unsigned, "", "algorithm"},
+		"alg None":            {signRaw("s3cret", `{"alg":"None"}`, `{"sub":"ada"}`), "", "algorithm"},
+		"alg HS512":           {signAda(t, jwt.SigningMethodHS512, []byte("s3cret")), "", "algorithm"},
+		"alg RS256 by secret": {signRaw("s3cret", `{"alg":"RS256"}`, `{"sub":"ada"}`), "", "algorithm"},
+		"alg missing":         {signRaw("s3cret", `{"typ":"JWT"}`, `{"sub":"ada"}`), "", "algorithm"},
+		"alg a number":        {signRaw("s3cret", `{"alg":1}`, `{"sub":"ada"}`), "", "algorithm"},
+		"crit":                {signRaw("s3cret", `{"alg":"HS256","crit":["b64"],"b64":false}`, `{"sub":"ada"}`), "", "extensions"},
+		"payload null":        {signRaw("s3cret", hs, `null`), "", "sub"},
+		"payload a list":      {signRaw("s3cret", hs, `["sub"]`), "", "malformed"},
+		"payload no JSON":     {signRaw("s3cret", hs, `{"sub":`), "", "malformed"},
+		"header no JSON":      {signRaw("s3cret", `{`, `{"sub":"ada"}`), "", "malformed"},
+		"no token at all":     {"hello", "", "malformed"},
+		"four parts":          {good + ".x", "", "malformed"},
+		"padded":              {good + "=", "", "malformed"},
+		"empty":               {"", "", "empty"},
+		"too long":            {strings.Repeat("a", maxToken+1), "", "too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for where, r := range map[string]*http.Request{
+				"header": getRequest("/", "Authorization", "Bearer "+tc.token),
+				"query":  getRequest("/?token=" + url.QueryEscape(tc.token)),
+			} {
+				id, err := ids.Identify(r, true)
+				if checked := ids.CheckToken(r, true); (checked == nil) != (err == nil) {
+					t.Fatalf("%s: CheckToken = %v, Identify = %v", where, checked, err)
+				}
+				if tc.user == "" {
+					if !errors.Is(err, ErrBadToken) || !strings.Contains(err.Error(), tc.why) {
+						t.Fatalf("%s: Identify = %+v, %v; want a bad token: %s", where, id, err, tc.why)
+					}
+					for part := range strings.SplitSeq(tc.token, ".") {
+						if len(part) > 8 && strings.Contains(err.Error(), part) {
+							t.Fatalf("%s: the error tells the token: %v", where, err)
+						}
+					}
+					continue
+				}
+				if err != nil || id.User != tc.user || id.Signed != "" || id.Fresh || id.Hash != ids.Hash(tc.user) {
+					t.Fatalf("%s: Identify = %+v, %v; want %q", where, id, err, tc.user)
+				}
+			}
+		})
+	}
+}
+
+func signAda(t testing.TB, method jwt.SigningMethod, key any) string {
+	t.Helper()
+	s, err := jwt.NewWithClaims(method, jwt.MapClaims{"sub": "ada"}).SignedString(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestExpiresIsTheTokensEnd(t *testing.T) {
+	now := time.Unix(1_900_000_000, 0)
+	ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})
+	with := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a", "exp": now.Unix() + 60})), false)
+	if !with.Expires.Equal(now.Add(time.Minute)) {
+		t.Fatalf("Expires = %v", with.Expires)
+	}
+	without := mustIdentify(t, ids, getRequest("/", "Authorization", "Bearer "+signToken(t, "s", jwt.MapClaims{"sub": "a"})), false)
+	if !without.Expires.IsZero() {
+		t.Fatalf("Expires = %v without exp", without.Expires)
+	}
+}
+
+func TestWhereTokensAreLookedFor(t *testing.T) {
+	ids := newTestIDs(t, Config{JWTSecret: []byte("s")})
+	a := signToken(t, "s", jwt.MapClaims{"sub": "a"})
+	b := signToken(t, "s", jwt.MapClaims{"sub": "b"})
+	anonymous := newTestIDs(t, Config{}).issue().Signed
+	for name, tc := range map[string]struct {
+		r     *http.Request
+		query bool
+		user  string
+		err   error
+	}{
+		"none":                     {getRequest("/"), true, "", ErrNoToken},
+		"header":                   {getRequest("/", "Authorization", "Bearer "+a), false, "a", nil},
+		"scheme in any case":       {getRequest("/", "Authorization", "bEARER   "+a+" "), false, "a", nil},
+		"query":                    {getRequest("/?token=" + a), true, "a", nil},
+		"query where it may not":   {getRequest("/?token=" + a), false, "", ErrNoToken},
+		"bad query where it isn't": {getRequest("/?token=x"), false, "", ErrNoToken},
+		"header before query":      {getRequest("/?token="+b, "Authorization", "Bearer "+a), true, "a", nil},
+		"bad header, good query":   {getRequest("/?token="+b, "Authorization", "Bearer x"), true, "", ErrBadToken},
+		"another scheme":           {getRequest("/", "Authorization", "Basic YTpi"), true, "", ErrNoToken},
+		"another scheme and query": {getRequest("/?token="+b, "Authorization", "Basic YTpi"), true, "b", nil},
+		"second line":              {getRequest("/", "Authorization", "Basic YTpi", "Authorization", "Bearer "+a), true, "a", nil},
+		"bare scheme":              {getRequest("/", "Authorization", "Bearer"), true, "", ErrBadToken},
+		"empty query":              {getRequest("/?token="), true, "", ErrBadToken},
+		"an id is no token":        {getRequest("/?id="+anonymous, Header, anonymous, "Cookie", "headcount_id="+anonymous), true, "", ErrNoToken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id, err := ids.Identify(tc.r, tc.query)
+			if !errors.Is(err, tc.err) || id.User != tc.user {
+				t.Fatalf("Identify = %+v, %v; want %q, %v", id, err, tc.user, tc.err)
+			}
+			want := tc.err
+			if want == ErrNoToken {
+				want = nil
+			}
+			if err := ids.CheckToken(tc.r, tc.query); !errors.Is(err, want) {
+				t.Fatalf("CheckToken = %v, want %v", err, want)
+			}
+		})
+	}
+}
+
+func TestIdentifyByMany(t *testing.T) {
+	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
+	signed := ids.issue()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 200 {
+				id, err := ids.Identify(getRequest("/", Header, signed.Signed), false)
+				if err != nil || id.User != signed.User || id.Hash != signed.Hash {
+					t.Errorf("Identify = %+v, %v", id, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// What is signed holds, and nothing near it does.
+func TestSignedIDsCannotBeChanged(t *testing.T) {
+	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
+	rapid.Check(t, func(t *rapid.T) {
+		m := rapid.SampledFrom(ids.macs).Draw(t, "secret")
+		user := rapid.StringMatching(`[A-Za-z0-9_-]{22}`).Draw(t, "user")
+		signed := m.sign(user)
+		tries := maxIDs
+		if id, ok := ids.verify(signed, &tries); !ok || id.User != user {
+			t.Fatalf("verify(%q) = %+v, %v", signed, id, ok)
+		}
+		changed := []byte(signed)
+		changed[rapid.IntRange(0, len(changed)-1).Draw(t, "at")] ^= byte(rapid.IntRange(1, 255).Draw(t, "by"))
+		if _, ok := ids.verify(string(changed), &tries); ok {
+			t.Fatalf("%q holds, made of %q", changed, signed)
+		}
+	})
+}
+
+func FuzzIdentifyAnonymous(f *testing.F) {
+	ids := newTestIDs(f, Config{IDSecrets: idSecrets("new", "old")})
+	const user = "AAAAAAAAAAAAAAAAAAAAAA" // the same in every process of the fuzzer
+	known := Identity{User: user, Signed: ids.macs[1].sign(user)}
+	f.Add("id="+known.Signed, known.Signed, "headcount_id="+known.Signed)
+	f.Add("id=%zz&id=;&%69d=+", ".", `headcount_id="`)
+	f.Add("&&==&id", strings.Repeat(".", signedLen), ";;=;headcount_id;headcount_id=\"\"")
+	f.Fuzz(func(t *testing.T, query, header, cookie string) {
+		r := &http.Request{URL: &url.URL{RawQuery: query}, Header: http.Header{Header: {header}, "Cookie": {cookie}}}
+		id, err := ids.Identify(r, true)
+		if err != nil || len(id.Signed) != signedLen || id.User != id.Signed[:idLen] {
+			t.Fatalf("Identify = %+v, %v", id, err)
+		}
+		if !id.Fresh && id.User != known.User {
+			t.Fatalf("forged: %+v", id)
+		}
+	})
+}
+
+// The scanners find what the standard library finds.
+func FuzzScanners(f *testing.F) {
+	f.Add("id=1&id=2&%69d=3;x&i+d=4&id", "headcount_id=a; b=c; headcount_id=d")
+	f.Add("id=%2", `headcount_id="a b"`)
+	f.Add("0", "headcount_id= 0")
+	f.Fuzz(func(t *testing.T, query, cookie string) {
+		values, _ := url.ParseQuery(query)
+		var got []string
+		for v := range queryValues(query, "id") {
+			got = append(got, v)
+		}
+		if strings.Join(got, "\x00") != strings.Join(values["id"], "\x00") {
+			t.Fatalf("queryValues(%q) = %q, want %q", query, got, values["id"])
+		}
+		found := map[string]bool{}
+		for v := range cookieValues([]string{cookie}, Cookie) {
+			found[v] = true
+		}
+		r := &http.Request{Header: http.Header{"Cookie": {cookie}}}
+		for _, c := range r.CookiesNamed(Cookie) {
+			// A cookie without "=" is passed over, and spaces around a value are no part of it.
+			if strings.TrimSpace(c.Value) != "" && !found[c.Value] && !found[strings.TrimSpace(c.Value)] {
+				t.Fatalf("cookieValues(%q) lacks %q", cookie, c.Value)
+			}
+		}
+	})
+}
+
+func FuzzToken(f *testing.F) {
+	now := time.Unix(1_900_000_000, 0)
+	ids := newTestIDs(f, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})
+	f.Add(`{"alg":"HS256"}`, `{"sub":"ada","exp":2000000000,"nbf":1e9}`)
+	f.Add(`{"alg":"none"}`, `{"sub":"ada"}`)
+	f.Add(`{"alg":"HS256","crit":null}`, `{"sub":{},"exp":[]}`)
+	f.Add(`{"alg":"HS256"}`, `{"sub":"a\u0000","exp":1e308}`)
+	f.Fuzz(func(t *testing.T, header, payload string) {
+		raw := signRaw("s", header, payload)
+		id, err := ids.fromToken(context.Background(), raw)
+		if err != nil {
+			if !errors.Is(err, ErrBadToken) {
+				t.Fatalf("%v is no bad token", err)
+			}
+			return
+		}
+		var claims map[string]any
+		if err := json.Unmarshal([]byte(payload), &claims); err != nil || claims["sub"] != id.User || id.User == "" || len(id.User) > MaxUser {
+			t.Fatalf("%+v from %q", id, payload)
+		}
+		if !id.Expires.IsZero() && !now.Before(id.Expires) {
+			t.Fatalf("ended: %+v", id)
+		}
+		if _, err := ids.fromToken(context.Background(), raw[:len(raw)-1]); !errors.Is(err, ErrBadToken) {
+			t.Fatalf("with a shorter signature: %v", err)
+		}
+	})
+}
+
+func BenchmarkIdentifyCookie(b *testing.B) {
+	ids := newTestIDs(b, Config{})
+	r := getRequest("/", "Cookie", "a=b; headcount_id="+ids.issue().Signed)
+	b.ReportAllocs()
+	for b.Loop() {
+		mustIdentify(b, ids, r, true)
+	}
+}
+
+func BenchmarkIdentifyToken(b *testing.B) {
+	ids := newTestIDs(b, Config{JWTSecret: []byte("s")})
+	r := getRequest("/", "Authorization", "Bearer "+signToken(b, "s", jwt.MapClaims{"sub": "a", "exp": 4e9}))
+	b.ReportAllocs()
+	for b.Loop() {
+		mustIdentify(b, ids, r, true)
+	}
+}

@@ -1,0 +1,293 @@
+package identity
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/golang-jwt/jwt/v5"
+	"golang.org/x/time/rate"
+)
+
+// keyMethods are the algorithms for which public keys are accepted.
+var keyMethods = []string{
+	jwt.SigningMethodRS256.Alg(),
+	jwt.SigningMethodES256.Alg(),
+	jwt.SigningMethodEdDSA.Alg(),
+}
+
+// Bounds and times of the key source.
+const (
+	keysFresh   = 5 * time.Minute // older keys are fetched again; they serve until the new ones have come
+	keysTimeout = 5 * time.Second // longest duration of one whole fetch
+	KeysEvery   = 5 * time.Second // average time between two fetches; anyone can name unknown keys and so cause fetches
+	keysBurst   = 4               // fetches that may follow each other at once, so that a rotation is seen at once
+	maxKeysSize = 1 << 20         // bytes of the answer; a longer answer is refused, and the old keys stay
+	maxKeys     = 32              // usable keys; later keys are ignored
+	minRSABits  = 2048            // a weaker RSA key is ignored (RFC 7518, 3.3)
+	maxRSABits  = 8192            // a longer RSA key is ignored, since verifying with it takes long
+)
+
+// A publicKey verifies the signatures of tokens.
+type publicKey struct {
+	id  string // may be empty
+	alg string // the only algorithm that the key serves
+	key any    // *rsa.PublicKey, *ecdsa.PublicKey on P-256 or ed25519.PublicKey
+}
+
+// A keySet holds the keys of one fetch. It never changes.
+type keySet struct {
+	keys    []publicKey
+	fetched time.Time
+}
+
+// keySource holds the keys of a URL. It fetches the keys when they are first needed,
+// when they are old and when a token names an unknown key. While the URL cannot be
+// reached, the old keys serve. A keySource is safe for use by many goroutines. It
+// owns the one goroutine that fetches.
+type keySource struct {
+	url    string
+	client *http.Client
+	own    bool // newKeySource made the client, so close closes its idle connections
+	now    func() time.Time
+	failed func(error)
+
+	set    atomic.Pointer[keySet] // nil until the first success
+	ctx    context.Context        // ends with close
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	flight  chan struct{} // closed at the end of the fetch under way; nil: no fetch is under way
+	limiter *rate.Limiter
+	closed  bool
+}
+
+func newKeySource(raw string, client *http.Client, now func() time.Time, failed func(error)) (*keySource, error) {
+	u, err := url.Parse(raw)
+	if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" {
+		return nil, errors.New("jwks-url: not a URL of keys; write it like https://login.example.com/.well-known/jwks.json")
+	}
+	k := &keySource{
+		url:     raw,
+		client:  client,
+		now:     now,
+		failed:  failed,
+		limiter: rate.NewLimiter(rate.Every(KeysEvery), keysBurst),
+	}
+	if k.client == nil {
+		k.own = true
+		k.client = &http.Client{Timeout: keysTimeout}
+		if t, ok := http.DefaultTransport.(*http.Transport); ok {
+			k.client.Transport = t.Clone()
+		}
+	}
+	k.ctx, k.cancel = context.WithCancel(context.Background())
+	return k, nil
+}
+
+// close cancels a fetch under way and waits for its end. No fetch starts after it.
+func (k *keySource) close() {
+	k.cancel()
+	k.mu.Lock()
+	k.closed = true
+	flight := k.flight
+	k.mu.Unlock()
+	if flight != nil {
+		<-flight
+	}
+	if k.own {
+		k.client.CloseIdleConnections()
+	}
+}
+
+// find returns the keys that may have signed a token with this algorithm and key
+// id. An empty kid means that the token names no key. set is not nil if no key has
+// that id, so that another set might hold the right key.
+func (k *keySource) find(ctx context.Context, alg, kid string) (keys any, set *keySet, err error) {
+	have := k.set.Load()
+	switch {
+	case have == nil:
+		k.renew(ctx, nil)
+		if have = k.set.Load(); have == nil {
+			return nil, nil, ErrKeysAway
+		}
+	case k.now().Sub(have.fetched) > keysFresh:
+		k.fetch() // the old keys serve meanwhile
+	}
+	found, exact := have.find(alg, kid)
+	if len(found) == 0 {
+		k.renew(ctx, have)
+		found, exact = k.set.Load().find(alg, kid)
+		have = nil
+	}
+	if len(found) == 0 {
+		return nil, nil, badToken("the key that signed it is unknown")
+	}
+	if exact {
+		have = nil
+	}
+	return jwt.VerificationKeySet{Keys: found}, have, nil
+}
+
+// find returns the keys for alg that have the id kid; exact is then true. If there
+// are none, it returns the possible keys: all keys for alg if the token names no
+// key, else those without an id.
+func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) {
+	var maybe []jwt.VerificationKey
+	for _, key := range s.keys {
+		switch {
+		case key.alg != alg:
+		case kid != "" && key.id == kid:
+			keys = append(keys, key.key)
+		case kid == "" || key.id == "":
+			maybe = append(maybe, key.key)
+		}
+	}
+	if len(keys) > 0 {
+		return keys, true
+	}
+	return maybe, false
+}
+
+// renew waits for a fetch, and reports whether the set is now another than old.
+func (k *keySource) renew(ctx context.Context, old *keySet) bool {
+	if k.set.Load() == old {
+		if flight := k.fetch(); flight != nil {
+			select {
+			case <-flight:
+			case <-ctx.Done():
+			}
+		}
+	}
+	return k.set.Load() != old
+}
+
+// fetch starts a fetch unless one is under way. It returns a channel that is closed
+// when that fetch is over, or nil if there were too many fetches lately or the
+// source is closed.
+func (k *keySource) fetch() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.flight != nil {
+		return k.flight
+	}
+	if k.closed || !k.limiter.AllowN(k.now(), 1) {
+		return nil
+	}
+	flight := make(chan struct{})
+	k.flight = flight
+	go func() {
+		set, err := k.get()
+		switch {
+		case err == nil:
+			k.set.Store(set)
+		case k.failed != nil && k.ctx.Err() == nil:
+			k.failed(fmt.Errorf("jwks-url: %w", err))
+		}
+		k.mu.Lock()
+		k.flight = nil
+		k.mu.Unlock()
+		close(flight)
+	}()
+	return flight
+}
+
+func (k *keySource) get() (*keySet, error) {
+	ctx, cancel := context.WithTimeout(k.ctx, keysTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, k.url, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/jwk-set+json, application/json")
+	started := k.now()
+	resp, err := k.client.Do(req)
+	if err != nil {
+		if ue := (*url.Error)(nil); errors.As(err, &ue) {
+			err = ue.Err // without the URL, which may hold a secret
+		}
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("answered %d", resp.StatusCode)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxKeysSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(body) > maxKeysSize {
+		return nil, fmt.Errorf("answered more than %d bytes", maxKeysSize)
+	}
+	keys, err := parseKeys(body)
+	if err != nil {
+		return nil, err
+	}
+	return &keySet{keys: keys, fetched: started}, nil
+}
+
+// parseKeys reads a JWK set. It skips a key that is unknown, too weak or not for
+// signatures, and keeps the others. An answer without the member "keys" is an
+// error; an empty list is not.
+func parseKeys(body []byte) ([]publicKey, error) {
+	var set struct {
+		Keys *[]json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(body, &set); err != nil {
+		return nil, errors.New("answered something that is not a JWK set")
+	}
+	if set.Keys == nil {
+		return nil, errors.New(`answered JSON without "keys"`)
+	}
+	var keys []publicKey
+	for _, raw := range *set.Keys {
+		var jwk jose.JSONWebKey
+		if err := jwk.UnmarshalJSON(raw); err != nil {
+			continue
+		}
+		if key, ok := usableKey(&jwk); ok && len(keys) < maxKeys {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+func usableKey(jwk *jose.JSONWebKey) (publicKey, bool) {
+	if jwk.Use != "" && jwk.Use != "sig" {
+		return publicKey{}, false
+	}
+	out := publicKey{id: jwk.KeyID, key: jwk.Key}
+	named := jwk.Algorithm
+	switch key := jwk.Key.(type) {
+	case *rsa.PublicKey:
+		if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits {
+			return publicKey{}, false
+		}
+		out.alg = jwt.SigningMethodRS256.Alg()
+	case *ecdsa.PublicKey:
+		if key.Curve != elliptic.P256() {
+			return publicKey{}, false
+		}
+		out.alg = jwt.SigningMethodES256.Alg()
+	case ed25519.PublicKey:
+		if named == "Ed25519" { // RFC 9864 gives this algorithm a second name
+			named = ""
+		}
+		out.alg = jwt.SigningMethodEdDSA.Alg()
+	default: // private keys and shared secrets have no place in a public set
+		return publicKey{}, false
+	}
+	return out, named == "" || named == out.alg
+}

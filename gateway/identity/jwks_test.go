@@ -1,0 +1,376 @@
+package identity
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// Keys of tests: making an RSA key takes long.
+var (
+	rsaKey   = sync.OnceValue(func() *rsa.PrivateKey { return orPanic(rsa.GenerateKey(rand.Reader, 2048)) })
+	ecKey    = sync.OnceValue(func() *ecdsa.PrivateKey { return orPanic(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
+	ec384Key = sync.OnceValue(func() *ecdsa.PrivateKey { return orPanic(ecdsa.GenerateKey(elliptic.P384(), rand.Reader)) })
+	edKey    = sync.OnceValue(newEdKey)
+)
+
+func newEdKey() ed25519.PrivateKey {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	return orPanic(key, err)
+}
+
+func orPanic[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// keyServer serves a JWK set that tests change.
+type keyServer struct {
+	*httptest.Server
+	hits   atomic.Int32
+	mu     sync.Mutex
+	answer http.HandlerFunc
+}
+
+func newKeyServer(t testing.TB) *keyServer {
+	s := &keyServer{}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.hits.Add(1)
+		s.mu.Lock()
+		answer := s.answer
+		s.mu.Unlock()
+		answer(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *keyServer) serve(answer http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = answer
+}
+
+func (s *keyServer) serveKeys(keys ...jose.JSONWebKey) {
+	body := orPanic(json.Marshal(jose.JSONWebKeySet{Keys: append([]jose.JSONWebKey{}, keys...)}))
+	s.serve(func(w http.ResponseWriter, _ *http.Request) { w.Write(body) })
+}
+
+func (s *keyServer) serveError(status int) {
+	s.serve(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+}
+
+func testJWK(id string, key any) jose.JSONWebKey { return jose.JSONWebKey{KeyID: id, Key: key} }
+
+func signWith(method jwt.SigningMethod, kid string, key any) string {
+	tok := jwt.NewWithClaims(method, jwt.MapClaims{"sub": "ada"})
+	if kid != "" {
+		tok.Header["kid"] = kid
+	}
+	return orPanic(tok.SignedString(key))
+}
+
+// keyClock is a clock that tests set.
+type keyClock struct{ now atomic.Int64 }
+
+func (c *keyClock) Now() time.Time          { return time.Unix(1_900_000_000, c.now.Load()) }
+func (c *keyClock) advance(d time.Duration) { c.now.Add(int64(d)) }
+
+func judgeToken(ids *Identities, token string) error {
+	_, err := ids.Identify(getRequest("/", "Authorization", "Bearer "+token), false)
+	return err
+}
+
+func TestKeysGoWithTheirAlgorithm(t *testing.T) {
+	s := newKeyServer(t)
+	s.serveKeys(testJWK("r", rsaKey().Public()), testJWK("e", ecKey().Public()), testJWK("d", edKey().Public()), testJWK("e384", ec384Key().Public()))
+	only := newTestIDs(t, Config{JWKSURL: s.URL})
+	both := newTestIDs(t, Config{JWKSURL: s.URL, JWTSecret: []byte("s3cret")})
+
+	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: orPanic(x509.MarshalPKIXPublicKey(rsaKey().Public()))})
+	for name, tc := range map[string]struct {
+		token      string
+		only, both error
+	}{
+		"RS256":                     {signWith(jwt.SigningMethodRS256, "r", rsaKey()), nil, nil},
+		"ES256":                     {signWith(jwt.SigningMethodES256, "e", ecKey()), nil, nil},
+		"EdDSA":                     {signWith(jwt.SigningMethodEdDSA, "d", edKey()), nil, nil},
+		"no kid":                    {signWith(jwt.SigningMethodEdDSA, "", edKey()), nil, nil},
+		"HS256":                     {signWith(jwt.SigningMethodHS256, "", []byte("s3cret")), ErrBadToken, nil},
+		"HS256 with a kid":          {signWith(jwt.SigningMethodHS256, "r", []byte("s3cret")), ErrBadToken, nil},
+		"HS256 by the public key":   {signWith(jwt.SigningMethodHS256, "r", publicPEM), ErrBadToken, ErrBadToken},
+		"RS512":                     {signWith(jwt.SigningMethodRS512, "r", rsaKey()), ErrBadToken, ErrBadToken},
+		"PS256":                     {signWith(jwt.SigningMethodPS256, "r", rsaKey()), ErrBadToken, ErrBadToken},
+		"ES384":                     {signWith(jwt.SigningMethodES384, "e384", ec384Key()), ErrBadToken, ErrBadToken},
+		"kid of another kind":       {signWith(jwt.SigningMethodEdDSA, "r", edKey()), ErrBadToken, ErrBadToken},
+		"kid unknown":               {signWith(jwt.SigningMethodEdDSA, "x", edKey()), ErrBadToken, ErrBadToken},
+		"another key":               {signWith(jwt.SigningMethodEdDSA, "d", newEdKey()), ErrBadToken, ErrBadToken},
+		"another key and no kid":    {signWith(jwt.SigningMethodEdDSA, "", newEdKey()), ErrBadToken, ErrBadToken},
+		"none":                      {signWith(jwt.SigningMethodNone, "r", jwt.UnsafeAllowNoneSignatureType), ErrBadToken, ErrBadToken},
+		"HS256 with no secret left": {signWith(jwt.SigningMethodHS256, "", []byte{}), ErrBadToken, ErrBadToken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := judgeToken(only, tc.token); !errors.Is(err, tc.only) {
+				t.Errorf("by JWKS alone: %v, want %v", err, tc.only)
+			}
+			if err := judgeToken(both, tc.token); !errors.Is(err, tc.both) {
+				t.Errorf("by JWKS and secret: %v, want %v", err, tc.both)
+			}
+		})
+	}
+}
+
+func TestKeysRotate(t *testing.T) {
+	var clock keyClock
+	s := newKeyServer(t)
+	a, b, c := newEdKey(), newEdKey(), newEdKey()
+	s.serveKeys(testJWK("a", a.Public()))
+	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
+	if s.hits.Load() != 0 {
+		t.Fatal("keys were fetched before they were needed")
+	}
+	for range 3 {
+		if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.hits.Load(); n != 1 {
+		t.Fatalf("%d fetches for one set", n)
+	}
+
+	// A new key is fetched as soon as a token names it.
+	s.serveKeys(testJWK("a", a.Public()), testJWK("b", b.Public()))
+	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "b", b)); err != nil {
+		t.Fatal(err)
+	}
+
+	// So is one without an id, when the signature is none of the known keys'.
+	s.serveKeys(testJWK("", c.Public()))
+	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "", c)); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.hits.Load(); n != 3 {
+		t.Fatalf("%d fetches for three sets", n)
+	}
+	// What left the set is no longer good.
+	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); !errors.Is(err, ErrBadToken) {
+		t.Fatalf("a key that left: %v", err)
+	}
+}
+
+func TestRevokedKeysEnd(t *testing.T) {
+	var clock keyClock
+	s := newKeyServer(t)
+	a := newEdKey()
+	s.serveKeys(testJWK("a", a.Public()))
+	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
+	token := signWith(jwt.SigningMethodEdDSA, "a", a)
+	if err := judgeToken(ids, token); err != nil {
+		t.Fatal(err)
+	}
+	s.serveKeys()
+	clock.advance(keysFresh + time.Second)
+	deadline := time.Now().Add(5 * time.Second)
+	for judgeToken(ids, token) == nil { // the old set serves until the new one is there
+		if time.Now().After(deadline) {
+			t.Fatal("the revoked key is still good")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
+	var clock keyClock
+	s := newKeyServer(t)
+	a := newEdKey()
+	s.serveKeys(testJWK("a", a.Public()))
+	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
+	for _, kid := range []string{"x", ""} { // made up, and forged without one
+		forged := signWith(jwt.SigningMethodEdDSA, kid, newEdKey())
+		for range 50 {
+			if err := judgeToken(ids, forged); !errors.Is(err, ErrBadToken) {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := s.hits.Load(); n != keysBurst {
+		t.Fatalf("%d fetches at once, want %d", n, keysBurst)
+	}
+	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); err != nil {
+		t.Fatalf("a known key meanwhile: %v", err)
+	}
+	clock.advance(KeysEvery)
+	judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "x", newEdKey()))
+	if n := s.hits.Load(); n != keysBurst+1 {
+		t.Fatalf("%d fetches after a while, want %d", n, keysBurst+1)
+	}
+}
+
+func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
+	var clock keyClock
+	s := newKeyServer(t)
+	a, b := newEdKey(), newEdKey()
+	var told atomic.Pointer[error]
+	ids := newTestIDs(t, Config{JWKSURL: s.URL + "/?secret=hush", Now: clock.Now, KeysError: func(err error) { told.Store(&err) }})
+	token := signWith(jwt.SigningMethodEdDSA, "a", a)
+
+	s.serveError(http.StatusBadGateway)
+	if err := judgeToken(ids, token); !errors.Is(err, ErrKeysAway) || errors.Is(err, ErrBadToken) {
+		t.Fatalf("without any keys: %v", err)
+	}
+	if err := told.Load(); err == nil || !strings.Contains((*err).Error(), "502") {
+		t.Fatalf("KeysError was told %v", err)
+	}
+	if err := judgeToken(ids, "no token"); !errors.Is(err, ErrBadToken) {
+		t.Fatalf("what no key can mend: %v", err)
+	}
+	s.serveKeys(testJWK("a", a.Public()))
+	if err := judgeToken(ids, token); err != nil {
+		t.Fatalf("when it is back: %v", err)
+	}
+	for name, away := range map[string]http.HandlerFunc{
+		"500":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) },
+		"204":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) },
+		"no JSON":   func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("<html>")) },
+		"no keys":   func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte(`{"error":"x"}`)) },
+		"keys null": func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte(`{"keys":null}`)) },
+		"too long": func(w http.ResponseWriter, _ *http.Request) {
+			w.Write([]byte(`{"keys":[]}` + strings.Repeat(" ", maxKeysSize)))
+		},
+		"cut off": func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.serve(away)
+			told.Store(nil)
+			clock.advance(keysFresh + KeysEvery)
+			if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "b", b)); !errors.Is(err, ErrBadToken) {
+				t.Fatalf("an unknown key: %v", err)
+			}
+			if err := told.Load(); err == nil || strings.Contains((*err).Error(), "hush") {
+				t.Fatalf("KeysError was told %v", err)
+			}
+			if err := judgeToken(ids, token); err != nil {
+				t.Fatalf("a known key: %v", err)
+			}
+		})
+	}
+}
+
+func TestSlowKeysHoldNobodyUp(t *testing.T) {
+	s := newKeyServer(t)
+	gone := make(chan struct{})
+	s.serve(func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		close(gone)
+	})
+	ids := newTestIDs(t, Config{JWKSURL: s.URL})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	r := getRequest("/", "Authorization", "Bearer "+signWith(jwt.SigningMethodEdDSA, "a", newEdKey())).WithContext(ctx)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if _, err := ids.Identify(r, false); !errors.Is(err, ErrKeysAway) {
+				t.Errorf("Identify = %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	ids.Close() // ends the fetch, and waits for it
+	<-gone
+	if n := s.hits.Load(); n != 1 {
+		t.Fatalf("%d fetches at once", n)
+	}
+	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", newEdKey())); !errors.Is(err, ErrKeysAway) || s.hits.Load() != 1 {
+		t.Fatalf("after Close: %v", err)
+	}
+	ids.Close()
+}
+
+func TestParseKeysTakesWhatIsUsable(t *testing.T) {
+	pub := func(id string, key any) string { return string(orPanic(json.Marshal(testJWK(id, key)))) }
+	full := func(k jose.JSONWebKey) string { return string(orPanic(json.Marshal(k))) }
+	for name, tc := range map[string]struct {
+		key string
+		alg string // empty: passed over
+	}{
+		"RSA":              {pub("1", rsaKey().Public()), "RS256"},
+		"P-256":            {pub("1", ecKey().Public()), "ES256"},
+		"Ed25519":          {pub("1", edKey().Public()), "EdDSA"},
+		"for signatures":   {full(jose.JSONWebKey{Key: rsaKey().Public(), Use: "sig", Algorithm: "RS256"}), "RS256"},
+		"new name":         {full(jose.JSONWebKey{Key: edKey().Public(), Algorithm: "Ed25519"}), "EdDSA"},
+		"for encryption":   {full(jose.JSONWebKey{Key: rsaKey().Public(), Use: "enc"}), ""},
+		"for RS512":        {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "RS512"}), ""},
+		"for PS256":        {full(jose.JSONWebKey{Key: rsaKey().Public(), Algorithm: "PS256"}), ""},
+		"P-384":            {pub("1", ec384Key().Public()), ""},
+		"weak RSA":         {pub("1", orPanic(rsa.GenerateKey(rand.Reader, 1024)).Public()), ""},
+		"private":          {pub("1", edKey()), ""},
+		"shared secret":    {pub("1", []byte("0123456789abcdef")), ""},
+		"unknown kind":     {`{"kty":"new","kid":"1"}`, ""},
+		"unknown curve":    {`{"kty":"OKP","crv":"X25519","x":"AAAA"}`, ""},
+		"point off curve":  {`{"kty":"EC","crv":"P-256","x":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE","y":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE"}`, ""},
+		"short Ed25519":    {`{"kty":"OKP","crv":"Ed25519","x":"AAAA"}`, ""},
+		"not an object":    {`7`, ""},
+		"null":             {`null`, ""},
+		"members missing":  {`{"kty":"RSA"}`, ""},
+		"kid not a string": {`{"kty":"RSA","kid":7}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// The neighbours stay, whatever stands between them.
+			body := `{"keys":[` + pub("before", edKey().Public()) + "," + tc.key + "," + pub("after", edKey().Public()) + `]}`
+			keys, err := parseKeys([]byte(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got string
+			if len(keys) == 3 {
+				got = keys[1].alg
+			} else if len(keys) != 2 {
+				t.Fatalf("%d keys of %s", len(keys), body)
+			}
+			if got != tc.alg || keys[0].id != "before" || keys[len(keys)-1].id != "after" {
+				t.Fatalf("serves %q, want %q", got, tc.alg)
+			}
+		})
+	}
+	many := strings.Repeat(pub("x", edKey().Public())+",", maxKeys) + pub("x", edKey().Public())
+	if keys, err := parseKeys([]byte(`{"keys":[` + many + `]}`)); err != nil || len(keys) != maxKeys {
+		t.Fatalf("%d keys, %v, of one more than %d", len(keys), err, maxKeys)
+	}
+}
+
+func FuzzParseKeys(f *testing.F) {
+	f.Add(orPanic(json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{testJWK("e", ecKey().Public()), testJWK("d", edKey().Public())}})))
+	f.Add([]byte(`{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB"},null,{}]}`))
+	f.Add([]byte(`{"keys":{}}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		keys, err := parseKeys(body)
+		if err != nil && keys != nil {
+			t.Fatal("keys beside an error")
+		}
+		for _, k := range keys {
+			if k.alg == "" || k.key == nil {
+				t.Fatalf("unusable key %+v", k)
+			}
+		}
+	})
+}

@@ -1,0 +1,249 @@
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"headcount/presence"
+)
+
+// maxOrigin bounds an Origin header, in bytes; a longer one is not allowed.
+const maxOrigin = 320
+
+// Origins decides which other origins may use the server. It never changes, so
+// any goroutine may use it.
+type Origins struct {
+	everyone bool
+	exact    map[webOrigin]bool
+	globs    []originGlob
+}
+
+// webOrigin is an origin in its canonical form: lower case, no default port, and
+// IPv6 in brackets in its shortest form.
+type webOrigin struct{ scheme, host, port string }
+
+// originGlob is an origin with a * among the labels of its host.
+type originGlob struct {
+	scheme, port string
+	labels       []string
+}
+
+// NewOrigins reads patterns of the form scheme://host[:port]. In the host, a label *
+// stands for one or more labels. The pattern * allows every origin. Without a
+// pattern only the same origin is allowed.
+func NewOrigins(patterns []string) (*Origins, error) {
+	o := &Origins{exact: make(map[webOrigin]bool)}
+	for _, list := range patterns {
+		for p := range strings.SplitSeq(list, ",") {
+			if p = strings.TrimSpace(p); p == "" {
+				continue
+			}
+			if err := o.add(p); err != nil {
+				return nil, fmt.Errorf("allow-origins: %q: %w", presence.Excerpt(p), err)
+			}
+		}
+	}
+	return o, nil
+}
+
+func (o *Origins) add(pattern string) error {
+	if pattern == "*" {
+		o.everyone = true
+		return nil
+	}
+	scheme, rest, ok := strings.Cut(strings.ToLower(pattern), "://")
+	switch {
+	case strings.EqualFold(pattern, "null"):
+		return errors.New("this origin stands for any page that hides its own, so it is never allowed; leave it out")
+	case !ok:
+		return errors.New("the scheme is missing; write it like https://example.com")
+	case !isScheme(scheme):
+		return errors.New("the scheme is invalid; write one pattern for http:// and one for https://")
+	case strings.ContainsAny(rest, "/?#"):
+		return errors.New("an origin has no path; end it after the host or port")
+	case strings.Contains(rest, "@"):
+		return errors.New("an origin names no user; write scheme://host[:port]")
+	case strings.HasSuffix(rest, ":*"):
+		return errors.New("a * cannot stand for a port; write one pattern per port")
+	case strings.HasSuffix(rest, ":"):
+		return errors.New("the port is missing; name it or leave out the colon")
+	}
+	host, port, ok := parseAuthority(strings.ReplaceAll(rest, "*", "x"))
+	if !ok {
+		return errors.New("the host is missing or invalid; write scheme://host[:port], an international name in its xn-- form")
+	}
+	port = plainPort(scheme, port)
+	if !strings.Contains(rest, "*") {
+		o.exact[webOrigin{scheme, host, port}] = true
+		return nil
+	}
+	host, _, _ = strings.Cut(rest, ":")
+	labels := strings.Split(host, ".")
+	for _, label := range labels {
+		if label == "" || label != "*" && strings.Contains(label, "*") {
+			return errors.New("a * stands for whole labels; write it between dots like https://*.example.com")
+		}
+	}
+	o.globs = append(o.globs, originGlob{scheme: scheme, port: port, labels: labels})
+	return nil
+}
+
+// Allowed reports whether r may write or keep a connection open. It may if it has no
+// Origin, an allowed one, or the server's own: the scheme follows from secure, host
+// and port from r's Host. The origin "null" is never allowed.
+func (o *Origins) Allowed(r *http.Request, secure bool) bool {
+	switch values := r.Header["Origin"]; len(values) {
+	case 0:
+		return true
+	case 1:
+		return values[0] == "" || o.allows(values[0], r.Host, secure)
+	default:
+		return false
+	}
+}
+
+func (o *Origins) allows(raw, host string, secure bool) bool {
+	from, ok := parseOrigin(raw)
+	if !ok {
+		return false
+	}
+	if o.everyone || o.exact[from] {
+		return true
+	}
+	if own := ownOrigin(host, secure); own == from && own.host != "" {
+		return true
+	}
+	return slices.ContainsFunc(o.globs, func(g originGlob) bool {
+		return g.scheme == from.scheme && g.port == from.port && matchLabels(g.labels, from.host)
+	})
+}
+
+// Refusal says why Allowed has refused r. If an operator can correct the cause, it
+// says how.
+func (o *Origins) Refusal(r *http.Request) string {
+	from := r.Header.Get("Origin")
+	if len(r.Header["Origin"]) == 1 && o.allows(from, r.Host, true) {
+		return "The origin is this host's under https, but the request came without TLS. Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
+	}
+	return "Pages of the origin " + strconv.Quote(presence.Excerpt(from)) + " may not use this; --allow-origins names those that may. The request names the Host " +
+		strconv.Quote(presence.Excerpt(r.Host)) + ": if that is not what the browser shows, a proxy has replaced it; have it pass the browser's (in nginx: proxy_set_header Host $http_host)."
+}
+
+// ownOrigin is the origin of pages that the server itself serves. Its host is empty
+// if the Host header is invalid.
+func ownOrigin(hostport string, secure bool) webOrigin {
+	scheme := "http"
+	if secure {
+		scheme = "https"
+	}
+	host, port, ok := parseAuthority(strings.ToLower(hostport))
+	if !ok {
+		return webOrigin{}
+	}
+	return webOrigin{scheme, host, plainPort(scheme, port)}
+}
+
+// parseOrigin reads an Origin header. "null", lists and everything else that is
+// not scheme://host[:port] is refused.
+func parseOrigin(s string) (webOrigin, bool) {
+	if len(s) > maxOrigin {
+		return webOrigin{}, false
+	}
+	scheme, rest, ok := strings.Cut(strings.ToLower(s), "://")
+	if !ok || !isScheme(scheme) {
+		return webOrigin{}, false
+	}
+	host, port, ok := parseAuthority(rest)
+	return webOrigin{scheme, host, plainPort(scheme, port)}, ok
+}
+
+// parseAuthority reads host[:port] in lower case. An empty port means no port.
+func parseAuthority(s string) (host, port string, ok bool) {
+	if rest, six := strings.CutPrefix(s, "["); six {
+		text, rest, closed := strings.Cut(rest, "]")
+		addr, err := netip.ParseAddr(text)
+		if !closed || err != nil || !addr.Is6() || addr.Zone() != "" {
+			return "", "", false
+		}
+		port, colon := strings.CutPrefix(rest, ":")
+		return "[" + addr.String() + "]", port, (colon || rest == "") && isPort(port)
+	}
+	host, port, _ = strings.Cut(s, ":")
+	if host == "" || len(host) > 255 {
+		return "", "", false
+	}
+	for i := range len(host) {
+		switch c := host[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return "", "", false
+		}
+	}
+	return host, port, isPort(port)
+}
+
+// isPort accepts a port as browsers write it, or an empty string.
+func isPort(s string) bool {
+	if s == "" {
+		return true
+	}
+	n, err := strconv.ParseUint(s, 10, 16)
+	return err == nil && n > 0 && s[0] != '0' && s[0] != '+'
+}
+
+// plainPort returns the port, or "" if it is the scheme's default.
+func plainPort(scheme, port string) string {
+	if scheme == "http" && port == "80" || scheme == "https" && port == "443" {
+		return ""
+	}
+	return port
+}
+
+// isScheme checks a scheme in lower case (RFC 3986, 3.1).
+func isScheme(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z':
+		case i > 0 && ('0' <= c && c <= '9' || c == '+' || c == '-' || c == '.'):
+		default:
+			return false
+		}
+	}
+	return s != ""
+}
+
+// matchLabels reports whether the labels of host match pattern, in which each *
+// stands for one or more labels. A * first takes one label, and one more each time
+// the rest does not match. Only the last * ever takes more, so the time is bounded
+// by the product of both lengths.
+func matchLabels(pattern []string, host string) bool {
+	labels := make([]string, 0, 16)
+	for label := range strings.SplitSeq(host, ".") {
+		if label == "" {
+			return false // "a..b", or a host that ends in a dot, which is a different origin
+		}
+		labels = append(labels, label)
+	}
+	p, l := 0, 0
+	star, taken := -1, 0 // the last * of pattern so far, and the end of the labels that it took
+	for l < len(labels) {
+		switch {
+		case p < len(pattern) && pattern[p] == "*":
+			star, taken = p, l+1
+			p, l = p+1, l+1
+		case p < len(pattern) && pattern[p] == labels[l]:
+			p, l = p+1, l+1
+		case star >= 0:
+			taken++
+			p, l = star+1, taken
+		default:
+			return false
+		}
+	}
+	return p == len(pattern)
+}

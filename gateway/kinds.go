@@ -1,0 +1,14 @@
+package gateway
+
+import (
+	"headcount/presence"
+	"headcount/presence/unread"
+)
+
+// registerKinds registers every kind of topic with the receiver of its updates:
+// clients, through an encoder, or a part of this process.
+func (g *Gateway) registerKinds() {
+	g.hub.Deliver(presence.KindCount, countEncoder{})
+	g.hub.Watch(unread.KindLevel, g.unread)
+	g.hub.Watch(unread.KindRecord, g.unread)
+}

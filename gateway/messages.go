@@ -1,0 +1,196 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// Codes of error frames.
+const (
+	codeBadJSON       = "bad_json"
+	codeBadType       = "bad_type"
+	codeBadPage       = "bad_page"
+	codeTooManyPages  = "too_many_pages"
+	codeTooLarge      = "too_large"
+	codeBinary        = "binary"
+	codeTooManyErrors = "too_many_errors"
+	codeRateLimited   = "rate_limited"
+	codeTokenExpired  = "token_expired"
+)
+
+// Types of client messages.
+const (
+	typeJoin        = "join"
+	typeLeave       = "leave"
+	typeSubscribe   = "subscribe"
+	typeUnsubscribe = "unsubscribe"
+	typeHeartbeat   = "heartbeat"
+	typeRead        = "read"
+)
+
+// maxPrecision is the largest number of significant digits that a subscriber may
+// ask for. Even counts over a billion users need no more.
+const maxPrecision = 9
+
+// message is one client message. The one page of a join or leave is in pages, too.
+type message struct {
+	kind      string
+	pages     []string
+	precision uint8 // significant digits of a subscribe's counts; 0: all digits
+}
+
+// fault is a client's mistake, in the form of an error frame.
+type fault struct {
+	code    string
+	message string
+	page    string
+	hasPage bool
+}
+
+func (f *fault) Error() string { return f.code + ": " + f.message }
+
+// parseMessage reads one client message. Its error is a *fault. It compares member
+// names exactly; a struct would match them without regard to case.
+func parseMessage(text []byte) (message, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(text, &members); err != nil || members == nil {
+		return message{}, &fault{code: codeBadJSON, message: "a message is a JSON object" + because(err)}
+	}
+	raw, ok := members["type"]
+	if !ok {
+		return message{}, &fault{code: codeBadType, message: `the message has no "type"`}
+	}
+	var m message
+	if err := decodeMember("type", raw, &m.kind); err != nil {
+		return message{}, err
+	}
+	switch m.kind {
+	case typeJoin, typeLeave:
+		page := ""
+		if raw, ok := members["page"]; ok {
+			if err := decodeMember("page", raw, &page); err != nil {
+				return message{}, err
+			}
+		}
+		if err := presence.CheckPage(page); err != nil {
+			return message{}, badPage(page, err)
+		}
+		m.pages = []string{page}
+	case typeSubscribe, typeUnsubscribe:
+		raw, ok := members["pages"]
+		if !ok {
+			return message{}, &fault{code: codeBadPage, message: `the message has no "pages", a list of page ids`}
+		}
+		// In a list of *string, null differs from "".
+		var list []*string
+		if err := decodeMember("pages", raw, &list); err != nil {
+			return message{}, err
+		}
+		for _, page := range list {
+			if page == nil {
+				return message{}, &fault{code: codeBadJSON, message: `"pages" has a null; it is a list of strings`}
+			}
+			if err := presence.CheckReadable(*page); err != nil {
+				return message{}, badPage(*page, err)
+			}
+			m.pages = append(m.pages, *page)
+		}
+		if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
+			var digits int
+			if err := decodeMember("precision", raw, &digits); err != nil {
+				return message{}, err
+			}
+			if digits < 1 || digits > maxPrecision {
+				return message{}, &fault{code: codeBadJSON, message: fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision)}
+			}
+			m.precision = uint8(digits)
+		}
+	case typeHeartbeat, typeRead:
+	default:
+		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat and read", presence.Excerpt(m.kind))}
+	}
+	return m, nil
+}
+
+func decodeMember(name string, raw json.RawMessage, into any) error {
+	err := json.Unmarshal(raw, into)
+	if err == nil && string(raw) == "null" {
+		err = errors.New("it is null")
+	}
+	if err != nil {
+		return &fault{code: codeBadJSON, message: fmt.Sprintf("%q has the wrong JSON type%s", name, because(err))}
+	}
+	return nil
+}
+
+func because(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
+}
+
+func badPage(page string, err error) *fault {
+	return &fault{code: codeBadPage, message: err.Error(), page: presence.Excerpt(page), hasPage: true}
+}
+
+// appendJSON appends the error frame's text.
+func (f *fault) appendJSON(b []byte) []byte {
+	b = append(b, `{"type":"error","code":"`...)
+	b = append(b, f.code...)
+	b = append(b, `","message":`...)
+	b = appendQuoted(b, f.message)
+	if f.hasPage {
+		b = append(b, `,"page":`...)
+		b = appendQuoted(b, f.page)
+	}
+	return append(b, '}')
+}
+
+// appendQuoted appends s as a JSON string. It is for text that came from outside.
+func appendQuoted(b []byte, s string) []byte {
+	quoted, err := json.Marshal(s)
+	if err != nil { // never happens: every string can be encoded
+		return append(b, `""`...)
+	}
+	return append(b, quoted...)
+}
+
+func appendWelcome(b []byte, id identity.Identity, ping time.Duration) []byte {
+	b = append(b, `{"type":"welcome","user":`...)
+	b = appendQuoted(b, id.User)
+	if id.Signed != "" {
+		b = append(b, `,"id":`...)
+		b = appendQuoted(b, id.Signed)
+	}
+	b = append(b, `,"heartbeat_ms":`...)
+	b = strconv.AppendInt(b, ping.Milliseconds(), 10)
+	return append(b, '}')
+}
+
+func appendUnread(b []byte, n int64) []byte {
+	b = append(b, `{"type":"unread","count":`...)
+	b = strconv.AppendInt(b, n, 10)
+	return append(b, '}')
+}
+
+// unreadEncoder implements fanout.NumberEncoder.
+type unreadEncoder struct{}
+
+// AppendNumber implements fanout.NumberEncoder.
+func (unreadEncoder) AppendNumber(b []byte, n int64) []byte {
+	return websocket.AppendFrame(b, websocket.Text, appendUnread(nil, n))
+}
+
+func appendReconnect(b []byte, after time.Duration) []byte {
+	b = append(b, `{"type":"reconnect","after_ms":`...)
+	b = strconv.AppendInt(b, after.Milliseconds(), 10)
+	return append(b, '}')
+}

@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+func TestParseMessage(t *testing.T) {
+	for text, want := range map[string]message{
+		`{"type":"join","page":"p"}`:                           {kind: typeJoin, pages: []string{"p"}},
+		`{"page":"a/b","x":[1],"type":"leave"}`:                {kind: typeLeave, pages: []string{"a/b"}},
+		`{"type":"subscribe","pages":["p","*","p"]}`:           {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
+		`{"type":"subscribe","pages":[]}`:                      {kind: typeSubscribe, pages: nil},
+		`{"type":"unsubscribe","pages":["p"],"page":7}`:        {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","pages":["p"],"precision":2}`:     {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
+		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`: {kind: typeUnsubscribe, pages: []string{"p"}},
+		` {"type":"heartbeat"} `:                               {kind: typeHeartbeat, pages: nil},
+		`{"type":"read"}`:                                      {kind: typeRead, pages: nil},
+		`{"type":"join","page":"\u0041","Type":"bad"}`:         {kind: typeJoin, pages: []string{"A"}},
+	} {
+		m, err := parseMessage([]byte(text))
+		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) || m.precision != want.precision {
+			t.Errorf("parseMessage(%s) = %+v, %v; want %+v", text, m, err, want)
+		}
+	}
+}
+
+func TestParseMessageFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		``: codeBadJSON, `{`: codeBadJSON, `null`: codeBadJSON, `[]`: codeBadJSON, `"join"`: codeBadJSON, `{"type":"join"}x`: codeBadJSON,
+		`{"type":1}`: codeBadJSON, `{"type":null}`: codeBadJSON, `{"type":"join","page":1}`: codeBadJSON, `{"type":"join","page":null}`: codeBadJSON,
+		`{"type":"subscribe","pages":"p"}`: codeBadJSON, `{"type":"subscribe","pages":[1]}`: codeBadJSON, `{"type":"subscribe","pages":[null]}`: codeBadJSON,
+		`{"type":"subscribe","pages":null}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":"2"}`: codeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":null}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":2.5}`: codeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":0}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":10}`: codeBadJSON,
+		`{"type":"subscribe","pages":["p"],"precision":-1}`: codeBadJSON, `{"type":"subscribe","pages":["p"],"precision":257}`: codeBadJSON,
+		`{}`: codeBadType, `{"type":"Join","page":"p"}`: codeBadType, `{"TYPE":"join","page":"p"}`: codeBadType, `{"type":""}`: codeBadType,
+		`{"type":"join"}`: codeBadPage, `{"type":"join","page":""}`: codeBadPage, `{"type":"join","page":"*"}`: codeBadPage, `{"type":"join","page":"\ud800"}`: codeBadPage,
+		`{"type":"join","PAGE":"p"}`: codeBadPage, `{"type":"subscribe","pages":["p",""]}`: codeBadPage, `{"type":"subscribe"}`: codeBadPage,
+	} {
+		_, err := parseMessage([]byte(text))
+		var f *fault
+		if !errors.As(err, &f) || f.code != want {
+			t.Errorf("parseMessage(%s) = %v, want %s", text, err, want)
+		}
+	}
+}
+
+func FuzzParseMessage(f *testing.F) {
+	for _, text := range []string{
+		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := parseMessage(text)
+		if err == nil {
+			if m.precision > maxPrecision {
+				t.Fatalf("%q let the precision %d pass", text, m.precision)
+			}
+			for _, page := range m.pages {
+				if presence.CheckReadable(page) != nil {
+					t.Fatalf("%q let the page %q pass", text, page)
+				}
+			}
+			return
+		}
+		var f *fault
+		if !errors.As(err, &f) {
+			t.Fatalf("%q: %v is no fault", text, err)
+		}
+		out := f.appendJSON(nil)
+		if !json.Valid(out) || !utf8.Valid(out) || len(out) > 4096 {
+			t.Fatalf("%q: the error frame is %q", text, out)
+		}
+	})
+}
+
+func TestAppendFrame(t *testing.T) {
+	for _, n := range []int{0, 125, 126, 65535, 65536} {
+		payload := strings.Repeat("x", n)
+		b := websocket.AppendFrame([]byte("before"), websocket.Text, []byte(payload))[len("before"):]
+		head := map[bool]int{true: 2}[n < 126]
+		switch {
+		case n >= 126 && n < 65536:
+			head = 4
+		case n >= 65536:
+			head = 10
+		}
+		if b[0] != 0x81 || len(b) != head+n || string(b[head:]) != payload {
+			t.Errorf("a frame of %d bytes has a head of %d, want %d", n, len(b)-n, head)
+		}
+	}
+	long := websocket.AppendClose(nil, 1008, strings.Repeat("é", 100))
+	if len(long) > 127 || !utf8.Valid(long[4:]) {
+		t.Errorf("close frame of %d bytes: %q", len(long), long)
+	}
+}

@@ -1,0 +1,180 @@
+package gateway
+
+import (
+	"slices"
+
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// wanted is a page that a connection's client has joined or subscribed to.
+type wanted struct {
+	name       string
+	joined     bool
+	subscribed bool // by a subscribe message; a leave does not end it
+	sent       bool // the client gets its counts; an unsubscribe ends this, and joined stays
+}
+
+// want returns the connection's page of that name. A new page is neither joined nor
+// subscribed. want returns nil if a new page would exceed presence.MaxPages.
+func (c *conn) want(name string) *wanted {
+	for i := range c.wants {
+		if c.wants[i].name == name {
+			return &c.wants[i]
+		}
+	}
+	if len(c.wants) >= presence.MaxPages {
+		return nil
+	}
+	c.wants = append(c.wants, wanted{name: name})
+	return &c.wants[len(c.wants)-1]
+}
+
+// tidy drops the pages that are neither joined nor subscribed.
+func (c *conn) tidy() {
+	c.wants = slices.DeleteFunc(c.wants, func(w wanted) bool { return !w.joined && !w.sent })
+}
+
+// do carries out a message. A *fault is the client's mistake; any other error ends
+// the connection. do must not wait: the same goroutine serves other connections.
+func (c *conn) do(m message) error {
+	switch m.kind {
+	case typeJoin:
+		return c.join(m.pages[0])
+	case typeLeave:
+		c.leave(m.pages[0])
+	case typeSubscribe:
+		return c.subscribe(m.pages, m.precision)
+	case typeUnsubscribe:
+		c.unsubscribe(m.pages)
+	case typeHeartbeat:
+		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
+	case typeRead:
+		c.g.unread.Read(c.sum, c)
+	}
+	return nil
+}
+
+// join joins the page and subscribes to it. The page's next count is held back
+// until the store has the join, so that this count includes the client.
+func (c *conn) join(name string) error {
+	w := c.want(name)
+	if w == nil {
+		return tooManyPages(name)
+	}
+	if !w.joined && !w.sent && !c.bring(name) {
+		c.tidy()
+		return tooManyNew(name)
+	}
+	topic := presence.CountTopic(name)
+	switch {
+	case !w.joined:
+		w.joined, w.sent = true, true
+		c.Hold(topic)
+		stored := c.g.roster.join(c.user, name, c)
+		c.g.unread.Moved(c.sum, name)
+		if stored {
+			c.Ready(topic)
+		}
+	case w.sent:
+		c.Renew(topic)
+	default:
+		w.sent = true
+		c.Hold(topic)
+		c.letGo(name)
+	}
+	return nil
+}
+
+// letGo stops holding back the count of a page that was joined before, if the store
+// has the join. If not, the roster calls arrived later.
+func (c *conn) letGo(name string) {
+	if c.g.roster.stored(c.user, name) {
+		c.arrived(name)
+	}
+}
+
+// arrived implements joiner: the store has the join.
+func (c *conn) arrived(name string) { c.Ready(presence.CountTopic(name)) }
+
+// leave ends the user's presence on the page, and the subscription that the join
+// made.
+func (c *conn) leave(name string) {
+	i := slices.IndexFunc(c.wants, func(w wanted) bool { return w.name == name })
+	if i < 0 || !c.wants[i].joined {
+		return
+	}
+	w := &c.wants[i]
+	if w.joined = false; w.subscribed {
+		c.arrived(name) // the count need not wait for the join any more
+	} else if w.sent {
+		w.sent = false
+		c.Unsubscribe(presence.CountTopic(name))
+	}
+	c.tidy()
+	c.g.roster.leave(c.user, name, c, false)
+	c.g.unread.Moved(c.sum, name)
+}
+
+// subscribe subscribes to all these pages with that precision. If they are too
+// many, it subscribes to none of them.
+func (c *conn) subscribe(names []string, precision uint8) error {
+	var fresh []string
+	for _, name := range names {
+		if !slices.Contains(fresh, name) && !slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name }) {
+			if fresh = append(fresh, name); len(c.wants)+len(fresh) > presence.MaxPages {
+				return tooManyPages("")
+			}
+		}
+	}
+	if !c.bring(fresh...) {
+		return tooManyNew("")
+	}
+	var held []string
+	for _, name := range names {
+		w := c.want(name)
+		if w.joined && !w.sent {
+			c.Hold(presence.CountTopic(name))
+			held = append(held, name)
+		}
+		w.subscribed, w.sent = true, true
+	}
+	c.Subscribe(presence.CountTopics(names), frameForm(precision))
+	for _, name := range held {
+		c.letGo(name)
+	}
+	return nil
+}
+
+// unsubscribe ends the subscriptions to these pages. The user stays present there.
+func (c *conn) unsubscribe(names []string) {
+	for _, name := range names {
+		i := slices.IndexFunc(c.wants, func(w wanted) bool { return w.name == name })
+		if i >= 0 && c.wants[i].sent {
+			c.wants[i].subscribed, c.wants[i].sent = false, false
+			c.Unsubscribe(presence.CountTopic(name))
+		}
+	}
+	c.tidy()
+}
+
+// Joined implements unread.Conn.
+func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
+
+func tooManyNew(page string) *fault {
+	return &fault{
+		code:    codeRateLimited,
+		message: "too many new pages; at most 20 a second that nobody else here has, and 200 at once",
+		page:    page,
+		hasPage: page != "",
+	}
+}
+
+func tooManyPages(page string) *fault {
+	return &fault{
+		code:    codeTooManyPages,
+		message: "a connection may join and subscribe to at most 100 pages; leave some or open another connection",
+		page:    page,
+		hasPage: page != "",
+	}
+}

@@ -1,0 +1,255 @@
+package policy
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// house is an HTTP server behind a door of a few places.
+type house struct {
+	t       *testing.T
+	door    *Door
+	evicted tally
+}
+
+// tally is a Counter.
+type tally struct{ atomic.Int64 }
+
+func (n *tally) Inc() { n.Add(1) }
+
+// patient is longer than anything here takes.
+const patient = 10 * time.Second
+
+// await waits until something is so.
+func await(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patient); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+func openHouse(t *testing.T, limit int) *house {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &house{t: t}
+	h.door = newDoor(l, time.Minute, limit, &h.evicted)
+	server := &http.Server{ConnState: h.door.State, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/long":
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+			t.Cleanup(func() { c.Close() })
+		}
+	})}
+	ended := make(chan error)
+	go func() { ended <- server.Serve(h.door) }()
+	t.Cleanup(func() {
+		server.Close()
+		<-ended
+		await(t, "an empty house", func() bool { return h.guests() == 0 })
+		goleak.VerifyNone(t, before)
+	})
+	return h
+}
+
+func (h *house) guests() int {
+	h.door.mu.Lock()
+	defer h.door.mu.Unlock()
+	if len(h.door.guests) != h.door.steps.Len()+h.door.silent.Len() {
+		h.t.Fatalf("%d guests, %d steps, %d silent", len(h.door.guests), h.door.steps.Len(), h.door.silent.Len())
+	}
+	return len(h.door.guests)
+}
+
+// says connects and sends text.
+func (h *house) says(text string) net.Conn {
+	h.t.Helper()
+	c, err := net.Dial("tcp", h.door.Addr().String())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patient))
+	if _, err := io.WriteString(c, text); err != nil {
+		h.t.Fatal(err)
+	}
+	return c
+}
+
+func (h *house) answered(c net.Conn) error {
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return err
+}
+
+const wholeRequest = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+// A client that sends its request is served, however many do not; they make
+// room, the oldest first, and never more than is needed.
+func TestDoorHalfHandshakes(t *testing.T) {
+	const limit = 8
+	h := openHouse(t, limit)
+	var slow []net.Conn
+	for i := range limit {
+		slow = append(slow, h.says("GET /-/ws HTTP/1.1\r\nHost: x\r\n"))
+		await(t, "a guest", func() bool { return h.guests() == i+1 })
+	}
+	began := time.Now()
+	c := h.says(wholeRequest)
+	if err := h.answered(c); err != nil {
+		t.Fatalf("behind half handshakes: %v", err)
+	}
+	if took := time.Since(began); took > 3*stepPatience {
+		t.Errorf("it waited %s", took)
+	}
+	if n := h.evicted.Load(); n != 1 {
+		t.Errorf("%d had to go, want one", n)
+	}
+	if _, err := slow[0].Read(make([]byte, 1)); err == nil {
+		t.Error("the oldest half handshake is still there")
+	}
+	// Those that are left have had their time, too: nobody waits for them now.
+	for range limit - 1 {
+		began := time.Now()
+		if err := h.answered(h.says(wholeRequest)); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > stepPatience*3/4 {
+			t.Errorf("it waited %s", took)
+		}
+	}
+	if n := h.guests(); n > limit {
+		t.Errorf("%d guests", n)
+	}
+}
+
+// Long connections take no place, and nobody is closed while there is room.
+func TestDoorLetsLongConnectionsThrough(t *testing.T) {
+	const limit = 4
+	h := openHouse(t, limit)
+	for range 10 * limit {
+		if err := h.answered(h.says("GET /long HTTP/1.1\r\nHost: x\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await(t, "no guest", func() bool { return h.guests() == 0 })
+	if n := h.evicted.Load(); n != 0 {
+		t.Errorf("%d had to go", n)
+	}
+}
+
+// A connection that is kept for the next request goes before one whose step
+// was later.
+func TestDoorStepsCount(t *testing.T) {
+	h := openHouse(t, 2)
+	first := h.says(wholeRequest)
+	if err := h.answered(first); err != nil {
+		t.Fatal(err)
+	}
+	second := h.says("GET / HTTP/1.1\r\n")
+	await(t, "two guests", func() bool { return h.guests() == 2 })
+	if _, err := io.WriteString(first, wholeRequest); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.answered(first); err != nil {
+		t.Fatal(err)
+	}
+	third := h.says(wholeRequest)
+	if err := h.answered(third); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.Read(make([]byte, 1)); err == nil {
+		t.Error("the half handshake is still there")
+	}
+	if _, err := io.WriteString(first, wholeRequest); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.answered(first); err != nil {
+		t.Errorf("the one that had asked again is gone: %v", err)
+	}
+}
+
+// While everyone is new the next waits; closing the door ends that.
+func TestDoorClosesWhileOneWaits(t *testing.T) {
+	h := openHouse(t, 1)
+	h.says("GET / HTTP/1.1\r\n")
+	await(t, "a guest", func() bool { return h.guests() == 1 })
+	waiting := h.says(wholeRequest)
+	time.Sleep(stepPatience / 20) // let it come to the door; it waits much longer
+	_ = h.door.Close()
+	if err := h.answered(waiting); err == nil {
+		t.Error("it was let in through a closed door")
+	}
+}
+
+// A client that speaks does not wait for clients that have sent nothing, however
+// many come: their places come back first, also before those of clients that
+// have sent a part.
+func TestDoorSilentConnections(t *testing.T) {
+	const limit = 100
+	h := openHouse(t, limit)
+	half := h.says("GET / HTTP/1.1\r\n")
+	await(t, "a guest that has spoken", func() bool {
+		h.door.mu.Lock()
+		defer h.door.mu.Unlock()
+		return h.door.silent.Len() == 1 && said(h.door.silent.Front().Value.(*guest).conn)
+	})
+	stop := make(chan struct{})
+	flood := make(chan struct{})
+	go func() { // ends with stop
+		defer close(flood)
+		every := time.NewTicker(5 * time.Millisecond)
+		defer every.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-every.C:
+				if c, err := net.Dial("tcp", h.door.Addr().String()); err == nil {
+					defer c.Close()
+				}
+			}
+		}
+	}()
+	await(t, "somebody who had to go", func() bool { return h.evicted.Load() > 0 })
+	_ = half.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := half.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one that had sent a part had to go first: %v", err)
+	}
+	for range 20 {
+		began := time.Now()
+		c := h.says(wholeRequest)
+		if err := h.answered(c); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > stepPatience/4 {
+			t.Errorf("it waited %s", took)
+		}
+		c.Close()
+		time.Sleep(10 * time.Millisecond)
+	}
+	close(stop)
+	<-flood
+}

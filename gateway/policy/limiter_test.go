@@ -1,0 +1,260 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	"pgregory.net/rapid"
+)
+
+var identities atomic.Uint64
+
+// another has addr bring an identity that nobody has brought.
+func another(l *Limiter, addr netip.Addr, now time.Time) (bool, time.Duration) {
+	return l.Allow(addr, identities.Add(1), now)
+}
+
+func TestAddressLimiter(t *testing.T) {
+	l := NewLimiter(21 * time.Second)
+	now := time.Unix(1_900_000_000, 0)
+	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	for i := range anonymousBurst {
+		if ok, _ := another(l, a, now); !ok {
+			t.Fatalf("call %d of the burst refused", i+1)
+		}
+	}
+	ok, wait := another(l, a, now)
+	if ok || wait <= 0 || wait > 100*time.Millisecond {
+		t.Fatalf("after the burst: %v, %s", ok, wait)
+	}
+	if retrySeconds(wait) != "1" {
+		t.Fatalf("Retry-After: %s", retrySeconds(wait))
+	}
+	if ok, _ := another(l, b, now); !ok {
+		t.Fatal("one address pays for another")
+	}
+	now = now.Add(time.Second)
+	for i := range anonymousRate {
+		if ok, _ := another(l, a, now); !ok {
+			t.Fatalf("call %d of the next second refused", i+1)
+		}
+	}
+	if ok, _ := another(l, a, now); ok {
+		t.Fatal("an eleventh call in a second")
+	}
+	if ok, _ := another(l, netip.Addr{}, now); !ok {
+		t.Fatal("a peer without an address shares a bucket with others")
+	}
+}
+
+func TestAddressesOfOneCustomer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		a, b string
+		same bool
+	}{
+		"one /64":           {"2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", true},
+		"two /64":           {"2001:db8::1", "2001:db8:0:1::1", false},
+		"IPv4 in IPv6 form": {"192.0.2.1", "::ffff:192.0.2.1", true},
+		"two IPv4":          {"192.0.2.1", "192.0.2.2", false},
+		"two mapped IPv4":   {"::ffff:192.0.2.1", "::ffff:192.0.2.2", false},
+		"a zone":            {"fe80::1", "fe80::2%eth0", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := limitKey(netip.MustParseAddr(tc.a)), limitKey(netip.MustParseAddr(tc.b))
+			if (a == b) != tc.same {
+				t.Fatalf("%s and %s", a, b)
+			}
+		})
+	}
+}
+
+func TestLimiterForgetsTheLongestIdle(t *testing.T) {
+	const limit = 8
+	l := newLimiter(1, 2, limit, 0)
+	now := time.Unix(1_900_000_000, 0)
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
+	for i := range limit {
+		another(l, addr(i), now)
+		another(l, addr(i), now)
+	}
+	another(l, addr(0), now) // refused, but used
+	another(l, addr(limit), now)
+	if len(l.buckets) != limit || l.buckets[addr(1)] != nil || l.buckets[addr(0)] == nil {
+		t.Fatalf("%d buckets, the idle one kept: %v", len(l.buckets), l.buckets[addr(1)] != nil)
+	}
+	if ok, _ := another(l, addr(0), now); ok {
+		t.Fatal("a limited address was forgotten before idle ones")
+	}
+	// Two full buckets go for one that comes.
+	now = now.Add(l.idleFor)
+	for i := range limit {
+		another(l, addr(100+i), now)
+	}
+	if len(l.buckets) > limit {
+		t.Fatalf("%d buckets", len(l.buckets))
+	}
+	now = now.Add(l.idleFor)
+	for i := range limit {
+		another(l, addr(200), now.Add(time.Duration(i)))
+		another(l, addr(201+i), now)
+	}
+	for i := range limit {
+		if l.buckets[addr(100+i)] != nil {
+			t.Fatal("a full bucket stayed")
+		}
+	}
+}
+
+// However calls fall, an address gets no more than burst + rate × time, and
+// the wait it is told is enough and no more than needed.
+func TestLimiterLaws(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		burst := rapid.IntRange(1, 20).Draw(t, "burst")
+		perSecond := rapid.IntRange(1, 50).Draw(t, "rate")
+		l := newLimiter(rate.Limit(perSecond), burst, 4, 0)
+		start := time.Unix(1_900_000_000, 0)
+		now := start
+		a := netip.MustParseAddr("2001:db8::1")
+		allowed := 0
+		for i, n := 0, rapid.IntRange(1, 100).Draw(t, "calls"); i < n; i++ {
+			now = now.Add(time.Duration(rapid.IntRange(0, 200).Draw(t, "ms")) * time.Millisecond)
+			ok, wait := another(l, a, now)
+			if ok {
+				allowed++
+			} else {
+				if wait <= 0 || wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
+					t.Fatalf("told to wait %s at %d a second", wait, perSecond)
+				}
+				now = now.Add(wait + time.Microsecond)
+				if ok, again := another(l, a, now); !ok {
+					t.Fatalf("waited %s, told to wait %s more", wait, again)
+				}
+				allowed++
+			}
+			if most := float64(burst) + float64(perSecond)*now.Sub(start).Seconds() + 1e-3; float64(allowed) > most {
+				t.Fatalf("%d calls in %s", allowed, now.Sub(start))
+			}
+			// Others come and go; there are fewer than the limit.
+			another(l, netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)}), now)
+		}
+		if len(l.buckets) != l.idle.Len() || len(l.buckets) > 4 {
+			t.Fatalf("%d buckets, %d in the list", len(l.buckets), l.idle.Len())
+		}
+	})
+}
+
+func TestLimiterByMany(t *testing.T) {
+	l := newLimiter(1, 100, 16, 0)
+	now := time.Unix(1_900_000_000, 0)
+	var mu sync.Mutex
+	allowed := 0
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for range 50 {
+				if ok, _ := another(l, netip.MustParseAddr("192.0.2.1"), now); ok {
+					mu.Lock()
+					allowed++
+					mu.Unlock()
+				}
+				another(l, netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", g)), now)
+			}
+		})
+	}
+	wg.Wait()
+	if allowed != 100 {
+		t.Fatalf("%d calls of a burst of 100", allowed)
+	}
+}
+
+func BenchmarkLimiterFlood(b *testing.B) {
+	l := NewLimiter(21 * time.Second)
+	now := time.Unix(1_900_000_000, 0)
+	b.ReportAllocs()
+	i := uint32(0)
+	for b.Loop() {
+		i++
+		another(l, netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}), now)
+	}
+}
+
+// What is limited is how many different identities an address brings, not how
+// often it brings them.
+func TestLimiterKnowsWhoCameLately(t *testing.T) {
+	const memory = 21 * time.Second
+	l := NewLimiter(memory)
+	now := time.Unix(1_900_000_000, 0)
+	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	allow := func(want bool, addr netip.Addr, who uint64) {
+		t.Helper()
+		if ok, _ := l.Allow(addr, who, now); ok != want {
+			t.Fatalf("identity %d from %s: %v", who, addr, ok)
+		}
+	}
+	for who := range uint64(anonymousBurst) {
+		allow(true, a, who)
+	}
+	for range 3 * anonymousBurst {
+		allow(true, a, 7)
+	}
+	allow(false, a, 1000)
+	for who := range uint64(anonymousBurst) {
+		allow(true, a, who)
+	}
+	// Whoever is silent for no longer than memory is known.
+	for range 5 {
+		now = now.Add(memory - 1)
+		allow(true, a, 7)
+		for range anonymousBurst { // nothing is left for others
+			another(l, a, now)
+		}
+		allow(true, a, 7)
+		allow(false, a, 8_000)
+	}
+	// Another address has not brought it.
+	for range anonymousBurst {
+		another(l, b, now)
+	}
+	allow(false, b, 7)
+	// Whoever was silent for long costs a token again.
+	now = now.Add(2 * memory)
+	for range anonymousBurst {
+		another(l, a, now)
+	}
+	allow(false, a, 7)
+}
+
+// What the limiter remembers of one address, and of all of them, is bounded.
+func TestLimiterMemoryIsBounded(t *testing.T) {
+	l := newLimiter(1e9, 1e6, 1<<10, time.Minute)
+	now := time.Unix(1_900_000_000, 0)
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
+	for range 3 * maxKnown {
+		another(l, addr(0), now)
+	}
+	if n := len(l.buckets[addr(0)].Value.(*addressBucket).young); n != maxKnown || l.known != maxKnown {
+		t.Fatalf("%d identities of one address, %d in all", n, l.known)
+	}
+	for i := range 2 * maxKnownInAll {
+		another(l, addr(i/1000), now)
+	}
+	if l.known != maxKnownInAll {
+		t.Fatalf("%d identities in all", l.known)
+	}
+	now = now.Add(time.Hour)
+	for range 1 << 10 {
+		another(l, addr(0), now)
+	}
+	sum := 0
+	for e := l.idle.Front(); e != nil; e = e.Next() {
+		sum += len(e.Value.(*addressBucket).young) + len(e.Value.(*addressBucket).old)
+	}
+	if l.known != sum || sum > 1<<10 || len(l.buckets) != 1 {
+		t.Fatalf("after an hour %d are known, %d are counted, of %d addresses", sum, l.known, len(l.buckets))
+	}
+}

@@ -1,0 +1,73 @@
+package policy
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// maxDetail bounds the detail of a problem, in bytes, since a detail may repeat what
+// a client sent. A longer detail is cut and ends in an ellipsis.
+const maxDetail = 512
+
+// An Option changes the answer of Problem.
+type Option func(http.Header)
+
+// RetryAfter tells the client to try again after d, which is rounded up to whole
+// seconds and is at least 1 s.
+func RetryAfter(d time.Duration) Option {
+	return func(h http.Header) { h.Set("Retry-After", retrySeconds(d)) }
+}
+
+func retrySeconds(d time.Duration) string {
+	return strconv.FormatInt(max(1, int64(math.Ceil(d.Seconds()))), 10)
+}
+
+// Problem answers with status and a problem of RFC 9457: type, title, status and,
+// unless it is empty, detail. detail may repeat what a client sent: it is escaped,
+// also for HTML, and cut to 512 bytes. Problem keeps the headers that are already
+// set, such as those of CORS, and removes only headers that describe another body.
+// A 401 gets a challenge unless it has one. net/http sends no body for HEAD.
+func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
+	h := w.Header()
+	h.Del("Content-Encoding")
+	h.Del("ETag")
+	h.Del("Last-Modified")
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if status == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
+		h.Set("WWW-Authenticate", `Bearer realm="headcount"`)
+	}
+	for _, opt := range opts {
+		opt(h)
+	}
+	body, err := json.Marshal(struct {
+		Type   string `json:"type"`
+		Title  string `json:"title"`
+		Status int    `json:"status"`
+		Detail string `json:"detail,omitempty"`
+	}{"about:blank", http.StatusText(status), status, shorten(detail, maxDetail)})
+	if err != nil {
+		panic(err) // four plain members
+	}
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	w.Write(body) // the client may be gone
+}
+
+// shorten cuts s to at most n bytes, and never in the middle of a character.
+func shorten(s string, n int) string {
+	const ellipsis = "…"
+	if len(s) <= n {
+		return s
+	}
+	end := n - len(ellipsis)
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + ellipsis
+}

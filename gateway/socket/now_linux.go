@@ -1,0 +1,69 @@
+//go:build !portable
+
+package socket
+
+import (
+	"io"
+	"net"
+	"syscall"
+	"unsafe"
+)
+
+// descriptor is the file descriptor of a socket, for calls that do not wait. The
+// caller must make sure that the socket is open.
+type descriptor int
+
+const noDescriptor descriptor = -1
+
+func descriptorOf(c net.Conn) descriptor {
+	d := noDescriptor
+	if sc, ok := c.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { d = descriptor(fd) }) // an error means that the socket is closed already
+		}
+	}
+	return d
+}
+
+// send gives the socket as much of p as it takes at once. n is 0 if it takes nothing.
+//
+// send makes a raw system call, which Go's scheduler does not see. For each call that
+// it sees, the scheduler wakes a thread every 20 µs to check whether the call waits;
+// this one never waits. And send(2) need not look up the kind of descriptor, as
+// write(2) does. Together this saves a quarter of the cost of a delivery.
+func (d descriptor) send(p []byte) (n int, err error) {
+	if n, err = d.call(syscall.SYS_SENDTO, p); err == syscall.EAGAIN {
+		return 0, nil
+	}
+	return n, err
+}
+
+// receive reads what the socket has. n is 0 if it has nothing; err is io.EOF at the
+// end. p must not be empty.
+func (d descriptor) receive(p []byte) (n int, err error) {
+	switch n, err = d.call(syscall.SYS_RECVFROM, p); {
+	case err == syscall.EAGAIN:
+		return 0, nil
+	case err == nil && n == 0:
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+// call makes a sendto(2) or a recvfrom(2) that does not wait.
+func (d descriptor) call(number uintptr, p []byte) (n int, err error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for {
+		n, _, errno := syscall.RawSyscall6(number, uintptr(d), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
+			syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case syscall.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}

@@ -1,0 +1,35 @@
+//go:build !linux || portable
+
+package socket
+
+import (
+	"context"
+	"net"
+)
+
+// descriptor is for calls that do not wait. This build has no such calls: a goroutine
+// finishes every write, and each connection has a goroutine that reads.
+type descriptor struct{}
+
+var noDescriptor descriptor
+
+func descriptorOf(net.Conn) descriptor { return noDescriptor }
+
+// send sends nothing.
+func (descriptor) send([]byte) (int, error) { return 0, nil }
+
+// receive always fails: it is for polled wires, and this build has none.
+func (descriptor) receive([]byte) (int, error) { return 0, net.ErrClosed }
+
+// Poller does nothing in this build: only Linux has one.
+type Poller struct{}
+
+// NewPoller returns nil: wires are started without a poller.
+func NewPoller() (*Poller, error) { return nil, nil }
+
+func (*Poller) add(*Wire) bool { return false }
+
+func (*Poller) remove(*Wire) {}
+
+// Run returns at once.
+func (*Poller) Run(context.Context) {}

@@ -1,0 +1,70 @@
+package socket
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// patience is how many times in a row one client is read while others wait. A client
+// that has even more to read gets a goroutine of its own for it.
+const patience = 4
+
+// turn decides who serves a wire.
+type turn struct {
+	// turns counts the occasions to serve the wire; 0 means that no goroutine serves it.
+	// The goroutine that counts the first occasion has the turn. It gives the turn back
+	// when no other occasion was counted meanwhile. So exactly one goroutine serves, and
+	// no occasion is lost. The turn that ends the connection is never given back.
+	turns atomic.Int32
+	hup   atomic.Bool // the client has closed its side, so Read must read to the end
+	slot  int32       // in the poller; 0: no poller, a goroutine reads. The goroutine with the turn owns it
+	from  *Poller
+}
+
+// Input is a buffer for one call of Owner.Look. One goroutine at a time uses it.
+type Input [8 << 10]byte
+
+var inputs = sync.Pool{New: func() any { return new(Input) }}
+
+// Start begins to serve the wire, whenever p reports something to read. If p cannot
+// poll the wire, a goroutine reads it. The caller must have the turn, and gives it up.
+func (w *Wire) Start(p *Poller) {
+	if !p.add(w) {
+		w.owner.Spawn(w.serve) // the goroutine reads until the connection ends
+		return
+	}
+	w.serve()
+}
+
+// Polled reports whether a poller reports when there is something to read. Only the
+// goroutine with the turn may call it.
+func (w *Wire) Polled() bool { return w.slot != 0 }
+
+// occasion serves the wire. If another goroutine has the turn, that one serves it
+// once more.
+func (w *Wire) occasion() {
+	if w.turns.Add(1) == 1 {
+		w.serve()
+	}
+}
+
+// serve calls the owner's Look while there may be more to read. The caller must have
+// the turn. serve does not wait, unless the wire is not polled.
+func (w *Wire) serve() {
+	in := inputs.Get().(*Input)
+	defer inputs.Put(in)
+	for range patience {
+		turns := w.turns.Load()
+		switch more, err := w.owner.Look(in); {
+		case err != nil:
+			_ = w.Close()
+			w.from.remove(w)
+			w.owner.Ended()
+			return // the turn is not given back: nothing serves the wire again
+		case more:
+		case w.turns.CompareAndSwap(turns, 0):
+			return
+		}
+	}
+	w.owner.Spawn(w.serve)
+}

@@ -1,0 +1,218 @@
+// Package socket is a client's connection below any protocol. Writes never wait for
+// the client, and a silent client costs no goroutine. On Linux the package makes its
+// own system calls. Elsewhere, and with the build tag portable, each connection has a
+// goroutine that reads, and another goroutine finishes writes.
+package socket
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrBusy says that the client has not taken the last write yet.
+var ErrBusy = errors.New("the client has not taken what was sent")
+
+// Wire is a client's connection below the protocol. All bytes to the client go
+// through it. Each call writes one or more whole frames, so frames never mix. A write
+// never waits: the Wire keeps the bytes that the socket does not take at once and
+// writes them in the background. If they are not out after the timeout, it closes the
+// connection.
+//
+// The kept bytes are bounded: the fan-out writes nothing to a busy wire, and the
+// client's next message is not read. So they are at most one pass of the fan-out or
+// the answers to one message, a pong, and two frames that are sent once per
+// connection: the request to reconnect, and the reason for the close.
+type Wire struct {
+	busy    atomic.Bool   // rest is not nil; may be read without mu
+	closed  atomic.Bool   // set under mu
+	ending  bool          // no more frames: the last one has been written; guarded by mu
+	mu      sync.Mutex    // guards what follows, up to free, and that the descriptor stays open
+	fd      descriptor    // for calls that do not wait; noDescriptor: such calls are impossible
+	rest    []byte        // the bytes that the socket has not taken; finish writes them
+	more    []byte        // the bytes that follow rest
+	free    chan struct{} // closed when rest is out; nil unless a goroutine waits in Wait
+	timeout time.Duration // how long a write may take to finish
+	owner   Owner
+	conn    net.Conn
+
+	turn
+}
+
+// Owner serves the client of a Wire.
+type Owner interface {
+	// Spawn starts a goroutine that the owner waits for at its end.
+	Spawn(func())
+	// Look reads once, with Wire.Read, and serves what it read. more says that there may
+	// be more to read. An error ends the connection. One goroutine at a time calls Look.
+	// Look must not wait for a client, unless the wire is not polled.
+	Look(in *Input) (more bool, err error)
+	// Freed says that a busy wire is free again. Any goroutine may call it.
+	Freed()
+	// Ended says that the wire is closed, and that Look is never called again. The
+	// goroutine that called Look last calls it once.
+	Ended()
+}
+
+// Use gives the wire its connection. From then on only the wire may close it. The
+// caller has the wire's turn until Start.
+func (w *Wire) Use(c net.Conn, timeout time.Duration, o Owner) {
+	w.conn, w.timeout, w.owner, w.fd = c, timeout, o, descriptorOf(c)
+	w.turns.Store(1)
+}
+
+// ServeAfter serves the wire once more after d, for an owner that has left something
+// unread. The wire may be closed by then. Only Look may call it.
+func (w *Wire) ServeAfter(d time.Duration) {
+	if w.Polled() {
+		time.AfterFunc(d, w.occasion)
+	}
+}
+
+// NetConn is the connection underneath. Callers may only set its options.
+func (w *Wire) NetConn() net.Conn { return w.conn }
+
+// Busy reports whether the client has not taken everything that was written.
+func (w *Wire) Busy() bool { return w.busy.Load() }
+
+// Closed reports whether the connection is closed.
+func (w *Wire) Closed() bool { return w.closed.Load() }
+
+// Try writes p if the client has taken everything before; otherwise it returns
+// ErrBusy. It returns net.ErrClosed if the wire is closed. p is not kept.
+func (w *Wire) Try(p []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed.Load() || w.ending:
+		return net.ErrClosed
+	case w.rest != nil:
+		return ErrBusy
+	}
+	return w.write(p)
+}
+
+// Write writes p, after the bytes that the client has not taken yet. p is not kept.
+func (w *Wire) Write(p []byte) error { return w.put(p, false) }
+
+// End is Write for the last bytes: later writes return net.ErrClosed.
+func (w *Wire) End(p []byte) error { return w.put(p, true) }
+
+func (w *Wire) put(p []byte, last bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed.Load() || w.ending {
+		return net.ErrClosed
+	}
+	w.ending = last
+	if w.rest != nil {
+		w.more = append(w.more, p...)
+		return nil
+	}
+	return w.write(p)
+}
+
+// write writes p, and keeps the bytes that the socket does not take. The caller holds
+// mu.
+func (w *Wire) write(p []byte) error {
+	n := 0
+	if w.fd != noDescriptor {
+		var err error
+		if n, err = w.fd.send(p); err != nil || n == len(p) {
+			return err
+		}
+	}
+	w.rest = append([]byte(nil), p[n:]...)
+	w.busy.Store(true)
+	w.owner.Spawn(w.finish) // finish ends within the timeout, or when the wire is closed
+	return nil
+}
+
+// finish writes the rest and frees the wire, or closes it.
+func (w *Wire) finish() {
+	w.mu.Lock()
+	rest := w.rest // only finish changes it while it is not nil
+	w.mu.Unlock()
+	var err error
+	for rest != nil {
+		_ = w.conn.SetWriteDeadline(time.Now().Add(w.timeout))
+		if _, err = w.conn.Write(rest); err != nil {
+			_ = w.Close()
+		}
+		w.mu.Lock()
+		if rest = w.more; err != nil {
+			rest = nil
+		}
+		if w.rest, w.more = rest, nil; rest == nil {
+			_ = w.conn.SetWriteDeadline(time.Time{})
+			w.busy.Store(false)
+			if w.free != nil {
+				close(w.free)
+				w.free = nil
+			}
+		}
+		w.mu.Unlock()
+	}
+	if err == nil {
+		w.owner.Freed()
+		w.occasion()
+	}
+}
+
+// Wait returns when the client has taken everything, or the wire is closed.
+func (w *Wire) Wait() {
+	w.mu.Lock()
+	if w.rest == nil {
+		w.mu.Unlock()
+		return
+	}
+	if w.free == nil {
+		w.free = make(chan struct{})
+	}
+	free := w.free
+	w.mu.Unlock()
+	<-free
+}
+
+// Read reads once. more says that there may be more to read; if it is false, n may be
+// 0. Read waits only if the wire is not polled. Only Look may call it.
+func (w *Wire) Read(p []byte) (n int, more bool, err error) {
+	if len(p) == 0 {
+		return 0, false, nil
+	}
+	if !w.Polled() {
+		n, err = w.conn.Read(p)
+		return n, true, err
+	}
+	w.mu.Lock()
+	err = net.ErrClosed
+	if !w.closed.Load() {
+		n, err = w.fd.receive(p)
+	}
+	w.mu.Unlock()
+	if n == 0 {
+		return 0, false, err
+	}
+	// A read that did not fill p has emptied the socket, and the poller reports later
+	// bytes. But it does not report the client's end again (hup), so Read reads on.
+	return n, n == len(p) || w.hup.Load(), nil
+}
+
+// Close closes the connection. Any goroutine may call it, more than once. Owner.Ended
+// is called after it.
+func (w *Wire) Close() error {
+	w.mu.Lock()
+	if w.closed.Load() {
+		w.mu.Unlock()
+		return nil
+	}
+	w.closed.Store(true)
+	err := w.conn.Close()
+	w.mu.Unlock()
+	if w.turns.Add(1) == 1 {
+		w.owner.Spawn(w.serve)
+	}
+	return err
+}

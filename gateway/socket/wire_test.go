@@ -1,0 +1,128 @@
+package socket
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// reader is an Owner that collects what comes, after a read into no buffer.
+type reader struct {
+	wire  Wire
+	group sync.WaitGroup
+	got   strings.Builder
+	freed chan struct{}
+	ended chan struct{}
+}
+
+func (r *reader) Spawn(f func()) { r.group.Go(f) }
+func (r *reader) Ended()         { close(r.ended) }
+
+func (r *reader) Freed() {
+	select {
+	case r.freed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *reader) Look(in *Input) (more bool, err error) {
+	if n, _, err := r.wire.Read(nil); n != 0 || err != nil {
+		return false, errors.New("a read into no buffer is taken for the end")
+	}
+	n, more, err := r.wire.Read(in[:16])
+	r.got.Write(in[:n])
+	return more, err
+}
+
+func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &reader{freed: make(chan struct{}, 1), ended: make(chan struct{})}
+	r.wire.Use(server, timeout, r)
+	r.wire.Start(nil)
+	t.Cleanup(func() {
+		_ = r.wire.Close()
+		<-r.ended
+		r.group.Wait()
+	})
+	return r, client
+}
+
+// Everything that comes is read, to the end.
+func TestReadsToTheEnd(t *testing.T) {
+	r, client := newReader(t, time.Minute)
+	text := strings.Repeat("0123456789", 1000)
+	if _, err := io.WriteString(client, text); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.Close()
+	<-r.ended
+	if got := r.got.String(); got != text {
+		t.Fatalf("got %d bytes, want %d: %.100q", len(got), len(text), got)
+	}
+	if err := r.wire.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("a write after the end: %v", err)
+	}
+}
+
+// What a client does not take is kept and comes in order; Try writes nothing to a
+// busy wire, and nothing follows End.
+func TestWritesToSlowClient(t *testing.T) {
+	r, client := newReader(t, time.Minute)
+	large := strings.Repeat("x", 16<<20) // more than the system takes
+	if err := r.wire.Write([]byte(large)); err != nil {
+		t.Fatal(err)
+	}
+	if !r.wire.Busy() {
+		t.Fatal("the system has taken everything")
+	}
+	if err := r.wire.Try([]byte("no")); !errors.Is(err, ErrBusy) {
+		t.Fatalf("Try: %v", err)
+	}
+	if err := errors.Join(r.wire.Write([]byte("one")), r.wire.End([]byte("two"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.wire.Write([]byte("no")); !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("Write after End: %v", err)
+	}
+	got := make([]byte, len(large)+len("onetwo"))
+	if _, err := io.ReadFull(client, got); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != large+"onetwo" {
+		t.Fatalf("it ends in %q", got[len(large):])
+	}
+	<-r.freed
+	if r.wire.Busy() {
+		t.Fatal("the wire is still busy")
+	}
+}
+
+// A client that takes nothing is closed after the timeout.
+func TestClientThatTakesNothing(t *testing.T) {
+	r, _ := newReader(t, 50*time.Millisecond)
+	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
+		t.Fatal(err)
+	}
+	<-r.ended
+	if !r.wire.Closed() {
+		t.Fatal("the wire is not closed")
+	}
+}

@@ -1,0 +1,297 @@
+package unread
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/memstore"
+	"headcount/presence/unread"
+)
+
+// busyStore is a store in which others do something before and after each read.
+type busyStore struct {
+	unread.Store
+	meanwhile func()
+}
+
+func (s *busyStore) Levels(ctx context.Context, u unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
+	s.meanwhile()
+	defer s.meanwhile()
+	return s.Store.Levels(ctx, u, pages)
+}
+
+func (s *busyStore) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+	s.meanwhile()
+	defer s.meanwhile()
+	return s.Store.Authors(ctx, page, since, users)
+}
+
+func (s *busyStore) Records(ctx context.Context, users []unread.User) ([]unread.Record, error) {
+	s.meanwhile()
+	defer s.meanwhile()
+	return s.Store.Records(ctx, users)
+}
+
+// wants is a Hub that counts who wants what.
+type wants map[presence.Topic]int
+
+func (w wants) Want(t presence.Topic) (presence.Update, bool) {
+	w[t]++
+	return presence.Update{}, false
+}
+
+func (w wants) Unwant(t presence.Topic) { w[t]-- }
+
+func quiet(store unread.Store) *Sums {
+	return New(Config{Life: "g/1", Store: store, Hub: wants{}, Group: &sync.WaitGroup{}, Grace: 50 * time.Millisecond, Log: zerolog.Nop()})
+}
+
+// tab is a connection that has joined some pages.
+type tab struct {
+	joined []string
+	told   []int64
+}
+
+func (c *tab) Tell(n int64, _ bool)    { c.told = append(c.told, n) }
+func (c *tab) Joined(name string) bool { return slices.Contains(c.joined, name) }
+
+// TestSumsFollowTheStore: publications come late, twice, in any order or not at
+// all but for the last, while users come and go and others change everything.
+// When it is quiet the sums are those of the store; none ever was negative.
+func TestSumsFollowTheStore(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		store := memstore.New(memstore.Config{})
+		users := []unread.User{{1}, {2}, {3}}
+		pages := []string{"p", "q", "r"}
+		outside := unread.NewBook(store, nil)
+		var waiting []presence.Update
+		must := func(err error) {
+			if err != nil {
+				rt.Fatal(err)
+			}
+		}
+		published := func(topic presence.Topic) {
+			updates, err := store.Updates(t.Context(), []presence.Topic{topic})
+			must(err)
+			waiting = append(waiting, updates...)
+		}
+		act := func() {
+			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
+			switch rapid.SampledFrom([]string{"change", "own", "follow", "unfollow", "reset"}).Draw(rt, "act") {
+			case "change":
+				must(store.Change(t.Context(), page, unread.Change{}))
+				published(unread.LevelTopic(page))
+			case "own":
+				must(store.Change(t.Context(), page, unread.Change{By: &u}))
+				published(unread.LevelTopic(page))
+			case "follow":
+				must(outside.Follow(t.Context(), u, page, false))
+				published(unread.RecordTopic(u))
+			case "unfollow":
+				must(outside.Unfollow(t.Context(), u, page))
+				published(unread.RecordTopic(u))
+			case "reset":
+				_, err := outside.Reset(t.Context(), u)
+				must(err)
+				published(unread.RecordTopic(u))
+			}
+		}
+		var s *Sums
+		here := map[unread.User]*Sum{}
+		deliver := func() {
+			if len(waiting) == 0 {
+				return
+			}
+			i := rapid.IntRange(0, len(waiting)-1).Draw(rt, "which")
+			s.Update(waiting[i])
+			if rapid.Bool().Draw(rt, "lost or late") {
+				waiting = append(waiting[:i], waiting[i+1:]...)
+			}
+		}
+		move := func() {
+			u := rapid.SampledFrom(users).Draw(rt, "who")
+			if f := here[u]; f != nil {
+				delete(here, u)
+				s.Leave(f, nil, nil)
+			} else if f := s.Enter(t.Context(), u); here[u] == nil {
+				here[u] = f
+			} else {
+				s.Leave(f, nil, nil)
+			}
+		}
+		depth := 0 // of things that happen while others are under way
+		s = quiet(&busyStore{store, func() {
+			if depth == 2 {
+				return
+			}
+			depth++
+			switch rapid.IntRange(0, 5).Draw(rt, "meanwhile") {
+			case 0:
+				act()
+			case 1:
+				act()
+				deliver()
+			case 2:
+				move()
+			}
+			depth--
+		}})
+		check := func() {
+			for _, f := range here {
+				if f.sum < 0 {
+					rt.Fatalf("a sum of %d", f.sum)
+				}
+			}
+		}
+		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 5).Draw(rt, "step") {
+			case 0:
+				move()
+			case 1, 2:
+				act()
+			case 3, 4:
+				deliver()
+			case 5:
+				must(s.catchUp(t.Context()))
+			}
+			check()
+		}
+		depth = 2
+		for _, u := range users { // the last word of each topic comes
+			published(unread.RecordTopic(u))
+		}
+		for _, page := range pages {
+			published(unread.LevelTopic(page))
+		}
+		for _, u := range waiting {
+			s.Update(u)
+		}
+		must(s.catchUp(t.Context()))
+		check()
+		for _, u := range users {
+			f := here[u]
+			if f == nil {
+				continue
+			}
+			want, _, err := outside.Unread(t.Context(), u)
+			must(err)
+			if !f.known || f.sum != want {
+				rt.Fatalf("user %x has %d (%v), want %d", u[0], f.sum, f.known, want)
+			}
+		}
+		for _, f := range here {
+			s.Leave(f, nil, nil)
+		}
+		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
+			rt.Fatalf("%d users and %d pages are left", len(s.users), len(s.pages))
+		}
+		for topic, n := range s.hub.(wants) {
+			if n != 0 {
+				rt.Fatalf("%d still want %q", n, topic)
+			}
+		}
+	})
+}
+
+// awayStore is a store that is away while away is set.
+type awayStore struct {
+	unread.Store
+	away bool
+}
+
+func (s *awayStore) Records(ctx context.Context, users []unread.User) ([]unread.Record, error) {
+	if s.away {
+		return nil, fmt.Errorf("test: %w", presence.ErrUnavailable)
+	}
+	return s.Store.Records(ctx, users)
+}
+
+// While the store is away nobody is told 0, and what is not known is read later.
+func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
+	store := &awayStore{Store: memstore.New(memstore.Config{}), away: true}
+	s := quiet(store)
+	f := s.Enter(t.Context(), unread.User{1})
+	if _, known := s.Unread(f); known {
+		t.Error("an unread count is known that nobody could read")
+	}
+	if err := s.catchUp(t.Context()); err == nil {
+		t.Error("caught up with a store that is away")
+	}
+	store.away = false
+	if err := s.catchUp(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n, known := s.Unread(f); n != 0 || !known {
+		t.Errorf("unread %d, %v", n, known)
+	}
+	s.Leave(f, nil, nil)
+}
+
+// A presence is told again while the page changes, and its end after the grace.
+func TestPresencesAreTold(t *testing.T) {
+	store := memstore.New(memstore.Config{})
+	s := quiet(store)
+	u := unread.User{1}
+	if err := s.book.Follow(t.Context(), u, "p", true); err != nil {
+		t.Fatal(err)
+	}
+	f := s.Enter(t.Context(), u)
+	c := &tab{joined: []string{"p"}}
+	s.Add(f, c)
+	read := func() unread.Follow {
+		t.Helper()
+		if err := s.catchUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		updates, err := store.Updates(t.Context(), []presence.Topic{unread.RecordTopic(u), unread.LevelTopic("p")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range updates {
+			s.Update(u)
+		}
+		if err := s.catchUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := store.Records(t.Context(), []unread.User{u})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r[0].Follows[0]
+	}
+	s.Moved(f, "p")
+	if got := read(); len(got.Through) != 1 || got.Through[0] != "g/1" {
+		t.Fatalf("a join: %+v", got)
+	}
+	if err := store.Change(t.Context(), "p", unread.Change{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(); got.Held != 0 {
+		t.Errorf("told again at once: %+v", got)
+	}
+	s.lasting()
+	if got := read(); got.Held != 1 || got.Seen != 1 {
+		t.Errorf("not told again: %+v", got)
+	}
+	s.Leave(f, c, c.joined)
+	s.graceEnded()
+	if got := read(); len(got.Through) != 1 {
+		t.Errorf("gone within the grace: %+v", got)
+	}
+	time.Sleep(60 * time.Millisecond)
+	s.graceEnded()
+	if got := read(); len(got.Through) != 0 {
+		t.Errorf("here after the grace: %+v", got)
+	}
+	if len(s.told)+len(s.presences)+len(s.graces) != 0 {
+		t.Errorf("%d %d %d are left", len(s.told), len(s.presences), len(s.graces))
+	}
+}

@@ -1,0 +1,240 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/presence"
+	"headcount/presence/unread"
+)
+
+const (
+	idempotencyHeader = "Idempotency-Key"
+	listPages         = 100             // follows in one answer
+	storePatience     = 3 * time.Second // how long a request waits for the store
+)
+
+// unreadRoutes adds the routes of changes, follows and unread counts.
+func (g *Gateway) unreadRoutes(e *gin.Engine, get func(string, gin.HandlerFunc)) {
+	e.POST("/:page/changes", g.postChange)
+	for root, who := range map[string]whose{"/-/me": caller{g}, "/-/users/:user": named{g}} {
+		get(root+"/follows", func(c *gin.Context) { g.getFollows(c, who) })
+		e.PUT(root+"/follows/:page", func(c *gin.Context) { g.putFollow(c, who) })
+		e.DELETE(root+"/follows/:page", func(c *gin.Context) { g.deleteFollow(c, who) })
+		get(root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
+		e.PUT(root+"/unread", func(c *gin.Context) { g.putUnread(c, who) })
+	}
+}
+
+// carryOut calls the store for a request, with a deadline of storePatience. If it
+// returns false, it has written the error answer.
+func (g *Gateway) carryOut(c *gin.Context, do func(context.Context) error) bool {
+	if err := g.serving(); err != nil {
+		unavailable(c, err)
+		return false
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), storePatience)
+	defer cancel()
+	err := do(ctx)
+	switch {
+	case err == nil:
+	case errors.Is(err, presence.ErrTooMany):
+		badRequest(c, err.Error())
+	default:
+		g.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
+		unavailable(c, presence.ErrUnavailable)
+	}
+	return err == nil
+}
+
+// postChange stores that a page was modified.
+func (g *Gateway) postChange(c *gin.Context) {
+	if !g.server(c) {
+		return
+	}
+	name, ok := page(c, presence.CheckPage)
+	if !ok {
+		return
+	}
+	change, ok := g.readChange(c)
+	if !ok {
+		return
+	}
+	if !g.carryOut(c, func(ctx context.Context) error { return g.cfg.Unread.Change(ctx, name, change) }) {
+		return
+	}
+	done(c)
+}
+
+func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
+	if keys := c.Request.Header.Values(idempotencyHeader); len(keys) > 0 {
+		change.Key = keys[0]
+		if len(keys) > 1 || change.Key == "" || len(change.Key) > unread.MaxKey {
+			badRequest(c, "An "+idempotencyHeader+" is one value of 1 to "+strconv.Itoa(unread.MaxKey)+" bytes; correct it, or leave it out.")
+			return change, false
+		}
+	}
+	members, ok := readMembers(c, `{"by":"the user who did it"}`)
+	if !ok {
+		return change, false
+	}
+	if raw, given := members["by"]; given {
+		var by *string
+		err := json.Unmarshal(raw, &by)
+		if err == nil && by == nil {
+			err = errors.New("it is null")
+		}
+		if err == nil {
+			err = identity.CheckUser(*by)
+		}
+		if err != nil {
+			badRequest(c, `"by" is the id of a user`+because(err)+".")
+			return change, false
+		}
+		user := g.userOf(*by)
+		change.By = &user
+	}
+	return change, true
+}
+
+func (g *Gateway) getFollows(c *gin.Context, who whose) {
+	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	user, _, ok := who.whose(c)
+	if !ok {
+		return
+	}
+	query, err := url.ParseQuery(c.Request.URL.RawQuery)
+	if err != nil {
+		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?after=page, percent-encoded.")
+		return
+	}
+	var records []unread.Record
+	if !g.carryOut(c, func(ctx context.Context) (err error) {
+		records, err = g.cfg.Unread.Records(ctx, []unread.User{user})
+		return err
+	}) {
+		return
+	}
+	pages := records[0].Pages() // sorted
+	from, found := slices.BinarySearch(pages, query.Get("after"))
+	if found {
+		from++
+	}
+	pages = pages[from:]
+	next := ""
+	if len(pages) > listPages {
+		pages = pages[:listPages]
+		next = pages[listPages-1]
+	}
+	body := []byte(`{"follows":[`)
+	for i, name := range pages {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = presence.AppendString(body, name)
+	}
+	body = append(body, ']')
+	if next != "" {
+		body = append(body, `,"next":`...)
+		body = presence.AppendString(body, next)
+	}
+	write(c, "application/json", append(body, "}\n"...))
+}
+
+func (g *Gateway) putFollow(c *gin.Context, who whose) {
+	name, user, id, ok := g.followed(c, who)
+	if !ok {
+		return
+	}
+	members, ok := readMembers(c, `{"away_only":true}`)
+	if !ok {
+		return
+	}
+	away := false
+	if raw, given := members["away_only"]; given {
+		if err := json.Unmarshal(raw, &away); err != nil || string(raw) == "null" {
+			badRequest(c, `"away_only" is true or false; if it is true, changes do not count while the user is on the page.`)
+			return
+		}
+	}
+	if !g.admit(c, id) {
+		return
+	}
+	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Book().Follow(ctx, user, name, away) }) {
+		return
+	}
+	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+	done(c)
+}
+
+func (g *Gateway) deleteFollow(c *gin.Context, who whose) {
+	name, user, _, ok := g.followed(c, who)
+	if !ok {
+		return
+	}
+	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Book().Unfollow(ctx, user, name) }) {
+		return
+	}
+	done(c)
+}
+
+// followed returns the page of the path, and the user whose follow the request is
+// about. If ok is false, it has written the error answer.
+func (g *Gateway) followed(c *gin.Context, who whose) (name string, user unread.User, id identity.Identity, ok bool) {
+	if user, id, ok = who.whose(c); ok {
+		name, ok = page(c, presence.CheckPage)
+	}
+	return name, user, id, ok
+}
+
+func (g *Gateway) getUnread(c *gin.Context, who whose) {
+	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	user, _, ok := who.whose(c)
+	if !ok {
+		return
+	}
+	var count int64
+	var updated time.Time
+	if g.carryOut(c, func(ctx context.Context) (err error) {
+		count, updated, err = g.unread.Book().Unread(ctx, user)
+		return err
+	}) {
+		writeUnread(c, count, updated)
+	}
+}
+
+func (g *Gateway) putUnread(c *gin.Context, who whose) {
+	user, id, ok := who.whose(c)
+	if !ok {
+		return
+	}
+	if _, ok := readAction(c, "reset"); !ok || !g.admit(c, id) {
+		return
+	}
+	var s unread.State
+	if !g.carryOut(c, func(ctx context.Context) (err error) {
+		s, err = g.unread.Book().Reset(ctx, user)
+		return err
+	}) {
+		return
+	}
+	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+	count, updated := s.Unread(g.unread.Alive)
+	writeUnread(c, count, updated)
+}
+
+func writeUnread(c *gin.Context, count int64, updated time.Time) {
+	body := strconv.AppendInt([]byte(`{"count":`), count, 10)
+	body = append(body, `,"updated_at":`...)
+	body = presence.AppendTime(body, updated)
+	write(c, "application/json", append(body, "}\n"...))
+}

@@ -1,0 +1,134 @@
+package websocket
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	oracle "github.com/coder/websocket"
+)
+
+// FuzzReader has the reader and coder/websocket read the same bytes: they have to
+// see the same frames and messages, and the same end. The library leaves UTF-8 to
+// its callers, so what it reads is checked here.
+func FuzzReader(f *testing.F) {
+	for _, in := range []string{
+		masked(Text, "hello") + masked(Close, "\x03\xe8bye"),
+		masked(firstPart, "a") + masked(Ping, "p") + masked(nextPart, "") + masked(lastPart, "b"),
+		masked(Binary, strings.Repeat("x", 200)) + masked(Pong, ""),
+	} {
+		f.Add([]byte(in))
+	}
+	// With this behind it, every frame that may be read is whole, and then comes
+	// something that nobody may read. So there always is an end to compare.
+	tail := make([]byte, 2*MaxMessage)
+	f.Fuzz(func(t *testing.T, in []byte) {
+		in = append(slices.Clip(in), tail...)
+		want := oracleReads(t, in)
+		for _, step := range []int{len(in), 1 + len(in)%97} {
+			if got := codes(readAll(string(in), step)); !slices.Equal(got, want) {
+				t.Fatalf("%x in pieces of %d bytes\ngot  %q\nwant %q", in[:len(in)-len(tail)], step, got, want)
+			}
+		}
+	})
+}
+
+// codes leaves of an error its code alone.
+func codes(lines []string) []string {
+	last := len(lines) - 1
+	if last >= 0 && !strings.HasPrefix(lines[last], "0x") {
+		lines[last] = lines[last][:4]
+	}
+	return lines
+}
+
+// oracleReads is readAll by the library, with the codes of errors alone.
+func oracleReads(t *testing.T, in []byte) (lines []string) {
+	t.Helper()
+	end := func(code int) []string { return append(lines, fmt.Sprint(code)) }
+	ws, err := oracle.Accept(&oneRequest{in: in}, &http.Request{
+		Method: http.MethodGet, ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{
+			"Connection": {"Upgrade"}, "Upgrade": {"websocket"},
+			"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"AAAAAAAAAAAAAAAAAAAAAA=="},
+		},
+	}, &oracle.AcceptOptions{
+		CompressionMode: oracle.CompressionDisabled,
+		OnPingReceived: func(_ context.Context, p []byte) bool {
+			lines = append(lines, fmt.Sprintf("%#x %q", Ping, p))
+			return false
+		},
+		OnPongReceived: func(_ context.Context, p []byte) {
+			lines = append(lines, fmt.Sprintf("%#x %q", Pong, p))
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ws.CloseNow()
+	ws.SetReadLimit(MaxMessage)
+	for {
+		kind, text, err := ws.Read(context.Background())
+		var closed oracle.CloseError
+		switch {
+		case err == nil && kind == oracle.MessageText && !utf8.Valid(text):
+			return end(StatusInvalidPayload)
+		case err == nil:
+			lines = append(lines, fmt.Sprintf("%#x %q", map[oracle.MessageType]byte{oracle.MessageText: Text, oracle.MessageBinary: Binary}[kind], text))
+			continue
+		case errors.As(err, &closed) && !utf8.ValidString(closed.Reason):
+			return end(StatusInvalidPayload)
+		case errors.As(err, &closed):
+			var payload []byte
+			if closed.Code != oracle.StatusNoStatusRcvd {
+				payload = append(binary.BigEndian.AppendUint16(nil, uint16(closed.Code)), closed.Reason...)
+			}
+			return append(lines, fmt.Sprintf("%#x %q", Close, payload))
+		case errors.Is(err, oracle.ErrMessageTooBig):
+			return end(StatusTooBig)
+		}
+		return end(StatusProtocolError)
+	}
+}
+
+// oneRequest is a ResponseWriter whose connection brings in, and takes whatever
+// is written.
+type oneRequest struct{ in []byte }
+
+func (*oneRequest) Header() http.Header         { return http.Header{} }
+func (*oneRequest) WriteHeader(int)             {}
+func (*oneRequest) Write(p []byte) (int, error) { return len(p), nil }
+
+// Hijack implements http.Hijacker.
+func (r *oneRequest) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c := &memoryConn{r}
+	return c, bufio.NewReadWriter(bufio.NewReader(c), bufio.NewWriter(c)), nil
+}
+
+type memoryConn struct{ *oneRequest }
+
+func (c *memoryConn) Read(p []byte) (int, error) {
+	if len(c.in) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.in)
+	c.in = c.in[n:]
+	return n, nil
+}
+
+func (*memoryConn) Close() error                     { return nil }
+func (*memoryConn) LocalAddr() net.Addr              { return nil }
+func (*memoryConn) RemoteAddr() net.Addr             { return nil }
+func (*memoryConn) SetDeadline(time.Time) error      { return nil }
+func (*memoryConn) SetReadDeadline(time.Time) error  { return nil }
+func (*memoryConn) SetWriteDeadline(time.Time) error { return nil }

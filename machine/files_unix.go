@@ -1,0 +1,15 @@
+//go:build unix && !portable
+
+package machine
+
+import "syscall"
+
+// OpenFiles is how many files and sockets this process may have open. ok is false
+// if the system has no such limit, or does not report it.
+func OpenFiles() (limit uint64, ok bool) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return 0, false
+	}
+	return uint64(files.Cur), true
+}

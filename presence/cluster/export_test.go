@@ -1,7 +1,0 @@
-package cluster
-
-var (
-	ParseCounts = parseCounts
-	ParseHold   = parseHold
-	DigestOf    = digestOf
-)

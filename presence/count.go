@@ -1,0 +1,60 @@
+package presence
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// KindCount is the kind of a page's count of users; the whole site's count has it
+// too. The value is "users updated", or "users updated without": updated is in
+// unix seconds, or 0, and without is as in Count.
+const KindCount Kind = "count"
+
+// CountTopic is the topic of the page's count.
+func CountTopic(page string) Topic { return Topic{Site: DefaultSite, Kind: KindCount, Key: page} }
+
+// CountTopics are the topics of the pages' counts, in their order.
+func CountTopics(pages []string) []Topic {
+	topics := make([]Topic, len(pages))
+	for i, page := range pages {
+		topics[i] = CountTopic(page)
+	}
+	return topics
+}
+
+// Update is the count as it is published.
+func (c Count) Update() Update {
+	updated := int64(0)
+	if !c.Updated.IsZero() {
+		updated = c.Updated.Unix()
+	}
+	value := make([]byte, 0, 40+len(c.Without))
+	value = strconv.AppendInt(value, c.Users, 10)
+	value = append(value, ' ')
+	value = strconv.AppendInt(value, updated, 10)
+	if c.Without != "" {
+		value = append(append(value, ' '), c.Without...)
+	}
+	return Update{Topic: CountTopic(c.Page), Version: c.Version, Stale: c.Stale, Value: string(value)}
+}
+
+// CountOf reads what Count.Update wrote. ok is false when u is not a count.
+func CountOf(u Update) (c Count, ok bool) {
+	c = Count{Page: u.Key, Version: u.Version, Stale: u.Stale}
+	if u.Kind != KindCount || u.Value == "" {
+		return c, u.Kind == KindCount
+	}
+	users, rest, _ := strings.Cut(u.Value, " ")
+	updated, without, _ := strings.Cut(rest, " ")
+	n, err := strconv.ParseInt(users, 10, 64)
+	sec, err2 := strconv.ParseInt(updated, 10, 64)
+	if err != nil || err2 != nil || n < 0 || sec < 0 {
+		return c, false
+	}
+	c.Users, c.Without = n, without
+	if sec > 0 {
+		c.Updated = time.Unix(sec, 0).UTC()
+	}
+	return c, true
+}

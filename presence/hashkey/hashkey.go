@@ -1,0 +1,80 @@
+// Package hashkey makes, seals and opens the key of a cluster's user hashes. It
+// is random, made once and never changed. It is kept sealed with each of the
+// secrets that sign anonymous ids, so who knows one of them can open it, and
+// secrets rotate without changing a hash.
+package hashkey
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+)
+
+// Size is the bytes of a key.
+const Size = 32
+
+// ErrSealed says that no secret opens any of the seals.
+var ErrSealed = errors.New("no --id-secret opens the key of user hashes")
+
+// New makes a key.
+func New() []byte {
+	key := make([]byte, Size)
+	rand.Read(key) // never fails; the runtime ends the process instead
+	return key
+}
+
+// ID names a secret without telling it.
+func ID(secret []byte) string {
+	id, err := hkdf.Key(sha256.New, secret, nil, "headcount hash key id", 8)
+	if err != nil {
+		panic(err) // only for lengths that cannot be
+	}
+	return hex.EncodeToString(id)
+}
+
+func aead(secret []byte) cipher.AEAD {
+	key, err := hkdf.Key(sha256.New, secret, nil, "headcount hash key seal", 32)
+	if err != nil {
+		panic(err) // as above
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		panic(err)
+	}
+	a, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+// Seal seals key with a secret, as text.
+func Seal(secret, key []byte) string {
+	return hex.EncodeToString(aead(secret).Seal(nil, nil, key, []byte(ID(secret))))
+}
+
+// Open returns the key in one of the seals, which are by the ID of their secret.
+// The error is ErrSealed, or says that a seal was changed.
+func Open(secrets [][]byte, seals map[string]string) ([]byte, error) {
+	for _, secret := range secrets {
+		text, is := seals[ID(secret)]
+		if !is {
+			continue
+		}
+		sealed, err := hex.DecodeString(text)
+		if err != nil {
+			return nil, fmt.Errorf("hashkey: a seal is damaged: %w", err)
+		}
+		key, err := aead(secret).Open(nil, nil, sealed, []byte(ID(secret)))
+		if err != nil {
+			return nil, fmt.Errorf("hashkey: a seal is damaged: %w", err)
+		}
+		return key, nil
+	}
+	return nil, fmt.Errorf("hashkey: %w", ErrSealed)
+}

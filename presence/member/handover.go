@@ -1,0 +1,37 @@
+package member
+
+import (
+	"context"
+	"time"
+
+	"headcount/presence/ring"
+)
+
+// handOver is how long a leaving process goes on working, so that the others take
+// over its partitions and buckets before it ends.
+const handOver = 2*renewEvery + 500*time.Millisecond
+
+// Leave hands over what the process owns and ends its lease. Run must go on
+// until Leave returns.
+func (m *Member) Leave(ctx context.Context) {
+	m.leaving.Store(true)
+	if t := m.table.Load(); !m.alone && (t == nil || !m.last(t)) {
+		m.renewSoon()
+		sleep(ctx, handOver)
+	}
+	m.end(ctx)
+}
+
+// last reports whether no other process could take over.
+func (m *Member) last(t *ring.Table) bool {
+	return len(t.PartitionsOf(m.self.Name)) == m.partitions && len(t.BucketsOf(m.self.Name)) == m.buckets ||
+		m.parts.Node == nil && m.parts.Dispatcher == nil
+}
+
+func (m *Member) end(ctx context.Context) {
+	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renewLimit)
+	defer cancel()
+	if err := m.parts.Store.Leave(lctx, m.self); err != nil {
+		m.log.Warn().Err(err).Msg("the lease could not be ended; the lease expires by itself")
+	}
+}

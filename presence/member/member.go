@@ -1,0 +1,214 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/ring"
+)
+
+// Store is what a member itself needs of the store that its region shares.
+type Store interface {
+	presence.Processes
+	presence.Counters
+	// Generation is defined by presence.Partitions.
+	Generation(ctx context.Context) (uint64, error)
+}
+
+// Gateway is the gateway of this process.
+type Gateway interface {
+	Receive(r *heartbeat.Reply)
+	Push(updates []presence.Update)
+	StoreAway()
+	StoreBack()
+	OwnersChanged(partitions []int)
+	OthersChanged()
+	Run(ctx context.Context) error
+}
+
+// Node is the presence node of this process.
+type Node interface {
+	Deliver(b *heartbeat.Beat) bool
+	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	Own(partitions []int)
+	Owns(partition int) bool
+	Check(share, shares int)
+	Gateways(live []heartbeat.Source)
+	Died()
+	Run(ctx context.Context) error
+}
+
+// Dispatcher is the dispatcher of this process, or the part that shares the
+// dispatcher's buckets with other regions.
+type Dispatcher interface {
+	Own(buckets []int)
+	Run(ctx context.Context) error
+}
+
+// Datagrams carries beats and replies to other processes. It must not block.
+type Datagrams interface {
+	SendBeat(to string, b *heartbeat.Beat)
+	SendReply(to string, r *heartbeat.Reply)
+	SetTable(hash uint64)
+	Run(ctx context.Context) error
+}
+
+// Calls carries updates and holds to other processes.
+type Calls interface {
+	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
+	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
+}
+
+// Config says who a member is. A zero field takes its default.
+type Config struct {
+	Self       presence.Process // required
+	Partitions int              // P; default presence.DefaultPartitions
+	Buckets    int              // B; default presence.DefaultBuckets
+	// Trusts reports whether this member may talk to the named member. Default: it
+	// may talk to all.
+	Trusts     func(name string) bool
+	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
+	Log        zerolog.Logger
+}
+
+// Parts are the parts of the process that a member connects. A role's part is nil
+// when the process does not have the role.
+type Parts struct {
+	Store Store
+	// Datagrams and Calls reach the other processes. When both are nil there are no
+	// other processes: the store belongs to this process and is always available.
+	Datagrams Datagrams
+	Calls     Calls
+
+	Gateway    Gateway
+	Node       Node
+	Dispatcher Dispatcher
+	Regions    Dispatcher // has the same buckets as Dispatcher
+}
+
+// Member is one process of a cluster, with any of the roles. Messages to its own
+// parts go through memory, all others through datagrams and calls. Any goroutine
+// may call its methods, except Join.
+type Member struct {
+	self       presence.Process
+	partitions int
+	buckets    int
+	trusts     func(name string) bool
+	log        zerolog.Logger
+	parts      Parts
+	alone      bool // there cannot be other processes
+
+	table   atomic.Pointer[ring.Table]
+	members atomic.Pointer[[]presence.Process] // the live processes, sorted by name
+	view    atomic.Pointer[view]               // nil: not known yet
+	up      atomic.Bool                        // the store answers
+	read    atomic.Bool                        // complete counts have been read once
+	leaving atomic.Bool
+	turned  chan struct{} // holds one: up has changed
+	back    chan struct{} // holds one: the store has come back, so renew at once
+	hurry   chan struct{} // holds one: another process has another table, so renew soon
+
+	tableChanges, disagreements prometheus.Counter
+
+	lease lease // only membership's goroutine uses it
+}
+
+// New returns a member without its parts: the parts need the member to reach each
+// other, so the member is made first.
+func New(cfg Config) *Member {
+	if cfg.Partitions == 0 {
+		cfg.Partitions = presence.DefaultPartitions
+	}
+	if cfg.Buckets == 0 {
+		cfg.Buckets = presence.DefaultBuckets
+	}
+	m := &Member{
+		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, trusts: cfg.Trusts, log: cfg.Log,
+		turned: make(chan struct{}, 1),
+		back:   make(chan struct{}, 1),
+		hurry:  make(chan struct{}, 1),
+		lease:  lease{seen: map[string]*sighting{}},
+		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_ring_changes_total", Help: "Times the owners of partitions or buckets changed.",
+		}),
+		disagreements: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_ring_disagreements_total", Help: "Datagrams from processes that saw other owners at that moment.",
+		}),
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(m.tableChanges, m.disagreements)
+	}
+	return m
+}
+
+// Join gives the member its parts. It is called once, before Run and before every
+// other method except StoreState.
+func (m *Member) Join(parts Parts) {
+	m.parts = parts
+	m.alone = parts.Datagrams == nil && parts.Calls == nil
+	if m.alone {
+		m.up.Store(true)
+		m.lease.settled = true
+	}
+}
+
+// Run owns the goroutines of the member and its parts until ctx ends. An error
+// says that the process cannot take part.
+func (m *Member) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	start := func(run func(context.Context) error) {
+		wg.Go(func() {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
+				cancel(err)
+			}
+		})
+	}
+	if m.parts.Datagrams != nil {
+		start(m.parts.Datagrams.Run)
+	}
+	start(m.membership)
+	if m.parts.Node != nil {
+		start(m.parts.Node.Run)
+	}
+	if m.parts.Dispatcher != nil {
+		start(m.parts.Dispatcher.Run)
+	}
+	if m.parts.Regions != nil {
+		start(m.parts.Regions.Run)
+	}
+	if m.parts.Gateway != nil {
+		start(m.parts.Gateway.Run)
+		start(m.followStore)
+		start(m.followGeneration)
+		start(m.awaitCounts)
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// Has reports whether the process has the role.
+func (m *Member) Has(role string) bool { return slices.Contains(m.self.Roles, role) }
+
+// sleep waits for d, or less when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

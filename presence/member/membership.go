@@ -1,0 +1,364 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/ring"
+)
+
+const (
+	renewEvery = 900 * time.Millisecond
+	leaseTTL   = 2700 * time.Millisecond
+	renewLimit = 2 * time.Second // for one renewal
+	// absentFor is how long a process must be missing, while the store answered
+	// all the time, until it counts as gone. After an outage of the store, a live
+	// process may not have renewed its lease yet.
+	absentFor = 1500 * time.Millisecond
+	// settling is how long a starting process only watches. After an outage of the
+	// store or a loss of data, the other processes may not have renewed their leases
+	// yet. They have after this time, so the starting process does not take what
+	// they own.
+	settling = 2*renewEvery - 100*time.Millisecond
+	// factsPoll is how often a starting process looks for the cluster facts. company
+	// is how long it has its lease before it takes part: by then all processes that
+	// waited for the same facts have their leases.
+	factsPoll = 200 * time.Millisecond
+	company   = 2 * factsPoll
+	// nameWait is how long a starting process waits for its own former lease.
+	nameWait = leaseTTL + 2*time.Second
+	// generationEvery is how often a gateway's process checks whether the store lost
+	// the endpoints.
+	generationEvery = 2 * renewEvery
+
+	// A presence node proves all its claims checkAfter after the owners changed or
+	// its lease was late: by then the new owners have made their claims. It also
+	// proves a share at every renewal, and so all of them in five minutes, which
+	// costs a few commands a second.
+	checkAfter  = 3 * time.Second
+	checkRounds = int(5 * time.Minute / renewEvery)
+)
+
+// lease is what membership's goroutine knows about its own lease and those of the
+// other processes. No other goroutine uses it.
+type lease struct {
+	seen               map[string]*sighting
+	renewed            time.Time // last renewal that succeeded
+	missed             bool      // the last renewal failed
+	since              time.Time // since then the store has answered every call
+	leased             time.Time // first renewal that succeeded
+	waits              bool      // the last answer was ErrNoFacts
+	newborn            bool      // the process waited for the facts, and no call has failed since
+	settled            bool      // the process takes part
+	nodes, dispatchers []string  // the members of the table
+	check              time.Time // when the node must prove all its claims; zero: no time is set
+	round              int       // of proving a share of the claims
+	attach             time.Time // when the gateway must attach its pages once more; zero: it need not
+}
+
+// sighting is a process as this one last saw it alive.
+type sighting struct {
+	presence.Process
+	at time.Time
+}
+
+// membership keeps the lease and follows the leases of the other processes, until
+// ctx ends.
+func (m *Member) membership(ctx context.Context) error {
+	begun := time.Now()
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	soon := time.NewTimer(time.Hour) // while the process starts: sooner than the next tick
+	soon.Stop()
+	defer soon.Stop()
+	failed := 0 // 1 after a failure in a row of failures was logged
+	for {
+		err := m.renew(ctx)
+		if err == nil {
+			failed = 0
+		}
+		first := m.lease.renewed.IsZero()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case m.lease.waits:
+			soon.Reset(factsPoll)
+		case err == nil && !m.lease.settled:
+			soon.Reset(time.Until(m.lease.settles()))
+		case errors.Is(err, presence.ErrFacts) && first:
+			return err // only a starting process must fit the facts; a running one stays
+		case errors.Is(err, presence.ErrNameTaken) && (!first || time.Since(begun) > nameWait):
+			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
+		case err != nil && failed == 0 && first:
+			m.log.Info().Err(err).Msg("waiting for the cluster")
+			failed++
+		case err != nil && failed == 0:
+			m.log.Warn().Err(err).Msg("the lease could not be renewed; trying again")
+			failed++
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-soon.C:
+		case <-m.back:
+		case <-m.hurry: // at most once in two ticks, however many datagrams disagree
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+		}
+	}
+}
+
+// renew renews the lease, and updates the table from the processes that have one.
+func (m *Member) renew(ctx context.Context) error {
+	rctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	self, l := m.self, &m.lease
+	l.settled = l.settled || !l.leased.IsZero() && !time.Now().Before(l.settles())
+	if m.leaving.Load() && !m.alone || !l.settled && !l.newborn {
+		// A starting or leaving process has a lease but owns nothing. In a new cluster
+		// (newborn) all processes announce their roles at once, so that their first
+		// tables are the same.
+		self.Roles = nil
+	}
+	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
+	now := time.Now()
+	if errors.Is(err, presence.ErrNoFacts) {
+		if !l.waits {
+			l.waits, l.newborn, l.since = true, true, now
+		}
+		return err
+	}
+	l.waits = false
+	if err != nil {
+		l.missed, l.newborn = true, false
+		return err
+	}
+	lapsed := now.Sub(l.renewed) > leaseTTL
+	if again := !l.attach.IsZero() && now.After(l.attach); m.parts.Gateway != nil && (again || lapsed && !l.renewed.IsZero()) {
+		// The dispatchers may have dropped this gateway's endpoints, or be about to.
+		m.parts.Gateway.StoreBack()
+		l.attach = time.Time{}
+		if lapsed {
+			l.attach = now.Add(renewLimit)
+		}
+	}
+	late := l.missed || now.Sub(l.renewed) > 2*renewEvery
+	l.missed = false
+	if late && !(l.newborn && l.leased.IsZero()) { // a process that waited for the facts has watched since then
+		l.since = now
+	}
+	if l.leased.IsZero() {
+		l.leased = now
+	}
+	m.sight(processes, now, late)
+	m.showMembers()
+	l.renewed = now
+	if !l.settled {
+		return nil
+	}
+	m.proveClaims(now, late)
+	return m.adopt(now)
+}
+
+// settles returns when a process that has its lease takes part.
+func (l *lease) settles() time.Time {
+	at := l.since.Add(settling)
+	if company := l.leased.Add(company); company.After(at) {
+		return company
+	}
+	return at
+}
+
+// proveClaims has the node prove a share of its claims, or all of them when the
+// lease was late or l.check has come.
+func (m *Member) proveClaims(now time.Time, late bool) {
+	if m.parts.Node == nil {
+		return
+	}
+	l := &m.lease
+	l.round++
+	switch due := !l.check.IsZero() && now.After(l.check); {
+	case late:
+		m.parts.Node.Check(0, 1)
+		l.check = now.Add(checkAfter)
+	case due:
+		m.parts.Node.Check(0, 1)
+		l.check = time.Time{}
+	default:
+		m.parts.Node.Check(l.round%checkRounds, checkRounds)
+	}
+}
+
+// sight notes which processes have leases. After a gap in the answers no process
+// counts as missing at once.
+func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
+	seen := m.lease.seen
+	if gap {
+		for _, s := range seen {
+			s.at = now
+		}
+	}
+	for _, other := range processes {
+		if m.trusts == nil || m.trusts(other.Name) {
+			old := seen[other.Name]
+			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
+				m.died()
+			}
+			if old == nil && other.Name != m.self.Name {
+				m.log.Info().Str("process", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
+			}
+			seen[other.Name] = &sighting{other, now}
+		}
+	}
+}
+
+// view says which lives of processes had leases at a time.
+type view struct {
+	lives map[string]bool
+	at    time.Time
+}
+
+// adopt makes the table of the processes that are live now. It makes no slow call,
+// so that it judges all processes at the same moment.
+func (m *Member) adopt(now time.Time) error {
+	l := &m.lease
+	var nodes, dispatchers []string
+	lives := map[string]bool{}
+	gateways := []heartbeat.Source{}
+	for name, s := range l.seen {
+		if now.Sub(s.at) >= absentFor {
+			delete(l.seen, name)
+			m.gone(s.Process)
+			continue
+		}
+		lives[presence.LifeName(name, s.Incarnation)] = true
+		if slices.Contains(s.Roles, presence.RoleGateway) {
+			gateways = append(gateways, heartbeat.Source{Gateway: name, Incarnation: s.Incarnation})
+		}
+		if slices.Contains(s.Roles, presence.RolePresence) {
+			nodes = append(nodes, name)
+		}
+		if slices.Contains(s.Roles, presence.RoleDispatcher) {
+			dispatchers = append(dispatchers, name)
+		}
+	}
+	if m.parts.Node != nil {
+		m.parts.Node.Gateways(gateways)
+	}
+	if old := m.view.Swap(&view{lives, now}); m.parts.Gateway != nil && (old == nil || !maps.Equal(old.lives, lives)) {
+		m.parts.Gateway.OthersChanged()
+	}
+	slices.Sort(nodes)
+	slices.Sort(dispatchers)
+	old := m.table.Load()
+	if old != nil && slices.Equal(nodes, l.nodes) && slices.Equal(dispatchers, l.dispatchers) {
+		return nil
+	}
+	t, err := ring.New(nodes, dispatchers, m.partitions, m.buckets)
+	if err != nil {
+		return err
+	}
+	l.nodes, l.dispatchers = nodes, dispatchers
+	if old != nil && old.Hash() == t.Hash() {
+		return nil
+	}
+	l.check = now.Add(checkAfter)
+	m.follow(old, t)
+	if !m.alone {
+		m.log.Info().Int("nodes", len(nodes)).Int("dispatchers", len(dispatchers)).
+			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
+			Msg("the cluster changed")
+	}
+	return nil
+}
+
+// gone notes that a process is no longer there. The dispatchers drop its endpoints
+// after they asked Ended.
+func (m *Member) gone(dead presence.Process) {
+	if len(dead.Roles) == 0 {
+		m.log.Info().Str("process", dead.Name).Msg("a process has left")
+	} else {
+		m.log.Warn().Str("process", dead.Name).Msg("a process is gone")
+		m.died()
+	}
+}
+
+// died tells the node that a process ended without leaving the cluster.
+func (m *Member) died() {
+	if m.parts.Node != nil {
+		m.parts.Node.Died()
+	}
+}
+
+// followGeneration has the gateway attach again when the store lost data, until
+// ctx ends. It has a goroutine of its own, so that a slow store does not delay the
+// lease.
+func (m *Member) followGeneration(ctx context.Context) error {
+	var known uint64 // 0: no generation was read yet
+	look := func() {
+		rctx, cancel := context.WithTimeout(ctx, renewLimit)
+		defer cancel()
+		generation, err := m.parts.Store.Generation(rctx)
+		if err != nil {
+			return // the store logs its errors itself
+		}
+		if known != 0 && generation != known {
+			m.parts.Gateway.StoreAway()
+			m.parts.Gateway.StoreBack()
+		}
+		known = generation
+	}
+	for ctx.Err() == nil {
+		if m.up.Load() {
+			look()
+		}
+		sleep(ctx, generationEvery)
+	}
+	return nil
+}
+
+// showMembers puts the live processes where Members finds them.
+func (m *Member) showMembers() {
+	members := make([]presence.Process, 0, len(m.lease.seen))
+	for _, s := range m.lease.seen {
+		members = append(members, s.Process)
+	}
+	slices.SortFunc(members, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+	m.members.Store(&members)
+}
+
+// Members returns the live processes, sorted by name. This process is among them
+// once it has a lease. Callers must not change the slice.
+func (m *Member) Members() []presence.Process {
+	if members := m.members.Load(); members != nil {
+		return *members
+	}
+	return nil
+}
+
+// Alive reports whether the life of a gateway still lasts, as far as this process
+// knows. It is true as long as no leases have been read.
+func (m *Member) Alive(life string) bool {
+	v := m.view.Load()
+	return v == nil || v.lives[life]
+}
+
+// Ended reports whether the life of a gateway is over as far as this process knows:
+// it has no lease, and the leases were read less than two renewals ago. A gateway
+// that could not renew its lease in time may still run: it must find out that its
+// endpoints are missing.
+func (m *Member) Ended(life string) bool {
+	v := m.view.Load()
+	return v != nil && !v.lives[life] && time.Since(v.at) < 2*renewEvery
+}

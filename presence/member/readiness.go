@@ -1,0 +1,101 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"headcount/presence"
+)
+
+// firstLook is how soon a starting member looks whether the counts are complete.
+// After each look it doubles the pause, up to lastLook.
+const (
+	firstLook = time.Millisecond
+	lastLook  = 200 * time.Millisecond
+)
+
+// Ready says why the process cannot do its roles now, or returns nil.
+func (m *Member) Ready() error {
+	t := m.table.Load()
+	switch {
+	case m.leaving.Load():
+		return errors.New("the process is shutting down")
+	case !m.up.Load():
+		return presence.ErrUnavailable
+	case t == nil:
+		return errors.New("the process has not joined its cluster yet")
+	}
+	if m.parts.Node != nil {
+		ids, owned := t.PartitionsOf(m.self.Name), 0
+		for _, id := range ids {
+			if m.parts.Node.Owns(id) {
+				owned++
+			}
+		}
+		if owned < len(ids) {
+			return fmt.Errorf("the presence node is taking over its partitions: it has %d of %d", owned, len(ids))
+		}
+	}
+	if m.parts.Gateway != nil {
+		if _, ok := t.Node(0); !ok {
+			return errors.New("no presence node is known")
+		}
+		if !m.read.Load() {
+			return errors.New("the counts are not complete yet")
+		}
+	}
+	return nil
+}
+
+// StoreState tells the member that the store has come (up) or gone. It does not
+// block.
+func (m *Member) StoreState(up bool) {
+	m.up.Store(up)
+	if up {
+		select {
+		case m.back <- struct{}{}:
+		default:
+		}
+	}
+	select {
+	case m.turned <- struct{}{}:
+	default:
+	}
+}
+
+// followStore tells the gateway when the store comes and goes, until ctx ends.
+func (m *Member) followStore(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.turned:
+		}
+		if m.up.Load() {
+			m.parts.Gateway.StoreBack()
+		} else {
+			m.parts.Gateway.StoreAway()
+		}
+	}
+}
+
+// awaitCounts waits until complete counts can be read for the first time.
+func (m *Member) awaitCounts(ctx context.Context) error {
+	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, lastLook) {
+		if m.up.Load() && m.table.Load() != nil && m.complete(ctx) {
+			m.read.Store(true)
+			return nil
+		}
+		sleep(ctx, pause)
+	}
+	return nil
+}
+
+func (m *Member) complete(ctx context.Context) bool {
+	rctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	counts, err := m.parts.Store.Counts(rctx, []string{presence.Site})
+	return err == nil && !counts[0].Stale
+}

@@ -1,0 +1,167 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/node"
+	"headcount/presence/ring"
+	"headcount/presence/rpc"
+)
+
+const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
+
+// follow makes t the table. It tells the parts which partitions and buckets they own
+// now, and tells the gateway which partitions moved.
+func (m *Member) follow(old, t *ring.Table) {
+	m.table.Store(t)
+	m.tableChanges.Inc()
+	if m.parts.Datagrams != nil {
+		m.parts.Datagrams.SetTable(t.Hash())
+	}
+	if !m.leaving.Load() { // a leaving process keeps what it owns until the others have taken over
+		if m.parts.Node != nil {
+			m.parts.Node.Own(t.PartitionsOf(m.self.Name))
+		}
+		if m.parts.Dispatcher != nil {
+			m.parts.Dispatcher.Own(t.BucketsOf(m.self.Name))
+		}
+		if m.parts.Regions != nil {
+			m.parts.Regions.Own(t.BucketsOf(m.self.Name))
+		}
+	}
+	if m.parts.Gateway != nil {
+		m.parts.Gateway.OwnersChanged(m.moved(old, t))
+	}
+}
+
+// moved returns the partitions that have another owner in t than in old. old may
+// be nil.
+func (m *Member) moved(old, t *ring.Table) (partitions []int) {
+	for id := range m.partitions {
+		was, had := "", false
+		if old != nil {
+			was, had = old.Node(id)
+		}
+		if now, has := t.Node(id); now != was || has != had {
+			partitions = append(partitions, id)
+		}
+	}
+	return partitions
+}
+
+// SendBeat sends a beat to the owner of its partition. Without an owner it drops
+// the beat.
+func (m *Member) SendBeat(b *heartbeat.Beat) {
+	t := m.table.Load()
+	if t == nil {
+		return
+	}
+	switch owner, ok := t.Node(b.Partition); {
+	case !ok:
+	case owner == m.self.Name:
+		m.parts.Node.Deliver(b)
+	default:
+		m.parts.Datagrams.SendBeat(owner, b)
+	}
+}
+
+// ReceiveBeat takes a beat from another process.
+func (m *Member) ReceiveBeat(b *heartbeat.Beat) {
+	if m.parts.Node != nil {
+		m.parts.Node.Deliver(b)
+	}
+}
+
+// SendReply sends an owner's reply to a gateway.
+func (m *Member) SendReply(to string, r *heartbeat.Reply) {
+	if to == m.self.Name {
+		m.ReceiveReply(r)
+	} else if m.parts.Datagrams != nil {
+		m.parts.Datagrams.SendReply(to, r)
+	}
+}
+
+// ReceiveReply takes a reply from another process.
+func (m *Member) ReceiveReply(r *heartbeat.Reply) {
+	if m.parts.Gateway != nil {
+		m.parts.Gateway.Receive(r)
+	}
+}
+
+// Disagree notes that another process has another table, and has the lease renewed
+// soon. Usually one of the two processes does not know yet that a process came or
+// went.
+func (m *Member) Disagree(string, uint64) {
+	m.disagreements.Inc()
+	m.renewSoon()
+}
+
+func (m *Member) renewSoon() {
+	select {
+	case m.hurry <- struct{}{}:
+	default:
+	}
+}
+
+// PushUpdates sends updates to a life of a gateway. When that life is over, another
+// life of the same process may get the updates, which does no harm.
+func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) error {
+	switch to := presence.ProcessOf(life); {
+	case to == m.self.Name && m.parts.Gateway != nil:
+		m.parts.Gateway.Push(updates)
+		return nil
+	case m.parts.Calls == nil:
+		return fmt.Errorf("push updates to %s: %w: there is no other process", to, presence.ErrUnavailable)
+	default:
+		return m.parts.Calls.PushUpdates(ctx, to, updates)
+	}
+}
+
+// ReceiveUpdates takes updates that another process pushed.
+func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
+	if m.parts.Gateway != nil {
+		m.parts.Gateway.Push(updates)
+	}
+}
+
+// Hold has the owner of the user's partition take or end a hold. While the
+// partition changes its owner, Hold asks again until ctx ends.
+func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
+	for {
+		err := m.holdOnce(ctx, u, page, on)
+		if !errors.Is(err, node.ErrNotOwner) && !errors.Is(err, rpc.ErrNotOwner) {
+			return err
+		}
+		if sleep(ctx, holdRetry); ctx.Err() != nil {
+			return fmt.Errorf("hold: %w: %w", presence.ErrUnavailable, err)
+		}
+	}
+}
+
+func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on bool) error {
+	t := m.table.Load()
+	if t == nil {
+		return node.ErrNotOwner
+	}
+	switch owner, ok := t.Node(u.Partition(m.partitions)); {
+	case !ok:
+		return node.ErrNotOwner
+	case owner == m.self.Name:
+		return m.parts.Node.Hold(ctx, u, page, on)
+	default:
+		return m.parts.Calls.Hold(ctx, owner, u, page, on)
+	}
+}
+
+// ReceiveHold takes or ends a hold that another process asks for.
+func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
+	if m.parts.Node == nil {
+		return node.ErrNotOwner
+	}
+	return m.parts.Node.Hold(ctx, u, page, on)
+}

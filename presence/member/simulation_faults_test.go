@@ -1,0 +1,281 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"headcount/presence"
+)
+
+// fault is something that is wrong until it is healed.
+type fault struct {
+	kind  faultKind
+	until time.Time
+	heal  func()
+}
+
+// faultKind is what a fault does to what is known of users.
+type faultKind int
+
+const (
+	harmless faultKind = iota
+	takeover           // partitions get other owners, who know what the store does
+	emptied            // the store knows nothing but what owners write
+	stormy             // datagrams are lost
+	outage             // the store is away
+)
+
+// shadow is how long a fault is not over for those after it: owners, and what
+// the store has, are settled then.
+const shadow = 12 * time.Second
+
+// add notes a fault that has begun. A hold taken by PUT is known to the owner and
+// to the store alone: when both forget it nobody can be held to it.
+func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
+	s.log("FAULT: %s, for %s", what, lasts)
+	for _, f := range s.history {
+		if (kind == emptied && f.kind == takeover || kind == takeover && f.kind == emptied) && time.Since(f.until) < shadow {
+			s.log("nobody can know who held what")
+			s.crowd.forgetHolds()
+			s.zombies = true
+		}
+	}
+	f := &fault{kind: kind, until: time.Now().Add(lasts), heal: func() {
+		s.log("healed: %s", what)
+		heal()
+	}}
+	s.faults, s.history = append(s.faults, f), append(s.history, f)
+	slices.SortStableFunc(s.faults, func(a, b *fault) int { return a.until.Compare(b.until) })
+}
+
+// excuse is for those whom nobody could know to have stayed, as long as that is
+// not all of them: it reports whether somebody is left, and else does nothing.
+func (s *simulation) excuse(users []*user) bool {
+	if !s.crowd.spares(users) {
+		return false
+	}
+	for _, u := range users {
+		s.crowd.excuse(u)
+	}
+	return true
+}
+
+// healDue ends the faults whose time has come.
+func (s *simulation) healDue(now time.Time) {
+	for len(s.faults) > 0 && !s.faults[0].until.After(now) {
+		f := s.faults[0]
+		s.faults = s.faults[1:]
+		if f.until.After(time.Now()) { // before its time: the round is over
+			f.until = time.Now()
+		}
+		f.heal()
+	}
+}
+
+// between is a random duration.
+func (s *simulation) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(s.chance.Int64N(int64(most-least)))
+}
+
+// fail breaks something at random.
+func (s *simulation) fail() {
+	if s.alone {
+		s.failAlone(s.members[0])
+		return
+	}
+	m := s.members[s.chance.IntN(len(s.members))]
+	whole := m.running != nil && !m.leaving && !m.frozen
+	kind := harmless
+	if slices.Contains(m.roles, presence.RolePresence) {
+		kind = takeover
+	}
+	if !s.crowd.spares(nil) {
+		return // holds may be forgotten, and nobody else is held to anything
+	}
+	front := slices.Contains(m.roles, presence.RoleGateway)
+	switch what := s.chance.IntN(10); {
+	case what <= 4 && (!whole || front && !s.others(m, presence.RoleGateway) || kind == takeover && !s.others(m, presence.RolePresence)):
+	case what == 0:
+		s.crash(m, kind, true)
+	case what == 1:
+		s.crash(m, kind, s.chance.IntN(2) == 0)
+	case what == 2:
+		s.freeze(m, kind)
+	case what == 3 || what == 4:
+		s.restart(m, kind)
+	case what == 5:
+		if s.net.weather.Load().lost == 0 {
+			s.net.weather.Store(&weather{lost: 0.2, repeated: 0.1, late: 0.2, delay: 300 * time.Millisecond})
+			s.add(stormy, s.between(5*time.Second, 15*time.Second), "datagrams are lost, repeated and late", func() {
+				s.net.weather.Store(&weather{})
+			})
+		}
+	case what == 6:
+		if !s.store.away && !s.still() {
+			silent := s.chance.IntN(2) == 0
+			s.store.leave(silent)
+			s.add(outage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
+		}
+	case what == 7 && time.Since(s.store.lostAt) > simTimeout:
+		s.store.lose()
+		s.add(emptied, shadow, "the store is emptied", func() {})
+	case what == 8:
+		if o := s.members[s.chance.IntN(len(s.members))]; o != m {
+			s.cut(m, o)
+		}
+	case what == 9 && front && whole:
+		s.takeForDead(m)
+	}
+}
+
+// takeForDead takes endpoints of a gateway away, as somebody does who wrongly
+// takes it for dead.
+func (s *simulation) takeForDead(m *member) {
+	life := presence.LifeName(m.name, m.process.self.Incarnation)
+	s.store.mu.Lock()
+	for b := range simBuckets {
+		ends, err := s.store.inner.Attached(context.Background(), b)
+		must(err)
+		for _, e := range ends {
+			if e.Gateway == life && s.chance.IntN(3) > 0 {
+				must(s.store.inner.Detach(context.Background(), life, []presence.Topic{e.Topic}))
+			}
+		}
+	}
+	s.store.mu.Unlock()
+	s.add(harmless, 3*time.Second, "endpoints of "+m.name+" are lost", func() {})
+}
+
+// failAlone breaks the one process there is: nobody stays while it is away, and
+// the next life knows nothing of it. It does not stand still: what holds up a life
+// here is its network and the store's, and its own store would go on.
+func (s *simulation) failAlone(m *member) {
+	if m.running == nil || m.leaving || m.frozen {
+		return
+	}
+	for _, u := range s.crowd.users {
+		s.crowd.excuse(u)
+	}
+	if s.chance.IntN(2) == 0 {
+		s.crash(m, takeover, s.chance.IntN(2) == 0)
+	} else {
+		s.restart(m, takeover)
+	}
+}
+
+// still reports whether a presence node stands still.
+func (s *simulation) still() bool {
+	return slices.ContainsFunc(s.members, func(o *member) bool { return o.running != nil && o.frozen && o.node != nil })
+}
+
+// others reports whether a member beside m does the role.
+func (s *simulation) others(m *member, role string) bool {
+	return slices.ContainsFunc(s.members, func(o *member) bool { return o != m && o.serves(role) })
+}
+
+// crash ends a process without a word, and starts it again later.
+func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
+	if !s.alone {
+		noticed = noticed || !s.excuse(s.crowd.at(m.name)) // they find out when they are gone already
+		if !s.scatter(m) {
+			return
+		}
+	}
+	r := m.running
+	r.life.kill(noticed)
+	m.running = nil
+	s.add(kind, s.between(200*time.Millisecond, 9*time.Second), fmt.Sprintf("%s is dead, noticed %t", m.name, noticed), func() {
+		r.stop()
+		s.start(m)
+	})
+}
+
+// scatter excuses those who have to leave m's gateway while another one stands
+// still, or is parted from somebody: whoever tries that one first may be too late
+// elsewhere. It reports whether anybody is left who is not excused.
+func (s *simulation) scatter(m *member) bool {
+	if s.parted() || slices.ContainsFunc(s.members, func(o *member) bool {
+		return o.running != nil && o.frozen && slices.Contains(o.roles, presence.RoleGateway)
+	}) {
+		return s.excuse(s.crowd.at(m.name))
+	}
+	return true
+}
+
+// parted reports whether any two processes are.
+func (s *simulation) parted() bool {
+	parted := false
+	s.net.cuts.Range(func(any, any) bool { parted = true; return false })
+	return parted
+}
+
+// freeze has a process stand still for a while. Those that stand still for long
+// have been declared dead before their own timers end anybody's presence.
+func (s *simulation) freeze(m *member, kind faultKind) {
+	if kind == takeover && s.store.away { // nobody would take over from it, and its timers do not stand still here
+		return
+	}
+	var moving []*user // who is on the way there could be too late elsewhere
+	for _, u := range s.crowd.users {
+		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
+			moving = append(moving, u)
+		}
+	}
+	if !s.excuse(moving) {
+		return
+	}
+	lasts := s.between(200*time.Millisecond, 3*time.Second)
+	if s.chance.IntN(2) == 0 && s.excuse(s.crowd.at(m.name)) {
+		lasts = s.between(8*time.Second, 15*time.Second)
+	}
+	m.frozen = true
+	r := m.running
+	r.life.freeze()
+	s.add(kind, lasts, m.name+" stands still", func() {
+		r.frozen = false
+		r.life.thaw()
+	})
+}
+
+// cut parts two processes. Both still have the store, so nobody else takes over.
+func (s *simulation) cut(a, b *member) {
+	lasts := s.between(200*time.Millisecond, time.Second)
+	if s.chance.IntN(2) == 0 && s.excuse(slices.Concat(s.crowd.at(a.name), s.crowd.at(b.name))) {
+		lasts = s.between(time.Second, 15*time.Second) // longer than the owner waits for their heartbeats
+	}
+	ways := [][2]string{{a.name, b.name}, {b.name, a.name}}
+	for _, w := range ways {
+		s.net.cuts.Store(w, struct{}{})
+	}
+	s.add(harmless, lasts, a.name+" and "+b.name+" are parted", func() {
+		for _, w := range ways {
+			s.net.cuts.Delete(w)
+		}
+	})
+}
+
+// restart has a process leave as at SIGTERM, and starts it again.
+func (s *simulation) restart(m *member, kind faultKind) {
+	if !s.alone && !s.scatter(m) {
+		return
+	}
+	r := m.running
+	r.leaving = true
+	s.clients.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if gw := r.gateway; gw != nil {
+			_ = gw.Drain(ctx)
+		}
+		r.process.Leave(ctx)
+		r.stop()
+		r.life.kill(true)
+		close(r.left)
+	})
+	s.add(kind, s.between(4*time.Second, 8*time.Second), m.name+" is told to leave", func() {
+		<-r.left
+		s.start(m)
+	})
+}

@@ -1,0 +1,437 @@
+package member
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// errDead is what every call of a process that was killed gets, for ever: so
+// its goroutines end without anybody hearing of it.
+var errDead = errors.New("the process is dead")
+
+// network is what the processes and clients of one simulation speak over. Time
+// is the bubble's, chance is the seed's.
+type network struct {
+	seed    uint64
+	weather atomic.Pointer[weather]
+	cuts    sync.Map // [2]string -> struct{}: datagrams and calls from one name to another are lost
+
+	mu    sync.Mutex
+	lives map[string]*life // by name, the present one
+}
+
+// weather is how datagrams fare, as parts of all. Calls and connections, which
+// are over TCP, are only slowed down.
+type weather struct {
+	lost, repeated, late float64
+	delay                time.Duration // of those that are late, at most
+}
+
+func newNetwork(seed uint64) *network {
+	n := &network{seed: seed, lives: map[string]*life{}}
+	n.weather.Store(&weather{})
+	return n
+}
+
+// chance is the source of random numbers of that name.
+func chance(seed uint64, name string) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, name)
+	return rand.New(rand.NewPCG(seed, h.Sum64()))
+}
+
+// life is one run of one process, as the rest of the world sees it.
+type life struct {
+	name string
+	net  *network
+	dead chan struct{}
+
+	mu       sync.Mutex
+	ice      chan struct{} // closed when it thaws; nil while it is not frozen
+	ends     map[*pipeEnd]struct{}
+	socket   *socket
+	listener *listener
+	calls    http.Handler
+
+	chance *rand.Rand // under mu
+}
+
+// live begins a life; it takes the place of the one of that name before it.
+func (n *network) live(name string, incarnation uint64) *life {
+	l := &life{
+		name: name, net: n, dead: make(chan struct{}), ends: map[*pipeEnd]struct{}{},
+		chance: chance(n.seed+incarnation, name),
+	}
+	l.socket = &socket{l: l, in: make(chan []byte, 4096), closed: make(chan struct{})}
+	l.listener = &listener{l: l, in: make(chan net.Conn, 256), closed: make(chan struct{})}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lives[name] = l
+	return l
+}
+
+func (n *network) find(name string) *life {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lives[name]
+}
+
+func (n *network) cut(from, to string) bool {
+	_, cut := n.cuts.Load([2]string{from, to})
+	return cut
+}
+
+// kill ends the life at once. Its clients notice when the machine still works,
+// which then ends their connections; otherwise they hear nothing any more.
+func (l *life) kill(noticed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.dead)
+	for e := range l.ends {
+		if noticed {
+			_ = e.Conn.Close()
+		} else {
+			e.muteLocked()
+		}
+	}
+}
+
+func (l *life) freeze() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ice = make(chan struct{})
+}
+
+func (l *life) thaw() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ice != nil {
+		close(l.ice)
+		l.ice = nil
+	}
+}
+
+// pass waits while the life is frozen; its error says that it has ended. It
+// knows no context: the timers of a process that stands still do, too.
+func (l *life) pass() error {
+	for {
+		l.mu.Lock()
+		ice := l.ice
+		l.mu.Unlock()
+		if ice != nil {
+			select {
+			case <-ice:
+				continue
+			case <-l.dead:
+			}
+		}
+		select {
+		case <-l.dead:
+			return errDead
+		default:
+			return nil
+		}
+	}
+}
+
+// moving reports whether the life takes and sends datagrams.
+func (l *life) moving() bool {
+	select {
+	case <-l.dead:
+		return false
+	default:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ice == nil
+}
+
+// toss is a random number below 1, and a duration below d.
+func (l *life) toss(d time.Duration) (float64, time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.chance.Float64(), time.Duration(l.chance.Int64N(int64(d) + 1))
+}
+
+// socket is a life's net.PacketConn.
+type socket struct {
+	l      *life
+	in     chan []byte // what does not fit is lost
+	once   sync.Once
+	closed chan struct{}
+}
+
+type address string
+
+func (a address) Network() string { return "memory" }
+func (a address) String() string  { return string(a) }
+
+func (s *socket) WriteTo(b []byte, to net.Addr) (int, error) {
+	if !s.l.moving() || s.l.net.cut(s.l.name, to.String()) {
+		return len(b), nil
+	}
+	w := s.l.net.weather.Load()
+	if luck, _ := s.l.toss(0); luck < w.lost {
+		return len(b), nil
+	}
+	copies := 1
+	if luck, _ := s.l.toss(0); luck < w.repeated {
+		copies = 2
+	}
+	b = bytes.Clone(b)
+	for range copies {
+		_, delay := s.l.toss(time.Millisecond)
+		if luck, more := s.l.toss(w.delay); luck < w.late {
+			delay += more
+		}
+		time.AfterFunc(delay, func() {
+			if l := s.l.net.find(to.String()); l != nil && l.moving() {
+				select {
+				case l.socket.in <- b:
+				default:
+				}
+			}
+		})
+	}
+	return len(b), nil
+}
+
+func (s *socket) ReadFrom(b []byte) (int, net.Addr, error) {
+	select {
+	case d := <-s.in:
+		return copy(b, d), address(""), nil
+	case <-s.closed:
+	case <-s.l.dead:
+	}
+	return 0, nil, net.ErrClosed
+}
+
+func (s *socket) Close() error                     { s.once.Do(func() { close(s.closed) }); return nil }
+func (s *socket) LocalAddr() net.Addr              { return address(s.l.name) }
+func (s *socket) SetDeadline(time.Time) error      { return nil }
+func (s *socket) SetReadDeadline(time.Time) error  { return nil }
+func (s *socket) SetWriteDeadline(time.Time) error { return nil }
+
+// RoundTrip implements http.RoundTripper for the calls between processes.
+func (l *life) RoundTrip(req *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.pass(); err != nil {
+		return nil, err
+	}
+	ctx := req.Context()
+	luck, delay := l.toss(2 * time.Millisecond)
+	if err := wait(ctx, delay); err != nil {
+		return nil, err
+	}
+	to := l.net.find(req.URL.Host)
+	if to == nil || to.ended() {
+		return nil, &net.OpError{Op: "dial", Net: "memory", Err: syscall.ECONNREFUSED}
+	}
+	if l.net.cut(l.name, to.name) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if w := l.net.weather.Load(); luck < w.lost/4 {
+		if luck < w.lost/8 {
+			return nil, syscall.ECONNRESET
+		}
+	} else {
+		luck = 1
+	}
+	answer := make(chan *http.Response, 1)
+	go func() {
+		if to.pass() != nil {
+			return
+		}
+		in := req.Clone(ctx)
+		in.Body, in.RequestURI, in.RemoteAddr = io.NopCloser(bytes.NewReader(body)), req.URL.RequestURI(), l.name
+		in.Host = req.URL.Host
+		w := httptest.NewRecorder()
+		to.calls.ServeHTTP(w, in)
+		if to.pass() == nil {
+			answer <- w.Result()
+		}
+	}()
+	var resp *http.Response
+	select {
+	case resp = <-answer:
+	case <-to.dead:
+		return nil, syscall.ECONNRESET
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := l.pass(); err != nil {
+		return nil, err
+	}
+	if luck < 1 { // the answer was lost
+		return nil, syscall.ECONNRESET
+	}
+	return resp, nil
+}
+
+func (l *life) ended() bool {
+	select {
+	case <-l.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// listener is where a life takes its clients.
+type listener struct {
+	l      *life
+	in     chan net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (n *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-n.in:
+		return c, nil
+	case <-n.closed:
+	case <-n.l.dead:
+	}
+	return nil, net.ErrClosed
+}
+
+func (n *listener) Close() error   { n.once.Do(func() { close(n.closed) }); return nil }
+func (n *listener) Addr() net.Addr { return address(n.l.name) }
+
+// dial connects a client to the life of that name.
+func (n *network) dial(name string) (*pipeEnd, error) {
+	refused := &net.OpError{Op: "dial", Net: "memory", Err: syscall.ECONNREFUSED}
+	l := n.find(name)
+	if l == nil {
+		return nil, refused
+	}
+	here, there := net.Pipe()
+	server, client := &pipeEnd{Conn: there, l: l}, &pipeEnd{Conn: here}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.dead:
+	case <-l.listener.closed:
+	default:
+		select {
+		case l.listener.in <- server:
+			l.ends[server] = struct{}{}
+			return client, nil
+		default:
+		}
+	}
+	return nil, refused
+}
+
+// pipeEnd is one end of a connection between a client and a gateway.
+type pipeEnd struct {
+	net.Conn
+	l *life // whose end it is; nil for a client's
+
+	mu    sync.Mutex
+	muted bool
+}
+
+// mute makes this side fall silent: it neither sends nor takes anything any
+// more, and the other side is not told.
+func (e *pipeEnd) mute() {
+	if e.l != nil {
+		e.l.mu.Lock()
+		defer e.l.mu.Unlock()
+	}
+	e.muteLocked()
+}
+
+func (e *pipeEnd) muteLocked() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.muted = true
+	_ = e.Conn.SetDeadline(time.Unix(1, 0))
+}
+
+func (e *pipeEnd) gone() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.muted
+}
+
+func (e *pipeEnd) pass() error {
+	if e.gone() {
+		return errDead
+	}
+	if e.l != nil {
+		return e.l.pass()
+	}
+	return nil
+}
+
+func (e *pipeEnd) Read(b []byte) (int, error) {
+	n, err := e.Conn.Read(b)
+	if late := e.pass(); late != nil {
+		return 0, late
+	}
+	return n, err
+}
+
+func (e *pipeEnd) Write(b []byte) (int, error) {
+	if err := e.pass(); err != nil {
+		return 0, err
+	}
+	return e.Conn.Write(b)
+}
+
+func (e *pipeEnd) Close() error {
+	if e.l != nil {
+		e.l.mu.Lock()
+		delete(e.l.ends, e)
+		e.l.mu.Unlock()
+	}
+	if e.gone() {
+		return nil
+	}
+	return e.Conn.Close()
+}
+
+func (e *pipeEnd) deadline(set func(time.Time) error, t time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.muted {
+		return nil
+	}
+	return set(t)
+}
+
+func (e *pipeEnd) SetDeadline(t time.Time) error     { return e.deadline(e.Conn.SetDeadline, t) }
+func (e *pipeEnd) SetReadDeadline(t time.Time) error { return e.deadline(e.Conn.SetReadDeadline, t) }
+func (e *pipeEnd) SetWriteDeadline(t time.Time) error {
+	return e.deadline(e.Conn.SetWriteDeadline, t)
+}

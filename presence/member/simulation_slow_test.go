@@ -1,0 +1,50 @@
+package member
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+// TestASlowStoreDeclaresNobodyDead: while all calls but those for leases take
+// nearly as long as they may, a process dies, and nobody else does.
+func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *simulation
+		for seed := uint64(1); s == nil || len(s.members) < 4; seed++ {
+			s = newSimulation(seed, false)
+		}
+		defer s.end()
+		for _, m := range s.members {
+			s.start(m)
+		}
+		s.ready()
+		everything := append([]string{"*"}, s.pages...)
+		for _, gw := range s.where {
+			u := newUser("watcher of " + gw)
+			s.watchers = append(s.watchers, u)
+			s.newTab(u, gw, everything)
+		}
+		time.Sleep(5 * time.Second)
+		s.store.set(func() { s.store.slow = renewLimit - 10*time.Millisecond })
+		i := slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })
+		dead := s.members[i]
+		dead.life.kill(true)
+		s.members = slices.Delete(s.members, i, i+1)
+		for begun := time.Now(); time.Since(begun) < 30*time.Second; time.Sleep(100 * time.Millisecond) {
+			for _, m := range s.members {
+				there := m.process.Members()
+				for _, o := range s.members {
+					if !slices.ContainsFunc(there, func(p presence.Process) bool { return p.Name == o.name }) {
+						t.Fatalf("%s after %s: %s takes %s for dead", dead.name, time.Since(begun), m.name, o.name)
+					}
+				}
+			}
+		}
+		dead.stop()
+		s.where = slices.DeleteFunc(s.where, func(gw string) bool { return gw == dead.name })
+	})
+}

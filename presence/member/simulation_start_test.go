@@ -1,0 +1,70 @@
+package member
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+// clusterOf is a simulation of processes that share a store, started.
+func clusterOf(least int) *simulation {
+	for seed := uint64(1); ; seed++ {
+		if s := newSimulation(seed, false); len(s.members) >= least {
+			for _, m := range s.members {
+				s.start(m)
+			}
+			return s
+		}
+	}
+}
+
+// TestAClusterStartsFromNothing, soon, whatever its topology.
+func TestAClusterStartsFromNothing(t *testing.T) {
+	for _, least := range []int{3, 5, 6} {
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			s := clusterOf(least)
+			defer s.end()
+			s.ready()
+			if took := time.Since(begun); took > 3*time.Second {
+				t.Errorf("%d processes were ready after %s", len(s.members), took)
+			}
+			time.Sleep(simQuiet)
+			if s.check(); s.failed() {
+				t.Error(s.failure)
+			}
+		})
+	}
+}
+
+// TestRunningProcessesWinAfterALoss: one with other settings that starts in the
+// moment in which the store loses everything is refused, and the others go on.
+func TestRunningProcessesWinAfterALoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := clusterOf(5)
+		defer s.end()
+		s.ready()
+		time.Sleep(3 * time.Second)
+		s.store.lose()
+		stranger := &member{name: "stranger:7946", roles: []string{presence.RolePresence}, facts: "other settings"}
+		s.start(stranger)
+		select {
+		case err := <-stranger.refused:
+			if !errors.Is(err, presence.ErrFacts) {
+				t.Errorf("it ended with %v, want ErrFacts", err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("it goes on")
+		}
+		stranger.life.kill(true)
+		stranger.stop()
+		time.Sleep(simQuiet)
+		s.ready()
+		if s.check(); s.failed() || s.store.facts != "settings" {
+			t.Errorf("%s; the facts are %q", s.failure, s.store.facts)
+		}
+	})
+}

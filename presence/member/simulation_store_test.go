@@ -1,0 +1,481 @@
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/memstore"
+)
+
+// sharedStore is the store of one simulation: a memstore that can be away, can
+// lose everything, and has the leases of the processes. Processes have it
+// through handles.
+type sharedStore struct {
+	partitions, buckets int
+	broken              func(format string, args ...any) // told when an invariant is
+	log                 func(format string, args ...any)
+
+	mu         sync.Mutex // guards all below, and every call of inner
+	inner      *memstore.Store
+	generation uint64
+	void       uint64 // incarnation that pages without data read as, once a loss was made good; else 0
+	away       bool
+	silent     bool          // while it is away it does not even refuse
+	slow       time.Duration // that calls take which are not about leases
+	changed    chan struct{}
+	lostAt     time.Time
+	leases     map[string]simLease
+	facts      string               // what all processes agree on; empty: nobody has written it
+	epochs     uint64               // highest given out before this generation
+	highest    uint64               // highest given out
+	owners     map[writeRight]*life // who made the claim
+	tried      map[writeRight]try   // the last write under it
+}
+
+type simLease struct {
+	presence.Process
+	until time.Time
+}
+
+// writeRight is a claim of one partition, ordered by epoch over all generations.
+type writeRight struct {
+	partition int
+	epoch     uint64
+}
+
+// try is a write that a node tried, and why it was told to try no more.
+type try struct {
+	sequence uint64
+	refused  error
+}
+
+func newSharedStore(partitions, buckets int, broken, log func(string, ...any)) *sharedStore {
+	s := &sharedStore{
+		partitions: partitions, buckets: buckets, broken: broken, log: log,
+		changed: make(chan struct{}), leases: map[string]simLease{},
+		owners: map[writeRight]*life{}, tried: map[writeRight]try{},
+	}
+	s.inner = s.fresh()
+	return s
+}
+
+func (s *sharedStore) fresh() *memstore.Store {
+	return memstore.New(memstore.Config{Partitions: s.partitions, Buckets: s.buckets})
+}
+
+// set changes the store and has every subscription begin anew.
+func (s *sharedStore) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *sharedStore) leave(silent bool) { s.set(func() { s.away, s.silent = true, silent }) }
+func (s *sharedStore) comeBack()         { s.set(func() { s.away, s.silent = false, false }) }
+
+// lose empties the store.
+func (s *sharedStore) lose() {
+	s.set(func() {
+		s.inner, s.leases, s.facts = s.fresh(), map[string]simLease{}, ""
+		s.generation++
+		s.lostAt = time.Now()
+		s.void, s.epochs = 0, s.highest
+	})
+}
+
+func (s *sharedStore) patch(v *presence.Version) {
+	if *v == (presence.Version{}) {
+		v.Incarnation = s.void
+	}
+}
+
+// handle is the store as one life of a process has it.
+type handle struct {
+	*sharedStore
+	l     *life
+	state func(up bool)
+	facts string // that this process was started with
+
+	mu    sync.Mutex
+	down  bool // known to be away: calls fail without trying
+	known bool // state has been told
+
+	accepted  bool      // under the store's lock, as below
+	factsFrom time.Time // since when there are none
+}
+
+var _ Store = (*handle)(nil)
+
+const (
+	storeLooks   = 250 * time.Millisecond // between two looks at whether the store answers
+	storeTimeout = 3 * time.Second        // of a call that nobody answers
+	simFactsWait = 1600 * time.Millisecond
+	lostAnswers  = 0.02 // part of the calls that take effect and fail
+)
+
+// call carries out do under the store's lock, as a call over a network.
+func (h *handle) call(ctx context.Context, do func() error) error { return h.callAs(ctx, false, do) }
+
+func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error {
+	fail := func() error {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+		}
+		return presence.ErrUnavailable
+	}
+	if err := h.l.pass(); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	down := h.down
+	h.mu.Unlock()
+	luck, delay := h.l.toss(time.Millisecond)
+	if slow := h.slowness(); !lease {
+		delay += slow
+	}
+	if down || wait(ctx, delay) != nil || h.l.pass() != nil {
+		return fail()
+	}
+	h.sharedStore.mu.Lock()
+	away, silent := h.away, h.silent
+	var err error
+	if !away {
+		err = do()
+	}
+	h.sharedStore.mu.Unlock()
+	if away {
+		if silent {
+			_ = wait(ctx, storeTimeout)
+		}
+		return fail()
+	}
+	if _, delay = h.l.toss(time.Millisecond); wait(ctx, delay) != nil || h.l.pass() != nil {
+		return fail()
+	}
+	if luck < lostAnswers*h.l.net.weather.Load().lost/0.2 {
+		return fail()
+	}
+	return err
+}
+
+func (h *handle) slowness() time.Duration {
+	h.sharedStore.mu.Lock()
+	defer h.sharedStore.mu.Unlock()
+	return h.slow
+}
+
+// run tells the process whether the store answers, until ctx ends.
+func (h *handle) run(ctx context.Context) {
+	for ctx.Err() == nil && h.l.pass() == nil {
+		h.sharedStore.mu.Lock()
+		down := h.away
+		h.sharedStore.mu.Unlock()
+		h.mu.Lock()
+		tell := !h.known || down != h.down
+		h.down, h.known = down, true
+		h.mu.Unlock()
+		if tell {
+			h.state(!down)
+		}
+		_ = wait(ctx, storeLooks)
+	}
+}
+
+func (h *handle) Generation(ctx context.Context) (g uint64, err error) {
+	err = h.call(ctx, func() error { g = h.generation + 1; return nil })
+	return g, err
+}
+
+func (h *handle) Claim(ctx context.Context, owner string, partitions []int, again bool) (claims []presence.Claim, err error) {
+	err = h.call(ctx, func() error {
+		claims, err = h.inner.Claim(ctx, owner, partitions, again)
+		for i := range claims {
+			c := &claims[i]
+			c.Epoch += h.epochs
+			if c.Former > 0 {
+				c.Former += h.epochs
+			}
+			c.Generation = h.generation + 1
+			h.highest = max(h.highest, c.Epoch)
+			h.owners[writeRight{c.Partition, c.Epoch}] = h.l
+		}
+		if again && h.void == 0 {
+			h.void = uint64(time.Now().UnixMilli())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return claims, nil
+}
+
+func (h *handle) Load(ctx context.Context, claims []presence.Claim) (snaps []presence.Snapshot, err error) {
+	err = h.call(ctx, func() error {
+		inner := slices.Clone(claims)
+		for i := range inner {
+			if inner[i].Generation != h.generation+1 {
+				return presence.ErrLost
+			}
+			inner[i].Epoch -= h.epochs
+		}
+		snaps, err = h.inner.Load(ctx, inner)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return snaps, nil
+}
+
+func (h *handle) Incomplete(ctx context.Context, partitions []int, everywhere bool) (missing []int, err error) {
+	err = h.call(ctx, func() error {
+		missing, err = h.inner.Incomplete(ctx, partitions, everywhere)
+		return err
+	})
+	return missing, err
+}
+
+func (h *handle) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	outcomes := make([]presence.Outcome, len(changes))
+	h.tries(changes)
+	err := h.call(ctx, func() error {
+		var good []presence.Change
+		var at []int
+		for i, c := range changes {
+			if c.Generation != h.generation+1 {
+				outcomes[i].Err = presence.ErrLost
+				continue
+			}
+			c.Epoch -= h.epochs
+			good, at = append(good, c), append(at, i)
+		}
+		for k, o := range h.inner.Write(ctx, good) {
+			i := at[k]
+			for j := range o.Counts {
+				h.patch(&o.Counts[j].Version)
+			}
+			outcomes[i] = o
+			h.log("%s writes %+v: %v", h.l.name, changes[i], o.Err)
+		}
+		return nil
+	})
+	if err != nil {
+		for i := range outcomes {
+			outcomes[i] = presence.Outcome{Err: err}
+		}
+	}
+	h.answered(changes, outcomes)
+	return outcomes
+}
+
+// tries checks what a node must keep by itself, whatever the store refuses: it
+// writes under claims that were made for this life of it, never once it has read
+// that the claim is worth nothing, and each change of a claim has a higher number.
+func (h *handle) tries(changes []presence.Change) {
+	h.sharedStore.mu.Lock()
+	defer h.sharedStore.mu.Unlock()
+	for _, c := range changes {
+		right := writeRight{c.Partition, c.Epoch}
+		if h.owners[right] != h.l {
+			h.broken("partition %d: %s writes under epoch %d, which is not a claim of this life", c.Partition, h.l.name, c.Epoch)
+		}
+		switch last, tried := h.tried[right]; {
+		case last.refused != nil:
+			h.broken("partition %d: %s writes under epoch %d though it has read: %v", c.Partition, h.l.name, c.Epoch, last.refused)
+		case tried && c.Sequence <= last.sequence:
+			h.broken("partition %d: %s writes number %d under epoch %d after %d", c.Partition, h.l.name, c.Sequence, c.Epoch, last.sequence)
+		}
+		h.tried[right] = try{sequence: c.Sequence}
+	}
+}
+
+// answered notes what the node has read.
+func (h *handle) answered(changes []presence.Change, outcomes []presence.Outcome) {
+	h.sharedStore.mu.Lock()
+	defer h.sharedStore.mu.Unlock()
+	for i, c := range changes {
+		if err := outcomes[i].Err; errors.Is(err, presence.ErrFenced) || errors.Is(err, presence.ErrLost) {
+			h.tried[writeRight{c.Partition, c.Epoch}] = try{c.Sequence, err}
+		}
+	}
+}
+
+func (h *handle) Counts(ctx context.Context, pages []string) (counts []presence.Count, err error) {
+	err = h.call(ctx, func() error {
+		counts, err = h.inner.Counts(ctx, pages)
+		for i := range counts {
+			h.patch(&counts[i].Version)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return counts, nil
+}
+
+func (h *handle) Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
+	return h.updates(ctx, func() ([]presence.Update, error) { return h.inner.Updates(ctx, topics) })
+}
+
+func (h *handle) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+	return h.updates(ctx, func() ([]presence.Update, error) { return h.inner.Attach(ctx, gateway, topics) })
+}
+
+func (h *handle) updates(ctx context.Context, read func() ([]presence.Update, error)) (updates []presence.Update, err error) {
+	err = h.call(ctx, func() error {
+		updates, err = read()
+		for i := range updates {
+			h.patch(&updates[i].Version)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return updates, nil
+}
+
+func (h *handle) Detach(ctx context.Context, gateway string, topics []presence.Topic) error {
+	return h.call(ctx, func() error { return h.inner.Detach(ctx, gateway, topics) })
+}
+
+func (h *handle) Attached(ctx context.Context, bucket int) (ends []presence.Endpoint, err error) {
+	err = h.call(ctx, func() error {
+		ends, err = h.inner.Attached(ctx, bucket)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return ends, nil
+}
+
+func (h *handle) Missing(ctx context.Context, gateway string, topics []presence.Topic) (missing []presence.Topic, err error) {
+	err = h.call(ctx, func() error {
+		missing, err = h.inner.Missing(ctx, gateway, topics)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return missing, nil
+}
+
+// Watch implements presence.Feed. When the store goes away the subscription
+// ends; a new one begins with the word to read everything. When it is emptied
+// the subscription lives on, and the gap is seen at a bucket's next publication.
+func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
+	gap := map[int]bool{}
+	for first := true; ; {
+		h.sharedStore.mu.Lock()
+		inner, changed, away := h.inner, h.changed, h.away
+		prompt := h.lostAt.Equal(time.Now()) // nothing was published since
+		h.sharedStore.mu.Unlock()
+		if away {
+			first = true
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-changed:
+			}
+			continue
+		}
+		if first {
+			if err := wait(ctx, 100*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		swallow := map[int]bool{} // the inner store's own first word
+		for _, b := range buckets {
+			swallow[b] = !first && prompt
+			gap[b] = swallow[b]
+		}
+		first = false
+		wctx, stop := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() {
+			done <- inner.Watch(wctx, buckets, func(p presence.Publication) {
+				if p.Lost && swallow[p.Bucket] {
+					swallow[p.Bucket] = false
+					return
+				}
+				_, delay := h.l.toss(time.Millisecond)
+				if wait(wctx, delay) != nil || h.l.pass() != nil {
+					return
+				}
+				if gap[p.Bucket] {
+					gap[p.Bucket] = false
+					p = presence.Publication{Bucket: p.Bucket, Lost: true}
+				}
+				fn(p)
+			})
+		}()
+		select {
+		case <-ctx.Done():
+			stop()
+			return <-done
+		case <-changed:
+			stop()
+			<-done
+		case <-h.l.dead:
+			stop()
+			<-done
+			return errDead
+		}
+	}
+}
+
+func (h *handle) Renew(ctx context.Context, p presence.Process, ttl time.Duration) (all []presence.Process, err error) {
+	err = h.callAs(ctx, true, func() error {
+		now := time.Now()
+		if old, ok := h.leases[p.Name]; ok && old.Incarnation != p.Incarnation && now.Before(old.until) {
+			return presence.ErrNameTaken
+		}
+		switch {
+		case h.accepted, h.sharedStore.facts == h.facts:
+		case h.sharedStore.facts != "":
+			return presence.ErrFacts
+		case h.factsFrom.IsZero():
+			h.factsFrom = now
+			return presence.ErrNoFacts
+		case now.Sub(h.factsFrom) < simFactsWait:
+			return presence.ErrNoFacts
+		}
+		if h.accepted = true; h.sharedStore.facts == "" {
+			h.sharedStore.facts = h.facts
+		}
+		h.leases[p.Name] = simLease{p, now.Add(ttl)}
+		for name, l := range h.leases {
+			if now.Before(l.until) {
+				all = append(all, l.Process)
+			} else {
+				delete(h.leases, name)
+			}
+		}
+		slices.SortFunc(all, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+func (h *handle) Leave(ctx context.Context, p presence.Process) error {
+	return h.call(ctx, func() error {
+		if h.leases[p.Name].Incarnation == p.Incarnation {
+			delete(h.leases, p.Name)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,730 @@
+package member
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	stdlog "log"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/fstest"
+	"testing/synctest"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/rs/zerolog"
+
+	"headcount/dispatcher"
+	"headcount/gateway"
+	"headcount/gateway/identity"
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/memstore"
+	"headcount/presence/node"
+	"headcount/presence/rpc"
+)
+
+// The simulation runs a whole cluster in this process, with a clock, a network
+// and a store of its own, has users come and go and everything fail, and checks
+// after every round what must be true then, and all the time what must be true
+// always. The seed decides what happens and when; the order of what happens at
+// the same moment is the scheduler's, so a rare failure may take more than one
+// replay: -count 20.
+
+var (
+	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
+	simSeeds = flag.Int("seeds", simDefault, "number of seeds to simulate")
+	simFirst = flag.Uint64("first", 1, "the first of these seeds")
+	simAll   = flag.Bool("all-seeds", false, "go on after a seed that fails")
+)
+
+func TestSimulation(t *testing.T) {
+	if *simSeed != 0 {
+		simulateSeed(t, *simSeed)
+		return
+	}
+	first, n := *simFirst, *simSeeds
+	if testing.Short() {
+		n = min(n, 20)
+	}
+	next := make(chan uint64, n)
+	for i := range n {
+		next <- first + uint64(i)
+	}
+	close(next)
+	var workers sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			for seed := range next {
+				if t.Failed() && !*simAll {
+					return
+				}
+				t.Run(fmt.Sprint(seed), func(t *testing.T) { simulateSeed(t, seed) })
+			}
+		})
+	}
+	workers.Wait()
+	held, meant := simHeld.Load(), simMeant.Load()
+	t.Logf("%d of %d users who stayed were held to be counted all the time", held, meant)
+	if meant >= 100 && 100*held < simShare*meant { // a few seeds prove no share
+		t.Errorf("less than %d %% were held", simShare)
+	}
+}
+
+// simShare is the least part of the users who stay, in percent, that is held to be
+// counted all the time, over all seeds; simHeld and simMeant count them.
+const simShare = 70
+
+var simHeld, simMeant atomic.Int64
+
+func simulateSeed(t *testing.T, seed uint64) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSimulation(seed, *simSeed != 0)
+		s.run()
+		if s.failure == "" && *simSeed == 0 {
+			return
+		}
+		for _, line := range s.lines {
+			t.Log(line)
+		}
+		if s.failure != "" {
+			t.Errorf("seed %d: %s\nreplay: go test ./presence/member -run Simulation -seed %d", seed, s.failure, seed)
+		}
+	})
+}
+
+const (
+	simPartitions = 7
+	simBuckets    = 3
+	simTimeout    = 7 * time.Second // presence-timeout
+	simRounds     = 2
+	simQuiet      = 10 * time.Second // until every count must be exact
+	simUsers      = 12
+)
+
+// simulation is one seed's. Its driver, run, alone touches everything that is
+// not under mu.
+type simulation struct {
+	seed   uint64
+	replay bool
+	chance *rand.Rand
+	begun  time.Time
+	net    *network
+	store  *sharedStore
+	crowd  *crowd
+	pages  []string
+	where  []string // names of the gateways
+	alone  bool     // one process over a store of its own: it has no network, and what it knows ends with it
+
+	members  []*member
+	watchers []*user  // one tab at each gateway, which hears all counts
+	faults   []*fault // by their ends
+	history  []*fault
+	// zombies says that a former owner may have written over what the next one
+	// had: holds that were ended may be back, and run out by themselves.
+	zombies bool
+	clients sync.WaitGroup // tabs, holds and drains
+	tabs    int
+
+	mu      sync.Mutex
+	lines   []string
+	failure string // the first invariant that was broken
+}
+
+// member is one process of the cluster, over all its lives.
+type member struct {
+	name  string
+	roles []string
+	facts string // other settings than everybody has; empty: the same
+	*running
+}
+
+// running is one life of a member; nil while it has none.
+type running struct {
+	life    *life
+	process *Member
+	gateway *gateway.Gateway // nil without the role
+	node    *node.Node       // nil without the role
+	stop    func()           // ends all its goroutines and waits
+	served  bool             // it has been ready once
+	leaving bool             // it was told to leave
+	left    chan struct{}    // closed when it has
+	refused chan error       // why one with other settings ended
+	frozen  bool
+}
+
+// look notes whether the member can do its roles.
+func (m *member) look() {
+	if m.running != nil && !m.served {
+		m.served = m.process.Ready() == nil
+	}
+}
+
+// serves reports whether the member does its roles, but for the store.
+func (m *member) serves(role string) bool {
+	return slices.Contains(m.roles, role) && m.running != nil && m.served && !m.leaving && !m.frozen
+}
+
+func newSimulation(seed uint64, replay bool) *simulation {
+	s := &simulation{
+		seed: seed, replay: replay, chance: chance(seed, "driver"), begun: time.Now(),
+		net: newNetwork(seed), pages: []string{"a", "b", "c"},
+	}
+	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
+	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
+	add := func(prefix string, n int, roles ...string) {
+		for i := range n {
+			m := &member{name: fmt.Sprintf("%s%d:7946", prefix, i+1), roles: roles}
+			s.members = append(s.members, m)
+			if slices.Contains(roles, presence.RoleGateway) {
+				s.where = append(s.where, m.name)
+			}
+		}
+	}
+	switch s.chance.IntN(4) {
+	case 3:
+		add("local", 1, presence.RoleGateway, presence.RolePresence, presence.RoleDispatcher)
+		s.alone = true
+	case 0:
+		add("all", 3, presence.RoleGateway, presence.RolePresence, presence.RoleDispatcher)
+	case 1:
+		add("gateway", 2, presence.RoleGateway)
+		add("node", 2+s.chance.IntN(2), presence.RolePresence)
+		add("dispatcher", 2, presence.RoleDispatcher)
+	case 2:
+		add("front", 2, presence.RoleGateway, presence.RoleDispatcher)
+		add("node", 3, presence.RolePresence)
+	}
+	return s
+}
+
+func (s *simulation) log(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, fmt.Sprintf("%9.3f ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// detail logs what only who replays a seed wants to see.
+func (s *simulation) detail(format string, args ...any) {
+	if s.replay {
+		s.log("  "+format, args...)
+	}
+}
+
+// broken says that an invariant is.
+func (s *simulation) broken(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.log("BROKEN: %s", text)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure == "" {
+		s.failure = fmt.Sprintf("after %.3f s: %s", time.Since(s.begun).Seconds(), text)
+	}
+}
+
+func (s *simulation) failed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure != ""
+}
+
+func (s *simulation) someGateway(r *rand.Rand) string { return s.where[r.IntN(len(s.where))] }
+
+func (s *simulation) otherGateway(r *rand.Rand, than string) string {
+	if len(s.where) == 1 {
+		return than
+	}
+	i := slices.Index(s.where, than)
+	return s.where[(i+1+r.IntN(len(s.where)-1))%len(s.where)]
+}
+
+// run is the whole story.
+func (s *simulation) run() {
+	defer s.end()
+	for _, m := range s.members {
+		s.start(m)
+	}
+	s.ready()
+	everything := append([]string{presence.Site}, s.pages...)
+	for _, gw := range s.where {
+		u := newUser("watcher of " + gw)
+		s.watchers = append(s.watchers, u)
+		s.newTab(u, gw, everything)
+	}
+	for i := range simUsers {
+		u := newUser(fmt.Sprint("u", i))
+		s.crowd.users = append(s.crowd.users, u)
+		for range s.chance.IntN(3) {
+			s.userActs(u)
+		}
+	}
+	s.quiet(0)
+	for round := 1; round <= simRounds && !s.failed(); round++ {
+		s.round(round)
+		s.quiet(round)
+	}
+}
+
+// round has users act and things fail.
+func (s *simulation) round(n int) {
+	var stayers []*user
+	for _, u := range s.crowd.users {
+		if len(u.pages()) > 0 && (s.chance.IntN(3) > 0 || len(u.tabs) > 0 && len(stayers) == 0) {
+			stayers = append(stayers, u)
+		}
+	}
+	s.crowd.begin(stayers)
+	length := s.between(8*time.Second, 20*time.Second)
+	s.log("round %d, for %s; %d of %d users stay", n, length, len(stayers), len(s.crowd.users))
+	for end := time.Now().Add(length); time.Now().Before(end) && !s.failed(); {
+		time.Sleep(time.Duration(s.chance.ExpFloat64() * float64(250*time.Millisecond)))
+		s.healDue(time.Now())
+		for _, m := range s.members {
+			m.look()
+		}
+		if s.chance.IntN(8) == 0 && len(s.faults) < 3 {
+			s.fail()
+		} else {
+			s.userActs(s.crowd.users[s.chance.IntN(len(s.crowd.users))])
+		}
+	}
+	held, meant := s.crowd.held()
+	if !s.alone {
+		if held == 0 {
+			s.broken("nobody was held to stay: this round proves nothing")
+		}
+		simHeld.Add(int64(held))
+		simMeant.Add(int64(meant))
+	}
+	s.log("everything is healed; %d of %d were held to stay", held, meant)
+	for len(s.faults) > 0 {
+		s.healDue(s.faults[0].until)
+	}
+	s.ready()
+}
+
+// quiet waits until all must be true, and checks it.
+func (s *simulation) quiet(round int) {
+	lasts := simQuiet
+	if s.zombies {
+		lasts = 3*simTimeout + simQuiet/2
+		s.zombies = false
+	}
+	for end := time.Now().Add(lasts); time.Now().Before(end); {
+		time.Sleep(time.Second)
+		if s.failed() {
+			return
+		}
+	}
+	if s.check(); s.failed() {
+		s.explain()
+		return
+	}
+	s.log("round %d: all is right: %v", round, s.sizes())
+}
+
+func (s *simulation) sizes() map[string]int {
+	sizes := map[string]int{}
+	for page, users := range s.crowd.truth() {
+		sizes[page] = len(users)
+	}
+	return sizes
+}
+
+// check compares everything that can be known with the model.
+func (s *simulation) check() {
+	truth := s.sizes()
+	names := append([]string{presence.Site}, s.pages...)
+	s.store.mu.Lock()
+	counts, err := s.store.inner.Counts(context.Background(), names)
+	s.store.mu.Unlock()
+	for i, c := range counts {
+		if err != nil || c.Stale || c.Users != int64(truth[names[i]]) {
+			s.broken("the store has %+v, %v; want %d", c, err, truth[names[i]])
+		}
+	}
+	query := url.Values{"page": names}.Encode()
+	for _, gw := range s.where {
+		status, body := s.request(gw, http.MethodGet, "/-/counters?"+query, "", "")
+		var answer struct{ Counters []json.RawMessage }
+		if err := json.Unmarshal(body, &answer); status != http.StatusOK || err != nil || len(answer.Counters) != len(names) {
+			s.broken("%s answered %d %q, %v", gw, status, body, err)
+			continue
+		}
+		for i, raw := range answer.Counters {
+			if c, err := counterOf(raw); err != nil || c.Page != names[i] || c.Users != int64(truth[c.Page]) || c.Stale {
+				s.broken("%s answered %s, %v; want %d on %s", gw, raw, err, truth[names[i]], names[i])
+			}
+		}
+	}
+	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
+		for _, t := range u.tabs {
+			t.check(truth)
+		}
+	}
+	hash := s.members[0].process.table.Load().Hash()
+	owners := make([][]string, simPartitions)
+	for _, m := range s.members {
+		if h := m.process.table.Load().Hash(); h != hash {
+			s.broken("%s has table %x, %s has %x", s.members[0].name, hash, m.name, h)
+		}
+		for p := range owners {
+			if m.node != nil && m.node.Owns(p) {
+				owners[p] = append(owners[p], m.name)
+			}
+		}
+	}
+	for p, names := range owners {
+		if len(names) != 1 {
+			s.broken("partition %d has the owners %q", p, names)
+		}
+	}
+	s.checkEndpoints()
+}
+
+// checkEndpoints: an endpoint ends with the life of its gateway.
+func (s *simulation) checkEndpoints() {
+	for b := range simBuckets {
+		s.store.mu.Lock()
+		ends, err := s.store.inner.Attached(context.Background(), b)
+		s.store.mu.Unlock()
+		must(err)
+		for _, e := range ends {
+			if !slices.ContainsFunc(s.members, func(m *member) bool {
+				return presence.LifeName(m.name, m.process.self.Incarnation) == e.Gateway
+			}) {
+				s.broken("%s is still attached to %s", e.Gateway, e.Topic)
+			}
+		}
+	}
+}
+
+func (t *tab) check(truth map[string]int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.link == nil {
+		t.s.broken("%s is not connected", t.name)
+		return
+	}
+	for _, page := range slices.Concat(t.watches, slices.Collect(maps.Keys(t.want))) {
+		switch last, known := t.last[page]; {
+		case !known:
+			t.s.broken("%s at %s has been told nothing of %s", t.name, t.at, page)
+		case last.stale || last.users != int64(truth[page]):
+			t.s.broken("%s at %s was last told %+v of %s; want %d", t.name, t.at, last, page, truth[page])
+		}
+	}
+}
+
+// explain logs where the members in the store differ from the model.
+func (s *simulation) explain() {
+	names := map[presence.User]string{}
+	for _, u := range s.crowd.users {
+		names[simIdentities().Hash(u.name)] = u.name
+	}
+	truth := s.crowd.truth()
+	delete(truth, presence.Site)
+	there := map[string]map[string]struct{}{}
+	for p := range simPartitions {
+		claims, err := s.store.inner.Claim(context.Background(), "", []int{p}, false)
+		must(err)
+		snaps, err := s.store.inner.Load(context.Background(), claims)
+		must(err)
+		for _, m := range snaps[0].Members {
+			if there[m.Page] == nil {
+				there[m.Page] = map[string]struct{}{}
+			}
+			there[m.Page][names[m.User]] = struct{}{}
+		}
+	}
+	for u, name := range names {
+		for page := range truth {
+			_, wanted := truth[page][name]
+			if _, is := there[page][name]; wanted != is {
+				s.log("%s, of partition %d, is present on %s: %t; the store has it: %t", name, u.Partition(simPartitions), page, wanted, is)
+			}
+		}
+	}
+}
+
+// end stops everything: what is left running then fails the test.
+func (s *simulation) end() {
+	for _, f := range s.faults {
+		f.heal()
+	}
+	for _, u := range slices.Concat(s.crowd.users, s.watchers) {
+		for _, t := range slices.Clone(u.tabs) {
+			t.end(false)
+		}
+		for _, h := range u.holds {
+			h.end()
+		}
+	}
+	for _, m := range s.members {
+		if m.running != nil && !m.leaving {
+			m.life.kill(true)
+			m.stop()
+		}
+	}
+	s.clients.Wait()
+}
+
+// newUser makes a user who is nowhere.
+func newUser(name string) *user {
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.MapClaims{"sub": name}).SignedString([]byte(simSecret))
+	if err != nil {
+		panic(err)
+	}
+	return &user{name: name, token: token, holds: map[string]*hold{}}
+}
+
+const simSecret = "the secret of a simulation, of 32 bytes or more"
+
+// somePages is one or two pages.
+func (s *simulation) somePages() []string {
+	pages := slices.Clone(s.pages)
+	s.chance.Shuffle(len(pages), func(i, j int) { pages[i], pages[j] = pages[j], pages[i] })
+	return pages[:1+s.chance.IntN(2)]
+}
+
+// userActs has the user do something at random. One that stays does nothing
+// that ends its presence on its pages.
+func (s *simulation) userActs(u *user) {
+	var t *tab
+	if len(u.tabs) > 0 {
+		t = u.tabs[s.chance.IntN(len(u.tabs))]
+	}
+	page := s.pages[s.chance.IntN(len(s.pages))]
+	// left is where the user is without t, and without the hold of page.
+	left := func(without *tab, hold bool) map[string]bool {
+		there := map[string]bool{}
+		for _, o := range u.tabs {
+			if o != without && o.settled() {
+				for _, p := range o.joined() {
+					there[p] = true
+				}
+			}
+		}
+		for p, h := range u.holds {
+			if h.settled() && (!hold || p != page) {
+				there[p] = true
+			}
+		}
+		return there
+	}
+	covered := func(pages []string, there map[string]bool) bool {
+		return !slices.ContainsFunc(pages, func(p string) bool { return u.stays[p] && !there[p] })
+	}
+	what := s.chance.IntN(10)
+	switch {
+	case t == nil || what == 0 && len(u.tabs) < 4:
+		pages := s.somePages()
+		t = s.newTab(u, "", nil, pages...)
+		s.log("%s opens %s at %s, on %v", u.name, t.name, t.gateway(), pages)
+	case what == 1:
+		s.log("%s joins %s", t.name, page)
+		t.join(page)
+	case what <= 3:
+		joined := t.joined()
+		if len(joined) == 0 {
+			return
+		}
+		page = joined[s.chance.IntN(len(joined))]
+		if covered([]string{page}, left(t, false)) {
+			s.log("%s leaves %s", t.name, page)
+			t.leave(page)
+		}
+	case what <= 5:
+		if covered(t.joined(), left(t, false)) {
+			silently := s.chance.IntN(3) == 0
+			s.log("%s ends, silently %t", t.name, silently)
+			t.end(silently)
+		}
+	case what <= 7:
+		if len(u.stays) > 0 && (s.net.weather.Load().lost > 0 || s.parted()) {
+			return // its return could come too late for the grace
+		}
+		to := s.someGateway(s.chance)
+		if i := slices.IndexFunc(s.members, func(m *member) bool { return m.name == to }); len(u.stays) > 0 && !s.members[i].serves(presence.RoleGateway) {
+			return
+		}
+		pause := time.Duration(s.chance.Int64N(int64(400*time.Millisecond))) + 1
+		s.log("%s moves to %s, within %s", t.name, to, pause)
+		t.move(to, pause)
+	case what == 8:
+		s.log("%s holds %s", u.name, page)
+		s.hold(u, page, true)
+	case what == 9:
+		if h := u.holds[page]; h != nil && h.wanted() && covered([]string{page}, left(nil, true)) {
+			s.log("%s ends the hold of %s", u.name, page)
+			s.hold(u, page, false)
+		}
+	}
+}
+
+// settled reports whether the tab has been told the counts of its pages, so
+// that its user is known to be there.
+func (t *tab) settled() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.link == nil {
+		return false
+	}
+	for p := range t.want {
+		if _, known := t.last[p]; !known {
+			return false
+		}
+	}
+	return true
+}
+
+// embeddable is a store that a member and all its roles can have.
+type embeddable interface {
+	presence.Store
+	presence.Processes
+}
+
+// start begins a life of the member.
+func (s *simulation) start(m *member) {
+	incarnation := uint64(time.Now().UnixMilli())
+	self := presence.Process{Name: m.name, Roles: m.roles, Incarnation: incarnation}
+	log := zerolog.Nop()
+	if s.replay {
+		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
+	}
+	l := s.net.live(m.name, incarnation)
+	p := New(Config{Self: self, Partitions: simPartitions, Buckets: simBuckets, Log: log})
+	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
+	keys := [][]byte{[]byte("a cluster secret")}
+	transport, err := heartbeat.New(heartbeat.Config{
+		Conn: l.socket, Keys: keys, Name: m.name, Incarnation: incarnation, Partitions: simPartitions,
+		Resolve: func(name string) (net.Addr, error) { return address(name), nil },
+		OnBeat:  p, OnReply: p, OnTable: p, Log: log,
+	})
+	must(err)
+	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l})
+	must(err)
+	l.calls, err = rpc.NewHandler(rpc.Config{
+		Keys: keys, Name: m.name, Log: log,
+		Updates: p, Holds: p, NotOwner: node.ErrNotOwner,
+	})
+	must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	r := &running{life: l, process: p, left: make(chan struct{}), refused: make(chan error, 1)}
+	r.stop = func() {
+		cancel()
+		l.listener.Close()
+		wg.Wait()
+	}
+	parts := Parts{Store: h, Datagrams: transport, Calls: client}
+	var store embeddable = h
+	if s.alone {
+		s.store.set(func() { s.store.inner = s.store.fresh() })
+		store = s.store.inner
+		parts = Parts{Store: store}
+	}
+	if p.Has(presence.RolePresence) {
+		r.node, err = node.New(store, node.Config{
+			Name: m.name, Partitions: simPartitions, PresenceTimeout: simTimeout, Reply: p, Log: log,
+		})
+		must(err)
+		parts.Node = r.node
+	}
+	if p.Has(presence.RoleDispatcher) {
+		parts.Dispatcher = dispatcher.New(store, p, log)
+	}
+	if p.Has(presence.RoleGateway) {
+		r.gateway = s.newGateway(m.name, incarnation, p, store, log)
+		parts.Gateway = r.gateway
+		srv := &http.Server{
+			Handler: r.gateway.Handler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 15 * time.Second, // as the program's
+			ErrorLog: stdlog.New(io.Discard, "", 0),
+		}
+		wg.Go(func() { _ = srv.Serve(l.listener) })
+		stop := r.stop
+		r.stop = func() {
+			_ = srv.Close()
+			stop()
+		}
+	}
+	p.Join(parts)
+	if !s.alone {
+		wg.Go(func() { h.run(ctx) })
+	}
+	wg.Go(func() {
+		if err := p.Run(ctx); m.facts != "" {
+			r.refused <- err
+		} else if err != nil && !l.ended() {
+			s.broken("%s ended by itself: %v", m.name, err)
+		}
+	})
+	m.running = r
+}
+
+func simIdentities() *identity.Identities {
+	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("x")}, HashKey: []byte("y"), JWTSecret: []byte(simSecret)})
+	must(err)
+	return identities
+}
+
+func (s *simulation) newGateway(name string, incarnation uint64, p *Member, store gateway.Store, log zerolog.Logger) *gateway.Gateway {
+	origins, err := identity.NewOrigins(nil)
+	must(err)
+	proxies, err := identity.NewProxies(nil)
+	must(err)
+	gw, err := gateway.New(gateway.Config{
+		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: memstore.New(memstore.Config{}),
+		Cluster:    p,
+		LeaveGrace: 2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
+		Identities: simIdentities(), Origins: origins, Proxies: proxies, Assets: fstest.MapFS{}, Log: log,
+	})
+	must(err)
+	return gw
+}
+
+// ready waits until every process can do its roles.
+func (s *simulation) ready() {
+	for end := time.Now().Add(10 * time.Second); ; {
+		var err error
+		for _, m := range s.members {
+			if e := m.process.Ready(); e != nil {
+				err = fmt.Errorf("%s: %w", m.name, e)
+			}
+			m.look()
+		}
+		if err == nil || s.failed() {
+			return
+		}
+		if time.Now().After(end) {
+			s.broken("not ready for 10 s after everything was healed: %v", err)
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+type lineWriter func(string)
+
+func (w lineWriter) Write(b []byte) (int, error) {
+	w(strings.TrimSpace(string(b)))
+	return len(b), nil
+}

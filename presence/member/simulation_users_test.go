@@ -1,0 +1,702 @@
+package member
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"headcount/presence"
+)
+
+// The clients' side of a simulation: users with tabs and holds, and the model
+// that knows who is where.
+
+const (
+	simPing   = 3 * time.Second // of the gateways
+	simPong   = 2 * time.Second
+	handshake = time.Second // a client's patience with a gateway
+)
+
+// user is one person. What its tabs and holds want is the truth.
+type user struct {
+	name, token string
+	tabs        []*tab
+	holds       map[string]*hold
+	stays       map[string]bool // pages it does not leave in this round; under crowd.mu
+	excused     bool            // of staying, in this round
+}
+
+// crowd is all users, and what may be told of them now.
+type crowd struct {
+	s     *simulation
+	users []*user
+
+	mu      sync.Mutex
+	floor   map[string]int                 // by page: users that have been there all the time
+	ceiling map[string]map[string]struct{} // by page: users that may have been seen there in this round
+}
+
+// told checks a count that somebody was told.
+func (c *crowd) told(by, page string, users int64, stale bool) {
+	c.mu.Lock()
+	least, most := int64(c.floor[page]), int64(len(c.ceiling[page]))
+	c.mu.Unlock()
+	switch {
+	case users < 0:
+		c.s.broken("%s was told %d on %s: negative", by, users, page)
+	case users < least:
+		c.s.broken("%s was told %d (stale %t) on %s, where %d stayed all the time", by, users, stale, page, least)
+	case users > most:
+		c.s.broken("%s was told %d (stale %t) on %s, where at most %d were in all this time", by, users, stale, page, most)
+	}
+}
+
+// arrives notes that the user may be counted on the page from now on.
+func (c *crowd) arrives(u *user, pages ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, page := range append(pages, presence.Site) {
+		if c.ceiling[page] == nil {
+			c.ceiling[page] = map[string]struct{}{}
+		}
+		c.ceiling[page][u.name] = struct{}{}
+	}
+}
+
+// truth is who is present, by page.
+func (c *crowd) truth() map[string]map[string]struct{} {
+	there := map[string]map[string]struct{}{presence.Site: {}}
+	for _, page := range c.s.pages {
+		there[page] = map[string]struct{}{}
+	}
+	for _, u := range c.users {
+		for _, page := range u.pages() {
+			there[page][u.name] = struct{}{}
+			there[presence.Site][u.name] = struct{}{}
+		}
+	}
+	return there
+}
+
+// pages is where the user is.
+func (u *user) pages() (pages []string) {
+	for _, t := range u.tabs {
+		pages = append(pages, t.joined()...)
+	}
+	for page, h := range u.holds {
+		if h.wanted() {
+			pages = append(pages, page)
+		}
+	}
+	slices.Sort(pages)
+	return slices.Compact(pages)
+}
+
+// begin starts a round with the given users as those who stay.
+func (c *crowd) begin(stayers []*user) {
+	there := c.truth()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.floor, c.ceiling = map[string]int{}, there
+	for _, u := range c.users {
+		u.stays, u.excused = nil, false
+	}
+	for _, u := range stayers {
+		u.stays = map[string]bool{}
+		for _, page := range u.pages() {
+			u.stays[page] = true
+			c.floor[page]++
+		}
+		if len(u.stays) > 0 {
+			c.floor[presence.Site]++
+		}
+	}
+}
+
+// excuse says that the user cannot be held to be present all the time: nobody
+// could have known.
+func (c *crowd) excuse(u *user) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if u.excused || len(u.stays) == 0 {
+		return
+	}
+	u.excused = true
+	for page := range u.stays {
+		c.floor[page]--
+	}
+	c.floor[presence.Site]--
+}
+
+// spares reports whether somebody is held to stay, by a tab, who is not among these.
+func (c *crowd) spares(these []*user) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.users, func(u *user) bool {
+		return !u.excused && !slices.Contains(these, u) && slices.ContainsFunc(u.tabs, func(t *tab) bool {
+			return slices.ContainsFunc(t.joined(), func(page string) bool { return u.stays[page] })
+		})
+	})
+}
+
+// forgetHolds has nobody be held to a page where only a hold keeps the user.
+func (c *crowd) forgetHolds() {
+	for _, u := range c.users {
+		var joined []string
+		for _, t := range u.tabs {
+			joined = append(joined, t.joined()...)
+		}
+		c.mu.Lock()
+		before := len(u.stays)
+		for page := range u.stays {
+			if !slices.Contains(joined, page) {
+				delete(u.stays, page)
+				if !u.excused {
+					c.floor[page]--
+				}
+			}
+		}
+		if before > 0 && len(u.stays) == 0 && !u.excused {
+			c.floor[presence.Site]--
+		}
+		c.mu.Unlock()
+	}
+}
+
+// held is how many users are held to stay, of how many that meant to.
+func (c *crowd) held() (held, meant int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, u := range c.users {
+		if len(u.stays) > 0 {
+			meant++
+			if !u.excused {
+				held++
+			}
+		}
+	}
+	return held, meant
+}
+
+// at is those who have a tab at the gateway.
+func (c *crowd) at(gateway string) (users []*user) {
+	for _, u := range c.users {
+		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return t.gateway() == gateway }) {
+			users = append(users, u)
+		}
+	}
+	return users
+}
+
+// tab is one client: it keeps a connection to some gateway and wants to be on
+// pages. It connects again when the connection ends, as the browser client does.
+type tab struct {
+	s    *simulation
+	user *user
+	name string
+	home string // the only gateway it goes to; empty: to any
+
+	mu      sync.Mutex // guards all below
+	chance  *rand.Rand
+	at      string // gateway connected to, or to try next
+	want    map[string]bool
+	watches []string
+	gone    bool // has been closed, or has vanished
+	link    *link
+	last    map[string]seenCount // what it was told on this connection
+	moved   chan struct{}        // holds one: at or gone has changed
+	pause   time.Duration        // before it connects again
+}
+
+type seenCount struct {
+	version presence.Version
+	users   int64
+	stale   bool
+}
+
+// link is one connection of a tab.
+type link struct {
+	end  *pipeEnd
+	out  chan []byte // frames; a writer that is behind costs the connection
+	done chan struct{}
+	once sync.Once
+}
+
+func (l *link) close(silently bool) {
+	l.once.Do(func() {
+		close(l.done)
+		if silently {
+			l.end.mute()
+		} else {
+			_ = l.end.Close()
+		}
+	})
+}
+
+// newTab opens a tab.
+func (s *simulation) newTab(u *user, home string, watches []string, pages ...string) *tab {
+	s.tabs++
+	t := &tab{
+		s: s, user: u, name: fmt.Sprintf("%s/%d", u.name, s.tabs), home: home, watches: watches,
+		want: map[string]bool{}, moved: make(chan struct{}, 1),
+	}
+	t.chance = chance(s.seed, t.name)
+	t.at = home
+	if home == "" {
+		t.at = s.someGateway(t.chance)
+	}
+	for _, p := range pages {
+		t.want[p] = true
+	}
+	u.tabs = append(u.tabs, t)
+	s.crowd.arrives(u, pages...)
+	s.clients.Go(t.run)
+	return t
+}
+
+func (t *tab) gateway() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.at
+}
+
+func (t *tab) joined() (pages []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for p := range t.want {
+		if !t.gone {
+			pages = append(pages, p)
+		}
+	}
+	slices.Sort(pages)
+	return pages
+}
+
+func (t *tab) join(page string) {
+	t.s.crowd.arrives(t.user, page)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.want[page] = true
+	t.say(`{"type":"join","page":"` + page + `"}`)
+}
+
+func (t *tab) leave(page string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.want, page)
+	t.say(`{"type":"leave","page":"` + page + `"}`)
+}
+
+// say sends a message on the present connection; under mu.
+func (t *tab) say(text string) {
+	if t.link == nil {
+		return
+	}
+	select {
+	case t.link.out <- clientFrame(1, []byte(text)):
+	default:
+		t.link.close(false)
+	}
+}
+
+// end closes the tab for good, or has it vanish.
+func (t *tab) end(silently bool) {
+	t.mu.Lock()
+	t.gone = true
+	if t.link != nil {
+		t.link.close(silently)
+	}
+	t.mu.Unlock()
+	t.signal()
+	t.user.tabs = slices.DeleteFunc(t.user.tabs, func(o *tab) bool { return o == t })
+}
+
+// move has the tab connect again after a pause, at that gateway.
+func (t *tab) move(to string, pause time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.at, t.pause = to, pause
+	if t.link != nil {
+		t.link.close(false)
+	}
+}
+
+func (t *tab) signal() {
+	select {
+	case t.moved <- struct{}{}:
+	default:
+	}
+}
+
+// run connects again and again until the tab is closed.
+func (t *tab) run() {
+	for {
+		t.mu.Lock()
+		at, gone := t.at, t.gone
+		t.mu.Unlock()
+		if gone {
+			return
+		}
+		err := t.connect(at)
+		t.mu.Lock()
+		t.link = nil
+		pause := t.pause
+		t.pause = 0
+		if pause == 0 {
+			pause = 50*time.Millisecond + time.Duration(t.chance.Int64N(int64(250*time.Millisecond)))
+		}
+		if t.home == "" && t.at == at && err != nil {
+			t.at = t.s.otherGateway(t.chance, at)
+		}
+		t.mu.Unlock()
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-t.moved: // it has been closed
+		}
+		timer.Stop()
+	}
+}
+
+var errRefused = errors.New("refused")
+
+// connect has one connection, until it ends. The error is nil when the tab ended it.
+func (t *tab) connect(gateway string) error {
+	end, err := t.s.net.dial(gateway)
+	if err != nil {
+		return err
+	}
+	l := &link{end: end, out: make(chan []byte, 256), done: make(chan struct{})}
+	defer l.close(false)
+	_ = end.SetDeadline(time.Now().Add(handshake))
+	if _, err := io.WriteString(end, "GET /-/ws?token="+t.user.token+" HTTP/1.1\r\nHost: "+gateway+
+		"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"); err != nil {
+		return err
+	}
+	r := bufio.NewReaderSize(end, 512)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		return errRefused
+	}
+	_ = end.SetDeadline(time.Time{})
+	t.s.clients.Go(func() { l.write() })
+	t.mu.Lock()
+	if t.gone || t.at != gateway {
+		t.mu.Unlock()
+		return nil
+	}
+	t.link, t.last = l, map[string]seenCount{}
+	for page := range t.want {
+		t.say(`{"type":"join","page":"` + page + `"}`)
+	}
+	if len(t.watches) > 0 {
+		pages, _ := json.Marshal(t.watches)
+		t.say(`{"type":"subscribe","pages":` + string(pages) + `}`)
+	}
+	t.mu.Unlock()
+	err = t.read(l, r)
+	select {
+	case <-l.done:
+		return nil
+	default:
+		return err
+	}
+}
+
+func (l *link) write() {
+	for {
+		select {
+		case <-l.done:
+			return
+		case b := <-l.out:
+			_ = l.end.SetWriteDeadline(time.Now().Add(2 * time.Second))
+			if _, err := l.end.Write(b); err != nil {
+				l.close(false)
+				return
+			}
+		}
+	}
+}
+
+// read takes frames until the connection ends, or nothing was heard for too long.
+func (t *tab) read(l *link, r *bufio.Reader) error {
+	for {
+		_ = l.end.SetReadDeadline(time.Now().Add(simPing + simPong))
+		op, body, err := readFrame(r)
+		if err != nil {
+			return err
+		}
+		switch op {
+		case 8:
+			return io.EOF
+		case 9:
+			t.mu.Lock()
+			if t.link == l {
+				select {
+				case l.out <- clientFrame(10, body):
+				default:
+				}
+			}
+			t.mu.Unlock()
+		case 1:
+			if err := t.frame(l, body); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+var errSentAway = errors.New("sent away")
+
+func (t *tab) frame(l *link, body []byte) error {
+	var m struct {
+		Type    string
+		Page    string
+		Count   int64
+		Version string
+		Stale   bool
+		AfterMS int64 `json:"after_ms"`
+	}
+	if err := json.Unmarshal(body, &m); err != nil {
+		t.s.broken("%s got %q: %v", t.name, body, err)
+		return err
+	}
+	switch m.Type {
+	case "reconnect":
+		if t.home == "" {
+			t.mu.Lock()
+			t.pause = max(time.Duration(m.AfterMS)*time.Millisecond, 1)
+			t.mu.Unlock()
+			return errSentAway
+		}
+	case "error":
+		t.s.broken("%s got %s", t.name, body)
+	case "count":
+		v, err := presence.ParseVersion(m.Version)
+		if err != nil {
+			t.s.broken("%s: %v", t.name, err)
+		}
+		t.s.crowd.told(t.name, m.Page, m.Count, m.Stale)
+		t.mu.Lock()
+		old, known := t.last[m.Page]
+		t.last[m.Page] = seenCount{v, m.Count, m.Stale}
+		t.mu.Unlock()
+		if known && v.Compare(old.version) < 0 {
+			t.s.broken("%s was told version %s of %s after %s", t.name, v, m.Page, old.version)
+		}
+		if t.s.replay {
+			t.s.detail("%s at %s: %s = %d, %s stale %t", t.name, t.gateway(), m.Page, m.Count, m.Version, m.Stale)
+		}
+	}
+	return nil
+}
+
+// readFrame reads one unmasked frame that is not fragmented.
+func readFrame(r *bufio.Reader) (op byte, body []byte, err error) {
+	var head [2]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	n := uint64(head[1] & 0x7f)
+	switch n {
+	case 126:
+		var b [2]byte
+		_, err = io.ReadFull(r, b[:])
+		n = uint64(binary.BigEndian.Uint16(b[:]))
+	case 127:
+		var b [8]byte
+		_, err = io.ReadFull(r, b[:])
+		n = binary.BigEndian.Uint64(b[:])
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	body = make([]byte, n)
+	_, err = io.ReadFull(r, body)
+	return head[0] & 0x0f, body, err
+}
+
+// clientFrame is a frame with a mask of zeros.
+func clientFrame(op byte, body []byte) []byte {
+	b := []byte{0x80 | op}
+	if len(body) < 126 {
+		b = append(b, 0x80|byte(len(body)))
+	} else {
+		b = binary.BigEndian.AppendUint16(append(b, 0x80|126), uint16(len(body)))
+	}
+	return append(append(b, 0, 0, 0, 0), body...)
+}
+
+// hold is a user's presence by PUT, renewed and ended by requests to any gateway.
+type hold struct {
+	s    *simulation
+	user *user
+	page string
+	wake chan struct{} // holds one: on has changed
+
+	mu     sync.Mutex
+	chance *rand.Rand
+	on     bool // wanted
+	is     bool // it may be held
+	kept   bool // it is held for sure
+	gone   bool
+}
+
+const (
+	holdRenewal = 5 * time.Second
+	putPatience = 4 * time.Second
+)
+
+// hold takes or ends the user's hold on the page.
+func (s *simulation) hold(u *user, page string, on bool) {
+	h := u.holds[page]
+	if h == nil {
+		h = &hold{s: s, user: u, page: page, wake: make(chan struct{}, 1), chance: chance(s.seed, "hold "+u.name+page)}
+		u.holds[page] = h
+		s.clients.Go(h.run)
+	}
+	if on {
+		s.crowd.arrives(u, page)
+	}
+	h.mu.Lock()
+	h.on, h.kept = on, h.kept && on
+	h.mu.Unlock()
+	h.signal()
+}
+
+func (h *hold) signal() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (h *hold) wanted() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.on
+}
+
+func (h *hold) settled() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.on && h.kept
+}
+
+func (h *hold) end() {
+	h.mu.Lock()
+	h.gone = true
+	h.mu.Unlock()
+	h.signal()
+}
+
+func (h *hold) run() {
+	for {
+		h.mu.Lock()
+		on, is, gone := h.on, h.is, h.gone
+		gateway := h.s.someGateway(h.chance)
+		h.mu.Unlock()
+		pause := holdRenewal
+		switch {
+		case gone:
+			return
+		case !on && !is:
+			<-h.wake
+			continue
+		case h.put(gateway, on):
+			h.mu.Lock()
+			h.is, h.kept = on, on
+			h.mu.Unlock()
+		default:
+			pause = 300 * time.Millisecond
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-h.wake:
+		}
+		timer.Stop()
+	}
+}
+
+// put makes the request and reports whether it was answered with 200.
+func (h *hold) put(gateway string, on bool) bool {
+	action := "decrement"
+	if on {
+		action = "increment"
+		h.mu.Lock()
+		h.is = true // it may take effect whatever the answer is
+		h.mu.Unlock()
+	}
+	status, body := h.s.request(gateway, http.MethodPut, "/"+url.PathEscape(h.page)+"/counter", h.user.token, `{"action":"`+action+`"}`)
+	if status != http.StatusOK {
+		return false
+	}
+	c, err := counterOf(body)
+	if err != nil {
+		h.s.broken("%s of %s got %q: %v", action, h.user.name, body, err)
+		return true
+	}
+	h.s.crowd.told(action+" of "+h.user.name, c.Page, c.Users, c.Stale)
+	if on && c.Users < 1 {
+		h.s.broken("increment of %s got %s: the change is not in it", h.user.name, body)
+	}
+	return true
+}
+
+func counterOf(body []byte) (presence.Count, error) {
+	var m struct {
+		Page    string
+		Count   int64
+		Version string
+		Stale   bool
+	}
+	err := json.Unmarshal(body, &m)
+	if err != nil {
+		return presence.Count{}, err
+	}
+	v, err := presence.ParseVersion(m.Version)
+	return presence.Count{Page: m.Page, Users: m.Count, Version: v, Stale: m.Stale}, err
+}
+
+// request is one HTTP request; status 0 says that there was no answer.
+func (s *simulation) request(gateway, method, path, token, body string) (status int, answer []byte) {
+	end, err := s.net.dial(gateway)
+	if err != nil {
+		return 0, nil
+	}
+	defer end.Close()
+	_ = end.SetDeadline(time.Now().Add(putPatience))
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: %d\r\n", method, path, gateway, len(body))
+	if token != "" {
+		fmt.Fprintf(&b, "Authorization: Bearer %s\r\n", token)
+	}
+	b.WriteString("\r\n" + body)
+	if _, err := io.WriteString(end, b.String()); err != nil {
+		return 0, nil
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(end), nil)
+	if err != nil {
+		return 0, nil
+	}
+	defer resp.Body.Close()
+	answer, err = io.ReadAll(resp.Body)
+	if err != nil {
+		return 0, nil
+	}
+	return resp.StatusCode, answer
+}

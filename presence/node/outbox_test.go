@@ -1,0 +1,213 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+// oneStore is a store of one partition that takes part in a history step by
+// step. Only the test's goroutine uses it.
+type oneStore struct {
+	epoch, generation uint64
+	complete          bool
+	users             map[string]int64
+	away              bool
+}
+
+func (s *oneStore) Generation(context.Context) (uint64, error) { return s.generation, nil }
+
+func (s *oneStore) Claim(context.Context, string, []int, bool) ([]presence.Claim, error) {
+	s.epoch++
+	return []presence.Claim{{Epoch: s.epoch, Generation: s.generation, Former: s.epoch - 1}}, nil
+}
+
+func (s *oneStore) Incomplete(_ context.Context, partitions []int, _ bool) ([]int, error) {
+	if s.complete {
+		return nil, nil
+	}
+	return partitions, nil
+}
+
+func (s *oneStore) Load(_ context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	return make([]presence.Snapshot, len(claims)), nil
+}
+
+func (s *oneStore) Write(_ context.Context, changes []presence.Change) []presence.Outcome {
+	outcomes := make([]presence.Outcome, len(changes))
+	for i, c := range changes {
+		switch {
+		case s.away:
+			outcomes[i].Err = presence.ErrUnavailable
+		case c.Epoch < s.epoch:
+			outcomes[i].Err = presence.ErrFenced
+		case c.Generation != s.generation:
+			outcomes[i].Err = presence.ErrLost
+		default:
+			for _, pu := range c.Counts {
+				s.users[pu.Page] = pu.Users
+			}
+			s.complete = s.complete || c.Complete
+		}
+	}
+	return outcomes
+}
+
+// interleaving is one history of a partition: its actor, the writer and the
+// manager take their steps by hand, in any order.
+type interleaving struct {
+	t       *testing.T
+	store   *oneStore
+	node    *Node
+	manager manager
+	actor   *partition
+	seq     uint64
+	joined  presence.User
+
+	// what is under way, from the store's answer until the writer takes it
+	batch    []*partition
+	changes  []presence.Change
+	outcomes []presence.Outcome
+	again    []*partition
+}
+
+func newInterleaving(t *testing.T) *interleaving {
+	h := &interleaving{t: t, store: &oneStore{users: map[string]int64{}}}
+	var err error
+	h.node, err = New(h.store, Config{Name: "n", Partitions: 1, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, _ := h.store.Claim(t.Context(), "n", []int{0}, false)
+	h.node.Gateways(nil)
+	h.actor = newPartition(h.node, claims[0])
+	h.actor.adopt(presence.Snapshot{})
+	h.actor.learn()
+	h.actor.flush()
+	h.node.actors[0].Store(h.actor)
+	h.manager = manager{n: h.node, want: []int{0}, owned: map[int]*ownership{0: {h.actor, func() {}}}, fenced: map[int]fence{}, unseen: map[int]bool{}}
+	return h
+}
+
+// step takes a step and reports whether there was one to take.
+func (h *interleaving) step(name byte) bool {
+	switch name {
+	case 'j': // the actor applies a join
+		if h.joined >= 2 {
+			return false
+		}
+		h.joined++
+		src := &source{Source: heartbeat.Source{Gateway: "g"}}
+		h.actor.arrive(src, h.joined, h.actor.page("p"))
+		h.actor.flush()
+	case 'a': // the actor reads one mail
+		if len(h.actor.mail) == 0 {
+			return false
+		}
+		h.actor.handle(<-h.actor.mail)
+		h.actor.learn()
+		h.actor.flush()
+	case 'w', 'u': // the writer takes what is ready, and the store does it; u: it does not answer
+		if h.batch != nil || len(h.node.ready) == 0 {
+			return false
+		}
+		h.batch, h.changes = h.node.collect(<-h.node.ready, &h.seq)
+		h.store.away = name == 'u'
+		h.outcomes = h.store.Write(h.t.Context(), h.changes)
+	case 'o': // the writer learns the outcome
+		if h.batch == nil {
+			return false
+		}
+		h.again = append(h.again, h.node.outcomes(h.batch, h.changes, h.outcomes)...)
+		h.batch = nil
+	case 'r': // the writer's pause after a failure is over
+		if len(h.again) == 0 {
+			return false
+		}
+		for _, p := range h.again {
+			h.node.ready <- p
+		}
+		h.again = nil
+	case 'e': // the store is emptied
+		if h.store.generation >= 2 {
+			return false
+		}
+		h.store.generation++
+		h.store.complete, h.store.users = false, map[string]int64{}
+	case 'm': // the manager looks
+		select {
+		case <-h.node.trouble:
+		default:
+		}
+		if h.node.actors[0].Load() != h.actor {
+			h.t.Fatal("the partition was given up, though nobody else claimed it")
+		}
+		if err := h.manager.reclaim(h.t.Context(), h.store.generation); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	return true
+}
+
+// settle lets everybody do what they have to do, without anything new, and
+// reports whether they came to an end.
+func (h *interleaving) settle() bool {
+	h.step('m') // it looks every two seconds anyway
+	for range 50 {
+		progress := false
+		for _, s := range []byte("orwa") {
+			progress = h.step(s) || progress
+		}
+		if len(h.node.trouble) > 0 {
+			progress = h.step('m')
+		}
+		if !progress {
+			return true
+		}
+	}
+	return false
+}
+
+// TestOutboxIsAlwaysWritten takes the actor, the writer, the manager and a store
+// that is emptied or does not answer through every order of up to seven steps. Whatever the
+// order, when nobody has anything left to do the store has all of it: the counts,
+// and that the partition is complete. (Invariants 1 and 6.)
+func TestOutboxIsAlwaysWritten(t *testing.T) {
+	depth := 7
+	histories := 0
+	var walk func(prefix []byte)
+	walk = func(prefix []byte) {
+		for _, s := range []byte("jawuorem") {
+			h := newInterleaving(t)
+			next := append(slices.Clone(prefix), s)
+			taken := true
+			for _, step := range next {
+				taken = h.step(step)
+			}
+			if !taken {
+				continue // the same history as without that step
+			}
+			histories++
+			settled := h.settle()
+			if !settled || !h.store.complete || h.store.users["p"] != int64(h.joined) {
+				t.Fatalf("after the steps %q: settled %v, complete %v, %d of %d users in the store, outbox %+v",
+					next, settled, h.store.complete, h.store.users["p"], h.joined, &h.actor.out)
+			}
+			if len(next) < depth {
+				walk(next)
+			}
+		}
+	}
+	begun := time.Now()
+	walk(nil)
+	t.Logf("%d histories in %s", histories, time.Since(begun).Round(time.Millisecond))
+	if histories < 1000 {
+		t.Fatalf("only %d histories", histories)
+	}
+}

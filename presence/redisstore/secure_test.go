@@ -1,0 +1,136 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"headcount/presence"
+	"headcount/presence/redisstore"
+	"headcount/presence/redistest"
+	"headcount/presence/storetest"
+)
+
+// secure is a Redis behind TLS that must refuse the documented user nothing.
+func secure(t *testing.T) *redistest.Server {
+	s := redistest.StartSecure(t)
+	nothingDenied(t, s)
+	return s
+}
+
+// nothingDenied looks, when the test ends, at what a server refused its users.
+func nothingDenied(t *testing.T, s *redistest.Server) {
+	t.Cleanup(func() {
+		for _, denied := range s.Denied(t) {
+			t.Errorf("deploy/redis.acl does not permit: %s", denied)
+		}
+	})
+}
+
+// Everything the store does works over TLS for the user that deploy/redis.acl
+// documents, and Redis refused that user nothing.
+func TestContractsOverTLSAsTheDocumentedUser(t *testing.T) {
+	t.Parallel()
+	server := secure(t)
+	fresh := func(t testing.TB) string {
+		server.Flush(t)
+		return server.URL()
+	}
+	t.Run("store", func(t *testing.T) {
+		storetest.Run(t, func(t testing.TB) presence.Store { return open(t, fresh(t)) })
+	})
+	t.Run("processes", func(t *testing.T) {
+		storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, fresh(t), quick) })
+	})
+	t.Run("unread", func(t *testing.T) {
+		storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, fresh(t)) })
+	})
+}
+
+// Regions share counts when each reaches its own Redis and the other's over TLS
+// as the documented user.
+func TestRegionsOverTLSAsTheDocumentedUser(t *testing.T) {
+	t.Parallel()
+	a, b := secure(t), secure(t)
+	us, eu := newWorld(t, a.URL(), "us", "eu"), newWorld(t, b.URL(), "eu", "us")
+	us.set("p", 2)
+	eu.set("p", 3)
+	us.share(0, map[string]string{"eu": b.URL()})
+	eu.share(0, map[string]string{"us": a.URL()})
+	for _, w := range []*world{us, eu} {
+		w.shows("p", 5)
+	}
+	a.Flush(t) // its region fills it again, and the other is asked for its part
+	us.renew()
+	us.claim(presence.PageUsers{Page: "p", Users: 2})
+	us.set("p", 1)
+	for _, w := range []*world{us, eu} {
+		w.shows("p", 4)
+	}
+}
+
+// The same with a Cluster, whose clients use other commands.
+func TestRegionsOverTLSOnCluster(t *testing.T) {
+	t.Parallel()
+	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
+	for _, s := range cluster.Masters {
+		nothingDenied(t, s)
+	}
+	us, eu := newWorld(t, cluster.URL(), "us"), newWorld(t, single.URL(), "eu", "us")
+	us.fill(200, 1)
+	heard := listening(t, us.Store)
+	eventually(t, "a publication of the Cluster", func() bool { // one may be sent before the subscription
+		us.set("p", 1)
+		us.set("p", 2)
+		return heard()
+	})
+	us.share(0, map[string]string{"eu": single.URL()})
+	eu.share(0, map[string]string{"us": cluster.URL()})
+	eu.set("p", 3)
+	for _, w := range []*world{us, eu} {
+		w.shows("p", 5)
+		w.shows("page/199", 1)
+	}
+}
+
+// listening watches all buckets until the test ends; heard says whether the
+// count of a page came.
+func listening(t *testing.T, s *redisstore.Store) (heard func() bool) {
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	var came atomic.Bool
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, all, func(p presence.Publication) {
+			if len(p.Updates) > 0 {
+				came.Store(true)
+			}
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	return came.Load
+}
+
+// A rediss:// URL believes no certificate for another host, and without TLS
+// nothing is said at all.
+func TestTLSIsVerified(t *testing.T) {
+	t.Parallel()
+	server := secure(t)
+	for name, url := range map[string]string{
+		"another host": strings.Replace(server.URL(), "127.0.0.1", "localhost", 1),
+		"without TLS":  strings.Replace(server.URL(), "rediss://", "redis://", 1),
+	} {
+		if _, err := open(t, url).Counts(t.Context(), []string{"p"}); !errors.Is(err, presence.ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := open(t, server.URL()).Counts(t.Context(), []string{"p"}); err != nil {
+		t.Errorf("as documented: %v", err)
+	}
+}

@@ -1,0 +1,252 @@
+package rpc
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/presence"
+	"headcount/presence/seal"
+)
+
+// ClientConfig tunes a Client. A zero field takes its default.
+type ClientConfig struct {
+	Keys    [][]byte      // the cluster's secrets; the first signs
+	Name    string        // this process's name; required
+	Timeout time.Duration // of a request, in addition to its context; default 5s
+	// MaxConns bounds the connections to one address; further requests wait for a
+	// free connection. Default 32.
+	MaxConns int
+	Dial     func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
+	// Transport replaces the Client's own connections: MaxConns and Dial then have no
+	// effect.
+	Transport  http.RoundTripper
+	Registerer prometheus.Registerer // registers the client's metrics; nil: there are none
+}
+
+// Client sends requests to other processes. Any goroutine may use it.
+type Client struct {
+	cfg      ClientConfig
+	keys     *seal.Keys
+	http     *http.Client
+	life     uint64
+	number   atomic.Uint64
+	requests *prometheus.CounterVec
+}
+
+// NewClient returns a Client.
+func NewClient(cfg ClientConfig) (*Client, error) {
+	cfg.Timeout, cfg.MaxConns = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxConns, 32)
+	if err := checkName(cfg.Name); err != nil {
+		return nil, err
+	}
+	if cfg.Timeout < 0 || cfg.MaxConns < 0 {
+		return nil, fmt.Errorf("rpc: %w: timeout %s, %d connections", ErrConfig, cfg.Timeout, cfg.MaxConns)
+	}
+	keys, err := seal.NewKeys(cfg.Keys, purpose)
+	if err != nil {
+		return nil, fmt.Errorf("rpc: %w", err)
+	}
+	if cfg.Transport == nil {
+		if cfg.Dial == nil {
+			cfg.Dial = (&net.Dialer{Timeout: min(cfg.Timeout, 2*time.Second), KeepAlive: 15 * time.Second}).DialContext
+		}
+		cfg.Transport = &http.Transport{
+			DialContext:            cfg.Dial,
+			MaxConnsPerHost:        cfg.MaxConns,
+			MaxIdleConnsPerHost:    min(cfg.MaxConns, 8),
+			MaxIdleConns:           256,
+			IdleConnTimeout:        time.Minute, // less than the servers' idle timeout
+			MaxResponseHeaderBytes: 16 << 10,
+			DisableCompression:     true,
+		}
+	}
+	c := &Client{
+		cfg: cfg, keys: keys, life: rand.Uint64(),
+		http: &http.Client{
+			Transport:     cfg.Transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_cluster_calls_total", Help: "Requests to other processes, by what they ask for and the code of the answer.",
+		}, []string{"path", "code"}),
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(c.requests)
+	}
+	return c, nil
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// PushUpdates sends updates to the process at addr. It splits many updates into
+// several requests; when a request fails, the earlier ones have arrived. It leaves
+// out invalid updates, and returns an error about them after it sent all others.
+func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) error {
+	var wrong error
+	for len(updates) > 0 {
+		body, rest, err := batch(updates)
+		if err != nil {
+			wrong = fmt.Errorf("rpc: push updates to %s: %w", addr, err)
+		}
+		updates = rest
+		if len(body) == len(updatesHead)+len(updatesTail) {
+			continue
+		}
+		if err := c.put(ctx, addr, updatesPath, body); err != nil {
+			return fmt.Errorf("rpc: push updates to %s: %w", addr, err)
+		}
+	}
+	return wrong
+}
+
+// Hold has the presence node at addr take, renew or end the user's hold on the
+// page. Its errors are presence.ErrTooMany, ErrNotOwner, and
+// presence.ErrUnavailable when the node or the node's store cannot be reached:
+// then the hold may have changed all the same.
+func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
+	if err := presence.CheckPage(page); err != nil {
+		return fmt.Errorf("rpc: hold: %w", err)
+	}
+	body := fmt.Appendf(nil, `{"user":"%016x","page":`, uint64(u))
+	body = presence.AppendString(body, page)
+	body = fmt.Appendf(body, `,"on":%t}`, on)
+	if err := c.put(ctx, addr, holdPath, body); err != nil {
+		return fmt.Errorf("rpc: hold at %s: %w", addr, err)
+	}
+	return nil
+}
+
+// put makes a request, and repeats it once when its connection broke: the other
+// side may just have closed a connection that was kept alive. All requests are safe
+// to repeat.
+func (c *Client) put(ctx context.Context, addr, path string, body []byte) error {
+	_, err := c.ask(ctx, addr, path, body, http.StatusNoContent)
+	return err
+}
+
+// ask makes a request as put does, and returns the body of the answer. The status of
+// the answer must be ok.
+func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
+	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	said, err := c.try(within, addr, path, body, ok)
+	if dropped(err) && within.Err() == nil {
+		said, err = c.try(within, addr, path, body, ok)
+	}
+	code := "ok"
+	answer := (*Error)(nil)
+	switch {
+	case err == nil:
+	case errors.As(err, &answer):
+		code = answer.label()
+	case ctx.Err() != nil:
+		code, err = "canceled", fmt.Errorf("%w: %w", presence.ErrUnavailable, context.Cause(ctx))
+	default:
+		code, err = codeUnavailable, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+	}
+	c.requests.WithLabelValues(path, code).Inc()
+	return said, err
+}
+
+// dropped reports whether an established connection broke.
+func dropped(err error) bool {
+	answer, op := (*Error)(nil), (*net.OpError)(nil)
+	return err != nil && !errors.As(err, &answer) && !(errors.As(err, &op) && op.Op == "dial")
+}
+
+func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
+	u := url.URL{Scheme: "http", Host: addr, Path: path}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	// Every attempt has a number of its own, so the transport must not repeat it.
+	req.GetBody = nil
+	c.sign(req, body)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if e := (*url.Error)(nil); errors.As(err, &e) {
+			err = e.Err // callers add the method and the address themselves
+		}
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
+	switch {
+	case err != nil && resp.StatusCode != http.StatusNoContent:
+		return nil, err
+	case resp.StatusCode == ok:
+		return answer, nil
+	}
+	var p problem
+	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
+		p = problem{Title: resp.Status}
+	}
+	return nil, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
+}
+
+func (c *Client) sign(req *http.Request, body []byte) {
+	s := c.keys.Sealer()
+	digest := digestOf(body)
+	header := credentials{s.ID(), c.cfg.Name, time.Now().UnixMilli(), c.life, c.number.Add(1)}.header()
+	mac := s.Sign(nil, signed(req.Method, req.Host, req.URL.RequestURI(), digest, header))
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Content-Digest", digest)
+	req.Header.Set("Authorization", header+macPart+hex.EncodeToString(mac))
+}
+
+// Error is the answer of another process that did not do what it was asked. For
+// errors.Is it is presence.ErrTooMany, presence.ErrUnavailable, ErrNotOwner or the
+// Refusal of the other process.
+type Error struct {
+	Status int
+	Code   string // empty when the answer is not one that a Handler writes
+	Detail string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("answered %d: %s", e.Status, presence.Excerpt(e.Detail))
+}
+
+// errorOf maps codes to the errors that they stand for.
+var errorOf = map[string]error{
+	codeTooMany:     presence.ErrTooMany,
+	codeUnavailable: presence.ErrUnavailable,
+	codeNotOwner:    ErrNotOwner,
+}
+
+func init() {
+	for _, r := range []*seal.Refusal{
+		seal.ErrKey, seal.ErrForged, seal.ErrOld, seal.ErrFuture, seal.ErrReplayed, seal.ErrSenders,
+		ErrFormat, ErrUnsigned, ErrMisdirected, ErrDigest, ErrOversized, ErrTruncated, ErrMalformed,
+	} {
+		errorOf[r.Reason] = r
+	}
+}
+
+// Unwrap returns what the answer stands for, or nil.
+func (e *Error) Unwrap() error { return errorOf[e.Code] }
+
+// label returns the code when this package knows it, and another word otherwise: text
+// from outside must not become a label.
+func (e *Error) label() string {
+	if errorOf[e.Code] != nil || e.Code == codeInternal {
+		return e.Code
+	}
+	return "other"
+}

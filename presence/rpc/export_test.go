@@ -1,0 +1,7 @@
+package rpc
+
+var (
+	ParseUpdates = parseUpdates
+	ParseHold    = parseHold
+	DigestOf     = digestOf
+)

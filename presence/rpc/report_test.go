@@ -1,0 +1,67 @@
+package rpc_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/rpc"
+)
+
+func TestReportComesBack(t *testing.T) {
+	want := presence.Report{
+		Stats: presence.Stats{
+			Process: presence.ProcessStats{Memory: 1 << 40, CPU: 1500 * time.Millisecond},
+			Gateway: &presence.GatewayStats{Connections: 1, Watched: 2, Deliveries: 3, Messages: 4},
+			Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
+			Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Heard: time.Second}, {Name: "asia", LeftOut: true}},
+		},
+		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}},
+	}
+	for name, want := range map[string]presence.Report{"all roles": want, "no role": {Top: []presence.PageUsers{}}} {
+		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Reports: onReport(func() presence.Report { return want })})
+		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
+		got, err := c.Report(t.Context(), server)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, %v, want %+v", name, got, err, want)
+		}
+	}
+}
+
+func TestReportIsForTheClusterAlone(t *testing.T) {
+	h := newHandler(t, rpc.Config{Keys: secret, Reports: onReport(func() presence.Report { t.Error("it was asked"); return presence.Report{} })})
+	c := newClient(t, rpc.ClientConfig{Keys: [][]byte{[]byte("another")}, Transport: &direct{handler: h}})
+	if _, err := c.Report(t.Context(), server); err == nil {
+		t.Error("a stranger got a report")
+	}
+	without := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: newHandler(t, rpc.Config{Keys: secret})}})
+	var answer *rpc.Error
+	if _, err := without.Report(t.Context(), server); !errors.As(err, &answer) || answer.Status != http.StatusNotFound {
+		t.Errorf("without reports: %v, want a 404", err)
+	}
+}
+
+type says string
+
+func (s says) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{}, Body: io.NopCloser(strings.NewReader(string(s)))}, nil
+}
+
+func TestReportsThatMakeNoSense(t *testing.T) {
+	many := make([]string, presence.TopPages+1)
+	for i := range many {
+		many[i] = fmt.Sprintf(`{"page":"p%d","users":1}`, i)
+	}
+	for _, body := range []string{"", "{", "[]", `{"top":[{"page":""}]}`, `{"top":[{"page":"*"}]}`, `{"node":{"users":"y"}}`, `{"peers":3}`, `{"top":[` + strings.Join(many, ",") + `]}`} {
+		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: says(body)})
+		if r, err := c.Report(t.Context(), server); err == nil {
+			t.Errorf("%.60s was taken: %+v", body, r)
+		}
+	}
+}

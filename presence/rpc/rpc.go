@@ -1,0 +1,253 @@
+// Package rpc carries the HTTP requests between the processes of a region:
+// dispatchers push updates to gateways, gateways ask presence nodes to take holds,
+// and gateways ask all processes for the reports that a dashboard shows.
+//
+//	PUT /updates  {"updates":[{"topic":"count//p","incarnation":1,"sequence":2,"stale":true,"value":"3 1700000000"}]}
+//	PUT /hold     {"user":"00000000000000ff","page":"p","on":true}
+//	PUT /report   {}
+//
+// The answer is 204, for /report 200 and a report, or a problem of RFC 9457 with a
+// member "code". Unknown members are ignored. A change that is more than an addition
+// changes the number of the format: a process refuses requests of another format.
+//
+// A request is signed with the cluster's secret by two headers:
+//
+//	Content-Digest: sha-256=:base64 of the body's:            (RFC 9530)
+//	Authorization: Headcount format=2, key=8 hex digits, from="name", time=unix ms,
+//	               life=hex digits, number=1, mac=32 hex digits
+//
+// mac is HMAC-SHA256, truncated to 16 bytes, over lines: "headcount-request-1",
+// method, host, request target, the Content-Digest and the Authorization up to
+// ", mac". life is a random number of this life of the client, and number counts
+// its requests: the server takes each number once, within the time window. Answers
+// are not signed. Without secrets key and mac are zeros.
+package rpc
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"headcount/presence"
+	"headcount/presence/seal"
+)
+
+const (
+	updatesPath = "/updates"
+	holdPath    = "/hold"
+	reportPath  = "/report"
+
+	maxBody = 4 << 20 // bytes of a request's body; a longer one is answered with 413
+	// batchBody is the size, in bytes, at which a client begins another request.
+	batchBody = 1 << 20
+	maxName   = 128
+	scheme    = "Headcount"
+	// format is the number of the format of requests. Format 1 had counts instead of
+	// updates, and its headers did not name the format.
+	format  = 2
+	purpose = "cluster"
+)
+
+var (
+	// ErrConfig is in every error about settings that cannot work.
+	ErrConfig = seal.ErrConfig
+	// ErrNotOwner says that the node does not own the user's partition now.
+	ErrNotOwner = errors.New("the node does not own the partition")
+)
+
+// Reasons to refuse a request. Package seal has further reasons.
+var (
+	ErrFormat      = seal.NewRefusal("format", "the request is of another format than this version's; run the same version everywhere")
+	ErrUnsigned    = seal.NewRefusal("unsigned", "the Authorization header is missing or malformed")
+	ErrMisdirected = seal.NewRefusal("misdirected", "meant for another process")
+	ErrDigest      = seal.NewRefusal("digest", "the body is not the one that was signed")
+	ErrOversized   = seal.NewRefusal("oversized", "the body is too long")
+	ErrTruncated   = seal.NewRefusal("truncated", "the body was cut short")
+	ErrMalformed   = seal.NewRefusal("malformed", "the body is not what it must be")
+)
+
+// Codes of problems. They tell a client what a problem is about.
+const (
+	codeTooMany     = "too_many"
+	codeUnavailable = "unavailable"
+	codeNotOwner    = "not_owner"
+	codeInternal    = "internal"
+)
+
+// credentials are the Authorization header, taken apart.
+type credentials struct {
+	key    seal.ID
+	from   string
+	at     int64
+	life   uint64
+	number uint64
+}
+
+// header is the Authorization header without the mac.
+func (c credentials) header() string {
+	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d", formatPart, format, c.key, c.from, c.at, c.life, c.number)
+}
+
+const (
+	formatPart = scheme + " format="
+	macPart    = ", mac="
+)
+
+// otherFormat reports whether an Authorization header comes from a process that
+// uses another format.
+func otherFormat(header string) bool {
+	ours, _, _ := strings.Cut(header, ", ")
+	return strings.HasPrefix(header, scheme+" ") && ours != formatPart+strconv.Itoa(format)
+}
+
+// signed is the text that the mac signs.
+func signed(method, host, target, digest, header string) []byte {
+	return []byte(strings.Join([]string{"headcount-request-1", method, host, target, digest, header}, "\n"))
+}
+
+// parseCredentials reads the Authorization header. It takes only the exact form
+// that header writes: another form would have another mac.
+func parseCredentials(s string) (c credentials, header string, mac []byte, ok bool) {
+	header, hexMac, found := strings.Cut(s, macPart)
+	if !found || len(s) > 1024 {
+		return c, "", nil, false
+	}
+	mac, err := hex.DecodeString(hexMac)
+	if err != nil || len(mac) != seal.Size {
+		return c, "", nil, false
+	}
+	rest, found := strings.CutPrefix(header, formatPart+strconv.Itoa(format)+", ")
+	parts := strings.Split(rest, ", ")
+	if !found || len(parts) != 5 {
+		return c, "", nil, false
+	}
+	for i, name := range []string{"key=", "from=", "time=", "life=", "number="} {
+		if parts[i], found = strings.CutPrefix(parts[i], name); !found {
+			return c, "", nil, false
+		}
+	}
+	key, err := hex.DecodeString(parts[0])
+	if err != nil || len(key) != seal.IDSize {
+		return c, "", nil, false
+	}
+	c.key = seal.ID(key)
+	var errs [4]error
+	c.from, errs[0] = strconv.Unquote(parts[1])
+	c.at, errs[1] = strconv.ParseInt(parts[2], 10, 64)
+	c.life, errs[2] = strconv.ParseUint(parts[3], 16, 64)
+	c.number, errs[3] = strconv.ParseUint(parts[4], 10, 64)
+	if errors.Join(errs[:]...) != nil || checkName(c.from) != nil {
+		return c, "", nil, false
+	}
+	return c, header, mac, true
+}
+
+// checkName says why a process cannot have the name, or returns nil. A header has
+// the name in quotes and between commas.
+func checkName(name string) error {
+	if name == "" || len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool {
+		return r <= ' ' || r > '~' || r == '"' || r == '\\' || r == ','
+	}) {
+		return fmt.Errorf("rpc: %w: the name %q is not an address", ErrConfig, presence.Excerpt(name))
+	}
+	return nil
+}
+
+// wireUpdate is a presence.Update as JSON.
+type wireUpdate struct {
+	Topic       string `json:"topic"`
+	Incarnation uint64 `json:"incarnation"`
+	Sequence    uint64 `json:"sequence"`
+	Stale       bool   `json:"stale"`
+	Value       string `json:"value"`
+}
+
+// appendUpdate appends u, which has passed Check, as JSON.
+func appendUpdate(b []byte, u *presence.Update) []byte {
+	b = append(b, `{"topic":`...)
+	b = presence.AppendString(b, u.Topic.String())
+	b = append(b, `,"incarnation":`...)
+	b = strconv.AppendUint(b, u.Version.Incarnation, 10)
+	b = append(b, `,"sequence":`...)
+	b = strconv.AppendUint(b, u.Version.Sequence, 10)
+	if u.Stale {
+		b = append(b, `,"stale":true`...)
+	}
+	if u.Value != "" {
+		b = append(b, `,"value":`...)
+		b = presence.AppendString(b, u.Value)
+	}
+	return append(b, '}')
+}
+
+const (
+	updatesHead = `{"updates":[`
+	updatesTail = `]}`
+)
+
+// batch makes the body of one request from as many of the first updates as fit, and
+// returns the rest. It leaves out invalid updates and notes them in err.
+func batch(updates []presence.Update) (body []byte, rest []presence.Update, err error) {
+	body = append(make([]byte, 0, min(128*len(updates)+64, batchBody+1024)), updatesHead...)
+	for len(updates) > 0 && len(body) < batchBody {
+		u := &updates[0]
+		updates = updates[1:]
+		if e := u.Check(); e != nil {
+			err = e
+			continue
+		}
+		if len(body) > len(updatesHead) {
+			body = append(body, ',')
+		}
+		body = appendUpdate(body, u)
+	}
+	return append(body, updatesTail...), updates, err
+}
+
+func parseUpdates(body []byte) ([]presence.Update, error) {
+	var m struct {
+		Updates []wireUpdate `json:"updates"`
+	}
+	if err := json.Unmarshal(body, &m); err != nil {
+		return nil, err
+	}
+	updates := make([]presence.Update, len(m.Updates))
+	for i, w := range m.Updates {
+		topic, err := presence.ParseTopic(w.Topic)
+		if err != nil {
+			return nil, err
+		}
+		updates[i] = presence.Update{
+			Topic: topic, Version: presence.Version{Incarnation: w.Incarnation, Sequence: w.Sequence}, Stale: w.Stale, Value: w.Value,
+		}
+		if err := updates[i].Check(); err != nil {
+			return nil, err
+		}
+	}
+	return updates, nil
+}
+
+// wireHold is a hold as JSON.
+type wireHold struct {
+	User string `json:"user"` // 16 hex digits: some readers of JSON do not keep 64-bit numbers exact
+	Page string `json:"page"`
+	On   *bool  `json:"on"`
+}
+
+func parseHold(body []byte) (u presence.User, page string, on bool, err error) {
+	var m wireHold
+	if err := json.Unmarshal(body, &m); err != nil {
+		return 0, "", false, err
+	}
+	n, err := strconv.ParseUint(m.User, 16, 64)
+	if err != nil || len(m.User) != 16 {
+		return 0, "", false, errors.New("user must be 16 hex digits")
+	}
+	if m.On == nil {
+		return 0, "", false, errors.New("on is missing")
+	}
+	return presence.User(n), m.Page, *m.On, presence.CheckPage(m.Page)
+}

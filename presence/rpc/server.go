@@ -1,0 +1,250 @@
+package rpc
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/seal"
+)
+
+// replayWidth is how many later requests of one client may overtake a request. It
+// is far more than a client has under way.
+const replayWidth = 1 << 14
+
+// Updates takes updates for the gateway of this process.
+type Updates interface {
+	ReceiveUpdates(from string, updates []presence.Update)
+}
+
+// Holds takes or ends holds for the node of this process.
+type Holds interface {
+	ReceiveHold(ctx context.Context, user presence.User, page string, on bool) error
+}
+
+// Reports returns the report of this process.
+type Reports interface{ Report() presence.Report }
+
+// Config tunes a Handler. A zero field takes its default.
+type Config struct {
+	// Keys are the cluster's secrets: the first signs, all verify. Without keys the
+	// Handler takes only unsigned requests.
+	Keys   [][]byte
+	Name   string        // requests for other names are refused; default: no name is refused
+	Window time.Duration // how far clocks may differ; default 30s
+
+	// The server's goroutines call Updates, Holds and Reports, several at a time. When
+	// one of them is nil, its requests are answered with 404.
+	Updates Updates
+	Holds   Holds
+	Reports Reports
+	// NotOwner is a second error by which Holds says that the node does not own the
+	// partition, beside ErrNotOwner. The Handler compares it with errors.Is.
+	NotOwner error
+
+	Registerer prometheus.Registerer // registers the handler's metrics; nil: there are none
+	Log        zerolog.Logger
+}
+
+// Handler serves the requests of other processes.
+type Handler struct {
+	cfg      Config
+	keys     *seal.Keys
+	guard    *seal.Guard
+	requests *prometheus.CounterVec
+	refused  *prometheus.CounterVec
+	formats  sync.Once // logs a request of another format once
+}
+
+// NewHandler returns a Handler.
+func NewHandler(cfg Config) (*Handler, error) {
+	keys, err := seal.NewKeys(cfg.Keys, purpose)
+	if err != nil {
+		return nil, fmt.Errorf("rpc: %w", err)
+	}
+	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Width: replayWidth})
+	if err != nil {
+		return nil, fmt.Errorf("rpc: %w", err)
+	}
+	h := &Handler{
+		cfg: cfg, keys: keys, guard: guard,
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_cluster_requests_total", Help: "Requests of other processes, by what they ask for and the code of the answer.",
+		}, []string{"path", "code"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_cluster_requests_refused_total", Help: "Requests that were not taken, by reason.",
+		}, []string{"reason"}),
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(h.requests, h.refused)
+	}
+	return h, nil
+}
+
+// ServeHTTP answers one request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := r.URL.Path
+	known := path == updatesPath && h.cfg.Updates != nil || path == holdPath && h.cfg.Holds != nil || path == reportPath && h.cfg.Reports != nil
+	switch {
+	case otherFormat(r.Header.Get("Authorization")):
+		h.refuseFormat(w, r)
+		return
+	case !known:
+		writeProblem(w, http.StatusNotFound, "not_found", "there is no such path here")
+		return
+	case r.Method != http.MethodPut:
+		w.Header().Set("Allow", http.MethodPut)
+		writeProblem(w, http.StatusMethodNotAllowed, "method", "only PUT is allowed")
+		return
+	}
+	from, body, err := h.open(w, r)
+	if err == nil && path == reportPath {
+		h.requests.WithLabelValues(path, "ok").Inc()
+		writeReport(w, h.cfg.Reports.Report())
+		return
+	}
+	if err == nil {
+		err = h.call(r.Context(), path, from, body)
+	}
+	status, code := h.statusOf(err)
+	h.requests.WithLabelValues(path, code).Inc()
+	if refusal := (*seal.Refusal)(nil); errors.As(err, &refusal) {
+		h.refused.WithLabelValues(code).Inc()
+		h.cfg.Log.Debug().Err(err).Str("remote", r.RemoteAddr).Msg("a request of another process was refused")
+	}
+	switch {
+	case err == nil:
+		w.WriteHeader(status)
+	case status == http.StatusInternalServerError:
+		h.cfg.Log.Error().Err(err).Str("path", path).Msg("a request of another process could not be answered")
+		writeProblem(w, status, code, "")
+	default:
+		writeProblem(w, status, code, err.Error())
+	}
+}
+
+// refuseFormat refuses a request of another format, and logs the first one: the two
+// processes cannot talk to each other until one is replaced.
+func (h *Handler) refuseFormat(w http.ResponseWriter, r *http.Request) {
+	h.refused.WithLabelValues(ErrFormat.Reason).Inc()
+	h.formats.Do(func() {
+		h.cfg.Log.Error().Str("remote", r.RemoteAddr).Int("format", format).
+			Msg("a process of another version asks in a format that this one does not know; run the same version everywhere")
+	})
+	status, code := h.statusOf(ErrFormat)
+	writeProblem(w, status, code, ErrFormat.Error())
+}
+
+// open checks the signature before it reads the body, and then checks the body.
+func (h *Handler) open(w http.ResponseWriter, r *http.Request) (from string, body []byte, err error) {
+	c, header, mac, ok := parseCredentials(r.Header.Get("Authorization"))
+	if !ok {
+		return "", nil, ErrUnsigned
+	}
+	digest := r.Header.Get("Content-Digest")
+	if err := h.keys.Sealer().Verify(c.key, signed(r.Method, r.Host, r.RequestURI, digest, header), mac); err != nil {
+		return "", nil, err
+	}
+	if h.cfg.Name != "" && r.Host != h.cfg.Name {
+		return "", nil, ErrMisdirected
+	}
+	if r.ContentLength > maxBody {
+		return "", nil, ErrOversized
+	}
+	if from, err = h.guard.Admit(time.Now(), []byte(c.from), c.life, c.at, c.number); err != nil {
+		return "", nil, err
+	}
+	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+		return "", nil, ErrOversized
+	} else if err != nil {
+		return "", nil, fmt.Errorf("%w: %v", ErrTruncated, err)
+	}
+	if digest != digestOf(body) {
+		return "", nil, ErrDigest
+	}
+	return from, body, nil
+}
+
+func (h *Handler) call(ctx context.Context, path, from string, body []byte) error {
+	if path == updatesPath {
+		updates, err := parseUpdates(body)
+		if err != nil {
+			return fmt.Errorf("%w: %v", ErrMalformed, err)
+		}
+		h.cfg.Updates.ReceiveUpdates(from, updates)
+		return nil
+	}
+	user, page, on, err := parseHold(body)
+	if err != nil {
+		return fmt.Errorf("%w: %v", ErrMalformed, err)
+	}
+	return h.cfg.Holds.ReceiveHold(ctx, user, page, on)
+}
+
+// statusOf returns how an error is answered.
+func (h *Handler) statusOf(err error) (status int, code string) {
+	refusal := (*seal.Refusal)(nil)
+	switch {
+	case err == nil:
+		return http.StatusNoContent, "ok"
+	case errors.As(err, &refusal):
+		switch refusal {
+		case ErrFormat, ErrMalformed, ErrDigest, ErrTruncated:
+			return http.StatusBadRequest, refusal.Reason
+		case ErrOversized:
+			return http.StatusRequestEntityTooLarge, refusal.Reason
+		case ErrMisdirected:
+			return http.StatusMisdirectedRequest, refusal.Reason
+		}
+		return http.StatusUnauthorized, refusal.Reason
+	case errors.Is(err, ErrNotOwner), h.cfg.NotOwner != nil && errors.Is(err, h.cfg.NotOwner):
+		return http.StatusConflict, codeNotOwner
+	case errors.Is(err, presence.ErrTooMany):
+		return http.StatusTooManyRequests, codeTooMany
+	case errors.Is(err, presence.ErrUnavailable), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return http.StatusServiceUnavailable, codeUnavailable
+	}
+	return http.StatusInternalServerError, codeInternal
+}
+
+func digestOf(body []byte) string {
+	sum := sha256.Sum256(body)
+	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+}
+
+// problem is an error in the form of RFC 9457.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Code   string `json:"code"`
+	Detail string `json:"detail,omitempty"`
+}
+
+func writeProblem(w http.ResponseWriter, status int, code, detail string) {
+	body, err := json.Marshal(problem{"about:blank", http.StatusText(status), status, code, detail})
+	if err != nil {
+		panic(err) // plain members
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", scheme)
+	}
+	w.WriteHeader(status)
+	w.Write(body) // an error says that the client is gone; nobody else needs it
+}

@@ -1,0 +1,194 @@
+package seal
+
+import (
+	"cmp"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// GuardConfig tunes a Guard. A zero field takes its default.
+type GuardConfig struct {
+	Window  time.Duration // how far a sender's clock may be from ours, either way; default 30s, at least 1s
+	Width   int           // how many later messages may overtake one message; default 1024, rounded up to a multiple of 64
+	Senders int           // most senders known at once; default 1024
+	// Skew is how far behind a sender's clock may be when this process has just
+	// started: a message that was sent longer ago may have been meant for the
+	// process before this one. When a sender's clock is further behind, the Guard
+	// only listens to the sender for Skew, and then takes its messages that are
+	// newer than all it has heard. Default 2s.
+	Skew time.Duration
+}
+
+// Guard takes every message once. Senders number their messages, and each life
+// of a sender (name and incarnation) has a window of numbers as in RFC 4303. The
+// Guard forgets a sender only when everything that the sender sent is too old, so
+// it takes no message twice. While it knows too many senders it refuses new ones.
+// Any goroutine may use a Guard, after it has verified the message's signature.
+type Guard struct {
+	window  int64 // ms
+	words   int
+	most    int
+	mu      sync.Mutex
+	senders map[sender]*history
+	skew    int64                // ms
+	behind  map[sender]*lateness // unknown senders that sent before floor; at most as many as senders
+	floor   int64                // an unknown sender must have sent after this; all that a forgotten sender sent is before it
+	swept   int64                // when senders were last forgotten
+}
+
+type sender struct {
+	name        string
+	incarnation uint64
+}
+
+// lateness describes an unknown sender whose messages are too old: either they were
+// recorded and are sent again, or the sender's clock is behind.
+type lateness struct {
+	since  int64 // our time, unix ms
+	newest int64 // greatest timestamp heard
+}
+
+// history notes which messages one sender has sent: bit n of the ring stands for
+// number n modulo its size. The ring has only the numbers (newest - size, newest].
+type history struct {
+	name   string
+	newest uint64
+	last   int64 // greatest timestamp, unix ms
+	floor  int64 // messages sent until then are refused, unix ms
+	ring   []uint64
+}
+
+// NewGuard returns a Guard that takes messages that are sent from now on.
+func NewGuard(cfg GuardConfig) (*Guard, error) {
+	cfg.Window = cmp.Or(cfg.Window, 30*time.Second)
+	cfg.Width = cmp.Or(cfg.Width, 1024)
+	cfg.Senders = cmp.Or(cfg.Senders, 1024)
+	cfg.Skew = cmp.Or(cfg.Skew, 2*time.Second)
+	switch {
+	case cfg.Window < time.Second:
+		return nil, fmt.Errorf("seal: %w: a window of %s", ErrConfig, cfg.Window)
+	case cfg.Width < 0 || cfg.Senders < 0 || cfg.Skew < 0:
+		return nil, fmt.Errorf("seal: %w: a width, number of senders or skew below zero", ErrConfig)
+	}
+	return &Guard{
+		window:  cfg.Window.Milliseconds(),
+		words:   (cfg.Width+63)/64 + 1, // one is shared between the newest and the oldest numbers
+		most:    cfg.Senders,
+		senders: map[sender]*history{},
+		behind:  map[sender]*lateness{},
+		skew:    min(cfg.Skew, cfg.Window).Milliseconds(),
+		floor:   time.Now().Add(-min(cfg.Skew, cfg.Window)).UnixMilli(),
+	}, nil
+}
+
+// Admit takes message number seq, sent at time at (unix ms) by the life of the
+// sender that name and incarnation say, or returns ErrOld, ErrFuture, ErrReplayed or
+// ErrSenders. It returns name as a string that does not share memory with name.
+func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, seq uint64) (string, error) {
+	ms := now.UnixMilli()
+	switch {
+	case at < ms-g.window:
+		return "", ErrOld
+	case at > ms+g.window:
+		return "", ErrFuture
+	case seq == 0:
+		return "", ErrReplayed
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	h := g.senders[sender{string(name), incarnation}]
+	if h != nil && at <= h.floor {
+		return "", ErrOld
+	}
+	if h == nil {
+		var floor int64
+		if at <= g.floor {
+			var fresh bool
+			if floor, fresh = g.catchUp(sender{string(name), incarnation}, ms, at); !fresh {
+				return "", ErrOld
+			}
+		}
+		if len(g.senders) >= g.most || ms-g.swept > g.window {
+			g.sweep(ms)
+		}
+		if len(g.senders) >= g.most {
+			return "", ErrSenders
+		}
+		delete(g.behind, sender{string(name), incarnation})
+		h = &history{name: string(name), floor: floor, ring: make([]uint64, g.words)}
+		g.senders[sender{h.name, incarnation}] = h
+	}
+	if !h.take(seq) {
+		return "", ErrReplayed
+	}
+	h.last = max(h.last, at)
+	return h.name, nil
+}
+
+// catchUp decides about a message of a sender whose clock seems to be behind. fresh
+// says that the Guard has heard the sender for as long as Skew and that the message
+// is newer than all it heard; floor is when the newest of these was sent. A message
+// that was recorded before this process began is not fresh: its sender has been
+// heard since.
+func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
+	l := g.behind[s]
+	if l == nil {
+		if len(g.behind) >= g.most {
+			g.sweep(ms)
+		}
+		if len(g.behind) < g.most {
+			g.behind[s] = &lateness{since: ms, newest: at}
+		}
+		return 0, false
+	}
+	if at > l.newest && ms-l.since >= g.skew {
+		return l.newest, true
+	}
+	l.newest = max(l.newest, at)
+	return 0, false
+}
+
+// sweep forgets senders when all their messages are too old by now. If this
+// process's clock goes back, the floor keeps those messages out.
+func (g *Guard) sweep(ms int64) {
+	g.swept = ms
+	for s, h := range g.senders {
+		if h.last < ms-g.window {
+			g.floor = max(g.floor, h.last)
+			delete(g.senders, s)
+		}
+	}
+	for s, l := range g.behind {
+		if l.newest < ms-g.window {
+			delete(g.behind, s)
+		}
+	}
+}
+
+// take marks seq as taken, and returns false when seq is already marked or has left
+// the ring.
+func (h *history) take(seq uint64) bool {
+	size := uint64(len(h.ring)) * 64
+	bit := uint64(1) << (seq % 64)
+	if seq > h.newest {
+		// The words between those of newest and seq hold numbers that have left the ring.
+		from, to := h.newest/64, seq/64
+		for i := range min(to-from, uint64(len(h.ring))) {
+			h.ring[(to-i)%uint64(len(h.ring))] = 0
+		}
+		h.newest = seq
+		h.ring[to%uint64(len(h.ring))] |= bit
+		return true
+	}
+	// The rest of newest's word was cleared, so it says nothing about the oldest numbers.
+	if h.newest-seq >= size-64 {
+		return false
+	}
+	word := &h.ring[seq/64%uint64(len(h.ring))]
+	if *word&bit != 0 {
+		return false
+	}
+	*word |= bit
+	return true
+}

@@ -1,0 +1,251 @@
+package seal_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence/seal"
+)
+
+func keys(t rapid.TB, purpose string, secrets ...string) *seal.Keys {
+	t.Helper()
+	var list [][]byte
+	for _, s := range secrets {
+		list = append(list, []byte(s))
+	}
+	k, err := seal.NewKeys(list, purpose)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func TestVerify(t *testing.T) {
+	for name, tc := range map[string]struct {
+		signs, verifies *seal.Keys
+		want            error
+	}{
+		"same":                   {keys(t, "p", "a"), keys(t, "p", "a"), nil},
+		"new key known already":  {keys(t, "p", "b", "a"), keys(t, "p", "a", "b"), nil},
+		"old key not gone yet":   {keys(t, "p", "a", "b"), keys(t, "p", "b", "a"), nil},
+		"other key":              {keys(t, "p", "a"), keys(t, "p", "b"), seal.ErrKey},
+		"other purpose":          {keys(t, "p", "a"), keys(t, "q", "a"), seal.ErrKey},
+		"not signed":             {keys(t, "p"), keys(t, "p", "a"), seal.ErrKey},
+		"signed, but nobody can": {keys(t, "p", "a"), keys(t, "p"), seal.ErrKey},
+		"not signed, need not":   {keys(t, "p"), keys(t, "p"), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tc.signs.Sealer()
+			sig := s.Sign(nil, []byte("message"))
+			if len(sig) != seal.Size {
+				t.Fatalf("a signature of %d bytes", len(sig))
+			}
+			v := tc.verifies.Sealer()
+			for range 2 { // a Sealer is used again and again
+				if err := v.Verify(s.ID(), []byte("message"), sig); !errors.Is(err, tc.want) {
+					t.Fatalf("got %v, want %v", err, tc.want)
+				}
+			}
+			if tc.want == nil && tc.signs.Signed() {
+				if err := v.Verify(s.ID(), []byte("massage"), sig); !errors.Is(err, seal.ErrForged) {
+					t.Errorf("another message: %v", err)
+				}
+				if err := v.Verify(s.ID(), []byte("message"), sig[:8]); !errors.Is(err, seal.ErrForged) {
+					t.Errorf("half a signature: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func TestNewKeysRefusesAnEmptySecret(t *testing.T) {
+	if _, err := seal.NewKeys([][]byte{[]byte("a"), nil}, "p"); !errors.Is(err, seal.ErrConfig) {
+		t.Fatal(err)
+	}
+}
+
+func guard(t rapid.TB, cfg seal.GuardConfig) *seal.Guard {
+	t.Helper()
+	g, err := seal.NewGuard(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// admit sends number seq, made age ago.
+func admit(g *seal.Guard, name string, seq uint64, age time.Duration) error {
+	_, err := g.Admit(time.Now(), []byte(name), 1, time.Now().Add(-age).UnixMilli(), seq)
+	return err
+}
+
+func TestTimeWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := guard(t, seal.GuardConfig{Skew: time.Second})
+		if err := admit(g, "early", 1, 1500*time.Millisecond); !errors.Is(err, seal.ErrOld) {
+			t.Errorf("sent before this process began: %v", err)
+		}
+		time.Sleep(time.Minute)
+		for i, tc := range []struct {
+			age  time.Duration
+			want error
+		}{
+			{0, nil}, {30 * time.Second, nil}, {-30 * time.Second, nil},
+			{30*time.Second + time.Millisecond, seal.ErrOld},
+			{-30*time.Second - time.Millisecond, seal.ErrFuture},
+			{1 << 60, seal.ErrOld}, {-1 << 60, seal.ErrFuture},
+		} {
+			if err := admit(g, "n", uint64(i+1), tc.age); !errors.Is(err, tc.want) {
+				t.Errorf("sent %s ago: %v, want %v", tc.age, err, tc.want)
+			}
+		}
+	})
+}
+
+// TestForgottenSenderCannotBeReplayed: memory of a sender goes only when all it
+// sent is too old, also when it was of the future, and also if our clock is set
+// back then.
+func TestForgottenSenderCannotBeReplayed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := guard(t, seal.GuardConfig{Senders: 1})
+		sent := time.Now().Add(29 * time.Second)
+		at := sent.UnixMilli()
+		if _, err := g.Admit(time.Now(), []byte("a"), 1, at, 1); err != nil {
+			t.Fatal(err)
+		}
+		replay := func(now time.Time) error {
+			_, err := g.Admit(now, []byte("a"), 1, at, 1)
+			return err
+		}
+		other := func() error { return admit(g, "b", 1, 0) }
+		time.Sleep(58 * time.Second)
+		if err := other(); !errors.Is(err, seal.ErrSenders) {
+			t.Errorf("a second sender: %v", err)
+		}
+		if err := replay(time.Now()); !errors.Is(err, seal.ErrReplayed) {
+			t.Errorf("replay: %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		if err := other(); err != nil { // a is forgotten for it
+			t.Errorf("the next sender: %v", err)
+		}
+		if err := replay(time.Now()); !errors.Is(err, seal.ErrOld) {
+			t.Errorf("replay when forgotten: %v", err)
+		}
+		if err := replay(sent); !errors.Is(err, seal.ErrOld) {
+			t.Errorf("replay under a clock that was set back: %v", err)
+		}
+	})
+}
+
+func TestIncarnationsAreApart(t *testing.T) {
+	g := guard(t, seal.GuardConfig{})
+	for life := range uint64(3) {
+		if _, err := g.Admit(time.Now(), []byte("a"), life, time.Now().UnixMilli(), 1); err != nil {
+			t.Errorf("life %d: %v", life, err)
+		}
+	}
+}
+
+// TestEachNumberOnce compares the window with a set: a number is taken at most
+// once, and always when it is new and not further back than the width.
+func TestEachNumberOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		width := rapid.SampledFrom([]int{64, 128, 1024}).Draw(t, "width")
+		g := guard(t, seal.GuardConfig{Width: width})
+		taken := map[uint64]bool{}
+		newest := uint64(0)
+		step := rapid.OneOf(rapid.IntRange(-10, 10), rapid.IntRange(-width-70, width+70), rapid.IntRange(0, 5*width))
+		for range rapid.IntRange(1, 300).Draw(t, "messages") {
+			seq := uint64(max(int64(newest)+int64(step.Draw(t, "step")), 1))
+			err := admit(g, "a", seq, 0)
+			switch {
+			case err == nil && taken[seq]:
+				t.Fatalf("number %d was taken twice", seq)
+			case err != nil && !errors.Is(err, seal.ErrReplayed):
+				t.Fatal(err)
+			case err != nil && !taken[seq] && (seq > newest || newest-seq < uint64(width)):
+				t.Fatalf("number %d was refused, the newest is %d", seq, newest)
+			}
+			taken[seq] = true
+			newest = max(newest, seq)
+		}
+	})
+}
+
+func TestGuardRefusesTimesThatCannotWork(t *testing.T) {
+	for _, cfg := range []seal.GuardConfig{{Window: time.Millisecond}, {Window: -1}, {Width: -1}, {Senders: -1}, {Skew: -1}} {
+		if _, err := seal.NewGuard(cfg); !errors.Is(err, seal.ErrConfig) {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+	}
+}
+
+func BenchmarkAdmit(b *testing.B) {
+	g := guard(b, seal.GuardConfig{})
+	name, now := []byte("10.0.0.1:7946"), time.Now()
+	for i := uint64(1); b.Loop(); i++ {
+		if _, err := g.Admit(now, name, 1, now.UnixMilli(), i); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkVerify(b *testing.B) {
+	for _, size := range []int{100, 1200} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			s := keys(b, "p", "a").Sealer()
+			msg := make([]byte, size)
+			sig := s.Sign(nil, msg)
+			for b.Loop() {
+				if err := s.Verify(s.ID(), msg, sig); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestASenderWhoseClockIsBehind is refused when this process has just started,
+// but only until it is clear that it is not a recording.
+func TestASenderWhoseClockIsBehind(t *testing.T) {
+	g, err := seal.NewGuard(seal.GuardConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	const behind = 10 * time.Second
+	admit := func(name string, after time.Duration, sent time.Duration, seq uint64) error {
+		_, err := g.Admit(begun.Add(after), []byte(name), 1, begun.Add(sent).UnixMilli(), seq)
+		return err
+	}
+	for ms := range 4 {
+		after := time.Duration(ms) * time.Second
+		want := error(nil)
+		if after < 2*time.Second {
+			want = seal.ErrOld
+		}
+		if err := admit("behind", after, after-behind, uint64(100+ms)); !errors.Is(err, want) {
+			t.Errorf("after %s: %v, want %v", after, err, want)
+		}
+		// Its words from before this process are sent again all the time.
+		if err := admit("behind", after, -behind-time.Second, uint64(90+ms)); !errors.Is(err, seal.ErrOld) {
+			t.Errorf("after %s: a recording: %v, want ErrOld", after, err)
+		}
+	}
+	// One that was only a second behind was never refused, and a recording without
+	// its sender is no newer than itself.
+	if err := admit("nearly", 0, -time.Second, 1); err != nil {
+		t.Error(err)
+	}
+	for range 3 {
+		if err := admit("recording", 5*time.Second, -behind, 1); !errors.Is(err, seal.ErrOld) {
+			t.Errorf("a recording: %v, want ErrOld", err)
+		}
+	}
+}

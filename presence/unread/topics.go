@@ -1,0 +1,83 @@
+package unread
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/presence"
+)
+
+const (
+	// KindLevel is the kind of a page's level. The version is the level's
+	// incarnation and All; the value is "by at", with at in unix seconds.
+	KindLevel presence.Kind = "level"
+	// KindRecord is the kind of a user's record. The version is the record's; the
+	// value is when the record was updated, in unix seconds. A receiver that needs
+	// the follows reads them from the Store.
+	KindRecord presence.Kind = "record"
+)
+
+// LevelTopic is the topic of the page's level. It is in the bucket of the page.
+func LevelTopic(page string) presence.Topic {
+	return presence.Topic{Site: presence.DefaultSite, Kind: KindLevel, Key: page}
+}
+
+// RecordTopic is the topic of the user's record.
+func RecordTopic(user User) presence.Topic {
+	return presence.Topic{Site: presence.DefaultSite, Kind: KindRecord, Key: user.String()}
+}
+
+// Update is the level as it is published.
+func (l Level) Update(page string) presence.Update {
+	value := strconv.AppendInt(make([]byte, 0, 40), l.By, 10)
+	value = append(value, ' ')
+	value = strconv.AppendInt(value, seconds(l.At), 10)
+	return presence.Update{
+		Topic: LevelTopic(page), Value: string(value),
+		Version: presence.Version{Incarnation: l.Incarnation, Sequence: uint64(l.All)},
+	}
+}
+
+// LevelOf returns the level that was published as u. ok is false when u is not a
+// level.
+func LevelOf(u presence.Update) (l Level, ok bool) {
+	l = Level{Incarnation: u.Version.Incarnation, All: int64(u.Version.Sequence)}
+	if u.Kind != KindLevel || u.Value == "" {
+		return l, u.Kind == KindLevel
+	}
+	by, at, _ := strings.Cut(u.Value, " ")
+	n, err := strconv.ParseInt(by, 10, 64)
+	sec, err2 := strconv.ParseInt(at, 10, 64)
+	l.By, l.At = n, moment(sec)
+	return l, err == nil && err2 == nil
+}
+
+// Update is the record of the user as it is published.
+func (r Record) Update(user User) presence.Update {
+	return presence.Update{Topic: RecordTopic(user), Version: r.Version, Value: strconv.FormatInt(seconds(r.Updated), 10)}
+}
+
+// UserOf returns the user whose record was published as u. The bool is false when u
+// is not a record.
+func UserOf(u presence.Update) (User, bool) {
+	if u.Kind != KindRecord {
+		return User{}, false
+	}
+	user, err := ParseUser(u.Key)
+	return user, err == nil
+}
+
+func seconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.Unix()
+}
+
+func moment(sec int64) time.Time {
+	if sec <= 0 {
+		return time.Time{}
+	}
+	return time.Unix(sec, 0).UTC()
+}

@@ -1,0 +1,355 @@
+-- counter_apply.lua: make operations on counters, in their order, each all or not at all.
+--
+-- KEYS     three of each bucket: hc:{n}:c, hc:{n}:s, hc:{n}:k (see the README); then
+--          ledgers, sets, identities and the transaction, named by their number
+-- ARGV[1]  PUBLISH or SPUBLISH
+-- ARGV[2]  what to do:
+--            make     judge the operations, and make those that nothing refuses
+--            judge    only judge them
+--            prepare  judge the one operation; when nothing refuses it, lock its counters
+--                     and keep ARGV[6] as the transaction's part of this bucket
+--            decide   make the one operation and note that its transaction is committed,
+--                     unless it is noted as aborted
+--            commit   make what was prepared, if it is still there
+-- ARGV[3]  the operations, JSON; see apply.go
+-- ARGV[4]  how long an identity is remembered, ms
+-- ARGV[5]  of a transaction: its id, the number of its key, its home
+-- ARGV[6]  prepare: this part; decide: what is noted
+-- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or "" when the
+--          bucket is frozen; {"aborted":true}; or results, one for each operation, and the states
+--          of the counters after the call.
+-- Safe to repeat and to arrive late: with an identity make and decide change nothing again; a transaction
+-- is decided once; a commit takes what was prepared away. An operation without an identity is the caller's
+-- to repeat or not. All is judged before the first write. O(changes).
+--#include counter_number.lua
+--#include counter_set.lua
+
+local command, mode, call, remember = ARGV[1], ARGV[2], cjson.decode(ARGV[3]), ARGV[4]
+local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%d+)$')
+if record then record = KEYS[tonumber(record)] end
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+-- What the call names, read once. states are by key, as nothing else has two of one key.
+local buckets, states, order = call.buckets, {}, {}
+for _, b in ipairs(buckets) do
+  b.counters, b.state, b.locks = KEYS[b.at], KEYS[b.at + 1], KEYS[b.at + 2]
+  b.keys = {}
+end
+for _, op in ipairs(call.ops) do
+  for _, c in ipairs(op.changes) do
+    if not states[c.key] then
+      local b = buckets[c.bucket]
+      states[c.key] = {key = c.key, bucket = b}
+      order[#order + 1] = c.key
+      b.keys[#b.keys + 1] = c.key
+    end
+  end
+end
+
+local function text(s)
+  return s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ')
+end
+
+local function load()
+  for _, b in ipairs(buckets) do
+    for from = 1, #b.keys, 1000 do
+      local some = {unpack(b.keys, from, math.min(from + 999, #b.keys))}
+      for i, found in ipairs(redis.call('HMGET', b.counters, unpack(some))) do
+        local s = states[some[i]]
+        s.was = found
+        s.value, s.sequence, s.entries = '0', 0, 0
+        if found then
+          local kind, value, at, incarnation, sequence, entries = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+          s.kind, s.value, s.at, s.incarnation = kind, value, at, incarnation
+          s.sequence, s.entries = tonumber(sequence), tonumber(entries)
+        end
+      end
+    end
+  end
+end
+
+-- busy is why this call has to wait, or nil.
+local function busy()
+  if mode == 'commit' then return nil end
+  for _, b in ipairs(buckets) do
+    if mode ~= 'decide' then -- a decision is of what was prepared before the freeze
+      local frozen = redis.call('HGET', b.state, 'until')
+      if frozen and now < tonumber(frozen) then return '' end
+    end
+    if redis.call('EXISTS', b.locks) == 1 then
+      for from = 1, #b.keys, 1000 do
+        for _, lock in ipairs(redis.call('HMGET', b.locks, unpack(b.keys, from, math.min(from + 999, #b.keys)))) do
+          if lock and string.match(lock, '^%S+') ~= transaction then return lock .. ' ' .. string.format('%.0f', now) end
+        end
+      end
+    end
+  end
+end
+
+local function answer(results)
+  local after = {}
+  for _, key in ipairs(order) do after[key] = text(states[key]) or '' end
+  return cjson.encode({results = results, states = after})
+end
+
+local wait = busy()
+if wait then return cjson.encode({busy = wait}) end
+load()
+if mode == 'commit' and redis.call('EXISTS', record) == 0 then
+  return answer({{}})
+elseif mode == 'decide' then
+  local noted = redis.call('GET', record)
+  if noted == 'aborted' then return cjson.encode({aborted = true}) end
+  if noted then return answer({{}}) end
+end
+
+-- What is to be written, when all is judged.
+local ledgers, sets, ids, told, tellings = {}, {}, {}, {}, {}
+
+local function deleted(b)
+  if not b.deleted then b.deleted = tonumber(redis.call('HGET', b.state, 'deleted') or 0) end
+  return b.deleted
+end
+
+local function refuse(s, c, why, detail)
+  return {refused = why, at = c.at, value = s.value, kind = s.kind or c.kind, detail = detail}
+end
+
+local function begin(s, c)
+  if not s.kind then
+    s.kind = c.kind
+    s.incarnation = string.format('%.0f', math.max(now, deleted(s.bucket) + 1))
+  end
+end
+
+local function moved(s)
+  s.sequence, s.at = s.sequence + 1, string.format('%.0f', now)
+end
+
+local function enter(s, c, name, delta)
+  s.entries = s.entries + 1
+  local l = ledgers[c.ledger]
+  if not l then
+    l = {}
+    ledgers[c.ledger] = l
+  end
+  l.kept = s.kind == 'exact' and c.kind == 'exact' and (c.kept or 0) or call.kept
+  l[#l + 1] = {string.format('%.0f', s.entries) .. '-' .. s.at, 'op', name, 'delta', delta, 'after', s.value, 'reason', c.reason or '', 'by', c.by or ''}
+end
+
+-- tell notes that a counter changed. place: of a member whose place did.
+local function tell(s)
+  local t = told[s.key]
+  if not t then
+    t = {places = {}, count = 0}
+    told[s.key] = t
+    tellings[#tellings + 1] = s.key
+  end
+  return t
+end
+
+local function tellMember(t, name, is)
+  if t.all then return end
+  if t.places[name] == nil then t.count = t.count + 1 end
+  t.places[name] = is
+  if t.count > call.told then t.all = true end
+end
+
+local function number(s, c)
+  local kind = s.kind or c.kind
+  if kind ~= 'sum' and kind ~= 'exact' then return nil, refuse(s, c, 'kind', 'number') end
+  if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
+  local after = plus(s.value, c.delta)
+  if not after then return nil, refuse(s, c, 'overflow') end
+  if kind == 'exact' then
+    local falls = string.sub(c.delta, 1, 1) == '-'
+    if c.floor and falls and compare(after, c.floor) < 0 then return nil, refuse(s, c, 'floor', c.floor) end
+    if c.ceiling and not falls and compare(after, c.ceiling) > 0 then return nil, refuse(s, c, 'ceiling', c.ceiling) end
+  end
+  return after
+end
+
+local function copy(s)
+  return {s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries}
+end
+
+-- add makes a list of additions, or none of them.
+local function add(changes)
+  local before = {}
+  for i, c in ipairs(changes) do
+    local s = states[c.key]
+    local after, refusal = number(s, c)
+    if refusal then
+      for j = i - 1, 1, -1 do
+        local o, b = states[changes[j].key], before[j]
+        o.kind, o.value, o.at, o.incarnation, o.sequence, o.entries = b[1], b[2], b[3], b[4], b[5], b[6]
+      end
+      refusal.value = s.value -- as it was before the operation
+      return refusal
+    end
+    before[i] = copy(s)
+    begin(s, c)
+    s.value = after
+    moved(s)
+    c.after = after
+  end
+  for _, c in ipairs(changes) do
+    local s = states[c.key]
+    if c.verb == 'adjust' or s.kind == 'exact' then
+      local last = s.value
+      s.value = c.after -- of the entry: the changes after it are in s already
+      enter(s, c, c.verb == 'adjust' and 'adjust' or string.sub(c.delta, 1, 1) == '-' and 'decrement' or 'increment', c.delta)
+      s.value = last
+    end
+    tell(s)
+  end
+end
+
+local function set(c, fresh)
+  if fresh or not sets[c.set] then sets[c.set] = openSet(KEYS[c.set], fresh) end
+  return sets[c.set]
+end
+
+local function make(op)
+  if #op.changes == 0 then return nil end
+  local c = op.changes[1]
+  if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
+  local s = states[c.key]
+  local kind = s.kind or c.kind
+  if c.verb == 'reset' then
+    if kind == 'unique' then return refuse(s, c, 'kind', 'unique') end
+    if s.value == '0' then return nil end
+    local delta = opposite(s.value)
+    if not delta then return refuse(s, c, 'overflow', 'opposite') end
+    local t = tell(s)
+    if kind == 'members' then
+      set(c, true)
+      t.all = true
+    end
+    s.value = '0'
+    moved(s)
+    enter(s, c, 'reset', delta)
+  elseif c.verb == 'delete' then
+    if not s.kind then return nil end
+    local b = s.bucket
+    b.deleted, b.died = math.max(deleted(b), tonumber(s.incarnation)), true
+    if s.kind == 'members' then set(c, true) end
+    ledgers[c.ledger] = {drop = true}
+    s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries = nil, '0', nil, nil, 0, 0
+    tell(s).all = true
+  else
+    if kind ~= 'members' then return refuse(s, c, 'kind', kind == 'unique' and 'unique' or 'members') end
+    local members, size, changed = set(c), tonumber(s.value), {}
+    local before = size
+    for _, m in ipairs(c.join or {}) do
+      if join(members, string.sub(m, 1, WIDTH), size) then
+        size = size + 1
+        changed[#changed + 1] = {string.sub(m, WIDTH + 1), true}
+      end
+    end
+    for _, m in ipairs(c.leave or {}) do
+      if leave(members, string.sub(m, 1, WIDTH)) then
+        size = size - 1
+        changed[#changed + 1] = {string.sub(m, WIDTH + 1), false}
+      end
+    end
+    if #changed == 0 then return nil end
+    begin(s, c)
+    s.value = string.format('%.0f', size)
+    moved(s)
+    if size == 0 then set(c, true) end -- its parts go, too
+    local t = tell(s)
+    for _, m in ipairs(changed) do tellMember(t, m[1], m[2]) end
+  end
+end
+
+local results = {}
+for i, op in ipairs(call.ops) do
+  local id = op.id and KEYS[op.id]
+  if id and mode ~= 'commit' and (ids[id] or redis.call('EXISTS', id) == 1) then
+    results[i] = {replay = true}
+  else
+    results[i] = make(op) or {}
+    if id and not results[i].refused then ids[id] = true end
+  end
+end
+local first = results[1]
+if mode == 'judge' or mode ~= 'make' and (first.refused or first.replay) then return answer(results) end
+
+if mode == 'prepare' then
+  local lock = transaction .. ' ' .. home .. ' ' .. string.format('%.0f', now)
+  redis.call('SET', record, ARGV[6])
+  for _, b in ipairs(buckets) do
+    for _, key in ipairs(b.keys) do redis.call('HSET', b.locks, key, lock) end
+  end
+  return cjson.encode({results = results, states = {}})
+end
+
+-- From here on all is written.
+for _, key in ipairs(order) do
+  local s = states[key]
+  local is = text(s)
+  if is and is ~= s.was then
+    redis.call('HSET', s.bucket.counters, key, is)
+  elseif s.was and not is then
+    redis.call('HDEL', s.bucket.counters, key)
+  end
+end
+for at, l in pairs(ledgers) do
+  local ledger = KEYS[at]
+  if l.drop then redis.call('UNLINK', ledger) end
+  for _, e in ipairs(l) do redis.call('XADD', ledger, unpack(e)) end
+  if l.kept and l.kept > 0 then
+    local function old(e) return tonumber(string.match(e[1], '%-(%d+)$')) + l.kept <= now end
+    local oldest = redis.call('XRANGE', ledger, '-', '+', 'COUNT', 1)[1]
+    if oldest and old(oldest) then
+      local stays
+      for _, e in ipairs(redis.call('XRANGE', ledger, '-', '+', 'COUNT', 256)) do
+        stays = e[1]
+        if not old(e) then break end
+      end
+      redis.call('XTRIM', ledger, 'MINID', stays)
+    end
+  end
+end
+for _, s in pairs(sets) do keepSet(s) end
+for id in pairs(ids) do redis.call('SET', id, '', 'PX', remember) end
+for _, b in ipairs(buckets) do
+  if b.died then redis.call('HSET', b.state, 'deleted', string.format('%.0f', b.deleted)) end
+end
+if mode == 'decide' then
+  redis.call('SET', record, ARGV[6])
+elseif mode == 'commit' then
+  redis.call('UNLINK', record)
+  for _, b in ipairs(buckets) do
+    for _, key in ipairs(b.keys) do
+      if string.match(redis.call('HGET', b.locks, key) or '', '^%S+') == transaction then redis.call('HDEL', b.locks, key) end
+    end
+  end
+end
+
+-- A line for each bucket: 'sequence [updates]', which feed.go reads.
+local news = {}
+for _, key in ipairs(tellings) do
+  local t, s = told[key], states[key]
+  local update = {key = key, state = text(s) or '', all = t.all}
+  if not t.all and t.count > 0 then
+    local joined, left = {}, {}
+    for name, is in pairs(t.places) do
+      if is then joined[#joined + 1] = name else left[#left + 1] = name end
+    end
+    if #joined > 0 then update.joined = joined end
+    if #left > 0 then update.left = left end
+  end
+  local list = news[s.bucket]
+  if not list then
+    list = {}
+    news[s.bucket] = list
+  end
+  list[#list + 1] = update
+end
+for b, updates in pairs(news) do
+  redis.call(command, b.channel, string.format('%.0f ', redis.call('HINCRBY', b.state, 'told', 1)) .. cjson.encode(updates))
+end
+return answer(results)

@@ -1,0 +1,96 @@
+-- counter_set.lua: sets of members in little memory. It is no script: it is included.
+--
+-- A set is one hash. A member stands in it as 14 characters, the beginning of a
+-- hash of its name; those of one part stand behind each other in one field,
+-- whose name is the part's number. The field 'parts' says how many parts there
+-- are, none: 1. The hash is divided as it grows, one part at a time (linear
+-- hashing): a part has about 96 members at most, and no step moves more.
+
+local WIDTH, FILL = 14, 96
+
+local digits = {}
+do
+  local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
+  for i = 1, #alphabet do digits[string.byte(alphabet, i)] = i - 1 end
+end
+
+local function bits(hash, at)
+  local a, b, c, d = string.byte(hash, at, at + 3)
+  return ((digits[a] * 64 + digits[b]) * 64 + digits[c]) * 64 + digits[d]
+end
+
+-- openSet is the set in key. fresh: what is in Redis will be dropped.
+local function openSet(key, fresh)
+  local set = {key = key, fresh = fresh, parts = 1, top = 1, text = {}, dirty = {}}
+  if not fresh then set.parts = tonumber(redis.call('HGET', key, 'parts') or 1) end
+  while set.top < set.parts do set.top = set.top * 2 end
+  return set
+end
+
+local function partText(set, part)
+  local text = set.text[part]
+  if not text then
+    text = not set.fresh and redis.call('HGET', set.key, part) or ''
+    set.text[part] = text
+  end
+  return text
+end
+
+-- place is the part of a member, its text, and where in it the member stands, or nil.
+local function place(set, hash)
+  local n = bits(hash, 1)
+  local part = n % set.top
+  if part >= set.parts then part = n % (set.top / 2) end
+  local text = partText(set, part)
+  local at = string.find(text, hash, 1, true)
+  while at and at % WIDTH ~= 1 do at = string.find(text, hash, at + 1, true) end
+  return part, text, at
+end
+
+local function put(set, part, text)
+  set.text[part], set.dirty[part] = text, true
+end
+
+-- divide makes one more part.
+local function divide(set)
+  local new = set.parts
+  set.parts, set.divided = new + 1, true
+  if set.parts > set.top then set.top = set.top * 2 end
+  local old = new - set.top / 2
+  local text, stays, goes = partText(set, old), {}, {}
+  for at = 1, #text, WIDTH do
+    local list = bits(text, at) % set.top == new and goes or stays
+    list[#list + 1] = string.sub(text, at, at + WIDTH - 1)
+  end
+  put(set, old, table.concat(stays))
+  put(set, new, table.concat(goes))
+end
+
+-- join and leave report whether they changed anything; size is that of the set before.
+local function join(set, hash, size)
+  local part, text, at = place(set, hash)
+  if at then return false end
+  put(set, part, text .. hash)
+  if size + 1 > set.parts * FILL then divide(set) end
+  return true
+end
+
+local function leave(set, hash)
+  local part, text, at = place(set, hash)
+  if not at then return false end
+  put(set, part, string.sub(text, 1, at - 1) .. string.sub(text, at + WIDTH))
+  return true
+end
+
+-- keepSet writes what changed.
+local function keepSet(set)
+  if set.fresh then redis.call('UNLINK', set.key) end
+  for part in pairs(set.dirty) do
+    if set.text[part] ~= '' then
+      redis.call('HSET', set.key, part, set.text[part])
+    elseif not set.fresh then
+      redis.call('HDEL', set.key, part)
+    end
+  end
+  if set.divided then redis.call('HSET', set.key, 'parts', set.parts) end
+end

@@ -1,0 +1,35 @@
+-- publish.lua: how a bucket publishes what changed. Other scripts include this file
+-- with "--#include publish.lua"; it does not run by itself. feed.go reads the
+-- publications.
+--
+-- A publication is a line 'sequence stale again'. The sequence grows by one, so a
+-- reader that misses a publication sees the gap. stale 1: the updates may lack
+-- something; again 1: read the bucket again. Then come records, each a line and
+-- the bytes whose numbers it gives:
+--   u <bytes of topic> <bytes of value> <incarnation> <version's sequence>, topic, value
+--   + <bytes of topic> <bytes of gateway>, topic, gateway: an endpoint has come
+--   - <bytes of topic> <bytes of gateway>, topic, gateway: it has gone
+-- A topic is 'kind/site/key'; its value is the kind's own.
+
+local function updateRecord(topic, incarnation, sequence, value)
+  return string.format('u %d %d %s %d\n', #topic, #value, incarnation, sequence) .. topic .. value
+end
+
+local function endpointRecord(sign, topic, gateway)
+  return string.format('%s %d %d\n', sign, #topic, #gateway) .. topic .. gateway
+end
+
+-- attach adds the gateway to an endpoint set, and a record when that is news.
+local function attach(endpoints, gateway, topic, records)
+  if redis.call('SADD', endpoints, gateway .. '\0' .. topic) == 1 then
+    records[#records + 1] = endpointRecord('+', topic, gateway)
+  end
+end
+
+-- publish sends records. state is the bucket's hash, see README.md; command is
+-- PUBLISH or SPUBLISH.
+local function publish(state, channel, command, stale, again, records)
+  local sequence = redis.call('HINCRBY', state, 'publications', 1)
+  local head = string.format('%.0f %d %d\n', sequence, stale and 1 or 0, again and 1 or 0)
+  redis.call(command, channel, head .. table.concat(records))
+end

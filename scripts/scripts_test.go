@@ -1,0 +1,53 @@
+package scripts
+
+import (
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestEveryFileIsAScriptOrIncluded: the list of names and the files are the same.
+func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
+	all, err := fs.Glob(files, "*.lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	included := map[string]bool{}
+	for _, name := range slices.Concat(Presence, Counters) {
+		for _, m := range include.FindAllStringSubmatch(read(string(name)+".lua"), -1) {
+			included[m[1]] = true
+		}
+	}
+	for _, file := range all {
+		name, _ := strings.CutSuffix(file, ".lua")
+		if slices.Contains(slices.Concat(Presence, Counters), Name(name)) == included[file] {
+			t.Errorf("%s is neither a script nor included, or both", file)
+		}
+		if include.MatchString(read(file)) && included[file] {
+			t.Errorf("%s is included and includes another", file)
+		}
+	}
+	if n := len(all) - len(included); n != len(Presence)+len(Counters) {
+		t.Errorf("%d names for %d scripts", len(Presence), n)
+	}
+}
+
+// TestOneEnvelope: what is published is built in one file.
+func TestOneEnvelope(t *testing.T) {
+	for _, name := range slices.Concat(Presence, Counters) {
+		own := read(string(name) + ".lua")
+		source := name.Source()
+		if include.MatchString(source) {
+			t.Errorf("%s has an include left", name)
+		}
+		for i, line := range strings.Split(own, "\n") {
+			if code, _, _ := strings.Cut(line, "--"); strings.Contains(code, "PUBLISH") || strings.Contains(code, `'publications'`) {
+				t.Errorf("%s.lua:%d: %q does what publish.lua is for", name, i+1, line)
+			}
+		}
+		if publishes, included := strings.Contains(own, "publish("), strings.Contains(own, "--#include publish.lua"); publishes && !included {
+			t.Errorf("%s publishes without publish.lua", name)
+		}
+	}
+}

@@ -1,0 +1,42 @@
+-- sweep.lua: let pages without users in one bucket expire, or forget them at once.
+--
+-- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:z  zset: pages nobody is on
+-- KEYS[3…] {b}:c:<page>  hashes, see README.md
+-- ARGV[1]  length of the page keys' prefix   ARGV[2]  seconds a page with nobody on it
+--          is remembered   ARGV[3]  1: forget those that nobody is on
+-- ARGV[4]  number of the sweep that ends with this call, or empty
+-- Returns  {number of the last sweep that was wanted, of the last one that ended}.
+-- A page that is left is to expire by the script that changes it. But a loss of data may
+-- leave one behind that nobody changes any more, and so may a peer that goes: after that
+-- all pages are looked at. A page that is forgotten comes back under a version above all
+-- of before. Safe to repeat. O(pages).
+--#include pairs.lua
+--#include page.lua
+
+local state = redis.call('HMGET', KEYS[1], 'rebuild', 'peers', 'past', 'sweep', 'swept')
+local rebuild, past = tonumber(state[1] or 0), tonumber(state[3] or 0)
+local second, prefix = tonumber(redis.call('TIME')[1]), tonumber(ARGV[1])
+local peers = readPeers(state[2], second)
+redis.call('ZCARD', KEYS[2])
+for k = 3, #KEYS do
+  local old, page = redis.pcall('HMGET', KEYS[k], 'v', 'p'), string.sub(KEYS[k], prefix + 1)
+  local r, users, updated, inc = readPage(old[1])
+  local others, _, held = elsewhere(old[2], peers, updated or 0)
+  if old.err then
+    -- another program's: it is left alone
+  elseif not r then
+    redis.call('ZREM', KEYS[2], page)
+  elseif r == rebuild and users > 0 or others > 0 or held then
+    redis.call('PERSIST', KEYS[k])
+    redis.call('ZREM', KEYS[2], page)
+  elseif ARGV[3] == '1' then
+    past = math.max(past, inc)
+    redis.call('HSET', KEYS[1], 'past', whole(past))
+    redis.call('UNLINK', KEYS[k])
+    redis.call('ZREM', KEYS[2], page)
+  else
+    emptied(KEYS[k], page, KEYS[2], second, ARGV[2])
+  end
+end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'swept', ARGV[4]) end
+return {state[4] or '', state[5] or ''}

@@ -1,0 +1,63 @@
+// Package setting refuses settings that cannot work. Each package checks its own
+// settings and returns an *Error; the program adds where the value came from. Every
+// function may be called from any goroutine.
+package setting
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+)
+
+// Error is a setting that cannot work. It never contains the value of a secret or of
+// a URL, since a URL may contain a password.
+type Error struct {
+	Name    string // the flag's name without dashes, such as leave-grace
+	Problem string // what is wrong; after a semicolon, what to do about it
+}
+
+func (e *Error) Error() string { return "--" + e.Name + ": " + e.Problem }
+
+// Refuse returns an *Error for the named setting.
+func Refuse(name, format string, args ...any) error {
+	return &Error{name, fmt.Sprintf(format, args...)}
+}
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$`)
+
+// SplitAddress splits host:port. An empty host is a wildcard.
+func SplitAddress(address string) (host string, port int, err error) {
+	host, p, err := net.SplitHostPort(address)
+	if err != nil {
+		if ae := (*net.AddrError)(nil); errors.As(err, &ae) {
+			err = errors.New(ae.Err)
+		}
+		return "", 0, err
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "" && !hostName.MatchString(host) {
+		return "", 0, errors.New("the host is neither a name nor an IP address")
+	}
+	n, err := strconv.ParseUint(p, 10, 16)
+	if err != nil {
+		return "", 0, errors.New("the port is not a number from 0 to 65535")
+	}
+	return host, int(n), nil
+}
+
+// IsWildcard reports whether a listener on the address takes connections to
+// every address of the machine.
+func IsWildcard(address string) bool {
+	host, _, _ := SplitAddress(address)
+	ip, err := netip.ParseAddr(host)
+	return host == "" || err == nil && ip.IsUnspecified()
+}
+
+// IsLoopback reports whether only processes of the same machine reach the address.
+func IsLoopback(address string) bool {
+	host, _, _ := SplitAddress(address)
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
+}
