@@ -1,0 +1,161 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// attack is one way to hurt others. run returns soon after ctx ends, with every
+// connection closed.
+type attack struct {
+	name string
+	run  func(ctx context.Context, addr string)
+}
+
+var attacks = []attack{
+	{"connects", repeat(1000, 500, func(_ context.Context, addr string, _ int) io.Closer {
+		c, err := dial(addr)
+		if err != nil {
+			return nil
+		}
+		return c
+	})},
+	{"silent connects", repeat(3000, 3000, func(_ context.Context, addr string, _ int) io.Closer { return opened(addr, "") })},
+	{"slow writers", repeat(200, 400, func(_ context.Context, addr string, _ int) io.Closer {
+		return opened(addr, "GET /-/ws HTTP/1.1\r\nHost: h\r\n")
+	})},
+	{"fresh pages", talk(4, 250, func(n, i int) []byte {
+		name := fmt.Sprintf("fresh %d/%d/", n, i/2)
+		if i%2 == 1 {
+			return text(`{"type":"unsubscribe","pages":%s}`, list(name, 100))
+		}
+		return text(`{"type":"subscribe","pages":%s}`, list(name, 100))
+	})},
+	{"repeated subscribes", talk(2, 310, func(_, _ int) []byte { return text(`{"type":"subscribe","pages":%s}`, list("same ", 100)) })},
+	{"joins", talk(20, 300, func(n, i int) []byte {
+		page := i / 180 * 90 // ninety joins, then their leaves
+		if i%180 < 90 {
+			return text(`{"type":"join","page":"joined %d/%d"}`, n, page+i%90)
+		}
+		return text(`{"type":"leave","page":"joined %d/%d"}`, n, page+i%90)
+	})},
+	{"pings", talk(4, 20_000, func(_, _ int) []byte { return frame(0x89, "") })},
+	{"fragments", talk(4, 20_000, func(_, i int) []byte {
+		if i == 0 {
+			return frame(0x01, "")
+		}
+		return frame(0x00, "")
+	})},
+	{"ids", repeat(1000, 1, func(_ context.Context, addr string, _ int) io.Closer {
+		return opened(addr, "GET /ids/counter/events HTTP/1.1\r\nHost: h\r\n\r\n")
+	})},
+	{"puts", repeat(1000, 50, func(_ context.Context, addr string, _ int) io.Closer {
+		return opened(addr, "PUT /stays%20not/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"+`{"action":"increment"}`)
+	})},
+	{"slow readers", talkDeaf(50, 400, func(_, i int) []byte {
+		return text(`{"type":"subscribe","pages":%s}`, list(fmt.Sprintf("deaf %d/", i%2), 50))
+	})},
+}
+
+// opened connects and sends text.
+func opened(addr, text string) io.Closer {
+	c, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return nil
+	}
+	_ = c.(*net.TCPConn).SetLinger(0)
+	_, _ = io.WriteString(c, text) // the server may have closed it
+	return c
+}
+
+// repeat does one thing so many times a second, in ten goroutines, and keeps the
+// last of what it opened open.
+func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int) io.Closer) func(context.Context, string) {
+	const hands = 10
+	return func(ctx context.Context, addr string) {
+		var wg sync.WaitGroup
+		for range hands {
+			wg.Go(func() {
+				open := make([]io.Closer, max(kept/hands, 1))
+				paced(ctx, perSecond/hands, func(i int) bool {
+					at := &open[i%len(open)]
+					if *at != nil {
+						_ = (*at).Close()
+					}
+					*at = do(ctx, addr, i)
+					return true
+				})
+				for _, c := range open {
+					if c != nil {
+						_ = c.Close()
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// talk has so many clients say so many things a second each. One that is closed
+// comes again. They read what they are sent.
+func talk(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
+	return talking(clients, perSecond, say, func(c *client) { _, _ = io.Copy(io.Discard, c) })
+}
+
+// talkDeaf is talk with clients that read nothing.
+func talkDeaf(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
+	return talking(clients, perSecond, say, func(*client) {})
+}
+
+func talking(clients, perSecond int, say func(client, i int) []byte, listen func(*client)) func(context.Context, string) {
+	return func(ctx context.Context, addr string) {
+		var wg sync.WaitGroup
+		for n := range clients {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					c, err := dial(addr)
+					if err != nil {
+						time.Sleep(100 * time.Millisecond)
+						continue
+					}
+					_ = c.SetDeadline(time.Time{})
+					wg.Go(func() { listen(c) }) // ends with the connection
+					stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+					paced(ctx, perSecond, func(i int) bool {
+						_, err := c.Write(say(n, i))
+						return err == nil
+					})
+					stop()
+					_ = c.Close()
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// paced calls do so many times a second until it returns false or ctx ends.
+func paced(ctx context.Context, perSecond int, do func(i int) bool) {
+	const tick = 10 * time.Millisecond
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	began, i := time.Now(), 0
+	for {
+		for due := int(time.Since(began).Seconds() * float64(perSecond)); i < due; i++ {
+			if ctx.Err() != nil || !do(i) {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+		}
+	}
+}

@@ -1,0 +1,193 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+const patience = 5 * time.Second // of an ordinary client
+
+// client is a WebSocket that knows no more of the protocol than it needs. One
+// goroutine uses it.
+type client struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+const upgrade = "GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+
+// dial opens a WebSocket.
+func dial(addr string) (*client, error) {
+	c, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		return nil, err
+	}
+	w := &client{c, bufio.NewReaderSize(c, 4096)}
+	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err = io.WriteString(c, upgrade); err == nil {
+		var resp *http.Response
+		if resp, err = http.ReadResponse(w.in, nil); err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
+			err = fmt.Errorf("status %d", resp.StatusCode)
+		}
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// frame is a masked frame of up to 65,535 bytes; its mask is 0.
+func frame(first byte, payload string) []byte {
+	b := []byte{first, 0x80 | byte(len(payload))}
+	if len(payload) > 125 {
+		b[1] = 0x80 | 126
+		b = binary.BigEndian.AppendUint16(b, uint16(len(payload)))
+	}
+	return append(append(b, 0, 0, 0, 0), payload...)
+}
+
+func text(format string, args ...any) []byte { return frame(0x81, fmt.Sprintf(format, args...)) }
+
+// next reads one frame and answers it if it is a ping.
+func (c *client) next() (payload []byte, err error) {
+	var head [4]byte
+	if _, err = io.ReadFull(c.in, head[:2]); err != nil {
+		return nil, err
+	}
+	n := int(head[1])
+	if n == 126 {
+		if _, err = io.ReadFull(c.in, head[2:]); err != nil {
+			return nil, err
+		}
+		n = int(binary.BigEndian.Uint16(head[2:]))
+	}
+	payload = make([]byte, n)
+	if _, err = io.ReadFull(c.in, payload); err == nil && head[0] == 0x89 {
+		_, err = c.Write(frame(0x8a, string(payload)))
+	}
+	return payload, err
+}
+
+// await reads until the page's count is want, or any if want is negative.
+func (c *client) await(page string, want int) error {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	for {
+		payload, err := c.next()
+		if err != nil {
+			return err
+		}
+		if !bytes.HasPrefix(payload, []byte(`{"type":"count"`)) {
+			continue
+		}
+		var f struct {
+			Page  string
+			Count int
+		}
+		if json.Unmarshal(payload, &f) == nil && f.Page == page && (want < 0 || f.Count == want) {
+			return nil
+		}
+	}
+}
+
+// ordinary are clients that do nothing wrong.
+type ordinary struct {
+	addr  string
+	stays *client // in stays on its page, and counts 1 there
+	sees  *client
+	n     int
+}
+
+func (o *ordinary) open() (err error) {
+	if o.stays, err = dial(o.addr); err == nil {
+		if o.sees, err = dial(o.addr); err == nil {
+			_, err = o.stays.Write(text(`{"type":"join","page":"stays"}`))
+		}
+	}
+	if err == nil {
+		err = o.stays.await("stays", 1)
+	}
+	_ = o.stays.SetDeadline(time.Time{})
+	go func() { // ends with close
+		for err := error(nil); err == nil; {
+			_, err = o.stays.next()
+		}
+	}()
+	return err
+}
+
+func (o *ordinary) close() { _, _ = o.stays.Close(), o.sees.Close() }
+
+// measure has newcomers come, one after the other: each is to get its first
+// count, and another client is to see it.
+func (o *ordinary) measure(ctx context.Context, d time.Duration) (seen, first times, lost int) {
+	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		o.n++
+		page := fmt.Sprintf("ordinary %d", o.n)
+		came := time.Now()
+		c, err := dial(o.addr)
+		connected := time.Since(came)
+		if err == nil {
+			if _, err = o.sees.Write(text(`{"type":"subscribe","pages":[%q]}`, page)); err == nil {
+				err = o.sees.await(page, 0)
+			}
+			time.Sleep(300 * time.Millisecond) // or the next count of the page would wait for its interval
+			joined := time.Now()
+			if err == nil {
+				_, err = c.Write(text(`{"type":"join","page":%q}`, page))
+			}
+			if err == nil {
+				err = c.await(page, 1)
+			}
+			firstAt := time.Now()
+			if err == nil {
+				err = o.sees.await(page, 1)
+			}
+			if err == nil {
+				seen, first = append(seen, time.Since(joined)), append(first, connected+firstAt.Sub(joined))
+				_, err = o.sees.Write(text(`{"type":"unsubscribe","pages":[%q]}`, page))
+			}
+			_ = c.Close()
+		}
+		if err != nil {
+			lost++
+		}
+	}
+	slices.Sort(seen)
+	slices.Sort(first)
+	return seen, first, lost
+}
+
+// count is the count of the page on which one ordinary client stays.
+func (o *ordinary) count() (int, error) {
+	client := http.Client{Timeout: patience}
+	resp, err := client.Get("http://" + o.addr + "/stays/counter")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	var c struct{ Count int }
+	return c.Count, json.NewDecoder(resp.Body).Decode(&c)
+}
+
+// list is n pages in JSON whose names begin so.
+func list(name string, n int) string {
+	pages := make([]string, n)
+	for i := range pages {
+		pages[i] = fmt.Sprintf("%q", fmt.Sprintf("%s%d", name, i))
+	}
+	return "[" + strings.Join(pages, ",") + "]"
+}

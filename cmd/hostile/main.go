@@ -1,0 +1,249 @@
+//go:build linux
+
+// Hostile attacks servers of its own on the loopback, one attack after the
+// other, and tells what each costs: the memory of the server and of Redis, how
+// soon a join is seen and how soon a newcomer has its first count. Each attack
+// is bounded in rate and time. The exit status is 1 when a bound is broken.
+//
+// It needs Linux and two cores, one for the server and one for this program. With
+// --redis it needs redis-server(1) as well.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The bounds that each attack is held to.
+const (
+	slowerTimes = 1.2                   // an ordinary client's p99, by this
+	slowerBy    = 20 * time.Millisecond // and this
+	mostGrowth  = 300 << 20             // bytes, of any process while it is attacked
+	leftGrowth  = 30 << 20              // bytes, after the rest
+)
+
+const serverCore, clientCore = 0, 1
+
+func main() {
+	h := &run{}
+	var only string
+	flag.StringVar(&h.program, "program", "bin/headcount", "the server")
+	flag.DurationVar(&h.lasts, "lasts", 8*time.Second, "how long each attack lasts")
+	flag.DurationVar(&h.rests, "rests", 20*time.Second, "how long after it the memory must be back")
+	flag.BoolVar(&h.redis, "redis", false, "a server over Redis, not the embedded store")
+	flag.StringVar(&only, "only", "", "names of attacks, separated by commas")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	broken, err := h.run(ctx, only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hostile:", err)
+	}
+	if broken || err != nil {
+		os.Exit(1)
+	}
+}
+
+// run is one run of attacks.
+type run struct {
+	program      string
+	lasts, rests time.Duration
+	redis        bool
+}
+
+func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
+	var cores, mine unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &cores); err != nil || !cores.IsSet(serverCore) || !cores.IsSet(clientCore) {
+		return false, errors.New("cores 0 and 1 are needed, one for the server and one for its clients")
+	}
+	mine.Set(clientCore)
+	if err := unix.SchedSetaffinity(0, &mine); err != nil {
+		return false, err
+	}
+	fmt.Printf("%-22s %30s %30s %26s %26s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "verdict")
+	for _, a := range attacks {
+		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
+			continue
+		}
+		r, err := h.attack(ctx, a)
+		if err != nil {
+			return broken, fmt.Errorf("%s: %w", a.name, err)
+		}
+		why := r.broken()
+		broken = broken || why != ""
+		if why == "" {
+			why = "held"
+		}
+		fmt.Printf("%-22s %30s %30s %26s %26s  %s\n", a.name, r.server, r.store,
+			fmt.Sprintf("%s, %s", r.seen[0], r.seen[1]), fmt.Sprintf("%.1f, %.1f ms", r.first[0].at(99), r.first[1].at(99)), why)
+	}
+	return broken, nil
+}
+
+// memory is that of one process, in bytes, before, at most and after.
+type memory struct{ before, most, after int64 }
+
+func (m memory) String() string {
+	return fmt.Sprintf("%d, %d, %d", m.before>>20, m.most>>20, m.after>>20)
+}
+
+// times are sorted.
+type times []time.Duration
+
+func (t times) at(percent int) float64 {
+	if len(t) == 0 {
+		return 0
+	}
+	return float64(t[(len(t)-1)*percent/100]) / 1e6
+}
+
+func (t times) String() string { return fmt.Sprintf("%.1f/%.1f ms", t.at(50), t.at(99)) }
+
+// result is what an attack cost. Of two values the first is that before it.
+type result struct {
+	server, store memory
+	seen, first   [2]times
+	lost          int    // ordinary clients that did not get what they wanted during the attack
+	wrong         string // count at the end
+}
+
+func (r *result) broken() string {
+	var why []string
+	for name, m := range map[string]memory{"server": r.server, "Redis": r.store} {
+		if m.most-m.before > mostGrowth {
+			why = append(why, name+" grows")
+		}
+		if m.after-m.before > leftGrowth {
+			why = append(why, name+" keeps memory")
+		}
+	}
+	slices.Sort(why)
+	for what, t := range map[string][2]times{"joins are seen late": r.seen, "newcomers wait": r.first} {
+		// At most 1.2 times, and 20 ms, worse.
+		if t[1].at(99) > max(t[0].at(99)*slowerTimes, t[0].at(99)+slowerBy.Seconds()*1e3) {
+			why = append(why, what)
+		}
+	}
+	if r.lost > 0 {
+		why = append(why, fmt.Sprintf("%d ordinary clients failed", r.lost))
+	}
+	if r.wrong != "" {
+		why = append(why, r.wrong)
+	}
+	return strings.Join(why, "; ")
+}
+
+// attack runs a server of its own for one attack.
+func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	public, admin, cluster, redis := freeAddr(), freeAddr(), freeAddr(), freeAddr()
+	args := []string{h.program, "serve", "--listen", public, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}
+	storePID := 0
+	if h.redis {
+		_, port, _ := net.SplitHostPort(redis)
+		store, end, err := start(ctx, "redis-server", "--port", port, "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning")
+		if err != nil {
+			return r, err
+		}
+		defer end()
+		storePID = store
+		args = append(args, "--redis", "redis://"+redis, "--cluster-listen", cluster)
+	}
+	pid, end, err := start(ctx, args...)
+	if err != nil {
+		return r, err
+	}
+	defer end()
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		resp, err := http.Get("http://" + admin + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		if time.Now().After(until) || ctx.Err() != nil {
+			return r, fmt.Errorf("the server is not ready: %w", errors.Join(err, ctx.Err()))
+		}
+	}
+	o := &ordinary{addr: public}
+	if err := o.open(); err != nil {
+		return r, err
+	}
+	defer o.close()
+	r.seen[0], r.first[0], _ = o.measure(ctx, h.lasts/2)
+	r.server, r.store = memory{before: rss(pid)}, memory{before: rss(storePID)}
+
+	watching, watched := context.WithCancel(ctx)
+	var watch, attacking sync.WaitGroup
+	watch.Go(func() { // ends with watched
+		for watching.Err() == nil {
+			r.server.most, r.store.most = max(r.server.most, rss(pid)), max(r.store.most, rss(storePID))
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	attacked, over := context.WithTimeout(ctx, h.lasts)
+	attacking.Go(func() { a.run(attacked, public) })
+	time.Sleep(h.lasts / 8) // it has to begin
+	r.seen[1], r.first[1], r.lost = o.measure(attacked, h.lasts)
+	attacking.Wait()
+	over()
+	select {
+	case <-ctx.Done():
+	case <-time.After(h.rests):
+	}
+	watched()
+	watch.Wait()
+	r.server.after, r.store.after = rss(pid), rss(storePID)
+	if n, err := o.count(); err != nil || n != 1 {
+		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
+	}
+	return r, ctx.Err()
+}
+
+// start runs a program on the server's core until end is called.
+func start(ctx context.Context, args ...string) (pid int, end func(), err error) {
+	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(serverCore)}, args...)...)
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return 0, nil, err
+	}
+	return cmd.Process.Pid, func() { _ = cmd.Process.Signal(syscall.SIGTERM); _ = cmd.Wait() }, nil
+}
+
+func freeAddr() string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return ""
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// rss is the resident memory of a process in bytes; 0 without one.
+func rss(pid int) int64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(text))
+	pages, _ := strconv.ParseInt(fields[1], 10, 64) // digits, as the kernel writes them
+	return pages * int64(os.Getpagesize())
+}
