@@ -138,8 +138,9 @@ halt() {
 		fi
 		code=0
 		ended "$i" || code=$?
-		[ $code = 0 ] || status=1
-		[ $code = 0 ] || [ $code = 137 ] || say "${names[i]} ended with status $code"
+		# 143: SIGTERM came before it could be handled, right after its start.
+		[ $code = 0 ] || [ $code = 143 ] || status=1
+		[ $code = 0 ] || [ $code = 143 ] || [ $code = 137 ] || say "${names[i]} ended with status $code"
 	done
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -106,6 +107,9 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	server.Listener, server.Config.ConnState = door, door.State
 	server.Start()
 	await(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
+	await(t, "a node that owns every partition", func() bool {
+		return !slices.ContainsFunc(own, func(p int) bool { return !nd.Owns(p) })
+	})
 	t.Cleanup(func() {
 		within, stop := context.WithTimeout(context.Background(), patient)
 		defer stop()
