@@ -30,7 +30,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build check test bench hostile microbench soak fuzz picture setup clean race-binary
+.PHONY: run cluster regions build lint check test bench hostile microbench soak fuzz picture setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -48,17 +48,20 @@ regions: build
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount
 
-# What the compiler does not find: format, vet, staticcheck, direction of imports.
-# It also compiles and vets everything for the other systems.
-SYSTEMS = darwin/amd64 darwin/arm64 linux/arm64 freebsd/amd64
-check:
+# What the compiler does not find: format, vet, staticcheck. The tests of the root
+# hold the direction of imports, and type-check everything for the other systems.
+lint:
 	@unformatted=$$(gofmt -l $(GOFILES)) || exit 1; \
 	if [ -n "$$unformatted" ]; then printf 'not formatted; run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; fi
 	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) test -count=1 .
+
+# The same, and vet for the other systems, which first compiles everything for each.
+SYSTEMS = darwin/amd64 darwin/arm64 linux/arm64 freebsd/amd64
+check: lint
 	@set -e; for system in $(SYSTEMS); do \
 		echo "$(GO) vet for $$system"; GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) vet ./...; done
-	$(GO) tool staticcheck ./...
-	$(GO) test -count=1 -run Imports .
 
 # Packages that have files of their own for Linux or Unix. The tag `portable`
 # leaves these out, so Linux tests what the other systems run.
@@ -67,7 +70,7 @@ PORTABLE = ./machine ./gateway/...
 # Everything, also on a machine that has Go alone: setup installs the rest.
 test:
 	$(call part,setup,$(MAKE) --no-print-directory setup)
-	$(call part,check,$(MAKE) --no-print-directory check)
+	$(call part,lint,$(MAKE) --no-print-directory lint)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
 	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(SERVED)'))
 	$(call part,counter stores,$(GO) test -count=1 -timeout 8m -p 2 $$($(GO) list ./... | grep -E '$(SERVED)'))

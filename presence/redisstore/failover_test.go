@@ -96,11 +96,13 @@ func failover(t *testing.T, url string, kill func()) {
 }
 
 func TestSentinelFailover(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartSentinel(t)
 	failover(t, s.URL(), s.Master.Kill)
 }
 
 func TestClusterFailover(t *testing.T) {
+	t.Parallel()
 	c := redistest.StartCluster(t, 3, 3)
 	failover(t, c.URL(), c.Masters[1].Kill)
 }

@@ -353,6 +353,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 func TestRedisComesAndGoes(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
 	states := make(chan bool, 16)

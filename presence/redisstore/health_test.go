@@ -15,6 +15,7 @@ import (
 // writes is away until it does, whatever its reason, though reads still work.
 // (Invariants 1 and 6: nothing is shown as right that cannot be kept right.)
 func TestARedisThatRefusesIsAway(t *testing.T) {
+	t.Parallel()
 	type command []any
 	for name, tc := range map[string]struct{ refuse, serve []command }{
 		"OOM":        {[]command{{"CONFIG", "SET", "maxmemory", "1"}}, []command{{"CONFIG", "SET", "maxmemory", "0"}}},

@@ -279,6 +279,7 @@ func lost(times int) func(presence.Publication) bool {
 // A connection that is silent, because the server hangs or the network drops
 // what is sent, is as good as none.
 func TestASilentSubscriptionIsNoticed(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	s, err := Open(Config{URL: server.URL()})
 	if err != nil {

@@ -56,7 +56,8 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 // Whatever comes and goes, the members are all found, by this owner and by the next,
 // in as many hashes as suit them.
 func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
-	server := redistest.Single(t)
+	t.Parallel()
+	server := redistest.Start(t)
 	open := func() *Store {
 		s, err := Open(Config{URL: server.URL()})
 		if err != nil {
@@ -273,6 +274,7 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
 // Pages that emptied while Redis was away are written by nobody any more: they expire
 // all the same, and those that somebody is on do not.
 func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	s, err := Open(Config{URL: server.URL()})
 	if err != nil {

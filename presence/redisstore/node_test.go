@@ -17,6 +17,7 @@ import (
 // A real node over a real Redis, which is emptied and restarted under it: the
 // counts are right again within ten seconds, without anyone's help.
 func TestANodeHealsRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, server.URL())
 	n, err := node.New(s, node.Config{Name: "node", Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})

@@ -30,7 +30,8 @@ import (
 //	change, save                         once per key; no lost update: storetest's unread contract
 //	renew, leave, hello                  one owner of a name; facts agree: TestProcessesKnowEachOther, TestDifferentSettingsAreRefused
 func TestEveryScriptMayRunTwice(t *testing.T) {
-	server := redistest.Single(t)
+	t.Parallel()
+	server := redistest.Start(t)
 	s, err := Open(Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
