@@ -15,6 +15,11 @@ FUZZTIME  ?= 10s
 # run without the race detector; run them with it after a change there.
 SERVED   = counter/(redisstore|pgstore)$$
 
+# The packages whose tests take longest begin first, so that the others run beside
+# them. The tests of the root are part of lint.
+SLOW     = ./cmd/headcount/faults ./presence/redisstore ./gateway ./cmd/headcount/e2e ./cmd/headcount/simulate
+OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|$(SERVED)')
+
 GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
 
 # The browser for the tests of web/, whatever the distribution calls it.
@@ -72,7 +77,7 @@ test:
 	$(call part,setup,$(MAKE) --no-print-directory setup)
 	$(call part,lint,$(MAKE) --no-print-directory lint)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
-	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(SERVED)'))
+	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $(SLOW) $(OTHERS))
 	$(call part,counter stores,$(GO) test -count=1 -timeout 8m -p 2 $$($(GO) list ./... | grep -E '$(SERVED)'))
 	$(call part,portable test,$(GO) test -race -count=1 -timeout 3m -tags portable $(PORTABLE))
 	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./presence/member)
