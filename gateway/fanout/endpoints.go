@@ -116,27 +116,30 @@ func (h *Hub) renew(w *watched) {
 // within three when the topics are in few buckets. This goroutine attaches and
 // detaches, too, so what it takes for attached has to be there.
 func (h *Hub) verify(ctx context.Context) {
-	var buckets [presence.DefaultBuckets][]presence.Topic
 	h.mu.Lock()
-	for t, w := range h.topics {
-		if w.attached && w.refs > 0 {
-			buckets[w.bucket] = append(buckets[w.bucket], t)
-		}
-	}
-	down := h.down
-	h.mu.Unlock()
-	if down {
+	if h.down {
+		h.mu.Unlock()
 		return
 	}
-	var topics []presence.Topic
+	used, chosen := [presence.DefaultBuckets]bool{}, [presence.DefaultBuckets]bool{}
+	for _, w := range h.topics {
+		used[w.bucket] = used[w.bucket] || w.verifiable()
+	}
 	next := h.verified
-	for looked, i := 0, 0; i < len(buckets) && (looked < verifyPart || h.lost); i++ {
-		if b := buckets[next]; len(b) > 0 {
-			topics = append(topics, b...)
+	for looked, i := 0, 0; i < len(used) && (looked < verifyPart || h.lost); i++ {
+		if used[next] {
+			chosen[next] = true
 			looked++
 		}
-		next = (next + 1) % len(buckets)
+		next = (next + 1) % len(used)
 	}
+	var topics []presence.Topic
+	for t, w := range h.topics {
+		if chosen[w.bucket] && w.verifiable() {
+			topics = append(topics, t)
+		}
+	}
+	h.mu.Unlock()
 	vctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
 	missing, err := h.store.Missing(vctx, h.life, topics)
@@ -151,6 +154,10 @@ func (h *Hub) verify(ctx context.Context) {
 		h.mu.Unlock()
 	}
 }
+
+// verifiable reports whether the store should have the endpoint of the topic. The
+// caller holds the hub's lock.
+func (w *watched) verifiable() bool { return w.attached && w.refs > 0 }
 
 // attach tells the endpoint store of new topics, at most that many, and learns
 // their updates.
