@@ -1,19 +1,19 @@
--- change.lua: count a change of one page, once per key, and publish the level.
+-- change.lua: count a change of one page, once per idempotency key, and publish the level.
 --
 -- KEYS[1]  {b}:s  hash, see README.md
 -- KEYS[2]  {b}:h:<page>  hash, see README.md
--- KEYS[3]  {b}:i:<hash>  string: the idempotency key has been seen; left out without a key
+-- KEYS[3]  {b}:i:<hash>  string: the idempotency key was seen. Left out if there is no key
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  topic
 -- ARGV[4]  author, or empty   ARGV[5]  most authors that a page may have
 -- ARGV[6]  seconds for which the key is remembered
--- Returns  1, or 0 when the key had been seen.
--- Safe to repeat with a key; without one each run counts. O(1).
+-- Returns  1, or 0 if the key was seen before.
+-- Safe to repeat with a key. Without a key every run counts. O(1).
 --#include publish.lua
 
 if KEYS[3] and redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
 local user = ARGV[4]
 local old = redis.call('HMGET', KEYS[2], 'level', 'authors', 'by:' .. user)
-redis.call('HLEN', KEYS[1]) -- foreign data fails here, before any write
+redis.call('HLEN', KEYS[1]) -- with foreign data the script fails here, before it writes
 local time = redis.call('TIME')
 local by, before, inc, last = 0, '0', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), 0
 if old[1] then

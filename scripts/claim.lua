@@ -1,14 +1,14 @@
 -- claim.lua: take one partition. From now on, writes under its older epochs are refused.
 --
 -- KEYS[1]  {p}:o  hash: the owner of the partition, see README.md
--- KEYS[2]  {p}:d  set: pages whose count may not have been written
+-- KEYS[2]  {p}:d  set: pages whose new count may not be written yet
 -- ARGV[1]  owner   ARGV[2]  generation   ARGV[3]  id of the calling process
 -- ARGV[4]  the process's number of this claim; it grows
 -- Returns  {epoch, number of pages in KEYS[2], the epoch before or 0, shares, members,
---          1 when the members are all there are, see members.lua}; epoch '' when this
---          process has claimed the partition again since: the call came late.
--- Safe to repeat: a claim of the same number gets the same epoch, one of a lower
--- number does nothing. Under another generation all counts of pages are void. Then
+--          1 if the partition has all its members (members.lua)}. The epoch is '' if
+--          this process has claimed the partition again since: the call came late.
+-- Safe to repeat: a claim with the same number gets the same epoch, and a claim with a
+-- lower number does nothing. Under another generation all counts of pages are void. Then
 -- no count needs a correction, and the script deletes KEYS[2]. O(1).
 
 local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'claim', 'former', 'shares', 'members', 'whole')

@@ -1,24 +1,27 @@
--- counts.lua: write absolute counts of partitions to pages of one bucket, sum
--- them up, and publish the totals that changed in one message.
+-- counts.lua: write the partitions' absolute counts to the pages of one bucket, add
+-- them up, and publish the changed totals in one message.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:f  string, see fences.lua
 -- KEYS[3]  {b}:r  set: partitions that are complete
 -- KEYS[4]  {b}:l  zset: page -> place of its last change in the region's log
--- KEYS[5]  {b}:z  zset: pages nobody is on   KEYS[6…] {b}:c:<page>  hashes, see README.md
--- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
--- ARGV[4]  highest incarnation the caller knows   ARGV[5]  seconds a page with
---          nobody on it is remembered   ARGV[6]  length of the page keys' prefix
--- ARGV[7]  what the topics of pages begin with   ARGV[8]  generation
--- ARGV[9…] groups: bytes of partition (4), epoch (6), sequence (6), counts of the
---          change here before this group (3), 1: complete with this group (1); then of
---          each count: number of the page (2), users (5)
--- Returns  {'1' when counts may lack users, else '0', a digit per group, number of pages
---          nobody is on, '1' when the bucket is to be swept, see sweep.lua, then
---          'incarnation sequence value' per page, see countValue}; digits: 0 written, or was
---          before; 1 a newer owner; 2 data was lost; 3 counts before are missing.
--- Safe to repeat and to arrive late: counts not newer than (sequence, done) are
--- skipped, and the others are absolute. All is read and checked, then written.
--- Pages of an older rebuild are void: nobody of this region is on them. O(counts).
+-- KEYS[5]  {b}:z  zset: pages without users   KEYS[6…] {b}:c:<page>  hashes, see README.md
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
+-- ARGV[4]  the highest incarnation that the caller knows   ARGV[5]  how many seconds a
+--          page without users is remembered   ARGV[6]  length of the prefix of the
+--          pages' keys   ARGV[7]  prefix of the pages' topics   ARGV[8]  generation
+-- ARGV[9…] groups of bytes: partition (4), epoch (6), sequence of the change (6), how many
+--          counts of this change in this bucket come before this group (3), 1 if the
+--          partition is complete with this group (1). Then, for each count, the number
+--          of the page (2) and the users (5)
+-- Returns  {'1' if counts may lack users, otherwise '0'; a digit per group; the number of
+--          pages without users; '1' if the bucket must be swept (sweep.lua); then
+--          'incarnation sequence value' per page (countValue)}. The digits: 0 written
+--          now or before, 1 there is a newer owner, 2 data was lost, 3 earlier counts of
+--          the change are missing.
+-- Safe to repeat and to arrive late: the script skips counts that are not newer than
+-- (sequence, done), and all counts are absolute. It reads and checks everything before
+-- it writes. Pages of an older rebuild are void: they have no users of this region.
+-- O(counts).
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
@@ -71,13 +74,14 @@ for i = 9, #ARGV do
 end
 
 local reply, records, log = {'0', table.concat(status), 0, state[10] ~= state[11] and '1' or '0'}, {}, {}
--- What is to be written: keys that begin anew; keys and the fields to drop; keys, fields
--- and values to set; keys of pages that somebody, and that nobody, is on from now on.
+-- What the script will write: keys that begin anew; keys with fields to drop; keys with
+-- fields and values to set; keys of pages that get their first user; keys of pages that
+-- lost their last user.
 local anew, drops, sets, back, left = {}, {}, {}, {}, {}
 local prefix, names = tonumber(ARGV[6]), {}
 for k = 6, #KEYS do
   local key, list = KEYS[k], changes[k - 5] or {}
-  local fields, place = {'v'}, {} -- place of each block in fields
+  local fields, place = {'v'}, {} -- the place of each block in fields
   if shared then fields[2] = 'p' end
   for j = 1, #list, 2 do
     local b = math.floor(list[j] / 16)
@@ -101,7 +105,7 @@ for k = 6, #KEYS do
   local others, latest, held = 0, updated, false
   if shared and old[2] then others, latest, held = elsewhere(old[2], peers, updated) end
   local before, delta, moved = users + others, 0, {}
-  for j = 1, #list, 2 do -- of two counts of a partition the later holds
+  for j = 1, #list, 2 do -- of two counts of one partition, the later one holds
     local p, n = list[j], list[j + 1]
     local b = math.floor(p / 16)
     local at = place[b]
@@ -160,7 +164,7 @@ end
 for _, key in ipairs(left) do emptied(key, string.sub(key, prefix + 1), KEYS[5], time[1], ARGV[5]) end
 reply[3] = redis.call('ZCARD', KEYS[5])
 if state[8] and not logging then
-  redis.call('HDEL', KEYS[1], 'log') -- the log lacks this change: it must begin anew
+  redis.call('HDEL', KEYS[1], 'log') -- the log lacks this change, so it must begin anew
 elseif logging and #log > 0 then
   local n, places = redis.call('HINCRBY', KEYS[1], 'places', #log), {}
   for i, page in ipairs(log) do

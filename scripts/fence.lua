@@ -1,24 +1,24 @@
--- fence.lua: tell one bucket the epochs of new claims; rebuild it when they are
--- of another generation than its counts.
+-- fence.lua: tell one bucket the epochs of new claims. If the claims and the bucket's
+-- counts have different generations, the script also begins the bucket's counts anew.
 --
 -- KEYS[1]  {b}:s  hash: the state of the bucket, see README.md
 -- KEYS[2]  {b}:f  string, see fences.lua
 -- KEYS[3]  {b}:r  set: partitions that are complete
 -- KEYS[4]  {b}:l  zset: the log, see counts.lua
--- ARGV[1]  generation   ARGV[2]  1: the claims make good a loss
--- ARGV[3]  highest incarnation the caller knows
--- ARGV[4]  names of the peers, a,b,c, or empty: those it has. Totals of a bucket that
---          begins anew wait for them, and its log begins anew, too
+-- ARGV[1]  generation   ARGV[2]  1: the claims repair a loss of data
+-- ARGV[3]  the highest incarnation that the caller knows
+-- ARGV[4]  names of the peers, a,b,c; empty: the peers that the bucket has. The totals
+--          of a bucket that begins anew wait for the peers, and its log begins anew too
 -- ARGV[5…] partition, epoch, partition, epoch, …
--- Returns  number of partitions whose epoch is news here.
--- Safe to repeat and to arrive late: an epoch never falls, and a call none of
--- whose epochs is news changes nothing, so it cannot bring back an old
--- generation. O(partitions of the claim).
+-- Returns  the number of partitions whose epoch was not known here.
+-- Safe to repeat and to arrive late: an epoch never falls, and a call without a new
+-- epoch changes nothing. So a late call cannot bring back an old generation.
+-- O(partitions of the claim).
 --#include fences.lua
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers')
 local fences, news = redis.call('GET', KEYS[2]) or '', {}
-redis.call('SCARD', KEYS[3]) -- fails here, before any write, when it is no set
+redis.call('SCARD', KEYS[3]) -- if this is no set, the script fails here, before it writes
 for i = 5, #ARGV, 2 do
   local p, epoch = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
   if fenceOf(fences, p) < epoch then news[#news + 1] = {p, epoch} end
@@ -38,13 +38,13 @@ if other or again and raised ~= rebuild then
     redis.call('UNLINK', KEYS[3], KEYS[4])
     redis.call('HDEL', KEYS[1], 'log', 'places', 'lacking', 'floor', 'given', 'forgotten')
     redis.call('HSET', KEYS[1], 'voided', time[1])
-    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- void pages that nobody writes again are to expire
+    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- void pages that nobody writes again must expire
     local names, peers = ARGV[4], {}
     if names == '' then names = string.gsub(state[7] or '', '([%w_-]+) %d %d+ %d+ %d+;', '%1,') end
     if names ~= '' then
       for name in string.gmatch(names, '[^,]+') do
         local flag, floor = string.match(';' .. (state[7] or ''), ';' .. string.gsub(name, '%-', '%%-') .. ' (%d) (%d+) ')
-        if flag == '0' then -- it is silent: nothing will come
+        if flag == '0' then -- the peer is silent, so its counts will not come
           peers[#peers + 1] = name .. ' 0 ' .. floor .. ' ' .. time[1] .. ' 0;'
         else
           peers[#peers + 1] = name .. ' 2 ' .. (floor or 0) .. ' ' .. time[1] .. ' 0;'
@@ -53,7 +53,7 @@ if other or again and raised ~= rebuild then
         if known then redis.call('HSET', KEYS[1], 'peer:' .. name, (string.gsub(known, '%d$', '0'))) end
       end
       redis.call('HSET', KEYS[1], 'peers', table.concat(peers), 'log', string.format('%.0f', fresh))
-      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- a peer that was dropped from z counts no more
+      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- a peer that is no longer in the list no longer counts
     end
   end
   if again or base > 0 then base = fresh end

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  {c}:leases  hash, see renew.lua
 -- ARGV[1]  name   ARGV[2]  incarnation
--- Returns  1 when there was a lease, 0 when there was none.
+-- Returns  1 if there was a lease, otherwise 0.
 -- Safe to repeat and to arrive late: the lease of another incarnation stays. O(1).
 
 local lease = redis.call('HGET', KEYS[1], ARGV[1])

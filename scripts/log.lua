@@ -2,12 +2,12 @@
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
 -- KEYS[3]  {b}:r  set: complete partitions
--- ARGV[1]  partitions there are   ARGV[2]  log the caller has read, 0: none
--- ARGV[3]  place in it up to which it has   ARGV[4]  most pages to return
--- Returns  {log, '' when there is none that has all pages; place of the end; floor;
---          1 when all partitions are complete, 2 when a page after that place has been
---          forgotten; page, place, …} in order. Of another log than ARGV[2] all pages
---          from the beginning.
+-- ARGV[1]  number of partitions   ARGV[2]  the log that the caller has read; 0: none
+-- ARGV[3]  the place up to which the caller has read it   ARGV[4]  most pages to return
+-- Returns  {log, or '' if no log has all pages; place of its end; floor; 1 if all
+--          partitions are complete, 2 if a page after the caller's place was forgotten;
+--          page, place, …} in order. If the log is not ARGV[2], the script returns
+--          pages from its beginning.
 -- Reads only. O(log pages + returned).
 
 local state = redis.call('HMGET', KEYS[1], 'log', 'places', 'void', 'lacking', 'floor', 'forgotten')

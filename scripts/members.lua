@@ -1,25 +1,25 @@
--- members.lua: write one batch of a change to a partition: first the pages whose
--- counts are about to be written, then members.
+-- members.lua: write one batch of a change to a partition. The batch notes which pages
+-- will get new counts, and sets and removes members.
 --
 -- KEYS[1]  {p}:o  hash, see README.md
--- KEYS[2]  {p}:d  set: pages whose count may not have been written
+-- KEYS[2]  {p}:d  set: pages whose new count may not be written yet
 -- KEYS[3…] {p}:m:<i>  hashes: 8 bytes of user and the page -> end of the hold in
---                 unix ms, or empty; first those to be dropped, then those to be changed
+--                 unix ms, or empty. The hashes to drop come first, then those to change
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  sequence of the change
 -- ARGV[4]  number of the batch in its change, from 0
--- ARGV[5]  flags: 1 all counts before this change have been written, KEYS[2] begins
---          anew; 2 with this batch all members are written, in this generation
--- ARGV[6]  number of hashes that the members lie in   ARGV[7]  0, or: all members are
---          dropped first, and lie in so many hashes from now on
--- ARGV[8]  number of pages, then the pages; then for each hash to be changed the number
---          of members to set, field and value of each, the number to remove, their fields
--- Returns  {status, number of hashes, members}; status 0 written, or was before; 1 a
---          newer owner; 2 data was lost; 3 the batch before this one has not been
---          written; 4 there are not ARGV[6] hashes.
--- Safe to repeat and to arrive late: what is not newer than (sequence, batch) is
--- skipped. The number of the batch is written last: one that fails halfway, on
--- foreign data, counts as not written. The first flag and ARGV[7] count in batch 0 only.
--- O(members).
+-- ARGV[5]  sum of flags: 1 all counts before this change are written, so KEYS[2] begins
+--          anew; 2 with this batch all members of this generation are written
+-- ARGV[6]  number of hashes that hold the members   ARGV[7]  0; otherwise the script drops
+--          all members first, and this is the number of hashes from then on
+-- ARGV[8]  number of pages, then the pages. Then for each hash to change: the number of
+--          members to set, field and value of each, the number to remove, their fields
+-- Returns  {status, number of hashes, members}; status 0 written now or before, 1 there is
+--          a newer owner, 2 data was lost, 3 the batch before this one is not written, 4
+--          the number of hashes is not ARGV[6].
+-- Safe to repeat and to arrive late: the script skips what is not newer than (sequence,
+-- batch). It writes the number of the batch last, so a batch that fails halfway, on
+-- foreign data, counts as not written. The first flag and ARGV[7] count in batch 0
+-- only. O(members).
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'sequence', 'batch', 'shares', 'members')
 local epoch, shares, members = tonumber(ARGV[1]), tonumber(owner[5] or 1), tonumber(owner[6] or 0)
@@ -32,7 +32,7 @@ local lastSequence, lastBatch = tonumber(owner[3]), tonumber(owner[4])
 if sequence < lastSequence or sequence == lastSequence and batch <= lastBatch then return answer(0) end
 if batch > 0 and (sequence > lastSequence or batch > lastBatch + 1) then return answer(3) end
 if shares ~= tonumber(ARGV[6]) then return answer(4) end
-redis.call('SCARD', KEYS[2]) -- foreign data fails here, before it is removed
+redis.call('SCARD', KEYS[2]) -- with foreign data the script fails here, before it removes anything
 
 local first = 3
 if batch == 0 and ARGV[7] ~= '0' then

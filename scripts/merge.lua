@@ -1,18 +1,18 @@
--- merge.lua: take what another region tells of its part of one bucket; what
--- becomes of it is what pncounter.Copy.Merge says.
+-- merge.lua: merge what another region reports about its part of one bucket. The result
+-- is that of pncounter.Copy.Merge.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
--- KEYS[3]  {b}:z  zset: pages nobody is on   KEYS[4…] {b}:c:<page>  hashes, see README.md
--- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
--- ARGV[4]  seconds a page with nobody on it is remembered
--- ARGV[5]  length of the page keys' prefix   ARGV[6]  what the topics of pages begin with
+-- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  hashes, see README.md
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
+-- ARGV[4]  how many seconds a page without users is remembered
+-- ARGV[5]  length of the prefix of the pages' keys   ARGV[6]  prefix of the pages' topics
 -- ARGV[7]  region   ARGV[8]  log   ARGV[9]  from   ARGV[10]  to   ARGV[11]  floor
 -- ARGV[12] 1: complete   ARGV[13…] incarnation, increments, decrements per page
 -- Returns  {status, log, cursor, highest incarnation, done, pages that changed,
---          pages whose pair could not be read, then places of pairs refused}; status 0
---          merged, 1 this bucket has no owner yet, 2 a later life is known, 3 a gap.
--- Safe to repeat and to arrive late: a pair never falls. All is read and checked,
--- then written. O(pages).
+--          pages whose pair could not be read, then the places of refused pairs}; status
+--          0 merged, 1 this bucket has no owner yet, 2 a later log is known, 3 a gap.
+-- Safe to repeat and to arrive late: a pair never falls. The script reads and checks
+-- everything before it writes. O(pages).
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
@@ -29,7 +29,7 @@ local peers, waits, out = readPeers(state[6], tonumber(time[1]))
 local peer = peers[region]
 local least = peer and peer.floor or 0
 
--- counted is how many of n users of a peer count, and whether that is left out.
+-- counted returns how many of a peer's n users count, and whether the peer is left out.
 local function counted(peer, inc, n)
   if not peer or inc < peer.floor or n <= 0 then return 0, false end
   if peer.flag == '0' then return 0, true end
@@ -57,10 +57,10 @@ elseif done and to <= cursor then
 end
 
 local rebuild, offset = tonumber(state[2] or 0), tonumber(state[7] or 0)
-local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1) -- of a version that begins
+local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1) -- the incarnation of a version that begins now
 local prefix = tonumber(ARGV[5])
 local writes, records, refused, malformed = {}, {}, {}, 0
-for k = 4, to > cursor and #KEYS or 3 do -- else all of it is known, or has been forgotten since
+for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was forgotten since
   local at = 3 * k + 1
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
@@ -78,10 +78,10 @@ for k = 4, to > cursor and #KEYS or 3 do -- else all of it is known, or has been
         sum, held = sum + n, held or h
       end
     end
-    if read ~= #old[2] then malformed = malformed + 1 end -- it is written anew without that
+    if read ~= #old[2] then malformed = malformed + 1 end -- the pairs are written anew without the unreadable part
   end
   if old.err then
-    malformed = malformed + 1 -- it is no hash: another program's, which is left alone
+    malformed = malformed + 1 -- it is no hash, so it belongs to another program and stays as it is
   elseif inc < math.max(hadInc or 0, least) then
     refused[#refused + 1] = k - 4
   elseif hadInc or up > down then
@@ -108,7 +108,7 @@ for k = 4, to > cursor and #KEYS or 3 do -- else all of it is known, or has been
       w.v = pageValue(rebuild, users, updated, vinc, seq, own, fell)
     end
     w.expire = after == 0 and not held
-    w.persist = (after > 0 or held) and (before == 0 or not done) -- its end may be set
+    w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live
     writes[#writes + 1] = w
   end
 end
@@ -137,10 +137,10 @@ if ARGV[12] == '1' and to >= cursor and not done then
   done = true
   if peer and (floor > peer.floor or peer.flag == '2') then
     if peer.floor > 0 and floor > peer.floor then
-      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- pairs below the floor are void now: totals fall, versions grow
+      redis.call('HINCRBY', KEYS[1], 'offset', 1) -- pairs below the floor are void now: totals fall, so versions must grow
     end
     again = true
-    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- pages whose last pair is void now
+    redis.call('HINCRBY', KEYS[1], 'sweep', 1) -- for pages whose last pair is void now
     least = math.max(floor, peer.floor)
     local z = string.gsub(state[6], '([%w_-]+) (%d) (%d+) (%d+) (%d+);', function(name, flag, _, since, raised)
       if name == region then

@@ -2,11 +2,11 @@
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
 -- KEYS[3…] {b}:c:<page>  hashes, see README.md
--- ARGV[1]  length of the page keys' prefix
--- Returns  'incarnation increments decrements' per page; '' when the page is void or
---          forgotten: then it goes from the log, too.
--- A pair whose incarnation is below the log's floor gets one above it. Safe to repeat.
--- O(pages).
+-- ARGV[1]  length of the prefix of the pages' keys
+-- Returns  'incarnation increments decrements' per page, or '' if the page is void or
+--          forgotten. A forgotten page is also removed from the log.
+-- A pair whose incarnation is below the log's floor gets an incarnation above it. Safe
+-- to repeat. O(pages).
 --#include page.lua
 
 local state = redis.call('HMGET', KEYS[1], 'rebuild', 'floor', 'given', 'forgotten')

@@ -1,21 +1,21 @@
 -- page.lua: how the counts of a page are stored. Other scripts include this file; it
 -- does not run by itself.
 --
--- {b}:c:<page> is a hash of few short fields, so that it stays in the dense form of
--- small hashes, and a change reads and writes few bytes. Its names are short, since
--- each page has them:
---   v   40 bytes: the rebuild that it is of; users of this region; time of their last
---       change; incarnation and sequence of the version; incarnation and decrements of
---       this region's pair, whose increments are the decrements and the users
+-- {b}:c:<page> is a hash with few short fields. So Redis keeps it in the dense form of
+-- small hashes, and a change reads and writes few bytes. The names of the fields are
+-- short, since every page has them:
+--   v   40 bytes: the rebuild to which the counts belong; users of this region; time of
+--       their last change; incarnation and sequence of the version; incarnation and
+--       decrements of this region's pair, whose increments are its decrements plus users
 --   p   the pairs of the other regions, see pairs.lua
---   0 … of 16 partitions each: a byte, how many bytes a number has, and their users, in
+--   0 … each for 16 partitions: one byte with the width of a number, then their users in
 --       order; at most 49 bytes while a partition has under 16 million users on the page
--- {b}:z is a sorted set: pages nobody is on -> since when, unix seconds. They expire.
+-- {b}:z is a sorted set: pages without users -> since when, in unix seconds. They expire.
 
 local pageForm = '>I4I5I5I7I6I7I6'
 
--- readPage reads v: rebuild, users, updated, incarnation, sequence, incarnation and
--- decrements of the pair; nil when there is none, or one that cannot be read.
+-- readPage returns what v holds: rebuild, users, updated, incarnation, sequence, and
+-- incarnation and decrements of the pair. It returns nil if v is missing or unreadable.
 local function readPage(v)
   if not v or #v ~= 40 then return nil end
   return struct.unpack(pageForm, v)
@@ -25,14 +25,15 @@ local function pageValue(rebuild, users, updated, inc, seq, own, down)
   return struct.pack(pageForm, rebuild, users, updated, inc, seq, own, down)
 end
 
--- whole is a whole number as text, also when it is long. (What Lua and Redis make of a
--- number by themselves takes much longer, since it may be a fraction.)
+-- whole returns a whole number as text, also if it is long. (Lua and Redis convert a
+-- number much more slowly by themselves, since it may be a fraction.)
 local function whole(n) return string.format('%d', n) end
 
 local numberForms = {'>I1', '>I2', '>I3', '>I4', '>I5'}
 
--- withCount is a block of 16 partitions in which the number at place i is n, and the
--- number that was there. text: the block, or false. The block is nil when it has none.
+-- withCount sets the number at place i of a block of 16 partitions to n. It returns the
+-- new block, or nil if all its numbers are 0, and the number that was there before. text
+-- is the old block, or false.
 local function withCount(text, i, n)
   if not text then text = '\1' end
   local width = string.byte(text)
@@ -55,8 +56,8 @@ local function withCount(text, i, n)
   return text, had
 end
 
--- emptied has a page that nobody is on expire, unless it is to already. (A TTL of -1
--- also comes about by other ways than the last user's leave: so it is asked for.)
+-- emptied lets a page without users expire, unless it has a time to live already. (A page
+-- can lose its time to live in other ways than by a user who comes, so emptied asks.)
 local function emptied(key, page, empties, now, seconds)
   if redis.call('TTL', key) < 0 then redis.call('EXPIRE', key, seconds) end
   redis.call('ZADD', empties, 'NX', now, page)

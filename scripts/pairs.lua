@@ -7,11 +7,11 @@
 --    and floor
 -- others of a page, 'name incarnation increments decrements;' per region
 
--- waitFor is how many seconds totals are stale for want of a peer's pairs after
--- a loss of data: a peer that can be reached has sent them by then.
+-- waitFor is how many seconds after a loss of data totals stay stale because a peer's
+-- pairs are missing. A peer that can be reached sends them in this time.
 local waitFor = 5
 
--- readPeers reads the field peers; waits says that totals lack users, out lists those left out.
+-- readPeers reads the field peers. waits is true if totals lack users; out lists the peers that are left out.
 local function readPeers(text, now)
   local peers, waits, out = {}, false, {}
   for name, flag, floor, since, raised in string.gmatch(text or '', '([%w_-]+) (%d) (%d+) (%d+) (%d+);') do
@@ -23,9 +23,9 @@ local function readPeers(text, now)
   return peers, waits, table.concat(out, ',')
 end
 
--- elsewhere is the number of a page's users in the other regions, the time of the
--- last change of the total when that of this region's part is updated, and whether a
--- region that is left out has users there.
+-- elsewhere returns the number of a page's users in the other regions, the time of the
+-- last change of the total (updated is the time of the last change in this region), and
+-- whether a region that is left out has users on the page.
 local function elsewhere(others, peers, updated)
   local users, held = 0, false
   for name, inc, up, down in string.gmatch(others or '', '([%w_-]+) (%d+) (%d+) (%d+);') do
@@ -45,8 +45,8 @@ local function elsewhere(others, peers, updated)
   return users, updated, held
 end
 
--- countValue is the value of a count's update, see presence.KindCount; out as
--- readPeers returns it.
+-- countValue returns the value of a count's update, see presence.KindCount. readPeers
+-- returns out.
 local function countValue(users, updated, out)
   if out == '' then return string.format('%d %d', users, updated) end
   return string.format('%d %d %s', users, updated, out)

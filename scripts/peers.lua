@@ -2,13 +2,13 @@
 -- this region has decided.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
--- KEYS[3]  {b}:l  zset: the log, which nobody needs when there are no peers
--- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
+-- KEYS[3]  {b}:l  zset: the log; it is not needed without peers
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4…] peer, 1: in totals or 0: left out, …
--- Returns  1 when something changed.
--- Totals are sums made when they are read, so one word here changes those of all
--- pages at once; offset is added to the sequences of their versions, and readers are told
--- to read again. When a peer comes, or goes for good, the bucket keeps only the peer's
+-- Returns  1 if something changed.
+-- Totals are added up when they are read, so one change here changes the totals of all
+-- pages at once. The script raises offset, which is added to the sequences of all
+-- versions, and tells readers to read again. When a peer comes, or goes for good, the bucket keeps only the peer's
 -- highest incarnation. The peer then sends everything again under higher ones. Safe to
 -- repeat. O(peers).
 --#include pairs.lua

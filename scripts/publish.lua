@@ -9,7 +9,7 @@
 --   u <bytes of topic> <bytes of value> <incarnation> <version's sequence>, topic, value
 --   + <bytes of topic> <bytes of gateway>, topic, gateway: an endpoint has come
 --   - <bytes of topic> <bytes of gateway>, topic, gateway: it has gone
--- A topic is 'kind/site/key'; its value is the kind's own.
+-- A topic is 'kind/site/key'. Only the kind can read its value.
 
 local function updateRecord(topic, incarnation, sequence, value)
   return string.format('u %d %d %s %d\n', #topic, #value, incarnation, sequence) .. topic .. value
@@ -19,7 +19,7 @@ local function endpointRecord(sign, topic, gateway)
   return string.format('%s %d %d\n', sign, #topic, #gateway) .. topic .. gateway
 end
 
--- attach adds the gateway to an endpoint set, and a record when that is news.
+-- attach adds the gateway to an endpoint set. If it was not there, attach adds a record.
 local function attach(endpoints, gateway, topic, records)
   if redis.call('SADD', endpoints, gateway .. '\0' .. topic) == 1 then
     records[#records + 1] = endpointRecord('+', topic, gateway)

@@ -1,15 +1,15 @@
--- read.lua: read counts of pages of one bucket and, for a gateway, attach it to
--- them. (The updates of other kinds are kept as they are published: values.lua.)
+-- read.lua: read the counts of pages of one bucket. If the caller names a gateway, attach
+-- the gateway to the pages. (values.lua does the same for other kinds of topics.)
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
 -- KEYS[3]  {b}:e  set of endpoints, see values.lua
 -- KEYS[4…] {b}:c:<page>  hashes, see README.md
--- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  partitions there are
--- ARGV[4]  length of the page keys' prefix   ARGV[5]  what the topics of pages begin with
--- ARGV[6]  gateway; empty: only read   ARGV[7]  1: return the regions' parts, too
--- Returns  {'1' when counts may lack users, else '0', then 'incarnation sequence value'
---          per page, see countValue; with parts then, per page, the users here and
---          ' name=users' per region counted}
+-- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
+-- ARGV[4]  length of the prefix of the pages' keys   ARGV[5]  prefix of the pages' topics
+-- ARGV[6]  gateway; empty: only read   ARGV[7]  1: return the regions' parts too
+-- Returns  {'1' if counts may lack users, otherwise '0'; then 'incarnation sequence value'
+--          per page (countValue); then, if asked, the parts of each page: the users in
+--          this region and ' name=users' per region that counts}
 -- Safe to repeat: an endpoint that is already there is not published again. O(pages).
 --#include pairs.lua
 --#include publish.lua
@@ -48,7 +48,7 @@ for _, part in ipairs(parts) do reply[#reply + 1] = part end
 local gateway = ARGV[6]
 if gateway ~= '' then
   local prefix, records = tonumber(ARGV[4]), {}
-  redis.call('SCARD', KEYS[3]) -- foreign data fails here, before any write
+  redis.call('SCARD', KEYS[3]) -- with foreign data the script fails here, before it writes
   for k = 4, #KEYS do attach(KEYS[3], gateway, ARGV[5] .. string.sub(KEYS[k], prefix + 1), records) end
   if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], stale, false, records) end
 end

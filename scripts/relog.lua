@@ -1,11 +1,12 @@
--- relog.lua: begin a bucket's log, or put pages into it anew.
+-- relog.lua: begin a bucket's log, or put pages into it again.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
 -- KEYS[3…] {b}:c:<page>  hashes, see README.md
--- ARGV[1]  highest incarnation of this region that a peer knows
--- ARGV[2]  length of the page keys' prefix
--- ARGV[3]  1: the log lacks pages from now on, unless there is one; 0: it has all; empty: no word
--- Returns  number of the log.
+-- ARGV[1]  the highest incarnation of this region that a peer knows
+-- ARGV[2]  length of the prefix of the pages' keys
+-- ARGV[3]  1: if there is no log, it begins and lacks pages; 0: the log has all pages now;
+--          empty: neither
+-- Returns  the number of the log.
 -- Without pages the log gets a number above ARGV[1]. With pages, their pairs get
 -- incarnations above ARGV[1]. So the peer takes what this region sends as new.
 -- Safe to repeat. O(pages).
@@ -30,11 +31,11 @@ for _, w in ipairs(raise) do redis.call('HSET', w[1], 'v', w[2]) end
 if #raise > 0 then redis.call('HSET', KEYS[1], 'given', fresh) end
 if not log then
   log = fresh
-  redis.call('HSET', KEYS[1], 'log', log, 'floor', log, 'lacking', '1') -- a peer may have what was forgotten without a log
+  redis.call('HSET', KEYS[1], 'log', log, 'floor', log, 'lacking', '1') -- a peer may have pages that were forgotten while there was no log
   redis.call('HDEL', KEYS[1], 'places', 'forgotten')
   redis.call('UNLINK', KEYS[2])
 elseif tonumber(log) <= high and #KEYS == 2 then
-  log = fresh -- and all pairs are to be at least of that incarnation, see own.lua
+  log = fresh -- all pairs must have at least this incarnation, see own.lua
   redis.call('HSET', KEYS[1], 'log', log, 'floor', log)
   redis.call('HDEL', KEYS[1], 'forgotten')
 end

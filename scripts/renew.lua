@@ -3,21 +3,21 @@
 -- KEYS[1]  {c}:facts  hash: name -> value
 -- KEYS[2]  {c}:leases hash: name of a process -> 'end-in-unix-ms incarnation roles'
 -- ARGV[1]  name   ARGV[2]  incarnation   ARGV[3]  roles   ARGV[4]  ttl in ms
--- ARGV[5]  0: the facts may not be written when there are none; 1: they may;
---          2: the same, and this process was accepted before
--- ARGV[6]  how many seals to write when there are none   ARGV[7]  how many to add
---          when they are missing and there are others   ARGV[8…]  these: id, seal, …
--- then     fact, value, …; a value may be a list, a,b,c: any of them is right, the
---          first is written. Where there are facts the first of these is one of
---          them; of the others one that is missing is of a later version, and
---          added. Facts that are not named here are nobody's business.
+-- ARGV[5]  if there are no facts: 0 do not write them, 1 write them, 2 write them, and
+--          this process was accepted before
+-- ARGV[6]  how many seals to write if there are none   ARGV[7]  how many to add if
+--          there are others but these are missing   ARGV[8…]  the seals: id, seal, …
+-- then     fact, value, …. A value may be a list, a,b,c: each of its values is right,
+--          and the first is written. If there are facts, the first fact given is one
+--          of them. Any other given fact that is missing belongs to a later version,
+--          and is added. The script ignores facts that are not given.
 -- Returns  {'ok', seals there are, id, seal, …, name, 'end incarnation roles', …} of all live leases,
---          {'missing'} when there are no facts and they may not be written,
+--          {'missing'} if there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]} or {'taken', ms left of that lease}.
 -- Safe to repeat: a lease is moved, not added. O(processes).
 
 local leases = redis.call('HGETALL', KEYS[2])
-local runs = false -- it was accepted and has its lease: it only makes good what is missing
+local runs = false -- the process was accepted and has its lease: it only restores what is missing
 for i = 1, #leases, 2 do
   runs = runs or ARGV[5] == '2' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
 end
@@ -49,7 +49,7 @@ for i = first, #ARGV, 2 do
   if not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
     return {'differs', ARGV[i], value or ''}
   end
-  if new or not runs then -- of a list of values the first is written: secrets rotate
+  if new or not runs then -- the first value of a list is written, so that secrets can rotate
     write[#write + 1] = ARGV[i]
     write[#write + 1] = (string.gsub(ours, ',.*', ''))
   end

@@ -1,14 +1,15 @@
 -- resize.lua: change the number of hashes that hold a partition's members.
 --
 -- KEYS[1]  {p}:o  hash, see README.md
--- KEYS[2…] {p}:m:<i>  hashes of members, two for each step: the one that is divided
---          or joined to, and the one that begins or ends
+-- KEYS[2…] {p}:m:<i>  hashes of members, two for each step: the one that gives or takes
+--          members, and the one that begins or ends
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  number of hashes before   ARGV[4]  and after
--- Returns  0 done; 1 a newer owner; 2 data was lost; 4 there are not that many.
--- One call is one step for whoever loads the partition: before or after it, all
--- members are found. A hash that is divided is written anew, since one that was large
--- once keeps the form of a large one. Safe to repeat and to arrive late: the number of
--- hashes is another then. O(members of those hashes).
+-- Returns  0 done, 1 there is a newer owner, 2 data was lost, 4 the number of hashes is
+--          another.
+-- Whoever loads the partition before or after a call finds all members. The script
+-- writes a divided hash anew, since Redis never turns a large hash back into the dense
+-- form. Safe to repeat and to arrive late, since the number of hashes is another then.
+-- O(members of those hashes).
 --#include shares.lua
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'shares')
@@ -17,7 +18,7 @@ if not owner[1] or tonumber(owner[1]) < epoch then return 2 end
 if tonumber(owner[1]) > epoch then return 1 end
 if owner[2] ~= ARGV[2] then return 2 end
 if (owner[3] or '1') ~= ARGV[3] then return 4 end
-for i = 2, #KEYS do redis.call('HLEN', KEYS[i]) end -- foreign data fails here, before any write
+for i = 2, #KEYS do redis.call('HLEN', KEYS[i]) end -- with foreign data the script fails here, before it writes
 
 local function put(key, list)
   for i = 1, #list, 1000 do redis.call('HSET', key, unpack(list, i, math.min(i + 999, #list))) end

@@ -1,5 +1,5 @@
--- save.lua: change what one user follows and publish the new version, unless another
--- call has changed it since the caller read it.
+-- save.lua: change what one user follows, and publish the new version. If another call
+-- changed it after the caller read it, change nothing.
 --
 -- KEYS[1]  {b}:s  hash, see README.md
 -- KEYS[2]  {b}:u:<user>  hash, see README.md
@@ -7,14 +7,14 @@
 -- ARGV[4]  'incarnation sequence' that was read; '0 0': there was none
 -- ARGV[5]  updated   ARGV[6]  seconds a record without follows is kept
 -- ARGV[7]  number of follows to set; then page, follow, page, follow, …
--- then     pages that are not followed any more
+-- then     pages that the user no longer follows
 -- Returns  the new 'incarnation sequence', or empty if the version was not ARGV[4].
 -- Safe to repeat: the second call finds another version. O(follows given).
 --#include publish.lua
 
 local old = string.match(redis.call('HGET', KEYS[2], '') or '', '^%d+ %d+') or '0 0'
 if old ~= ARGV[4] then return '' end
-redis.call('HLEN', KEYS[1]) -- foreign data fails here, before any write
+redis.call('HLEN', KEYS[1]) -- with foreign data the script fails here, before it writes
 local inc, seq = string.match(old, '^(%d+) (%d+)$')
 if inc == '0' then
   local time = redis.call('TIME')

@@ -4,14 +4,14 @@
 -- The number of hashes ("shares") of a partition follows the number of its members,
 -- see resize.lua. It changes by one at a time, so a step divides or joins one hash only.
 
--- within is the least power of two that is not under n.
+-- within returns the smallest power of two that is at least n.
 local function within(n)
   local size = 1
   while size < n do size = 2 * size end
   return size
 end
 
--- spread is a number of the user that a member's field begins with.
+-- spread returns a number that depends on the user in a member's field.
 local function spread(field)
   local a, b, c, d, e, f, g, h = string.byte(field, 1, 8)
   return ((a * 256 + b) * 256 + c) * 256 + d + ((e * 256 + f) * 256 + g) * 256 + h

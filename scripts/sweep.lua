@@ -1,15 +1,15 @@
 -- sweep.lua: let pages without users in one bucket expire, or forget them at once.
 --
--- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:z  zset: pages nobody is on
+-- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:z  zset: pages without users
 -- KEYS[3…] {b}:c:<page>  hashes, see README.md
--- ARGV[1]  length of the page keys' prefix   ARGV[2]  seconds a page with nobody on it
---          is remembered   ARGV[3]  1: forget those that nobody is on
+-- ARGV[1]  length of the prefix of the pages' keys   ARGV[2]  how many seconds a page
+--          without users is remembered   ARGV[3]  1: forget the pages without users
 -- ARGV[4]  number of the sweep that ends with this call, or empty
--- Returns  {number of the last sweep that was wanted, of the last one that ended}.
--- A page that is left is to expire by the script that changes it. But a loss of data may
--- leave one behind that nobody changes any more, and so may a peer that goes: after that
--- all pages are looked at. A page that is forgotten comes back under a version above all
--- of before. Safe to repeat. O(pages).
+-- Returns  {number of the last sweep that was wanted, number of the last that ended}.
+-- Normally the script that removes a page's last user lets the page expire. But a loss of
+-- data, or a peer that goes, may leave empty pages that nothing changes any more. After
+-- that the sweep looks at all pages. A forgotten page comes back with a version above all
+-- its versions of before. Safe to repeat. O(pages).
 --#include pairs.lua
 --#include page.lua
 
@@ -23,7 +23,7 @@ for k = 3, #KEYS do
   local r, users, updated, inc = readPage(old[1])
   local others, _, held = elsewhere(old[2], peers, updated or 0)
   if old.err then
-    -- another program's: it is left alone
+    -- it belongs to another program and stays as it is
   elseif not r then
     redis.call('ZREM', KEYS[2], page)
   elseif r == rebuild and users > 0 or others > 0 or held then
