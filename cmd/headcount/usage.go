@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,11 +18,25 @@ func usage() (s presence.ProcessStats) {
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err == nil {
 		s.CPU = time.Duration(used.Utime.Nano() + used.Stime.Nano())
 	}
+	s.Memory = residentMemory()
+	return s
+}
+
+// residentMemory returns bytes. Only Linux reports them in a file; elsewhere it is
+// the memory that Go has from the system and has not given back.
+func residentMemory() int64 {
 	if text, err := os.ReadFile("/proc/self/statm"); err == nil { // size resident shared …, in pages
 		if fields := strings.Fields(string(text)); len(fields) > 1 {
-			pages, _ := strconv.ParseInt(fields[1], 10, 64) // 0, which means unknown, when the text is not a number
-			s.Memory = pages * int64(os.Getpagesize())
+			if pages, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
+				return pages * int64(os.Getpagesize())
+			}
 		}
 	}
-	return s
+	return goMemory()
+}
+
+func goMemory() int64 {
+	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	metrics.Read(s)
+	return int64(s[0].Value.Uint64() - s[1].Value.Uint64())
 }
