@@ -615,10 +615,14 @@ func TestAnswersWaitForSlowClient(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = time.Minute }, func(t *testing.T, s *served) {
 		r := s.socket("")
 		_ = r.SetReadBuffer(16 << 10)
-		s.g.each(func(c *conn) {
-			if err := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }).SetWriteBuffer(16 << 10); err != nil {
-				t.Error(err)
-			}
+		await(t, "the connection", func() (set bool) {
+			s.g.each(func(c *conn) {
+				if err := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }).SetWriteBuffer(16 << 10); err != nil {
+					t.Error(err)
+				}
+				set = true
+			})
+			return set
 		})
 		const pings = messageBurst - 10 // several times what the buffers hold
 		var wg sync.WaitGroup
@@ -630,7 +634,10 @@ func TestAnswersWaitForSlowClient(t *testing.T) {
 				}
 			}
 		})
-		time.Sleep(300 * time.Millisecond)
+		await(t, "a client that owes the server its reading", func() (busy bool) {
+			s.g.each(func(c *conn) { busy = c.wire.Busy() })
+			return busy
+		})
 		for i := range pings {
 			r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
 		}
