@@ -43,7 +43,7 @@ type Node interface {
 	Owns(partition int) bool
 	Check(share, shares int)
 	Gateways(live []heartbeat.Source)
-	Died()
+	Died(p presence.Process, seen time.Time)
 	Run(ctx context.Context) error
 }
 

@@ -64,8 +64,8 @@ type Node struct {
 	trouble chan struct{}               // holds one: the manager must reconcile
 	clock   clock
 
-	gateways atomic.Pointer[[]heartbeat.Source] // the live gateways; nil: not known yet
-	death    atomic.Int64                       // when Died was called last, on the clock; 0: never
+	gateways waited
+	death    atomic.Int64 // when Died was called last, on the clock; 0: never
 
 	users    atomic.Int64 // present on any page
 	gaps     atomic.Int64 // suspensions noticed
@@ -120,15 +120,6 @@ func (n *Node) Own(partitions []int) {
 		}
 	}
 }
-
-// Gateways says which gateways are live from now on. Until all of these gateways
-// have reported their users, the node completes no partition that it knows only in
-// part, and removes no user that an earlier owner left. Gateways is called before
-// the first Own. The node keeps the list; nobody may change it.
-func (n *Node) Gateways(live []heartbeat.Source) { n.gateways.Store(&live) }
-
-// Died says that a process died some seconds ago without leaving the cluster.
-func (n *Node) Died() { n.death.Store(max(int64(n.clock.now()), 1)) }
 
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
