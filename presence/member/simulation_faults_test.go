@@ -149,8 +149,7 @@ func (s *simulation) takeForDead(m *member) {
 }
 
 // failAlone breaks the one process there is: nobody stays while it is away, and
-// the next life knows nothing of it. It does not stand still: what holds up a life
-// here is its network and the store's, and its own store would go on.
+// the next life knows nothing of it.
 func (s *simulation) failAlone(m *member) {
 	if m.running == nil || m.leaving || m.frozen {
 		return
@@ -158,10 +157,13 @@ func (s *simulation) failAlone(m *member) {
 	for _, u := range s.crowd.users {
 		s.crowd.excuse(u)
 	}
-	if s.chance.IntN(2) == 0 {
+	switch s.chance.IntN(3) {
+	case 0:
 		s.crash(m, takeover, s.chance.IntN(2) == 0)
-	} else {
+	case 1:
 		s.restart(m, takeover)
+	case 2:
+		s.freeze(m, harmless)
 	}
 }
 

@@ -633,7 +633,7 @@ func (s *simulation) start(m *member) {
 	var store embeddable = h
 	if s.alone {
 		s.store.set(func() { s.store.inner = s.store.fresh() })
-		store = s.store.inner
+		store = &ownStore{s.store.inner, l}
 		parts = Parts{Store: store}
 	}
 	if p.Has(presence.RolePresence) {

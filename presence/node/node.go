@@ -162,15 +162,19 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 // Hold takes or renews the user's hold on the page, which lasts three presence
 // timeouts; unless on, it ends the hold. It returns when the store has the change,
 // or with ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
-// may have been made all the same.
+// may have been made all the same; but once ctx has ended no change begins: whoever
+// gave up may have changed their mind since, and the process may have stood still.
 func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	p := n.actors[u.Partition(len(n.actors))].Load()
 	if p == nil {
 		return ErrNotOwner
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	done := make(chan error, 1)
 	select {
-	case p.mail <- &holdCall{u, page, on, done}:
+	case p.mail <- &holdCall{ctx, u, page, on, done}:
 	case <-p.ended:
 		return ErrNotOwner
 	case <-ctx.Done():

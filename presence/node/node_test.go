@@ -335,6 +335,28 @@ func TestHolds(t *testing.T) {
 	})
 }
 
+// Nothing is done for a caller who has given up, also when that is found out late.
+func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 50 { // there is room in the mailbox all the time
+			if err := r.node.Hold(ctx, 1, "p", true); !errors.Is(err, context.Canceled) {
+				t.Fatalf("Hold = %v, want Canceled", err)
+			}
+		}
+		r.want("p", 0)
+		done := make(chan error, 1)
+		r.node.actors[1].Load().post(&holdCall{ctx, 1, "p", true, done})
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatalf("the actor answered %v, want Canceled", err)
+		}
+		synctest.Wait()
+		r.want("p", 0)
+	})
+}
+
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()

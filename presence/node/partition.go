@@ -115,6 +115,7 @@ type owed struct {
 type mail any
 
 type holdCall struct {
+	ctx  context.Context // the caller's
 	user presence.User
 	page string
 	on   bool
@@ -800,6 +801,10 @@ func (p *partition) departed(u presence.User, pg *page, grace time.Duration) {
 
 // hold takes, renews or ends a hold.
 func (p *partition) hold(c *holdCall) {
+	if err := c.ctx.Err(); err != nil {
+		c.done <- err
+		return
+	}
 	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
 	switch {
 	case c.on:
