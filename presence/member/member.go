@@ -41,6 +41,7 @@ type Node interface {
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
 	Own(partitions []int)
 	Owns(partition int) bool
+	HandOver()
 	Check(share, shares int)
 	Gateways(live []heartbeat.Source)
 	Died(p presence.Process, seen time.Time)

@@ -113,7 +113,7 @@ func (s *simulation) fail() {
 			})
 		}
 	case what == 6:
-		if !s.store.away && !s.still() {
+		if !s.store.away {
 			silent := s.chance.IntN(2) == 0
 			s.store.leave(silent)
 			s.add(outage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
@@ -167,11 +167,6 @@ func (s *simulation) failAlone(m *member) {
 	}
 }
 
-// still reports whether a presence node stands still.
-func (s *simulation) still() bool {
-	return slices.ContainsFunc(s.members, func(o *member) bool { return o.running != nil && o.frozen && o.node != nil })
-}
-
 // others reports whether a member beside m does the role.
 func (s *simulation) others(m *member, role string) bool {
 	return slices.ContainsFunc(s.members, func(o *member) bool { return o != m && o.serves(role) })
@@ -216,9 +211,6 @@ func (s *simulation) parted() bool {
 // freeze has a process stand still for a while. Those that stand still for long
 // have been declared dead before their own timers end anybody's presence.
 func (s *simulation) freeze(m *member, kind faultKind) {
-	if kind == takeover && s.store.away { // nobody would take over from it, and its timers do not stand still here
-		return
-	}
 	var moving []*user // who is on the way there could be too late elsewhere
 	for _, u := range s.crowd.users {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {

@@ -639,6 +639,7 @@ func (s *simulation) start(m *member) {
 	if p.Has(presence.RolePresence) {
 		r.node, err = node.New(store, node.Config{
 			Name: m.name, Partitions: simPartitions, PresenceTimeout: simTimeout, Reply: p, Log: log,
+			Tick: func() { _ = l.pass() },
 		})
 		must(err)
 		parts.Node = r.node

@@ -46,6 +46,7 @@ type Config struct {
 	// Reply answers a gateway. The actors call it, so it must not block. A gateway
 	// asks again when a reply is lost.
 	Reply      Replies
+	Tick       func()                // called at every tick of the node's clock, which stands still meanwhile; nil: not called
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -66,6 +67,7 @@ type Node struct {
 
 	gateways waited
 	death    atomic.Int64 // when Died was called last, on the clock; 0: never
+	handing  atomic.Bool  // HandOver was called
 
 	users    atomic.Int64 // present on any page
 	gaps     atomic.Int64 // suspensions noticed
@@ -120,6 +122,11 @@ func (n *Node) Own(partitions []int) {
 		}
 	}
 }
+
+// HandOver says that other nodes are about to take over all partitions. From then on
+// nobody's time ends here: a return may be on its way to the next owner, which gives
+// everybody time anew.
+func (n *Node) HandOver() { n.handing.Store(true) }
 
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
@@ -196,7 +203,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
-	wg.Go(func() { n.clock.run(ctx, n.suspended) })
+	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unseen: map[int]bool{}}
 	defer m.stopAll()

@@ -872,7 +872,7 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		told := make(chan time.Duration, 10)
-		go c.run(ctx, func(d time.Duration) { told <- d })
+		go c.run(ctx, nil, func(d time.Duration) { told <- d })
 		time.Sleep(10*clockTick + clockTick/2)
 		synctest.Wait()
 		if got := c.now(); got != clockStep+9*clockTick+clockTick/2 {
@@ -882,6 +882,28 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 			t.Fatalf("told of %s", d)
 		}
 		cancel()
+	})
+}
+
+// A node that hands over ends nobody's time: whoever returns may tell the next owner.
+func TestHandingOverEndsNobodysTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		r, stop := start(t, "n", store)
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), join(4, "p"))
+		r.op(gw("a"), leave(1, "p", 2*time.Second))
+		time.Sleep(time.Second)
+		r.node.HandOver()
+		time.Sleep(timeout)
+		r.want("p", 2)
+		r.op(gw("a"), leave(4, "p", 0)) // that is no matter of time
+		r.want("p", 1)
+		stop()
+		next, _ := start(t, "next", store)
+		next.want("p", 1)
+		time.Sleep(timeout)
+		next.want("p", 0)
 	})
 }
 

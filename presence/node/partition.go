@@ -597,7 +597,9 @@ func (p *partition) file(s *session) {
 // expire ends the stays whose time has come: this is the decrement.
 func (p *partition) expire(s *session) {
 	now := p.now()
-	if s.from == p.loaded && !p.told { // a gateway may have the user and not know that this node is the owner
+	// A gateway may have the user and not know that this node is the owner, or know
+	// already that another one is about to be.
+	if s.from == p.loaded && !p.told || p.node.handing.Load() {
 		p.wheel.put(s, now+askEvery)
 		return
 	}
