@@ -824,6 +824,29 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 	})
 }
 
+// A store that comes back with what it had long ago is told who is no longer there.
+func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		past := &shaky{Store: newStore(), generation: 1}
+		old, stop := start(t, "n", past)
+		old.op(gw("a"), join(1, "left since"))
+		stop()
+		s := &shaky{Store: newStore()}
+		for range 3 { // later owners have higher epochs
+			_, stop := start(t, "n", s)
+			stop()
+		}
+		r, _ := start(t, "n", s)
+		r.op(gw("a"), join(1, "p"))
+		s.set(func() { s.Store, s.generation = past.Store, 1 })
+		r.want("left since", 1)
+		time.Sleep(generationPoll + 100*time.Millisecond)
+		r.want("left since", 0)
+		r.want("p", 1)
+		r.want(presence.Site, 1)
+	})
+}
+
 func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 	for name, write := range map[string]bool{"noticed by a write": true, "noticed by nobody's write": false} {
 		t.Run(name, func(t *testing.T) {
