@@ -108,7 +108,7 @@ func simulateSeed(t *testing.T, seed uint64) {
 const (
 	simPartitions = 7
 	simBuckets    = 3
-	simTimeout    = 7 * time.Second // presence-timeout
+	simTimeout    = 7 * time.Second // presence-timeout, unless a test says otherwise
 	simRounds     = 2
 	simQuiet      = 10 * time.Second // until every count must be exact
 	simUsers      = 12
@@ -117,16 +117,17 @@ const (
 // simulation is one seed's. Its driver, run, alone touches everything that is
 // not under mu.
 type simulation struct {
-	seed   uint64
-	replay bool
-	chance *rand.Rand
-	begun  time.Time
-	net    *network
-	store  *sharedStore
-	crowd  *crowd
-	pages  []string
-	where  []string // names of the gateways
-	alone  bool     // one process over a store of its own: it has no network, and what it knows ends with it
+	seed    uint64
+	replay  bool
+	timeout time.Duration // presence-timeout
+	chance  *rand.Rand
+	begun   time.Time
+	net     *network
+	store   *sharedStore
+	crowd   *crowd
+	pages   []string
+	where   []string // names of the gateways
+	alone   bool     // one process over a store of its own: it has no network, and what it knows ends with it
 
 	members  []*member
 	watchers []*user  // one tab at each gateway, which hears all counts
@@ -179,7 +180,7 @@ func (m *member) serves(role string) bool {
 
 func newSimulation(seed uint64, replay bool) *simulation {
 	s := &simulation{
-		seed: seed, replay: replay, chance: chance(seed, "driver"), begun: time.Now(),
+		seed: seed, replay: replay, timeout: simTimeout, chance: chance(seed, "driver"), begun: time.Now(),
 		net: newNetwork(seed), pages: []string{"a", "b", "c"},
 	}
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
@@ -638,7 +639,7 @@ func (s *simulation) start(m *member) {
 	}
 	if p.Has(presence.RolePresence) {
 		r.node, err = node.New(store, node.Config{
-			Name: m.name, Partitions: simPartitions, PresenceTimeout: simTimeout, Reply: p, Log: log,
+			Name: m.name, Partitions: simPartitions, PresenceTimeout: s.timeout, Reply: p, Log: log,
 			Tick: func() { _ = l.pass() },
 		})
 		must(err)
@@ -688,8 +689,9 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 	must(err)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: memstore.New(memstore.Config{}),
-		Cluster:    p,
-		LeaveGrace: 2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
+		Cluster:           p,
+		HeartbeatInterval: min(s.timeout/3, 2*time.Second),
+		LeaveGrace:        2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		Identities: simIdentities(), Origins: origins, Proxies: proxies, Assets: fstest.MapFS{}, Log: log,
 	})
 	must(err)
