@@ -114,6 +114,7 @@ func (m *Member) membership(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			case <-tick.C:
+			case <-soon.C: // a starting process disagrees with everybody
 			}
 		}
 	}
