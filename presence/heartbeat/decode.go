@@ -15,13 +15,14 @@ import (
 // DecoderConfig names the receiver and the callbacks that get the messages. The
 // callbacks own the messages that they get.
 type DecoderConfig struct {
-	Name       string      // the receiver's, as its senders know it; required
-	Partitions int         // P; default presence.DefaultPartitions
-	Keys       *seal.Keys  // nil: nothing is signed
-	Guard      *seal.Guard // nil: the Decoder makes one with the defaults
-	OnBeat     Beats       // nil: beats are ignored
-	OnReply    Replies     // nil: replies are ignored
-	OnTable    Tables      // called for every datagram whose sender has a ring
+	Name       string           // the receiver's, as its senders know it; required
+	Partitions int              // P; default presence.DefaultPartitions
+	Keys       *seal.Keys       // nil: nothing is signed
+	Guard      *seal.Guard      // nil: the Decoder makes one with the defaults
+	Now        func() time.Time // default time.Now
+	OnBeat     Beats            // nil: beats are ignored
+	OnReply    Replies          // nil: replies are ignored
+	OnTable    Tables           // called for every datagram whose sender has a ring
 }
 
 // Decoder takes datagrams apart. One goroutine at a time may use it.
@@ -53,9 +54,12 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 	if cfg.Keys == nil {
 		cfg.Keys = &seal.Keys{}
 	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	if cfg.Guard == nil {
 		var err error
-		if cfg.Guard, err = seal.NewGuard(seal.GuardConfig{}); err != nil {
+		if cfg.Guard, err = seal.NewGuard(seal.GuardConfig{Now: cfg.Now}); err != nil {
 			return nil, err
 		}
 	}
@@ -131,7 +135,7 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 		return nil, 0, source, ErrMisdirected
 	}
 	source.Incarnation = le.Uint64(p[offLife:])
-	source.Gateway, err = d.cfg.Guard.Admit(time.Now(), p[offName+1:offName+1+name],
+	source.Gateway, err = d.cfg.Guard.Admit(d.cfg.Now(), p[offName+1:offName+1+name],
 		source.Incarnation, int64(le.Uint64(p[offTime:])), le.Uint64(p[offSequence:]))
 	return signed[header:], p[3], source, err
 }

@@ -25,6 +25,7 @@ type Encoder struct {
 	header   []byte
 	sequence uint64
 	emit     func([]byte)
+	now      func() time.Time
 
 	buf    []byte // the datagram being made
 	record int    // where the open record begins; 0: no record is open
@@ -38,7 +39,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Enco
 	if len(from.Gateway) > MaxName {
 		return nil, fmt.Errorf("heartbeat: name %q is longer than %d bytes", from.Gateway, MaxName)
 	}
-	e := &Encoder{sealer: keys.Sealer(), sequence: sequence, buf: make([]byte, 0, MaxDatagram)}
+	e := &Encoder{sealer: keys.Sealer(), sequence: sequence, now: time.Now, buf: make([]byte, 0, MaxDatagram)}
 	h := make([]byte, offName, offName+1+len(from.Gateway))
 	h[0], h[1], h[2] = magic0, magic1, version
 	id := e.sealer.ID()
@@ -315,7 +316,7 @@ func (e *Encoder) flush() {
 	}
 	e.sequence++
 	le.PutUint16(e.buf[offLength:], uint16(len(e.buf)+seal.Size))
-	le.PutUint64(e.buf[offTime:], uint64(time.Now().UnixMilli()))
+	le.PutUint64(e.buf[offTime:], uint64(e.now().UnixMilli()))
 	le.PutUint64(e.buf[offSequence:], e.sequence)
 	e.buf = e.sealer.Sign(e.buf, e.buf)
 	e.emit(e.buf)

@@ -38,9 +38,10 @@ type Config struct {
 	// Name is the address, "host:port", that other processes send to. Datagrams to
 	// another name are refused, so all processes must spell it the same way.
 	Name        string
-	Incarnation uint64        // of this life of the process; each life has a higher one
-	Partitions  int           // P; default presence.DefaultPartitions
-	Window      time.Duration // how far clocks may differ and how late datagrams may be; default 30s
+	Incarnation uint64           // of this life of the process; each life has a higher one
+	Partitions  int              // P; default presence.DefaultPartitions
+	Window      time.Duration    // how far clocks may differ and how late datagrams may be; default 30s
+	Now         func() time.Time // default time.Now
 
 	// Resolve finds a name's address, which is used for 30 s. A slow Resolve delays
 	// only the datagrams to that name. Default: DNS.
@@ -119,11 +120,14 @@ func New(cfg Config) (*Transport, error) {
 	if udp, ok := cfg.Conn.LocalAddr().(*net.UDPAddr); ok && len(cfg.Keys) == 0 && !udp.IP.IsLoopback() {
 		return nil, fmt.Errorf("heartbeat: %w: without a cluster secret %s must be a loopback address", seal.ErrConfig, udp)
 	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	keys, err := seal.NewKeys(cfg.Keys, "heartbeat")
 	if err != nil {
 		return nil, err
 	}
-	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window})
+	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Now: cfg.Now})
 	if err != nil {
 		return nil, err
 	}
@@ -144,6 +148,7 @@ func New(cfg Config) (*Transport, error) {
 	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
 	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
 	t.decoder, err = NewDecoder(DecoderConfig{
+		Now:  cfg.Now,
 		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Guard: guard,
 		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: comparison{t},
 	})
@@ -249,6 +254,7 @@ func (t *Transport) destination(name string) (d *destination, reason string) {
 	if err != nil {
 		return nil, "name"
 	}
+	encoder.now = t.cfg.Now
 	d = &destination{t: t, name: name, wake: make(chan struct{}, 1), encoder: encoder}
 	t.to[name] = d
 	ctx := t.running

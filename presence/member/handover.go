@@ -16,6 +16,9 @@ const handOver = 2*renewEvery + 500*time.Millisecond
 func (m *Member) Leave(ctx context.Context) {
 	m.leaving.Store(true)
 	if t := m.table.Load(); !m.alone && (t == nil || !m.last(t)) {
+		if m.parts.Node != nil {
+			m.parts.Node.HandOver()
+		}
 		m.renewSoon()
 		sleep(ctx, handOver)
 	}

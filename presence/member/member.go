@@ -41,9 +41,10 @@ type Node interface {
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
 	Own(partitions []int)
 	Owns(partition int) bool
+	HandOver()
 	Check(share, shares int)
 	Gateways(live []heartbeat.Source)
-	Died()
+	Died(p presence.Process, seen time.Time)
 	Run(ctx context.Context) error
 }
 

@@ -114,6 +114,7 @@ func (m *Member) membership(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			case <-tick.C:
+			case <-soon.C: // a starting process disagrees with everybody
 			}
 		}
 	}
@@ -213,7 +214,7 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 		if m.trusts == nil || m.trusts(other.Name) {
 			old := seen[other.Name]
 			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
-				m.died()
+				m.died(old)
 			}
 			if old == nil && other.Name != m.self.Name {
 				m.log.Info().Str("process", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
@@ -239,7 +240,7 @@ func (m *Member) adopt(now time.Time) error {
 	for name, s := range l.seen {
 		if now.Sub(s.at) >= absentFor {
 			delete(l.seen, name)
-			m.gone(s.Process)
+			m.gone(s)
 			continue
 		}
 		lives[presence.LifeName(name, s.Incarnation)] = true
@@ -285,19 +286,19 @@ func (m *Member) adopt(now time.Time) error {
 
 // gone notes that a process is no longer there. The dispatchers drop its endpoints
 // after they asked Ended.
-func (m *Member) gone(dead presence.Process) {
+func (m *Member) gone(dead *sighting) {
 	if len(dead.Roles) == 0 {
 		m.log.Info().Str("process", dead.Name).Msg("a process has left")
 	} else {
 		m.log.Warn().Str("process", dead.Name).Msg("a process is gone")
-		m.died()
+		m.died(dead)
 	}
 }
 
 // died tells the node that a process ended without leaving the cluster.
-func (m *Member) died() {
+func (m *Member) died(dead *sighting) {
 	if m.parts.Node != nil {
-		m.parts.Node.Died()
+		m.parts.Node.Died(dead.Process, dead.at)
 	}
 }
 

@@ -106,14 +106,14 @@ func (s *simulation) fail() {
 	case what == 3 || what == 4:
 		s.restart(m, kind)
 	case what == 5:
-		if s.net.weather.Load().lost == 0 {
+		if s.net.weather.Load().lost == 0 && s.excuse(s.moving()) {
 			s.net.weather.Store(&weather{lost: 0.2, repeated: 0.1, late: 0.2, delay: 300 * time.Millisecond})
 			s.add(stormy, s.between(5*time.Second, 15*time.Second), "datagrams are lost, repeated and late", func() {
 				s.net.weather.Store(&weather{})
 			})
 		}
 	case what == 6:
-		if !s.store.away && !s.still() {
+		if !s.store.away {
 			silent := s.chance.IntN(2) == 0
 			s.store.leave(silent)
 			s.add(outage, s.between(500*time.Millisecond, 12*time.Second), fmt.Sprintf("the store is away, silently %t", silent), s.store.comeBack)
@@ -149,8 +149,7 @@ func (s *simulation) takeForDead(m *member) {
 }
 
 // failAlone breaks the one process there is: nobody stays while it is away, and
-// the next life knows nothing of it. It does not stand still: what holds up a life
-// here is its network and the store's, and its own store would go on.
+// the next life knows nothing of it.
 func (s *simulation) failAlone(m *member) {
 	if m.running == nil || m.leaving || m.frozen {
 		return
@@ -158,16 +157,14 @@ func (s *simulation) failAlone(m *member) {
 	for _, u := range s.crowd.users {
 		s.crowd.excuse(u)
 	}
-	if s.chance.IntN(2) == 0 {
+	switch s.chance.IntN(3) {
+	case 0:
 		s.crash(m, takeover, s.chance.IntN(2) == 0)
-	} else {
+	case 1:
 		s.restart(m, takeover)
+	case 2:
+		s.freeze(m, harmless)
 	}
-}
-
-// still reports whether a presence node stands still.
-func (s *simulation) still() bool {
-	return slices.ContainsFunc(s.members, func(o *member) bool { return o.running != nil && o.frozen && o.node != nil })
 }
 
 // others reports whether a member beside m does the role.
@@ -194,14 +191,30 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 
 // scatter excuses those who have to leave m's gateway while another one stands
 // still, or is parted from somebody: whoever tries that one first may be too late
-// elsewhere. It reports whether anybody is left who is not excused.
+// elsewhere. So may whoever returns while datagrams are lost: of six in a row all may
+// be, and then the grace is over. It reports whether anybody is left who is not excused.
 func (s *simulation) scatter(m *member) bool {
-	if s.parted() || slices.ContainsFunc(s.members, func(o *member) bool {
+	if s.parted() || s.net.weather.Load().lost > 0 || slices.ContainsFunc(s.members, func(o *member) bool {
 		return o.running != nil && o.frozen && slices.Contains(o.roles, presence.RoleGateway)
 	}) {
 		return s.excuse(s.crowd.at(m.name))
 	}
 	return true
+}
+
+// moving is those who are on the way to a gateway, or have to leave one.
+func (s *simulation) moving() (users []*user) {
+	for _, u := range s.crowd.users {
+		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
+			users = append(users, u)
+		}
+	}
+	for _, m := range s.members {
+		if m.running != nil && m.leaving {
+			users = append(users, s.crowd.at(m.name)...)
+		}
+	}
+	return users
 }
 
 // parted reports whether any two processes are.
@@ -214,16 +227,7 @@ func (s *simulation) parted() bool {
 // freeze has a process stand still for a while. Those that stand still for long
 // have been declared dead before their own timers end anybody's presence.
 func (s *simulation) freeze(m *member, kind faultKind) {
-	if kind == takeover && s.store.away { // nobody would take over from it, and its timers do not stand still here
-		return
-	}
-	var moving []*user // who is on the way there could be too late elsewhere
-	for _, u := range s.crowd.users {
-		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
-			moving = append(moving, u)
-		}
-	}
-	if !s.excuse(moving) {
+	if !s.excuse(s.moving()) { // who is on the way there could be too late elsewhere
 		return
 	}
 	lasts := s.between(200*time.Millisecond, 3*time.Second)

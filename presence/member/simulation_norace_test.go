@@ -2,4 +2,4 @@
 
 package member
 
-const simDefault = 80
+const simDefault = 400

@@ -29,7 +29,7 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 			s := clusterOf(least)
 			defer s.end()
 			s.ready()
-			if took := time.Since(begun); took > 3*time.Second {
+			if took := time.Since(begun); took > 2500*time.Millisecond {
 				t.Errorf("%d processes were ready after %s", len(s.members), took)
 			}
 			time.Sleep(simQuiet)

@@ -114,6 +114,45 @@ type handle struct {
 
 var _ Store = (*handle)(nil)
 
+// ownStore is the store of a process that is alone: it stands still, and ends, with
+// the process.
+type ownStore struct {
+	*memstore.Store
+	l *life
+}
+
+func (o *ownStore) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	if err := o.l.pass(); err != nil {
+		outcomes := make([]presence.Outcome, len(changes))
+		for i := range outcomes {
+			outcomes[i].Err = err
+		}
+		return outcomes
+	}
+	return o.Store.Write(ctx, changes)
+}
+
+func (o *ownStore) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
+	if err := o.l.pass(); err != nil {
+		return nil, err
+	}
+	return o.Store.Counts(ctx, pages)
+}
+
+func (o *ownStore) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+	if err := o.l.pass(); err != nil {
+		return nil, err
+	}
+	return o.Store.Attach(ctx, gateway, topics)
+}
+
+func (o *ownStore) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
+	if err := o.l.pass(); err != nil {
+		return nil, err
+	}
+	return o.Store.Renew(ctx, p, ttl)
+}
+
 const (
 	storeLooks   = 250 * time.Millisecond // between two looks at whether the store answers
 	storeTimeout = 3 * time.Second        // of a call that nobody answers

@@ -108,8 +108,9 @@ func simulateSeed(t *testing.T, seed uint64) {
 const (
 	simPartitions = 7
 	simBuckets    = 3
-	simTimeout    = 7 * time.Second // presence-timeout
+	simTimeout    = 7 * time.Second // presence-timeout, unless a test says otherwise
 	simRounds     = 2
+	simSkew       = 2 * time.Second  // of a clock, at most, either way
 	simQuiet      = 10 * time.Second // until every count must be exact
 	simUsers      = 12
 )
@@ -117,16 +118,17 @@ const (
 // simulation is one seed's. Its driver, run, alone touches everything that is
 // not under mu.
 type simulation struct {
-	seed   uint64
-	replay bool
-	chance *rand.Rand
-	begun  time.Time
-	net    *network
-	store  *sharedStore
-	crowd  *crowd
-	pages  []string
-	where  []string // names of the gateways
-	alone  bool     // one process over a store of its own: it has no network, and what it knows ends with it
+	seed    uint64
+	replay  bool
+	timeout time.Duration // presence-timeout
+	chance  *rand.Rand
+	begun   time.Time
+	net     *network
+	store   *sharedStore
+	crowd   *crowd
+	pages   []string
+	where   []string // names of the gateways
+	alone   bool     // one process over a store of its own: it has no network, and what it knows ends with it
 
 	members  []*member
 	watchers []*user  // one tab at each gateway, which hears all counts
@@ -147,7 +149,8 @@ type simulation struct {
 type member struct {
 	name  string
 	roles []string
-	facts string // other settings than everybody has; empty: the same
+	facts string        // other settings than everybody has; empty: the same
+	skew  time.Duration // of its clock
 	*running
 }
 
@@ -179,7 +182,7 @@ func (m *member) serves(role string) bool {
 
 func newSimulation(seed uint64, replay bool) *simulation {
 	s := &simulation{
-		seed: seed, replay: replay, chance: chance(seed, "driver"), begun: time.Now(),
+		seed: seed, replay: replay, timeout: simTimeout, chance: chance(seed, "driver"), begun: time.Now(),
 		net: newNetwork(seed), pages: []string{"a", "b", "c"},
 	}
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
@@ -206,6 +209,11 @@ func newSimulation(seed uint64, replay bool) *simulation {
 	case 2:
 		add("front", 2, presence.RoleGateway, presence.RoleDispatcher)
 		add("node", 3, presence.RolePresence)
+	}
+	if clocks := chance(seed, "clocks"); clocks.IntN(3) == 0 {
+		for _, m := range s.members {
+			m.skew = time.Duration(clocks.Int64N(int64(2*simSkew))) - simSkew
+		}
 	}
 	return s
 }
@@ -302,7 +310,7 @@ func (s *simulation) round(n int) {
 	}
 	held, meant := s.crowd.held()
 	if !s.alone {
-		if held == 0 {
+		if held == 0 && len(stayers) > 0 {
 			s.broken("nobody was held to stay: this round proves nothing")
 		}
 		simHeld.Add(int64(held))
@@ -598,7 +606,8 @@ type embeddable interface {
 
 // start begins a life of the member.
 func (s *simulation) start(m *member) {
-	incarnation := uint64(time.Now().UnixMilli())
+	clock := func() time.Time { return time.Now().Add(m.skew) }
+	incarnation := uint64(clock().UnixMilli())
 	self := presence.Process{Name: m.name, Roles: m.roles, Incarnation: incarnation}
 	log := zerolog.Nop()
 	if s.replay {
@@ -611,13 +620,13 @@ func (s *simulation) start(m *member) {
 	transport, err := heartbeat.New(heartbeat.Config{
 		Conn: l.socket, Keys: keys, Name: m.name, Incarnation: incarnation, Partitions: simPartitions,
 		Resolve: func(name string) (net.Addr, error) { return address(name), nil },
-		OnBeat:  p, OnReply: p, OnTable: p, Log: log,
+		Now:     clock, OnBeat: p, OnReply: p, OnTable: p, Log: log,
 	})
 	must(err)
-	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l})
+	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l, Now: clock})
 	must(err)
 	l.calls, err = rpc.NewHandler(rpc.Config{
-		Keys: keys, Name: m.name, Log: log,
+		Keys: keys, Name: m.name, Now: clock, Log: log,
 		Updates: p, Holds: p, NotOwner: node.ErrNotOwner,
 	})
 	must(err)
@@ -633,12 +642,13 @@ func (s *simulation) start(m *member) {
 	var store embeddable = h
 	if s.alone {
 		s.store.set(func() { s.store.inner = s.store.fresh() })
-		store = s.store.inner
+		store = &ownStore{s.store.inner, l}
 		parts = Parts{Store: store}
 	}
 	if p.Has(presence.RolePresence) {
 		r.node, err = node.New(store, node.Config{
-			Name: m.name, Partitions: simPartitions, PresenceTimeout: simTimeout, Reply: p, Log: log,
+			Name: m.name, Partitions: simPartitions, PresenceTimeout: s.timeout, Reply: p, Log: log,
+			Tick: func() { _ = l.pass() },
 		})
 		must(err)
 		parts.Node = r.node
@@ -687,8 +697,9 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 	must(err)
 	gw, err := gateway.New(gateway.Config{
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: memstore.New(memstore.Config{}),
-		Cluster:    p,
-		LeaveGrace: 2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
+		Cluster:           p,
+		HeartbeatInterval: min(s.timeout/3, 2*time.Second),
+		LeaveGrace:        2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		Identities: simIdentities(), Origins: origins, Proxies: proxies, Assets: fstest.MapFS{}, Log: log,
 	})
 	must(err)

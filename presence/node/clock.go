@@ -30,8 +30,9 @@ func (c *clock) now() time.Duration {
 	return l.at + min(time.Since(l.real), clockStep)
 }
 
-// run ticks until ctx ends. It calls suspended with the time that it left out.
-func (c *clock) run(ctx context.Context, suspended func(time.Duration)) {
+// run ticks until ctx ends. It calls ticked, unless that is nil, at every tick, and
+// suspended with the time that it left out.
+func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Duration)) {
 	tick := time.NewTicker(clockTick)
 	defer tick.Stop()
 	for {
@@ -39,6 +40,9 @@ func (c *clock) run(ctx context.Context, suspended func(time.Duration)) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if ticked != nil {
+			ticked()
 		}
 		l := c.last.Load()
 		now := time.Now()

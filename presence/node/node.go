@@ -46,6 +46,7 @@ type Config struct {
 	// Reply answers a gateway. The actors call it, so it must not block. A gateway
 	// asks again when a reply is lost.
 	Reply      Replies
+	Tick       func()                // called at every tick of the node's clock, which stands still meanwhile; nil: not called
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -64,8 +65,9 @@ type Node struct {
 	trouble chan struct{}               // holds one: the manager must reconcile
 	clock   clock
 
-	gateways atomic.Pointer[[]heartbeat.Source] // the live gateways; nil: not known yet
-	death    atomic.Int64                       // when Died was called last, on the clock; 0: never
+	gateways waited
+	death    atomic.Int64 // when Died was called last, on the clock; 0: never
+	handing  atomic.Bool  // HandOver was called
 
 	users    atomic.Int64 // present on any page
 	gaps     atomic.Int64 // suspensions noticed
@@ -121,14 +123,10 @@ func (n *Node) Own(partitions []int) {
 	}
 }
 
-// Gateways says which gateways are live from now on. Until all of these gateways
-// have reported their users, the node completes no partition that it knows only in
-// part, and removes no user that an earlier owner left. Gateways is called before
-// the first Own. The node keeps the list; nobody may change it.
-func (n *Node) Gateways(live []heartbeat.Source) { n.gateways.Store(&live) }
-
-// Died says that a process died some seconds ago without leaving the cluster.
-func (n *Node) Died() { n.death.Store(max(int64(n.clock.now()), 1)) }
+// HandOver says that other nodes are about to take over all partitions. From then on
+// nobody's time ends here: a return may be on its way to the next owner, which gives
+// everybody time anew.
+func (n *Node) HandOver() { n.handing.Store(true) }
 
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
@@ -171,15 +169,19 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 // Hold takes or renews the user's hold on the page, which lasts three presence
 // timeouts; unless on, it ends the hold. It returns when the store has the change,
 // or with ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
-// may have been made all the same.
+// may have been made all the same; but once ctx has ended no change begins: whoever
+// gave up may have changed their mind since, and the process may have stood still.
 func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	p := n.actors[u.Partition(len(n.actors))].Load()
 	if p == nil {
 		return ErrNotOwner
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	done := make(chan error, 1)
 	select {
-	case p.mail <- &holdCall{u, page, on, done}:
+	case p.mail <- &holdCall{ctx, u, page, on, done}:
 	case <-p.ended:
 		return ErrNotOwner
 	case <-ctx.Done():
@@ -201,7 +203,7 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
-	wg.Go(func() { n.clock.run(ctx, n.suspended) })
+	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
 	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unseen: map[int]bool{}}
 	defer m.stopAll()

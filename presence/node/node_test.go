@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -334,6 +335,28 @@ func TestHolds(t *testing.T) {
 	})
 }
 
+// Nothing is done for a caller who has given up, also when that is found out late.
+func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := start(t, "n", newStore())
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 50 { // there is room in the mailbox all the time
+			if err := r.node.Hold(ctx, 1, "p", true); !errors.Is(err, context.Canceled) {
+				t.Fatalf("Hold = %v, want Canceled", err)
+			}
+		}
+		r.want("p", 0)
+		done := make(chan error, 1)
+		r.node.actors[1].Load().post(&holdCall{ctx, 1, "p", true, done})
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatalf("the actor answered %v, want Canceled", err)
+		}
+		synctest.Wait()
+		r.want("p", 0)
+	})
+}
+
 func TestTakeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -539,6 +562,95 @@ func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 	})
 }
 
+// A gateway that died, or stands still, may come back with its users as long as
+// they would be counted if the store had lost nothing.
+func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		died := func(n *Node) {
+			n.Died(presence.Process{Name: "a", Incarnation: 1, Roles: []string{presence.RoleGateway}}, time.Now().Add(-time.Second))
+			n.Died(presence.Process{Name: "no gateway", Roles: []string{presence.RolePresence}}, time.Now())
+		}
+		r, _ := startBeside(t, "n", newStore(), nil, died)
+		time.Sleep(timeout - 2*time.Second - renewal)
+		r.wantStale(true)
+		time.Sleep(time.Second + askEvery*time.Millisecond + wheelTick)
+		r.wantStale(false)
+	})
+	synctest.Test(t, func(t *testing.T) { // it was not dead
+		r, _ := startBeside(t, "n", newStore(), nil, func(n *Node) {
+			n.Died(presence.Process{Name: "a", Incarnation: 1, Roles: []string{presence.RoleGateway}}, time.Now())
+		})
+		r.node.Gateways([]heartbeat.Source{gw("a")})
+		for id := range testPartitions {
+			r.wantStale(true)
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: id, Stream: 1, First: 1, Whole: 1})
+		}
+		r.wantStale(false)
+	})
+}
+
+// A gateway that has a lease and tells nothing is waited for no longer than its
+// users would be counted. What it tells counts as long as it goes on, and time in
+// which nobody could have learned who owns what does not count against it.
+func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
+	live := []heartbeat.Source{gw("a"), gw("b")}
+	renew := func(r *rig, d time.Duration) {
+		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(900 * time.Millisecond) {
+			r.node.Gateways(live)
+		}
+	}
+	begin := func(t *testing.T, log *strings.Builder) *rig {
+		r, _ := startBeside(t, "n", newStore(), live, func(n *Node) { n.cfg.Log = zerolog.New(log) })
+		for id := range testPartitions {
+			r.deliver(&heartbeat.Beat{Source: gw("b"), Partition: id, Stream: 1, First: 1, Whole: 1})
+		}
+		return r
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		r := begin(t, &log)
+		renew(r, timeout-time.Second)
+		r.wantStale(true)
+		renew(r, 3*time.Second)
+		r.wantStale(false)
+		if n := strings.Count(log.String(), `"gateway":"a"`); n != 1 || strings.Contains(log.String(), `"b"`) {
+			t.Errorf("the log names the gateway %d times: %s", n, log.String())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // it tells of 30 users, one a second
+		var log strings.Builder
+		r := begin(t, &log)
+		for _, id := range []int{0, 2} {
+			r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: id, Stream: 1, First: 1, Whole: 1})
+		}
+		var users []presence.User
+		for n := uint64(1); n <= 30; n++ {
+			users = append(users, presence.User(1+3*n))
+			r.deliver(&heartbeat.Beat{
+				Source: gw("a"), Partition: 1, Stream: 1, First: n, Whole: 31,
+				Ops: []heartbeat.Op{join(users[n-1], "p")}, Alive: users,
+			})
+			r.wantStale(n < 30)
+			renew(r, time.Second)
+		}
+		if log.String() != "" {
+			t.Error(log.String())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // nothing is heard of the leases for long
+		var log strings.Builder
+		r := begin(t, &log)
+		renew(r, timeout-time.Second)
+		time.Sleep(3 * timeout)
+		r.wantStale(true)
+		renew(r, timeout-time.Second)
+		r.wantStale(true)
+		if log.String() != "" {
+			t.Error(log.String())
+		}
+	})
+}
+
 // Members whom an earlier owner left stay as long as a gateway that lives may
 // have them and has not told: it may not know who owns the partition. After that
 // they end, soon after a death: what is left of the timeout has passed.
@@ -556,7 +668,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 				stop()
 				r, _ := startBeside(t, "next", store, []heartbeat.Source{gw("b")}, func(n *Node) {
 					if tc.died {
-						n.Died()
+						n.Died(presence.Process{Name: "dead"}, time.Now())
 					}
 				})
 				r.wantStale(false) // the store has all of it
@@ -568,7 +680,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 
 				stopped, stop2 := startBeside(t, "last", store, []heartbeat.Source{gw("b")}, func(n *Node) {
 					if tc.died {
-						n.Died()
+						n.Died(presence.Process{Name: "dead"}, time.Now())
 					}
 				})
 				stopped.deliver(&heartbeat.Beat{Source: gw("b"), Partition: 1, Stream: 2, First: 1, Whole: 1})
@@ -712,6 +824,29 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 	})
 }
 
+// A store that comes back with what it had long ago is told who is no longer there.
+func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		past := &shaky{Store: newStore(), generation: 1}
+		old, stop := start(t, "n", past)
+		old.op(gw("a"), join(1, "left since"))
+		stop()
+		s := &shaky{Store: newStore()}
+		for range 3 { // later owners have higher epochs
+			_, stop := start(t, "n", s)
+			stop()
+		}
+		r, _ := start(t, "n", s)
+		r.op(gw("a"), join(1, "p"))
+		s.set(func() { s.Store, s.generation = past.Store, 1 })
+		r.want("left since", 1)
+		time.Sleep(generationPoll + 100*time.Millisecond)
+		r.want("left since", 0)
+		r.want("p", 1)
+		r.want(presence.Site, 1)
+	})
+}
+
 func TestStoreThatLostEverythingIsWrittenAgain(t *testing.T) {
 	for name, write := range map[string]bool{"noticed by a write": true, "noticed by nobody's write": false} {
 		t.Run(name, func(t *testing.T) {
@@ -760,7 +895,7 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		told := make(chan time.Duration, 10)
-		go c.run(ctx, func(d time.Duration) { told <- d })
+		go c.run(ctx, nil, func(d time.Duration) { told <- d })
 		time.Sleep(10*clockTick + clockTick/2)
 		synctest.Wait()
 		if got := c.now(); got != clockStep+9*clockTick+clockTick/2 {
@@ -770,6 +905,28 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 			t.Fatalf("told of %s", d)
 		}
 		cancel()
+	})
+}
+
+// A node that hands over ends nobody's time: whoever returns may tell the next owner.
+func TestHandingOverEndsNobodysTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		r, stop := start(t, "n", store)
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), join(4, "p"))
+		r.op(gw("a"), leave(1, "p", 2*time.Second))
+		time.Sleep(time.Second)
+		r.node.HandOver()
+		time.Sleep(timeout)
+		r.want("p", 2)
+		r.op(gw("a"), leave(4, "p", 0)) // that is no matter of time
+		r.want("p", 1)
+		stop()
+		next, _ := start(t, "next", store)
+		next.want("p", 1)
+		time.Sleep(timeout)
+		next.want("p", 0)
 	})
 }
 

@@ -84,6 +84,7 @@ type source struct {
 	void     bool
 	whole    uint64 // 1 + the op up to which the stream tells of everything; 0: not known
 	heard    int64  // when the last beat came
+	moved    int64  // when the stream last told something new
 	sessions int
 }
 
@@ -114,6 +115,7 @@ type owed struct {
 type mail any
 
 type holdCall struct {
+	ctx  context.Context // the caller's
 	user presence.User
 	page string
 	on   bool
@@ -162,7 +164,8 @@ type partition struct {
 	wheel   wheel
 
 	whole   bool  // all users of the partition are known, or were loaded
-	told    bool  // every live gateway has reported all its users
+	told    bool  // every live gateway has reported all its users, or is mute
+	unknown int64 // since when whole and told were to be found out
 	askNext int64 // when the gateways that have not are asked again
 
 	start time.Duration // the node's clock when the partition was claimed
@@ -215,8 +218,8 @@ func (p *partition) adopt(snap presence.Snapshot) {
 }
 
 // learn finds out whether every live gateway has reported all its users, and, as
-// long as that matters, asks the gateways that have not. Once all have, the actor
-// knows the whole partition.
+// long as that matters, asks the gateways that have not. Once all have, and those
+// that died cannot come back in time, the actor knows the whole partition.
 func (p *partition) learn() {
 	if !p.waits() {
 		return
@@ -226,13 +229,17 @@ func (p *partition) learn() {
 	if ask {
 		p.askNext = now + askEvery
 	}
-	live := p.node.gateways.Load()
-	if p.told = live != nil; !p.told {
+	known := p.node.gateways.known.Load()
+	if p.told = known != nil; !p.told {
 		return
 	}
-	for _, g := range *live {
-		src := p.sources[g]
+	for _, g := range known.live {
+		src := p.sources[g.Source]
 		if src.told() {
+			continue
+		}
+		if p.mute(g, src, known.at) {
+			p.node.named(g)
 			continue
 		}
 		p.told = false
@@ -244,12 +251,30 @@ func (p *partition) learn() {
 			p.node.cfg.Reply.SendReply(g.Gateway, r)
 		}
 	}
-	if p.told && !p.whole {
-		p.whole = true
-		p.out.mu.Lock()
-		p.out.complete = true
-		p.out.mu.Unlock()
+	if !p.told || p.whole || slices.ContainsFunc(known.gone, func(g *gateway) bool {
+		return p.node.clock.now() < g.until && !p.sources[g.Source].told()
+	}) {
+		return
 	}
+	p.whole = true
+	p.out.mu.Lock()
+	p.out.complete = true
+	p.out.mu.Unlock()
+}
+
+// mute reports whether a live gateway has told nothing new for a timeout, at the
+// time at which it was last known to be live. A gateway that waits for an answer
+// waits for the store.
+func (p *partition) mute(g *gateway, src *source, at time.Duration) bool {
+	heard := p.unknown
+	if src != nil {
+		if src.acked < src.applied {
+			return false
+		}
+		heard = max(heard, src.moved)
+	}
+	since := max(g.since, p.start+time.Duration(heard)*time.Millisecond)
+	return at-since > p.node.cfg.PresenceTimeout
 }
 
 // waits reports whether it still matters what the gateways have reported.
@@ -387,7 +412,7 @@ func (p *partition) rewrite(r *reclaimed) {
 		p.load(r.found.Members)
 	}
 	if p.whole = r.claim.Whole; !p.whole {
-		p.askNext = p.now()
+		p.askNext, p.unknown = p.now(), p.now()
 		for _, src := range p.sources {
 			src.whole = 0
 		}
@@ -424,7 +449,7 @@ func (p *partition) arm(timer *time.Timer) {
 	if !ok {
 		at = 0
 	}
-	if p.waits() && !p.told && (at == 0 || p.askNext < at) {
+	if (!p.whole || p.waits() && !p.told) && (at == 0 || p.askNext < at) {
 		at = p.askNext
 	}
 	if at == p.alarm {
@@ -572,7 +597,9 @@ func (p *partition) file(s *session) {
 // expire ends the stays whose time has come: this is the decrement.
 func (p *partition) expire(s *session) {
 	now := p.now()
-	if s.from == p.loaded && !p.told { // a gateway may have the user and not know that this node is the owner
+	// A gateway may have the user and not know that this node is the owner, or know
+	// already that another one is about to be.
+	if s.from == p.loaded && !p.told || p.node.handing.Load() {
 		p.wheel.put(s, now+askEvery)
 		return
 	}
@@ -668,6 +695,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 	switch {
 	case b.Stream > src.stream && b.First == 1:
 		p.doubt(src)
+		src.moved = p.now()
 		src.stream, src.applied, src.acked, src.gap, src.void, src.whole = b.Stream, 0, 0, 0, false, 0
 	case b.Stream != src.stream || src.void:
 		reply.Reset = b.Stream >= src.stream
@@ -683,7 +711,9 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		return
 	}
 	src.gap = 0
-	src.whole = max(src.whole, b.Whole)
+	if b.Whole > src.whole {
+		src.whole, src.moved = b.Whole, p.now()
+	}
 	var joined []*page
 	fresh := false
 	for i, op := range b.Ops {
@@ -692,7 +722,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 			break
 		}
 		if n == src.applied+1 {
-			src.applied, fresh = n, true
+			src.applied, src.moved, fresh = n, p.now(), true
 			if op.Kind == heartbeat.Join {
 				p.arrive(src, op.User, p.page(op.Page))
 			} else {
@@ -773,6 +803,10 @@ func (p *partition) departed(u presence.User, pg *page, grace time.Duration) {
 
 // hold takes, renews or ends a hold.
 func (p *partition) hold(c *holdCall) {
+	if err := c.ctx.Err(); err != nil {
+		c.done <- err
+		return
+	}
 	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
 	switch {
 	case c.on:

@@ -34,6 +34,7 @@ type ClientConfig struct {
 	// Transport replaces the Client's own connections: MaxConns and Dial then have no
 	// effect.
 	Transport  http.RoundTripper
+	Now        func() time.Time      // default time.Now
 	Registerer prometheus.Registerer // registers the client's metrics; nil: there are none
 }
 
@@ -50,6 +51,9 @@ type Client struct {
 // NewClient returns a Client.
 func NewClient(cfg ClientConfig) (*Client, error) {
 	cfg.Timeout, cfg.MaxConns = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxConns, 32)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	if err := checkName(cfg.Name); err != nil {
 		return nil, err
 	}
@@ -203,7 +207,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 func (c *Client) sign(req *http.Request, body []byte) {
 	s := c.keys.Sealer()
 	digest := digestOf(body)
-	header := credentials{s.ID(), c.cfg.Name, time.Now().UnixMilli(), c.life, c.number.Add(1)}.header()
+	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.life, c.number.Add(1)}.header()
 	mac := s.Sign(nil, signed(req.Method, req.Host, req.URL.RequestURI(), digest, header))
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Content-Digest", digest)

@@ -41,8 +41,9 @@ type Config struct {
 	// Keys are the cluster's secrets: the first signs, all verify. Without keys the
 	// Handler takes only unsigned requests.
 	Keys   [][]byte
-	Name   string        // requests for other names are refused; default: no name is refused
-	Window time.Duration // how far clocks may differ; default 30s
+	Name   string           // requests for other names are refused; default: no name is refused
+	Window time.Duration    // how far clocks may differ; default 30s
+	Now    func() time.Time // default time.Now
 
 	// The server's goroutines call Updates, Holds and Reports, several at a time. When
 	// one of them is nil, its requests are answered with 404.
@@ -69,11 +70,14 @@ type Handler struct {
 
 // NewHandler returns a Handler.
 func NewHandler(cfg Config) (*Handler, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	keys, err := seal.NewKeys(cfg.Keys, purpose)
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
-	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Width: replayWidth})
+	guard, err := seal.NewGuard(seal.GuardConfig{Window: cfg.Window, Width: replayWidth, Now: cfg.Now})
 	if err != nil {
 		return nil, fmt.Errorf("rpc: %w", err)
 	}
@@ -162,7 +166,7 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (from string, bod
 	if r.ContentLength > maxBody {
 		return "", nil, ErrOversized
 	}
-	if from, err = h.guard.Admit(time.Now(), []byte(c.from), c.life, c.at, c.number); err != nil {
+	if from, err = h.guard.Admit(h.cfg.Now(), []byte(c.from), c.life, c.at, c.number); err != nil {
 		return "", nil, err
 	}
 	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))

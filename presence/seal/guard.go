@@ -18,6 +18,7 @@ type GuardConfig struct {
 	// only listens to the sender for Skew, and then takes its messages that are
 	// newer than all it has heard. Default 2s.
 	Skew time.Duration
+	Now  func() time.Time // default time.Now
 }
 
 // Guard takes every message once. Senders number their messages, and each life
@@ -65,6 +66,9 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 	cfg.Width = cmp.Or(cfg.Width, 1024)
 	cfg.Senders = cmp.Or(cfg.Senders, 1024)
 	cfg.Skew = cmp.Or(cfg.Skew, 2*time.Second)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	switch {
 	case cfg.Window < time.Second:
 		return nil, fmt.Errorf("seal: %w: a window of %s", ErrConfig, cfg.Window)
@@ -78,7 +82,7 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 		senders: map[sender]*history{},
 		behind:  map[sender]*lateness{},
 		skew:    min(cfg.Skew, cfg.Window).Milliseconds(),
-		floor:   time.Now().Add(-min(cfg.Skew, cfg.Window)).UnixMilli(),
+		floor:   cfg.Now().Add(-min(cfg.Skew, cfg.Window)).UnixMilli(),
 	}, nil
 }
 

@@ -1,0 +1,159 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/presence/redistest"
+)
+
+// person is one visitor with a connection to each of several gateways, who connects
+// again whenever one ends, with the newest id, and who follows a page.
+type person struct {
+	page string
+
+	mu     sync.Mutex
+	id     string
+	shown  map[*member]int64 // by gateway: the last count of the page, 0 while not connected
+	most   int64             // the highest count ever shown
+	denied string            // an id that was replaced by another user's
+}
+
+// be is the person at one gateway, until ctx ends.
+func (p *person) be(ctx context.Context, at *member) {
+	for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		p.mu.Lock()
+		id := p.id
+		p.mu.Unlock()
+		p.connect(ctx, at, id)
+	}
+}
+
+func (p *person) connect(ctx context.Context, at *member, id string) {
+	conn, err := dial(ctx, at, id, []string{join(p.page)})
+	if err != nil {
+		return
+	}
+	defer conn.CloseNow()
+	for {
+		f, err := read(ctx, conn)
+		p.mu.Lock()
+		switch {
+		case err != nil:
+			p.shown[at] = 0
+		case f.Type == "welcome":
+			if id != "" && name(f.ID) != name(id) {
+				p.denied = id
+			}
+			p.id = f.ID
+		case f.Type == "count" && f.Page == p.page:
+			p.shown[at] = f.Count
+			p.most = max(p.most, f.Count)
+		}
+		p.mu.Unlock()
+		if err != nil || f.Type == "reconnect" {
+			return
+		}
+	}
+}
+
+// name is the part of a signed id that says who it is.
+func name(id string) string {
+	name, _, _ := strings.Cut(id, ".")
+	return name
+}
+
+// once reports whether every gateway shows the person, as one user.
+func (p *person) once(at ...*member) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !slices.ContainsFunc(at, func(m *member) bool { return p.shown[m] != 1 })
+}
+
+func (p *person) ask(t *testing.T, at *member, method, path string) string {
+	t.Helper()
+	p.mu.Lock()
+	id := p.id
+	p.mu.Unlock()
+	req, err := http.NewRequest(method, "http://"+at.addr+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Headcount-Id", id)
+	resp, err := web.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body := make([]byte, 1024)
+	n, _ := resp.Body.Read(body)
+	if resp.StatusCode/100 != 2 {
+		t.Fatalf("%s %s: %s", method, path, resp.Status)
+	}
+	return string(body[:n])
+}
+
+// TestSecretsRotateOverARunningCluster: the cluster secret changes as documented, a
+// process at a time: the new one is added, put in front, and the old one removed.
+// Somebody who is at all gateways all the time counts once all the time, and keeps
+// follows. A process whose secrets are others is refused at every step.
+func TestSecretsRotateOverARunningCluster(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	var all []*member
+	for i := range 2 {
+		all = append(all, newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil, "--cluster-secret=old"))
+	}
+	startAll(t, all...)
+	awaitReady(t, readyWithin, all...)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var connections sync.WaitGroup
+	defer connections.Wait()
+	defer cancel()
+	p := &person{page: "p", id: put(t, all[0], "", "increment", 1), shown: map[*member]int64{}}
+	for _, m := range all {
+		connections.Go(func() { p.be(ctx, m) })
+	}
+	eventually(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
+	p.ask(t, all[0], http.MethodPut, "/-/me/follows/followed")
+
+	for _, step := range [][]string{{"old", "new"}, {"new", "old"}, {"new"}} {
+		for _, m := range all {
+			if err := m.leave(20 * time.Second); err != nil {
+				t.Fatal(err)
+			}
+			m.flags = slices.DeleteFunc(m.flags, func(f string) bool { return strings.HasPrefix(f, "--cluster-secret=") })
+			for _, secret := range step {
+				m.flags = append(m.flags, "--cluster-secret="+secret)
+			}
+			if err := m.start(); err != nil {
+				t.Fatal(err)
+			}
+			awaitReady(t, readyWithin, all...)
+			eventually(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
+			for _, at := range all {
+				if got := p.ask(t, at, http.MethodGet, "/-/me/follows"); !strings.Contains(got, `"followed"`) {
+					t.Errorf("%q, %s restarted: %s says %s", step, m.name, at.name, got)
+				}
+			}
+		}
+		refusal(t, newMember("a cluster secret nobody has", allRoles, redis.URL(), nil, "--cluster-secret=stranger"), 15*time.Second, "settings differ")
+		flags := []string{"--id-secret=stranger"}
+		for _, secret := range step {
+			flags = append(flags, "--cluster-secret="+secret)
+		}
+		refusal(t, newMember("an id secret nobody has", allRoles, redis.URL(), nil, flags...), 15*time.Second, "id-secret")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.most != 1 || p.denied != "" {
+		t.Errorf("one person counted as %d; the id %.8s… became another user", p.most, p.denied)
+	}
+}

@@ -1,0 +1,79 @@
+package member
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+// TestGhostsEndInTime: the users of a process that dies, and that owned partitions
+// too, are gone from every count 3 s after the timeout, whatever the timeout is and
+// whenever it dies.
+func TestGhostsEndInTime(t *testing.T) {
+	for _, timeout := range []time.Duration{3 * time.Second, 4 * time.Second, simTimeout} {
+		t.Run(timeout.String(), func(t *testing.T) {
+			worst := time.Duration(0)
+			for moment := range 20 {
+				synctest.Test(t, func(t *testing.T) {
+					worst = max(worst, ghosts(t, timeout, time.Duration(moment)*97*time.Millisecond))
+				})
+			}
+			t.Logf("the last ghost was gone %s after the death", worst)
+			if limit := timeout + 3*time.Second; worst > limit {
+				t.Errorf("that is more than %s", limit)
+			}
+		})
+	}
+}
+
+// ghosts kills a process at that moment, and measures until its users are gone from
+// the counts that everybody else is told.
+func ghosts(t *testing.T, timeout, moment time.Duration) time.Duration {
+	var s *simulation
+	for seed := uint64(1 + moment/time.Millisecond); s == nil || len(s.members) != 3; seed++ {
+		s = newSimulation(seed, false)
+	}
+	s.timeout = timeout
+	defer s.end()
+	for _, m := range s.members {
+		s.start(m)
+	}
+	s.ready()
+	dead := s.members[0]
+	for _, gw := range s.where[1:] {
+		u := newUser("watcher of " + gw)
+		s.watchers = append(s.watchers, u)
+		s.newTab(u, gw, []string{presence.Site})
+	}
+	for i := range simUsers {
+		u := newUser(fmt.Sprint("u", i))
+		s.crowd.users = append(s.crowd.users, u)
+		s.newTab(u, s.where[i%len(s.where)], nil, "a")
+	}
+	time.Sleep(5*time.Second + moment)
+	dead.life.kill(false)
+	begun := time.Now()
+	for _, u := range s.crowd.at(dead.name) {
+		u.tabs[0].end(true)
+	}
+	s.members, s.where = s.members[1:], s.where[1:]
+	defer dead.stop()
+	want := int64(len(s.crowd.truth()[presence.Site]))
+	for shown := false; !shown; {
+		time.Sleep(10 * time.Millisecond)
+		if time.Since(begun) > time.Minute {
+			t.Fatal("they are never gone")
+		}
+		shown = !slices.ContainsFunc(s.watchers, func(u *user) bool {
+			w := u.tabs[0]
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.last[presence.Site].users != want
+		})
+	}
+	return time.Since(begun)
+}
