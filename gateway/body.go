@@ -20,15 +20,14 @@ const tooLong = "A body has at most 4096 bytes."
 // readBody reads the body. If it returns false, it has written the error answer.
 func readBody(c *gin.Context) ([]byte, bool) {
 	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
-		c.Header("Connection", "close")
-		policy.Problem(c.Writer, http.StatusRequestEntityTooLarge, tooLong)
+		policy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		policy.Problem(c.Writer, http.StatusRequestEntityTooLarge, tooLong)
+		policy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	case err != nil:
 		badRequest(c, "The body could not be read.")

@@ -82,7 +82,8 @@ func TestBodies(t *testing.T) {
 		return r
 	}
 	put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5").expectEnd()
-	put(413, "", "Content-Length: 99999", "Expect: 100-continue") // a 100 would come first
+	put(413, "", "Content-Length: 99999", "Expect: 100-continue").expectEnd() // a 100 would come first
+	put(413, "some bytes", "Content-Length: 9999").expectEnd()                // and the rest never comes
 }
 
 // What the HTTP server refuses by itself is told for what it is.

@@ -71,3 +71,15 @@ func shorten(s string, n int) string {
 	}
 	return s[:end] + ellipsis
 }
+
+// bodyPatience is how long a client that sent too large a body may go on sending,
+// before the connection is reset.
+const bodyPatience = time.Second
+
+// TooLarge answers 413 and ends the connection. net/http would first read the rest of
+// a body that is not much too large, for as long as the client takes to send it.
+func TooLarge(w http.ResponseWriter, detail string) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyPatience)) // without one the connection ends later
+	Problem(w, http.StatusRequestEntityTooLarge, detail)
+}
