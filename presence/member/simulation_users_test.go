@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"headcount/presence"
+	"headcount/presence/node"
 )
 
 // The clients' side of a simulation: users with tabs and holds, and the model
@@ -603,13 +604,29 @@ func (h *hold) end() {
 	h.signal()
 }
 
+// lapse says that the hold was not renewed for as long as holds last, because the
+// store was away or gateways stood still: nobody has to count the user for it.
+func (h *hold) lapse() {
+	h.mu.Lock()
+	on := h.on && !h.gone
+	h.kept = false
+	h.mu.Unlock()
+	if on {
+		h.s.log("the hold of %s on %s could not be renewed in time", h.user.name, h.page)
+		h.s.crowd.excuse(h.user)
+	}
+}
+
 func (h *hold) run() {
+	lapse := time.AfterFunc(time.Hour, h.lapse)
+	lapse.Stop()
+	defer lapse.Stop()
 	for {
 		h.mu.Lock()
 		on, is, gone := h.on, h.is, h.gone
 		gateway := h.s.someGateway(h.chance)
 		h.mu.Unlock()
-		pause := holdRenewal
+		pause, begun := holdRenewal, time.Now()
 		switch {
 		case gone:
 			return
@@ -620,6 +637,9 @@ func (h *hold) run() {
 			h.mu.Lock()
 			h.is, h.kept = on, on
 			h.mu.Unlock()
+			if lapse.Stop(); on {
+				lapse.Reset(node.HoldTime(h.s.timeout) - time.Since(begun))
+			}
 		default:
 			pause = 300 * time.Millisecond
 		}
