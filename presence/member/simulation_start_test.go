@@ -9,16 +9,22 @@ import (
 	"headcount/presence"
 )
 
-// clusterOf is a simulation of processes that share a store, started.
-func clusterOf(least int) *simulation {
+// seedOf is the first seed of a cluster that has so many processes or more.
+func seedOf(least int) uint64 {
 	for seed := uint64(1); ; seed++ {
-		if s := newSimulation(seed, false); len(s.members) >= least {
-			for _, m := range s.members {
-				s.start(m)
-			}
-			return s
+		if len(newSimulation(seed, false).members) >= least {
+			return seed
 		}
 	}
+}
+
+// clusterOf is a simulation of processes that share a store, started.
+func clusterOf(least int) *simulation {
+	s := newSimulation(seedOf(least), false)
+	for _, m := range s.members {
+		s.start(m)
+	}
+	return s
 }
 
 // TestAClusterStartsFromNothing, soon, whatever its topology.

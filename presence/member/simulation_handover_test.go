@@ -1,0 +1,66 @@
+package member
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+// TestALateReturnDuringAHandover: users return at the end of their grace, while the
+// node that knows of the grace hands over. Some gateways know the next owner sooner
+// than the owner itself does, so nobody hears of the return for a while; and yet no
+// count falls.
+func TestALateReturnDuringAHandover(t *testing.T) {
+	for moment := range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
+			defer s.end()
+			var nodes, others []*member
+			for _, m := range s.members {
+				if slices.Contains(m.roles, presence.RolePresence) {
+					nodes = append(nodes, m)
+				} else {
+					others = append(others, m)
+				}
+			}
+			// Of the lease of the first node the gateways hear at once, and the other nodes late.
+			s.start(nodes[0])
+			time.Sleep(renewEvery / 9)
+			for _, m := range others {
+				s.start(m)
+			}
+			time.Sleep(renewEvery * 7 / 9)
+			for _, m := range nodes[1:] {
+				s.start(m)
+			}
+			s.ready()
+			for _, gw := range s.where {
+				u := newUser("watcher of " + gw)
+				s.watchers = append(s.watchers, u)
+				s.newTab(u, gw, []string{presence.Site, "a"})
+			}
+			for i := range simUsers {
+				u := newUser(fmt.Sprint("u", i))
+				s.crowd.users = append(s.crowd.users, u)
+				s.newTab(u, "", nil, "a")
+			}
+			time.Sleep(5*time.Second + time.Duration(moment)*renewEvery/20)
+			s.crowd.begin(s.crowd.users)
+			for _, u := range s.crowd.users {
+				u.tabs[0].move(s.where[0], 1700*time.Millisecond)
+			}
+			time.Sleep(700 * time.Millisecond)
+			s.restart(nodes[0], takeover)
+			time.Sleep(simQuiet)
+			s.healDue(time.Now())
+			s.ready()
+			if s.failed() {
+				t.Errorf("%d: %s", moment, s.failure)
+			}
+		})
+	}
+}
