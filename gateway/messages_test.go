@@ -15,18 +15,18 @@ import (
 
 func TestParseMessage(t *testing.T) {
 	for text, want := range map[string]message{
-		`{"type":"join","page":"p"}`:                           {kind: typeJoin, pages: []string{"p"}},
-		`{"page":"a/b","x":[1],"type":"leave"}`:                {kind: typeLeave, pages: []string{"a/b"}},
-		`{"type":"subscribe","pages":["p","*","p"]}`:           {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
-		`{"type":"subscribe","pages":[]}`:                      {kind: typeSubscribe, pages: nil},
-		`{"type":"unsubscribe","pages":["p"],"page":7}`:        {kind: typeUnsubscribe, pages: []string{"p"}},
-		`{"type":"subscribe","pages":["p"],"precision":2}`:     {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
-		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`: {kind: typeUnsubscribe, pages: []string{"p"}},
-		`{"type":"subscribe","counters":["views:1","a/b"]}`:    {kind: typeSubscribe, counters: []string{"views:1", "a/b"}},
+		`{"type":"join","page":"p"}`:                            {kind: typeJoin, pages: []string{"p"}},
+		`{"page":"a/b","x":[1],"type":"leave"}`:                 {kind: typeLeave, pages: []string{"a/b"}},
+		`{"type":"subscribe","pages":["p","*","p"]}`:            {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
+		`{"type":"subscribe","pages":[]}`:                       {kind: typeSubscribe, pages: nil},
+		`{"type":"unsubscribe","pages":["p"],"page":7}`:         {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","pages":["p"],"precision":2}`:      {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
+		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`:  {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","counters":["views:1","a/b"]}`:     {kind: typeSubscribe, counters: []string{"views:1", "a/b"}},
 		`{"type":"unsubscribe","counters":["a"],"pages":["p"]}`: {kind: typeUnsubscribe, pages: []string{"p"}, counters: []string{"a"}},
-		` {"type":"heartbeat"} `:                               {kind: typeHeartbeat, pages: nil},
-		`{"type":"read"}`:                                      {kind: typeRead, pages: nil},
-		`{"type":"join","page":"\u0041","Type":"bad"}`:         {kind: typeJoin, pages: []string{"A"}},
+		` {"type":"heartbeat"} `:                                {kind: typeHeartbeat, pages: nil},
+		`{"type":"read"}`:                                       {kind: typeRead, pages: nil},
+		`{"type":"join","page":"\u0041","Type":"bad"}`:          {kind: typeJoin, pages: []string{"A"}},
 	} {
 		m, err := parseMessage([]byte(text))
 		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) || !slices.Equal(m.counters, want.counters) || m.precision != want.precision {

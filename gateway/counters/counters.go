@@ -451,6 +451,9 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 			a.isDifferent(rule)
 		}
 		r.Counter = r.Or(rule.Kind)
+		if lag > 0 && !a.live.up() { // the store has answered from what it remembers
+			r.Stale, r.Approx = true, true
+		}
 	}
 	return readings, nil
 }

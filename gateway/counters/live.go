@@ -32,6 +32,7 @@ const (
 	followBatch = 500 // counters in one call to the store
 	lookers     = 4   // goroutines that ask whether somebody is a member
 	readTime    = 5 * time.Second
+	pulseEvery  = time.Second // between two reads that show that the store is there
 	retryLeast  = 100 * time.Millisecond
 	retryMost   = 2 * time.Second
 )
@@ -56,7 +57,12 @@ type Viewer interface {
 // A counter's own version goes back when it is deleted, so updates are numbered here:
 // Live alone makes those of its topics. A counter is read after it is followed. What
 // the store tells after that read began is at least as new, so the read does not
-// replace it, unless its version is greater; the same holds for reads after the store was away.
+// replace it, unless its version is greater. A read may also overtake what the store
+// tells: then what is told with a smaller version is old, and of one that is told
+// to be deleted it is not known whether it was made again since, so it is read once more.
+//
+// A store that has gone tells nothing, so some of the counters are read once a second.
+// One that is not as it was told is read in earnest.
 //
 // # Whose it is
 //
@@ -85,7 +91,7 @@ type Live struct {
 	fresh map[string]struct{} // of keys: to be followed and read
 	gone  map[string]struct{} // followed at the store, and not of keys: to be unfollowed
 	lost  bool                // all keys and viewers are to be read anew
-	away  bool                // the store was away when the hub was last told
+	away  bool                // the store cannot be reached, or not all has been read since
 	seq   uint64              // of the newest update
 	// asking are the members to be asked about, with the keys of each: at most those
 	// of the viewers.
@@ -97,6 +103,7 @@ type heard struct {
 	counter counter.Counter
 	known   bool // counter is what the store has, or had
 	told    bool // the store told something since the last read began
+	read    bool // counter was read, and the store has not told it or a newer one yet
 	stale   bool // the hub was told that counter is stale
 	viewers map[string]*viewer
 }
@@ -256,23 +263,41 @@ func (l *Live) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for range lookers {
-		wg.Go(func() { l.look(ctx) })
+		wg.Go(func() { l.answer(ctx) })
 	}
 	pause := retryLeast
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
+	pulse := time.NewTicker(pulseEvery)
+	defer pulse.Stop()
 	for {
+		var beat []string
 		select {
 		case <-ctx.Done():
 			return
 		case <-l.wake:
 		case <-retry.C:
+		case <-pulse.C:
+			if beat = l.some(); len(beat) == 0 {
+				continue
+			}
 		}
-		l.checkState()
 		done := l.unfollow(watch)
-		err := l.follow(ctx, watch)
+		var err error
+		switch {
+		case !l.up():
+			err = counter.ErrUnavailable
+		case len(beat) > 0:
+			err = l.look(ctx, beat)
+		default:
+			err = l.follow(ctx, watch)
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		if err != nil {
 			l.log.Debug().Err(err).Msg("counters: those that are looked at cannot be followed now; trying again")
+			l.goAway()
 			retry.Reset(pause/2 + rand.N(pause/2))
 			pause = min(2*pause, retryMost)
 			continue
@@ -292,25 +317,18 @@ func (l *Live) missed() {
 	signal(l.wake)
 }
 
-// checkState tells the hub that everything is stale when the store has gone, and has
-// everything read anew when it is back.
-func (l *Live) checkState() {
-	up := l.up()
+// goAway tells the hub that everything is stale. follow ends that.
+func (l *Live) goAway() {
 	l.telling.Lock()
 	defer l.telling.Unlock()
 	var stale []presence.Update
 	l.mu.Lock()
-	switch {
-	case !up && !l.away:
-		l.away = true
-		for key, k := range l.keys {
-			if k.known && !k.stale {
-				k.stale = true
-				stale = append(stale, presence.Update{Topic: Topic(key), Stale: true})
-			}
+	l.away = true
+	for key, k := range l.keys {
+		if k.known && !k.stale {
+			k.stale = true
+			stale = append(stale, presence.Update{Topic: Topic(key), Stale: true})
 		}
-	case up && l.away:
-		l.away, l.lost = false, true
 	}
 	l.mu.Unlock()
 	for _, u := range stale {
@@ -339,10 +357,11 @@ func (l *Live) unfollow(watch counter.Watch) (done bool) {
 	return done
 }
 
-// follow follows and reads what is fresh.
+// follow follows and reads what is fresh, and everything when something was lost or the
+// store was away.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	l.mu.Lock()
-	if l.lost {
+	if l.lost || l.away {
 		l.lost = false
 		for key := range l.keys {
 			l.fresh[key] = struct{}{}
@@ -358,6 +377,9 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 			}
 			keys = append(keys, key)
 			delete(l.fresh, key)
+		}
+		if len(keys) == 0 {
+			l.away = false
 		}
 		l.mu.Unlock()
 		if len(keys) == 0 {
@@ -377,11 +399,75 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 }
 
 func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []string) error {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
+	within, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	if err := watch.Follow(ctx, keys...); err != nil {
+	if err := watch.Follow(within, keys...); err != nil {
 		return err
 	}
+	if err := l.read(ctx, keys); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range keys {
+		if k := l.keys[key]; k != nil {
+			for member := range k.viewers {
+				l.question(key, member)
+			}
+		}
+	}
+	return nil
+}
+
+// some are known counters to look after, as many as one read has. There are none for
+// a store within the process, nor while everything is to be read anyway.
+func (l *Live) some() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == nil || l.away || l.lost {
+		return nil
+	}
+	var keys []string
+	for key, k := range l.keys {
+		if len(keys) == counter.MaxKeys {
+			break
+		}
+		if k.known {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// look reads counters to see that the store is there, and has those read in earnest that
+// are not as they were told.
+func (l *Live) look(ctx context.Context, keys []string) error {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	read, err := l.store.Read(ctx, keys, "", 0)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range read {
+		if k := l.keys[r.Key]; k != nil && k.counter.Version != r.Version {
+			l.again(r.Key)
+		}
+	}
+	return nil
+}
+
+// again has key followed and read once more; under mu.
+func (l *Live) again(key string) {
+	l.fresh[key] = struct{}{}
+	signal(l.wake)
+}
+
+// read reads counters that are followed.
+func (l *Live) read(ctx context.Context, keys []string) error {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
 	l.mu.Lock()
 	for _, key := range keys {
 		if k := l.keys[key]; k != nil {
@@ -399,15 +485,10 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 	l.mu.Lock()
 	for _, r := range read {
 		k := l.keys[r.Key]
-		if k == nil {
+		if k == nil || k.told && (!r.Touched() || !k.counter.Touched() || r.Version.Compare(k.counter.Version) <= 0) {
 			continue
 		}
-		for member := range k.viewers {
-			l.question(r.Key, member)
-		}
-		if k.told && (!r.Touched() || !k.counter.Touched() || r.Version.Compare(k.counter.Version) <= 0) {
-			continue
-		}
+		k.read = k.read || !k.known || k.counter.Version != r.Version
 		if u, news := l.take(k, r.Counter); news {
 			updates = append(updates, u)
 		}
@@ -436,9 +517,9 @@ func (l *Live) take(k *heard, c counter.Counter) (u presence.Update, news bool) 
 // told implements the told of counter.Feed.
 func (l *Live) told(changes []counter.Update) {
 	type mine struct {
-		v   Viewer
-		key string
-		is  bool
+		v         Viewer
+		key       string
+		is, again bool
 	}
 	var hub []presence.Update
 	var viewers []mine
@@ -452,8 +533,17 @@ func (l *Live) told(changes []counter.Update) {
 			continue
 		}
 		k.told = true
-		if u, news := l.take(k, ch.Counter); news {
-			hub = append(hub, u)
+		news := false
+		switch {
+		case k.read && k.counter.Touched() && !ch.Counter.Touched():
+			l.again(ch.Counter.Key)
+		case k.read && ch.Counter.Version.Compare(k.counter.Version) < 0:
+		default:
+			var u presence.Update
+			k.read = false
+			if u, news = l.take(k, ch.Counter); news {
+				hub = append(hub, u)
+			}
 		}
 		if len(k.viewers) == 0 {
 			continue
@@ -465,15 +555,15 @@ func (l *Live) told(changes []counter.Update) {
 			}
 			w.told, w.known, w.mine = true, true, is
 			for v := range w.conns {
-				viewers = append(viewers, mine{v, ch.Counter.Key, is})
+				viewers = append(viewers, mine{v, ch.Counter.Key, is, !news})
 			}
 		}
 		switch {
-		case !ch.Counter.Touched():
+		case !ch.Counter.Touched() && news:
 			for member := range k.viewers {
 				set(member, false)
 			}
-		case ch.Reread:
+		case ch.Reread || !ch.Counter.Touched():
 			for member := range k.viewers {
 				l.question(ch.Counter.Key, member)
 			}
@@ -488,15 +578,15 @@ func (l *Live) told(changes []counter.Update) {
 	}
 	l.mu.Unlock()
 	for _, m := range viewers { // before the updates, which then go out in the right form
-		m.v.Mine(m.key, m.is, false)
+		m.v.Mine(m.key, m.is, m.again)
 	}
 	for _, u := range hub {
 		l.hub.Update(u)
 	}
 }
 
-// look asks the store about members until ctx ends.
-func (l *Live) look(ctx context.Context) {
+// answer asks the store about members until ctx ends.
+func (l *Live) answer(ctx context.Context) {
 	pause := retryLeast
 	for {
 		select {
