@@ -124,11 +124,14 @@ func (p *processes) at(i int) *server {
 	return p.all[i%len(p.all)]
 }
 
-// kill kills a process as a crash would and starts it again.
-func (p *processes) kill(i int) {
+// crash kills a process as a crash would, and restart starts it again.
+func (p *processes) crash(i int) {
 	s := p.at(i)
 	s.signal(syscall.SIGKILL)
 	s.killed(p.t)
+}
+
+func (p *processes) restart(i int) {
 	again := p.launch(i % len(p.flags))
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -353,7 +356,8 @@ func TestCountersInEveryPlace(t *testing.T) {
 			}
 			look.close()
 			for i := range ps.all {
-				ps.kill(i)
+				ps.crash(i)
+				ps.restart(i)
 			}
 			if n := ps.at(0).exact(t, stock); n != 6 {
 				t.Errorf("stock %d after a crash", n)
@@ -406,7 +410,8 @@ func TestTheLastTen(t *testing.T) {
 				}
 				if p.lasts {
 					<-half
-					ps.kill(round)
+					ps.crash(round)
+					ps.restart(round)
 				}
 				wg.Wait()
 				if got.Load() != last || gone.Load() != clients-last {
@@ -464,7 +469,7 @@ func TestCountingThroughCrashes(t *testing.T) {
 								mu.Lock()
 								open = append(open, c)
 								mu.Unlock()
-								time.Sleep(time.Millisecond)
+								return // it is gone
 							}
 							select {
 							case begun <- struct{}{}:
@@ -476,9 +481,10 @@ func TestCountingThroughCrashes(t *testing.T) {
 				for range 100 {
 					<-begun
 				}
-				ps.kill(round)
+				ps.crash(round)
 				close(stop)
 				wg.Wait()
+				ps.restart(round)
 				sum := ps.at(0).exact(t, votes) + ps.at(1).exact(t, likes)
 				if sum < acknowledged.Load() || sum > sent.Load() {
 					t.Fatalf("round %d: %d are counted, of %d acknowledged and %d sent", round, sum, acknowledged.Load(), sent.Load())
