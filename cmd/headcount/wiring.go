@@ -147,7 +147,7 @@ func (s *system) openEmbedded() error {
 	config := memstore.Config{Region: s.cfg.Region, Log: s.log}
 	var opened *memstore.Store
 	if s.cfg.DataDir == "" {
-		s.log.Info().Msg("--data-dir is not set: this process keeps follows and unread counts in memory, and they are lost when it ends")
+		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
 		opened = memstore.New(config)
 		s.embedded, s.where = opened, "embedded, in memory"
 	} else {
