@@ -72,12 +72,12 @@ func (nowhere) Update(presence.Update) {}
 
 // served is an API over a store in memory.
 type served struct {
-	t      *testing.T
+	t      testing.TB
 	engine *gin.Engine
 	api    *API
 }
 
-func serve(t *testing.T, tune func(*Config)) *served {
+func serve(t testing.TB, tune func(*Config)) *served {
 	t.Helper()
 	parsed, err := counter.ParseRules([]byte(rules))
 	if err != nil {

@@ -227,7 +227,7 @@ func (a *API) getMember(c *gin.Context) {
 
 // readMember answers whether a member is in a set; an empty one is in none.
 func (a *API) readMember(c *gin.Context, one call, member string) {
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	read, err := a.read(ctx, []string{one.key}, member, 0)
 	if err != nil {
@@ -253,7 +253,7 @@ func (a *API) getOne(c *gin.Context, exact bool) {
 	if exact {
 		lag = 0
 	}
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	read, err := a.read(ctx, []string{one.key}, "", lag)
 	if err != nil {
@@ -296,7 +296,7 @@ func (a *API) getSeveral(c *gin.Context) {
 	case !server && !a.callers.Public(c):
 		return
 	}
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	read, err := a.read(ctx, keys, "", lag)
 	if err != nil {
@@ -323,7 +323,7 @@ func (a *API) getLedger(c *gin.Context) {
 	if !ok {
 		return
 	}
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	page, err := a.cfg.Store.Ledger(ctx, one.key, after, int(limit))
 	if err != nil {
@@ -356,7 +356,7 @@ func (a *API) getAggregate(c *gin.Context) {
 		forbidden(c, "")
 		return
 	}
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	sum, err := a.cfg.Store.Aggregate(ctx, prefix)
 	var conflict *counter.Conflict

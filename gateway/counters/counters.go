@@ -258,6 +258,9 @@ func problem(c *gin.Context, status int, detail string) { policy.Problem(c.Write
 // body reads the body. If it returns false, it has written the error answer.
 func body(c *gin.Context) ([]byte, bool) {
 	for _, given := range c.Request.Header["Content-Type"] {
+		if given == "application/json" {
+			continue
+		}
 		if media, _, err := mime.ParseMediaType(given); given != "" && (err != nil || media != "application/json") {
 			problem(c, http.StatusUnsupportedMediaType, "The body must be JSON; send the header Content-Type: application/json, or none.")
 			return nil, false
@@ -314,14 +317,17 @@ func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok b
 	return id, true
 }
 
-// within is the time that a request has.
-func within(c *gin.Context) (context.Context, context.CancelFunc) {
+// within is the time that a request has. A store within the process answers by itself.
+func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
+	if a.cfg.State == nil {
+		return c.Request.Context(), func() {}
+	}
 	return context.WithTimeout(c.Request.Context(), patience)
 }
 
 // make makes op. If ok is false, it has written the error answer.
 func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, ok bool) {
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	result := a.cfg.Combiner.Do(ctx, op)
 	if result.Err != nil {
@@ -410,7 +416,7 @@ func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
 	if ok {
 		return false
 	}
-	ctx, cancel := within(c)
+	ctx, cancel := a.within(c)
 	defer cancel()
 	if known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale); err == nil {
 		if conflict := change.Refusal(known[0].Counter); conflict != nil {
