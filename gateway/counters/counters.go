@@ -268,15 +268,14 @@ func body(c *gin.Context) ([]byte, bool) {
 	}
 	const tooLong = "A body has at most 262144 bytes; send the rest in another call."
 	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
-		c.Header("Connection", "close")
-		problem(c, http.StatusRequestEntityTooLarge, tooLong)
+		policy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	}
 	text, err := readAll(c)
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		problem(c, http.StatusRequestEntityTooLarge, tooLong)
+		policy.TooLarge(c.Writer, tooLong)
 	case err != nil:
 		problem(c, http.StatusBadRequest, "The body could not be read.")
 	}
