@@ -14,7 +14,7 @@ func newMetrics(reg prometheus.Registerer, live *Live) *metrics {
 	}, []string{"outcome"})
 	if reg != nil {
 		reg.MustRegister(calls, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "headcount_counters_followed", Help: "Counters that somebody here looks at live.",
+			Name: "headcount_counters_followed", Help: "Counters that clients of this gateway look at live.",
 		}, func() float64 { return float64(live.followed()) }))
 	}
 	return &metrics{
