@@ -65,7 +65,9 @@ var layers = []layer{
 	{"gateway/identity", []string{"presence"}},                  // who a request is from
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
 	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
+	{"gateway/counters", []string{"counter", "presence", "gateway/identity", "gateway/policy"}}, // the calls of counters that last
 	{"gateway", []string{
+		"counter", "gateway/counters",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
 		"presence", "presence/unread", "presence/heartbeat",
 	}},
@@ -75,6 +77,7 @@ var layers = []layer{
 	{"cmd/headcount/e2e", nil},      // tests alone
 	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
+		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "gateway/counters",
 		"presence", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
 		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
 	}},

@@ -179,6 +179,21 @@ func add(s *State, c *Change, deleted uint64, now time.Time) *Conflict {
 	return nil
 }
 
+// Refusal is why a counter that is as have would refuse c, or nil. It looks at no
+// members and at no text.
+func (c *Change) Refusal(have Counter) *Conflict {
+	s := State{Kind: have.Kind, Value: have.Value, Version: have.Version}
+	switch kind := kindFor(&s, c); {
+	case c.Verb == Add || c.Verb == Adjust:
+		return add(&s, c, 0, time.Time{})
+	case c.Verb == Edit && kind == Unique, c.Verb == Reset && kind == Unique:
+		return unsupported(c.Key, s.Value, kind, "registers are not kept yet")
+	case c.Verb == Edit && kind != Members:
+		return unsupported(c.Key, s.Value, kind, "only a counter of kind members has members")
+	}
+	return nil
+}
+
 // plus is a + b, and whether that leaves 64 bits.
 func plus(a, b int64) (sum int64, over bool) {
 	u, _ := bits.Add64(uint64(a), uint64(b), 0)
@@ -206,10 +221,10 @@ func enter(step Step, s *State, c *Change, before int64, now time.Time) {
 
 // reset makes a counter 0. What is 0 already is not changed, and is not in the ledger.
 func reset(step Step, s *State, c *Change, now time.Time) error {
-	kind := kindFor(s, c)
-	if kind == Unique {
-		return unsupported(c.Key, s.Value, kind, "registers are not kept yet")
+	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
+		return refused
 	}
+	kind := kindFor(s, c)
 	if s.Value == 0 { // also a set: its value is its size
 		return nil
 	}
@@ -231,12 +246,8 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 }
 
 func edit(step Step, s *State, c *Change, now time.Time) error {
-	kind := kindFor(s, c)
-	switch {
-	case kind == Unique:
-		return unsupported(c.Key, s.Value, kind, "registers are not kept yet")
-	case kind != Members:
-		return unsupported(c.Key, s.Value, kind, "only a counter of kind members has members")
+	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
+		return refused
 	}
 	var joined, left []string
 	for i, m := range c.Join {

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -23,17 +22,11 @@ func unavailable(c *gin.Context, err error) {
 // write answers 200 with a body that no cache may keep. The body is compressed
 // if the request accepts gzip.
 func write(c *gin.Context, kind string, body []byte) {
-	h := c.Writer.Header()
-	h.Set("Content-Type", kind)
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Content-Type-Options", "nosniff")
 	if policy.WantsGzip(c.Request) {
-		h.Set("Content-Encoding", "gzip")
+		c.Writer.Header().Set("Content-Encoding", "gzip")
 		body = policy.Gzip(nil, body)
 	}
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	c.Writer.WriteHeader(http.StatusOK)
-	_, _ = c.Writer.Write(body) // the client may be gone
+	policy.Answer(c.Writer, kind, body)
 }
 
 // done answers 204.

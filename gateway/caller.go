@@ -54,6 +54,14 @@ func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
 	return ok
 }
 
+// issue has the caller keep the identity.
+func (g *Gateway) issue(c *gin.Context, id identity.Identity) {
+	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+	if id.Fresh { // a client that cannot keep the cookie reads the id here
+		c.Header(identity.Header, id.Signed)
+	}
+}
+
 // server reports whether the request has a valid API key. If it returns false, it
 // has written the error answer.
 func (g *Gateway) server(c *gin.Context) bool {

@@ -62,13 +62,13 @@ func (c *conn) allow() bool {
 	return true
 }
 
-// bring takes the pages that the gateway does not have yet from what the client may
+// bring takes the topics that the gateway does not have yet from what the client may
 // bring. It reports whether it may; if not, nothing is taken.
-func (c *conn) bring(pages ...string) bool {
-	if len(pages) == 0 {
+func (c *conn) bring(topics ...presence.Topic) bool {
+	if len(topics) == 0 {
 		return true
 	}
-	fresh := c.g.hub.Unheard(presence.CountTopics(pages))
+	fresh := c.g.hub.Unheard(topics)
 	if fresh == 0 {
 		return true
 	}

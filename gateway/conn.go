@@ -43,6 +43,8 @@ type conn struct {
 	user   presence.User
 	sum    *sums.Sum // of the user's unread; nil for an event stream
 	events bool
+	server bool          // the upgrade had an API key
+	name   string        // of the user, for sets that it may be a member of; empty for an event stream
 	crowd  *policy.Crowd // of its address, to leave at the end
 
 	// The turn's own.
@@ -50,9 +52,11 @@ type conn struct {
 	paid    time.Duration // what the client has sent is paid for until then, see allow
 	brought time.Duration // the new pages it has brought are paid for until then, see bring
 	wants   []wanted
-	held    []byte // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
-	reader  websocket.Reader
-	rests   time.Duration // nothing is read of it until then; 0: it may speak
+	// counters are those that the client subscribes to; with wants at most presence.MaxPages.
+	counters []string
+	held     []byte // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
+	reader   websocket.Reader
+	rests    time.Duration // nothing is read of it until then; 0: it may speak
 
 	// Any goroutine's.
 	ended  atomic.Bool                // a close frame has been sent, or is about to be
@@ -179,6 +183,9 @@ func (c *conn) awaitClose() {
 func (c *conn) Ended() {
 	g := c.g
 	c.Leave()
+	for _, key := range c.counters {
+		g.live.Unview(key, c.name, c)
+	}
 	var joined []string
 	for _, w := range c.wants {
 		if w.joined {
@@ -250,6 +257,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 		return err
 	}
 	c.sum = sum
+	c.name, c.server = id.User, g.keys.Has(r.Header.Get(apiKeyHeader))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

@@ -30,7 +30,7 @@ func (e countEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 	}
 	if form == eventForm {
 		if e.Exact(u) {
-			shown = shownVersion(count.Version)
+			shown = shownVersion(count.Version.String())
 		}
 		return appendEvent(b, count), shown
 	}
@@ -51,8 +51,8 @@ func (countEncoder) Exact(u presence.Update) bool {
 	return ok && !count.Stale && count.Without == ""
 }
 
-// shownVersion identifies an event with an exact count of version v.
-func shownVersion(v presence.Version) uint64 { return xxhash.Sum64String(v.String()) }
+// shownVersion identifies an exact event of that version.
+func shownVersion(version string) uint64 { return xxhash.Sum64String(version) }
 
 func appendCountText(b []byte, c presence.Count) []byte {
 	b = append(b, `{"type":"count",`...)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/identity"
 	"headcount/gateway/policy"
 	"headcount/presence"
 )
@@ -205,10 +204,7 @@ func (g *Gateway) putCounter(c *gin.Context) {
 			unavailable(c, presence.ErrUnavailable)
 			return
 		}
-		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
-		if id.Fresh { // a client that cannot keep the cookie reads the id here
-			c.Header(identity.Header, id.Signed)
-		}
+		g.issue(c, id)
 		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
 	}
 }

@@ -66,6 +66,9 @@ func (g *Gateway) getSocket(c *gin.Context) {
 		policy.Problem(c.Writer, status, problem)
 		return
 	}
+	if key := r.Header.Get(apiKeyHeader); key != "" && !g.server(c) {
+		return
+	}
 	id, err := g.cfg.Identities.Identify(r, true)
 	if err != nil {
 		writeIdentityProblem(c.Writer, err)

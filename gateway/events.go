@@ -14,9 +14,13 @@ import (
 
 func (g *Gateway) getEvents(c *gin.Context) {
 	name, ok := page(c, presence.CheckReadable)
-	if !ok {
-		return
+	if ok {
+		g.serveEvents(c, presence.CountTopic(name))
 	}
+}
+
+// serveEvents answers with the event stream of a topic.
+func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
 	id, err := g.cfg.Identities.Identify(c.Request, true)
 	if err != nil && !errors.Is(err, identity.ErrNoToken) {
 		writeIdentityProblem(c.Writer, err)
@@ -29,7 +33,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if err == nil {
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
 	}
-	if err := g.stream(c.Writer, id, crowd, name, c.GetHeader("Last-Event-ID")); err != nil {
+	if err := g.stream(c.Writer, id, crowd, topic, c.GetHeader("Last-Event-ID")); err != nil {
 		g.release(crowd)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -38,8 +42,8 @@ func (g *Gateway) getEvents(c *gin.Context) {
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection is the end of the body, so the fan-out
 // writes events without chunks around them. A client that returns with the id of
-// the newest count does not get that count again.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, name, lastID string) error {
+// the newest update does not get that one again.
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID string) error {
 	c, err := g.open(w, id.Hash, id.Expires, crowd)
 	if err != nil {
 		return err
@@ -53,10 +57,9 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *poli
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
 	c.enter(responseHead(http.StatusOK, head))
-	topic := presence.CountTopic(name)
 	has, err := presence.ParseVersion(lastID)
 	if err == nil && !g.hub.StaleLately() {
-		c.Resume(topic, eventForm, shownVersion(has))
+		c.Resume(topic, eventForm, shownVersion(has.String()))
 	} else {
 		c.Subscribe([]presence.Topic{topic}, eventForm)
 	}

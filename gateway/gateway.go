@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/gateway/counters"
 	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
@@ -88,6 +89,9 @@ type Config struct {
 	Region  string
 	Regions Regions
 
+	// Counters serves counters that last; nil: there are none.
+	Counters *counters.Config
+
 	HeartbeatInterval time.Duration // default 2s
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
 	UpdateInterval    time.Duration // default 250ms, at least 10ms
@@ -118,6 +122,8 @@ type Gateway struct {
 	hub         *fanout.Hub
 	roster      *roster
 	unread      *sums.Sums
+	counters    *counters.API  // nil, like live, if there are no counters
+	live        *counters.Live //
 	pollers     *pollers
 	keys        identity.APIKeys
 	limiter     *policy.Limiter
@@ -173,6 +179,9 @@ func New(cfg Config) (*Gateway, error) {
 		Life: life, Store: cfg.Unread, Hub: g.hub, Lives: cfg.Cluster,
 		Group: &g.conns, Grace: cfg.LeaveGrace, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
+	if err := g.openCounters(); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
@@ -233,6 +242,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.roster.run(ctx) })
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
+	if g.live != nil {
+		wg.Go(func() { g.live.Run(ctx) })
+	}
 	for _, p := range g.pollers.all {
 		wg.Go(func() { p.Run(ctx) })
 	}

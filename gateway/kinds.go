@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"headcount/gateway/counters"
 	"headcount/presence"
 	"headcount/presence/unread"
 )
@@ -9,6 +10,9 @@ import (
 // clients, through an encoder, or a part of this process.
 func (g *Gateway) registerKinds() {
 	g.hub.Deliver(presence.KindCount, countEncoder{})
+	if g.live != nil {
+		g.hub.Supply(counters.Kind, counterEncoder{}, g.live)
+	}
 	g.hub.Watch(unread.KindLevel, g.unread)
 	g.hub.Watch(unread.KindRecord, g.unread)
 }

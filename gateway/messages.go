@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"headcount/counter"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -17,6 +18,8 @@ const (
 	codeBadJSON       = "bad_json"
 	codeBadType       = "bad_type"
 	codeBadPage       = "bad_page"
+	codeBadCounter    = "bad_counter"
+	codeForbidden     = "forbidden"
 	codeTooManyPages  = "too_many_pages"
 	codeTooLarge      = "too_large"
 	codeBinary        = "binary"
@@ -43,6 +46,7 @@ const maxPrecision = 9
 type message struct {
 	kind      string
 	pages     []string
+	counters  []string
 	precision uint8 // significant digits of a subscribe's counts; 0: all digits
 }
 
@@ -52,6 +56,9 @@ type fault struct {
 	message string
 	page    string
 	hasPage bool
+
+	counter    string
+	hasCounter bool
 }
 
 func (f *fault) Error() string { return f.code + ": " + f.message }
@@ -84,23 +91,31 @@ func parseMessage(text []byte) (message, error) {
 		}
 		m.pages = []string{page}
 	case typeSubscribe, typeUnsubscribe:
-		raw, ok := members["pages"]
-		if !ok {
-			return message{}, &fault{code: codeBadPage, message: `the message has no "pages", a list of page ids`}
+		raw, pages := members["pages"]
+		keys, counters := members["counters"]
+		if !pages && !counters {
+			return message{}, &fault{code: codeBadPage, message: `the message has neither "pages", a list of page ids, nor "counters", a list of keys`}
 		}
-		// In a list of *string, null differs from "".
-		var list []*string
-		if err := decodeMember("pages", raw, &list); err != nil {
-			return message{}, err
+		var err error
+		if pages {
+			if m.pages, err = decodeList("pages", raw, func(page string) error {
+				if err := presence.CheckReadable(page); err != nil {
+					return badPage(page, err)
+				}
+				return nil
+			}); err != nil {
+				return message{}, err
+			}
 		}
-		for _, page := range list {
-			if page == nil {
-				return message{}, &fault{code: codeBadJSON, message: `"pages" has a null; it is a list of strings`}
+		if counters {
+			if m.counters, err = decodeList("counters", keys, func(key string) error {
+				if err := counter.CheckKey(key); err != nil {
+					return badCounter(key, err.Error())
+				}
+				return nil
+			}); err != nil {
+				return message{}, err
 			}
-			if err := presence.CheckReadable(*page); err != nil {
-				return message{}, badPage(*page, err)
-			}
-			m.pages = append(m.pages, *page)
 		}
 		if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
 			var digits int
@@ -130,6 +145,24 @@ func decodeMember(name string, raw json.RawMessage, into any) error {
 	return nil
 }
 
+// decodeList reads a list of strings that check accepts.
+func decodeList(name string, raw json.RawMessage, check func(string) error) (list []string, err error) {
+	var elements []*string // in which null differs from ""
+	if err := decodeMember(name, raw, &elements); err != nil {
+		return nil, err
+	}
+	for _, element := range elements {
+		if element == nil {
+			return nil, &fault{code: codeBadJSON, message: fmt.Sprintf("%q has a null; it is a list of strings", name)}
+		}
+		if err := check(*element); err != nil {
+			return nil, err
+		}
+		list = append(list, *element)
+	}
+	return list, nil
+}
+
 func because(err error) string {
 	if err == nil {
 		return ""
@@ -150,6 +183,10 @@ func (f *fault) appendJSON(b []byte) []byte {
 	if f.hasPage {
 		b = append(b, `,"page":`...)
 		b = appendQuoted(b, f.page)
+	}
+	if f.hasCounter {
+		b = append(b, `,"counter":`...)
+		b = appendQuoted(b, f.counter)
 	}
 	return append(b, '}')
 }

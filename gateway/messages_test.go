@@ -8,25 +8,28 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"headcount/counter"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
 
 func TestParseMessage(t *testing.T) {
 	for text, want := range map[string]message{
-		`{"type":"join","page":"p"}`:                           {kind: typeJoin, pages: []string{"p"}},
-		`{"page":"a/b","x":[1],"type":"leave"}`:                {kind: typeLeave, pages: []string{"a/b"}},
-		`{"type":"subscribe","pages":["p","*","p"]}`:           {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
-		`{"type":"subscribe","pages":[]}`:                      {kind: typeSubscribe, pages: nil},
-		`{"type":"unsubscribe","pages":["p"],"page":7}`:        {kind: typeUnsubscribe, pages: []string{"p"}},
-		`{"type":"subscribe","pages":["p"],"precision":2}`:     {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
-		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`: {kind: typeUnsubscribe, pages: []string{"p"}},
-		` {"type":"heartbeat"} `:                               {kind: typeHeartbeat, pages: nil},
-		`{"type":"read"}`:                                      {kind: typeRead, pages: nil},
-		`{"type":"join","page":"\u0041","Type":"bad"}`:         {kind: typeJoin, pages: []string{"A"}},
+		`{"type":"join","page":"p"}`:                            {kind: typeJoin, pages: []string{"p"}},
+		`{"page":"a/b","x":[1],"type":"leave"}`:                 {kind: typeLeave, pages: []string{"a/b"}},
+		`{"type":"subscribe","pages":["p","*","p"]}`:            {kind: typeSubscribe, pages: []string{"p", "*", "p"}},
+		`{"type":"subscribe","pages":[]}`:                       {kind: typeSubscribe, pages: nil},
+		`{"type":"unsubscribe","pages":["p"],"page":7}`:         {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","pages":["p"],"precision":2}`:      {kind: typeSubscribe, pages: []string{"p"}, precision: 2},
+		`{"type":"unsubscribe","pages":["p"],"precision":"x"}`:  {kind: typeUnsubscribe, pages: []string{"p"}},
+		`{"type":"subscribe","counters":["views:1","a/b"]}`:     {kind: typeSubscribe, counters: []string{"views:1", "a/b"}},
+		`{"type":"unsubscribe","counters":["a"],"pages":["p"]}`: {kind: typeUnsubscribe, pages: []string{"p"}, counters: []string{"a"}},
+		` {"type":"heartbeat"} `:                                {kind: typeHeartbeat, pages: nil},
+		`{"type":"read"}`:                                       {kind: typeRead, pages: nil},
+		`{"type":"join","page":"\u0041","Type":"bad"}`:          {kind: typeJoin, pages: []string{"A"}},
 	} {
 		m, err := parseMessage([]byte(text))
-		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) || m.precision != want.precision {
+		if err != nil || m.kind != want.kind || !slices.Equal(m.pages, want.pages) || !slices.Equal(m.counters, want.counters) || m.precision != want.precision {
 			t.Errorf("parseMessage(%s) = %+v, %v; want %+v", text, m, err, want)
 		}
 	}
@@ -44,6 +47,9 @@ func TestParseMessageFaults(t *testing.T) {
 		`{}`: codeBadType, `{"type":"Join","page":"p"}`: codeBadType, `{"TYPE":"join","page":"p"}`: codeBadType, `{"type":""}`: codeBadType,
 		`{"type":"join"}`: codeBadPage, `{"type":"join","page":""}`: codeBadPage, `{"type":"join","page":"*"}`: codeBadPage, `{"type":"join","page":"\ud800"}`: codeBadPage,
 		`{"type":"join","PAGE":"p"}`: codeBadPage, `{"type":"subscribe","pages":["p",""]}`: codeBadPage, `{"type":"subscribe"}`: codeBadPage,
+		`{"type":"subscribe","counters":null}`: codeBadJSON, `{"type":"subscribe","counters":{}}`: codeBadJSON, `{"type":"subscribe","counters":[1]}`: codeBadJSON,
+		`{"type":"subscribe","counters":["a",null]}`: codeBadJSON, `{"type":"subscribe","counters":[""]}`: codeBadCounter, `{"type":"unsubscribe","counters":["a*"]}`: codeBadCounter,
+		`{"type":"subscribe","counters":["a","."],"pages":["p"]}`: codeBadCounter, `{"type":"subscribe","counters":["a"],"pages":["."]}`: codeBadPage,
 	} {
 		_, err := parseMessage([]byte(text))
 		var f *fault
@@ -55,7 +61,7 @@ func TestParseMessageFaults(t *testing.T) {
 
 func FuzzParseMessage(f *testing.F) {
 	for _, text := range []string{
-		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
+		`{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["p","*"]}`, `{"type":"subscribe","pages":["p"],"precision":2}`, `{"type":"subscribe","pages":["p"],"counters":["views:1","*"]}`, `{"type":"x\u0000"}`, `{"type":"join","page":"\ud800"}`, `null`, "{\"type\":\"\xff\"}",
 	} {
 		f.Add([]byte(text))
 	}
@@ -68,6 +74,11 @@ func FuzzParseMessage(f *testing.F) {
 			for _, page := range m.pages {
 				if presence.CheckReadable(page) != nil {
 					t.Fatalf("%q let the page %q pass", text, page)
+				}
+			}
+			for _, key := range m.counters {
+				if counter.CheckKey(key) != nil {
+					t.Fatalf("%q let the counter %q pass", text, key)
 				}
 			}
 			return

@@ -3,6 +3,7 @@ package gateway
 import (
 	"slices"
 
+	"headcount/gateway/counters"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -23,7 +24,7 @@ func (c *conn) want(name string) *wanted {
 			return &c.wants[i]
 		}
 	}
-	if len(c.wants) >= presence.MaxPages {
+	if len(c.wants)+len(c.counters) >= presence.MaxPages {
 		return nil
 	}
 	c.wants = append(c.wants, wanted{name: name})
@@ -44,9 +45,10 @@ func (c *conn) do(m message) error {
 	case typeLeave:
 		c.leave(m.pages[0])
 	case typeSubscribe:
-		return c.subscribe(m.pages, m.precision)
+		return c.subscribe(m)
 	case typeUnsubscribe:
 		c.unsubscribe(m.pages)
+		c.unsubscribeCounters(m.counters)
 	case typeHeartbeat:
 		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
 	case typeRead:
@@ -62,7 +64,7 @@ func (c *conn) join(name string) error {
 	if w == nil {
 		return tooManyPages(name)
 	}
-	if !w.joined && !w.sent && !c.bring(name) {
+	if !w.joined && !w.sent && !c.bring(presence.CountTopic(name)) {
 		c.tidy()
 		return tooManyNew(name)
 	}
@@ -116,15 +118,29 @@ func (c *conn) leave(name string) {
 	c.g.unread.Moved(c.sum, name)
 }
 
-// subscribe subscribes to all these pages with that precision. If they are too
-// many, it subscribes to none of them.
-func (c *conn) subscribe(names []string, precision uint8) error {
-	var fresh []string
+// subscribe subscribes to all pages and counters of the message. If they are too
+// many, or the client may not see one, it subscribes to none of them.
+func (c *conn) subscribe(m message) error {
+	rules, err := c.readable(m.counters)
+	if err != nil {
+		return err
+	}
+	var fresh []presence.Topic
+	add := func(t presence.Topic, has bool) (fits bool) {
+		if !has && !slices.Contains(fresh, t) {
+			fresh = append(fresh, t)
+		}
+		return len(c.wants)+len(c.counters)+len(fresh) <= presence.MaxPages
+	}
+	names := m.pages
 	for _, name := range names {
-		if !slices.Contains(fresh, name) && !slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name }) {
-			if fresh = append(fresh, name); len(c.wants)+len(fresh) > presence.MaxPages {
-				return tooManyPages("")
-			}
+		if !add(presence.CountTopic(name), slices.ContainsFunc(c.wants, func(w wanted) bool { return w.name == name })) {
+			return tooManyPages("")
+		}
+	}
+	for _, key := range m.counters {
+		if !add(counters.Topic(key), slices.Contains(c.counters, key)) {
+			return tooManyPages("")
 		}
 	}
 	if !c.bring(fresh...) {
@@ -139,10 +155,11 @@ func (c *conn) subscribe(names []string, precision uint8) error {
 		}
 		w.subscribed, w.sent = true, true
 	}
-	c.Subscribe(presence.CountTopics(names), frameForm(precision))
+	c.Subscribe(presence.CountTopics(names), frameForm(m.precision))
 	for _, name := range held {
 		c.letGo(name)
 	}
+	c.subscribeCounters(m.counters, rules)
 	return nil
 }
 
@@ -164,7 +181,7 @@ func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
 func tooManyNew(page string) *fault {
 	return &fault{
 		code:    codeRateLimited,
-		message: "too many new pages; at most 20 a second that nobody else here has, and 200 at once",
+		message: "too many new pages and counters; at most 20 a second that nobody else here has, and 200 at once",
 		page:    page,
 		hasPage: page != "",
 	}
@@ -173,7 +190,7 @@ func tooManyNew(page string) *fault {
 func tooManyPages(page string) *fault {
 	return &fault{
 		code:    codeTooManyPages,
-		message: "a connection may join and subscribe to at most 100 pages; leave some or open another connection",
+		message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection",
 		page:    page,
 		hasPage: page != "",
 	}

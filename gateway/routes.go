@@ -11,6 +11,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/rs/zerolog"
 
+	"headcount/gateway/counters"
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
 	"headcount/presence"
@@ -41,6 +42,10 @@ func (g *Gateway) routes() http.Handler {
 	get("/-/counters", g.getCounters)
 	e.GET("/-/ws", g.getSocket)
 	g.unreadRoutes(e, get)
+	if g.counters != nil {
+		g.counters.Routes(e, get)
+		e.GET(counters.Root+"/:key/events", g.getCounterEvents)
+	}
 	g.assets(get)
 	return e
 }
@@ -84,7 +89,11 @@ func notFound(c *gin.Context) {
 		badRequest(c, presence.CheckPage("").Error())
 		return
 	}
-	policy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
+	if strings.HasPrefix(c.Request.URL.EscapedPath(), counters.Root+"//") {
+		badRequest(c, "A counter has a key of 1 to 128 characters; this path has none.")
+		return
+	}
+	policy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
 }
 
 // recover turns a panic, which is a defect, into a 500 for its own request.

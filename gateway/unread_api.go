@@ -18,9 +18,8 @@ import (
 )
 
 const (
-	idempotencyHeader = "Idempotency-Key"
-	listPages         = 100             // follows in one answer
-	storePatience     = 3 * time.Second // how long a request waits for the store
+	listPages     = 100             // follows in one answer
+	storePatience = 3 * time.Second // how long a request waits for the store
 )
 
 // unreadRoutes adds the routes of changes, follows and unread counts.
@@ -76,13 +75,12 @@ func (g *Gateway) postChange(c *gin.Context) {
 }
 
 func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
-	if keys := c.Request.Header.Values(idempotencyHeader); len(keys) > 0 {
-		change.Key = keys[0]
-		if len(keys) > 1 || change.Key == "" || len(change.Key) > unread.MaxKey {
-			badRequest(c, "An "+idempotencyHeader+" is one value of 1 to "+strconv.Itoa(unread.MaxKey)+" bytes; correct it, or leave it out.")
-			return change, false
-		}
+	key, problem := policy.IdempotencyKey(c.Request)
+	if problem != "" {
+		badRequest(c, problem)
+		return change, false
 	}
+	change.Key = key
 	members, ok := readMembers(c, `{"by":"the user who did it"}`)
 	if !ok {
 		return change, false

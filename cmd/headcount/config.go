@@ -3,10 +3,13 @@ package main
 import (
 	"fmt"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"headcount/counter"
+	"headcount/counter/pgstore"
 	"headcount/gateway/identity"
 	"headcount/presence"
 	"headcount/presence/node"
@@ -33,7 +36,13 @@ type Config struct {
 
 	ClusterSecrets []string `name:"cluster-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs what processes send each other. Repeatable: the first one signs, all of them verify. Required with --redis unless the cluster addresses are loopback."`
 	IDSecrets      []string `name:"id-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs anonymous ids, and seals the key of the user hashes. Repeatable: the first one signs, all of them verify. To rotate, add the new one in front."`
-	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts and the secret of anonymous ids. Without it they end with the process."`
+	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts, counters and the secret of anonymous ids. Without it they end with the process."`
+
+	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
+	Postgres        string        `type:"text" placeholder:"URL" group:"counters" help:"The URL of PostgreSQL, which keeps counters. Without it they are in --redis, in --data-dir, or in memory."`
+	PersistInterval time.Duration `type:"days" placeholder:"TIME" default:"1s" group:"counters" help:"With --redis and --postgres: how long a change may be in Redis alone."`
+	ColdAfter       time.Duration `type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody touched for this long leaves Redis. At least --persist-interval."`
+	HotRate         int           `type:"number" placeholder:"N" default:"1000" group:"counters" help:"How many changes per second of one sum spread it over several parts. 0 means the default."`
 
 	HeartbeatInterval time.Duration `type:"span" placeholder:"TIME" default:"2s" group:"times" help:"The time between two heartbeats from a gateway to the presence nodes."`
 	PresenceTimeout   time.Duration `type:"span" placeholder:"TIME" default:"7s" group:"times" help:"A user is gone after this long without a heartbeat. At least 3 heartbeats."`
@@ -55,6 +64,8 @@ type Config struct {
 	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to send its clients away before it ends."`
 	LogLevel        string        `type:"text" placeholder:"LEVEL" default:"info" group:"log" help:"trace, debug, info, warn or error."`
 	LogFormat       string        `type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
+
+	Rules *counter.Rules `kong:"-"` // of Counters; Validate reads them
 }
 
 var (
@@ -79,7 +90,7 @@ func (c *Config) AdvertiseAddr() string {
 // knows what the value means. This method checks what several flags mean together.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog,
+		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog, c.checkCounters,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -171,6 +182,32 @@ func (c *Config) checkRegions() error {
 	}
 	if c.DataDir != "" {
 		return setting.Refuse("data-dir", "with --redis everything is kept in Redis; leave one of the two out")
+	}
+	return nil
+}
+
+// checkCounters also reads the rules.
+func (c *Config) checkCounters() error {
+	if c.ColdAfter < c.PersistInterval {
+		return setting.Refuse("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
+	}
+	if c.Postgres != "" {
+		if problem := pgstore.CheckURL(c.Postgres); problem != "" {
+			return setting.Refuse("postgres", "%s", problem)
+		}
+		if c.Redis != "" {
+			return setting.Refuse("postgres", "counters cannot be in PostgreSQL behind Redis yet; leave --postgres out, and they are in Redis")
+		}
+	}
+	if c.Rules = counter.BuiltinRules(); c.Counters == "" {
+		return nil
+	}
+	data, err := os.ReadFile(c.Counters)
+	if err != nil {
+		return setting.Refuse("counters", "%v; name a file that can be read", err)
+	}
+	if c.Rules, err = counter.ParseRules(data); err != nil {
+		return setting.Refuse("counters", "%s: %s", c.Counters, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/counter"
 	"headcount/setting"
 )
 
@@ -48,6 +49,7 @@ func defaults() Config {
 		HeartbeatInterval: 2 * time.Second, PresenceTimeout: 7 * time.Second, LeaveGrace: 2 * time.Second,
 		UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second, PongTimeout: 5 * time.Second,
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
+		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, Rules: counter.BuiltinRules(),
 	}
 }
 
@@ -245,6 +247,15 @@ var refused = map[string]struct {
 	"a fraction of a connection":                {flag: "max-connections", file: `{"max-connections":1.5}`},
 	"unknown log level":                         {flag: "log-level", args: "--log-level loud"},
 	"unknown log format":                        {flag: "log-format", args: "--log-format xml"},
+	"rules that are not there":                  {flag: "counters", args: "--counters /nowhere/rules.json"},
+	"rules that are a folder":                   {flag: "counters", args: "--counters ."},
+	"postgres of another scheme":                {flag: "postgres", args: "--postgres mysql://h/d"},
+	"postgres with a bad port":                  {flag: "postgres", args: "--postgres postgres://h:x/d"},
+	"postgres behind redis":                     {flag: "postgres", args: "--redis redis://h --postgres postgres://h/d"},
+	"persist-interval 0":                        {flag: "persist-interval", args: "--persist-interval 0s"},
+	"cold-after that is none":                   {flag: "cold-after", args: "--cold-after soon"},
+	"cold-after under the interval":             {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
+	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
 	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
 	"a value forgotten before a flag":           {flag: "redis", args: "--redis --region=eu"},
 	"a file that is not there":                  {flag: "config", args: "--config /nowhere/headcount.json"},
@@ -306,6 +317,8 @@ func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 		"peer without name":        {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "@h"},
 		"peer with a bad name":     {"--redis", "redis://127.0.0.1", "--peer", "redis://:" + secret + "=@h"},
 		"peer with a bad URL":      {"--redis", "redis://127.0.0.1", "--peer", "eu=redis://:" + secret + "#@h"},
+		"postgres":                 {"--postgres", "mysql://u:" + secret + "@h"},
+		"postgres with a bad port": {"--postgres", "postgres://u:" + secret + "@h:x/d"},
 		"jwks-url":                 {"--jwks-url", "ftp://u:" + secret + "@h"},
 		"secret among others":      {"--cluster-secret", secret, "--cluster-secret", ""},
 	} {
@@ -329,6 +342,8 @@ func TestAcceptedSettings(t *testing.T) {
 		"cluster addresses without redis":     "--cluster-listen :7946 --advertise node-1:7946",
 		"cluster secret without redis":        "--cluster-secret s --cluster-secret t",
 		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
+		"days":                                "--cold-after 7d --persist-interval 1m",
+		"counters in a file and PostgreSQL":   "--data-dir /data --postgres postgres://u:p@h:5432/d",
 		"origins":                             "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443,http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
 		"no origins":                          "--allow-origins=",
 		"proxies":                             "--trusted-proxies 10.0.0.0/8,192.168.1.1,::1/128,fd00::1",
@@ -359,6 +374,7 @@ func TestValidateWithRedis(t *testing.T) {
 		"TLS, user, database":               {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
 		"cluster":                           {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
 		"sentinel":                          {func(c *Config) { c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p" }, ""},
+		"PostgreSQL too":                    {func(c *Config) { c.Postgres = "postgres://h/d" }, "postgres"},
 		"a data directory":                  {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
 		"peers":                             {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
 	} {
@@ -369,6 +385,35 @@ func TestValidateWithRedis(t *testing.T) {
 		var s *setting.Error
 		if tc.flag == "" && err != nil || tc.flag != "" && (!errors.As(err, &s) || s.Name != tc.flag) {
 			t.Errorf("%s: got %v, want it refused for %q", name, err, tc.flag)
+		}
+	}
+}
+
+// A fault in the rules is one line that names the rule, the field and the mend.
+func TestRulesOfCounters(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rules.json")
+	for text, want := range map[string]string{
+		`{"rules":[{"match":"a:*","kind":"exact","floor":-1,"ceiling":7,"public":["read"]},{"match":"u","kind":"unique"}]}`: "",
+		`{"rules":[]}`: "",
+		`{"rules":[{"match":"a:*","kind":"sum","floor":0}]}`:    `rule 1 ("a:*"): floor: a counter of kind sum has none; take it away`,
+		`{"rules":[{"match":"a","kind":"exact","floor":1}]}`:    `floor: 1 cannot be, for a counter begins with 0; write 0 or less`,
+		`{"rules":[{"match":"a","kind":"some"}]}`:               `kind: "some" is no kind; write sum`,
+		`{"rules":[{"match":"a*b","kind":"sum"}]}`:              `match: bad match`,
+		`{"rules":[{"kind":"sum"}]}`:                            `match: it is missing`,
+		`{"rules":[{"match":"a","kind":"sum","colour":"red"}]}`: `colour: it is unknown; a rule has match`,
+		`{"rules":[{"match":"a","kind":"sum","stale":"x"}]}`:    `stale: "x" is no duration; write one like`,
+		`{"rule":[]}`: `the object has only "rules"`,
+		`{"rules":[{"match":"a",` + "\n\n" + `"kind":"sum"}],}`: `want a string in quotes`,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := read(t, []string{"--counters", path}, nil, "")
+		switch {
+		case want == "" && (err != nil || len(cfg.Rules.All()) != strings.Count(text, "match")):
+			t.Errorf("%s: got %v", text, err)
+		case want != "" && (err == nil || !strings.HasPrefix(err.Error(), "--counters: "+path+": ") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
+			t.Errorf("%s: got %v, want %q", text, err, want)
 		}
 	}
 }
@@ -391,7 +436,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config`)
+		log-level log-format config counters postgres persist-interval cold-after hot-rate`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"headcount/counter"
 	"headcount/setting"
 )
 
@@ -170,7 +171,7 @@ func splitList(s string) []any {
 type reader func(value any, target reflect.Value) (problem string)
 
 // readers are the types of Config's tags: "text" is one string; "span" a
-// positive duration, "span-or-0" also 0; "number" a whole number from 0; "list"
+// positive duration, "span-or-0" also 0, "days" one in which d stands for 24 h; "number" a whole number from 0; "list"
 // is split at commas wherever it comes from; "each" is one value for each time
 // the flag is given and split at commas in the environment only, so that a
 // secret may hold a comma on the command line and in the file.
@@ -186,8 +187,9 @@ var readers = map[string]reader{
 		target.SetString(s)
 		return ""
 	},
-	"span":      span(1, "%s is not positive; give a duration such as 2s or 250ms"),
-	"span-or-0": span(0, "%s is negative; give a duration such as 2s, or 0"),
+	"span":      span(time.ParseDuration, 1, "%s is not positive; give a duration such as 2s or 250ms"),
+	"span-or-0": span(time.ParseDuration, 0, "%s is negative; give a duration such as 2s, or 0"),
+	"days":      span(counter.ParseDuration, 1, "%s is not positive; give a duration such as 2s, 24h or 7d"),
 	"number": func(value any, target reflect.Value) string {
 		s, ok := value.(string)
 		if n, isNumber := value.(json.Number); isNumber {
@@ -224,14 +226,14 @@ var readers = map[string]reader{
 	},
 }
 
-// span reads a duration. It refuses one under least as too short.
-func span(least time.Duration, tooShort string) reader {
+// span reads a duration with parse. It refuses one under least as too short.
+func span(parse func(string) (time.Duration, error), least time.Duration, tooShort string) reader {
 	return func(value any, target reflect.Value) string {
 		s, ok := value.(string)
 		if !ok { // a JSON number would be nanoseconds, which nobody means
 			return "it is not a duration; write a string with its unit, such as \"250ms\" or \"2s\""
 		}
-		d, err := time.ParseDuration(s)
+		d, err := parse(s)
 		if err != nil {
 			return "it is not a duration; write a number with its unit, such as 250ms or 2s"
 		}

@@ -114,7 +114,7 @@ func (p program) parse(c *commands) (string, error) {
 		kong.Name("headcount"), kong.Description(description), kong.Writers(p.stdout, p.stderr), l.resolvers(), kong.Vars{"version": versionLine()},
 		kong.ValueFormatter(helpWithDefault), kong.ConfigureHelp(kong.HelpOptions{NoExpandSubcommands: true}),
 		kong.ExplicitGroups([]kong.Group{
-			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "times", Title: "Times"},
+			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "counters", Title: "Counters"}, {Key: "times", Title: "Times"},
 			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "log", Title: "Log"},
 		}),
 	}

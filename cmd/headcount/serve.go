@@ -67,6 +67,9 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	adminServer := httpServer(adminHandler(sys), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
 	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.where).Strs("roles", cfg.Roles)
+	if sys.counters != nil {
+		hello = hello.Str("counters", sys.counters.where)
+	}
 	if cfg.Redis != "" {
 		hello = hello.Str("cluster", cmp.Or(cfg.Advertise, cfg.ClusterListen)).Str("region", cfg.Region)
 	}

@@ -66,8 +66,9 @@ type system struct {
 	closers  []func() error  // called in reverse order; nobody could act on their errors
 
 	hashKey    []byte                 // of user hashes; nil: the cluster has it
-	identities *identity.Identities   // nil without the gateway's role, like the four below
+	identities *identity.Identities   // nil without the gateway's role, like the five below
 	gateway    *gateway.Gateway       //
+	counters   *counters              //
 	node       *node.Node             //
 	dispatcher *dispatcher.Dispatcher //
 	regions    *region.Replicator     // also nil over the embedded store
@@ -128,6 +129,9 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	}
 	s.board = dashboard.New(ask)
 	if s.member.Has(presence.RoleGateway) {
+		if err = s.openCounters(ctx); err != nil {
+			return nil, err
+		}
 		if err = s.openGateway(self); err != nil {
 			return nil, err
 		}
@@ -143,7 +147,7 @@ func (s *system) openEmbedded() error {
 	config := memstore.Config{Region: s.cfg.Region, Log: s.log}
 	var opened *memstore.Store
 	if s.cfg.DataDir == "" {
-		s.log.Info().Msg("--data-dir is not set: this process keeps follows and unread counts in memory, and they are lost when it ends")
+		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
 		opened = memstore.New(config)
 		s.embedded, s.where = opened, "embedded, in memory"
 	} else {
@@ -341,6 +345,7 @@ func (s *system) openGateway(self presence.Process) error {
 		MaxPerAddress:     cfg.MaxPerAddress,
 		Memory:            machine.NewPressure(),
 		DeliveryBudget:    cfg.DeliveryBudget,
+		Counters:          s.counters.config(s),
 		Identities:        identities,
 		APIKeys:           cfg.APIKeys,
 		Origins:           origins,
@@ -349,6 +354,9 @@ func (s *system) openGateway(self presence.Process) error {
 		Registerer:        s.registry,
 		Log:               s.log,
 	})
+	if err == nil {
+		s.counters.serve(s.gateway)
+	}
 	return err
 }
 
@@ -359,10 +367,13 @@ func (s *system) ready() error {
 			return err
 		}
 	}
-	if s.gateway != nil {
-		return s.gateway.Ready()
+	if s.gateway == nil {
+		return s.member.Ready()
 	}
-	return s.member.Ready()
+	if err := s.gateway.Ready(); err != nil {
+		return err
+	}
+	return s.counters.ready()
 }
 
 // run runs the roles, and serves the other processes, until ctx ends.

@@ -167,6 +167,18 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
+// CheckURL says what is wrong with the URL of a database, or nothing. It repeats
+// no part of it: it may hold a password.
+func CheckURL(url string) (problem string) {
+	if !strings.HasPrefix(url, "postgres://") && !strings.HasPrefix(url, "postgresql://") {
+		return "it does not begin with postgres://; write postgres://user:password@host:5432/database"
+	}
+	if _, err := pgxpool.ParseConfig(url); err != nil {
+		return "it is not a URL of PostgreSQL; write postgres://user:password@host:5432/database"
+	}
+	return ""
+}
+
 // Open returns a store over the database of that URL. It fails, with
 // ErrConfig, when settings cannot work or the database that answered cannot be
 // used. A database that does not answer is waited for: until it does, calls return
@@ -176,12 +188,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
 	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
-	if !strings.HasPrefix(cfg.URL, "postgres://") && !strings.HasPrefix(cfg.URL, "postgresql://") {
-		return nil, fmt.Errorf("pgstore: %w: the URL of PostgreSQL must be postgres://…", ErrConfig) // it may hold a password: it is not shown
+	if problem := CheckURL(cfg.URL); problem != "" {
+		return nil, fmt.Errorf("pgstore: %w: %s", ErrConfig, problem)
 	}
 	pc, err := pgxpool.ParseConfig(cfg.URL)
-	if err != nil {
-		return nil, fmt.Errorf("pgstore: %w: URL of PostgreSQL: %w", ErrConfig, err) // pgx hides the password
+	if err != nil { // CheckURL has parsed it
+		return nil, fmt.Errorf("pgstore: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
 	pc.MaxConns = int32(cfg.Connections)
 	pc.MinConns = 0

@@ -104,6 +104,9 @@ func (h *Hub) attachAll() {
 // renew has a topic attached and read anew: at once, or when somebody wants it
 // again; under mu.
 func (h *Hub) renew(w *watched) {
+	if w.sourced {
+		return // it is not the store's
+	}
 	w.current = false
 	if w.refs > 0 && w.in == nil {
 		h.fresh.push(w)
@@ -157,7 +160,7 @@ func (h *Hub) verify(ctx context.Context) {
 
 // verifiable reports whether the store should have the endpoint of the topic. The
 // caller holds the hub's lock.
-func (w *watched) verifiable() bool { return w.attached && w.refs > 0 }
+func (w *watched) verifiable() bool { return w.attached && w.refs > 0 && !w.sourced }
 
 // attach tells the endpoint store of new topics, at most that many, and learns
 // their updates.

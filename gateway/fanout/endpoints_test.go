@@ -219,3 +219,60 @@ type exactly struct{}
 func (exactly) Encode(b []byte, _ presence.Update, _ Form) ([]byte, uint64) { return b, 0 }
 
 func (exactly) Exact(presence.Update) bool { return true }
+
+// wants is a Source that notes what is wanted.
+type wants map[presence.Topic]bool
+
+func (w wants) Want(t presence.Topic)   { w[t] = true }
+func (w wants) Unwant(t presence.Topic) { delete(w, t) }
+
+// Topics of a source are not the store's: it is never asked for them, and whether they
+// are stale is the source's to say. They linger as others do.
+func TestTopicsOfASource(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		const kind presence.Kind = "sourced"
+		source := wants{}
+		h.Supply(kind, exactly{}, source)
+		topic := presence.Topic{Kind: kind, Key: "k"}
+		h.Want(topic)
+		if !source[topic] {
+			t.Fatal("the source was not asked")
+		}
+		tell := func(sequence uint64, stale, want bool) {
+			t.Helper()
+			u := presence.Update{Topic: topic, Stale: stale}
+			if sequence > 0 {
+				u.Version = presence.Version{Incarnation: 1, Sequence: sequence}
+			}
+			h.Update(u)
+			if last, known := h.Last(topic); !known || last.Stale != want || sequence > 0 && last.Version.Sequence != sequence {
+				t.Errorf("told %+v, the hub has %+v, known %t", u, last, known)
+			}
+		}
+		h.Away()
+		tell(1, false, false)
+		tell(0, true, true)
+		h.Back()
+		tell(2, false, false)
+		h.Away()
+		if last, _ := h.Last(topic); last.Stale {
+			t.Error("the store went, and the topic of the source is stale")
+		}
+		h.Back()
+		h.Unwant(topic)
+		h.Want(topic)
+		time.Sleep(2 * lingerFor)
+		if !source[topic] {
+			t.Error("what came back is not wanted")
+		}
+		h.Unwant(topic)
+		time.Sleep(2 * lingerFor)
+		synctest.Wait()
+		if len(source) > 0 || h.Topics() > 0 {
+			t.Errorf("%v and %d topics are left", source, h.Topics())
+		}
+		if n := store.attach.Load() + store.detach.Load(); n > 0 {
+			t.Errorf("the store was asked for %d topics", n)
+		}
+	})
+}

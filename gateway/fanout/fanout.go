@@ -35,6 +35,14 @@ type Encoder interface {
 // compares forms. 0 is the form of a subscription that names none.
 type Form uint8
 
+// Source has the topics of a kind that the hub's store does not have. It hands updates
+// to Hub.Update, and says itself when they are stale. Its methods are called under
+// the hub's lock, so they wait for nothing and do not call the hub.
+type Source interface {
+	Want(t presence.Topic)   // its updates are wanted from now on
+	Unwant(t presence.Topic) // they are not wanted any more
+}
+
 // Watcher takes the updates of a kind that no client subscribes to. Update is
 // called without the fan-out's locks.
 type Watcher interface {

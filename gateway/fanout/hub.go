@@ -58,10 +58,12 @@ type Hub struct {
 	era  uint64 // grows when every topic is to be attached anew
 }
 
-// kind is who has the updates of one kind of topic: one of the two.
+// kind is who has the updates of one kind of topic: an encoder or a watcher. With a
+// source, the updates come from there and not from the store.
 type kind struct {
 	encoder Encoder
 	watcher Watcher
+	source  Source
 }
 
 // New returns a Hub that does nothing until Run, and knows no kinds.
@@ -89,6 +91,19 @@ func New(cfg Config) (*Hub, error) {
 // Deliver registers a kind whose updates go to subscribers. It is called before
 // anything else, as Watch is.
 func (h *Hub) Deliver(k presence.Kind, e Encoder) { h.kinds[k] = &kind{encoder: e} }
+
+// Supply registers a kind whose updates come from source and go to subscribers.
+func (h *Hub) Supply(k presence.Kind, e Encoder, source Source) {
+	h.kinds[k] = &kind{encoder: e, source: source}
+}
+
+// source is who has the updates of w, or nil when the store has.
+func (h *Hub) source(w *watched) Source {
+	if k := h.kinds[w.name.Kind]; k != nil {
+		return k.source
+	}
+	return nil
+}
 
 // Watch registers a kind whose updates go to w.
 func (h *Hub) Watch(k presence.Kind, w Watcher) { h.kinds[k] = &kind{watcher: w} }
@@ -167,6 +182,10 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 		delete(h.gone, t)
 		w = &watched{name: t, bucket: t.Bucket(presence.DefaultBuckets), asked: asked}
 		h.topics[t] = w
+		if source := h.source(w); source != nil {
+			w.sourced, w.asked, w.attached, w.current = true, true, true, true
+			source.Want(t)
+		}
 	}
 	if w.refs++; w.refs == 1 {
 		w.leaveLine()
@@ -204,6 +223,10 @@ func (h *Hub) Unwant(t presence.Topic) {
 func (h *Hub) drop(w *watched) {
 	w.leaveLine()
 	delete(h.topics, w.name)
+	if source := h.source(w); source != nil {
+		source.Unwant(w.name)
+		return
+	}
 	if w.known && h.kinds[w.name.Kind].encoder != nil {
 		h.read.Add(w.name, w.update)
 	}
@@ -227,6 +250,7 @@ func signal(c chan struct{}) {
 func (h *Hub) Update(u presence.Update) {
 	h.mu.Lock()
 	w := h.topics[u.Topic]
+	down := h.down && (w == nil || !w.sourced)
 	switch {
 	case w == nil:
 	case !w.attached:
@@ -235,7 +259,7 @@ func (h *Hub) Update(u presence.Update) {
 	case !w.known:
 		w.hint(u)
 		w.known = true
-		w.update.Stale = h.down
+		w.update.Stale = down
 		u = w.update
 		h.mu.Unlock()
 		h.tell(u)
@@ -246,7 +270,7 @@ func (h *Hub) Update(u presence.Update) {
 			u = w.update
 			u.Stale = true
 		}
-		u.Stale = u.Stale || h.down // it was on its way when the store went
+		u.Stale = u.Stale || down // it was on its way when the store went
 		if replaces(&u, &w.update) {
 			w.update = u
 			h.mu.Unlock()
@@ -315,7 +339,7 @@ func (h *Hub) Away() {
 	h.down = true
 	var known []presence.Update
 	for t, w := range h.topics {
-		if w.known && !w.update.Stale {
+		if w.known && !w.update.Stale && !w.sourced {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}
 	}

@@ -374,6 +374,35 @@ func TestPrecisionProperties(t *testing.T) {
 	})
 }
 
+// A new form takes effect with the next update, or at once when it is asked for.
+func TestReform(t *testing.T) {
+	s := loneShard(10 * time.Millisecond)
+	w := s.watcher(t)
+	defer w.close()
+	s.update(countOf("p", 123, 1))
+	w.watch(0, "p")
+	s.update(countOf("p", 123, 1))
+	take := func(want ...int64) {
+		t.Helper()
+		time.Sleep(20 * time.Millisecond)
+		s.deliver()
+		got := counts(t, w.take(t)...)
+		if len(got) != len(want) || len(want) == 1 && got[0].Count != want[0] {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	take(123)
+	w.Reform(topicOf("p"), 1, false)
+	take()
+	s.update(countOf("p", 456, 2))
+	take(500)
+	w.Reform(topicOf("p"), 0, true)
+	take(456)
+	w.Reform(topicOf("p"), 0, true) // it has that form
+	w.Reform(topicOf("q"), 1, true) // it has no such topic
+	take()
+}
+
 // An event stream that comes back with the id of the newest count gets the
 // next one only; with any other id it gets the newest.
 func TestResume(t *testing.T) {

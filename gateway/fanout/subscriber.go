@@ -144,6 +144,26 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	}
 }
 
+// Reform has a topic sent in that form from now on, if there is a subscription. When
+// again is set, the client is sent it also if it has the newest update in another form.
+func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {
+	sh := s.shard
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	p := s.place(t)
+	if p == nil {
+		return
+	}
+	sub := &p.topic.subs[p.index]
+	if sub.form == form {
+		return
+	}
+	sub.form = form
+	if again && sub.at != 0 {
+		sh.renew(s, p)
+	}
+}
+
 // Resume subscribes to a topic of which the client has the update that an Encoder
 // would call shown: it is sent another one.
 func (s *Subscriber) Resume(t presence.Topic, form Form, shown uint64) {

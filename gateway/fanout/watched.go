@@ -15,6 +15,7 @@ type watched struct {
 	asked    bool // the store was asked to attach it, and may have it
 	attached bool
 	current  bool      // attached and read since everything was last to be attached anew
+	sourced  bool      // its kind has a Source: it is not the store's
 	bucket   int       // among presence.DefaultBuckets
 	refs     int       // shards with subscribers, and watchers
 	left     time.Time // when refs fell to 0

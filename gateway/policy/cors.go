@@ -13,7 +13,7 @@ import (
 const (
 	corsMethods = "GET, HEAD, PUT, POST, DELETE"
 	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, Cache-Control"
-	corsExposed = "Retry-After, Headcount-Id"
+	corsExposed = "Retry-After, Headcount-Id, Idempotent-Replay"
 	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
 )
 
@@ -76,11 +76,17 @@ func isRead(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
 		path := r.URL.EscapedPath() // the router matches the same form
-		return path != "/-/ws" && !strings.HasSuffix(path, "/counter/events") && r.Header.Get("Upgrade") == ""
+		return path != "/-/ws" && !isStream(path) && r.Header.Get("Upgrade") == ""
 	case http.MethodOptions:
 		return true
 	}
 	return false
+}
+
+// isStream reports whether the path is that of an event stream.
+func isStream(path string) bool {
+	counter, under := strings.CutPrefix(path, "/api/v1/counters/")
+	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events")
 }
 
 // AddVary adds names to the Vary header. The header then has one line with each name

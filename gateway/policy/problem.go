@@ -32,6 +32,24 @@ func retrySeconds(d time.Duration) string {
 // set, such as those of CORS, and removes only headers that describe another body.
 // A 401 gets a challenge unless it has one. net/http sends no body for HEAD.
 func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
+	writeProblem(w, problem{Status: status, Detail: detail}, opts...)
+}
+
+// Conflict answers 409 with a problem that also has the counter at fault, and its value.
+func Conflict(w http.ResponseWriter, detail, key string, value int64) {
+	writeProblem(w, problem{Status: http.StatusConflict, Detail: detail, Key: &key, Value: &value})
+}
+
+type problem struct {
+	Type   string  `json:"type"`
+	Title  string  `json:"title"`
+	Status int     `json:"status"`
+	Detail string  `json:"detail,omitempty"`
+	Key    *string `json:"key,omitempty"`
+	Value  *int64  `json:"value,omitempty"`
+}
+
+func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h := w.Header()
 	h.Del("Content-Encoding")
 	h.Del("ETag")
@@ -39,23 +57,19 @@ func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	if status == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
+	if p.Status == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
 		h.Set("WWW-Authenticate", `Bearer realm="headcount"`)
 	}
 	for _, opt := range opts {
 		opt(h)
 	}
-	body, err := json.Marshal(struct {
-		Type   string `json:"type"`
-		Title  string `json:"title"`
-		Status int    `json:"status"`
-		Detail string `json:"detail,omitempty"`
-	}{"about:blank", http.StatusText(status), status, shorten(detail, maxDetail)})
+	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
+	body, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // four plain members
+		panic(err) // plain members
 	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
+	w.WriteHeader(p.Status)
 	w.Write(body) // the client may be gone
 }
 

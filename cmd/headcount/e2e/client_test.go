@@ -40,6 +40,14 @@ type member struct {
 	UpdatedAt   *string `json:"updated_at"`
 	Version     string  `json:"version"`
 	Stale       bool    `json:"stale"`
+
+	// Of counters that last.
+	Key     string  `json:"key"`
+	Kind    string  `json:"kind"`
+	Value   int64   `json:"value"`
+	Exact   bool    `json:"exact"`
+	Mine    bool    `json:"mine"`
+	Counter *string `json:"counter"`
 }
 
 // isCount reports whether f is the count of a page.

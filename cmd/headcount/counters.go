@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"headcount/counter"
+	"headcount/counter/boltstore"
+	"headcount/counter/memstore"
+	"headcount/counter/pgstore"
+	"headcount/counter/redisstore"
+	"headcount/gateway"
+	gatewaycounters "headcount/gateway/counters"
+	"headcount/setting"
+)
+
+// Writes that one process has under way at once in a store of its own server. Each has
+// what came together for its keys.
+const (
+	redisLanes    = 4
+	postgresLanes = 8
+)
+
+// counters are the counters of this process: their store, and the one combiner in
+// front of it.
+type counters struct {
+	where    string // says in the log where the store is
+	store    counter.Store
+	combiner *counter.Combiner
+	distant  bool // the store is a server of its own, and may be away
+	up       atomic.Bool
+	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
+}
+
+// Up implements the State of gateway/counters.
+func (c *counters) Up() bool { return c.up.Load() }
+
+// storeState takes the state of a store that is a server of its own. Any goroutine
+// may call it.
+func (c *counters) storeState(up bool) {
+	c.up.Store(up)
+	if g := c.gateway.Load(); g != nil {
+		g.CountersChanged()
+	}
+}
+
+// serve has a gateway told of changes of up.
+func (c *counters) serve(g *gateway.Gateway) {
+	c.gateway.Store(g)
+	g.CountersChanged() // it may have changed before
+}
+
+// ready returns why counters cannot be served now, or nil.
+func (c *counters) ready() error {
+	if c.distant && !c.Up() {
+		return errors.New("the store of counters, " + c.where + ", cannot be reached")
+	}
+	return nil
+}
+
+// openCounters opens the store of counters that the settings ask for.
+func (s *system) openCounters(ctx context.Context) (err error) {
+	c := &counters{}
+	lanes := counter.CombinerConfig{}
+	switch {
+	// A store in Redis in front of PostgreSQL has its place here. Until there is one,
+	// Config.Validate refuses the two together.
+	case s.cfg.Postgres != "":
+		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
+		c.store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c.storeState})
+		if errors.Is(err, pgstore.ErrConfig) {
+			return setting.Refuse("postgres", "%s", strings.TrimPrefix(err.Error(), "pgstore: "+pgstore.ErrConfig.Error()+": "))
+		}
+	case s.cfg.Redis != "":
+		c.where, c.distant, lanes.Lanes = "Redis", true, redisLanes
+		c.store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c.storeState})
+	case s.cfg.DataDir != "":
+		c.where = s.cfg.DataDir
+		if c.store, err = boltstore.Open(s.cfg.DataDir, boltstore.Config{Log: s.log}); err != nil {
+			err = fmt.Errorf("--data-dir: %w", err)
+		}
+	default:
+		c.where, lanes.Instant = "memory", true
+		c.store = memstore.New(memstore.Config{})
+	}
+	if err != nil {
+		return err
+	}
+	s.closers = append(s.closers, c.store.Close)
+	c.combiner = counter.NewCombiner(c.store, lanes)
+	s.closers = append(s.closers, func() error { c.combiner.Close(); return nil })
+	s.counters = c
+	return nil
+}
+
+// config is what a gateway needs of the counters.
+func (c *counters) config(s *system) *gatewaycounters.Config {
+	cfg := &gatewaycounters.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Store: c.store, Registerer: s.registry, Log: s.log}
+	if c.distant {
+		cfg.State = c
+	}
+	return cfg
+}

@@ -1,0 +1,158 @@
+package gateway
+
+import (
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/counter"
+	"headcount/gateway/counters"
+	"headcount/gateway/fanout"
+	"headcount/gateway/identity"
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// mineForm is a frame with a counter for a connection whose user is a member. Form 0
+// is one for any other connection, and eventForm an event.
+const mineForm fanout.Form = 1
+
+// openCounters opens what serves counters, if there are any.
+func (g *Gateway) openCounters() (err error) {
+	if g.cfg.Counters == nil {
+		return nil
+	}
+	g.live = counters.NewLive(*g.cfg.Counters, g.hub)
+	g.counters, err = counters.New(*g.cfg.Counters, callers{g}, g.live)
+	return err
+}
+
+// CountersChanged must be called when the State of the counters' store has changed.
+func (g *Gateway) CountersChanged() { g.live.StateChanged() }
+
+// callers implements counters.Callers.
+type callers struct{ g *Gateway }
+
+func (w callers) HasKey(key string) bool { return w.g.keys.Has(key) }
+
+func (w callers) Public(c *gin.Context) bool { return w.g.public(c) }
+
+func (w callers) Identify(c *gin.Context) (identity.Identity, bool) {
+	id, err := w.g.cfg.Identities.Identify(c.Request, false)
+	if err != nil {
+		writeIdentityProblem(c.Writer, err)
+	}
+	return id, err == nil
+}
+
+func (w callers) Issue(c *gin.Context, id identity.Identity) { w.g.issue(c, id) }
+
+func (w callers) Addr(r *http.Request) netip.Addr { return w.g.cfg.Proxies.Addr(r) }
+
+func (g *Gateway) getCounterEvents(c *gin.Context) {
+	if key, ok := g.counters.Readable(c); ok {
+		g.serveEvents(c, counters.Topic(key))
+	}
+}
+
+// counterEncoder implements fanout.Encoder.
+type counterEncoder struct{}
+
+// Encode implements fanout.Encoder.
+func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
+	members, version, ok := counters.Members(u)
+	if !ok {
+		return b, 0
+	}
+	if u.Stale {
+		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true` // a key has no bare quotes
+	}
+	if form == eventForm {
+		if !u.Stale {
+			shown = shownVersion(version)
+		}
+		b = append(b, "event: counter\nid: "...)
+		b = append(b, version...)
+		b = append(b, "\ndata: {"...)
+		b = append(b, members...)
+		return append(b, "}\n\n"...), shown
+	}
+	text := append(make([]byte, 0, 256), `{"type":"counter",`...)
+	text = append(text, members...)
+	if form == mineForm {
+		text = append(text, `,"mine":true`...)
+	}
+	return websocket.AppendFrame(b, websocket.Text, append(text, '}')), 0
+}
+
+// Exact implements fanout.Encoder.
+func (counterEncoder) Exact(u presence.Update) bool { return !u.Stale }
+
+// readable returns the rules of these counters, or the fault of the first that the
+// client may not see.
+func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
+	rules := make([]*counter.Rule, len(keys))
+	for i, key := range keys {
+		if c.g.counters == nil {
+			return nil, badCounter(key, "this server has no counters")
+		}
+		rule, err := c.g.counters.Find(key)
+		if err != nil {
+			return nil, badCounter(key, err.Error())
+		}
+		if !c.server && !rule.Allows(counter.PublicRead) {
+			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", counter: presence.Excerpt(key), hasCounter: true}
+		}
+		rules[i] = rule
+	}
+	return rules, nil
+}
+
+// subscribeCounters subscribes to counters that the client may see and has room for.
+// The frame of a set is held back until it is known whether the user is a member.
+func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
+	for i, key := range keys {
+		topic := counters.Topic(key)
+		switch {
+		case slices.Contains(c.counters, key):
+			c.Renew(topic)
+		case rules[i].Kind == counter.Members:
+			c.counters = append(c.counters, key)
+			c.Hold(topic)
+			c.g.live.View(key, c.name, c)
+		default:
+			c.counters = append(c.counters, key)
+			c.Renew(topic)
+		}
+	}
+}
+
+func (c *conn) unsubscribeCounters(keys []string) {
+	for _, key := range keys {
+		i := slices.Index(c.counters, key)
+		if i < 0 {
+			continue
+		}
+		c.counters = slices.Delete(c.counters, i, i+1)
+		c.Unsubscribe(counters.Topic(key))
+		c.g.live.Unview(key, c.name, c)
+	}
+}
+
+// Mine implements counters.Viewer.
+func (c *conn) Mine(key string, is, again bool) {
+	form := frameForm(0)
+	if is {
+		form = mineForm
+	}
+	topic := counters.Topic(key)
+	c.Reform(topic, form, again)
+	c.Ready(topic)
+}
+
+func badCounter(key, why string) *fault {
+	return &fault{code: codeBadCounter, message: why, counter: presence.Excerpt(key), hasCounter: true}
+}

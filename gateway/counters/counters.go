@@ -1,0 +1,535 @@
+// Package counters serves counters that last: their HTTP calls, and their changes for
+// who looks at them live. It knows neither connections nor pages.
+//
+// # A call
+//
+// Every call is judged in one order: the path and the method (the router), an API key
+// that is wrong (401), the key (400), whether the caller may (403, and 401 without the
+// token that the settings ask for), the body (413, 415, 400), then the change itself
+// (409, 429). A change becomes a counter.Op and goes through the process's one
+// Combiner; its answer is written when it is safe.
+//
+// # Who may
+//
+// A request with an API key may do everything. Others may do what the rule of the
+// counter opens. What they change is limited, for each user, and for each address that
+// brings none. A change that a bound would refuse is 409 also beyond that limit; to
+// know, the counter is then read as it may lag.
+//
+// # Reading
+//
+// A read that may lag is answered from memory when this process hears the counter
+// because somebody here looks at it live, and the store is a server of its own; else
+// it is one call to the store. While the store is away such reads are answered with
+// what was last known, as stale. Exact reads are 503 then.
+//
+// # Live
+//
+// Live follows the counters that somebody here looks at, and hands each newest one to
+// the fan-out as a topic of the kind "counter"; see its own doc.
+//
+// # What comes later
+//
+// Calls for time, dimensions, top and limits have no route yet, so they are 404. A rule
+// may name the kind unique; every operation on such a counter is 409 until registers
+// are kept.
+package counters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+)
+
+const (
+	// Root is the path of all counters.
+	Root = "/api/v1/counters"
+
+	apiKeyHeader = "X-API-Key"
+	me           = "me" // the member that is the caller
+
+	maxBody       = 256 << 10        // bytes of a request
+	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
+	comeBack      = time.Second      // Retry-After of a 503
+	defaultLedger = 100              // entries of one page
+	publicRate    = 10               // changes a second of a caller without API key
+	publicBurst   = 20               // at once
+	maxLast       = 1 << 14          // counters last read that are remembered, about 4 MB
+)
+
+// Callers finds out who a request is from.
+type Callers interface {
+	// HasKey reports whether key is an API key.
+	HasKey(key string) bool
+	// Public refuses a request that carries a bad token. If it returns false, it has
+	// written the error answer.
+	Public(c *gin.Context) bool
+	// Identify returns the caller's identity, issued if need be. If ok is false, it has
+	// written the error answer.
+	Identify(c *gin.Context) (id identity.Identity, ok bool)
+	// Issue has the caller keep the identity.
+	Issue(c *gin.Context, id identity.Identity)
+	// Addr is the address of the caller.
+	Addr(r *http.Request) netip.Addr
+}
+
+// Store is what is read of a store; changes go through the Combiner.
+type Store interface {
+	counter.Reader
+	counter.Feed
+}
+
+// State says whether the store can be reached. When that changes, somebody calls
+// Live.StateChanged.
+type State interface{ Up() bool }
+
+// Config tunes the counters of a process. All of it is required, but where it says
+// otherwise.
+type Config struct {
+	Rules    *counter.Rules
+	Combiner *counter.Combiner
+	Store    Store
+	// State is nil for a store within the process, which is always there.
+	State      State
+	Registerer prometheus.Registerer // nil: metrics are not registered
+	Log        zerolog.Logger
+}
+
+// API serves the HTTP calls. Its methods may be called from any goroutine.
+type API struct {
+	cfg     Config
+	callers Callers
+	live    *Live
+	rates   *policy.Rates
+	metrics *metrics
+	// last is what was last read or made, for when the store is away; beyond maxLast
+	// the one not asked for longest is forgotten. Nil for a store within the process.
+	last *lru.Cache[string, counter.Counter]
+
+	mu      sync.Mutex
+	differs map[*counter.Rule]bool // rules of which a log line said that a counter is of another kind; guarded by mu
+}
+
+// New returns the API of counters that live follows.
+func New(cfg Config, callers Callers, live *Live) (*API, error) {
+	a := &API{
+		cfg: cfg, callers: callers, live: live, rates: policy.NewRates(publicRate, publicBurst),
+		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
+	}
+	if cfg.State != nil {
+		var err error
+		if a.last, err = lru.New[string, counter.Counter](maxLast); err != nil {
+			return nil, fmt.Errorf("counters: %w", err)
+		}
+	}
+	return a, nil
+}
+
+// Routes adds the routes. get adds one for GET and HEAD.
+func (a *API) Routes(e *gin.Engine, get func(string, gin.HandlerFunc)) {
+	const one = Root + "/:key"
+	get(Root, a.getSeveral)
+	e.POST(Root, a.postBatch)
+	get(one, func(c *gin.Context) { a.getOne(c, false) })
+	e.DELETE(one, a.delete)
+	get(one+"/exact", func(c *gin.Context) { a.getOne(c, true) })
+	e.POST(one+"/increment", func(c *gin.Context) { a.postStep(c, false) })
+	e.POST(one+"/decrement", func(c *gin.Context) { a.postStep(c, true) })
+	e.POST(one+"/reset", func(c *gin.Context) { a.postReasoned(c, counter.ParseReset) })
+	e.POST(one+"/adjust", func(c *gin.Context) { a.postReasoned(c, counter.ParseAdjust) })
+	e.POST(one+"/members", func(c *gin.Context) { a.postReasoned(c, counter.ParseMembers) })
+	e.PUT(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, true) })
+	e.DELETE(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, false) })
+	get(one+"/members/:member", a.getMember)
+	get(one+"/ledger", a.getLedger)
+	get(one+"/aggregate", a.getAggregate)
+}
+
+// nobody is what a call needs that no rule opens: an API key.
+const nobody counter.Public = 0
+
+// call is a request on one counter that may be carried out.
+type call struct {
+	key    string
+	rule   *counter.Rule
+	server bool              // it has an API key
+	id     identity.Identity // of a caller without API key who changes something
+}
+
+// server reports whether the request has an API key. If ok is false, the key is
+// wrong, and server has written the error answer.
+func (a *API) server(c *gin.Context) (server, ok bool) {
+	key := c.GetHeader(apiKeyHeader)
+	switch {
+	case key == "":
+		return false, true
+	case a.callers.HasKey(key):
+		return true, true
+	}
+	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
+	policy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+apiKeyHeader+" is wrong; send one of --api-key, or none for what is public.")
+	return false, false
+}
+
+// Find returns the rule of a key, or says why there is none.
+func (a *API) Find(key string) (*counter.Rule, error) {
+	if err := counter.CheckKey(key); err != nil {
+		return nil, err
+	}
+	rule := a.cfg.Rules.Find(key)
+	if rule == nil {
+		return nil, fmt.Errorf("%w: no rule of --counters fits it", counter.ErrKey)
+	}
+	return rule, nil
+}
+
+// param returns a part of the path, which was matched as it was sent.
+func param(c *gin.Context, name string) (string, error) { return url.PathUnescape(c.Param(name)) }
+
+// begin finds out which counter the path names and whether the caller may do what
+// asks for p. If ok is false, it has written the error answer.
+func (a *API) begin(c *gin.Context, p counter.Public) (one call, ok bool) {
+	if one, ok = a.named(c); !ok || !a.allowed(c, one.server, one.rule, p) {
+		return one, false
+	}
+	if one.server {
+		return one, true
+	}
+	if p == counter.PublicRead {
+		return one, a.callers.Public(c)
+	}
+	one.id, ok = a.callers.Identify(c)
+	return one, ok
+}
+
+// named finds out which counter the path names.
+func (a *API) named(c *gin.Context) (one call, ok bool) {
+	if one.server, ok = a.server(c); !ok {
+		return one, false
+	}
+	var err error
+	if one.key, err = param(c, "key"); err == nil {
+		one.rule, err = a.Find(one.key)
+	}
+	if err != nil {
+		badKey(c, err)
+	}
+	return one, err == nil
+}
+
+// badKey answers 400 of a key.
+func badKey(c *gin.Context, err error) {
+	problem(c, http.StatusBadRequest, "This cannot be the key of a counter: "+strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ")+". Send 1 to 128 characters without control characters and *, percent-encoded, that fit a rule.")
+}
+
+// allowed reports whether a caller may do what asks for p.
+func (a *API) allowed(c *gin.Context, server bool, rule *counter.Rule, p counter.Public) bool {
+	if server || p != nobody && rule.Allows(p) {
+		return true
+	}
+	forbidden(c, "")
+	return false
+}
+
+func forbidden(c *gin.Context, why string) {
+	problem(c, http.StatusForbidden, "This call on this counter is not public"+why+"; send an API key in the header "+apiKeyHeader+", or open it in the rule of the counter.")
+}
+
+func problem(c *gin.Context, status int, detail string) { policy.Problem(c.Writer, status, detail) }
+
+// body reads the body. If it returns false, it has written the error answer.
+func body(c *gin.Context) ([]byte, bool) {
+	for _, given := range c.Request.Header["Content-Type"] {
+		if given == "application/json" {
+			continue
+		}
+		if media, _, err := mime.ParseMediaType(given); given != "" && (err != nil || media != "application/json") {
+			problem(c, http.StatusUnsupportedMediaType, "The body must be JSON; send the header Content-Type: application/json, or none.")
+			return nil, false
+		}
+	}
+	const tooLong = "A body has at most 262144 bytes; send the rest in another call."
+	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
+		policy.TooLarge(c.Writer, tooLong)
+		return nil, false
+	}
+	text, err := readAll(c)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		policy.TooLarge(c.Writer, tooLong)
+	case err != nil:
+		problem(c, http.StatusBadRequest, "The body could not be read.")
+	}
+	return text, err == nil
+}
+
+// change reads the body of a change of one counter, and its Idempotency-Key. If it
+// returns false, it has written the error answer.
+func (one call) change(c *gin.Context, parse func([]byte, string, *counter.Rule) (counter.Change, error)) (counter.Op, bool) {
+	text, ok := body(c)
+	if !ok {
+		return counter.Op{}, false
+	}
+	change, err := parse(text, one.key, one.rule)
+	if err != nil {
+		badBody(c, err)
+		return counter.Op{}, false
+	}
+	op := counter.Op{Changes: []counter.Change{change}}
+	op.Identity, ok = remembered(c, one.key, one.id.User)
+	return op, ok
+}
+
+func badBody(c *gin.Context, err error) {
+	problem(c, http.StatusBadRequest, "The body cannot be used: "+strings.TrimPrefix(err.Error(), counter.ErrBody.Error()+": ")+".")
+}
+
+// remembered is the identity of the request's Idempotency-Key, if it has one.
+func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok bool) {
+	key, why := policy.IdempotencyKey(c.Request)
+	if why != "" {
+		problem(c, http.StatusBadRequest, why)
+		return id, false
+	}
+	if key != "" {
+		id = counter.IdentityOf(space, caller, key)
+	}
+	return id, true
+}
+
+// within is the time that a request has. A store within the process answers by itself.
+func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
+	if a.cfg.State == nil {
+		return c.Request.Context(), func() {}
+	}
+	return context.WithTimeout(c.Request.Context(), patience)
+}
+
+// make makes op. If ok is false, it has written the error answer.
+func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, ok bool) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+	result := a.cfg.Combiner.Do(ctx, op)
+	if result.Err != nil {
+		a.refused(c, op.Changes, result.Err)
+		return nil, false
+	}
+	if result.Replay {
+		a.metrics.replayed.Inc()
+		c.Header("Idempotent-Replay", "true")
+	} else {
+		a.metrics.made.Inc()
+	}
+	for i := range result.Counters {
+		a.note(result.Counters[i])
+	}
+	return result.Counters, true
+}
+
+// refused answers a change that was not made.
+func (a *API) refused(c *gin.Context, changes []counter.Change, err error) {
+	var conflict *counter.Conflict
+	switch {
+	case errors.As(err, &conflict):
+		for i := range changes {
+			if ch := &changes[i]; ch.Key == conflict.Key && errors.Is(conflict.Is, counter.ErrKind) && ch.Refusal(counter.Counter{}) == nil {
+				a.isDifferent(ch.Rule)
+			}
+		}
+		a.metrics.refused.Inc()
+		writeConflict(c, conflict)
+	case errors.Is(err, counter.ErrUnavailable):
+		a.unavailable(c, err)
+	default: // a defect: whoever made the Op has checked it
+		a.cfg.Log.Error().Err(err).Str("route", c.FullPath()).Msg("counters: a change could not be made")
+		problem(c, http.StatusInternalServerError, "The server has a defect; it has been logged.")
+	}
+}
+
+func writeConflict(c *gin.Context, conflict *counter.Conflict) {
+	mend := "use the calls of its kind, or another key"
+	switch {
+	case errors.Is(conflict.Is, counter.ErrBound):
+		mend = "send a change that stays within its bounds"
+	case errors.Is(conflict.Is, counter.ErrOverflow):
+		mend = "a value has 64 bits; send a smaller change, or reset the counter before"
+	}
+	policy.Conflict(c.Writer, "Nothing was changed: "+conflict.Is.Error()+": "+conflict.Text+"; "+mend+".", conflict.Key, conflict.Value)
+}
+
+// unavailable answers 503.
+func (a *API) unavailable(c *gin.Context, err error) {
+	a.metrics.unavailable.Inc()
+	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("counters: the store did not carry out a request")
+	detail := "The store of counters cannot be reached now; try again."
+	switch {
+	case errors.Is(err, counter.ErrBusy):
+		detail = "Too many changes are waiting, and this one was not made; send it again."
+	case c.Request.Method != http.MethodGet && c.Request.Method != http.MethodHead:
+		detail = "The store of counters cannot be reached now. The change was not made, or it is unknown whether it was; send it again with the same Idempotency-Key."
+	}
+	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(comeBack))
+}
+
+// isDifferent logs, once for each rule, that a counter was made as another kind.
+func (a *API) isDifferent(rule *counter.Rule) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.differs[rule] {
+		a.differs[rule] = true
+		a.cfg.Log.Warn().Str("match", rule.Match).Stringer("kind", rule.Kind).
+			Msg("counters: a counter of this rule was made as another kind and keeps that; calls of the rule's kind are refused for it. Delete such counters, or give the rule its former kind. This is logged once for each rule")
+	}
+}
+
+// limited reports whether a caller without API key has changed too much lately. If
+// so, it has written the error answer.
+func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
+	if one.server {
+		return false
+	}
+	caller := policy.Caller{User: one.id.User}
+	if one.id.Fresh {
+		caller = policy.Caller{Addr: a.callers.Addr(c.Request)}
+	}
+	ok, wait := a.rates.Allow(caller, time.Now())
+	if ok {
+		return false
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	if known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale); err == nil {
+		if conflict := change.Refusal(known[0].Counter); conflict != nil {
+			a.refused(c, []counter.Change{*change}, conflict)
+			return true
+		}
+	}
+	a.metrics.limited.Inc()
+	policy.Problem(c.Writer, http.StatusTooManyRequests,
+		fmt.Sprintf("Counters may be changed %d times a second by one user, and by one address that brings no identity, %d at once; send the change again later.", publicRate, publicBurst), policy.RetryAfter(wait))
+	return true
+}
+
+// read reads counters, distinct and each with a rule. With lag it may answer what it
+// knows.
+func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	if lag > 0 && member == "" && a.cfg.State != nil {
+		if heard := a.live.heardAll(keys); heard != nil {
+			return heard, nil
+		}
+	}
+	readings, err := a.cfg.Store.Read(ctx, keys, member, lag)
+	if err != nil {
+		if lag > 0 && member == "" {
+			if known := a.known(keys); known != nil {
+				return known, nil
+			}
+		}
+		return nil, err
+	}
+	for i := range readings {
+		r := &readings[i]
+		if !r.Stale {
+			a.note(r.Counter)
+		}
+		rule := a.cfg.Rules.Find(r.Key)
+		if r.Kind != 0 && r.Kind != rule.Kind {
+			a.isDifferent(rule)
+		}
+		r.Counter = r.Or(rule.Kind)
+		if lag > 0 && !a.live.up() { // the store has answered from what it remembers
+			r.Stale, r.Approx = true, true
+		}
+	}
+	return readings, nil
+}
+
+// note remembers a counter for when the store is away.
+func (a *API) note(c counter.Counter) {
+	if a.last == nil {
+		return
+	}
+	if was, ok := a.last.Peek(c.Key); ok && c.Touched() && was.Version.Compare(c.Version) > 0 {
+		return
+	}
+	c.Key = strings.Clone(c.Key) // a part of a request, which must not stay
+	a.last.Add(c.Key, c)
+}
+
+// known is what was last known of counters, as stale; nil when that is not all.
+func (a *API) known(keys []string) []counter.Reading {
+	if a.last == nil {
+		return nil
+	}
+	known := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		c, ok := a.live.last(key)
+		if !ok {
+			c, ok = a.last.Get(key)
+		}
+		if !ok {
+			return nil
+		}
+		c = c.Or(a.cfg.Rules.Find(key).Kind)
+		c.Stale, c.Approx = true, true
+		known[i].Counter = c
+	}
+	return known
+}
+
+// query returns the parameters of the request. If it returns false, it has written
+// the error answer.
+func query(c *gin.Context, example string) (url.Values, bool) {
+	values, err := url.ParseQuery(c.Request.URL.RawQuery)
+	if err != nil {
+		problem(c, http.StatusBadRequest, "The query cannot be read: "+err.Error()+". Ask as "+example+", percent-encoded.")
+	}
+	return values, err == nil
+}
+
+// number returns a parameter that is a whole number from least to most, or what it
+// is when it was not sent.
+func number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (uint64, bool) {
+	given := values[name]
+	if len(given) == 0 {
+		return otherwise, true
+	}
+	n, err := strconv.ParseUint(given[0], 10, 64)
+	if err != nil || len(given) > 1 || n < least || n > most {
+		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one whole number from %d to %d, or left out.", name, least, most))
+		return 0, false
+	}
+	return n, true
+}
+
+// distinct drops what stands before in list.
+func distinct(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			if out = append(out, s); len(out) > counter.MaxKeys {
+				break
+			}
+		}
+	}
+	return out
+}

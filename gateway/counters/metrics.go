@@ -1,0 +1,24 @@
+package counters
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics count what became of changes. Their labels are fixed words, never a key.
+type metrics struct {
+	made, replayed, refused, limited, unavailable prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer, live *Live) *metrics {
+	calls := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_counter_calls_total",
+		Help: "Calls that change counters, by what became of them: made, replayed, refused (409), limited (429); and all calls that were answered 503, unavailable.",
+	}, []string{"outcome"})
+	if reg != nil {
+		reg.MustRegister(calls, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "headcount_counters_followed", Help: "Counters that clients of this gateway look at live.",
+		}, func() float64 { return float64(live.followed()) }))
+	}
+	return &metrics{
+		made: calls.WithLabelValues("made"), replayed: calls.WithLabelValues("replayed"), refused: calls.WithLabelValues("refused"),
+		limited: calls.WithLabelValues("limited"), unavailable: calls.WithLabelValues("unavailable"),
+	}
+}

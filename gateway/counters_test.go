@@ -1,0 +1,354 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	countermemstore "headcount/counter/memstore"
+	"headcount/gateway/counters"
+	"headcount/gateway/websocket"
+	"headcount/presence"
+)
+
+// countersOf is a Config with counters in memory, and the API key "k".
+func countersOf(cfg *Config) *countermemstore.Store {
+	store := countermemstore.New(countermemstore.Config{})
+	cfg.APIKeys = []string{"k"}
+	cfg.UpdateInterval = 10 * time.Millisecond
+	cfg.Counters = &counters.Config{
+		Rules: counter.BuiltinRules(), Store: store, Combiner: counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
+	}
+	return store
+}
+
+// looker is a WebSocket and who has it.
+type looker struct {
+	*raw
+	id, user string
+}
+
+func (s *served) looker(lines ...string) *looker {
+	s.t.Helper()
+	r := s.open("/-/ws", "", append(lines, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")...)
+	r.response(http.StatusSwitchingProtocols)
+	var welcome struct{ ID, User string }
+	_, text, err := r.frame()
+	if err != nil || json.Unmarshal(text, &welcome) != nil || welcome.ID == "" {
+		s.t.Fatalf("welcome %q, %v", text, err)
+	}
+	r.expect(websocket.Text, `{"type":"unread"`)
+	return &looker{r, welcome.ID, welcome.User}
+}
+
+func (l *looker) say(text string) { l.t.Helper(); l.write([]byte(masked(websocket.Text, text))) }
+
+// shown is a frame with a counter, or an error.
+type shown struct {
+	Type, Key, Kind, Version, Code, Counter string
+	Value                                   int64
+	Mine, Stale, Exact                      bool
+}
+
+// next is the next text frame.
+func (l *looker) next() shown {
+	l.t.Helper()
+	for {
+		kind, text, err := l.frame()
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		if kind != websocket.Text {
+			continue
+		}
+		var f shown
+		if err := json.Unmarshal(text, &f); err != nil {
+			l.t.Fatalf("%v in %s", err, text)
+		}
+		return f
+	}
+}
+
+// until reads frames of the counter until one has the value and is mine or not. Versions
+// never go back, unless the counter was deleted.
+func (l *looker) until(key string, value int64, mine bool) shown {
+	l.t.Helper()
+	var last presence.Version
+	for {
+		f := l.next()
+		if f.Type != "counter" || f.Key != key {
+			l.t.Fatalf("got %+v, want %s", f, key)
+		}
+		v, err := presence.ParseVersion(f.Version)
+		if err != nil || v != (presence.Version{}) && v.Compare(last) < 0 {
+			l.t.Fatalf("version %s after %s: %v", f.Version, last, err)
+		}
+		last = v
+		if f.Value == value && f.Mine == mine {
+			return f
+		}
+	}
+}
+
+// call makes a call on a counter, with an API key unless a line names who it is.
+func (s *served) call(method, path, body string, lines ...string) string {
+	s.t.Helper()
+	if len(lines) == 0 {
+		lines = []string{"X-API-Key: k"}
+	}
+	r := s.open("/", "")
+	_, _ = io.Copy(io.Discard, r.response(http.StatusNotFound).Body)
+	r.write([]byte(fmt.Sprintf("%s /api/v1/counters%s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nConnection: close\r\n%s\r\n\r\n%s", method, path, len(body), strings.Join(lines, "\r\n"), body)))
+	resp, err := http.ReadResponse(r.in, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode/100 != 2 {
+		s.t.Fatalf("%s %s: %s %s %v", method, path, resp.Status, text, err)
+	}
+	_ = r.Close()
+	return string(text)
+}
+
+func TestCountersAreLive(t *testing.T) {
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	a, b := s.looker(), s.looker()
+	a.say(`{"type":"subscribe","counters":["views:1","likes:1","views:1"]}`)
+	for range 2 {
+		if f := a.next(); f.Type != "counter" || f.Value != 0 || f.Version != "0-0" || f.Mine || !f.Exact || f.Kind != map[string]string{"views:1": "sum", "likes:1": "members"}[f.Key] {
+			t.Fatalf("got %+v", f)
+		}
+	}
+	b.say(`{"type":"subscribe","counters":["likes:1"]}`)
+	b.until("likes:1", 0, false)
+
+	s.call("POST", "/views:1/increment", `{"delta":7}`)
+	a.until("views:1", 7, false)
+	s.call("PUT", "/likes:1/members/me", "", "Headcount-Id: "+a.id)
+	if f := a.next(); f.Value != 1 || !f.Mine { // one frame tells both
+		t.Errorf("a member is shown %+v", f)
+	}
+	b.until("likes:1", 1, false)
+	s.call("PUT", "/likes:1/members/"+b.user, "")
+	b.until("likes:1", 2, true)
+	a.until("likes:1", 2, true)
+
+	// Another tab of the same user is told from the first frame on.
+	tab := s.looker("Headcount-Id: " + a.id)
+	tab.say(`{"type":"subscribe","counters":["likes:1"]}`)
+	if f := tab.next(); f.Value != 2 || !f.Mine {
+		t.Errorf("another tab is shown %+v", f)
+	}
+	s.call("POST", "/likes:1/members", fmt.Sprintf(`{"add":["x"],"remove":[%q]}`, a.user)) // the value stays
+	tab.until("likes:1", 2, false)
+	a.until("likes:1", 2, false)
+	b.until("likes:1", 2, true)
+
+	s.call("POST", "/likes:1/reset", `{"reason":"r","by":"b"}`)
+	b.until("likes:1", 0, false)
+	a.until("likes:1", 0, false)
+	s.call("PUT", "/likes:1/members/"+b.user, "")
+	made := b.until("likes:1", 1, true)
+	a.until("likes:1", 1, false)
+	s.call("DELETE", "/likes:1", "")
+	if f := b.until("likes:1", 0, false); f.Version != "0-0" {
+		t.Errorf("a deleted counter is shown %+v", f)
+	}
+	s.call("PUT", "/likes:1/members/"+b.user, "")
+	again := b.until("likes:1", 1, true)
+	before, _ := presence.ParseVersion(made.Version)
+	after, _ := presence.ParseVersion(again.Version)
+	if after.Incarnation <= before.Incarnation {
+		t.Errorf("version %s after %s was deleted", again.Version, made.Version)
+	}
+
+	// Who unsubscribes is told no more.
+	b.say(`{"type":"unsubscribe","counters":["likes:1","views:9"]}`)
+	b.say(heartbeatMsg)
+	if f := b.next(); f.Type != "heartbeat" {
+		t.Errorf("got %+v", f)
+	}
+	s.call("PUT", "/likes:1/members/y", "")
+	b.say(`{"type":"subscribe","pages":["p"],"counters":["stock:1"]}`)
+	for range 2 {
+		if f := b.next(); f.Type != "count" && f.Key != "stock:1" {
+			t.Errorf("got %+v", f)
+		}
+	}
+}
+
+func TestCountersThatMayNotBeSeen(t *testing.T) {
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	c := s.looker()
+	var many []string
+	for i := range 99 {
+		many = append(many, fmt.Sprintf(`"views:%d"`, i))
+	}
+	for _, tc := range []struct{ text, code, counter string }{
+		{`{"type":"subscribe","counters":["views:1","private"]}`, "forbidden", "private"},
+		{`{"type":"subscribe","counters":["views:1","*"]}`, "bad_counter", "*"},
+		{`{"type":"subscribe","counters":["views:1",""],"pages":["p"]}`, "bad_counter", ""},
+		{`{"type":"unsubscribe","counters":["-"]}`, "bad_counter", "-"},
+		{`{"type":"subscribe","counters":"views:1"}`, "bad_json", ""},
+		{`{"type":"subscribe","counters":[null]}`, "bad_json", ""},
+		{`{"type":"subscribe","pages":["p",""],"counters":["views:1"]}`, "bad_page", ""},
+		{`{"type":"subscribe","pages":["p","q"],"counters":[` + strings.Join(many, ",") + `]}`, "too_many_pages", ""},
+	} {
+		c.say(tc.text)
+		if f := c.next(); f.Type != "error" || f.Code != tc.code || f.Counter != tc.counter {
+			t.Errorf("%.60s: got %+v", tc.text, f)
+		}
+	}
+	c.say(heartbeatMsg) // none of them has changed anything
+	if f := c.next(); f.Type != "heartbeat" {
+		t.Errorf("got %+v", f)
+	}
+	if n := s.g.hub.Wanted(); n != 1 { // the user's own
+		t.Errorf("%d topics are wanted", n)
+	}
+	// Pages and counters together are at most 100.
+	c.say(`{"type":"subscribe","counters":[` + strings.Join(many, ",") + `]}`)
+	for range 99 {
+		if f := c.next(); f.Type != "counter" {
+			t.Fatalf("got %+v", f)
+		}
+	}
+	c.say(`{"type":"join","page":"p"}`)
+	if f := c.next(); f.Type != "count" {
+		t.Fatalf("got %+v", f)
+	}
+	for _, text := range []string{`{"type":"join","page":"q"}`, `{"type":"subscribe","pages":["q"]}`, `{"type":"subscribe","counters":["likes:1"]}`} {
+		c.say(text)
+		if f := c.next(); f.Code != "too_many_pages" {
+			t.Errorf("%s: got %+v", text, f)
+		}
+	}
+	// A server sees all.
+	server := s.looker("X-API-Key: k")
+	server.say(`{"type":"subscribe","counters":["private"]}`)
+	server.until("private", 0, false)
+	s.open("/-/ws", "", "X-API-Key: x", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==").response(http.StatusUnauthorized)
+}
+
+// event reads the next event of a stream: its id and its data.
+func event(t *testing.T, r *bufio.Reader) (id, data string) {
+	t.Helper()
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		line = strings.TrimSuffix(line, "\n")
+		name, value, _ := strings.Cut(line, ": ")
+		switch {
+		case name == "event" && value != "counter":
+			t.Fatalf("event %q", value)
+		case name == "id":
+			id = value
+		case name == "data":
+			data = value
+		case line == "" && data != "":
+			return id, data
+		}
+	}
+}
+
+func TestEventsOfACounter(t *testing.T) {
+	s := serveGateway(t, true, func(cfg *Config) { countersOf(cfg) })
+	stream := func(lines ...string) (*raw, *bufio.Reader) {
+		r := s.open("/api/v1/counters/likes:1/events", "", lines...)
+		resp := r.response(http.StatusOK)
+		if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
+			t.Fatalf("Content-Type %q", got)
+		}
+		return r, bufio.NewReader(resp.Body)
+	}
+	conn, first := stream()
+	if id, data := event(t, first); id != "0-0" || data != `{"key":"likes:1","kind":"members","value":0,"updated_at":null,"version":"0-0","exact":true}` {
+		t.Errorf("%s %s", id, data)
+	}
+	want := strings.TrimSuffix(strings.TrimSpace(s.call("PUT", "/likes:1/members/a", "")), `,"member":true}`) + "}"
+	id, data := event(t, first)
+	if data != want || !strings.Contains(want, `"version":"`+id+`"`) {
+		t.Errorf("%s %s, want %s", id, data, want)
+	}
+	// Who comes back with the newest is told the next one, with another the newest.
+	back, resumed := stream("Last-Event-ID: " + id)
+	late, older := stream("Last-Event-ID: 1-1")
+	if got, _ := event(t, older); got != id {
+		t.Errorf("got %s, want the newest, %s", got, id)
+	}
+	s.call("PUT", "/likes:1/members/b", "")
+	got, _ := event(t, resumed)
+	if next, _ := event(t, first); got != next || got == id {
+		t.Errorf("got %s after %s, want %s", got, id, next)
+	}
+	s.call("DELETE", "/likes:1", "")
+	if got, data := event(t, first); got != "0-0" || !strings.Contains(data, `"value":0`) {
+		t.Errorf("%s %s", got, data)
+	}
+	for _, r := range []*raw{conn, back, late} {
+		_ = r.Close()
+	}
+	for path, status := range map[string]int{"private/events": 403, "a*/events": 400} {
+		s.open("/api/v1/counters/"+path, "", "Connection: close").response(status)
+	}
+}
+
+// distant is a store that may be away.
+type distant struct {
+	*countermemstore.Store
+	away atomic.Bool
+}
+
+func (d *distant) Up() bool { return !d.away.Load() }
+
+func (d *distant) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	if d.away.Load() {
+		return nil, counter.ErrUnavailable
+	}
+	return d.Store.Read(ctx, keys, member, lag)
+}
+
+// While the store is away what is shown is stale; then it is right again, also for who
+// came meanwhile.
+func TestCountersWhileTheStoreIsAway(t *testing.T) {
+	store := &distant{}
+	s := serveGateway(t, true, func(cfg *Config) {
+		store.Store = countersOf(cfg)
+		cfg.Counters.Store, cfg.Counters.State = store, store
+	})
+	a := s.looker()
+	s.call("PUT", "/likes:1/members/"+a.user, "")
+	a.say(`{"type":"subscribe","counters":["likes:1"]}`)
+	a.until("likes:1", 1, true)
+	store.away.Store(true)
+	s.g.CountersChanged()
+	if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
+		t.Errorf("got %+v, want it stale", f)
+	}
+	b := s.looker()
+	b.say(`{"type":"subscribe","counters":["likes:2"]}`)
+	s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)
+	s.call("PUT", "/likes:2/members/"+b.user, "") // by another process, so to say
+	store.away.Store(false)
+	s.g.CountersChanged()
+	if f := a.next(); f.Stale || f.Value != 1 || !f.Mine {
+		t.Errorf("got %+v, want it as it is", f)
+	}
+	b.until("likes:2", 1, true)
+	if got := s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id); !strings.Contains(got, `"exact":false`) { // of the copy here
+		t.Errorf("%s is not the copy of what is heard here", got)
+	}
+}

@@ -1,0 +1,17 @@
+package policy
+
+import (
+	"net/http"
+	"strconv"
+)
+
+// Answer answers 200 with a body that no cache may keep.
+func Answer(w http.ResponseWriter, contentType string, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(http.StatusOK)
+	_, _ = w.Write(body) // the client may be gone
+}
