@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"net/netip"
 	"time"
 
+	"headcount/gateway/policy"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -19,6 +21,16 @@ const (
 	// keeps it for a while.
 	newPageRate  = 20
 	newPageBurst = 200
+
+	// All connections of one address together, also those that have ended, may bring
+	// this many. Many people may share an address, and all of them come back after a
+	// restart.
+	addressPageRate  = 1_000
+	addressPageBurst = 20_000
+
+	// And so may all clients of the gateway.
+	gatewayPageRate  = 5_000
+	gatewayPageBurst = 100_000
 
 	// restTime is how long a client is not read that has sent too much. So it does
 	// not reach its twentieth error at once, and what it sends meanwhile waits in
@@ -75,11 +87,19 @@ func (c *conn) bring(topics ...presence.Topic) bool {
 	const step = time.Second / newPageRate
 	now := c.Now()
 	brought := max(c.brought, now-newPageBurst*step) + time.Duration(fresh)*step
-	if brought > now {
+	if brought > now || !c.g.bring(c.addr, fresh) {
 		return false
 	}
 	c.brought = brought
 	return true
+}
+
+// bring takes so many new topics from what the address and the gateway may bring. It
+// reports whether they may.
+func (g *Gateway) bring(addr netip.Addr, fresh int) bool {
+	now := time.Now()
+	ok, _ := g.addressPages.AllowN(policy.Caller{Addr: addr}, fresh, now)
+	return ok && g.newPages.AllowN(now, fresh)
 }
 
 // rest has the client not read for a while.

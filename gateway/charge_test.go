@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"headcount/gateway/policy"
 	"headcount/gateway/websocket"
 )
 
@@ -108,6 +111,37 @@ func TestEventStreamThatTalks(t *testing.T) {
 		_ = r.Close()
 		s.settles(0)
 	})
+}
+
+// What an address may bring does not begin anew with each connection.
+func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
+	s := serveGateway(t, true, nil)
+	s.g.addressPages = policy.NewRates(1, 150)
+	subscribe := func(prefix string) *raw {
+		r := s.socket("")
+		var pages []string
+		for i := range 100 {
+			pages = append(pages, fmt.Sprintf("%q", fmt.Sprint(prefix, i)))
+		}
+		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.Join(pages, ",")+`]}`)))
+		return r
+	}
+	first := subscribe("a")
+	first.expect(websocket.Text, `{"type":"count"`)
+	_ = first.Close()
+	subscribe("b").expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
+	for i := 0; ; i++ { // an event stream brings a page, too
+		resp, err := http.ReadResponse(s.open("/e"+strconv.Itoa(i)+"/counter/events", "").in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode == http.StatusTooManyRequests {
+			break
+		}
+		if resp.StatusCode != http.StatusOK || i > 60 {
+			t.Fatalf("event stream %d: %s", i, resp.Status)
+		}
+	}
 }
 
 // A client that brings new pages without end is told so, and nothing changes for it;

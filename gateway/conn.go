@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,7 @@ type conn struct {
 	server bool          // the upgrade had an API key
 	name   string        // of the user, for sets that it may be a member of; empty for an event stream
 	crowd  *policy.Crowd // of its address, to leave at the end
+	addr   netip.Addr    // of the client; unset for an event stream
 
 	// The turn's own.
 	errors  uint8
@@ -257,6 +259,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 		return err
 	}
 	c.sum = sum
+	c.addr = g.cfg.Proxies.Addr(r)
 	c.name, c.server = id.User, g.keys.Has(r.Header.Get(apiKeyHeader))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)

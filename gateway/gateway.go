@@ -18,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"golang.org/x/time/rate"
 
 	"headcount/gateway/counters"
 	"headcount/gateway/fanout"
@@ -118,24 +119,27 @@ type Config struct {
 
 // Gateway serves clients. Its methods may be called from any goroutine.
 type Gateway struct {
-	cfg         Config
-	hub         *fanout.Hub
-	roster      *roster
-	unread      *sums.Sums
-	counters    *counters.API  // nil, like live, if there are no counters
-	live        *counters.Live //
-	pollers     *pollers
-	keys        identity.APIKeys
-	limiter     *policy.Limiter
-	crowds      *policy.Crowds
-	metrics     *metrics
-	handler     http.Handler
-	conns       sync.WaitGroup // connections, and the goroutines that they start
-	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
-	connections atomic.Int64
-	started     atomic.Bool // the gateway was ready once; from then on it always has counts to serve
-	draining    atomic.Bool
-	shut        atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
+	cfg      Config
+	hub      *fanout.Hub
+	roster   *roster
+	unread   *sums.Sums
+	counters *counters.API  // nil, like live, if there are no counters
+	live     *counters.Live //
+	pollers  *pollers
+	keys     identity.APIKeys
+	limiter  *policy.Limiter
+	crowds   *policy.Crowds
+	// What clients may bring of pages that the gateway does not have yet.
+	addressPages *policy.Rates
+	newPages     *rate.Limiter
+	metrics      *metrics
+	handler      http.Handler
+	conns        sync.WaitGroup // connections, and the goroutines that they start
+	entry        sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
+	connections  atomic.Int64
+	started      atomic.Bool // the gateway was ready once; from then on it always has counts to serve
+	draining     atomic.Bool
+	shut         atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
 }
 
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
@@ -161,7 +165,11 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
 	}
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))
-	g := &Gateway{cfg: cfg, limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress), keys: identity.NewAPIKeys(cfg.APIKeys)}
+	g := &Gateway{
+		cfg: cfg, keys: identity.NewAPIKeys(cfg.APIKeys),
+		limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
+		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: rate.NewLimiter(gatewayPageRate, gatewayPageBurst),
+	}
 	cores := runtime.GOMAXPROCS(0)
 	var err error
 	life := presence.LifeName(cfg.Name, cfg.Incarnation)

@@ -41,6 +41,11 @@ func NewRates(perSecond, burst int) *Rates {
 // Allow reports whether the caller may call now. If not, retryAfter is how long until
 // it may. Of IPv6 one /64 is one address.
 func (r *Rates) Allow(c Caller, now time.Time) (ok bool, retryAfter time.Duration) {
+	return r.AllowN(c, 1, now)
+}
+
+// AllowN is Allow for n calls at once. If not all of them are allowed, none is taken.
+func (r *Rates) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time.Duration) {
 	if c.User != "" {
 		c.Addr = netip.Addr{}
 	} else {
@@ -53,9 +58,9 @@ func (r *Rates) Allow(c Caller, now time.Time) (ok bool, retryAfter time.Duratio
 		tokens = rate.NewLimiter(r.rate, r.burst)
 		r.callers.Add(c, tokens)
 	}
-	if tokens.AllowN(now, 1) {
+	if tokens.AllowN(now, n) {
 		return true, 0
 	}
-	missing := 1 - tokens.TokensAt(now)
+	missing := float64(n) - tokens.TokensAt(now)
 	return false, max(time.Nanosecond, time.Duration(missing/float64(r.rate)*float64(time.Second)))
 }
