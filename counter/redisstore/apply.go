@@ -66,8 +66,8 @@ type (
 		Token   string            `json:"token"`
 	}
 	stop struct {
-		Ask     bool   `json:"ask"`
-		Ways    []Way  `json:"ways"`
+		Ask     bool            `json:"ask"`
+		Ways    []Way           `json:"ways"`
 		Cold    luaList[string] `json:"cold"`
 		Deleted uint64          `json:"deleted,string"`
 	}
