@@ -326,18 +326,24 @@ local function make(op)
   end
 end
 
+local function replay(op)
+  local id = op.id and mode ~= 'commit' and KEYS[op.id]
+  return id and (ids[id] or redis.call('EXISTS', id) == 1)
+end
+
 local results, stop = {}, nil
 for i, op in ipairs(call.ops) do
   local id = op.id and KEYS[op.id]
   local way = call.front and mode ~= 'commit' and route(op) or 'hot'
-  if id and mode ~= 'commit' and (ids[id] or redis.call('EXISTS', id) == 1) then
+  if replay(op) then
     results[i] = {replay = true}
   elseif way ~= 'hot' or id and call.front and mode == 'make' and not op.asked and now < buckets[op.idbucket].front.asks then
     if mode ~= 'make' then return cjson.encode({busy = ''}) end -- it has moved meanwhile
     stop = {ask = way == 'hot', ways = {}, cold = {}, deleted = '0'}
     for j = i, #call.ops do
-      local cold
-      stop.ways[#stop.ways + 1], cold = route(call.ops[j])
+      local way, cold = 'hot', {}
+      if not replay(call.ops[j]) then way, cold = route(call.ops[j]) end
+      stop.ways[#stop.ways + 1] = way
       for _, key in ipairs(cold) do stop.cold[#stop.cold + 1] = key end
     end
     for _, b in ipairs(buckets) do
