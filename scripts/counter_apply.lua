@@ -124,12 +124,14 @@ end
 load()
 
 -- route is where an operation is made, hot is here, and which of its counters have to be
--- loaded first; an exact one is not made here.
+-- loaded first; an exact one is not made here. The first change of a counter makes it.
 local function route(op)
-  local cold, here, behind = {}, nil, nil
+  local cold, here, behind, seen = {}, nil, nil, {}
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
-    if s.cold or not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
+    local first = not seen[c.key]
+    seen[c.key] = true
+    if s.cold or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
       cold[#cold + 1] = c.key
     elseif s.behind then
       behind = true
@@ -344,7 +346,9 @@ for i, op in ipairs(call.ops) do
       local way, cold = 'hot', {}
       if not replay(call.ops[j]) then way, cold = route(call.ops[j]) end
       stop.ways[#stop.ways + 1] = way
-      for _, key in ipairs(cold) do stop.cold[#stop.cold + 1] = key end
+      for _, key in ipairs(cold) do -- what does not exist may, when the turn of the operation comes
+        if j == i or states[key].cold then stop.cold[#stop.cold + 1] = key end
+      end
     end
     for _, b in ipairs(buckets) do
       if deleted(b) > tonumber(stop.deleted) then stop.deleted = string.format('%.0f', b.deleted) end

@@ -81,6 +81,9 @@ func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg
 				pg.Restart(t)
 			}
 			crashes++
+			if err := s.Close(); err != nil { // it leaves in Redis what is not persisted, as a death does
+				t.Error(err)
+			}
 			s = open(t, cfg)
 			awaitServed(t, s)
 			return s

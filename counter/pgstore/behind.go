@@ -114,13 +114,16 @@ func (w *step) exact(op *counter.Op) bool {
 	if op.Check() != nil || op.Identity != (counter.Identity{}) && w.Remembered(op.Identity) {
 		return true
 	}
+	made := map[string]bool{} // by a change before
 	for i := range op.Changes {
 		c := &op.Changes[i]
 		switch kind := w.records[c.Key].Kind; {
+		case made[c.Key]:
 		case kind == 0 && (c.Rule.Kind == counter.Exact || c.Verb == counter.Delete || c.Verb == counter.Reset):
 		case kind != counter.Exact:
 			return false
 		}
+		made[c.Key] = true
 	}
 	return true
 }

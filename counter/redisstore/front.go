@@ -212,10 +212,13 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 		return "", err
 	}
 	var hot, back bool
+	seen := map[string]bool{} // the first change of a counter makes it
 	for i := range op.Changes {
 		c := &op.Changes[i]
+		first := !seen[c.Key]
+		seen[c.Key] = true
 		switch state := states[i]; {
-		case state == "", state == absentState && c.Rule.Kind == counter.Exact:
+		case state == "", first && state == absentState && c.Rule.Kind == counter.Exact:
 			left.Cold = append(left.Cold, c.Key)
 		case state == behindState:
 			back = true
