@@ -64,6 +64,7 @@
 //
 //   - PostgreSQL away: exact counters, operations that contain one, and cold counters fail
 //     with counter.ErrUnavailable. Hot ones go on. Counters nobody has ever touched are cold.
+//     An operation on both whose commit PostgreSQL did not answer holds its hot counters until it is back.
 //   - Redis away: changes fail. Reads that may lag are answered with what is in PostgreSQL
 //     or was last read from it, stale.
 //   - Redis loses its memory: what was changed since the last cut that was persisted is lost with

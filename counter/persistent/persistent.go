@@ -380,7 +380,11 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 	did, err := s.pg.ApplyExact(ctx, []counter.Op{exact}, behind)
 	if err != nil {
 		// Perhaps it is made. Who meets its locks finds out, and finishes it.
-		finished, fault := s.pg.Outcome(ctx, held.ID)
+		var finished bool
+		var fault error
+		if !errors.Is(err, pgstore.ErrNotMade) {
+			finished, fault = s.pg.Outcome(ctx, held.ID)
+		}
 		if fault == nil && !finished && held.Abort(ctx) == nil && (errors.Is(err, pgstore.ErrRow) || errors.Is(err, pgstore.ErrGeneration)) {
 			s.hurry()
 			return true, nil

@@ -18,6 +18,10 @@ import (
 
 // TestMain fails when a goroutine is left. It is also the process that a test starts to kill.
 func TestMain(m *testing.M) {
+	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
+		client(url, os.Getenv("PERSISTENT_POSTGRES"))
+		return
+	}
 	code := m.Run()
 	redistest.Stop()
 	pgtest.Stop()

@@ -47,6 +47,9 @@ var ErrGeneration = fmt.Errorf("%w: Redis is of another generation", counter.Err
 // ErrRow says that a row cannot take what is in Redis, until that is persisted.
 var ErrRow = fmt.Errorf("%w: its row is of an earlier life", counter.ErrUnavailable)
 
+// ErrNotMade says that nothing was written, and that it is known.
+var ErrNotMade = fmt.Errorf("%w: nothing was changed", counter.ErrUnavailable)
+
 // Behind is what ApplyExact has to know of Redis. The zero Behind is of operations that
 // have no part there.
 type Behind struct {
@@ -152,6 +155,9 @@ func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, h Behind) (Mad
 		if err == nil || !again(err) {
 			break
 		}
+	}
+	if err != nil && w.committing.IsZero() {
+		return Made{}, fmt.Errorf("pgstore: apply: %w: %w", ErrNotMade, err)
 	}
 	if err != nil {
 		return Made{}, fmt.Errorf("pgstore: apply: %w", err)
