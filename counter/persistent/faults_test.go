@@ -360,7 +360,7 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	stores := []*persistent.Store{open(t, cfg), open(t, cfg)}
 	made := int64(0)
-	for round := range 8 {
+	for round := range 4 {
 		ctx, stop := context.WithCancel(t.Context())
 		var ids sync.Map
 		var done atomic.Int64
