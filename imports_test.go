@@ -49,6 +49,7 @@ var layers = []layer{
 	{"counter/pgstore", []string{"counter"}},
 	{"counter/pgtest", nil}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "redisconn", "scripts"}},
+	{"counter/persistent", []string{"counter", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
 	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},

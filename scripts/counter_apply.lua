@@ -11,21 +11,24 @@
 --            decide   make the one operation and note that its transaction is committed,
 --                     unless it is noted as aborted
 --            commit   make what was prepared, if it is still there
--- ARGV[3]  the operations, JSON; see apply.go
+-- ARGV[3]  the operations, JSON; see apply.go. front: PostgreSQL stands behind Redis, and a bucket
+--          has eight keys: the three, hc:{n}:d, :t, :w, :j and :a
 -- ARGV[4]  how long an identity is remembered, ms
 -- ARGV[5]  of a transaction: its id, the number of its key, its home
 -- ARGV[6]  prepare: this part; decide: what is noted
 -- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or "" when the
 --          bucket is frozen; {"aborted":true}; or results, one for each operation, and the states
---          of the counters after the call.
+--          of the counters after the call. In front also {"lost":true}, {"full":true}, and with fewer
+--          results stop, which says why the next operation cannot be made here.
 -- Safe to repeat and to arrive late: with an identity make and decide change nothing again; a transaction
 -- is decided once; a commit takes what was prepared away. An operation without an identity is the caller's
 -- to repeat or not. All is judged before the first write. O(changes).
 --#include counter_number.lua
 --#include counter_set.lua
+--#include counter_front.lua
 
 local command, mode, call, remember = ARGV[1], ARGV[2], cjson.decode(ARGV[3]), ARGV[4]
-local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%d+)$')
+local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%-?%d+)$')
 if record then record = KEYS[tonumber(record)] end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -35,6 +38,11 @@ local buckets, states, order = call.buckets, {}, {}
 for _, b in ipairs(buckets) do
   b.counters, b.state, b.locks = KEYS[b.at], KEYS[b.at + 1], KEYS[b.at + 2]
   b.keys = {}
+  if call.front then
+    b.dirty, b.taken, b.shadow, b.journal, b.ages = KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5], KEYS[b.at + 6], KEYS[b.at + 7]
+    b.front = front(b.state)
+    if not b.front then return cjson.encode({lost = true}) end
+  end
 end
 for _, op in ipairs(call.ops) do
   for _, c in ipairs(op.changes) do
@@ -59,7 +67,11 @@ local function load()
         local s = states[some[i]]
         s.was = found
         s.value, s.sequence, s.entries = '0', 0, 0
-        if found then
+        if found == false then
+          s.cold = call.front
+        elseif found == 'pg' then
+          s.behind = true
+        elseif found ~= '-' then
           local kind, value, at, incarnation, sequence, entries = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
           s.kind, s.value, s.at, s.incarnation = kind, value, at, incarnation
           s.sequence, s.entries = tonumber(sequence), tonumber(entries)
@@ -77,6 +89,12 @@ local function busy()
       local frozen = redis.call('HGET', b.state, 'until')
       if frozen and now < tonumber(frozen) then return '' end
     end
+    if call.token and call.token ~= b.front.token then return '' end
+    if home == '-1' then -- what is on its way to PostgreSQL is not to be changed there
+      for _, key in ipairs(b.keys) do
+        if redis.call('HEXISTS', b.taken, key) == 1 then return '' end
+      end
+    end
     if redis.call('EXISTS', b.locks) == 1 then
       for from = 1, #b.keys, 1000 do
         for _, lock in ipairs(redis.call('HMGET', b.locks, unpack(b.keys, from, math.min(from + 999, #b.keys)))) do
@@ -87,15 +105,42 @@ local function busy()
   end
 end
 
-local function answer(results)
-  local after = {}
+local function answer(results, stop)
+  local after, token = {}, nil
   for _, key in ipairs(order) do after[key] = text(states[key]) or '' end
-  return cjson.encode({results = results, states = after})
+  for _, b in ipairs(buckets) do -- all are of one epoch where that matters
+    if b.front then token = b.front.token end
+  end
+  return cjson.encode({results = results, states = after, stop = stop, token = token})
 end
 
 local wait = busy()
 if wait then return cjson.encode({busy = wait}) end
+if call.front and mode ~= 'commit' and mode ~= 'decide' then
+  for _, b in ipairs(buckets) do
+    if redis.call('HLEN', b.dirty) + redis.call('LLEN', b.journal) + b.front.pending > call.room then return cjson.encode({full = true}) end
+  end
+end
 load()
+
+-- route is where an operation is made, hot is here, and which of its counters have to be
+-- loaded first; an exact one is not made here. The first change of a counter makes it.
+local function route(op)
+  local cold, here, behind, seen = {}, nil, nil, {}
+  for _, c in ipairs(op.changes) do
+    local s = states[c.key]
+    local first = not seen[c.key]
+    seen[c.key] = true
+    if s.cold or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
+      cold[#cold + 1] = c.key
+    elseif s.behind then
+      behind = true
+    else
+      here = true
+    end
+  end
+  return #cold > 0 and 'cold' or behind and (here and 'both' or 'behind') or 'hot', cold
+end
 if mode == 'commit' and redis.call('EXISTS', record) == 0 then
   return answer({{}})
 elseif mode == 'decide' then
@@ -119,7 +164,8 @@ end
 local function begin(s, c)
   if not s.kind then
     s.kind = c.kind
-    s.incarnation = string.format('%.0f', math.max(now, deleted(s.bucket) + 1))
+    -- In front only the generation's number is newer than all that was lost.
+    s.incarnation = string.format('%.0f', math.max(call.front and s.bucket.front.generation or now, deleted(s.bucket) + 1))
   end
 end
 
@@ -134,6 +180,7 @@ local function enter(s, c, name, delta)
     l = {}
     ledgers[c.ledger] = l
   end
+  l.bucket = s.bucket
   l.kept = s.kind == 'exact' and c.kind == 'exact' and (c.kept or 0) or call.kept
   l[#l + 1] = {string.format('%.0f', s.entries) .. '-' .. s.at, 'op', name, 'delta', delta, 'after', s.value, 'reason', c.reason or '', 'by', c.by or ''}
 end
@@ -211,6 +258,15 @@ local function set(c, fresh)
   return sets[c.set]
 end
 
+-- journal is what became of members since the last cut; fresh: of those before none is left.
+local journals = {}
+local function journal(s, c, fresh)
+  if not call.front then return {} end
+  local at = c.moved[s.bucket.front.parity]
+  if fresh or not journals[at] then journals[at] = {bucket = s.bucket, fresh = fresh, places = {}} end
+  return journals[at].places
+end
+
 local function make(op)
   if #op.changes == 0 then return nil end
   local c = op.changes[1]
@@ -225,6 +281,7 @@ local function make(op)
     local t = tell(s)
     if kind == 'members' then
       set(c, true)
+      journal(s, c, true)
       t.all = true
     end
     s.value = '0'
@@ -234,8 +291,12 @@ local function make(op)
     if not s.kind then return nil end
     local b = s.bucket
     b.deleted, b.died = math.max(deleted(b), tonumber(s.incarnation)), true
-    if s.kind == 'members' then set(c, true) end
-    ledgers[c.ledger] = {drop = true}
+    if s.kind == 'members' then
+      set(c, true)
+      journal(s, c, true)
+    end
+    s.dropped = true
+    ledgers[c.ledger] = {drop = true, old = c.old, of = s}
     s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries = nil, '0', nil, nil, 0, 0
     tell(s).all = true
   else
@@ -259,19 +320,43 @@ local function make(op)
     s.value = string.format('%.0f', size)
     moved(s)
     if size == 0 then set(c, true) end -- its parts go, too
-    local t = tell(s)
-    for _, m in ipairs(changed) do tellMember(t, m[1], m[2]) end
+    local t, places = tell(s), journal(s, c)
+    for _, m in ipairs(changed) do
+      tellMember(t, m[1], m[2])
+      places[m[1]] = m[2] and '1' or '0'
+    end
   end
 end
 
-local results = {}
+local function replay(op)
+  local id = op.id and mode ~= 'commit' and KEYS[op.id]
+  return id and (ids[id] or redis.call('EXISTS', id) == 1)
+end
+
+local results, stop = {}, nil
 for i, op in ipairs(call.ops) do
   local id = op.id and KEYS[op.id]
-  if id and mode ~= 'commit' and (ids[id] or redis.call('EXISTS', id) == 1) then
+  local way = call.front and mode ~= 'commit' and route(op) or 'hot'
+  if replay(op) then
     results[i] = {replay = true}
+  elseif way ~= 'hot' or id and call.front and mode == 'make' and not op.asked and now < buckets[op.idbucket].front.asks then
+    if mode ~= 'make' then return cjson.encode({busy = ''}) end -- it has moved meanwhile
+    stop = {ask = way == 'hot', ways = {}, cold = {}, deleted = '0'}
+    for j = i, #call.ops do
+      local way, cold = 'hot', {}
+      if not replay(call.ops[j]) then way, cold = route(call.ops[j]) end
+      stop.ways[#stop.ways + 1] = way
+      for _, key in ipairs(cold) do -- what does not exist may, when the turn of the operation comes
+        if j == i or states[key].cold then stop.cold[#stop.cold + 1] = key end
+      end
+    end
+    for _, b in ipairs(buckets) do
+      if deleted(b) > tonumber(stop.deleted) then stop.deleted = string.format('%.0f', b.deleted) end
+    end
+    break
   else
     results[i] = make(op) or {}
-    if id and not results[i].refused then ids[id] = true end
+    if id and not results[i].refused then ids[id] = op.idbucket or true end
   end
 end
 local first = results[1]
@@ -283,14 +368,27 @@ if mode == 'prepare' then
   for _, b in ipairs(buckets) do
     for _, key in ipairs(b.keys) do redis.call('HSET', b.locks, key, lock) end
   end
-  return cjson.encode({results = results, states = {}})
+  return cjson.encode({results = results, states = {}, token = buckets[1].front and buckets[1].front.token})
 end
 
 -- From here on all is written.
 for _, key in ipairs(order) do
   local s = states[key]
   local is = text(s)
-  if is and is ~= s.was then
+  if call.front then
+    is = is or '-'
+    if not s.cold and not s.behind and (is ~= s.was or s.dropped) then
+      local b = s.bucket
+      if redis.call('HEXISTS', b.taken, key) == 1 then
+        s.taken = true
+        redis.call('HSETNX', b.shadow, key, s.was)
+      end
+      redis.call('HSET', b.counters, key, is)
+      if s.dropped then redis.call('HSET', b.dirty, key, 'x') else redis.call('HSETNX', b.dirty, key, '') end
+      redis.call('HSETNX', b.state, 'since', string.format('%.0f', now))
+      redis.call('ZADD', b.ages, is == '-' and 1 or now, key)
+    end
+  elseif is and is ~= s.was then
     redis.call('HSET', s.bucket.counters, key, is)
   elseif s.was and not is then
     redis.call('HDEL', s.bucket.counters, key)
@@ -298,8 +396,16 @@ for _, key in ipairs(order) do
 end
 for at, l in pairs(ledgers) do
   local ledger = KEYS[at]
-  if l.drop then redis.call('UNLINK', ledger) end
+  if l.drop then
+    if l.of.taken and redis.call('EXISTS', KEYS[l.old]) == 0 then -- the cut has its entries, or none of the next life's
+      redis.call('XADD', ledger, '18446744073709551615-1', 'op', '') -- so that it exists
+      redis.call('RENAME', ledger, KEYS[l.old])
+    else
+      redis.call('UNLINK', ledger)
+    end
+  end
   for _, e in ipairs(l) do redis.call('XADD', ledger, unpack(e)) end
+  if call.front and #l > 0 then redis.call('HINCRBY', l.bucket.state, 'pending', #l) end
   if l.kept and l.kept > 0 then
     local function old(e) return tonumber(string.match(e[1], '%-(%d+)$')) + l.kept <= now end
     local oldest = redis.call('XRANGE', ledger, '-', '+', 'COUNT', 1)[1]
@@ -314,7 +420,22 @@ for at, l in pairs(ledgers) do
   end
 end
 for _, s in pairs(sets) do keepSet(s) end
-for id in pairs(ids) do redis.call('SET', id, '', 'PX', remember) end
+for id, bucket in pairs(ids) do
+  redis.call('SET', id, '', 'PX', remember)
+  if call.front then redis.call('RPUSH', buckets[bucket].journal, string.match(id, ':i:(.+)$')) end
+end
+for at, j in pairs(journals) do
+  local key, n = KEYS[at], 0
+  if j.fresh then
+    redis.call('UNLINK', key)
+    redis.call('HSET', key, '', '')
+  end
+  for name, is in pairs(j.places) do
+    redis.call('HSET', key, name, is)
+    n = n + 1
+  end
+  redis.call('HINCRBY', j.bucket.state, 'pending', n)
+end
 for _, b in ipairs(buckets) do
   if b.died then redis.call('HSET', b.state, 'deleted', string.format('%.0f', b.deleted)) end
 end
@@ -352,4 +473,4 @@ end
 for b, updates in pairs(news) do
   redis.call(command, b.channel, string.format('%.0f ', redis.call('HINCRBY', b.state, 'told', 1)) .. cjson.encode(updates))
 end
-return answer(results)
+return answer(results, stop)

@@ -35,13 +35,26 @@ const (
 
 	CounterAbort   Name = "counter_abort"
 	CounterApply   Name = "counter_apply"
+	CounterBegin   Name = "counter_begin"
+	CounterCut     Name = "counter_cut"
+	CounterDone    Name = "counter_done"
+	CounterEvict   Name = "counter_evict"
 	CounterFreeze  Name = "counter_freeze"
+	CounterLedger  Name = "counter_ledger"
+	CounterLoad    Name = "counter_load"
+	CounterNote    Name = "counter_note"
 	CounterOutcome Name = "counter_outcome"
 	CounterRead    Name = "counter_read"
+	CounterStage   Name = "counter_stage"
+	CounterStatus  Name = "counter_status"
+	CounterTake    Name = "counter_take"
 )
 
 // Counters are the scripts of counters that last.
-var Counters = []Name{CounterAbort, CounterApply, CounterFreeze, CounterOutcome, CounterRead}
+var Counters = []Name{
+	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterLedger, CounterLoad, CounterNote,
+	CounterOutcome, CounterRead, CounterStage, CounterStatus, CounterTake,
+}
 
 // Presence are the scripts of presence, in the order of the alphabet.
 var Presence = []Name{

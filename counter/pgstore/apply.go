@@ -141,6 +141,7 @@ type step struct {
 	told       map[string][]change // what changed, by key
 	changed    bool                // there is something to write
 	committing time.Time           // when the second round trip began, by this process's clock
+	behind     *Behind             // nil when no Redis stands in front
 }
 
 // sweeps are rows of headcount_sweeps, by id.
@@ -193,7 +194,10 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 		return fmt.Errorf("locking and reading: %w", err)
 	}
 	w.judge(ops)
-	if !w.changed {
+	if err := w.behind.hold(w); err != nil {
+		return err
+	}
+	if !w.changed || w.behind.dry() {
 		_, err := c.Exec(ctx, "rollback")
 		return err
 	}
@@ -206,6 +210,10 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 
 func (w *step) judge(ops []counter.Op) {
 	for i := range ops {
+		if w.behind != nil && !w.exact(&ops[i]) {
+			w.results = w.results[:i]
+			return
+		}
 		w.results[i] = counter.Judge(w, &ops[i], w.now)
 	}
 }
@@ -214,21 +222,8 @@ func (w *step) judge(ops []counter.Op) {
 func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
-	b.Queue(lockRows, w.keys)
-	var millis int64
-	b.Queue(readRows, w.keys).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			var key string
-			var r record
-			if err := r.scan(rows, &key, &w.deleted, &millis); err != nil {
-				return err
-			}
-			if row := w.records[key]; row != nil {
-				row.record, row.was = r, r
-			}
-		}
-		return rows.Err()
-	})
+	w.behind.queue(b)
+	w.queueRows(b)
 	if len(w.asked) > 0 {
 		b.Queue(readMembers, w.edited, w.asked).Query(func(rows pgx.Rows) error {
 			var key, member string
@@ -254,6 +249,38 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	for i := range ops {
 		need += 2 * int64(len(ops[i].Changes))
 	}
+	if err := w.send(ctx, c, b, need); err != nil {
+		return err
+	}
+	w.wasDeleted = w.deleted
+	if w.behind != nil {
+		w.deleted = max(w.deleted, int64(w.behind.Deleted))
+	}
+	return nil
+}
+
+// queueRows locks and reads the rows of keys.
+func (w *step) queueRows(b *pgx.Batch) {
+	b.Queue(lockRows, w.keys)
+	b.Queue(readRows, w.keys).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var key string
+			var r record
+			var millis int64
+			if err := r.scan(rows, &key, &w.deleted, &millis); err != nil {
+				return err
+			}
+			w.now = time.UnixMilli(millis).UTC()
+			if row := w.records[key]; row != nil {
+				row.record, row.was = r, r
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// send carries out b, and has as many ids ready as are needed.
+func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int64) error {
 	var got bool
 	if w.nextID, got = w.store.ids.take(need); !got {
 		b.Queue(nextIDs).QueryRow(func(row pgx.Row) error { return row.Scan(&w.nextID) })
@@ -267,7 +294,6 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 			return errors.New("too many changes for one block of ids")
 		}
 	}
-	w.wasDeleted, w.now = w.deleted, time.UnixMilli(millis).UTC()
 	return nil
 }
 
@@ -287,6 +313,14 @@ func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
 
 // write is the second round trip.
 func (w *step) write(ctx context.Context, c *pgxpool.Conn) error {
+	b := &pgx.Batch{}
+	w.queueWrites(b)
+	b.Queue("commit")
+	return c.SendBatch(ctx, b).Close()
+}
+
+// queueWrites writes what has changed.
+func (w *step) queueWrites(b *pgx.Batch) {
 	var rows columns
 	var gone []string
 	var joined, left pairs
@@ -317,7 +351,6 @@ func (w *step) write(ctx context.Context, c *pgxpool.Conn) error {
 			entries.add(r.ledger, &r.entries[i])
 		}
 	}
-	b := &pgx.Batch{}
 	if len(rows.key) > 0 {
 		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept)
 	}
@@ -353,8 +386,7 @@ func (w *step) write(ctx context.Context, c *pgxpool.Conn) error {
 	if w.deleted != w.wasDeleted {
 		b.Queue(writeDeleted, w.deleted)
 	}
-	b.Queue("commit")
-	return c.SendBatch(ctx, b).Close()
+	w.behind.queueMade(b)
 }
 
 // The columns that arrays are made of.

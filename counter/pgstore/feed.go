@@ -159,7 +159,7 @@ func (s *Store) tell(ctx context.Context) {
 				break
 			}
 			now := map[string]counter.Counter{}
-			err := s.read(ctx, keys, "", func(key string, r *record, _ bool) { now[key] = r.Counter(key) })
+			err := s.readFollowed(ctx, keys, now)
 			if err != nil {
 				f.putBack(keys)
 				select {
@@ -168,7 +168,7 @@ func (s *Store) tell(ctx context.Context) {
 				}
 				continue
 			}
-			told, gap := f.compare(keys, now, time.Now())
+			told, gap := f.compare(keys, now, time.Now(), s.cfg.Behind)
 			if gap {
 				late.Reset(gapWait)
 			}
@@ -180,6 +180,15 @@ func (s *Store) tell(ctx context.Context) {
 			})
 		}
 	}
+}
+
+// readFollowed reads the counters of keys of which the feed tells.
+func (s *Store) readFollowed(ctx context.Context, keys []string, to map[string]counter.Counter) error {
+	return s.read(ctx, keys, "", func(key string, r *record, _ bool) {
+		if !s.cfg.Behind || r.Kind == counter.Exact {
+			to[key] = r.Counter(key)
+		}
+	})
 }
 
 // pollPart marks an eighth of what is followed.
@@ -231,15 +240,17 @@ func (f *feed) late() {
 }
 
 // compare returns what changed of keys, whose newest counters are in now, and
-// whether something waits for a gap to be filled.
-func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Time) (told []counter.Told, gap bool) {
+// whether something waits for a gap to be filled. learn: of those nobody knew, what is
+// there has changed.
+func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Time, learn bool) (told []counter.Told, gap bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, key := range keys {
 		k := f.followed[key]
-		if k == nil || !k.known {
+		if k == nil || !k.known && !learn {
 			continue // who follows it reads it after this
 		}
+		k.known = true
 		c, ok := now[key]
 		if !ok {
 			c = counter.Counter{Key: key}
@@ -355,7 +366,16 @@ func (w *watch) Follow(ctx context.Context, keys ...string) error {
 	f.mu.Unlock()
 	for chunk := range slices.Chunk(unknown, readAtOnce) {
 		now := map[string]counter.Counter{}
-		err := w.store.read(ctx, chunk, "", func(key string, r *record, _ bool) { now[key] = r.Counter(key) })
+		err := w.store.readFollowed(ctx, chunk, now)
+		if err != nil && w.store.cfg.Behind {
+			f.mu.Lock()
+			for _, key := range chunk {
+				f.dirty[key] = struct{}{} // what is there is told when PostgreSQL is back
+			}
+			f.mu.Unlock()
+			signal(f.news)
+			continue
+		}
 		if err != nil {
 			w.forget(added)
 			return fmt.Errorf("pgstore: follow: %w", err)

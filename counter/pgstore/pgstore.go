@@ -140,6 +140,10 @@ type Config struct {
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of clearing away, default 10s.
 	SweepEvery time.Duration
+	// Behind says that Redis stands in front, as package persistent has it: only exact
+	// counters have their truth here. The feed tells of no others, and Follow does not
+	// fail when PostgreSQL is away.
+	Behind bool
 	// Cached is how many counters are remembered for reads that may lag, default 65,536.
 	Cached int
 	Log    zerolog.Logger
@@ -389,9 +393,20 @@ var (
 	errNotItsFault = errors.New("the caller left")
 )
 
+// callers marks an error of a caller's function, which says nothing about PostgreSQL.
+type callers struct{ error }
+
+func (c callers) Unwrap() error        { return c.error }
+func (c callers) Is(target error) bool { return target == errNotItsFault }
+
 // do runs fn on a connection, unless PostgreSQL is known not to answer. A
 // transaction that fn left open is rolled back. Its error is counter.ErrUnavailable.
 func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
+	return s.doFor(ctx, callTimeout, fn)
+}
+
+// doFor is do with another timeout.
+func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
 	unavailable := func(err error) error { return fmt.Errorf("%w: %w", counter.ErrUnavailable, err) }
 	if s.closed.Load() {
 		return unavailable(errClosed)
@@ -404,7 +419,7 @@ func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) 
 		return unavailable(errSilent)
 	}
 	start := time.Now()
-	call, cancel := context.WithTimeout(ctx, callTimeout)
+	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	c, err := s.pool.Acquire(call)
 	if err == nil {
@@ -419,6 +434,8 @@ func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) 
 	switch {
 	case err == nil || answered(err):
 		done(nil)
+	case errors.As(err, new(callers)):
+		done(errNotItsFault)
 	case ctx.Err() != nil && time.Since(start) < dialTimeout:
 		done(errNotItsFault)
 	default:

@@ -65,6 +65,18 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return out, nil
 }
 
+// Remember takes what was read elsewhere at the moment at, for Recall and for reads that may lag.
+func (s *Store) Remember(read []counter.Reading, member string, at time.Time) {
+	for i := range read {
+		s.cache.put(read[i].Counter, member, read[i].Mine, at)
+	}
+}
+
+// Recall is what is remembered of keys, stale, or nil when one of them is not.
+func (s *Store) Recall(keys []string, member string) []counter.Reading {
+	return s.cache.get(keys, member, math.MaxInt64, true)
+}
+
 // read calls each for the counters of keys that exist.
 func (s *Store) read(ctx context.Context, keys []string, member string, each func(key string, r *record, mine bool)) error {
 	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {

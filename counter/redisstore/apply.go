@@ -21,13 +21,18 @@ type (
 		Ops     []operation `json:"ops"`
 		Told    int         `json:"told"` // members that one update names
 		Kept    int64       `json:"kept"` // how long a ledger without a rule is kept, ms
+		Front   bool        `json:"front,omitempty"`
+		Room    int         `json:"room,omitempty"`  // of a bucket, for what is not persisted
+		Token   string      `json:"token,omitempty"` // that the buckets must have
 	}
 	place struct {
 		At      int    `json:"at"` // number of its first key
 		Channel string `json:"channel,omitempty"`
 	}
 	operation struct {
-		ID      int      `json:"id,omitempty"` // number of the identity's key
+		ID      int      `json:"id,omitempty"`       // number of the identity's key
+		Bucket  int      `json:"idbucket,omitempty"` // its place in Buckets
+		Asked   bool     `json:"asked,omitempty"`    // PostgreSQL does not know the identity
 		Changes []change `json:"changes"`
 	}
 	change struct {
@@ -47,12 +52,24 @@ type (
 		Leave   []string `json:"leave,omitempty"`
 		Reason  string   `json:"reason,omitempty"`
 		By      string   `json:"by,omitempty"`
+		Moved   []int    `json:"moved,omitempty"` // numbers of the keys of what became of members, by epoch
+		Old     int      `json:"old,omitempty"`   // number of the key of a ledger that a cut needs
 	}
 	outcome struct {
 		Busy    *string           `json:"busy"`
 		Aborted bool              `json:"aborted"`
-		Results []made            `json:"results"`
+		Lost    bool              `json:"lost"`
+		Full    bool              `json:"full"`
+		Results luaList[made]     `json:"results"`
 		States  map[string]string `json:"states"`
+		Stop    *stop             `json:"stop"`
+		Token   string            `json:"token"`
+	}
+	stop struct {
+		Ask     bool            `json:"ask"`
+		Ways    []Way           `json:"ways"`
+		Cold    luaList[string] `json:"cold"`
+		Deleted uint64          `json:"deleted,string"`
 	}
 	made struct {
 		Replay  bool   `json:"replay"`
@@ -64,6 +81,17 @@ type (
 	}
 )
 
+// luaList is a list as Lua encodes it: an empty one is {}.
+type luaList[T any] []T
+
+func (l *luaList[T]) UnmarshalJSON(text []byte) error {
+	if string(text) == "{}" {
+		*l = nil
+		return nil
+	}
+	return json.Unmarshal(text, (*[]T)(l))
+}
+
 var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete"}
 
 // group is the operations, or parts of one, that one run of a script makes.
@@ -74,8 +102,12 @@ type group struct {
 	size  int   // changes
 }
 
-func newGroup() *group {
-	return &group{names: newNames(), call: script{Told: maxTold, Kept: counter.DefaultLedger.Milliseconds()}}
+func (s *Store) newGroup() *group {
+	g := &group{names: s.newNames(), call: script{Told: maxTold, Kept: counter.DefaultLedger.Milliseconds()}}
+	if s.cfg.Behind != nil {
+		g.call.Front, g.call.Room = true, maxPending
+	}
+	return g
 }
 
 // add adds the changes of op that are in bucket; bucket -1: all, and in any case
@@ -84,7 +116,7 @@ func (g *group) add(at int, op *counter.Op, bucket int) {
 	o := operation{Changes: []change{}}
 	if op.Identity != (counter.Identity{}) {
 		if b := identityBucket(op.Identity); bucket < 0 || b == bucket {
-			g.names.bucket(b)
+			o.Bucket = g.names.bucket(b)
 			o.ID = g.names.key(identityKey(b, op.Identity))
 		}
 	}
@@ -112,6 +144,10 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 	}
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		out.Set = g.names.key(membersKey(b, c.Key))
+		if g.call.Front {
+			out.Moved = []int{g.names.key(movedKey(b, 0, c.Key)), g.names.key(movedKey(b, 1, c.Key))}
+			out.Old = g.names.key(oldLedgerKey(b, c.Key))
+		}
 	}
 	for _, m := range c.Join {
 		out.Join = append(out.Join, memberHash(m)+m)
@@ -176,6 +212,12 @@ func parseOutcome(cl *redisconn.Call) (outcome, error) {
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
 		return o, fmt.Errorf("%w: %w: %w", counter.ErrUnavailable, errReply, err)
 	}
+	switch {
+	case o.Lost:
+		return o, ErrLost
+	case o.Full:
+		return o, errFull
+	}
 	return o, nil
 }
 
@@ -203,6 +245,12 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		fail(todo, err)
 		return results
 	}
+	s.make(ctx, c, ops, todo, results, fail, nil)
+	return results
+}
+
+// make makes the operations todo. left is nil, or takes those that cannot be made here.
+func (s *Store) make(ctx context.Context, c *redisconn.Client, ops []counter.Op, todo []int, results []counter.Result, fail func([]int, error), left *Left) {
 	waiting := map[int]*group{} // by bucket; on a single server all are in -1
 	flush := func() {
 		groups := make([]*group, 0, len(waiting))
@@ -210,15 +258,18 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			groups = append(groups, g)
 		}
 		clear(waiting)
-		s.applyGroups(ctx, c, ops, groups, results, fail)
+		s.applyGroups(ctx, c, ops, groups, results, fail, left)
 	}
-	for _, i := range todo {
+	for n, i := range todo {
 		op := &ops[i]
 		b := -1
 		if c.Cluster != nil {
 			buckets := bucketsOf(op)
 			if len(buckets) > 1 {
 				flush()
+				if left != nil && s.leave(ctx, ops, todo[n:], left, fail) {
+					return
+				}
 				r, err := s.transact(ctx, c, op)
 				if results[i] = r; err != nil {
 					fail([]int{i}, err)
@@ -233,13 +284,13 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 			g = nil
 		}
 		if g == nil {
-			g = newGroup()
+			g = s.newGroup()
 			waiting[b] = g
 		}
 		g.add(i, op, b)
+		g.call.Ops[len(g.call.Ops)-1].Asked = left != nil && left.asked[op.Identity]
 	}
 	flush()
-	return results
 }
 
 // bucketsOf are the buckets of an operation, its home first.
@@ -263,7 +314,7 @@ func bucketsOf(op *counter.Op) []int {
 
 // applyGroups makes groups, of which no two have a bucket in common, and waits for
 // those whose counters are locked.
-func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error)) {
+func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Left) {
 	w := s.wait(ctx)
 	for len(groups) > 0 {
 		calls := make([]*redisconn.Call, len(groups))
@@ -284,14 +335,23 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 					continue
 				}
 			}
-			if err == nil && len(o.Results) != len(g.ops) {
+			made := g.ops
+			if err == nil && left != nil && o.Stop != nil && len(o.Results)+len(o.Stop.Ways) == len(g.ops) {
+				made = g.ops[:len(o.Results)]
+				left.stopped(g.ops[len(made):], o.Stop)
+			}
+			if err == nil && len(o.Results) != len(made) {
 				err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+			}
+			if left != nil && errors.Is(err, ErrLost) {
+				left.lost(g.ops)
+				continue
 			}
 			if err != nil {
 				fail(g.ops, err)
 				continue
 			}
-			for j, at := range g.ops {
+			for j, at := range made {
 				if results[at], err = result(&ops[at], o.Results[j], o.States); err != nil {
 					fail([]int{at}, err)
 				}

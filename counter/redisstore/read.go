@@ -27,6 +27,7 @@ type reading struct {
 	Buckets []place   `json:"buckets"`
 	Keys    []readKey `json:"keys"`
 	Member  string    `json:"member"`
+	Touch   int64     `json:"touch,omitempty"`
 }
 
 type readKey struct {
@@ -37,7 +38,7 @@ type readKey struct {
 
 // Read is as counter.Reader says; no answer lags or is stale.
 func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
-	out, err := s.read(ctx, keys, member, false)
+	out, _, err := s.read(ctx, keys, member, false)
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: read %d counters: %w", len(keys), err)
 	}
@@ -45,14 +46,15 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.D
 }
 
 // read reads counters. Whole waits until none is locked, so that what was made
-// before is seen whole; else only locks that a dead process left are waited for.
-func (s *Store) read(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, error) {
+// before is seen whole; else only locks that a dead process left are waited for. In
+// front it also says where the truth of each is.
+func (s *Store) read(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
 	if err := s.open(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c, err := s.conn.Known(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	hash := ""
 	if member != "" {
@@ -71,7 +73,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 			p = b
 		}
 		if parts[p] == nil {
-			parts[p] = &part{names: newNames(), call: reading{Member: hash}}
+			parts[p] = &part{names: s.newNames(), call: reading{Member: hash, Touch: s.touch()}}
 		}
 		in := parts[p]
 		in.call.Keys = append(in.call.Keys, readKey{Key: key, Bucket: in.names.bucket(b), Set: in.names.key(membersKey(b, key))})
@@ -85,7 +87,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 		}
 		text, err := json.Marshal(p.call)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: []any{string(text)}})
 		order = append(order, p)
@@ -93,19 +95,23 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 	w := s.wait(ctx)
 	for {
 		if err := s.conn.Run(ctx, calls); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		out := make([]counter.Reading, len(keys))
+		places := &Places{Hot: make([]bool, len(keys))}
 		locked := ""
 		for i, cl := range calls {
+			if cl.Reply == lostReply {
+				return nil, nil, ErrLost
+			}
 			list, _ := cl.Reply.([]any)
 			if len(list) != len(order[i].at) {
-				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+				return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
 			}
 			for j, at := range order[i].at {
 				row, _ := list[j].([]any)
-				if len(row) != 3 {
-					return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+				if len(row) < 3 {
+					return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
 				}
 				state, _ := row[0].(string)
 				lock, _ := row[1].(string)
@@ -115,16 +121,17 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 				}
 				read, _, err := parseState(keys[at], state)
 				if err != nil {
-					return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+					return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 				}
 				out[at] = counter.Reading{Counter: read, Mine: mine == 1}
+				places.note(at, state, row[3:])
 			}
 		}
 		if locked == "" {
-			return out, nil
+			return out, places, nil
 		}
 		if err := w.locked(locked); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 }
@@ -199,30 +206,51 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 }
 
 func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	if err := s.open(); err != nil {
+	var total *counter.Total
+	err := s.frozen(ctx, prefix, func(states map[string]string) error {
+		total = &counter.Total{}
+		for key, text := range states {
+			_, st, err := parseState(key, text)
+			if err != nil {
+				return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+			}
+			total.Add(st)
+		}
+		return nil
+	})
+	if err != nil {
 		return counter.Aggregate{}, err
+	}
+	return total.Aggregate(prefix)
+}
+
+// frozen calls then with the states of all counters with prefix while all buckets are held
+// still, anew when they were not to the end.
+func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[string]string) error) error {
+	if err := s.open(); err != nil {
+		return err
 	}
 	select {
 	case s.adding <- struct{}{}:
 		defer func() { <-s.adding }()
 	case <-ctx.Done():
-		return counter.Aggregate{}, fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
 	}
 	id := rand.Text()
 	w := s.wait(ctx)
 	for {
-		total, right, err := s.total(ctx, id, prefix)
+		states, right, err := s.total(ctx, id, prefix)
+		if err == nil && right {
+			err = then(states)
+		}
 		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
 			right = false // a bucket may have moved before its end
 		}
-		if err != nil {
-			return counter.Aggregate{}, err
-		}
-		if right {
-			return total.Aggregate(prefix)
+		if err != nil || right {
+			return err
 		}
 		if err := w.locked(""); err != nil {
-			return counter.Aggregate{}, err
+			return err
 		}
 	}
 }
@@ -261,9 +289,9 @@ func (s *Store) thaw(ctx context.Context, id string) error {
 	return err
 }
 
-// total adds up all counters with prefix while all buckets are held still. It is
-// not right when one of them was not.
-func (s *Store) total(ctx context.Context, id, prefix string) (*counter.Total, bool, error) {
+// total reads all counters with prefix while all buckets are held still. It is not
+// right when one of them was not.
+func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string, bool, error) {
 	// The first bucket is held first: of two that want all, one gets it.
 	if _, ours, err := s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
 		return nil, false, err
@@ -329,15 +357,7 @@ func (s *Store) total(ctx context.Context, id, prefix string) (*counter.Total, b
 			return nil, false, err
 		}
 	}
-	var total counter.Total
-	for key, text := range states {
-		_, st, err := parseState(key, text)
-		if err != nil {
-			return nil, false, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-		}
-		total.Add(st)
-	}
-	return &total, true, nil
+	return states, true, nil
 }
 
 // oldest is the oldest lock of all, with the time, or nothing.

@@ -110,6 +110,9 @@ type Config struct {
 	Registerer prometheus.Registerer    // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnState    func(up bool) // as redisconn.Config has it; optional
+	// Behind is what stands behind this store, nil for nothing. With it Redis is a
+	// front: package persistent says of what, and calls the methods of front.go.
+	Behind *Behind
 }
 
 // Store is a counter.Store in Redis. Its methods may be called from any goroutine.
@@ -220,13 +223,16 @@ func memberHash(member string) string {
 
 // names are the keys of one call of a script, and where in it they stand.
 type names struct {
+	front   bool // a bucket has eight keys and not three
 	list    []string
 	at      map[string]int // from 1
 	buckets map[int]int    // bucket: its place in the call, from 1
 	order   []int          // buckets
 }
 
-func newNames() *names { return &names{at: map[string]int{}, buckets: map[int]int{}} }
+func (s *Store) newNames() *names {
+	return &names{front: s.cfg.Behind != nil, at: map[string]int{}, buckets: map[int]int{}}
+}
 
 func (n *names) key(name string) int {
 	at, ok := n.at[name]
@@ -241,9 +247,9 @@ func (n *names) key(name string) int {
 func (n *names) bucket(b int) int {
 	at, ok := n.buckets[b]
 	if !ok {
-		n.key(countersKey(b))
-		n.key(stateKey(b))
-		n.key(locksKey(b))
+		for _, key := range bucketKeys(b, n.front) {
+			n.key(key)
+		}
 		n.order = append(n.order, b)
 		at = len(n.order)
 		n.buckets[b] = at
@@ -256,7 +262,7 @@ var errState = errors.New("a state that cannot be read")
 // parseState reads what counter_apply.lua writes; nothing is a counter never touched.
 func parseState(key, text string) (counter.Counter, counter.State, error) {
 	var st counter.State
-	if text == "" {
+	if text == "" || text == absentState || text == behindState {
 		return counter.Counter{Key: key}, st, nil
 	}
 	f := strings.Split(text, " ")

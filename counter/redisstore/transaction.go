@@ -68,7 +68,7 @@ func (s *Store) tryTransact(ctx context.Context, c *redisconn.Client, op *counte
 	id, home := rand.Text(), buckets[0]
 	parts := make([]*group, len(buckets))
 	for i, b := range buckets {
-		parts[i] = newGroup()
+		parts[i] = s.newGroup()
 		parts[i].add(0, op, b)
 	}
 	run := func(mode string, from, to int) ([]outcome, error) {
@@ -110,8 +110,12 @@ func (s *Store) tryTransact(ctx context.Context, c *redisconn.Client, op *counte
 	}
 	outcomes, err := run("prepare", 1, len(buckets))
 	refusal := first[0].Results[0]
+	parts[0].call.Token = first[0].Token
 	for _, o := range outcomes {
 		switch {
+		case o.Token != first[0].Token && o.Busy == nil: // buckets are being cut
+			again := ""
+			lock = &again
 		case o.Busy != nil:
 			lock = o.Busy
 		case len(o.Results) == 1 && o.Results[0].Refused != "" && (refusal.Refused == "" || o.Results[0].At < refusal.At):
@@ -174,7 +178,7 @@ func (s *Store) replay(ctx context.Context, op *counter.Op) (counter.Result, err
 			keys = append(keys, key)
 		}
 	}
-	read, err := s.read(ctx, keys, "", true)
+	read, _, err := s.read(ctx, keys, "", true)
 	if err != nil {
 		return counter.Result{}, err
 	}
@@ -194,6 +198,9 @@ func (s *Store) abort(ctx context.Context, id string, home int, buckets []int, p
 	if !s.before("abort") {
 		return fmt.Errorf("%w: %w", counter.ErrUnavailable, errDead)
 	}
+	if home == behind {
+		return s.release(ctx, id, buckets, parts)
+	}
 	noted, err := s.outcome(ctx, id, home)
 	if err != nil {
 		return err
@@ -201,6 +208,11 @@ func (s *Store) abort(ctx context.Context, id string, home int, buckets []int, p
 	if noted != abortedState {
 		return fmt.Errorf("%w: it was decided in the meantime", counter.ErrUnavailable)
 	}
+	return s.release(ctx, id, buckets, parts)
+}
+
+// release takes the parts of an aborted transaction away.
+func (s *Store) release(ctx context.Context, id string, buckets []int, parts []*group) error {
 	calls := make([]*redisconn.Call, len(buckets))
 	for i, b := range buckets {
 		calls[i] = abortCall(id, b, parts[i].call.Ops)
@@ -220,6 +232,13 @@ func abortCall(id string, bucket int, ops []operation) *redisconn.Call {
 
 // outcome is what became of a transaction; it is aborted when nothing has.
 func (s *Store) outcome(ctx context.Context, id string, home int) (string, error) {
+	if home == behind {
+		made, err := s.cfg.Behind.Outcome(ctx, id)
+		if made || err != nil {
+			return "", err
+		}
+		return abortedState, nil
+	}
 	cl := &redisconn.Call{Script: scripts.CounterOutcome, Keys: []string{transactionKey(home, id)}, Args: []any{abortedKept.Milliseconds()}}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return "", err
@@ -233,6 +252,9 @@ func (s *Store) outcome(ctx context.Context, id string, home int) (string, error
 
 // forget takes the note away, when all parts are made.
 func (s *Store) forget(ctx context.Context, home int, id string) error {
+	if home == behind {
+		return nil // it forgets by time
+	}
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
 		return c.Unlink(ctx, transactionKey(home, id)).Err()

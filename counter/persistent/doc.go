@@ -1,0 +1,84 @@
+// Package persistent keeps counters in PostgreSQL with Redis in front: a
+// counter.Store over a redisstore and a pgstore.
+//
+// # Who owns what
+//
+// Redis decides where the truth of a counter is. Each counter that was touched has a
+// field in its bucket in Redis:
+//
+//   - a state: the counter is hot. Its truth is there, and PostgreSQL gets it later. Sums and
+//     members are hot.
+//   - "pg": its truth is its row in PostgreSQL. Exact counters are there.
+//   - "-": it does not exist.
+//   - no field: it is cold. Its truth is its row, and nobody may change it before a field
+//     says which of the above it is.
+//
+// To make a cold counter hot, a process notes the bucket's ticket (its generation, and
+// how many counters have left it), reads the row, and puts the state in, if nobody
+// else has, and the ticket is still the same: a row read before a counter came, changed and
+// left again is never put in. Many members are put into a key beside, in parts, and
+// renamed at the end.
+//
+// # Cuts
+//
+// What is hot is persisted in cuts. A change notes its counter as dirty, the names of
+// members that moved, and its identity. A cut sets all that aside, in all buckets at once,
+// and begins the next epoch; who then changes a counter that was set aside keeps its
+// state of the cut beside it. So what is persisted is the state of all counters at one moment,
+// while changes go on. It goes into PostgreSQL in one transaction, with members, resets,
+// ledger entries, identities and the number of the epoch, one row for each counter that
+// changed; then Redis forgets what was set aside. PostgreSQL thus holds a moment of the
+// past with every operation whole or not at all. On a Cluster the buckets are cut one
+// after the other: a bucket with a transaction under way is not cut, and a transaction
+// whose buckets are in different epochs begins again.
+//
+// Any process may persist. Who does holds the row of headcount_front; the others skip
+// their turn. A process that dies on the way leaves the cut in Redis: the next one finds it
+// by its number, and writes it again, or only clears it away when it is in
+// PostgreSQL already.
+//
+// # Operations on both
+//
+// An operation that changes hot counters and exact ones is a transaction as redisstore has
+// them between buckets, whose home is PostgreSQL: the hot part is prepared and locked in
+// Redis, PostgreSQL judges the exact part and commits it together with the identity, what
+// the hot part adds, and the word that it is made; then Redis makes the hot part. What a dead
+// process leaves locked is finished by who meets it, as PostgreSQL says. A counter of a cut
+// that is on its way is not locked, and a bucket with locks is not cut, so each change is in the row
+// once, whatever is lost in between.
+//
+// # Redis that loses its memory
+//
+// All that is in Redis belongs to a generation, whose number is in PostgreSQL and in each
+// bucket. A bucket also knows which run of which server it was found good on. A call
+// that meets a bucket without a generation, or on another run, changes nothing: its process
+// looks at all buckets while it holds headcount_front. When they are of the generation, and newer
+// than the last persisted cut, nothing that matters was lost, and they go on. Else a new
+// generation begins: all buckets are emptied, also those that kept theirs, for an operation
+// may be in two of them. Who still persists or decides for the old generation is refused. A hot
+// counter of an older generation is told with the incarnation of the new one: so it
+// is newer than what was lost. For a day an identity that Redis does not know is looked
+// for in PostgreSQL, if that had any.
+//
+// # Faults
+//
+//   - PostgreSQL away: exact counters, operations that contain one, and cold counters fail
+//     with counter.ErrUnavailable. Hot ones go on. Counters nobody has ever touched are cold.
+//     An operation on both whose commit PostgreSQL did not answer holds its hot counters until it is back.
+//   - Redis away: changes fail. Reads that may lag are answered with what is in PostgreSQL
+//     or was last read from it, stale.
+//   - Redis loses its memory: what was changed since the last cut that was persisted is lost with
+//     it, whole operations at a time; so are identities of that time. Of a Cluster one master
+//     is enough. While PostgreSQL is away too, nothing is answered until it is back.
+//   - Redis comes back with an older memory: the same, when it is older than the last cut. A failover
+//     or a restart needs PostgreSQL once, to find that out.
+//   - A process dies: nothing that was acknowledged is lost.
+//   - Rules of two processes that give one new counter different kinds, in the moment in which Redis
+//     loses its memory: it may become both. The one in PostgreSQL stays.
+//
+// # Bounds
+//
+// Dirty counters, members that moved and identities wait in Redis, while PostgreSQL is away:
+// at most 262,144 a bucket, beyond which changes of it fail. A process holds a page
+// of a cut at a time, and of a set that is loaded.
+package persistent

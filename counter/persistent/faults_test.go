@@ -1,0 +1,418 @@
+package persistent_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/persistent"
+	"headcount/counter/pgtest"
+	"headcount/presence/redistest"
+)
+
+var (
+	views = &counter.Rule{Match: "v:*", Kind: counter.Sum}
+	likes = &counter.Rule{Match: "l:*", Kind: counter.Members}
+	stock = &counter.Rule{Match: "k:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
+)
+
+func add(rule *counter.Rule, key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}
+}
+
+func op(id string, changes ...counter.Change) counter.Op {
+	o := counter.Op{Changes: changes}
+	if id != "" {
+		o.Identity = counter.IdentityOf("*", "", id)
+	}
+	return o
+}
+
+func apply(t testing.TB, s counter.Writer, o counter.Op) counter.Result {
+	t.Helper()
+	r := s.Apply(t.Context(), []counter.Op{o})[0]
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	return r
+}
+
+func value(t testing.TB, s counter.Reader, key string) int64 {
+	t.Helper()
+	got, err := s.Read(t.Context(), []string{key}, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got[0].Value
+}
+
+// until waits for ok.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// row is what PostgreSQL has of key, -1 for nothing.
+func row(t testing.TB, url, key string) int64 {
+	t.Helper()
+	c, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	v := int64(-1)
+	if err := c.QueryRow(t.Context(), "select value from headcount_counters where key = $1", key).Scan(&v); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestAnEmptiedRedisHeals: what was persisted comes back under a greater incarnation, with
+// members, ledger and identities.
+func TestAnEmptiedRedisHeals(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	s := open(t, cfg)
+	apply(t, s, op("a", add(views, "v:1", 7)))
+	apply(t, s, op("", counter.Change{Key: "v:1", Rule: views, Verb: counter.Adjust, Delta: 3, Reason: "r", By: "b"}))
+	apply(t, s, op("", add(stock, "k:1", 5)))
+	before := apply(t, s, op("b", counter.Change{Key: "l:1", Rule: likes, Verb: counter.Edit, Join: []string{"x", "y"}})).Counters[0]
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "l:1") == 2 && row(t, cfg.Postgres, "v:1") == 10 })
+	for round := range 3 {
+		if round == 1 {
+			redis.Flush(t)
+		} else {
+			redis.Kill()
+			redis.Restart(t)
+		}
+		until(t, "it answers", func() bool {
+			_, err := s.Read(t.Context(), []string{"v:1"}, "", 0)
+			return err == nil
+		})
+		got, err := s.Read(t.Context(), []string{"v:1", "l:1", "k:1", "v:none"}, "x", 0)
+		if err != nil || got[0].Value != 10 || got[1].Value != 2 || !got[1].Mine || got[2].Value != 5 || got[3].Touched() {
+			t.Fatalf("round %d: %+v, %v", round, got, err)
+		}
+		if got[1].Version.Incarnation <= before.Version.Incarnation {
+			t.Errorf("round %d: %s after %s", round, got[1].Version, before.Version)
+		}
+		before = got[1].Counter
+		for id, c := range map[string]counter.Change{"a": add(views, "v:1", 7), "b": {Key: "l:1", Rule: likes, Verb: counter.Edit, Join: []string{"z"}}} {
+			if r := apply(t, s, op(id, c)); !r.Replay {
+				t.Errorf("round %d: %+v: its identity is forgotten", round, r)
+			}
+		}
+		if l, err := s.Ledger(t.Context(), "v:1", 0, 10); err != nil || len(l.Entries) != 1 || l.Entries[0].After != 10 {
+			t.Errorf("round %d: %+v, %v", round, l, err)
+		}
+		if a, err := s.Aggregate(t.Context(), ""); err != nil || a != (counter.Aggregate{Counters: 3, Value: 17}) {
+			t.Errorf("round %d: %+v, %v", round, a, err)
+		}
+	}
+	if r := apply(t, s, op("", counter.Change{Key: "l:1", Rule: likes, Verb: counter.Edit, Join: []string{"x", "z"}})); r.Counters[0].Value != 3 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestColdCountersLeaveAndComeBack, also a large set, by reads and by writes.
+func TestColdCountersLeaveAndComeBack(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	s := open(t, cfg)
+	const members = 12_000
+	for from := 0; from < members; from += counter.MaxMembers {
+		c := counter.Change{Key: "l:1", Rule: likes, Verb: counter.Edit}
+		for m := range counter.MaxMembers {
+			c.Join = append(c.Join, fmt.Sprint("member ", from+m))
+		}
+		apply(t, s, op("", c))
+	}
+	version := apply(t, s, op("", add(views, "v:1", 7))).Counters[0].Version
+	empty := func() bool {
+		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+			if name := key.(string); strings.HasSuffix(name, "}:c") || strings.Contains(name, "}:m:") || strings.Contains(name, "}:p") {
+				return false
+			}
+		}
+		return true
+	}
+	for round := range int64(3) {
+		until(t, "Redis is empty", empty)
+		got, err := s.Read(t.Context(), []string{"l:1", "v:1"}, "member 11999", 0)
+		if err != nil || got[0].Value != members+round || !got[0].Mine || got[1].Value != 7 || got[1].Version != version {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		until(t, "Redis is empty", empty)
+		if r := apply(t, s, op("", counter.Change{Key: "l:1", Rule: likes, Verb: counter.Edit, Join: []string{"member 5", fmt.Sprint("new ", round)}})); r.Counters[0].Value != members+round+1 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	apply(t, s, op("", counter.Change{Key: "v:1", Rule: views, Verb: counter.Delete}))
+	until(t, "it is deleted there, too", func() bool { return row(t, cfg.Postgres, "v:1") == -1 })
+	if r := apply(t, s, op("", add(views, "v:1", 1))); r.Counters[0].Value != 1 || r.Counters[0].Version.Incarnation <= version.Incarnation {
+		t.Errorf("%+v after %s", r, version)
+	}
+}
+
+// TestPostgresAway: hot counters go on, exact and cold ones do not, and the lag grows.
+func TestPostgresAway(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Start(t)
+	registry := prometheus.NewRegistry()
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond, Registerer: registry}
+	s := open(t, cfg)
+	apply(t, s, op("", add(views, "v:hot", 1)))
+	apply(t, s, op("", add(stock, "k:1", 1)))
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:hot") == 1 })
+	pg.Kill()
+	for n := range int64(20) {
+		if r := apply(t, s, op(fmt.Sprint(n), add(views, "v:hot", 1))); r.Counters[0].Value != n+2 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	for _, o := range []counter.Op{op("", add(stock, "k:1", 1)), op("", add(views, "v:cold", 1)), op("", add(views, "v:hot", 1), add(stock, "k:1", 1))} {
+		if r := s.Apply(t.Context(), []counter.Op{o})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("%+v: %+v", o, r)
+		}
+	}
+	if r := s.Apply(t.Context(), []counter.Op{op("", add(stock, "k:1", 1)), op("", add(views, "v:hot", 1))}); r[1].Err != nil {
+		t.Errorf("a hot counter does not wait for an exact one: %+v", r)
+	}
+	lag := func() float64 {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "headcount_persist_lag_seconds" {
+				return f.GetMetric()[0].GetGauge().GetValue()
+			}
+		}
+		return -1
+	}
+	until(t, "the lag grows", func() bool { return lag() > 0.5 })
+	pg.Restart(t)
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:hot") == 22 })
+	until(t, "the lag is gone", func() bool { return lag() < 0.1 })
+	until(t, "exact counters are back", func() bool { return s.Apply(t.Context(), []counter.Op{op("e", add(stock, "k:1", 1))})[0].Err == nil })
+	if got := value(t, s, "k:1"); got != 2 {
+		t.Errorf("k:1 is %d", got)
+	}
+}
+
+// TestRedisAway: reads that may lag answer what is known.
+func TestRedisAway(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	s := open(t, cfg)
+	apply(t, s, op("", add(views, "v:1", 4)))
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
+	redis.Kill()
+	if r := s.Apply(t.Context(), []counter.Op{op("", add(views, "v:1", 1))})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+		t.Errorf("%+v", r)
+	}
+	if _, err := s.Read(t.Context(), []string{"v:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
+		t.Error(err)
+	}
+	if got, err := s.Read(t.Context(), []string{"v:1"}, "", time.Second); err != nil || got[0].Value != 4 || !got[0].Stale {
+		t.Errorf("%+v, %v", got, err)
+	}
+	redis.Restart(t)
+	until(t, "it is back", func() bool { return s.Apply(t.Context(), []counter.Op{op("x", add(views, "v:1", 1))})[0].Err == nil })
+	if got := value(t, s, "v:1"); got != 5 {
+		t.Errorf("%d", got)
+	}
+}
+
+// moves is the operation of id: one more on two hot counters, and on one of them and an exact one.
+func moves(id string) []counter.Op {
+	return []counter.Op{op(id+"h", add(views, "v:1", 1), add(views, "v:2", 1)), op(id+"b", add(views, "v:3", 1), add(stock, "k:3", 1))}
+}
+
+// client is a process that changes counters until it is killed. It says what it tries and
+// what was acknowledged.
+func client(redis, postgres string) {
+	s, err := persistent.Open(context.Background(), persistent.Config{Redis: redis, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+	if err != nil {
+		fmt.Println("fault", err)
+		return
+	}
+	var say sync.Mutex
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				id := fmt.Sprintf("%d/%d/%d", os.Getpid(), worker, n)
+				for _, what := range []string{"try", "ack"} {
+					for what == "ack" {
+						r := s.Apply(context.Background(), moves(id))
+						if r[0].Err == nil && r[1].Err == nil {
+							break
+						}
+						time.Sleep(time.Millisecond)
+					}
+					say.Lock()
+					fmt.Println(what, id)
+					say.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// run starts a client and kills it after so many lines.
+func run(t testing.TB, cfg persistent.Config, lines int) (open, acknowledged []string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "PERSISTENT_REDIS="+cfg.Redis, "PERSISTENT_POSTGRES="+cfg.Postgres)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	state := map[string]string{}
+	text := bufio.NewScanner(out)
+	for n := 0; text.Scan(); n++ {
+		what, id, _ := strings.Cut(text.Text(), " ")
+		if what == "fault" {
+			t.Error(text.Text())
+		}
+		state[id] = what
+		if n == lines {
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_ = cmd.Wait() // it was killed
+	for id, what := range state {
+		if what == "ack" {
+			acknowledged = append(acknowledged, id)
+		} else {
+			open = append(open, id)
+		}
+	}
+	return open, acknowledged
+}
+
+// whole says that every operation was made in all of its parts or not at all, and returns how many.
+func whole(t testing.TB, s counter.Store) (hot, both int64) {
+	t.Helper()
+	got, err := s.Read(t.Context(), []string{"v:1", "v:2", "v:3", "k:3"}, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0].Value != got[1].Value || got[2].Value != got[3].Value {
+		t.Fatalf("operations are torn apart: %+v", got)
+	}
+	return got[0].Value, got[2].Value
+}
+
+// TestProcessKilledInALoop: value = acknowledged (+ unanswered that landed), and Redis keeps its memory.
+func TestProcessKilledInALoop(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	s := open(t, cfg)
+	made := int64(0)
+	for range 8 {
+		pending, acknowledged := run(t, cfg, 30+rand.IntN(150))
+		for _, id := range append(acknowledged, pending...) {
+			for _, o := range moves(id) {
+				var r counter.Result
+				until(t, "it is repeated", func() bool { r = s.Apply(t.Context(), []counter.Op{o})[0]; return r.Err == nil })
+				if !r.Replay && !strings.Contains(strings.Join(pending, " "), id) {
+					t.Fatalf("%s was acknowledged and is not remembered", id)
+				}
+			}
+		}
+		made += int64(len(pending) + len(acknowledged))
+		if hot, both := whole(t, s); hot != made || both != made {
+			t.Fatalf("%d and %d were made, want %d", hot, both, made)
+		}
+	}
+	until(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made && row(t, cfg.Postgres, "v:3") == made })
+}
+
+// TestRedisEmptiedWhileChangesGoOn: with every operation whole, nothing that was persisted is
+// lost, nothing counts twice, and what an identity remembers was made.
+func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Start(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	stores := []*persistent.Store{open(t, cfg), open(t, cfg)}
+	made := int64(0)
+	for round := range 4 {
+		ctx, stop := context.WithCancel(t.Context())
+		var ids sync.Map
+		var done atomic.Int64
+		var wg sync.WaitGroup
+		for c := range 6 {
+			wg.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					id := fmt.Sprintf("%d/%d/%d", round, c, n)
+					ids.Store(id, true)
+					for _, o := range moves(id) {
+						for stores[c%2].Apply(t.Context(), []counter.Op{o})[0].Err != nil {
+							time.Sleep(2 * time.Millisecond)
+						}
+					}
+					done.Add(1)
+				}
+			})
+		}
+		more := func() {
+			for before := done.Load(); done.Load() < before+30; {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		more()
+		if round%2 == 1 {
+			pg.Kill()
+			time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
+			pg.Restart(t)
+			more()
+		}
+		floor := row(t, cfg.Postgres, "v:1")
+		redis.Kill()
+		redis.Restart(t)
+		more()
+		stop()
+		wg.Wait()
+		if hot, _ := whole(t, stores[0]); hot < floor {
+			t.Fatalf("round %d: %d, and %d were persisted", round, hot, floor)
+		}
+		// All are repeated: what was lost is made, what was not is a replay.
+		ids.Range(func(id, _ any) bool {
+			for _, o := range moves(id.(string)) {
+				until(t, "it is repeated", func() bool { return stores[0].Apply(t.Context(), []counter.Op{o})[0].Err == nil })
+			}
+			made++
+			return true
+		})
+		if hot, both := whole(t, stores[1]); hot != made || both != made {
+			t.Fatalf("round %d: %d and %d were made, want %d", round, hot, both, made)
+		}
+		// The next round may lose none of this one's.
+		until(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made })
+	}
+	t.Logf("%d operations", 2*made)
+}

@@ -1,0 +1,666 @@
+package persistent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/big"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/pgstore"
+	"headcount/counter/redisstore"
+)
+
+const (
+	patience = 4 * time.Second // of an operation whose counters are on their way
+	tryAgain = 2 * time.Millisecond
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	Redis    string // URL, as redisstore.Config has it; required
+	Postgres string // URL, as pgstore.Config has it; required
+	// PersistInterval is within what time a change is in PostgreSQL, default 1s. It is
+	// looked for changes ten times as often.
+	PersistInterval time.Duration
+	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
+	ColdAfter  time.Duration
+	Dial       time.Duration            // as redisstore.Config has it
+	OnBytes    func(sent, received int) // as redisstore.Config has it; optional
+	Registerer prometheus.Registerer    // of the store's metrics; nil: none
+	Log        zerolog.Logger           //
+	OnRedis    func(up bool)            // as redisstore.Config.OnState; optional
+	OnPostgres func(up bool)            // as pgstore.Config.OnState; optional
+	Tune       func(*pgstore.Config)    // what else there is to say of it; optional
+}
+
+// Store is a counter.Store. Its methods may be called from any goroutine.
+type Store struct {
+	cfg     Config
+	redis   *redisstore.Store
+	pg      *pgstore.Store
+	metrics metrics
+	closed  atomic.Bool
+
+	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
+	kick    chan struct{} // holds one: somebody waits for a cut
+	stop    context.CancelFunc
+	wg      sync.WaitGroup // the persist worker
+}
+
+var _ counter.Store = (*Store)(nil)
+
+// Open returns a store over both. It fails as redisstore.Open and pgstore.Open do: when settings
+// cannot work, not when one of the two does not answer. Close ends it.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
+	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
+	pc := pgstore.Config{URL: cfg.Postgres, Behind: true, Log: cfg.Log, OnState: cfg.OnPostgres}
+	if cfg.Tune != nil {
+		cfg.Tune(&pc)
+	}
+	pg, err := pgstore.Open(ctx, pc)
+	if err != nil {
+		return nil, err
+	}
+	redis, err := redisstore.Open(redisstore.Config{
+		URL: cfg.Redis, Dial: cfg.Dial, OnBytes: cfg.OnBytes, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		Behind: &redisstore.Behind{Outcome: pg.Outcome, Touch: cfg.ColdAfter / 8},
+	})
+	if err != nil {
+		return nil, errors.Join(err, pg.Close())
+	}
+	s := &Store{cfg: cfg, redis: redis, pg: pg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
+	run, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.wg.Go(func() { s.persist(run) })
+	return s, nil
+}
+
+// Close waits for what the store runs. What is not persisted is in Redis, and another process,
+// or the next start, persists it.
+func (s *Store) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.stop()
+	s.wg.Wait()
+	return errors.Join(s.redis.Close(), s.pg.Close())
+}
+
+// Apply is as counter.Writer says.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	exact, others, apart := s.split(ops, results)
+	if apart {
+		s.apply(ctx, ops, exact, results)
+		s.apply(ctx, ops, others, results)
+	} else {
+		s.apply(ctx, ops, append(exact, others...), results)
+	}
+	return results
+}
+
+// split parts the operations whose rules are exact from the others, so that each part goes
+// to its store at once. They are not apart when they have a counter or an identity in common,
+// or one operation is of both: then all are in the first, in their order.
+func (s *Store) split(ops []counter.Op, results []counter.Result) (exact, others []int, apart bool) {
+	keys := map[string]bool{} // whether a rule of it is exact
+	ids := map[counter.Identity]bool{}
+	var all []int
+	apart = true
+	for i := range ops {
+		op := &ops[i]
+		if results[i].Err = op.Check(); results[i].Err != nil {
+			continue
+		}
+		all = append(all, i)
+		is := op.Changes[0].Rule.Kind == counter.Exact
+		for j := range op.Changes {
+			c := &op.Changes[j]
+			was, ok := keys[c.Key]
+			apart = apart && (!ok || was == is) && (c.Rule.Kind == counter.Exact) == is
+			keys[c.Key] = is
+		}
+		if op.Identity != (counter.Identity{}) {
+			was, ok := ids[op.Identity]
+			apart = apart && (!ok || was == is)
+			ids[op.Identity] = is
+		}
+		if is {
+			exact = append(exact, i)
+		} else {
+			others = append(others, i)
+		}
+	}
+	if !apart {
+		return all, nil, false
+	}
+	return exact, others, true
+}
+
+// apply makes the operations todo in their order, each where its counters are.
+func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result) {
+	deadline := time.Now().Add(patience)
+	asked := map[counter.Identity]bool{}
+	all := todo
+	fail := func(at []int, err error) {
+		for _, i := range at {
+			results[i] = counter.Result{Err: fmt.Errorf("persistent: apply: %w", unavailable(err))}
+		}
+	}
+	for tries := 0; len(todo) > 0; tries++ {
+		if tries > 0 && (time.Now().After(deadline) || ctx.Err() != nil) {
+			fail(todo, redisstore.ErrMoved)
+			return
+		}
+		left := s.redis.MakeHot(ctx, ops, todo, asked, results)
+		todo = left.Ops
+		switch {
+		case len(todo) == 0:
+			continue
+		case left.Lost:
+			if err := s.heal(ctx); err != nil {
+				fail(todo, err)
+				return
+			}
+			continue
+		case len(left.Cold) > 0:
+			if err := s.load(ctx, left.Cold, ruleKinds(ops, todo), true); err != nil {
+				if errors.Is(err, redisstore.ErrMoved) || errors.Is(err, redisstore.ErrLost) {
+					s.pause(ctx)
+					continue
+				}
+				// What is cold cannot be changed; the rest can.
+				var cold []int
+				cold, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold })
+				fail(cold, err)
+			}
+			continue
+		case left.Ask:
+			if err := s.ask(ctx, ops, todo, asked); err != nil {
+				var with []int
+				with, todo = partition(todo, func(i int) bool { return ops[i].Identity != counter.Identity{} })
+				fail(with, err)
+			}
+			continue
+		}
+		switch left.Ways[todo[0]] {
+		case redisstore.Pg:
+			n := 1
+			for n < len(todo) && left.Ways[todo[n]] == redisstore.Pg {
+				n++
+			}
+			made, err := s.applyExact(ctx, ops, todo[:n], left.Deleted, results)
+			if err != nil {
+				fail(todo[:n], err)
+				made = n
+			}
+			todo = todo[made:]
+		case redisstore.Both:
+			again, err := s.both(ctx, &ops[todo[0]], left.Deleted, &results[todo[0]])
+			switch {
+			case err != nil:
+				fail(todo[:1], err)
+				todo = todo[1:]
+			case again:
+				s.pause(ctx)
+			default:
+				todo = todo[1:]
+			}
+		}
+	}
+	s.replays(ctx, ops, all, results)
+}
+
+// unavailable is err as counter.ErrUnavailable.
+func unavailable(err error) error {
+	if errors.Is(err, counter.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+}
+
+// pause waits for others.
+func (s *Store) pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(tryAgain):
+	}
+}
+
+func partition(list []int, is func(int) bool) (yes, no []int) {
+	for _, i := range list {
+		if is(i) {
+			yes = append(yes, i)
+		} else {
+			no = append(no, i)
+		}
+	}
+	return yes, no
+}
+
+// ruleKinds are the kinds that the first changes of counters would give them.
+func ruleKinds(ops []counter.Op, todo []int) map[string]counter.Kind {
+	kinds := map[string]counter.Kind{}
+	for _, i := range todo {
+		for j := range ops[i].Changes {
+			if c := &ops[i].Changes[j]; kinds[c.Key] == 0 {
+				kinds[c.Key] = c.Rule.Kind
+			}
+		}
+	}
+	return kinds
+}
+
+// ask looks behind for identities that Redis does not know, and has it know them.
+func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool) error {
+	var ids []counter.Identity
+	for _, i := range todo {
+		if id := ops[i].Identity; id != (counter.Identity{}) && !asked[id] {
+			ids = append(ids, id)
+		}
+	}
+	known, err := s.pg.Known(ctx, ids)
+	if err == nil {
+		err = s.redis.Note(ctx, known, nil, 0)
+	}
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		asked[id] = true
+	}
+	return nil
+}
+
+// applyExact makes operations on exact counters and returns how many of them were made or
+// refused. Fewer than all: the next one is on another counter, and is to be looked at anew.
+func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, deleted uint64, results []counter.Result) (int, error) {
+	list := make([]counter.Op, len(todo))
+	for n, i := range todo {
+		list[n] = ops[i]
+	}
+	did, err := s.pg.ApplyExact(ctx, list, pgstore.Behind{Deleted: deleted})
+	if err != nil {
+		return 0, err
+	}
+	made, gone := did.Results, did.Gone
+	var ids []counter.Identity
+	for n, r := range made {
+		results[todo[n]] = r
+		if r.Err == nil && list[n].Identity != (counter.Identity{}) {
+			ids = append(ids, list[n].Identity)
+		}
+	}
+	if len(made) < len(todo) {
+		for j := range list[len(made)].Changes {
+			gone = append(gone, list[len(made)].Changes[j].Key)
+		}
+	}
+	if len(ids)+len(gone) == 0 {
+		return len(made), nil
+	}
+	if err := s.redis.Note(ctx, ids, gone, did.Deleted); err != nil {
+		// They are made. Who repeats them finds that out, if they have an identity.
+		for n := range made {
+			if made[n].Err == nil {
+				results[todo[n]] = counter.Result{Err: fmt.Errorf("persistent: apply: %w", unavailable(err))}
+			}
+		}
+	}
+	return len(made), nil
+}
+
+// both makes an operation on hot and on exact counters. again: look at it anew.
+func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result *counter.Result) (again bool, err error) {
+	keys := make([]string, 0, len(op.Changes))
+	for i := range op.Changes {
+		keys = append(keys, op.Changes[i].Key)
+	}
+	_, places, err := s.redis.ReadHot(ctx, keys, "", false)
+	if err != nil {
+		return errors.Is(err, redisstore.ErrLost), notLost(err)
+	}
+	hot := map[string]bool{}
+	for i, key := range keys {
+		hot[key] = places.Hot[i]
+	}
+	behind := pgstore.Behind{Deleted: deleted}
+	exact := counter.Op{Identity: op.Identity}
+	for i := range op.Changes {
+		if c := op.Changes[i]; hot[c.Key] {
+			behind.Hot = append(behind.Hot, c)
+		} else {
+			exact.Changes = append(exact.Changes, c)
+		}
+	}
+	if len(behind.Hot) == 0 || len(exact.Changes) == 0 {
+		return true, nil
+	}
+	held, at, refusal, err := s.redis.Hold(ctx, op, func(key string) bool { return hot[key] })
+	switch {
+	case errors.Is(err, redisstore.ErrMoved) || errors.Is(err, redisstore.ErrLost):
+		s.hurry() // perhaps it waits for a cut
+		return true, nil
+	case err != nil:
+		return false, err
+	case refusal != nil:
+		// A change before it may be refused, too, and would be the first at fault; and what is a
+		// replay is not refused.
+		exact.Changes = nil
+		for i := range op.Changes[:at] {
+			if c := op.Changes[i]; !hot[c.Key] {
+				exact.Changes = append(exact.Changes, c)
+			}
+		}
+		*result = counter.Result{Err: refusal}
+		if len(exact.Changes) > 0 {
+			behind.Dry, behind.Hot = true, nil
+			did, err := s.pg.ApplyExact(ctx, []counter.Op{exact}, behind)
+			switch {
+			case err != nil:
+				return false, err
+			case len(did.Results) == 0:
+				return true, nil
+			case did.Results[0].Err != nil || did.Results[0].Replay:
+				*result = did.Results[0]
+			}
+		}
+		return false, nil
+	}
+	behind.Transaction, behind.Generation = held.ID, held.Generation
+	did, err := s.pg.ApplyExact(ctx, []counter.Op{exact}, behind)
+	if err != nil {
+		// Perhaps it is made. Who meets its locks finds out, and finishes it.
+		var finished bool
+		var fault error
+		if !errors.Is(err, pgstore.ErrNotMade) {
+			finished, fault = s.pg.Outcome(ctx, held.ID)
+		}
+		if fault == nil && !finished && held.Abort(ctx) == nil && (errors.Is(err, pgstore.ErrRow) || errors.Is(err, pgstore.ErrGeneration)) {
+			s.hurry()
+			return true, nil
+		}
+		return false, err
+	}
+	made := did.Results
+	if len(made) == 0 || made[0].Err != nil || made[0].Replay {
+		if err := held.Abort(ctx); err != nil {
+			return false, err
+		}
+		if len(made) == 0 {
+			for _, c := range exact.Changes {
+				if err := s.redis.Note(ctx, nil, []string{c.Key}, 0); err != nil {
+					return false, err
+				}
+			}
+			return true, nil
+		}
+		*result = made[0]
+		return false, nil
+	}
+	counters, err := held.Commit(ctx)
+	if err == nil && op.Identity != (counter.Identity{}) {
+		err = s.redis.Note(ctx, []counter.Identity{op.Identity}, nil, 0)
+	}
+	if err != nil {
+		return false, err
+	}
+	for i := range exact.Changes {
+		counters[exact.Changes[i].Key] = made[0].Counters[i]
+	}
+	result.Counters = make([]counter.Counter, len(op.Changes))
+	for i := range op.Changes {
+		result.Counters[i] = counters[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
+	}
+	return false, nil
+}
+
+func notLost(err error) error {
+	if errors.Is(err, redisstore.ErrLost) {
+		return nil
+	}
+	return err
+}
+
+// replays fills in the counters of replays, which may be anywhere. What they repeat is whole.
+func (s *Store) replays(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result) {
+	for _, i := range todo {
+		if !results[i].Replay || results[i].Err != nil {
+			continue
+		}
+		var keys []string
+		seen := map[string]bool{}
+		for j := range ops[i].Changes {
+			if key := ops[i].Changes[j].Key; !seen[key] {
+				seen[key] = true
+				keys = append(keys, key)
+			}
+		}
+		read, err := s.read(ctx, keys, "", 0, true)
+		if err != nil {
+			results[i] = counter.Result{Err: fmt.Errorf("persistent: a replay: %w", unavailable(err))}
+			continue
+		}
+		by := map[string]counter.Counter{}
+		for _, r := range read {
+			by[r.Key] = r.Counter
+		}
+		results[i].Counters = make([]counter.Counter, len(ops[i].Changes))
+		for j := range ops[i].Changes {
+			c := &ops[i].Changes[j]
+			results[i].Counters[j] = by[c.Key].Or(c.Rule.Kind)
+		}
+	}
+}
+
+// Read is as counter.Reader says.
+func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	out, err := s.read(ctx, keys, member, lag, false)
+	if err == nil {
+		return out, nil
+	}
+	if lag > 0 && ctx.Err() == nil && !s.closed.Load() {
+		if old := s.pg.Recall(keys, member); old != nil {
+			return old, nil
+		}
+		// What PostgreSQL has, or had when it was last read.
+		if old, fault := s.pg.Read(ctx, keys, member, lag); fault == nil {
+			for i := range old {
+				if old[i].Kind != counter.Exact {
+					old[i].Approx, old[i].Stale = true, true
+				}
+			}
+			return old, nil
+		}
+	}
+	return nil, fmt.Errorf("persistent: read %d counters: %w", len(keys), unavailable(err))
+}
+
+// read reads counters where they are. Those that are cold come to Redis.
+func (s *Store) read(ctx context.Context, keys []string, member string, lag time.Duration, whole bool) ([]counter.Reading, error) {
+	start := time.Now()
+	out, places, err := s.redis.ReadHot(ctx, keys, member, whole)
+	if errors.Is(err, redisstore.ErrLost) {
+		if err = s.heal(ctx); err == nil {
+			out, places, err = s.redis.ReadHot(ctx, keys, member, whole)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var rest []string
+	var at []int
+	for i, key := range keys {
+		if !places.Hot[i] {
+			rest, at = append(rest, key), append(at, i)
+		}
+	}
+	if len(rest) == 0 {
+		s.pg.Remember(out, member, start)
+		return out, nil
+	}
+	found, err := s.pg.Read(ctx, rest, member, lag)
+	if err != nil {
+		return nil, err
+	}
+	var cold []string
+	for n, i := range at {
+		out[i] = found[n]
+		if out[i].Kind != 0 && out[i].Kind != counter.Exact {
+			cold = append(cold, keys[i])
+			out[i].Version = since(out[i].Version, places.Generation)
+		}
+	}
+	if len(cold) > 0 {
+		if err := s.load(ctx, cold, nil, false); err != nil {
+			s.cfg.Log.Debug().Err(err).Msg("counters: loading what was read")
+		}
+	}
+	return out, nil
+}
+
+// since is the version of a counter of PostgreSQL under a generation of Redis: newer than
+// what an earlier one may have had and lost.
+func since(v counter.Version, generation uint64) counter.Version {
+	if v != (counter.Version{}) && v.Incarnation < generation {
+		v.Incarnation = generation
+	}
+	return v
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	fail := func(err error) (counter.Ledger, error) {
+		return counter.Ledger{}, fmt.Errorf("persistent: ledger of %q: %w", key, unavailable(err))
+	}
+	if after >= 1<<63-1 {
+		return counter.Ledger{}, nil
+	}
+	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	newer, alone, err := s.redis.LedgerHot(ctx, key, after, limit+1)
+	if errors.Is(err, redisstore.ErrLost) {
+		if err = s.heal(ctx); err == nil {
+			newer, alone, err = s.redis.LedgerHot(ctx, key, after, limit+1)
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	var page counter.Ledger
+	if !alone {
+		if page, err = s.pg.Ledger(ctx, key, after, limit); err != nil {
+			return fail(err)
+		}
+	}
+	if page.More {
+		return page, nil
+	}
+	for _, e := range newer {
+		if n := len(page.Entries); n > 0 && e.Seq <= page.Entries[n-1].Seq {
+			continue
+		}
+		if len(page.Entries) == limit {
+			page.More = true
+			break
+		}
+		page.Entries = append(page.Entries, e)
+	}
+	return page, nil
+}
+
+// Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.
+func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	var hot map[string]counter.State
+	freeze := func(moment func() error) ([]string, error) {
+		frozen := func() error {
+			return s.redis.Frozen(ctx, prefix, func(states map[string]counter.State) error {
+				hot = states
+				return moment()
+			})
+		}
+		err := frozen()
+		if errors.Is(err, redisstore.ErrLost) {
+			return nil, err
+		}
+		keys := make([]string, 0, len(hot))
+		for key := range hot {
+			keys = append(keys, key)
+		}
+		return keys, err
+	}
+	var counters int64
+	var sum *big.Int
+	var err error
+	for range 2 {
+		if counters, sum, err = s.pg.AggregateBut(ctx, prefix, freeze); !errors.Is(err, redisstore.ErrLost) {
+			break
+		}
+		if fault := s.heal(ctx); fault != nil {
+			err = fault
+			break
+		}
+	}
+	if conflict := (*counter.Conflict)(nil); errors.As(err, &conflict) {
+		return counter.Aggregate{}, conflict
+	}
+	if err != nil {
+		return counter.Aggregate{}, fmt.Errorf("persistent: aggregate %q: %w", prefix, unavailable(err))
+	}
+	for _, st := range hot {
+		if st.Version != (counter.Version{}) {
+			counters++
+			sum.Add(sum, big.NewInt(st.Value))
+		}
+	}
+	if !sum.IsInt64() {
+		return counter.Aggregate{}, &counter.Conflict{Is: counter.ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
+	}
+	return counter.Aggregate{Counters: counters, Value: sum.Int64()}, nil
+}
+
+// Watch is as counter.Feed says: Redis tells of hot counters, PostgreSQL of exact ones.
+func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	var mu sync.Mutex // told is called by two
+	one := func(updates []counter.Update) {
+		mu.Lock()
+		defer mu.Unlock()
+		told(updates)
+	}
+	missed := func() {
+		if lost != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			lost()
+		}
+	}
+	return &watch{hot: s.redis.Watch(one, missed), exact: s.pg.Watch(one, missed)}
+}
+
+// watch is of both.
+type watch struct{ hot, exact counter.Watch }
+
+func (w *watch) Follow(ctx context.Context, keys ...string) error {
+	if err := w.hot.Follow(ctx, keys...); err != nil {
+		return err
+	}
+	return w.exact.Follow(ctx, keys...)
+}
+
+func (w *watch) Unfollow(keys ...string) {
+	w.hot.Unfollow(keys...)
+	w.exact.Unfollow(keys...)
+}
+
+func (w *watch) Close() {
+	w.hot.Close()
+	w.exact.Close()
+}

@@ -1,0 +1,118 @@
+package persistent_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"headcount/counter"
+	"headcount/counter/persistent"
+	"headcount/counter/pgtest"
+	"headcount/counter/storetest"
+	"headcount/presence/redistest"
+)
+
+// TestMain fails when a goroutine is left. It is also the process that a test starts to kill.
+func TestMain(m *testing.M) {
+	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
+		client(url, os.Getenv("PERSISTENT_POSTGRES"))
+		return
+	}
+	code := m.Run()
+	redistest.Stop()
+	pgtest.Stop()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// durable makes Redis safe against kill -9.
+var durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
+
+// open returns a store that ends with the test.
+func open(t testing.TB, cfg persistent.Config) *persistent.Store {
+	t.Helper()
+	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)
+	s, err := persistent.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+// awaitServed waits until a store has noticed that its servers are back.
+func awaitServed(t testing.TB, s counter.Store) {
+	t.Helper()
+	rule := &counter.Rule{Match: "*", Kind: counter.Sum}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "probe", Rule: rule, Verb: counter.Delete}}}})[0]
+		if r.Err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(r.Err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// instance is two stores. After a crash another process goes on; the first and then one in
+// every crashes also kills Redis, or PostgreSQL.
+func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg *pgtest.Server, every int) storetest.Instance {
+	s := open(t, cfg)
+	crashes := 0
+	return storetest.Instance{
+		Store: s,
+		Peer:  open(t, cfg),
+		Crash: func(t testing.TB) counter.Store {
+			switch {
+			case crashes%every != 0:
+			case crashes/every%2 == 0:
+				redis[crashes/every/2%len(redis)].Restart(t)
+			default:
+				pg.Restart(t)
+			}
+			crashes++
+			if err := s.Close(); err != nil { // it leaves in Redis what is not persisted, as a death does
+				t.Error(err)
+			}
+			s = open(t, cfg)
+			awaitServed(t, s)
+			return s
+		},
+		Cut: func(t testing.TB) func() {
+			for _, server := range redis {
+				server.Kill()
+			}
+			pg.Kill()
+			return func() {
+				pg.Restart(t)
+				for _, server := range redis {
+					server.Restart(t)
+				}
+			}
+		},
+	}
+}
+
+func TestContractOnOneServer(t *testing.T) {
+	server := redistest.Start(t, durable...)
+	storetest.Run(t, func(t testing.TB) storetest.Instance {
+		server.Flush(t)
+		pg := pgtest.Single(t)
+		cfg := persistent.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
+		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
+	})
+}

@@ -1,0 +1,310 @@
+package persistent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/counter"
+	"headcount/counter/pgstore"
+	"headcount/counter/redisstore"
+)
+
+const (
+	leastTick = 5 * time.Millisecond
+	hurries   = 10 * time.Millisecond // the least time between two cuts that somebody waits for
+	evictMost = 30 * time.Second      // the most time between two rounds of evicting
+)
+
+// metrics are the store's.
+type metrics struct {
+	lag         *atomic.Int64 // nanoseconds
+	persisted   prometheus.Counter
+	generations prometheus.Counter
+}
+
+func newMetrics(to prometheus.Registerer) metrics {
+	m := metrics{
+		lag: &atomic.Int64{},
+		persisted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_persisted_counters_total", Help: "Counters that this process wrote from Redis to PostgreSQL.",
+		}),
+		generations: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_persist_generations_total", Help: "Times in which this process found that Redis had lost its memory.",
+		}),
+	}
+	if to != nil {
+		to.MustRegister(m.persisted, m.generations, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "headcount_persist_lag_seconds", Help: "Age of the oldest change of a counter that is in Redis and not in PostgreSQL.",
+		}, func() float64 { return time.Duration(m.lag.Load()).Seconds() }))
+	}
+	return m
+}
+
+// hurry has the worker cut soon.
+func (s *Store) hurry() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// persist is the worker: it persists what is old enough, and lets cold counters go,
+// until ctx ends. Its tick leaves a cut the last tenth of the interval.
+func (s *Store) persist(ctx context.Context) {
+	ticker := time.NewTicker(max(s.cfg.PersistInterval/10, leastTick))
+	defer ticker.Stop()
+	evicting := min(max(s.cfg.ColdAfter/8, s.cfg.PersistInterval), evictMost)
+	evicted := time.Now()
+	failed := false
+	for {
+		hurry := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-s.kick:
+			hurry = true
+		}
+		err := s.round(ctx, hurry)
+		if ctx.Err() != nil {
+			return
+		}
+		if (err != nil) != failed {
+			if failed = err != nil; failed {
+				s.cfg.Log.Warn().Err(err).Msg("counters: what is in Redis cannot be persisted now")
+			} else {
+				s.cfg.Log.Info().Msg("counters: what is in Redis is persisted again")
+			}
+		}
+		if err == nil && time.Since(evicted) >= evicting {
+			evicted = time.Now()
+			for more := true; more && ctx.Err() == nil; {
+				var gone int
+				// While PostgreSQL is away nothing that is there leaves Redis.
+				if _, err = s.pg.Rows(ctx, nil); err == nil {
+					gone, more, err = s.redis.Evict(ctx, s.cfg.ColdAfter)
+				}
+				if more = more && gone > 0; err != nil {
+					break
+				}
+			}
+		}
+		if hurry {
+			select {
+			case <-ctx.Done():
+			case <-time.After(hurries):
+			}
+		}
+	}
+}
+
+// round persists what is old enough, or all, when somebody waits for it.
+func (s *Store) round(ctx context.Context, hurry bool) error {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return err
+	}
+	due, lag := hurry, time.Duration(0)
+	for _, b := range all {
+		if !b.Good {
+			return s.heal(ctx)
+		}
+		if !b.Since.IsZero() {
+			lag = max(lag, b.Now.Sub(b.Since))
+		}
+		due = due || b.Taken != 0 && lag > s.cfg.PersistInterval // somebody died over it
+	}
+	s.metrics.lag.Store(int64(lag))
+	if !due && lag < s.cfg.PersistInterval*17/20 {
+		return nil
+	}
+	done := uint64(0)
+	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *pgstore.Persisting) (epoch, deleted uint64, err error) {
+		epoch, deleted, err = s.cut(ctx, p)
+		done = epoch
+		return epoch, deleted, err
+	})
+	if errors.Is(err, redisstore.ErrLost) {
+		return s.heal(ctx)
+	}
+	if err != nil || busy || done == 0 {
+		return err
+	}
+	// Who does not come to this leaves it to the next cut.
+	if err := s.redis.Done(ctx, done); err != nil {
+		return err
+	}
+	s.metrics.lag.Store(0)
+	return nil
+}
+
+// cut writes the next cut, and returns its epoch.
+func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted uint64, err error) {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	dirty := false
+	for _, b := range all {
+		if !b.Good || b.Generation != p.Generation || b.Epoch <= p.Epoch {
+			return 0, 0, redisstore.ErrLost
+		}
+		if b.Taken != 0 && b.Taken == p.Epoch { // it is persisted: who did so has died
+			if err := s.redis.Done(ctx, p.Epoch); err != nil {
+				return 0, 0, err
+			}
+			return 0, 0, nil // and what came after it is for the next round
+		}
+		dirty = dirty || !b.Since.IsZero()
+		deleted = max(deleted, b.Deleted)
+	}
+	if !dirty {
+		return 0, 0, nil
+	}
+	epoch = p.Epoch + 1
+	if err := s.redis.Cut(ctx, p.Generation, epoch); err != nil {
+		return 0, 0, err
+	}
+	n := 0
+	err = s.redis.Take(ctx, epoch, func(taken []redisstore.Taken) error {
+		cuts := make([]pgstore.Cut, 0, len(taken))
+		for _, t := range taken {
+			cuts = append(cuts, pgstore.Cut(t))
+		}
+		n += len(cuts)
+		return p.Write(ctx, cuts)
+	}, func(ids []counter.Identity) error { return p.Identities(ctx, ids) })
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(p.Refused) > 0 {
+		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
+	}
+	s.metrics.persisted.Add(float64(n))
+	return epoch, deleted, nil
+}
+
+// heal finds out whether Redis has lost its memory, and begins a new generation if it has. One
+// call at a time does so.
+func (s *Store) heal(ctx context.Context) error {
+	select {
+	case s.healing <- struct{}{}:
+		defer func() { <-s.healing }()
+	case <-ctx.Done():
+		return unavailable(context.Cause(ctx))
+	}
+	good := func(all []redisstore.Bucket, f pgstore.Front) (good, whole bool) {
+		good, whole = true, true
+		for _, b := range all {
+			good = good && b.Good
+			whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Epoch > f.Epoch && b.Generation == all[0].Generation
+		}
+		return good, whole
+	}
+	err := s.pg.Regenerate(ctx, func(ctx context.Context, f pgstore.Front) (uint64, error) {
+		all, err := s.redis.Status(ctx)
+		if err != nil {
+			return 0, err
+		}
+		switch good, whole := good(all, f); {
+		case good && whole:
+			return 0, nil // somebody was faster
+		case whole:
+			return 0, s.redis.Adopt(ctx, f.Generation)
+		}
+		next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
+		for _, b := range all {
+			next = max(next, b.Generation+1, b.Deleted+1)
+		}
+		asks := time.Time{}
+		if f.Identities {
+			asks = all[0].Now.Add(counter.IdentityKept)
+		}
+		if err := s.redis.Begin(ctx, next, f.Deleted, asks); err != nil {
+			return 0, err
+		}
+		s.metrics.generations.Inc()
+		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
+		return next, nil
+	})
+	if err != nil {
+		return fmt.Errorf("persistent: looking whether Redis has lost its memory: %w", unavailable(err))
+	}
+	return nil
+}
+
+// load says in Redis of counters that are cold where their truth is, and brings it there when
+// that is Redis. kinds are those of rules, for counters that do not exist; wanted says that these are
+// to be known, too.
+func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
+	var numbers []int
+	seen := map[int]bool{}
+	for _, key := range keys {
+		if b := redisstore.BucketOf(key); !seen[b] {
+			seen[b] = true
+			numbers = append(numbers, b)
+		}
+	}
+	buckets, err := s.redis.Status(ctx, numbers...)
+	if err != nil {
+		return err
+	}
+	tickets, generation := map[int]string{}, uint64(0)
+	for i := range buckets {
+		if !buckets[i].Good {
+			return redisstore.ErrLost
+		}
+		tickets[buckets[i].Number] = buckets[i].Ticket()
+		generation = max(generation, buckets[i].Generation)
+	}
+	rows, err := s.pg.Rows(ctx, keys)
+	if err != nil {
+		return err
+	}
+	done := map[string]bool{}
+	var entries []redisstore.Entry
+	for _, key := range keys {
+		st := rows[key]
+		if done[key] || st.Kind == 0 && !wanted {
+			continue
+		}
+		done[key] = true
+		e := redisstore.Entry{Key: key, Way: redisstore.Hot}
+		switch {
+		case st.Kind == counter.Exact, st.Kind == 0 && kinds[key] == counter.Exact:
+			e.Way = redisstore.Pg
+		case st.Kind == counter.Members:
+			n := 0
+			st, err = s.pg.Set(ctx, key, func(members []string) (err error) {
+				e.Staged, err = s.redis.Stage(ctx, key, e.Staged, n, members)
+				n += len(members)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if st.Kind != counter.Members {
+				return redisstore.ErrMoved
+			}
+		}
+		if e.Way == redisstore.Hot {
+			st.Version = since(st.Version, generation)
+			e.State = st
+		}
+		entries = append(entries, e)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	dirty, err := s.redis.Load(ctx, tickets, entries)
+	if err == nil && dirty && wanted {
+		s.hurry()
+		return redisstore.ErrMoved
+	}
+	return err
+}

@@ -1,0 +1,478 @@
+package pgstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+)
+
+// This file is for package persistent, which says what stands in front.
+
+const (
+	readGeneration = `select generation from headcount_front for key share`
+	noteMade       = `insert into headcount_transactions (id, made, at) values ($1, true, ` + now + `)`
+	claimOutcome   = `insert into headcount_transactions (id, made, at) values ($1, false, ` + now + `) on conflict do nothing`
+	readOutcome    = `select made from headcount_transactions where id = $1`
+
+	// lockFront is for who persists, skipFront for who would do so at the same time.
+	// Operations share the row's key meanwhile; a new generation waits for all of them.
+	skipFront      = `select generation, epoch from headcount_front for no key update skip locked`
+	lockFront      = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta for update of headcount_front`
+	writeFront     = `update headcount_front set generation = $1, epoch = $2`
+	writeEpoch     = `update headcount_front set epoch = $1`
+	readMade       = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
+	memberPage     = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
+	readFrontEpoch = `select epoch from headcount_front`
+	readPart       = `select count(*), coalesce(sum(value), 0)::text from headcount_counters where key = any($1::text[]) and key >= $2 and key <= $3`
+	repeatable     = "begin isolation level repeatable read read only"
+	setPage        = 5000 // members of one page of a set
+	partPage       = 5000 // counters of one statement of an aggregate
+	persistFor     = 10 * time.Minute
+	aggregateIn    = time.Minute
+)
+
+// ErrGeneration says that Redis has another generation than PostgreSQL knows.
+var ErrGeneration = fmt.Errorf("%w: Redis is of another generation", counter.ErrUnavailable)
+
+// ErrRow says that a row cannot take what is in Redis, until that is persisted.
+var ErrRow = fmt.Errorf("%w: its row is of an earlier life", counter.ErrUnavailable)
+
+// ErrNotMade says that nothing was written, and that it is known.
+var ErrNotMade = fmt.Errorf("%w: nothing was changed", counter.ErrUnavailable)
+
+// Behind is what ApplyExact has to know of Redis. The zero Behind is of operations that
+// have no part there.
+type Behind struct {
+	Deleted uint64 // highest incarnation deleted there
+	// Transaction is that of an operation that is also in Redis, under Generation.
+	Transaction string
+	Generation  uint64
+	Hot         []counter.Change // its part there: additions to sums
+	Dry         bool             // only judge
+}
+
+func (h *Behind) dry() bool { return h != nil && h.Dry }
+
+// queue reads the generation, and keeps it from changing.
+func (h *Behind) queue(b *pgx.Batch) {
+	if h == nil || h.Transaction == "" {
+		return
+	}
+	b.Queue(readGeneration).QueryRow(func(row pgx.Row) error {
+		var is int64
+		if err := row.Scan(&is); err != nil {
+			return err
+		}
+		if uint64(is) != h.Generation {
+			return callers{ErrGeneration}
+		}
+		return nil
+	})
+}
+
+// hold adds to the rows what is made in Redis. What is there is more than what is here; it
+// comes with its cut.
+func (h *Behind) hold(w *step) error {
+	if h == nil || h.Transaction == "" || h.Dry || len(w.results) == 0 || w.results[0].Err != nil || w.results[0].Replay {
+		return nil
+	}
+	for i := range h.Hot {
+		c := &h.Hot[i]
+		r := w.records[c.Key]
+		switch {
+		case r.Kind == 0:
+			r.Kind, r.Version.Incarnation = counter.Sum, h.Generation
+		case r.Kind != counter.Sum:
+			return callers{ErrRow}
+		}
+		if c.Delta > 0 && r.Value > math.MaxInt64-c.Delta || c.Delta < 0 && r.Value < math.MinInt64-c.Delta {
+			return callers{ErrRow}
+		}
+		r.Value += c.Delta
+		r.Version.Sequence++
+		r.Updated = w.now.UnixMilli()
+	}
+	return nil
+}
+
+// queueMade notes that the operation is made. It fails when somebody has noted that it is not.
+func (h *Behind) queueMade(b *pgx.Batch) {
+	if h != nil && h.Transaction != "" {
+		b.Queue(noteMade, h.Transaction)
+	}
+}
+
+// exact reports whether op is made here: its counters are exact, or are made so.
+func (w *step) exact(op *counter.Op) bool {
+	if op.Check() != nil || op.Identity != (counter.Identity{}) && w.Remembered(op.Identity) {
+		return true
+	}
+	made := map[string]bool{} // by a change before
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		switch kind := w.records[c.Key].Kind; {
+		case made[c.Key]:
+		case kind == 0 && (c.Rule.Kind == counter.Exact || c.Verb == counter.Delete || c.Verb == counter.Reset):
+		case kind != counter.Exact:
+			return false
+		}
+		made[c.Key] = true
+	}
+	return true
+}
+
+// Made is what ApplyExact has made.
+type Made struct {
+	Results []counter.Result // fewer than operations: the next is on another counter
+	Gone    []string         // counters among them that have no row now
+	Deleted uint64           // highest incarnation that was deleted
+}
+
+// ApplyExact is Apply for operations on exact counters, up to the first that is on another.
+func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, h Behind) (Made, error) {
+	var w *step
+	var err error
+	for range tries {
+		w = s.newStep(ops)
+		w.behind = &h
+		for i := range h.Hot {
+			if key := h.Hot[i].Key; w.records[key] == nil {
+				w.records[key] = &row{}
+			}
+		}
+		w.keys = sortedKeys(w.records)
+		err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
+		if err == nil || !again(err) {
+			break
+		}
+	}
+	if err != nil && w.committing.IsZero() {
+		return Made{}, fmt.Errorf("pgstore: apply: %w: %w", ErrNotMade, err)
+	}
+	if err != nil {
+		return Made{}, fmt.Errorf("pgstore: apply: %w", err)
+	}
+	s.publish(w)
+	made := Made{Results: w.results, Deleted: uint64(w.deleted)}
+	for i := range w.results {
+		for j := range ops[i].Changes {
+			if key := ops[i].Changes[j].Key; w.records[key].State == (counter.State{}) {
+				made.Gone = append(made.Gone, key)
+			}
+		}
+	}
+	return made, nil
+}
+
+// Outcome is what became of the transaction id. One that is not made never is.
+func (s *Store) Outcome(ctx context.Context, id string) (made bool, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		if _, err := c.Exec(ctx, claimOutcome, id); err != nil {
+			return err
+		}
+		return c.QueryRow(ctx, readOutcome, id).Scan(&made)
+	})
+	return made, err
+}
+
+// Rows reads the states of counters; those without a row are zero.
+func (s *Store) Rows(ctx context.Context, keys []string) (map[string]counter.State, error) {
+	out := make(map[string]counter.State, len(keys))
+	err := s.read(ctx, keys, "", func(key string, r *record, _ bool) { out[key] = r.State })
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read: %w", err)
+	}
+	return out, nil
+}
+
+// Set calls each with the members of a counter, a page at a time, and returns its state of
+// that moment.
+func (s *Store) Set(ctx context.Context, key string, each func([]string) error) (st counter.State, err error) {
+	err = s.doFor(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		if _, err := c.Exec(ctx, repeatable); err != nil {
+			return err
+		}
+		var r record
+		rows, err := c.Query(ctx, readCounters, []string{key}, "")
+		if err != nil {
+			return err
+		}
+		for rows.Next() {
+			var mine bool
+			if err = r.scan(rows, &key, &mine); err != nil {
+				break
+			}
+		}
+		rows.Close()
+		if err = errors.Join(err, rows.Err()); err != nil {
+			return err
+		}
+		st = r.State
+		for last := ""; r.set != 0; {
+			rows, err := c.Query(ctx, memberPage, r.set, last, setPage)
+			if err != nil {
+				return err
+			}
+			page, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				return err
+			}
+			if len(page) > 0 {
+				last = page[len(page)-1]
+				if err := each(page); err != nil {
+					return callers{err}
+				}
+			}
+			if len(page) < setPage {
+				break
+			}
+		}
+		_, err = c.Exec(ctx, "commit")
+		return err
+	})
+	return st, err
+}
+
+// Known returns those of identities that are remembered.
+func (s *Store) Known(ctx context.Context, identities []counter.Identity) (known []counter.Identity, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		ids := make([][16]byte, len(identities))
+		for i, id := range identities {
+			ids[i] = id
+		}
+		rows, err := c.Query(ctx, readMade, ids)
+		if err != nil {
+			return err
+		}
+		known = nil
+		var id [16]byte
+		_, err = pgx.ForEachRow(rows, []any{&id}, func() error { known = append(known, id); return nil })
+		return err
+	})
+	return known, err
+}
+
+// Front is what PostgreSQL knows of Redis.
+type Front struct {
+	Generation, Epoch uint64
+	Deleted           uint64 // highest incarnation that was deleted
+	Now               time.Time
+	Identities        bool // some are remembered
+}
+
+// Regenerate calls judge with the front, which nobody changes and under which nobody
+// persists meanwhile, and begins the generation that it returns, unless that is 0.
+func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, f Front) (uint64, error)) error {
+	return s.doFor(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		if _, err := c.Exec(ctx, "begin isolation level read committed"); err != nil {
+			return err
+		}
+		var f Front
+		var generation, epoch, deleted, millis int64
+		if err := c.QueryRow(ctx, lockFront).Scan(&generation, &epoch, &deleted, &millis, &f.Identities); err != nil {
+			return err
+		}
+		f.Generation, f.Epoch, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
+		next, err := judge(ctx, f)
+		if err != nil {
+			return callers{err}
+		}
+		if next != 0 {
+			if _, err := c.Exec(ctx, writeFront, int64(next), int64(0)); err != nil {
+				return err
+			}
+		}
+		_, err = c.Exec(ctx, "commit")
+		return err
+	})
+}
+
+// Cut is a counter as a cut has it.
+type Cut struct {
+	Key     string
+	State   counter.State // zero: it does not exist
+	Dropped bool          // it was deleted since the cut before; this is its next life, if any
+	Entries []counter.Entry
+	Emptied bool // those who were members before are none
+	Joined  []string
+	Left    []string
+}
+
+// Persisting is a cut that is being written.
+type Persisting struct {
+	Generation, Epoch uint64 // the front's, before
+
+	s      *Store
+	c      *pgxpool.Conn
+	failed bool // PostgreSQL has, and not who reads the cut
+	// Refused are counters that were not written, because their rows are exact.
+	Refused []string
+}
+
+// Persist calls cut, which writes a cut and returns its epoch, or 0 when there is nothing to
+// write. All of it is committed together. busy: somebody else persists.
+func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Persisting) (epoch, deleted uint64, err error)) (busy bool, err error) {
+	err = s.doFor(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
+		if _, err := c.Exec(ctx, "begin isolation level read committed"); err != nil {
+			return err
+		}
+		var generation, epoch int64
+		err := c.QueryRow(ctx, skipFront).Scan(&generation, &epoch)
+		if errors.Is(err, pgx.ErrNoRows) {
+			busy = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p := &Persisting{Generation: uint64(generation), Epoch: uint64(epoch), s: s, c: c}
+		next, deleted, err := cut(ctx, p)
+		if err != nil && !p.failed {
+			return callers{err}
+		}
+		if err != nil || next == 0 {
+			return err
+		}
+		b := &pgx.Batch{}
+		b.Queue(writeEpoch, int64(next))
+		if deleted > 0 {
+			b.Queue(writeDeleted+" where deleted < $1", int64(deleted))
+		}
+		b.Queue("commit")
+		return c.SendBatch(ctx, b).Close()
+	})
+	return busy, err
+}
+
+// Identities writes identities.
+func (p *Persisting) Identities(ctx context.Context, identities []counter.Identity) error {
+	ids := make([][16]byte, len(identities))
+	for i, id := range identities {
+		ids[i] = id
+	}
+	slices.SortFunc(ids, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
+	_, err := p.c.Exec(ctx, claimIdentities, slices.Compact(ids), counter.IdentityKept.Milliseconds())
+	p.failed = p.failed || err != nil
+	return err
+}
+
+// Write writes counters: absolute values, one row each.
+func (p *Persisting) Write(ctx context.Context, cuts []Cut) (err error) {
+	defer func() { p.failed = p.failed || err != nil }()
+	w := p.s.newStep(nil)
+	for i := range cuts {
+		w.records[cuts[i].Key] = &row{}
+	}
+	w.keys = sortedKeys(w.records)
+	b := &pgx.Batch{}
+	w.queueRows(b)
+	if err := w.send(ctx, p.c, b, 2*int64(len(cuts))); err != nil {
+		return err
+	}
+	w.wasDeleted = w.deleted
+	for i := range cuts {
+		if !w.put(&cuts[i]) {
+			p.Refused = append(p.Refused, cuts[i].Key)
+		}
+	}
+	b = &pgx.Batch{}
+	w.queueWrites(b)
+	if b.Len() == 0 {
+		return nil
+	}
+	return p.c.SendBatch(ctx, b).Close()
+}
+
+// put makes the row what the cut says.
+func (w *step) put(cut *Cut) bool {
+	r := w.records[cut.Key]
+	if r.Kind == counter.Exact {
+		return false
+	}
+	if (cut.Dropped || cut.State == (counter.State{})) && r.was.Kind != 0 {
+		w.Drop(cut.Key, r.was.Version)
+	}
+	r.State = cut.State
+	if cut.State == (counter.State{}) {
+		return true
+	}
+	if cut.Emptied && r.set != 0 {
+		w.Empty(cut.Key)
+	}
+	if len(cut.Joined) > 0 && r.set == 0 {
+		r.set = w.id()
+	}
+	r.had, r.members = map[string]bool{}, map[string]bool{}
+	for _, m := range cut.Joined {
+		r.members[m] = true
+	}
+	for _, m := range cut.Left {
+		r.had[m] = true
+	}
+	for _, e := range cut.Entries {
+		w.Enter(cut.Key, e, counter.DefaultLedger)
+	}
+	return true
+}
+
+// AggregateBut adds up the counters with prefix but those that freeze returns, as they
+// are at the moment in which freeze calls moment for the last time. freeze calls it at least once.
+func (s *Store) AggregateBut(ctx context.Context, prefix string, freeze func(moment func() error) (but []string, err error)) (counters int64, sum *big.Int, err error) {
+	err = s.doFor(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		var text string
+		var unique bool
+		scan := func(n *int64, more ...any) func(pgx.Row) error {
+			return func(row pgx.Row) error { return row.Scan(append([]any{n, &text}, more...)...) }
+		}
+		open, failed := false, error(nil)
+		but, err := freeze(func() error {
+			b := &pgx.Batch{}
+			if open {
+				b.Queue("rollback")
+			}
+			open = true
+			b.Queue(repeatable)
+			b.Queue(readFrontEpoch) // it is at its moment now
+			failed = c.SendBatch(ctx, b).Close()
+			return failed
+		})
+		if err != nil && failed == nil {
+			err = callers{err}
+		}
+		if err != nil {
+			return err
+		}
+		b := &pgx.Batch{}
+		b.Queue(allowScan)
+		b.Queue(readSum, prefix, prefix+afterAll, int16(counter.Unique)).QueryRow(scan(&counters, &unique))
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		if unique {
+			return callers{&counter.Conflict{Is: counter.ErrKind, Key: prefix + "*", Text: "it has counters of kind unique, of which there is no sum"}}
+		}
+		sum, _ = new(big.Int).SetString(text, 10)
+		for some := range slices.Chunk(but, partPage) {
+			var n int64
+			if err := scan(&n)(c.QueryRow(ctx, readPart, some, prefix, prefix+afterAll)); err != nil {
+				return err
+			}
+			part, _ := new(big.Int).SetString(text, 10)
+			counters -= n
+			sum.Sub(sum, part)
+		}
+		_, err = c.Exec(ctx, "commit")
+		return err
+	})
+	return counters, sum, err
+}

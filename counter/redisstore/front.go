@@ -1,0 +1,934 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/redisconn"
+	"headcount/scripts"
+)
+
+// This file is for package persistent, which says what a front is.
+
+// Beside the keys of the package doc a bucket of a front has
+//
+//	hc:{n5}:d       hash: dirty counters, "x" when one was deleted since the last cut
+//	hc:{n5}:t       hash: what was dirty at the cut that is on its way
+//	hc:{n5}:w       hash: states of the cut, of counters that have changed since
+//	hc:{n5}:j, :u   list: identities since the cut, and of the cut
+//	hc:{n5}:a       zset: when counters were touched
+//	hc:{n5}:p1:KEY, p2:KEY  hash: members that moved, in epochs of even and of odd number
+//	hc:{n5}:o:KEY   stream: ledger of the cut, of a counter that was deleted since
+//	hc:{n5}:y:ID    hash: a set that is being loaded
+//
+// and the state of a counter is "pg" when its truth is behind, "-" when it does not exist.
+
+const (
+	absentState = "-"
+	behindState = "pg"
+	lostReply   = "lost"
+
+	behind = -1 // home of a transaction that is decided behind
+
+	// maxPending is how much of a bucket may wait to be persisted: counters, members
+	// that moved, ledger entries and identities. Then changes fail.
+	maxPending  = 1 << 18
+	page        = 500 // counters in one run of a script of a cut
+	stagedFor   = time.Minute
+	stagePage   = 5000 // members in one run of counter_stage.lua
+	evictAtOnce = 1000 // counters of a bucket in one run of counter_evict.lua
+	cutFor      = 2 * time.Second
+)
+
+var (
+	// ErrLost says that Redis may have lost its memory: Heal finds out.
+	ErrLost = fmt.Errorf("%w: Redis may have lost its memory", counter.ErrUnavailable)
+	// ErrMoved says that something has to be looked at anew.
+	ErrMoved = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
+	errFull  = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
+)
+
+// Behind is what a front needs to know of what stands behind it.
+type Behind struct {
+	// Outcome is what became of a transaction that is decided behind; one that is not
+	// decided is aborted.
+	Outcome func(ctx context.Context, id string) (made bool, err error)
+	// Touch is how long after its last touch a read makes a counter young again.
+	Touch time.Duration
+}
+
+func bucketKeys(b int, front bool) []string {
+	keys := []string{countersKey(b), stateKey(b), locksKey(b)}
+	if front {
+		for _, name := range []string{"d", "t", "w", "j", "a"} {
+			keys = append(keys, tag(b)+name)
+		}
+	}
+	return keys
+}
+
+func takenIdentitiesKey(b int) string       { return tag(b) + "u" }
+func oldLedgerKey(b int, key string) string { return tag(b) + "o:" + key }
+func stagedKey(b int, id string) string     { return tag(b) + "y:" + id }
+func movedKey(b int, e uint64, key string) string {
+	return tag(b) + "p" + strconv.FormatUint(e%2+1, 10) + ":" + key
+}
+
+func (s *Store) touch() int64 {
+	if s.cfg.Behind == nil {
+		return 0
+	}
+	return max(s.cfg.Behind.Touch.Milliseconds(), 1)
+}
+
+// Way is where an operation is made.
+type Way string
+
+// The ways.
+const (
+	Hot  Way = "hot"    // here
+	Pg   Way = "behind" // behind
+	Both Way = "both"
+	Cold Way = "cold" // it is not known: load its counters
+)
+
+// Left is what MakeHot could not make.
+type Left struct {
+	Ops     []int       // indexes, in order
+	Ways    map[int]Way // of some of them, among them the first, unless Lost
+	Cold    []string    // counters to load; with an exact rule also those that do not exist
+	Deleted uint64      // at least the highest incarnation deleted here
+	Ask     bool        // identities have to be looked for behind
+	Lost    bool        // Redis may have lost its memory
+
+	asked map[counter.Identity]bool
+}
+
+func (l *Left) stopped(ops []int, s *stop) {
+	l.Ops = append(l.Ops, ops...)
+	for i, at := range ops {
+		l.Ways[at] = s.Ways[i]
+	}
+	l.Cold = append(l.Cold, s.Cold...)
+	l.Deleted = max(l.Deleted, s.Deleted)
+	l.Ask = l.Ask || s.Ask
+}
+
+func (l *Left) lost(ops []int) { l.Ops, l.Lost = append(l.Ops, ops...), true }
+
+// MakeHot makes the operations todo of ops, in their order, as far as their counters are
+// hot, and fills in their results; those of replays have counters that are not hot as never
+// touched. asked are identities that are not known behind.
+func (s *Store) MakeHot(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Left {
+	left := Left{Ways: map[int]Way{}, asked: asked}
+	fail := func(at []int, err error) {
+		for _, i := range at {
+			results[i] = counter.Result{Err: fmt.Errorf("redisstore: apply: %w", err)}
+		}
+	}
+	err := s.open()
+	var c *redisconn.Client
+	if err == nil {
+		c, err = s.conn.Known(ctx)
+	}
+	if err != nil {
+		fail(todo, err)
+		return left
+	}
+	s.make(ctx, c, ops, todo, results, fail, &left)
+	slices.Sort(left.Ops)
+	return left
+}
+
+// leave leaves the first of todo, an operation of several buckets, and all after it, unless
+// it can be made here.
+func (s *Store) leave(ctx context.Context, ops []counter.Op, todo []int, left *Left, fail func([]int, error)) bool {
+	if len(left.Ops) > 0 {
+		left.Ops = append(left.Ops, todo...)
+		return true
+	}
+	op := &ops[todo[0]]
+	way, err := s.look(ctx, op, left)
+	if err != nil {
+		if errors.Is(err, ErrLost) {
+			left.lost(todo)
+		} else {
+			fail(todo[:1], err)
+			left.Ops = append(left.Ops, todo[1:]...)
+		}
+		return true
+	}
+	if way == Hot && !left.Ask {
+		return false
+	}
+	left.Ops, left.Ways[todo[0]] = append(left.Ops, todo...), way
+	return true
+}
+
+// look says where an operation of several buckets is made.
+func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, error) {
+	buckets := bucketsOf(op)
+	all, err := s.Status(ctx, buckets...)
+	if err != nil {
+		return "", err
+	}
+	for _, b := range all {
+		left.Deleted = max(left.Deleted, b.Deleted)
+		if !b.Good {
+			return "", ErrLost
+		}
+	}
+	states, known := make([]string, len(op.Changes)), false
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		found := make([]*redis.StringCmd, len(op.Changes))
+		for i := range op.Changes {
+			key := op.Changes[i].Key
+			found[i] = pipe.HGet(ctx, countersKey(bucketOf(key)), key)
+		}
+		id := pipe.Exists(ctx, identityKey(identityBucket(op.Identity), op.Identity))
+		s.conn.Metrics.Commands.Add(float64(len(found) + 1))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		for i := range found {
+			states[i] = found[i].Val()
+		}
+		known = id.Val() == 1
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	var hot, back bool
+	seen := map[string]bool{} // the first change of a counter makes it
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		first := !seen[c.Key]
+		seen[c.Key] = true
+		switch state := states[i]; {
+		case state == "", first && state == absentState && c.Rule.Kind == counter.Exact:
+			left.Cold = append(left.Cold, c.Key)
+		case state == behindState:
+			back = true
+		default:
+			hot = true
+		}
+	}
+	switch {
+	case known:
+		return Hot, nil // a replay
+	case len(left.Cold) > 0:
+		return Cold, nil
+	case back && hot:
+		return Both, nil
+	case back:
+		return Pg, nil
+	}
+	home := all[0]
+	left.Ask = op.Identity != (counter.Identity{}) && !left.asked[op.Identity] && home.Now.Before(home.Asks)
+	return Hot, nil
+}
+
+// Places says where the truth of counters is.
+type Places struct {
+	Generation uint64
+	Hot        []bool // it is in Redis, or does not exist
+}
+
+func (p *Places) note(at int, state string, more []any) {
+	p.Hot[at] = state != "" && state != behindState
+	for _, g := range more {
+		text, _ := g.(string)
+		n, _ := strconv.ParseUint(text, 10, 64)
+		p.Generation = max(p.Generation, n)
+	}
+}
+
+// ReadHot reads those of keys that are hot. With whole, operations under way are awaited.
+func (s *Store) ReadHot(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
+	return s.read(ctx, keys, member, whole)
+}
+
+// LedgerHot returns entries that may not be persisted. alone: all there are.
+func (s *Store) LedgerHot(ctx context.Context, key string, after uint64, limit int) (entries []counter.Entry, alone bool, err error) {
+	if err := s.open(); err != nil {
+		return nil, false, err
+	}
+	b := bucketOf(key)
+	k := bucketKeys(b, true)
+	cl := &redisconn.Call{
+		Script: scripts.CounterLedger, Keys: []string{k[0], k[1], k[3], k[4], ledgerKey(b, key)},
+		Args: []any{key, strconv.FormatUint(after+1, 10), limit},
+	}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return nil, false, err
+	}
+	if cl.Reply == lostReply {
+		return nil, false, ErrLost
+	}
+	row, _ := cl.Reply.([]any)
+	if len(row) != 3 {
+		return nil, false, errReplied()
+	}
+	if row[0] == "" || row[0] == behindState {
+		return nil, false, nil
+	}
+	entries, err = parseEntries(row[2])
+	return entries, row[0] == absentState || row[1] == int64(1), err
+}
+
+func errReplied() error { return fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply) }
+
+// parseEntries reads a reply of XRANGE in a script.
+func parseEntries(reply any) ([]counter.Entry, error) {
+	list, ok := reply.([]any)
+	if !ok {
+		return nil, errReplied()
+	}
+	var out []counter.Entry
+	for _, v := range list {
+		pair, _ := v.([]any)
+		if len(pair) != 2 {
+			return nil, errReplied()
+		}
+		m := redis.XMessage{Values: map[string]any{}}
+		m.ID, _ = pair[0].(string)
+		fields, _ := pair[1].([]any)
+		for i := 0; i+1 < len(fields); i += 2 {
+			name, _ := fields[i].(string)
+			m.Values[name] = fields[i+1]
+		}
+		e, err := parseEntry(m)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+// Frozen calls then while all buckets are held still, with the values of counters with
+// prefix that are hot; one that does not exist is a zero State. It may be called more
+// than once; the last one holds.
+func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot map[string]counter.State) error) error {
+	return s.frozen(ctx, prefix, func(states map[string]string) error {
+		// A bucket that has lost its memory holds still, too, and has no counters.
+		all, err := s.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for _, b := range all {
+			if !b.Good {
+				return ErrLost
+			}
+		}
+		hot := make(map[string]counter.State, len(states))
+		for key, text := range states {
+			if text == behindState {
+				continue
+			}
+			if _, hot[key], err = parseState(key, text); err != nil {
+				return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+			}
+		}
+		return then(hot)
+	})
+}
+
+// Bucket is what a bucket knows of what is behind.
+type Bucket struct {
+	Number       int
+	Generation   uint64
+	Good         bool // on this run of the server
+	Epoch, Taken uint64
+	Since        time.Time // of the oldest change that is not persisted; zero: none
+	Left         uint64
+	Now, Asks    time.Time
+	Deleted      uint64
+}
+
+// Ticket is for Load.
+func (b *Bucket) Ticket() string {
+	return strconv.FormatUint(b.Generation, 10) + " " + strconv.FormatUint(b.Left, 10)
+}
+
+// Status asks buckets, or all.
+func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if len(buckets) == 0 {
+		for b := range Buckets {
+			buckets = append(buckets, b)
+		}
+	}
+	var calls []*redisconn.Call
+	for i, b := range buckets {
+		if i == 0 || c.Cluster != nil {
+			calls = append(calls, &redisconn.Call{Script: scripts.CounterStatus})
+		}
+		last := calls[len(calls)-1]
+		last.Keys = append(last.Keys, stateKey(b))
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, err
+	}
+	var out []Bucket
+	for _, cl := range calls {
+		rows, _ := cl.Reply.([]any)
+		for _, r := range rows {
+			f, _ := r.([]any)
+			if len(f) != 9 || len(out) == len(buckets) {
+				return nil, errReplied()
+			}
+			var n [9]uint64
+			for i, v := range f {
+				switch v := v.(type) {
+				case string:
+					n[i], _ = strconv.ParseUint(v, 10, 64)
+				case int64:
+					n[i] = uint64(v)
+				}
+			}
+			b := Bucket{
+				Number: buckets[len(out)], Generation: n[0], Good: n[1] == 1 && n[0] != 0, Epoch: n[2], Taken: n[3], Left: n[5],
+				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8],
+			}
+			if n[4] != 0 {
+				b.Since = time.UnixMilli(int64(n[4]))
+			}
+			out = append(out, b)
+		}
+	}
+	if len(out) != len(buckets) {
+		return nil, errReplied()
+	}
+	return out, nil
+}
+
+// BucketOf is where key is.
+func BucketOf(key string) int { return bucketOf(key) }
+
+// Adopt finds buckets of the generation good on the runs of their servers.
+func (s *Store) Adopt(ctx context.Context, generation uint64) error {
+	return s.begin(ctx, "adopt", generation, 0, time.Time{})
+}
+
+// Begin empties all buckets and begins a generation in them. Until asks, identities that
+// are not known have to be looked for behind.
+func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time.Time) error {
+	return s.begin(ctx, "begin", generation, deleted, asks)
+}
+
+func (s *Store) begin(ctx context.Context, what string, generation, deleted uint64, asks time.Time) error {
+	var until int64
+	if !asks.IsZero() {
+		until = asks.UnixMilli()
+	}
+	calls := make([]*redisconn.Call, Buckets)
+	for b := range calls {
+		calls[b] = &redisconn.Call{
+			Script: scripts.CounterBegin, Keys: append(bucketKeys(b, true), takenIdentitiesKey(b)),
+			Args: []any{what, strconv.FormatUint(generation, 10), strconv.FormatUint(deleted, 10), until, tag(b)},
+		}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return err
+	}
+	for _, cl := range calls {
+		if cl.Reply != int64(1) {
+			return ErrMoved
+		}
+	}
+	return nil
+}
+
+// Entry says of a counter where its truth is.
+type Entry struct {
+	Key   string
+	Way   Way           // Hot, Pg
+	State counter.State // of a hot one; zero: it does not exist
+	// Staged is from Stage, of a set that is not empty.
+	Staged string
+}
+
+// Load says of counters where their truth is, for which nobody else has said so. The
+// tickets are from before it was looked at, by bucket. Its error is ErrMoved when it has to
+// be looked at again. dirty: one that is to be Pg does not exist, and that is not persisted.
+func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entry) (dirty bool, err error) {
+	type entry struct {
+		Key    string `json:"key"`
+		State  string `json:"state"`
+		Set    int    `json:"set,omitempty"`
+		Staged int    `json:"staged,omitempty"`
+	}
+	by := map[int][]entry{}
+	keys := map[int][]string{}
+	for _, e := range entries {
+		b := bucketOf(e.Key)
+		if keys[b] == nil {
+			keys[b] = bucketKeys(b, true)
+		}
+		out := entry{Key: e.Key, State: behindState}
+		if e.Way == Hot {
+			out.State = formatState(e.State)
+		}
+		if e.Staged != "" {
+			keys[b] = append(keys[b], membersKey(b, e.Key), stagedKey(b, e.Staged))
+			out.Set, out.Staged = len(keys[b])-1, len(keys[b])
+		}
+		by[b] = append(by[b], out)
+	}
+	var calls []*redisconn.Call
+	for b, list := range by {
+		text, err := json.Marshal(list)
+		if err != nil {
+			return false, err
+		}
+		calls = append(calls, &redisconn.Call{Script: scripts.CounterLoad, Keys: keys[b], Args: []any{tickets[b], string(text)}})
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return false, err
+	}
+	for _, cl := range calls {
+		switch cl.Reply {
+		case "ok":
+		case "dirty":
+			dirty = true
+		case lostReply:
+			return false, ErrLost
+		default:
+			err = ErrMoved
+		}
+	}
+	return dirty, err
+}
+
+// Stage puts members of key aside for Load. It begins with an empty staged, and goes on with
+// what it returned.
+func (s *Store) Stage(ctx context.Context, key, staged string, before int, members []string) (string, error) {
+	if staged == "" {
+		staged = rand.Text()
+	}
+	for some := range slices.Chunk(members, stagePage) {
+		cl := &redisconn.Call{Script: scripts.CounterStage, Keys: []string{stagedKey(bucketOf(key), staged)}, Args: []any{stagedFor.Milliseconds(), before}}
+		for _, m := range some {
+			cl.Args = append(cl.Args, memberHash(m))
+		}
+		if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+			return "", err
+		}
+		before += len(some)
+	}
+	return staged, nil
+}
+
+func formatState(st counter.State) string {
+	if st.Version == (counter.Version{}) {
+		return absentState
+	}
+	return fmt.Sprintf("%s %d %d %d %d %d", st.Kind, st.Value, st.Updated, st.Version.Incarnation, st.Version.Sequence, st.Entries)
+}
+
+// Cut ends an epoch of a generation in all buckets. Changes wait meanwhile when a transaction
+// has to end first.
+func (s *Store) Cut(ctx context.Context, generation, epoch uint64) error {
+	locked, err := s.cut(ctx, generation, epoch)
+	if err != nil || !locked {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, cutFor)
+	defer cancel()
+	id := rand.Text()
+	defer func() { _ = s.thaw(context.WithoutCancel(ctx), id) }() // it ends by itself
+	for w := s.wait(ctx); ; {
+		if _, _, err := s.freeze(ctx, id, "freeze", 0, Buckets); err != nil {
+			return err
+		}
+		if locked, err = s.cut(ctx, generation, epoch); err != nil || !locked {
+			return err
+		}
+		lock, err := s.oldest(ctx)
+		if err == nil {
+			err = w.locked(lock)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Store) cut(ctx context.Context, generation, epoch uint64) (locked bool, err error) {
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return false, err
+	}
+	var calls []*redisconn.Call
+	for b := range Buckets {
+		if b == 0 || c.Cluster != nil {
+			calls = append(calls, &redisconn.Call{Script: scripts.CounterCut, Args: []any{strconv.FormatUint(generation, 10), strconv.FormatUint(epoch, 10)}})
+		}
+		k := bucketKeys(b, true)
+		last := calls[len(calls)-1]
+		last.Keys = append(last.Keys, k[1], k[2], k[3], k[4], k[6], takenIdentitiesKey(b))
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return false, err
+	}
+	for _, cl := range calls {
+		switch cl.Reply {
+		case "ok":
+		case "locked":
+			locked = true
+		default:
+			return false, ErrLost
+		}
+	}
+	return locked, nil
+}
+
+// Taken is a counter of a cut.
+type Taken struct {
+	Key     string
+	State   counter.State // zero: it does not exist
+	Dropped bool          // it was deleted since the cut before; this is its next life, if any
+	Entries []counter.Entry
+	Emptied bool // those who were members before are none
+	Joined  []string
+	Left    []string
+}
+
+// Take calls each with the counters of the cut that ended epoch, a part at a time, and
+// identities with the identities.
+func (s *Store) Take(ctx context.Context, epoch uint64, each func([]Taken) error, identities func([]counter.Identity) error) error {
+	for b := range Buckets {
+		err := s.takenOf(ctx, b, func(keys []string, flags map[string]string) error {
+			taken, err := s.take(ctx, b, epoch, keys, flags)
+			if err != nil {
+				return err
+			}
+			return each(taken)
+		})
+		if err != nil {
+			return err
+		}
+		for from := int64(0); ; from += page {
+			var texts []string
+			err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+				s.conn.Metrics.Commands.Inc()
+				texts, err = c.LRange(ctx, takenIdentitiesKey(b), from, from+page-1).Result()
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if len(texts) == 0 {
+				break
+			}
+			ids := make([]counter.Identity, len(texts))
+			for i, text := range texts {
+				if n, err := base64.RawURLEncoding.Decode(ids[i][:], []byte(text)); err != nil || n != len(ids[i]) {
+					return errReplied()
+				}
+			}
+			if err := identities(ids); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// takenOf calls each with the counters of a bucket that were taken, perhaps with one twice.
+func (s *Store) takenOf(ctx context.Context, b int, each func(keys []string, flags map[string]string) error) error {
+	for cursor := uint64(0); ; {
+		var pairs []string
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+			s.conn.Metrics.Commands.Inc()
+			pairs, cursor, err = c.HScan(ctx, bucketKeys(b, true)[4], cursor, "", page).Result()
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		flags := make(map[string]string, len(pairs)/2)
+		var keys []string
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if _, twice := flags[pairs[i]]; !twice {
+				keys = append(keys, pairs[i])
+			}
+			flags[pairs[i]] = pairs[i+1]
+		}
+		for some := range slices.Chunk(keys, page) {
+			if err := each(some, flags); err != nil {
+				return err
+			}
+		}
+		if cursor == 0 {
+			return nil
+		}
+	}
+}
+
+func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, flags map[string]string) ([]Taken, error) {
+	k := bucketKeys(b, true)
+	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[5]}}
+	for _, key := range keys {
+		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key))
+		cl.Args = append(cl.Args, key)
+	}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return nil, err
+	}
+	rows, _ := cl.Reply.([]any)
+	if len(rows) != len(keys) {
+		return nil, errReplied()
+	}
+	out := make([]Taken, len(keys))
+	for i, key := range keys {
+		row, _ := rows[i].([]any)
+		if len(row) != 3 {
+			return nil, errReplied()
+		}
+		t := Taken{Key: key, Dropped: flags[key] == "x"}
+		text, _ := row[0].(string)
+		var err error
+		if _, t.State, err = parseState(key, text); err != nil {
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		if t.Entries, err = parseEntries(row[1]); err != nil {
+			return nil, err
+		}
+		if row[2] != int64(0) {
+			var places map[string]string
+			err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+				s.conn.Metrics.Commands.Inc()
+				places, err = c.HGetAll(ctx, movedKey(b, epoch, key)).Result()
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+			for m, is := range places {
+				switch {
+				case m == "":
+					t.Emptied = true
+				case is == "1":
+					t.Joined = append(t.Joined, m)
+				default:
+					t.Left = append(t.Left, m)
+				}
+			}
+		}
+		out[i] = t
+	}
+	return out, nil
+}
+
+// Done forgets the cut that ended epoch: it is persisted.
+func (s *Store) Done(ctx context.Context, epoch uint64) error {
+	for b := range Buckets {
+		k := bucketKeys(b, true)
+		done := func(keys []string) error {
+			cl := &redisconn.Call{
+				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)}, Args: []any{strconv.FormatUint(epoch, 10)},
+			}
+			for _, key := range keys {
+				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key))
+				cl.Args = append(cl.Args, key)
+			}
+			return s.conn.Run(ctx, []*redisconn.Call{cl})
+		}
+		err := s.takenOf(ctx, b, func(keys []string, _ map[string]string) error { return done(keys) })
+		if err == nil {
+			err = done(nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Evict lets counters go that nobody touched for so long and that are persisted. more:
+// there may be more of them.
+func (s *Store) Evict(ctx context.Context, after time.Duration) (gone int, more bool, err error) {
+	calls := make([]*redisconn.Call, Buckets)
+	for b := range calls {
+		calls[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{after.Milliseconds(), evictAtOnce, tag(b)}}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return 0, false, err
+	}
+	for _, cl := range calls {
+		n, _ := cl.Reply.(int64)
+		gone += int(n)
+		more = more || n == evictAtOnce
+	}
+	return gone, more, nil
+}
+
+// Note notes what was committed behind: identities, and counters that have no row any more.
+func (s *Store) Note(ctx context.Context, identities []counter.Identity, gone []string, deleted uint64) error {
+	calls := map[int]*redisconn.Call{}
+	call := func(b int) *redisconn.Call {
+		if calls[b] == nil {
+			calls[b] = &redisconn.Call{
+				Script: scripts.CounterNote, Keys: []string{countersKey(b), stateKey(b), tag(b) + "a"},
+				Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
+			}
+		}
+		return calls[b]
+	}
+	for _, id := range identities {
+		b := identityBucket(id)
+		cl := call(b)
+		cl.Keys = append(cl.Keys, identityKey(b, id))
+	}
+	for _, key := range gone {
+		cl := call(bucketOf(key))
+		cl.Args = append(cl.Args, key)
+	}
+	list := make([]*redisconn.Call, 0, len(calls))
+	for _, cl := range calls {
+		list = append(list, cl)
+	}
+	return s.conn.Run(ctx, list)
+}
+
+// Held is the hot part of a transaction that is decided behind. It is to be committed or
+// aborted; what dies before is finished by who meets it.
+type Held struct {
+	ID         string
+	Generation uint64
+
+	s       *Store
+	buckets []int
+	parts   []*group
+}
+
+// Hold prepares the changes of op that hot says. at is the index of the change that refused,
+// with the refusal; then nothing is held. Its error is ErrMoved when op has to be looked at anew.
+func (s *Store) Hold(ctx context.Context, op *counter.Op, hot func(key string) bool) (h *Held, at int, refusal, err error) {
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	h = &Held{ID: rand.Text(), s: s}
+	by := map[int]*group{}
+	for i := range op.Changes {
+		key := op.Changes[i].Key
+		if !hot(key) {
+			continue
+		}
+		b := bucketOf(key)
+		if by[b] == nil {
+			by[b] = s.newGroup()
+			by[b].call.Ops = []operation{{}}
+			h.buckets, h.parts = append(h.buckets, b), append(h.parts, by[b])
+		}
+		o := &by[b].call.Ops[0]
+		o.Changes = append(o.Changes, by[b].change(i, &op.Changes[i], b))
+	}
+	calls := make([]*redisconn.Call, len(h.parts))
+	for i, b := range h.buckets {
+		if calls[i], err = s.applyCall(c, h.parts[i], "prepare", transactionPart{id: h.ID, bucket: b, home: behind}); err != nil {
+			return nil, 0, nil, err
+		}
+	}
+	if !s.before("prepare") {
+		return nil, 0, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errDead)
+	}
+	_ = s.conn.Run(ctx, calls) // each call has its error
+	at, token, lock := len(op.Changes), "", (*string)(nil)
+	var first *made
+	for _, cl := range calls {
+		o, e := parseOutcome(cl)
+		switch {
+		case e != nil:
+			err = errors.Join(err, e)
+		case o.Busy != nil:
+			lock = o.Busy
+		case len(o.Results) != 1:
+			err = errors.Join(err, errReplied())
+		case o.Results[0].Refused != "":
+			if o.Results[0].At < at {
+				first, at = &o.Results[0], o.Results[0].At
+			}
+		case token != "" && token != o.Token:
+			lock = new(string)
+		default:
+			token = o.Token
+		}
+	}
+	if err == nil && lock == nil && first == nil {
+		generation, _, _ := strings.Cut(token, " ")
+		h.Generation, err = strconv.ParseUint(generation, 10, 64)
+		if err == nil {
+			return h, 0, nil, nil
+		}
+	}
+	err = errors.Join(err, h.Abort(ctx))
+	switch {
+	case err != nil:
+		return nil, 0, nil, err
+	case lock != nil:
+		if l, ok := parseLock(*lock); ok && l.age > abandoned {
+			if err := s.finish(ctx, l); err != nil {
+				return nil, 0, nil, err
+			}
+		}
+		return nil, 0, nil, ErrMoved
+	}
+	return nil, at, first.conflict(op), nil
+}
+
+// Abort lets go of what is held. Nobody may decide for it afterwards.
+func (h *Held) Abort(ctx context.Context) error { return h.s.release(ctx, h.ID, h.buckets, h.parts) }
+
+// Commit makes what is held and returns its counters by their keys.
+func (h *Held) Commit(ctx context.Context) (map[string]counter.Counter, error) {
+	c, err := h.s.conn.Known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !h.s.before("commit") {
+		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errDead)
+	}
+	calls := make([]*redisconn.Call, len(h.parts))
+	for i, b := range h.buckets {
+		if calls[i], err = h.s.applyCall(c, h.parts[i], "commit", transactionPart{id: h.ID, bucket: b, home: behind}); err != nil {
+			return nil, err
+		}
+	}
+	_ = h.s.conn.Run(ctx, calls) // each call has its error
+	out := map[string]counter.Counter{}
+	for _, cl := range calls {
+		o, err := parseOutcome(cl)
+		if err != nil {
+			return nil, err
+		}
+		for key, text := range o.States {
+			if out[key], _, err = parseState(key, text); err != nil {
+				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,34 @@
+-- counter_begin.lua: begin a generation in a bucket, or find the bucket good on this run of the server.
+--
+-- KEYS     the eight of the bucket, hc:{n}:u
+-- ARGV     adopt or begin; the generation; highest incarnation that was deleted; until when identities that
+--          are not known are to be looked for, ms; what names of the bucket begin with
+-- Returns  1; 0 when the bucket is of a newer generation, or, for adopt, of another
+-- Safe to repeat and to arrive late: a generation begins once. begin removes all there is of the bucket; its
+-- names are made here, all in its slot, because only the bucket knows them. O(what is in the bucket).
+
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local is = redis.call('HGET', KEYS[2], 'generation')
+if ARGV[1] == 'adopt' then
+  if is ~= ARGV[2] then return 0 end
+  redis.call('HSET', KEYS[2], 'run', run)
+  return 1
+end
+if is and tonumber(is) > tonumber(ARGV[2]) then return 0 end
+if is == ARGV[2] then
+  redis.call('HSET', KEYS[2], 'run', run)
+  return 1
+end
+for _, from in ipairs({1, 4, 5}) do
+  for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
+    redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key)
+  end
+end
+for _, from in ipairs({7, 9}) do
+  for _, id in ipairs(redis.call('LRANGE', KEYS[from], 0, -1)) do redis.call('UNLINK', ARGV[5] .. 'i:' .. id) end
+end
+for _, lock in ipairs(redis.call('HVALS', KEYS[3])) do redis.call('UNLINK', ARGV[5] .. 'x:' .. string.match(lock, '^%S+')) end
+local told = redis.call('HGET', KEYS[2], 'told')
+redis.call('UNLINK', unpack(KEYS))
+redis.call('HSET', KEYS[2], 'generation', ARGV[2], 'run', run, 'epoch', 1, 'left', 0, 'deleted', ARGV[3], 'asks', ARGV[4], 'told', told or 0)
+return 1

@@ -1,0 +1,22 @@
+-- counter_evict.lua: let counters of a bucket go that nobody touched for long.
+--
+-- KEYS     the eight of the bucket
+-- ARGV     how long, ms; how many at most; what names of the bucket begin with
+-- Returns  how many were old enough
+-- Safe to repeat: what is dirty, on its way to PostgreSQL or locked stays. The names of sets are made here, in the
+-- bucket's slot. O(counters).
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+if not redis.call('HGET', KEYS[2], 'generation') then return 0 end
+local old, gone = redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', string.format('%.0f', now - ARGV[1]), 'LIMIT', 0, ARGV[2]), 0
+for _, key in ipairs(old) do
+  if redis.call('HEXISTS', KEYS[4], key) + redis.call('HEXISTS', KEYS[5], key) + redis.call('HEXISTS', KEYS[3], key) == 0 then
+    redis.call('ZREM', KEYS[8], key)
+    redis.call('HDEL', KEYS[1], key)
+    redis.call('UNLINK', ARGV[3] .. 'm:' .. key, ARGV[3] .. 'l:' .. key)
+    gone = gone + 1
+  end
+end
+if gone > 0 then redis.call('HINCRBY', KEYS[2], 'left', gone) end
+return gone
