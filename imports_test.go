@@ -78,7 +78,7 @@ var layers = []layer{
 	{"cmd/headcount/e2e", nil},      // tests alone
 	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
-		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "gateway/counters",
+		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "gateway/counters",
 		"presence", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
 		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
 	}},

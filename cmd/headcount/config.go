@@ -195,9 +195,6 @@ func (c *Config) checkCounters() error {
 		if problem := pgstore.CheckURL(c.Postgres); problem != "" {
 			return setting.Refuse("postgres", "%s", problem)
 		}
-		if c.Redis != "" {
-			return setting.Refuse("postgres", "counters cannot be in PostgreSQL behind Redis yet; leave --postgres out, and they are in Redis")
-		}
 	}
 	if c.Rules = counter.BuiltinRules(); c.Counters == "" {
 		return nil

@@ -251,7 +251,6 @@ var refused = map[string]struct {
 	"rules that are a folder":                   {flag: "counters", args: "--counters ."},
 	"postgres of another scheme":                {flag: "postgres", args: "--postgres mysql://h/d"},
 	"postgres with a bad port":                  {flag: "postgres", args: "--postgres postgres://h:x/d"},
-	"postgres behind redis":                     {flag: "postgres", args: "--redis redis://h --postgres postgres://h/d"},
 	"persist-interval 0":                        {flag: "persist-interval", args: "--persist-interval 0s"},
 	"cold-after that is none":                   {flag: "cold-after", args: "--cold-after soon"},
 	"cold-after under the interval":             {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
@@ -374,7 +373,7 @@ func TestValidateWithRedis(t *testing.T) {
 		"TLS, user, database":               {func(c *Config) { c.Redis = "rediss://u:p%23@h:6380/3?dial_timeout=3s" }, ""},
 		"cluster":                           {func(c *Config) { c.Redis = "redis://h:1?addr=i:2&addr=[::1]:3" }, ""},
 		"sentinel":                          {func(c *Config) { c.Redis = "redis://h:26379/1?master_name=m&addr=i:2&password=p" }, ""},
-		"PostgreSQL too":                    {func(c *Config) { c.Postgres = "postgres://h/d" }, "postgres"},
+		"PostgreSQL too":                    {func(c *Config) { c.Postgres = "postgres://h/d" }, ""},
 		"a data directory":                  {func(c *Config) { c.DataDir = "/data" }, "data-dir"},
 		"peers":                             {func(c *Config) { c.Peers = []string{"eu=redis://h", "us=redis://i?addr=j:1"} }, ""},
 	} {

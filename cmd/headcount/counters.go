@@ -10,6 +10,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/boltstore"
 	"headcount/counter/memstore"
+	"headcount/counter/persistent"
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
 	"headcount/gateway"
@@ -32,6 +33,7 @@ type counters struct {
 	combiner *counter.Combiner
 	distant  bool // the store is a server of its own, and may be away
 	up       atomic.Bool
+	behind   *atomic.Bool // PostgreSQL behind Redis has answered once; nil: there is none
 	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
 }
 
@@ -58,6 +60,9 @@ func (c *counters) ready() error {
 	if c.distant && !c.Up() {
 		return errors.New("the store of counters, " + c.where + ", cannot be reached")
 	}
+	if c.behind != nil && !c.behind.Load() { // later, what is in Redis goes on without it
+		return errors.New("PostgreSQL, behind Redis, cannot be reached")
+	}
 	return nil
 }
 
@@ -66,14 +71,21 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
 	lanes := counter.CombinerConfig{}
 	switch {
-	// A store in Redis in front of PostgreSQL has its place here. Until there is one,
-	// Config.Validate refuses the two together.
+	case s.cfg.Redis != "" && s.cfg.Postgres != "":
+		c.where, c.distant, lanes.Lanes = "Redis, and PostgreSQL behind it", true, redisLanes
+		c.behind = &atomic.Bool{}
+		c.store, err = persistent.Open(ctx, persistent.Config{
+			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter,
+			Registerer: s.registry, Log: s.log, OnRedis: c.storeState,
+			OnPostgres: func(up bool) {
+				if up {
+					c.behind.Store(true)
+				}
+			},
+		})
 	case s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
 		c.store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c.storeState})
-		if errors.Is(err, pgstore.ErrConfig) {
-			return setting.Refuse("postgres", "%s", strings.TrimPrefix(err.Error(), "pgstore: "+pgstore.ErrConfig.Error()+": "))
-		}
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes = "Redis", true, redisLanes
 		c.store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c.storeState})
@@ -85,6 +97,10 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	default:
 		c.where, lanes.Instant = "memory", true
 		c.store = memstore.New(memstore.Config{})
+	}
+	if errors.Is(err, pgstore.ErrConfig) {
+		_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
+		return setting.Refuse("postgres", "%s", problem)
 	}
 	if err != nil {
 		return err
