@@ -33,7 +33,7 @@ type counters struct {
 	combiner *counter.Combiner
 	distant  bool // the store is a server of its own, and may be away
 	up       atomic.Bool
-	behind   *atomic.Bool // PostgreSQL behind Redis has answered once; nil: there is none
+	behind   *atomic.Bool                    // PostgreSQL behind Redis has answered once; nil: there is none
 	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
 }
 
