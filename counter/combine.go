@@ -25,10 +25,20 @@ type CombinerConfig struct {
 	Batch int
 	// WriteTimeout is the time one write may take, default 10s.
 	WriteTimeout time.Duration
+	// Pace is how long, at most, changes gather after a write began, while changes
+	// come fast: over hotRate operations a second in a lane. A lane that is not hot does not wait,
+	// and neither does a hot one once nobody comes any more. Default 0: never.
+	Pace time.Duration
 	// Instant says that the store waits for nothing but the processor (memory):
 	// a lone operation is made by its caller, and has no goroutine and no timeout.
 	Instant bool
 }
+
+const (
+	hotRate  = 1000             // operations a second, from which a lane is hot
+	hotLeast = 4                // and so many of them in one write
+	stall    = time.Millisecond // a hot lane in which nobody came for this long writes
+)
 
 // Combiner stands in front of a Writer. While a write of a lane is under way
 // the operations of its keys gather, and go as one when it has ended; a lone
@@ -164,15 +174,36 @@ func (l *lane) hand() {
 // run writes until nothing is left.
 func (l *lane) run() {
 	for {
+		began, calls := time.Now(), len(l.w.calls)
+		since := began.Sub(l.w.began)
+		l.w.began = began
 		ctx, cancel := context.WithTimeout(context.Background(), l.c.cfg.WriteTimeout)
 		l.write(ctx)
 		cancel()
 		// Who was answered just now and calls again goes with the next write rather
 		// than with the one after.
 		runtime.Gosched()
+		if l.c.cfg.Pace > 0 && calls >= hotLeast && float64(calls) >= hotRate*since.Seconds() {
+			l.pause(began.Add(l.c.cfg.Pace))
+		}
 		if !l.take() {
 			return
 		}
+	}
+}
+
+// pause lets changes gather until then, or until no more come.
+func (l *lane) pause(until time.Time) {
+	for waiting := -1; ; {
+		l.mu.Lock()
+		now, closed := l.waiting, l.closed
+		l.mu.Unlock()
+		left := time.Until(until)
+		if now == waiting || now >= l.c.cfg.Batch || left <= 0 || closed {
+			return
+		}
+		waiting = now
+		time.Sleep(min(stall, left))
 	}
 }
 
@@ -205,6 +236,7 @@ func (l *lane) take() bool {
 // writing is the room that one write needs, kept for the next.
 type writing struct {
 	calls []*call
+	began time.Time // when the last write began
 	ops   []Op
 	at    []int         // for each call the index of its op in ops
 	sums  map[sumOf]int // ops that more may be merged into

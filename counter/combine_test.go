@@ -295,3 +295,79 @@ func TestContractCombined(t *testing.T) {
 		})
 	}
 }
+
+// slow is a store whose writes take a while.
+type slow struct {
+	*memstore.Store
+	takes  time.Duration
+	mu     sync.Mutex
+	writes int
+}
+
+func (s *slow) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	time.Sleep(s.takes)
+	s.mu.Lock()
+	s.writes++
+	s.mu.Unlock()
+	return s.Store.Apply(ctx, ops)
+}
+
+func (s *slow) Writes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writes
+}
+
+// A key that changes fast is written at the pace, nobody waits much longer, and who
+// comes to a lane that is not hot does not wait.
+func TestAHotLaneKeepsItsPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const takes, pace = 200 * time.Microsecond, 7 * time.Millisecond
+		s := &slow{Store: memstore.New(memstore.Config{}), takes: takes}
+		c := counter.NewCombiner(s, counter.CombinerConfig{Pace: pace})
+		took := func() time.Duration {
+			began := time.Now()
+			if r := c.Do(t.Context(), add(sum, "s:1", 1)); r.Err != nil {
+				t.Error(r.Err)
+			}
+			return time.Since(began)
+		}
+		for range 3 {
+			if d := took(); d != takes {
+				t.Errorf("a lone change took %s, want %s", d, takes)
+			}
+		}
+		var wg sync.WaitGroup
+		before, began := s.Writes(), time.Now()
+		for range 20_000 { // in a second
+			time.Sleep(50 * time.Microsecond)
+			wg.Go(func() {
+				if d := took(); d > pace+2*takes {
+					t.Errorf("a change took %s, want at most %s", d, pace+2*takes)
+				}
+			})
+		}
+		wg.Wait()
+		if n, most := s.Writes()-before, int(time.Since(began)/pace)+10; n > most {
+			t.Errorf("%d writes in %s, want at most %d", n, time.Since(began), most)
+		}
+		time.Sleep(pace)
+		if d := took(); d != takes {
+			t.Errorf("a lone change after the rush took %s, want %s", d, takes)
+		}
+		// Callers who wait for their answers are not held back until the pace ends.
+		before, began = s.Writes(), time.Now()
+		for range 64 {
+			wg.Go(func() {
+				for range 100 {
+					took()
+				}
+			})
+		}
+		wg.Wait()
+		if d := time.Since(began); d > 100*(takes+3*time.Millisecond) {
+			t.Errorf("100 changes one after the other took %s", d)
+		}
+		c.Close()
+	})
+}
