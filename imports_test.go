@@ -72,7 +72,7 @@ var layers = []layer{
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
 		"presence", "presence/unread", "presence/heartbeat",
 	}},
-	{"cmd/bench", nil},              // runs the program
+	{"cmd/bench", []string{"counter/pgtest", "presence/redistest"}}, // runs the program
 	{"cmd/hostile", nil},            // runs the program
 	{"cmd/headcount/simulate", nil}, // a black box client
 	{"cmd/headcount/e2e", nil},      // tests alone

@@ -51,7 +51,7 @@ func main() {
 }
 
 // helpers are the parts that this program runs as separate processes.
-var helpers = map[string]func(args []string) error{"floor": floor, "readers": readers, "arrive": arrive}
+var helpers = map[string]func(args []string) error{"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": bare}
 
 // The cores of the server and of its clients.
 const serverCore, clientCore = "0", "1"

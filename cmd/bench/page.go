@@ -32,6 +32,16 @@ var scenarios = []struct {
 	{"arrive", arrived},
 	{"quiet", simulated([]string{"--ping-interval", "10m"}, "--scenario", "idle", "--users", "10000", "--pages", "100", "--duration", "8s")},
 	{"idle", simulated(nil, "--scenario", "idle", "--users", "10000", "--pages", "100", "--duration", "60s")},
+	{"floor-gin", plain},
+	{"one-key", counted(nil)},
+	{"many-keys", counted(nil, "-keys", "views:*")},
+	{"batches", counted(nil, "-keys", "views:*", "-batch", "1000", "-callers", "4")},
+	{"file-sum", inFile("-keys", "votes:1")},
+	{"file-exact", inFile("-keys", "stock:1")},
+	{"file-keys", inFile("-keys", "views:*")},
+	{"redis-key", inRedis},
+	{"redis-members", membersInRedis},
+	{"postgres", inPostgres},
 }
 
 // quick are the flags with which only the machine limits the deliveries.
@@ -67,6 +77,17 @@ var rows = []struct {
 	{"**Churn**, 1,000 users, 200 come or leave a second: a join is seen by another client after ms, median", "churn join_p50_ms", 1, 1, ""},
 	{"… 99 %, ms", "churn join_p99_ms", 1, 1, ""},
 	{"… % of a core", "churn server_cpu_percent_of_a_core", 1, 1, ""},
+	{"**Counters**, in memory, 64 clients: CPU µs of an increment of one key", "one-key cpu_us_per_call", 1, 1, "asked 1.25 times the floor: {floor-gin cpu_us_per_call}, a bare gin handler that parses the body and answers"},
+	{"… of one of a million keys", "many-keys cpu_us_per_call", 1, 1, "one key may not be slower"},
+	{"… increments/s of one key", "one-key calls_per_s", 1, 0, "floor: {floor-gin calls_per_s}"},
+	{"… changes per CPU s, in batches of 1,000", "batches changes_per_cpu_s", 1, 0, "asked 1,000,000"},
+	{"… with `--data-dir`, one key of kind sum: changes/s, as times one fsync each", "file-sum times", 1, 1, "asked 20; {file-sum changes_per_s} changes/s"},
+	{"… one key of kind exact", "file-exact times", 1, 1, "asked 20; {file-exact changes_per_s} changes/s"},
+	{"… a million keys", "file-keys times", 1, 1, "asked 20; {file-keys changes_per_s} changes/s"},
+	{"… with `--redis`, one key at 20,000/s: commands/s in Redis", "redis-key commands_per_s", 1, 0, "asked 50; {redis-key calls_per_s} calls/s"},
+	{"… p99, ms", "redis-key p99_ms", 1, 1, "asked 10"},
+	{"… bytes of a member in Redis, a million in one set", "redis-members bytes_each", 1, 1, "asked 24"},
+	{"… with `--postgres`, one key of kind exact: changes/s, as times plain updates from 64 connections", "postgres times", 1, 1, "asked 20; {postgres changes_per_s} and {postgres updates_per_s} a second"},
 }
 
 // page is BENCHMARKS.md. A row without figures is left out.

@@ -1,0 +1,429 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter/pgtest"
+	"headcount/presence/redistest"
+)
+
+const (
+	callers  = 64 // clients that change counters, each waiting for its answer
+	callTime = 4 * time.Second
+	manyKeys = 1_000_000
+	apiKey   = "the API key of the benchmark"
+)
+
+// counted runs a server with flags, and clients who change its counters.
+func counted(serve []string, client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+		err = b.withServer(ctx, append([]string{"--api-key", apiKey}, serve...), func(url string, pid int) (err error) {
+			figures, err = b.calls(ctx, url, pid, client...)
+			return err
+		})
+		return figures, err
+	}
+}
+
+// calls runs clients on a core of their own.
+func (b *bench) calls(ctx context.Context, url string, pid int, client ...string) (figures map[string]float64, err error) {
+	err = output(on(ctx, clientCore, b.self, append([]string{"calls", "-url", url, "-pid", strconv.Itoa(pid)}, client...)...), &figures)
+	return figures, err
+}
+
+// plain measures the floor of a call: a handler that reads the body as JSON and
+// answers with a counter, and does nothing else.
+func plain(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	addr, err := freeAddr()
+	if err != nil {
+		return nil, err
+	}
+	serving, cancel := context.WithCancel(ctx)
+	defer cancel()
+	server := on(serving, serverCore, b.self, "gin", addr)
+	if err := server.Start(); err != nil {
+		return nil, err
+	}
+	defer func() { cancel(); _ = server.Wait() }()
+	c, err := dial(addr) // waits until the server listens
+	if err != nil {
+		return nil, err
+	}
+	_ = c.Close()
+	return b.calls(ctx, "http://"+addr, server.Process.Pid)
+}
+
+// bare is the server of plain.
+func bare(args []string) error {
+	gin.SetMode(gin.ReleaseMode)
+	e := gin.New()
+	var value atomic.Int64
+	e.POST("/api/v1/counters/:key/increment", func(c *gin.Context) {
+		var body struct{ Delta int64 }
+		if err := c.ShouldBindJSON(&body); err != nil {
+			c.Status(http.StatusBadRequest)
+			return
+		}
+		c.JSON(http.StatusOK, struct {
+			Key       string    `json:"key"`
+			Kind      string    `json:"kind"`
+			Value     int64     `json:"value"`
+			UpdatedAt time.Time `json:"updated_at"`
+			Version   string    `json:"version"`
+			Exact     bool      `json:"exact"`
+		}{c.Param("key"), "sum", value.Add(body.Delta), time.Now().UTC().Truncate(time.Second), "1700000000000-42", true})
+	})
+	return http.ListenAndServe(args[0], e)
+}
+
+// inFile measures changes of counters in a data directory, and beside them what one
+// fsync costs there.
+func inFile(client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (map[string]float64, error) {
+		dir, err := os.MkdirTemp(".", "bench") // /tmp may be memory
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		floor, err := syncs(filepath.Join(dir, "floor"))
+		if err != nil {
+			return nil, err
+		}
+		figures, err := counted([]string{"--data-dir", filepath.Join(dir, "data")}, client...)(ctx, b)
+		if err == nil {
+			figures["fsyncs_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
+		}
+		return figures, err
+	}
+}
+
+// syncs returns how many times a second a page of a file can be written and synced,
+// one after the other.
+func syncs(name string) (float64, error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	page, n, began := make([]byte, 4096), 0, time.Now()
+	for ; time.Since(began) < callTime/4; n++ {
+		if _, err := f.WriteAt(page, int64(n%64)*4096); err != nil {
+			return 0, err
+		}
+		if err := f.Sync(); err != nil {
+			return 0, err
+		}
+	}
+	return float64(n) / time.Since(began).Seconds(), nil
+}
+
+// inPostgres measures changes of one exact counter in PostgreSQL, and beside them
+// plain updates of one row, each from as many connections as there are clients.
+func inPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withRig(func(r *rig) error {
+		server := pgtest.Start(r, "fsync=on", "shared_buffers=256MB")
+		floor, err := updates(ctx, server.Database(r))
+		if err != nil {
+			return err
+		}
+		if figures, err = counted([]string{"--postgres", server.Database(r)}, "-keys", "stock:1")(ctx, b); err != nil {
+			return err
+		}
+		figures["updates_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
+		return nil
+	})
+	return figures, err
+}
+
+func updates(ctx context.Context, url string) (float64, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return 0, err
+	}
+	cfg.MaxConns, cfg.MinConns = callers, callers
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, "create table plain (key text primary key, value bigint not null) with (fillfactor = 50); insert into plain values ('k', 0)"); err != nil {
+		return 0, err
+	}
+	var n atomic.Int64
+	var group sync.WaitGroup
+	errs := make(chan error, callers)
+	began := time.Now()
+	for range callers {
+		group.Go(func() {
+			for time.Since(began) < callTime {
+				if _, err := pool.Exec(ctx, "update plain set value = value + 1 where key = 'k'"); err != nil {
+					errs <- err
+					return
+				}
+				n.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	close(errs)
+	return float64(n.Load()) / time.Since(began).Seconds(), <-errs
+}
+
+// inRedis measures changes of one counter at a steady rate, and how many commands
+// Redis runs for them.
+func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withRig(func(r *rig) error {
+		server := redistest.Start(r)
+		err := b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) (err error) {
+			idle, began := commands(r, server), time.Now()
+			time.Sleep(callTime / 2)
+			rest := (commands(r, server) - idle) / time.Since(began).Seconds()
+			before, began := commands(r, server), time.Now()
+			if figures, err = b.calls(ctx, url, pid, "-rate", "20000", "-callers", "500"); err == nil {
+				figures["commands_per_s"] = (commands(r, server)-before)/time.Since(began).Seconds() - rest
+			}
+			return err
+		})
+		return err
+	})
+	return figures, err
+}
+
+// membersInRedis measures what a member of a set takes in Redis.
+func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withRig(func(r *rig) error {
+		server := redistest.Start(r)
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
+			before := memory(r, server)
+			if _, err := b.calls(ctx, url, pid, "-members", strconv.Itoa(manyKeys)); err != nil {
+				return err
+			}
+			figures = map[string]float64{"bytes_each": (memory(r, server) - before) / manyKeys}
+			return nil
+		})
+	})
+	return figures, err
+}
+
+// commands is how many commands Redis has run for its clients; what scripts call is
+// not among them.
+func commands(r *rig, s *redistest.Server) float64 { return info(r, s, "total_commands_processed") }
+
+func memory(r *rig, s *redistest.Server) float64 { return info(r, s, "used_memory") }
+
+func info(r *rig, s *redistest.Server, field string) float64 {
+	text, _ := s.Do(r, "INFO").(string)
+	_, rest, _ := strings.Cut(text, "\n"+field+":")
+	line, _, _ := strings.Cut(rest, "\r")
+	n, err := strconv.ParseFloat(line, 64)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return n
+}
+
+// rig lets the servers of tests run here. It panics where a test would fail.
+type rig struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (r *rig) Helper()                   {}
+func (r *rig) Cleanup(f func())          { r.cleanups = append(r.cleanups, f) }
+func (r *rig) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
+func (r *rig) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
+func (r *rig) Fatal(a ...any)            { panic(errors.New(fmt.Sprint(a...))) }
+
+func (r *rig) TempDir() string {
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// withRig runs f and ends the servers that it started.
+func withRig(f func(*rig) error) (err error) {
+	r := &rig{}
+	defer func() {
+		if failed, ok := recover().(error); ok {
+			err = failed
+		}
+		for _, c := range slices.Backward(r.cleanups) {
+			c()
+		}
+	}()
+	return f(r)
+}
+
+// calls is the clients: each sends a change and waits for the answer before the next.
+func calls(args []string) error {
+	f := flag.NewFlagSet("calls", flag.ContinueOnError)
+	target := f.String("url", "", "the server")
+	pid := f.Int("pid", 0, "its process")
+	keys := f.String("keys", "views:1", "the key, or a prefix and * for a million keys")
+	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
+	members := f.Int("members", 0, "add so many members to one set, instead of changes")
+	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
+	clients := f.Int("callers", callers, "clients")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	u, err := url.Parse(*target)
+	if err != nil {
+		return err
+	}
+	r := &caller{host: u.Host, keys: *keys, batch: *batch, members: *members}
+	var group sync.WaitGroup
+	var turn, left atomic.Int64
+	left.Store(int64(*members))
+	took, errs := make([][]time.Duration, *clients), make([]error, *clients)
+	grown, cpu, began := nowMemory(*pid), cpuTime(*pid), time.Now()
+	for i := range *clients {
+		group.Go(func() {
+			c, err := dial(u.Host)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer c.Close()
+			in := bufio.NewReaderSize(c, 64<<10)
+			for {
+				due := time.Now()
+				if *rate > 0 { // late calls are measured from when they were due
+					due = began.Add(time.Duration(float64(turn.Add(1)) / *rate * float64(time.Second)))
+					time.Sleep(time.Until(due))
+				}
+				from := -1
+				if *members > 0 {
+					if from = int(left.Add(-1000)); from < 0 {
+						return
+					}
+				} else if time.Since(began) > callTime {
+					return
+				}
+				if errs[i] = r.call(c, in, from); errs[i] != nil {
+					return
+				}
+				took[i] = append(took[i], time.Since(due))
+			}
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	seconds, used := time.Since(began).Seconds(), cpuTime(*pid)-cpu
+	all := slices.Sorted(slices.Values(slices.Concat(took...)))
+	n := float64(len(all))
+	changes := n * float64(max(*batch, 1))
+	return tell(map[string]float64{
+		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
+		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
+		"grown_mb": (nowMemory(*pid) - grown) / 1e6,
+	})
+}
+
+// caller makes the calls of all clients.
+type caller struct {
+	host, keys     string
+	batch, members int
+}
+
+// key is one that fits keys.
+func (r *caller) key() string {
+	if prefix, many := strings.CutSuffix(r.keys, "*"); many {
+		return prefix + strconv.Itoa(rand.IntN(manyKeys))
+	}
+	return r.keys
+}
+
+// call makes one call and reads its answer. from is the first of the members to add.
+func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
+	path, body := "/api/v1/counters/"+r.key()+"/increment", []byte(`{"delta":1}`)
+	switch {
+	case from >= 0:
+		add := make([]string, 1000)
+		for i := range add {
+			add[i] = "user" + strconv.Itoa(from+i)
+		}
+		path = "/api/v1/counters/likes:1/members"
+		body, _ = json.Marshal(map[string]any{"add": add}) // strings
+	case r.batch > 0:
+		b := append(make([]byte, 0, 64*r.batch), `{"changes":[`...)
+		for i := range r.batch {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = fmt.Appendf(b, `{"key":%q,"delta":1}`, r.key())
+		}
+		path, body = "/api/v1/counters", append(b, `]}`...)
+	}
+	request := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", path, r.host, apiKey, len(body), body)
+	if _, err := c.Write(request); err != nil {
+		return err
+	}
+	status, err := in.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	ok := bytes.Contains(status, []byte(" 200 "))
+	said, length := string(status), 0
+	for {
+		line, err := in.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if len(line) <= 2 {
+			break
+		}
+		if name, value, _ := bytes.Cut(line, []byte(": ")); bytes.EqualFold(name, []byte("Content-Length")) {
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
+				return err
+			}
+		}
+	}
+	if !ok {
+		text, _ := io.ReadAll(io.LimitReader(in, int64(length)))
+		return fmt.Errorf("%s: %s%s", path, said, text)
+	}
+	_, err = in.Discard(length)
+	return err
+}
+
+// nowMemory is the resident memory of the process, in bytes.
+func nowMemory(pid int) float64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseFloat(fields[1], 64)
+	return pages * float64(os.Getpagesize())
+}
