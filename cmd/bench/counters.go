@@ -287,7 +287,8 @@ func calls(args []string) error {
 	f := flag.NewFlagSet("calls", flag.ContinueOnError)
 	target := f.String("url", "", "the server")
 	pid := f.Int("pid", 0, "its process")
-	keys := f.String("keys", "views:1", "the key, or a prefix and * for a million keys")
+	keys := f.String("keys", "views:1", "the key, or a prefix and * for many keys")
+	many := f.Int("many", manyKeys, "how many keys the * of -keys stands for")
 	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
 	members := f.Int("members", 0, "add so many members to one set, instead of changes")
 	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
@@ -299,7 +300,7 @@ func calls(args []string) error {
 	if err != nil {
 		return err
 	}
-	r := &caller{host: u.Host, keys: *keys, batch: *batch, members: *members}
+	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch}
 	var group sync.WaitGroup
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
@@ -352,14 +353,14 @@ func calls(args []string) error {
 
 // caller makes the calls of all clients.
 type caller struct {
-	host, keys     string
-	batch, members int
+	host, keys  string
+	many, batch int
 }
 
 // key is one that fits keys.
 func (r *caller) key() string {
 	if prefix, many := strings.CutSuffix(r.keys, "*"); many {
-		return prefix + strconv.Itoa(rand.IntN(manyKeys))
+		return prefix + strconv.Itoa(rand.IntN(r.many))
 	}
 	return r.keys
 }
