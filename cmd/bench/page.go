@@ -84,7 +84,7 @@ var rows = []struct {
 	{"… with `--data-dir`, one key of kind sum: changes/s, as times one fsync each", "file-sum times", 1, 1, "asked 20; {file-sum changes_per_s} changes/s"},
 	{"… one key of kind exact", "file-exact times", 1, 1, "asked 20; {file-exact changes_per_s} changes/s"},
 	{"… a million keys", "file-keys times", 1, 1, "asked 20; {file-keys changes_per_s} changes/s"},
-	{"… with `--redis`, one key at 20,000/s: commands/s in Redis", "redis-key commands_per_s", 1, 0, "asked 50; {redis-key calls_per_s} calls/s"},
+	{"… with `--redis`, one key at 20,000/s: scripts/s in Redis", "redis-key scripts_per_s", 1, 0, "asked 50; {redis-key calls_per_s} calls/s"},
 	{"… p99, ms", "redis-key p99_ms", 1, 1, "asked 10"},
 	{"… bytes of a member in Redis, a million in one set", "redis-members bytes_each", 1, 1, "asked 24"},
 	{"… with `--postgres`, one key of kind exact: changes/s, as times plain updates from 64 connections", "postgres times", 1, 1, "asked 20; {postgres changes_per_s} and {postgres updates_per_s} a second"},
