@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	patience = 4 * time.Second // of an operation whose counters are on their way
+	patience = 8 * time.Second // of an operation whose counters are on their way
 	tryAgain = 2 * time.Millisecond
 )
 

@@ -108,7 +108,7 @@ func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg
 }
 
 func TestContractOnOneServer(t *testing.T) {
-	server := redistest.Start(t, durable...)
+	server := redistest.StartSecure(t, durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
 		pg := pgtest.Single(t)

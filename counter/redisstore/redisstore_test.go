@@ -96,8 +96,9 @@ func awaitServed(t testing.TB, s counter.Reader) {
 	}
 }
 
+// The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
 func TestContractOnOneServer(t *testing.T) {
-	server := redistest.Start(t, durable...)
+	server := redistest.StartSecure(t, durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
 		return instance(t, server.URL(), []*redistest.Server{server}, 4)
