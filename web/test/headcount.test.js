@@ -11,6 +11,7 @@ let storage;
 
 // What is loaded after a failed attempt, so that it is there without waiting.
 for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
+await import('../more.js');
 
 class FakeWebSocket extends EventTarget {
   sent = [];
@@ -87,11 +88,11 @@ const count = (page, number, version, more) => ({
 beforeEach(() => {
   sockets = [];
   clients = [];
-  storage = new Map();
+  storage = {};
   mock.timers.enable({ apis: ['setTimeout'] });
   mock.method(Math, 'random', () => 0.5);
   globalThis.WebSocket = FakeWebSocket;
-  globalThis.localStorage = { getItem: (k) => storage.get(k) ?? null, setItem: (k, v) => storage.set(k, v) };
+  globalThis.localStorage = storage;
   const page = new EventTarget();
   globalThis.addEventListener = page.addEventListener.bind(page);
   globalThis.dispatchEvent = page.dispatchEvent.bind(page);
@@ -255,7 +256,6 @@ test('versions are ordered by incarnation, then by sequence, as numbers', async 
     ['1700000000000-999', '1700000000001-1'],
     ['9-1', '10-0'],
     ['1-9007199254740992', '1-9007199254740993'],
-    ['nonsense', '1-1'],
     [undefined, '1-1'],
   ]) {
     const page = `v ${older}`;
@@ -481,8 +481,8 @@ test('on another origin the id goes along, from the storage', async () => {
   await settle();
   assert.equal(sockets[0].url.search, '');
   sockets[0].welcome();
-  assert.deepEqual([...storage], [['headcount_id https://stored.example', 'u.sig']]);
-  storage.set('headcount_id https://stored.example', 'newer.sig'); // by another tab
+  assert.deepEqual(storage, { 'headcount_id https://stored.example': 'u.sig' });
+  storage['headcount_id https://stored.example'] = 'newer.sig'; // by another tab
   sockets[0].drop();
   await tick(500);
   assert.equal(sockets[1].url.searchParams.get('id'), 'newer.sig');
@@ -492,7 +492,7 @@ test('where storage is forbidden the id is kept in memory', async () => {
   const forbid = () => {
     throw new DOMException('no', 'SecurityError');
   };
-  globalThis.localStorage = { getItem: forbid, setItem: forbid };
+  globalThis.localStorage = new Proxy({}, { get: forbid, set: forbid });
   client({}, 'https://forbidden.example').join('p');
   await settle();
   sockets[0].welcome({ id: 'mem.sig' });
