@@ -184,8 +184,8 @@ class Fallback extends EventTarget {
   /** Says a counter, with whether the user is a member, which the streams do not tell. */
   #counter(/** @type {any} */ counter) {
     const { key, kind, version } = counter;
-    const say = (/** @type {boolean} */ mine) => this.#say({ type: 'counter', ...counter, ...(mine && { mine }) });
-    if (kind !== 'members') return say(false);
+    const say = (/** @type {any} */ { member, ...now }) => this.#say({ type: 'counter', ...now, ...(member && { mine: true }) });
+    if (kind !== 'members') return say(counter);
     const known = this.#sets.get(key);
     if (known?.version === version) return;
     this.#sets.set(key, counter);
@@ -193,9 +193,9 @@ class Fallback extends EventTarget {
       .then(() => {
         if (this.#sets.get(key) === counter) return this.#fetch(`${COUNTERS}/${encodeURIComponent(key)}/members/me`);
       })
-      .then((answer) => answer && say(answer.member))
+      .then((answer) => answer && say(answer))
       .catch(({ status }) => {
-        if (status) say(false); // who may only read is no member
+        if (status) say(counter); // who may only read is no member
         else this.#sets.delete(key);
       });
   }

@@ -65,7 +65,9 @@ function list() {
   // This page is always listed. The examples fill up what nobody is on, unless the
   // key shows that this is somebody's site.
   const fill = key.value && top.length > 0 ? [] : PAGES;
-  const names = [...new Set([...top.slice(0, LISTED), ...(top.includes(page) ? [] : [page]), ...fill])].slice(0, Math.max(LISTED, PAGES.length + 1));
+  const listed = top.slice(0, LISTED);
+  if (!listed.includes(page)) listed.splice(LISTED - 1, 1, page);
+  const names = [...new Set([...listed, ...fill])].slice(0, LISTED);
   const known = new Map([...$('pages').children].map((item) => [item.dataset.page, item]));
   names.forEach((name, i) => {
     const item = known.get(name) ?? row(name);
@@ -131,13 +133,15 @@ function showState() {
 /** The key of a counter of this page; keys have no star, and at most 128 characters. */
 const lastingKey = (kind) => [...`${kind}:${page.replaceAll('*', '_')}`].slice(0, 128).join('');
 
+$('views').addEventListener('counter', ({ detail }) => ($('views-word').textContent = detail.value === 1 ? 'view' : 'views'));
+
 let viewed; // the page whose view was counted last
 
 /** Shows the page's counters, and counts a view when this tab may do what the site's server does. */
 function lasting() {
   for (const kind of ['views', 'likes']) $(kind).setAttribute('key', lastingKey(kind));
-  const path = `/api/v1/counters/${encodeURIComponent(lastingKey('views'))}/increment`;
-  $('view').textContent = `curl -X POST -H 'X-API-Key: …' \\\n  ${location.origin}${path}`;
+  const path = `/api/v1/counters/views:${encodeURIComponent(lastingKey('views').slice(6))}/increment`;
+  $('view').textContent = `curl -X POST -H 'X-API-Key: …' ${location.origin}${path}`;
   if (!key.value || viewed === page) return;
   viewed = page;
   fetch(path, { method: 'POST', headers: key.headers }).catch(() => {});
