@@ -249,7 +249,9 @@ test('a busy site, and a picture of it', async () => {
     assert.equal(await number.evaluate((element) => element.count), viewers, page);
   }
   await expectCount(showcase, await server.count('*'), 3_000, 'site');
-  await fetch(`${server.url}/api/v1/counters/views:demo/increment`, { method: 'POST', headers: { 'X-API-Key': KEY }, body: '{"delta":1233}' });
+  await fetch(`${server.url}/api/v1/counters/views:demo/increment`, {
+    method: 'POST', headers: { 'X-API-Key': KEY, 'Content-Type': 'application/json' }, body: '{"delta":1233}',
+  });
   await expectCount(showcase, 1_234, 3_000, 'views'); // its own view is one of them
   for (let i = 0; i < 7; i++) await like('demo');
   await expectCount(showcase, 7, 3_000, 'likes');
