@@ -1,22 +1,44 @@
 // @ts-check
-// What <unread-bell> looks like: a button with a bell, the number on it. The
-// element is in headcount.js, which loads this file when a page has a bell.
+// The larger half of <unread-bell>: a button with a bell, the number on it. The other
+// half is in headcount.js, which loads this file when a page has a bell.
 
 /** @type {CSSStyleSheet | undefined} */ let sheet;
 
 /**
  * Puts the number of an <unread-bell> on a button; a click reads all.
  * @param {HTMLElement} element
- * @param {HTMLElement} number in the element's shadow, hidden while there is nothing unread
- * @param {() => void} read
+ * @param {import('./headcount.js').Headcount} headcount
+ * @param {HTMLElement} number in the element's shadow
+ * @param {(value: number, type: string, detail: any, words: string) => void} show
+ * @param {AbortSignal} signal ends it
  */
-export default function bell(element, number, read) {
+export default function bell(element, headcount, number, show, signal) {
+  if (signal.aborted) return;
   const root = /** @type {ShadowRoot} */ (element.shadowRoot);
-  if (number.closest('button')) return;
+  const button = number.closest('button') ?? draw(root, number);
+  const name = () =>
+    button.setAttribute('aria-label', `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`);
+  const tell = (/** @type {number} */ count) => {
+    number.hidden = !count;
+    show(count, 'unread', count, '{count} unread');
+    name();
+  };
+  name();
+  signal.addEventListener('abort', headcount.unread(tell));
+  const click = () => {
+    headcount.read();
+    element.dispatchEvent(new CustomEvent('read'));
+  };
+  button.addEventListener('click', click, { signal });
+}
+
+/** Draws the button around the number. */
+function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number) {
   if (!sheet) {
     sheet = new CSSStyleSheet();
     sheet.replaceSync(`
       button { all: unset; position: relative; display: inline-flex; cursor: pointer; }
+      [hidden] { display: none !important; }
       button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
       svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
       [part~=count] {
@@ -39,14 +61,7 @@ export default function bell(element, number, read) {
   const button = document.createElement('button');
   button.setAttribute('part', 'button');
   button.append(slot, number);
+  number.hidden = true;
   root.prepend(button);
-
-  const name = () =>
-    button.setAttribute('aria-label', `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`);
-  name();
-  element.addEventListener('unread', name);
-  button.addEventListener('click', () => {
-    read();
-    element.dispatchEvent(new CustomEvent('read'));
-  });
+  return button;
 }

@@ -11,6 +11,43 @@ export interface Counter {
   stale?: boolean;
 }
 
+/** A counter that lasts, as the server says it. */
+export interface CounterValue {
+  key: string;
+  kind: 'sum' | 'exact' | 'members' | 'unique';
+  value: number;
+  /** The user is one of its members. */
+  mine?: boolean;
+  /** When the value last changed, in UTC; null if it never did. */
+  updated_at: string | null;
+  version: string;
+  /** false: an estimate, or a value that may lag. */
+  exact: boolean;
+  /** The server itself cannot be sure at the moment: the last known value. */
+  stale?: boolean;
+}
+
+/**
+ * A counter that lasts. Its changes need a rule on the server that opens them to
+ * everyone; the promise of one that is refused is rejected, with the answer's `status`.
+ */
+export interface CounterHandle {
+  key: string;
+  /** The newest value, while something watches the counter. */
+  readonly value: number | undefined;
+  /** Calls callback now, when the value is known, and on every change; without one it returns an iterator. */
+  watch: {
+    (callback: (counter: CounterValue) => void): () => void;
+    (): AsyncGenerator<CounterValue, void, void>;
+  };
+  /** Makes the user a member: a like. */
+  add: () => Promise<CounterValue>;
+  /** The user is no member any more. */
+  remove: () => Promise<CounterValue>;
+  /** Adds one. */
+  increment: () => Promise<CounterValue>;
+}
+
 export type State = 'idle' | 'connecting' | 'open' | 'waiting' | 'closed';
 
 /** Who the user is. A function is asked for every connection, so it can fetch a new one. */
@@ -30,11 +67,14 @@ export interface Trouble {
   code: string;
   message: string;
   page?: string;
+  /** The key of a counter. */
+  counter?: string;
 }
 
 export interface HeadcountEvents {
   state: CustomEvent<State>;
   count: CustomEvent<Counter>;
+  counter: CustomEvent<CounterValue>;
   unread: CustomEvent<number>;
   error: CustomEvent<Trouble>;
 }
@@ -71,6 +111,8 @@ export class Headcount extends EventTarget {
   unread(): AsyncGenerator<number, void, void>;
   /** Sets the user's unread notifications to zero. */
   read(): void;
+  /** A counter that lasts: views, likes, votes. It is followed while something watches it. */
+  counter(key: string): CounterHandle;
   /** Leaves every page and ends the connection for good. */
   close(): void;
 
@@ -94,8 +136,22 @@ export class UnreadBell extends HTMLElement {
   get count(): number | undefined;
 }
 
+/** <live-counter key increment format announce>: the value of a counter. */
+export interface LiveCounter extends HTMLElement {
+  /** The number shown, or undefined. */
+  get count(): number | undefined;
+}
+
+/** <like-button key label format announce refused>: how many like something; a click likes it, or no longer. */
+export interface LikeButton extends HTMLElement {
+  /** The number shown, or undefined. */
+  get count(): number | undefined;
+}
+
 declare global {
   interface HTMLElementTagNameMap {
+    'live-counter': LiveCounter;
+    'like-button': LikeButton;
     'live-count': LiveCount;
     'unread-bell': UnreadBell;
   }

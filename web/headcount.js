@@ -3,6 +3,7 @@
 //
 //   <script type="module" src="https://headcount.example.com/-/headcount.js"></script>
 //   <live-count></live-count> people are reading this. <unread-bell></unread-bell>
+//   <live-counter key="views:42"></live-counter> views <like-button key="likes:42"></like-button>
 //
 // or, by hand:
 //
@@ -33,6 +34,10 @@ const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: t
 const SILENCE_MS = 3_000; // when the tab with the connection is silent this long, it sleeps and another tab takes over
 const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this long is not counted
 
+// What can be watched is a topic: a page, or a counter that lasts, whose topic is its
+// key after a tab, which no page has.
+const COUNTER = '\t';
+
 /**
  * A page's count, as the server sends it.
  * @typedef {object} Counter
@@ -42,6 +47,27 @@ const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this
  * @property {string} version
  * @property {boolean} [stale] true while the server cannot be sure that the count is right
  */
+/**
+ * A counter that lasts, as the server sends it.
+ * @typedef {object} CounterValue
+ * @property {string} key
+ * @property {'sum' | 'exact' | 'members' | 'unique'} kind
+ * @property {number} value
+ * @property {boolean} [mine] true if the user is one of its members
+ * @property {string | null} updated_at when the value last changed
+ * @property {string} version
+ * @property {boolean} exact false if the value is an estimate, or may lag
+ * @property {boolean} [stale] true while the server cannot be sure that the value is right
+ */
+/**
+ * @typedef {object} CounterHandle
+ * @property {string} key
+ * @property {{(callback: (counter: CounterValue) => void): () => void, (): AsyncGenerator<CounterValue, void, void>}} watch like Headcount.watch
+ * @property {number | undefined} value the newest value, while something watches the counter
+ * @property {() => Promise<CounterValue>} add makes the user a member
+ * @property {() => Promise<CounterValue>} remove
+ * @property {() => Promise<CounterValue>} increment adds one
+ */
 /** @typedef {'idle' | 'connecting' | 'open' | 'waiting' | 'closed'} State */
 /** @typedef {string | (() => string | Promise<string>)} Token */
 /**
@@ -50,37 +76,33 @@ const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
  * @property {boolean} [share] false: no other tab uses this connection; default true
  */
-/** @typedef {{join: string[], watch: string[], unread: boolean, read: boolean, token?: string}} Wants */
+/** @typedef {{join: string[], watch: string[], unread: boolean, read: boolean, token?: string | false}} Wants */
 /** @typedef {any} Frame */
 /** @typedef {{state?: State, frame?: Frame, link?: unknown, to?: string, full?: boolean, lead?: string, from?: string, wants?: Wants, wake?: boolean}} Word */
 
-/**
- * Orders two versions "incarnation-sequence": negative when a is older than b.
- * Text that is not a version is older than every version.
- * @param {string | undefined} a
- * @param {string | undefined} b
- */
-function compareVersions(a, b) {
-  const parse = (/** @type {string} */ v = '') =>
-    /^\d+-\d+$/.test(v) ? v.split('-').map((n) => n.padStart(20, '0')).join() : '';
-  const [x, y] = [parse(a), parse(b)];
-  return x < y ? -1 : +(x > y);
-}
-
-/** @type {(type: string, listener: () => void, signal: AbortSignal) => void} */
-const on = (type, listener, signal) => addEventListener(type, listener, { signal });
+/** Orders two versions "incarnation-sequence", numbers of any length: negative when a is older than b, as none is. */
+const compareVersions = (/** @type {string} */ a = '', /** @type {string} */ b = '') => a.localeCompare(b, 'en', { numeric: true });
 
 /** @type {(target: EventTarget, type: string, detail: unknown) => unknown} */
 const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type, { detail }));
 
+/** The rest of this module, which only some pages need. */
+const more = () => import('./more.js');
+
+const ask = (/** @type {Token | undefined} */ token) => (typeof token === 'function' ? token() : token);
+
 /** @type {(pages: Iterable<string>, without: Set<string> | undefined) => string[]} */
 const minus = (pages, without) => [...pages].filter((page) => !without?.has(page));
+
+/** The topic that an error frame is about, if the server refused the frame because of it. */
+const refused = (/** @type {Frame} */ { code, page, counter }) => (counter ? COUNTER + counter : code === 'bad_page' && page);
 
 /**
  * A connection to a Headcount server, kept up until close().
  *
- * Events: `state` (detail: the new state), `count` (detail: the counter),
- * `unread` (detail: the number), `error` (detail: {code, message, page}).
+ * Events: `state` (detail: the new state), `count` (detail: the page's counter),
+ * `counter` (detail: the counter that lasts), `unread` (detail: the number),
+ * `error` (detail: {code, message, page, counter}).
  *
  * States: `idle` (nothing was requested yet), `connecting`, `open`, `waiting`
  * (for the next attempt), `closed`.
@@ -98,9 +120,9 @@ export class Headcount extends EventTarget {
 
   // What is wanted.
   /** @type {Set<{page: string}>} */ #joins = new Set(); // without those that were taken back
-  /** @type {Set<{keys: string[], callback: (value: any) => void, end?: () => void}>} */ #watches = new Set(); // a key is a page, or '' for unread
+  /** @type {Set<{keys: string[], callback: (value: any) => void}>} */ #watches = new Set(); // a key is a topic, or '' for unread
   #read = false; // "read" must still be sent
-  // What is known about the wanted pages and unread: at most MAX_PAGES + 1 entries.
+  // What is known about the wanted topics and unread: at most MAX_PAGES + 1 entries.
   /** @type {Map<string, {value: any, link?: unknown}>} */ #known = new Map();
   /** @type {State} */ #state = 'idle';
 
@@ -129,23 +151,24 @@ export class Headcount extends EventTarget {
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
     this.#token = token;
     this.#share = share;
-    const { signal } = this.#closing;
+    const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
+      addEventListener(type, listener, { signal: this.#closing.signal });
     // A closed connection lets the browser keep the page for "back". It must not
     // send a leave: the server waits a moment (leave-grace) after a mere close, so
     // a reload or a click to the next page does not make the count fall and rise.
     on('pagehide', () => {
       this.#gone = true;
       this.#part();
-    }, signal);
+    });
     on('pageshow', () => {
       this.#gone = false;
       this.#changed();
-    }, signal);
-    on('online', () => this.#tell(true), signal);
+    });
+    on('online', () => this.#tell(true));
     on('visibilitychange', () => {
       this.countHidden = this.#countHidden;
-      if (!this.#invisible) this.#tell(true);
-    }, signal);
+      if (!globalThis.document?.hidden) this.#tell(true);
+    });
     this.countHidden = countHidden;
   }
 
@@ -171,12 +194,8 @@ export class Headcount extends EventTarget {
       this.#away = away;
       this.#changed();
     };
-    if (!yes && this.#invisible) this.#hiding = setTimeout(set, HIDDEN_MS, true);
-    else if (this.#away) set(false);
-  }
-
-  get #invisible() {
-    return globalThis.document?.hidden ?? false;
+    if (!yes && globalThis.document?.hidden) this.#hiding = setTimeout(set, HIDDEN_MS, true);
+    else set(false);
   }
 
   /**
@@ -249,10 +268,32 @@ export class Headcount extends EventTarget {
     this.#changed();
   }
 
+  /**
+   * A counter that lasts. Its changes need a rule on the server that opens them to
+   * everyone; the promise of one that is refused is rejected, with `status`.
+   * @param {string} key
+   * @returns {CounterHandle}
+   */
+  counter(key) {
+    const topic = COUNTER + key;
+    const change = async (/** @type {string} */ method) =>
+      (await more()).change(method, key, this.#base, await ask(this.#token), idOf, (frame) => this.#hear({ frame }));
+    const known = this.#known;
+    return {
+      key,
+      get value() {
+        return known.get(topic)?.value.value;
+      },
+      watch: /** @type {any} */ ((/** @type {any} */ callback) => this.watch(topic, callback)),
+      add: () => change('PUT'),
+      remove: () => change('DELETE'),
+      increment: () => change('POST'),
+    };
+  }
+
   /** Leaves every page and ends the connection for good. */
   close() {
     if (this.#state === 'closed') return;
-    const watches = [...this.#watches];
     this.#joins.clear();
     this.#watches.clear();
     this.#known.clear();
@@ -261,13 +302,12 @@ export class Headcount extends EventTarget {
     clearTimeout(this.#hiding);
     this.#part();
     this.#become('closed');
-    for (const { end } of watches) end?.();
   }
 
-  /** @type {(keys: string[], callback?: (value: any) => void, end?: () => void) => any} */
-  #subscribe(keys, callback, end) {
+  /** @type {(keys: string[], callback?: (value: any) => void) => any} */
+  #subscribe(keys, callback) {
     if (!callback) return this.#iterate(keys);
-    const watch = { keys, callback, end };
+    const watch = { keys, callback };
     for (const key of keys) {
       const known = this.#known.get(key)?.value;
       queueMicrotask(() => {
@@ -296,39 +336,25 @@ export class Headcount extends EventTarget {
     return new Set([...this.#watches].flatMap(({ keys }) => keys));
   }
 
-  /** Keeps the newest value of each page until the loop takes it. */
   async *#iterate(/** @type {string[]} */ keys) {
-    const fresh = new Map();
-    /** @type {(_: any) => void} */ let wake = () => {};
-    const next = (/** @type {any} */ _ = 0) => wake(0);
-    const stop = this.#subscribe(keys, (value) => next(fresh.set(value.page, value)), next);
-    try {
-      while (this.#state !== 'closed') {
-        for (const [page, value] of fresh) {
-          fresh.delete(page);
-          yield value;
-        }
-        await new Promise((resolve) => (wake = resolve));
-      }
-    } finally {
-      stop();
-    }
+    yield* (await more()).iterate(this, (callback) => this.#subscribe(keys, callback));
   }
 
   // ---- what is wanted
 
   /**
    * Refuses at once what the server would refuse later, so that the caller sees why.
-   * @param {string[]} pages
+   * @param {string[]} topics
    * @param {RegExp} [reserved]
    */
-  #admit(pages, reserved = /^(-|\.\.?)$/) {
+  #admit(topics, reserved = /^(-|\.\.?)$/) {
     if (this.#state === 'closed') throw new Error('Headcount: it is closed');
-    for (const page of pages) {
-      if (typeof page !== 'string' || !page || [...page].length > 128 || reserved.test(page))
-        throw new TypeError(`Headcount: not a page: ${page}`);
+    for (const topic of topics) {
+      const name = topic.replace?.(COUNTER, '');
+      if (!name || [...name].length > 128 || reserved.test(name))
+        throw new TypeError(`Headcount: not a page: ${topic}`);
     }
-    if (new Set(['', ...this.#joined, ...this.#watched, ...pages]).size > MAX_PAGES + 1)
+    if (new Set(['', ...this.#joined, ...this.#watched, ...topics]).size > MAX_PAGES + 1)
       throw new RangeError(`Headcount: more than ${MAX_PAGES} pages`);
   }
 
@@ -355,7 +381,7 @@ export class Headcount extends EventTarget {
       watch: this.#away ? [...join, ...watch] : watch,
       unread: this.#watched.has(''),
       read: this.#read,
-      token: typeof token === 'string' ? token : undefined,
+      token: typeof token === 'string' && token,
     };
     if (this.#hub) {
       this.#read = false;
@@ -371,7 +397,7 @@ export class Headcount extends EventTarget {
     if (!locks) return this.#lead();
     let name = `headcount ${this.#base} `;
     try {
-      const token = typeof this.#token === 'function' ? await this.#token() : this.#token;
+      const token = await ask(this.#token);
       // Tabs of different users have nothing to share. (base64url is base64 for what is usual in a token.)
       if (token) name += JSON.parse(atob(token.split('.')[1])).sub;
     } catch {
@@ -431,7 +457,7 @@ export class Headcount extends EventTarget {
     /** @type {ReturnType<typeof Hub>} */
     const hub = (this.#hub = Hub(this.#base, () => this.#token, (word) => {
       this.#hear(word);
-      if (hub._shared()) this.#post?.(word);
+      this.#post?.(word);
     }));
     this.#tell();
   }
@@ -467,37 +493,40 @@ export class Headcount extends EventTarget {
     if (state) this.#become(state);
     switch (frame?.type) {
       case 'count':
+      case 'counter':
         return this.#count(frame, link);
       case 'unread':
         if (this.#known.get('')?.value !== frame.count) this.#learn('', 'unread', frame.count);
         return;
       case 'error': {
         const { type, ...error } = frame;
-        const { page } = error;
+        const topic = refused(error);
         emit(this, 'error', error);
-        if (error.code !== 'bad_page') return;
-        for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== page);
-        this.leave(page);
+        if (!topic) return;
+        for (const watch of this.#watches) watch.keys = watch.keys.filter((key) => key !== topic);
+        this.leave(topic);
       }
     }
   }
 
   /** @type {(frame: Frame, link: unknown) => void} */
   #count({ type, ...counter }, link) {
-    const { page, count, version } = counter;
-    const known = this.#known.get(page);
+    const { page, key, version } = counter;
+    const topic = page ?? COUNTER + key;
+    const known = this.#known.get(topic);
     if (known) {
       const old = known.value;
       const order = compareVersions(version, old.version);
       // With version 0-0 the server says that it knows nothing about this page. That
       // stays true when a server without stored counts started again and nobody came
-      // back. It is believed if it is the first count that another link sends.
-      const forgotten = version === '0-0' && known.link !== link;
+      // back. It is believed if it is the first count that another link sends. A counter
+      // that lasts has it after it was deleted.
+      const forgotten = version === '0-0' && (key || known.link !== link);
       if (order < 0 && !forgotten) return;
       known.link = link;
-      if (order === 0 && count === old.count && !counter.stale === !old.stale) return;
+      if (order === 0 && JSON.stringify(counter) === JSON.stringify(old)) return;
     }
-    this.#learn(page, 'count', counter, link);
+    this.#learn(topic, type, counter, link);
   }
 
   /** @type {(key: string, type: string, value: any, link?: unknown) => void} */
@@ -653,7 +682,7 @@ function Hub(base, getToken, say) {
   // ---- what the server sends
 
   const heard = (/** @type {Link} */ link, /** @type {Frame} */ frame) => {
-    const { type, code, page } = frame;
+    const { type, code } = frame;
     const again = () => {
       link._joined.clear();
       link._subscribed.clear();
@@ -676,11 +705,12 @@ function Hub(base, getToken, say) {
       return;
     }
     if (type === 'unread') unread = frame;
-    if (code === 'bad_page') {
-      // The whole frame was refused. Say everything again without that page.
+    const topic = refused(frame);
+    if (topic) {
+      // The whole frame was refused. Say everything again without that topic.
       for (const { join, watch } of members.values()) {
-        join.delete(page);
-        watch.delete(page);
+        join.delete(topic);
+        watch.delete(topic);
       }
       again();
     }
@@ -691,9 +721,6 @@ function Hub(base, getToken, say) {
   };
 
   return {
-    /** Whether other tabs use this Hub. */
-    _shared: () => members.size > 1,
-
     /** For a tab that comes later. */
     _news: () => ({ state, frame: unread }),
 
@@ -783,9 +810,13 @@ function Link(socket, events) {
       if (link._open && !ended) socket.send(JSON.stringify(frame));
     },
     _subscribe(/** @type {string[]} */ all, type = 'subscribe') {
-      // Each frame stays under the 4,096 bytes that the server accepts: a page has at most 512.
-      for (let i = 0; i < all.length; i += 7) link._send({ type, pages: all.slice(i, i + 7) });
-      for (const page of all) link._subscribed[type === 'subscribe' ? 'add' : 'delete'](page);
+      const send = (/** @type {string} */ kind, /** @type {string[]} */ names) => {
+        // Each frame stays under the 4,096 bytes that the server accepts: a name has at most 512.
+        for (let i = 0; i < names.length; i += 7) link._send({ type, [kind]: names.slice(i, i + 7) });
+      };
+      send('pages', all.filter((topic) => topic[0] !== COUNTER));
+      send('counters', all.filter((topic) => topic[0] === COUNTER).map((topic) => topic.slice(1)));
+      for (const topic of all) link._subscribed[type === 'subscribe' ? 'add' : 'delete'](topic);
     },
     /**
      * Asks for a sign of life, and closes the link if none comes. Silence alone does
@@ -837,10 +868,11 @@ function idOf(origin, id) {
   const key = `headcount_id ${origin}`;
   if (id) memory[key] = id;
   try {
-    if (id) localStorage.setItem(key, id);
-    else return localStorage.getItem(key) ?? memory[key];
-  } catch {}
-  return memory[key];
+    if (id) localStorage[key] = id;
+    return localStorage[key] ?? memory[key];
+  } catch {
+    return memory[key];
+  }
 }
 
 /**
@@ -856,6 +888,8 @@ function call(callback, value) {
     reportError(error);
   }
 }
+
+const complain = (/** @type {any} */ error) => console.error(error.message);
 
 // ---- the elements
 
@@ -880,7 +914,7 @@ const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
 
 /** What the elements have in common: a live number that screen readers announce now and then. */
 class Live extends Element {
-  static observedAttributes = ['page', 'watch', 'format', 'count-hidden'];
+  static observedAttributes = ['page', 'key', 'watch', 'format', 'count-hidden'];
 
   /** @type {HTMLElement} */ _number = document.createElement('span');
   _status = document.createElement('span');
@@ -889,6 +923,7 @@ class Live extends Element {
   /** @type {(() => void) | undefined} */ _stop;
   /** @type {number | undefined} */ _spoken;
   /** @type {any} */ _quiet;
+  /** @type {any} */ _words; // what is announced
 
   constructor() {
     super();
@@ -898,8 +933,7 @@ class Live extends Element {
         '[part~=count]{font-variant-numeric:tabular-nums}' +
           // Delayed, so that a short change of connection is not seen.
           '[part~=offline],[part~=stale]{opacity:var(--headcount-offline-opacity,.45);transition:opacity .2s .5s}' +
-          '[role]{position:fixed;clip-path:inset(50%)}' +
-          '[hidden]{display:none!important}',
+          '[role]{position:fixed;clip-path:inset(50%)}',
       );
     }
     this._number.setAttribute('part', 'count offline');
@@ -922,9 +956,9 @@ class Live extends Element {
     /** @type {(() => void)[]} */ let undo = [];
     if (this.getAttribute('count-hidden') === 'false') headcount.countHidden = false;
     try {
-      undo = this._begin(headcount);
-    } catch (/** @type {any} */ error) {
-      console.error(error.message); // the page name is invalid; the rest of the document must go on
+      undo = /** @type {any} */ (this)._begin(headcount);
+    } catch (error) {
+      complain(error); // the name is invalid; the rest of the document must go on
     }
     headcount.addEventListener('state', online);
     online();
@@ -940,13 +974,11 @@ class Live extends Element {
     this._quiet = clearTimeout(this._quiet);
   }
 
-  attributeChangedCallback(/** @type {string} */ name, /** @type {?string} */ before, /** @type {?string} */ after) {
-    if (!this._stop || before === after) return;
+  attributeChangedCallback() {
+    if (!this._stop) return;
     this.disconnectedCallback();
-    if (name === 'page') {
-      this._number.replaceChildren(this._slot);
-      this._value = this._spoken = undefined;
-    }
+    this._number.replaceChildren(this._slot); // what is known comes back before anybody sees this
+    this._value = this._spoken = undefined;
     this.connectedCallback();
   }
 
@@ -954,16 +986,19 @@ class Live extends Element {
   _format(value) {
     /** @type {Intl.NumberFormatOptions} */
     const options = { notation: this.getAttribute('format') === 'full' ? undefined : 'compact' };
+    const lang = /** @type {any} */ (this.closest('[lang]'))?.lang;
     try {
-      return value.toLocaleString(/** @type {any} */ (this.closest('[lang]'))?.lang || undefined, options);
+      return value.toLocaleString(lang || undefined, options);
     } catch {
       return value.toLocaleString(undefined, options); // the document's language is not a valid language tag
     }
   }
 
-  /** @type {(value: number, type: string, detail: unknown) => void} */
-  _show(value, type, detail) {
+  /** @type {(value: number, type: string, detail: any, words: string) => void} */
+  _show(value, type, detail, words) {
+    this._number.part.toggle('stale', !!detail.stale);
     this._value = value;
+    this._words = words;
     this._number.textContent = this._format(value);
     emit(this, type, detail);
     this._spoken ??= value; // a screen reader reads the first value in place, like any text
@@ -979,12 +1014,6 @@ class Live extends Element {
       this._quiet = this._status.textContent = '';
       this._announce();
     }, ANNOUNCE_MS);
-  }
-
-  // What differs between the elements.
-  _words = '';
-  /** @type {(headcount: Headcount) => (() => void)[]} */ _begin() {
-    return [];
   }
 }
 
@@ -1003,20 +1032,30 @@ class Live extends Element {
  * right. An event `count` follows each change.
  */
 export class LiveCount extends Live {
-  _words = '{count} here now';
   _begin(/** @type {Headcount} */ headcount) {
     const page = this.getAttribute('page') || canonicalPage();
     const undo = [];
     if (page !== '*' && !this.hasAttribute('watch')) undo.push(headcount.join(page));
-    undo.push(
-      headcount.watch(page, (counter) => {
-        this._number.part.toggle('stale', counter.stale === true);
-        this._show(counter.count, 'count', counter);
-      }),
-    );
+    undo.push(headcount.watch(page, (counter) => this._show(counter.count, 'count', counter, '{count} here now')));
     return undo;
   }
 }
+
+/**
+ * An element whose other half is in a file that only pages with such an element load.
+ * @param {() => Promise<{default: (element: any, headcount: Headcount, number: HTMLElement, show: (value: number, type: string, detail: any, words: string) => void, signal: AbortSignal) => void}>} load
+ */
+const late = (load) =>
+  class extends Live {
+    _begin(/** @type {Headcount} */ headcount) {
+      const end = new AbortController();
+      this._number.hidden = load !== more;
+      load()
+        .then((half) => half.default(this, headcount, this._number, this._show.bind(this), end.signal))
+        .catch(complain);
+      return [() => end.abort()];
+    }
+  };
 
 /**
  * <unread-bell> shows how many notifications of the user are unread; a click
@@ -1029,20 +1068,12 @@ export class LiveCount extends Live {
  * ::part(count), --headcount-badge and --headcount-badge-ink. An event `unread`
  * follows each change, `read` each click.
  */
-export class UnreadBell extends Live {
-  _words = '{count} unread';
-  _begin(/** @type {Headcount} */ headcount) {
-    this._number.hidden = true;
-    // Another file draws the bell. Only sites with a bell load it.
-    import('./bell.js').then(({ default: bell }) => bell(this, this._number, () => headcount.read()));
-    return [
-      headcount.unread((count) => {
-        this._number.hidden = !count;
-        this._show(count, 'unread', count);
-      }),
-    ];
-  }
-}
+export const UnreadBell = late(() => import('./bell.js'));
 
-for (const [name, element] of /** @type {[string, any][]} */ ([['live-count', LiveCount], ['unread-bell', UnreadBell]]))
+for (const [name, element] of /** @type {[string, any][]} */ ([
+  ['live-count', LiveCount],
+  ['unread-bell', UnreadBell],
+  ['live-counter', late(more)],
+  ['like-button', late(more)],
+]))
   if (globalThis.customElements && !customElements.get(name)) customElements.define(name, element);

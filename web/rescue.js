@@ -8,6 +8,8 @@ const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
 const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
 const RETURN_MS = 300_000; // after this time the client tries a WebSocket again
+const COUNTERS = 'api/v1/counters';
+const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 
 let told = false;
 
@@ -43,7 +45,7 @@ function httpBase(/** @type {URL} */ address) {
 }
 
 /**
- * Behaves like the WebSocket. It uses event streams for counts and PUTs for presence.
+ * Behaves like the WebSocket. It uses event streams for counts and counters, and PUTs for presence.
  * A user whose page goes without a leave stays counted until the hold ends, so here,
  * too, others do not notice a reload.
  */
@@ -52,7 +54,8 @@ class Fallback extends EventTarget {
   #token;
   #id;
   /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> their timers
-  /** @type {Set<string>} */ #subscribed = new Set();
+  /** @type {Set<string>} */ #subscribed = new Set(); // topics
+  /** @type {Map<string, any>} */ #sets = new Map(); // keys of subscribed counters that have members -> the newest said
   /** @type {Map<string, EventSource>} */ #streams = new Map(); // at most STREAMS
   /** @type {any[]} */ #timers;
   #turn = Promise.resolve(); // requests that carry the user's id go one after the other, because the first answer may bring that id
@@ -77,7 +80,7 @@ class Fallback extends EventTarget {
   }
 
   send(/** @type {string} */ text) {
-    const { type, page, pages = [] } = JSON.parse(text);
+    const { type, page, pages = [], counters = [] } = JSON.parse(text);
     switch (type) {
       case 'join':
         if (this.#held.has(page)) return;
@@ -92,9 +95,14 @@ class Fallback extends EventTarget {
       case 'subscribe':
         for (const p of pages) this.#subscribed.add(p);
         this.#read(pages);
+        for (const key of counters) this.#admit(key);
         break;
       case 'unsubscribe':
         for (const p of pages) this.#subscribed.delete(p);
+        for (const key of counters) {
+          this.#subscribed.delete(COUNTER + key);
+          this.#sets.delete(key);
+        }
         break;
       case 'read':
         this.#unread('PUT', '{"action":"reset"}');
@@ -157,6 +165,41 @@ class Fallback extends EventTarget {
       .catch(() => {});
   }
 
+  /** Subscribes to a counter if the server lets us; an event stream does not say why it is refused. */
+  #admit(/** @type {string} */ key) {
+    this.#turn = this.#turn
+      .then(() => this.#fetch(`${COUNTERS}/${encodeURIComponent(key)}`))
+      .then((counter) => {
+        this.#subscribed.add(COUNTER + key);
+        this.#sets.delete(key); // it is said again
+        this.#counter(counter);
+        this.#listen();
+      })
+      .catch(({ status, message }) => {
+        if (status === 400 || status === 403) this.#say({ type: 'error', code: status === 400 ? 'bad_counter' : 'forbidden', message, counter: key });
+        else if (!status) this.#fail();
+      });
+  }
+
+  /** Says a counter, with whether the user is a member, which the streams do not tell. */
+  #counter(/** @type {any} */ counter) {
+    const { key, kind, version } = counter;
+    const say = (/** @type {any} */ { member, ...now }) => this.#say({ type: 'counter', ...now, ...(member && { mine: true }) });
+    if (kind !== 'members') return say(counter);
+    const known = this.#sets.get(key);
+    if (known?.version === version) return;
+    this.#sets.set(key, counter);
+    this.#turn = this.#turn
+      .then(() => {
+        if (this.#sets.get(key) === counter) return this.#fetch(`${COUNTERS}/${encodeURIComponent(key)}/members/me`);
+      })
+      .then((answer) => answer && say(answer))
+      .catch(({ status }) => {
+        if (status) say(counter); // who may only read is no member
+        else this.#sets.delete(key);
+      });
+  }
+
   get #wanted() {
     return [...new Set([...this.#held.keys(), ...this.#subscribed])];
   }
@@ -171,10 +214,12 @@ class Fallback extends EventTarget {
     }
     for (const page of pages) {
       if (this.#streams.has(page) || this.#streams.size >= STREAMS) continue;
-      const url = new URL(`${encodeURIComponent(page)}/counter/events`, this.#base);
+      const key = page.startsWith(COUNTER) && page.slice(1);
+      const url = new URL(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
       if (this.#token) url.searchParams.set('token', this.#token);
       const stream = new EventSource(url, { withCredentials: true });
       stream.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
+      stream.addEventListener('counter', ({ data }) => this.#counter(JSON.parse(data)));
       stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && this.#fail());
       this.#streams.set(page, stream);
     }
@@ -184,12 +229,15 @@ class Fallback extends EventTarget {
     this.#read(this.#wanted.filter((page) => !this.#streams.has(page)));
   }
 
-  #read(/** @type {string[]} */ pages) {
-    if (!pages.length) return;
-    this.#fetch(`-/counters?${pages.map((page) => `page=${encodeURIComponent(page)}`).join('&')}`)
-      .then(({ counters }) => {
-        for (const counter of counters) this.#say({ type: 'count', ...counter });
-      })
-      .catch(({ status }) => status || this.#fail());
+  #read(/** @type {string[]} */ topics) {
+    const ask = (/** @type {string} */ path, /** @type {string} */ name, /** @type {string[]} */ names, /** @type {(counter: any) => void} */ say) => {
+      if (!names.length) return;
+      this.#fetch(`${path}?${names.map((each) => `${name}=${encodeURIComponent(each)}`).join('&')}`)
+        .then(({ counters }) => counters.forEach(say))
+        .catch(({ status }) => status || this.#fail());
+    };
+    const isCounter = (/** @type {string} */ topic) => topic.startsWith(COUNTER);
+    ask('-/counters', 'page', topics.filter((topic) => !isCounter(topic)), (counter) => this.#say({ type: 'count', ...counter }));
+    ask(COUNTERS, 'key', topics.filter(isCounter).map((topic) => topic.slice(1)), (counter) => this.#counter(counter));
   }
 }

@@ -19,7 +19,9 @@ let stranger; // of another origin, not allowed
 
 const embed = (url) => `<!doctype html><html lang="en"><title>Shop</title>
   <script type="module" src="${url.searchParams.get('from')}/-/headcount.js"></script>
-  <p><live-count id="count" page="${url.pathname}"></live-count> here`;
+  <p><live-count id="count" page="${url.pathname}"></live-count> here
+  <p><live-counter id="votes" key="votes:${url.pathname}"></live-counter> votes
+  <like-button id="likes" key="likes:${url.pathname}"></like-button>`;
 
 before(
   async () => {
@@ -226,6 +228,111 @@ test('a person on another origin is one person without WebSockets, too', async (
   await sleep(8_000); // the second PUT
   assert.equal(await server.count('/cross'), 1);
   await context.close();
+});
+
+/** What a like button shows: the number, and whether it is pressed. */
+const liked = (page) => page.evaluate(() => {
+  const { shadowRoot } = document.getElementById('likes');
+  return `${shadowRoot.querySelector('[part~=count]').textContent} ${shadowRoot.querySelector('button')?.getAttribute('aria-pressed')}`;
+});
+const expectLiked = (page, want, within = 3_000) => eventually(want, 'the button shows', within, () => liked(page));
+
+test('likes are live for all, and a person on another origin is one person', async () => {
+  const address = `${site.url}/likes?from=${encodeURIComponent(server.url)}`;
+  const [mine, others] = [await browser.newContext(), await browser.newContext()];
+  const [one, tab, two] = [await open(mine, address), await open(mine, address), await open(others, address)];
+  await Promise.all([one, tab, two].map((page) => expectLiked(page, '0 false')));
+  await connections(2);
+  await one.click('#likes');
+  await Promise.all([one, tab].map((page) => expectLiked(page, '1 true')));
+  await expectLiked(two, '1 false');
+
+  // By keyboard, with the name and state that a screen reader says.
+  const button = two.getByRole('button', { name: 'Like: 1', pressed: false });
+  await button.focus();
+  await two.keyboard.press('Space');
+  await two.getByRole('button', { name: 'Like: 2', pressed: true }).waitFor({ timeout: 3_000 });
+  await Promise.all([one, tab].map((page) => expectLiked(page, '2 true')));
+  assert.equal(await one.evaluate(() => document.getElementById('likes').shadowRoot.querySelector('[role=status]').textContent !== ''), true, 'it is announced');
+  await one.reload();
+  await expectLiked(one, '2 true');
+  await tab.click('#likes');
+  await Promise.all([one, tab].map((page) => expectLiked(page, '1 false')));
+  await expectLiked(two, '1 true');
+
+  // The same from a script, and what is open to everyone is counted once for each visit.
+  const value = await two.evaluate(async (from) => {
+    const { Headcount } = await import(`${from}/-/headcount.js`);
+    await Headcount.shared.counter('likes:/likes').remove();
+    for await (const { value } of Headcount.shared.counter('likes:/likes').watch()) return value;
+  }, server.url);
+  assert.equal(value, 0);
+  await expectLiked(two, '0 false');
+  await two.evaluate(() => {
+    for (let i = 0; i < 2; i++) {
+      const votes = document.createElement('live-counter');
+      votes.setAttribute('key', 'votes:/likes');
+      votes.setAttribute('increment', '');
+      document.body.append(votes);
+    }
+  });
+  await Promise.all([one, two].map((page) => expectCount(page, 1, 3_000, 'votes')));
+  assert.deepEqual([...one.complaints, ...two.complaints], []);
+  await mine.close();
+  await others.close();
+});
+
+test('a click shows at once, and a refusal puts it right again', async () => {
+  const page = await browser.newContext().then((context) => open(context, `${site.url}/refused?from=${encodeURIComponent(server.url)}`));
+  await expectLiked(page, '0 false');
+  await page.evaluate(() => {
+    window.refusals = [];
+    document.getElementById('likes').addEventListener('refused', ({ detail }) => window.refusals.push(detail.status));
+  });
+  const said = () => page.evaluate(() => document.getElementById('likes').shadowRoot.querySelector('[role=status]').textContent);
+  let status;
+  let answer;
+  await page.route('**/members/me', async (route) => {
+    await new Promise((go) => (answer = go));
+    if (!status) return route.abort();
+    return route.fulfill({ status, json: { detail: 'no' }, headers: { 'Access-Control-Allow-Origin': site.url, 'Access-Control-Allow-Credentials': 'true' } });
+  });
+  for (status of [403, 409, 429, undefined]) {
+    answer = undefined;
+    await page.click('#likes');
+    assert.equal(await liked(page), '1 true', 'before there is an answer');
+    await eventually(true, 'it is asked for', 3_000, () => answer !== undefined);
+    answer();
+    await expectLiked(page, '0 false');
+    assert.equal(await said(), 'That could not be saved.');
+  }
+  assert.deepEqual(await page.evaluate(() => window.refusals), [403, 409, 429, undefined]);
+  await page.unroute('**/members/me');
+  for (let i = 0; i < 3; i++) await page.click('#likes'); // the last click holds, and one request is under way at a time
+  await eventually('1 true', 'at last', 3_000, () => liked(page));
+  await eventually(1, 'the server has', 3_000, async () => (await (await fetch(`${server.url}/api/v1/counters/likes%3A%2Frefused`)).json()).value);
+  await page.context().close();
+});
+
+test('counters where WebSockets are blocked: who likes, and what is open', async () => {
+  const other = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(server.url)}`));
+  await expectLiked(other, '0 false');
+  const page = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(office.url)}`));
+  await expectLiked(page, '0 false', 15_000);
+  // A counter that is not public takes nothing else with it, and the console says why.
+  await page.evaluate(() => document.body.insertAdjacentHTML('beforeend', '<live-counter key="secret"></live-counter>'));
+  await eventually(true, 'told', 5_000, async () => page.complaints.some((text) => /secret: .*not public/.test(text)));
+  await page.click('#likes');
+  await Promise.all([expectLiked(page, '1 true'), expectLiked(other, '1 false')]);
+  await other.click('#likes');
+  await Promise.all([expectLiked(page, '2 true'), expectLiked(other, '2 true')]);
+  await other.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.counter('votes:/slow').increment(), server.url);
+  await expectCount(page, 1, 5_000, 'votes');
+  await page.reload();
+  await expectLiked(page, '2 true', 15_000);
+  await page.click('#likes');
+  await Promise.all([expectLiked(page, '1 false'), expectLiked(other, '1 true')]);
+  for (const window of [page, other]) await window.context().close();
 });
 
 test('a page under a strict policy', async () => {

@@ -4,8 +4,10 @@
 //   HEADCOUNT_BIN  the server, if it is not to be built here
 //   SCREENSHOT     where to write a picture of the demo page
 import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { promisify } from 'node:util';
 
 import { LEAVE_GRACE, eventually, expectCount, expectState, launch, open as openIn, record, recorded, shown, startSite } from './browser.js';
 import { Server, program } from './server.js';
@@ -68,6 +70,9 @@ async function open(address, options = {}, context = undefined, prepare = undefi
   windows.push(page);
   return page;
 }
+
+/** Somebody whom nobody knows likes a page. */
+const like = (page) => fetch(`${server.url}/api/v1/counters/likes%3A${page}/members/me`, { method: 'PUT' });
 
 const demo = (page) => `/?page=${page}`;
 const withKey = (page) => page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), KEY);
@@ -239,10 +244,20 @@ test('a busy site, and a picture of it', async () => {
   await sleep(LEAVE_GRACE); // the windows of other tests are gone
   await expectCount(showcase, await server.count('demo'));
   for (const [page, viewers] of Object.entries(crowds)) {
-    const number = await showcase.$(`#pages a[data-page="${page}"] live-count`);
+    const number = await showcase.waitForSelector(`#pages a[data-page="${page}"] live-count`);
+    await number.evaluate((element) => element.count ?? new Promise((known) => element.addEventListener('count', known, { once: true })));
     assert.equal(await number.evaluate((element) => element.count), viewers, page);
   }
   await expectCount(showcase, await server.count('*'), 3_000, 'site');
+  await fetch(`${server.url}/api/v1/counters/views:demo/increment`, {
+    method: 'POST', headers: { 'X-API-Key': KEY, 'Content-Type': 'application/json' }, body: '{"delta":1233}',
+  });
+  await expectCount(showcase, 1_234, 3_000, 'views'); // its own view is one of them
+  for (let i = 0; i < 7; i++) await like('demo');
+  await expectCount(showcase, 7, 3_000, 'likes');
+  await showcase.click('#likes');
+  await showcase.mouse.move(0, 0);
+  await expectCount(showcase, 8, 3_000, 'likes');
   await showcase.screenshot({ path: process.env.SCREENSHOT || undefined });
 });
 
@@ -275,13 +290,17 @@ test('the most viewed pages come first, for who has the key', async () => {
   const leave = await Promise.all(Array.from({ length: 9 }, () => server.hold('popular')));
   const one = await open(demo('lonely'));
   await expectCount(one, 1);
-  assert.match(await one.innerText('#pages-hint'), /API key/);
+  assert.match(await one.innerText('#examples'), /API key/);
   assert.equal(await one.$('#pages a[data-page="popular"]'), null);
-  await one.evaluate((key) => sessionStorage.setItem('headcount_api_key', key), KEY);
+  await one.click('#enter');
+  await one.fill('#key input', KEY);
+  await one.keyboard.press('Enter');
   await one.waitForSelector('#pages a[data-page="popular"]', { timeout: 5_000 });
   await one.waitForFunction(() => document.querySelector('#pages a[data-page="popular"] live-count').count === 9);
   const names = await one.$$eval('#pages a', (links) => links.map((link) => link.dataset.page));
   assert.ok(names.indexOf('popular') < names.indexOf('lonely'), names.join());
+  assert.equal(await one.isVisible('#examples'), false);
+  assert.equal(await one.isVisible('#key'), false);
   await Promise.all(leave.map((step) => step()));
   await one.context().close();
 });
@@ -320,6 +339,22 @@ test('the dashboard shows pages, processes and their load to who has the key', a
   if (process.env.SCREENSHOT_DASHBOARD) await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD });
   await board.context().close();
   await viewer.context().close();
+});
+
+test('views and likes of a page are live, and the command on the page counts a view', async () => {
+  const one = await open(demo('lasting'));
+  const two = await open(demo('lasting'), {}, undefined, withKey); // has the key, so it counts its view
+  await Promise.all([one, two].map((page) => expectCount(page, 1, 3_000, 'views')));
+  await one.click('#likes');
+  await Promise.all([one, two].map((page) => expectCount(page, 1, 3_000, 'likes')));
+  const command = (await one.innerText('#view')).replace('…', KEY);
+  await promisify(execFile)('sh', ['-c', command]);
+  await Promise.all([one, two].map((page) => expectCount(page, 2, 3_000, 'views')));
+  await two.click('#pages a[data-page="lasting"]');
+  await expectCount(two, 2, 3_000, 'views');
+  await one.evaluate(() => document.querySelector('#pages a[data-page="pricing"]').click());
+  await expectCount(one, 0, 3_000, 'likes');
+  for (const page of [one, two]) await page.context().close();
 });
 
 test('the bell rings, and is read', async () => {

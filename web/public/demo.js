@@ -1,5 +1,5 @@
 // The demo page: one page's count in large, its last minutes as a line, the
-// most viewed pages, a crowd on demand, and the bell.
+// most viewed pages, its views and likes, a crowd on demand, and the bell.
 
 import { Crowd } from './crowd.js';
 import { Headcount } from './headcount.js';
@@ -22,6 +22,7 @@ function show(next) {
   $('count').setAttribute('page', page);
   $('page').textContent = page;
   list();
+  lasting();
   const path = `/${encodeURIComponent(page)}/counter`;
   $('counter').href = path;
   $('counter').textContent = `GET ${path}`;
@@ -51,19 +52,22 @@ let top = [];
 async function look() {
   if (document.hidden) return;
   const fits = await key.fits();
-  if (fits === false) $('pages-hint').textContent = 'The server shows the most viewed pages only with its API key. These are examples.';
+  $('examples').hidden = fits !== false;
   if (!fits) return;
   const answer = await fetch('/-/dashboard/data', { headers: key.headers }).catch(() => undefined);
   if (answer?.status === 401) key.value = '';
   if (!answer?.ok) return;
-  $('pages-hint').textContent = 'A person on several pages counts once in the total.';
   top = (await answer.json()).pages.map((p) => p.page);
   list();
 }
 
 function list() {
-  // This page and the examples fill up what nobody is on.
-  const names = [...new Set([...top.slice(0, LISTED), ...(top.includes(page) ? [] : [page]), ...PAGES])].slice(0, Math.max(LISTED, PAGES.length + 1));
+  // This page is always listed. The examples fill up what nobody is on, unless the
+  // key shows that this is somebody's site.
+  const fill = key.value && top.length > 0 ? [] : PAGES;
+  const listed = top.slice(0, LISTED);
+  if (!listed.includes(page)) listed.splice(LISTED - 1, 1, page);
+  const names = [...new Set([...listed, ...fill])].slice(0, LISTED);
   const known = new Map([...$('pages').children].map((item) => [item.dataset.page, item]));
   names.forEach((name, i) => {
     const item = known.get(name) ?? row(name);
@@ -122,6 +126,25 @@ function showState() {
   // Nobody knows what happens while the connection is away: a gap in the line.
   if (headcount.state !== 'open') plot.add(null);
   else if ($('count').count !== undefined) plot.add($('count').count);
+}
+
+// ---- what lasts: views and likes
+
+/** The key of a counter of this page; keys have no star, and at most 128 characters. */
+const lastingKey = (kind) => [...`${kind}:${page.replaceAll('*', '_')}`].slice(0, 128).join('');
+
+$('views').addEventListener('counter', ({ detail }) => ($('views-word').textContent = detail.value === 1 ? 'view' : 'views'));
+
+let viewed; // the page whose view was counted last
+
+/** Shows the page's counters, and counts a view when this tab may do what the site's server does. */
+function lasting() {
+  for (const kind of ['views', 'likes']) $(kind).setAttribute('key', lastingKey(kind));
+  const path = `/api/v1/counters/views:${encodeURIComponent(lastingKey('views').slice(6))}/increment`;
+  $('view').textContent = `curl -X POST -H 'X-API-Key: …' ${location.origin}${path}`;
+  if (!key.value || viewed === page) return;
+  viewed = page;
+  fetch(path, { method: 'POST', headers: key.headers }).catch(() => {});
 }
 
 // ---- the crowd
@@ -194,28 +217,41 @@ $('follow').addEventListener('click', async () => {
   $('unread-state').textContent = yes ? 'The bell now counts the changes of this page.' : '';
 });
 
+/** Asks for the API key below an element, to do something with it. */
+function askKey(below, then) {
+  below.after($('key'));
+  $('key').hidden = false;
+  $('key').querySelector('input').focus();
+  withKey = then;
+}
+
+let withKey = () => {};
+
 async function modify() {
   $('key').hidden = key.value !== '';
   if (!key.value) {
     $('unread-state').textContent = 'Only a server of the site may report a change. Enter its API key to do it here.';
-    $('key').querySelector('input').focus();
+    askKey($('unread').querySelector('.buttons'), modify);
     return;
   }
   const answer = await fetch(`/${encodeURIComponent(page)}/changes`, { method: 'POST', headers: key.headers }).catch(() => undefined);
   if (answer?.status === 401) {
     key.value = '';
-    $('key').hidden = false;
+    askKey($('unread').querySelector('.buttons'), modify);
   }
   if (!answer?.ok) return complain(answer);
   $('unread-state').textContent = following() ? 'Modified. Look at the bell.' : 'Modified. Its followers were notified; you do not follow this page.';
 }
 
 $('modify').addEventListener('click', modify);
+$('enter').addEventListener('click', () => askKey($('examples'), look));
 $('key').addEventListener('submit', (event) => {
   event.preventDefault();
   key.value = $('key').querySelector('input').value;
-  modify();
+  $('key').hidden = true;
+  withKey();
   look();
+  lasting();
 });
 
 // ---- what each region has of the count, when there are several
@@ -252,7 +288,7 @@ function offerTwin() {
 $('snippet').textContent =
   `<script type="module" src="${location.origin}/-/headcount.js"></script>\n` +
   `<live-count></live-count> people are reading this page.\n` +
-  `<unread-bell></unread-bell>`;
+  `<unread-bell></unread-bell> <like-button key="likes:42"></like-button>`;
 $('count').addEventListener('count', ({ detail }) => {
   plot.add(detail.count);
   title();

@@ -38,7 +38,7 @@ test('the types hold, in the sources and for who uses them', async () => {
       writeFile(join(folder, name), JSON.stringify({ compilerOptions: { ...common, ...options }, files }));
     // Without headcount.d.ts beside it, so that what is in the source is read.
     await writeFile(join(folder, 'made.js'), await readFile(join(WEB, 'headcount.js')));
-    await writeFile(join(folder, 'bell.js'), await readFile(join(WEB, 'bell.js')));
+    for (const part of ['bell.js', 'more.js']) await writeFile(join(folder, part), (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'));
     await write('declare.json', { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' }, ['made.js']);
     await compile('-p', join(folder, 'declare.json'));
     await write('use.json', { strict: true, noEmit: true, paths: { made: [join(folder, 'made/made.d.ts')] } }, [join(WEB, 'test/types.ts')]);
@@ -53,6 +53,6 @@ test('the package has all that it needs and nothing else', async () => {
   const [{ files }] = JSON.parse(stdout);
   assert.deepEqual(
     files.map((file) => file.path).sort(),
-    ['README.md', 'bell.js', 'headcount.d.ts', 'headcount.js', 'package.json', 'rescue.js'],
+    ['README.md', 'bell.js', 'headcount.d.ts', 'headcount.js', 'more.js', 'package.json', 'rescue.js'],
   );
 });

@@ -158,6 +158,22 @@ test('two tabs have one connection, and each hears what it asked for', async () 
   assert.deepEqual([first.counts, second.counts], [[1], [1, 5]]);
 });
 
+test('tabs share their counters that last, and one who comes later gets them, too', async () => {
+  const [first, second] = [await tab([]), await tab([])];
+  const seen = [[], []];
+  first.counter('likes:1').watch(({ value }) => seen[0].push(value));
+  await settle();
+  sockets[0].welcome();
+  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', counters: ['likes:1'] }]);
+  second.counter('likes:1').watch(({ value }) => seen[1].push(value));
+  await settle();
+  assert.equal(sockets.length, 1);
+  assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', counters: ['likes:1'] }]);
+  sockets[0].say({ type: 'counter', key: 'likes:1', kind: 'members', value: 3, updated_at: null, version: '1-1', exact: true });
+  await settle();
+  assert.deepEqual(seen, [[3], [3]]);
+});
+
 test('a page is left when the last tab leaves it', async () => {
   const first = await tab('p');
   sockets[0].welcome();

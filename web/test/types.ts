@@ -1,6 +1,6 @@
 // What somebody who writes TypeScript relies on. test/build.test.js compiles it,
 // with `made` being what the compiler finds in headcount.js itself.
-import { Headcount, LiveCount, UnreadBell, type Counter, type Options, type State, type Token } from '../headcount.js';
+import { Headcount, LiveCount, UnreadBell, type Counter, type CounterHandle, type CounterValue, type Options, type State, type Token } from '../headcount.js';
 
 import type * as made from 'made';
 
@@ -17,13 +17,19 @@ headcount.token = 'other';
 headcount.addEventListener('count', ({ detail }) => detail.count.toFixed());
 headcount.addEventListener('state', ({ detail }) => detail === 'open');
 const state: State = headcount.state;
+const likes: CounterHandle = headcount.counter('likes:42');
+const unlike: () => void = likes.watch(({ key, value, mine }: CounterValue) => key + value.toFixed() + (mine ?? false));
+export const liked: Promise<CounterValue> = likes.add().then(() => likes.remove()).then(() => likes.increment());
+headcount.addEventListener('counter', ({ detail }) => detail.value.toFixed());
 export async function iterate(): Promise<number> {
   for await (const { count } of headcount.watch('p')) return count;
   for await (const count of headcount.unread()) return count;
+  for await (const { value } of likes.watch()) return value;
   return Headcount.shared.countHidden ? 1 : 0;
 }
-const shown: number | undefined = document.querySelector('live-count')?.count ?? document.querySelector('unread-bell')?.count;
-export { leave, stop, state, shown };
+const shown: number | undefined = document.querySelector('live-count')?.count ?? document.querySelector('unread-bell')?.count ??
+  document.querySelector('live-counter')?.count ?? document.querySelector('like-button')?.count ?? likes.value;
+export { leave, stop, state, shown, unlike };
 
 // @ts-expect-error: a page is a string
 headcount.join(7);
@@ -32,8 +38,8 @@ new Headcount('https://x.example', { tokens: 't' });
 
 // The declarations promise what is there, and nothing that is not.
 type Api<T> = Omit<{ [K in keyof T]: T[K] }, keyof EventTarget>;
-declare const real: { headcount: Api<made.Headcount>; counter: made.Counter; options: made.Options };
-declare const written: { headcount: Api<Headcount>; counter: Counter; options: Options };
+declare const real: { headcount: Api<made.Headcount>; counter: made.Counter; lasting: made.CounterValue; options: made.Options };
+declare const written: { headcount: Api<Headcount>; counter: Counter; lasting: CounterValue; options: Options };
 export const promised: typeof written = real;
 export const complete: typeof real = written;
 export const elements: [{ count: number | undefined }, { count: number | undefined }] = [new LiveCount(), new UnreadBell()];
