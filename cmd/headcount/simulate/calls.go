@@ -28,8 +28,8 @@ const (
 type call struct {
 	method, path string
 	body         string
-	once         string   // Idempotency-Key; "" for none
-	who          *fan // nil: the API key
+	once         string // Idempotency-Key; "" for none
+	who          *fan   // nil: the API key
 }
 
 // A reply is the answer to a call.

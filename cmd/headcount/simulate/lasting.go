@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,16 +40,17 @@ type lastingRun struct {
 	views, votes       []*tally // of sums: what only grows, what fans may increment
 	all                []*tally
 	workers            []*worker
-	fans           []*fan
+	fans               []*fan
 	subscribers        []*subscriber
 
 	gate     sync.RWMutex // held for reading while a call is under way; a checkpoint takes it
 	failures int64        // at the last checkpoint; the driver's
+	deleting atomic.Bool  // the run is over and takes its counters away
 }
 
 const (
 	roundTime     = 2 * time.Second // between two checkpoints
-	fanPause  = 150 * time.Millisecond
+	fanPause      = 150 * time.Millisecond
 	streamsAtMost = 8
 	remembered    = 16        // changes that a worker may repeat later
 	membersEach   = 3         // of a worker

@@ -309,6 +309,7 @@ func (r *lastingRun) readAll(ctx context.Context, wrong *faults) error {
 // clear deletes the counters of the run.
 func (r *lastingRun) clear(ctx context.Context) error {
 	defer r.enterPhase(r.enterPhase("deleting"))
+	r.deleting.Store(true)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(getsAtOnce)
 	for _, t := range r.all {
