@@ -91,11 +91,13 @@ func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) e
 			return err
 		}
 		if want := t.value(); *l.Value != want {
+			t.doubt() // it is named here
 			r.wrong("counter %q: its exact value is %d; the acknowledged changes are %d", t.key, *l.Value, want)
 			t.correct(*l.Value)
 		}
 		r.bounded(t, since, &l, false)
 	}
+	t.trust()
 	if t.kind == "exact" {
 		return r.checkLedger(ctx, rng, t)
 	}

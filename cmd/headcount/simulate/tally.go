@@ -15,6 +15,7 @@ type tally struct {
 	started     moves // those that were refused are taken out again
 	landed      moves
 	newest      version          // of the acknowledged changes
+	doubted     bool             // something was wrong since the last checkpoint
 	changes     map[string]moves // landed, by their op in the ledger; of exact
 	entries     int              // that the ledger must have; of exact
 	read        uint64           // seq of the last entry that was checked; the driver's
@@ -102,6 +103,23 @@ func (t *tally) bounds(since moment) (low, high int64) {
 		low = max(low, 0)
 	}
 	return low, high
+}
+
+// doubt reports whether nothing was wrong with the counter since the last checkpoint. A
+// value that is once wrong makes all answers wrong until then.
+func (t *tally) doubt() (first bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first = !t.doubted
+	t.doubted = true
+	return first
+}
+
+// trust ends doubt.
+func (t *tally) trust() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.doubted = false
 }
 
 // fits reports whether a change downwards that was started then never had too little.
