@@ -114,6 +114,18 @@ func TestTroubleWithCountersIsNotTakenForWrong(t *testing.T) {
 	}
 }
 
+func TestIdsThatAreForgottenEndTheRun(t *testing.T) {
+	t.Parallel()
+	f := newFakeLasting(t)
+	f.lie = "forgets who is who"
+	c := lastingCommand(f)
+	c.Duration = 20 * time.Second
+	time.AfterFunc(300*time.Millisecond, f.drop)
+	if r, err := run(t, c); err == nil || !strings.Contains(r.Error, "--id-secret") {
+		t.Errorf("Run = %v, report %+v", err, r)
+	}
+}
+
 func TestWhatTheContractDoesNotKnowIsWrong(t *testing.T) {
 	t.Parallel()
 	f := newFakeLasting(t)

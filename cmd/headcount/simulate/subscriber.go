@@ -140,7 +140,7 @@ func (s *subscriber) follow(ctx context.Context, number int) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, errUnexpected) {
+		if errors.Is(err, errUnexpected) || errors.Is(err, errForgotten) {
 			return err
 		}
 		s.run.stats.drops.Add(1)
@@ -193,6 +193,8 @@ func (s *subscriber) watch(ctx context.Context, gateway string) error {
 	}
 }
 
+var errForgotten = errors.New("the server does not know the ids any more that it gave out: give it --id-secret")
+
 var errSentAway = errors.New("the server asked to reconnect")
 
 // hear takes one message.
@@ -236,7 +238,7 @@ func (s *subscriber) welcome(user, id string) error {
 	select {
 	case <-v.known:
 		if user != v.user {
-			return errors.New("the server does not know the ids any more that it gave out: give it --id-secret")
+			return errForgotten
 		}
 		return nil
 	default:
