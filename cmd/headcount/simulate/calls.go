@@ -21,6 +21,7 @@ const (
 	answerLimit   = 2 * time.Minute       // in which a call must be answered, however often it is tried
 	pauseLeast    = 20 * time.Millisecond // before a call is tried again …
 	pauseMost     = 500 * time.Millisecond
+	cutsAtMost    = 3 // of one call, so that it ends also with a --kill-fraction of 1
 	maxAnswer     = 1 << 20
 )
 
@@ -94,9 +95,9 @@ func (s *callStats) failures() int64 { return s.unavailable.Load() + s.lost.Load
 // errUnexpected is in the errors about answers that the contract does not know.
 var errUnexpected = errors.New("unexpected answer")
 
-// call tries a request until it is answered, each time at any gateway. When cuts is
-// above 0, that fraction of the tries is cut off by the client. What comes back has a
-// status that the caller must judge: neither 429 nor one that says to try again.
+// call tries a call until it is answered, each time at any gateway. The fraction cuts of
+// the tries is cut off by the client. What comes back has a status that the caller must
+// judge: neither 429 nor one that says to try again.
 func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts float64) (reply, error) {
 	unknown, last := false, error(nil)
 	began, pause := time.Now(), pauseLeast
@@ -108,7 +109,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 			return reply{}, fmt.Errorf("%s %s is not answered after %s: %w", q.method, q.path, answerLimit, last)
 		}
 		gateway := r.gateway(rng.IntN(len(r.cfg.URL)))
-		if cuts > 0 && rng.Float64() < cuts {
+		if try < cutsAtMost && rng.Float64() < cuts {
 			r.calls.cuts.Add(1)
 			unknown = true
 			r.cut(ctx, rng, gateway, q)
@@ -148,7 +149,7 @@ func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts floa
 	}
 }
 
-// try sends a request once. The error says that there was no whole answer.
+// try sends a call once. The error says that there was no whole answer.
 func (r *lastingRun) try(ctx context.Context, gateway string, q call) (got reply, wait time.Duration, err error) {
 	req, err := r.request(ctx, gateway, q)
 	if err != nil {
