@@ -261,11 +261,10 @@ func (s *subscriber) listen(ctx context.Context, gateway string) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		err := fmt.Errorf("the event stream of %q: status %d", s.stream.key, resp.StatusCode)
-		if resp.StatusCode < http.StatusInternalServerError {
-			err = fmt.Errorf("%w: %w", errUnexpected, err)
+		if resp.StatusCode < http.StatusInternalServerError && resp.StatusCode != http.StatusTooManyRequests {
+			return s.run.unexpected("the event stream of "+s.stream.key, reply{status: resp.StatusCode})
 		}
-		return err
+		return fmt.Errorf("the event stream of %s: status %d", s.stream.key, resp.StatusCode)
 	}
 	s.run.stats.connects.Add(1)
 	lines := bufio.NewScanner(resp.Body)
