@@ -82,6 +82,15 @@ func TestCountersLast(t *testing.T) {
 			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
 			l.serves("--postgres=" + postgres.Database(t))
 		},
+		"Redis in front of PostgreSQL": func(t *testing.T, l *lasting) {
+			redis, postgres := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), pgtest.Start(t)
+			l.server("Redis", redis.Kill, redis.Restart)
+			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
+			database := postgres.Database(t)
+			for range 2 {
+				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+freeAddr())
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
