@@ -132,6 +132,33 @@ func TestAnEmptiedRedisHeals(t *testing.T) {
 	}
 }
 
+// TestAMemberWhoLeavesAndComesBackBetweenTwoCuts: what the cut says of a member is what the member
+// is in the end, and that may be what PostgreSQL has already.
+func TestAMemberWhoLeavesAndComesBackBetweenTwoCuts(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 200 * time.Millisecond}
+	s := open(t, cfg)
+	edit := func(join, leave []string) counter.Op {
+		return op("", counter.Change{Key: "l:back", Rule: likes, Verb: counter.Edit, Join: join, Leave: leave})
+	}
+	apply(t, s, edit([]string{"x", "y"}, nil))
+	until(t, "they are persisted", func() bool { return row(t, cfg.Postgres, "l:back") == 2 })
+	// In one call of the store they are in one cut.
+	for _, r := range s.Apply(t.Context(), []counter.Op{edit(nil, []string{"x"}), edit([]string{"x", "z"}, nil)}) {
+		if r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+	until(t, "who came back is persisted", func() bool { return row(t, cfg.Postgres, "l:back") == 3 })
+	redis.Flush(t)
+	for member, want := range map[string]bool{"x": true, "y": true, "z": true, "none": false} {
+		until(t, "it answers", func() bool {
+			got, err := s.Read(t.Context(), []string{"l:back"}, member, 0)
+			return err == nil && got[0].Mine == want && got[0].Value == 3
+		})
+	}
+}
+
 // TestColdCountersLeaveAndComeBack, also a large set, by reads and by writes.
 func TestColdCountersLeaveAndComeBack(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)

@@ -43,8 +43,9 @@ const (
 		from unnest($1::text[], $2::smallint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
 			u (key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept)
 		where c.key = u.key`
-	dropRows      = `delete from headcount_counters where key = any($1::text[])`
-	insertMembers = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[])`
+	dropRows = `delete from headcount_counters where key = any($1::text[])`
+	// A cut names who is a member now; one who left and came back since the cut before is one already.
+	insertMembers = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[]) on conflict do nothing`
 	deleteMembers = `delete from headcount_members m using unnest($1::bigint[], $2::text[]) u (set_id, member)
 		where m.set_id = u.set_id and m.member = u.member`
 	insertEntries = `insert into headcount_ledger (ledger_id, seq, at, delta, before, op, reason, author)

@@ -36,6 +36,10 @@ type Checkpoint struct {
 	QuietMS  int64   `json:"quiet_ms"`  // duration of the first stage
 	SettleMS int64   `json:"settle_ms"` // duration of the second stage
 	Wrong    int     `json:"wrong"`
+
+	// Of the scenario counters.
+	Counters int   `json:"counters,omitempty"`
+	Failures int64 `json:"failures,omitempty"` // 503s and lost connections since the checkpoint before
 }
 
 const (

@@ -15,7 +15,9 @@
 // connection), client.go (one tab and its reconnects), user.go (whose tab it is),
 // truth.go, crowd.go (all of them), checkpoint.go (truth against what is seen),
 // probe.go (latency), then the files that drive a crowd: churn.go, replay.go with
-// accesslog.go, scenarios.go. command.go joins all parts, and report.go writes the
+// accesslog.go, scenarios.go. The scenario of counters that last has its own: tally.go
+// (the truth about one), calls.go (HTTP, tried until it is answered), subscriber.go,
+// lasting.go (those who change them), lastingcheck.go. command.go joins all parts, and report.go writes the
 // report.
 package simulate
 
@@ -53,7 +55,8 @@ type Command struct {
 	JSON            bool          `name:"json" help:"Print the report as one JSON object."`
 	PID             []int         `name:"pid" placeholder:"PID" help:"Process of the server, to report its CPU time and memory; repeatable."`
 	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
-	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead, and print JSON: idle, storm, fanout, churn or slow."`
+	APIKey          string        `name:"api-key" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
+	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead, and print JSON: idle, storm, fanout, churn, slow or counters."`
 	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
 	Dwell           time.Duration `name:"dwell" default:"5m" help:"How long a visitor of the log stays after a request, in the log's time."`
 	Speed           float64       `name:"speed" default:"600" help:"Seconds of the log per second."`
@@ -246,7 +249,9 @@ func (c *Command) check() error {
 	case c.PresenceTimeout <= 0:
 		return bad("presence-timeout", "%s: give a positive duration", c.PresenceTimeout)
 	case c.Scenario != "" && scenarios[c.Scenario] == nil:
-		return bad("scenario", "%q is unknown: give idle, storm, fanout, churn or slow", c.Scenario)
+		return bad("scenario", "%q is unknown: give idle, storm, fanout, churn, slow or counters", c.Scenario)
+	case c.Scenario == "counters" && c.APIKey == "":
+		return bad("api-key", "the scenario counters needs one: give one of the server's --api-key")
 	case c.Scenario != "" && c.Replay != "":
 		return bad("scenario", "it does not work together with --replay: leave one of the two out")
 	}

@@ -40,7 +40,7 @@ type crowd struct {
 	spread    atomic.Pointer[spread] // of a count that is measured; nil: of none
 
 	baseline   int64 // of `*`, before the run
-	starMoved  bool  // other people are on the site, so the run does not check `*`
+	starMoved  bool  // the run does not check `*`: other people are on the site
 	users      int   // made so far
 	watchers   []*client
 	checks     []Checkpoint
@@ -113,6 +113,10 @@ func (c *crowd) open(ctx context.Context) error {
 		return err
 	}
 	c.background.Go(c.watchdog)
+	if len(c.pages) == 0 {
+		c.starMoved = true // the run is not about presence
+		return nil
+	}
 	for batch := range slices.Chunk(c.pages, watchPages) {
 		for gateway := range c.cfg.URL {
 			c.watchers = append(c.watchers, c.watch(ctx, gateway, append(slices.Clone(batch), wholeSite)))

@@ -18,11 +18,12 @@ type Report struct {
 	Scenario string   `json:"scenario"` // mixed, replay, or the one that was asked for
 	Seed     uint64   `json:"seed"`
 	URLs     []string `json:"urls"`
-	OK       bool     `json:"ok"`              // completed, and no count was wrong
-	Error    string   `json:"error,omitempty"` // why it was not completed
-	Seconds  float64  `json:"seconds"`         // from first to last connection
-	Users    int      `json:"users"`           // different ones, watchers and probes among them
-	Pages    int      `json:"pages"`           // without the probes' own
+	OK       bool     `json:"ok"`                 // completed, and no count was wrong
+	Error    string   `json:"error,omitempty"`    // why it was not completed
+	Seconds  float64  `json:"seconds"`            // from first to last connection
+	Users    int      `json:"users"`              // different ones, watchers and probes among them
+	Pages    int      `json:"pages"`              // without the probes' own
+	Counters int      `json:"counters,omitempty"` // that last
 
 	Connects          int64   `json:"connects"`            // connections that were welcomed
 	ConnectsPerSecond float64 `json:"connects_per_second"` // in the best second

@@ -9,11 +9,12 @@ import (
 // Scenarios measure one thing each and print JSON. All of them check the counts
 // as well.
 var scenarios = map[string]func(*Command) plan{
-	"idle":   planIdle,
-	"storm":  planStorm,
-	"fanout": planFanout,
-	"churn":  planMeasuredChurn,
-	"slow":   planSlow,
+	"idle":     planIdle,
+	"storm":    planStorm,
+	"fanout":   planFanout,
+	"churn":    planMeasuredChurn,
+	"slow":     planSlow,
+	"counters": planLasting,
 }
 
 const (

@@ -1,0 +1,176 @@
+package faults
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/counter/pgtest"
+	"headcount/presence/redistest"
+)
+
+// rounds is how often each of the tests below kills something and looks whether all
+// counters are right. In make test it is a few times. To be sure:
+//
+//	go test ./cmd/headcount/faults -run TestCountersLast -count 1 -timeout 60m -rounds 50
+var rounds = flag.Int("rounds", 2, "checkpoints of counters, each after a kill -9")
+
+// A lasting is a deployment whose counters last, and what may happen to it.
+type lasting struct {
+	processes []*member
+	strikes   []strike // one after the other, again and again
+}
+
+// strike kills something and starts it again.
+type strike struct {
+	name string
+	hits func(t *testing.T)
+}
+
+const counterKey = "the key of the simulator"
+
+// serves adds a process with all roles.
+func (l *lasting) serves(flags ...string) {
+	m := &member{name: fmt.Sprintf("process %d", len(l.processes)), addr: freeAddr(), admin: freeAddr()}
+	m.flags = append([]string{
+		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
+		"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the faults ", 3),
+	}, flags...)
+	l.processes = append(l.processes, m)
+	l.strikes = append(l.strikes, strike{m.name, func(t *testing.T) {
+		m.kill()
+		if err := m.start(); err != nil {
+			t.Fatal(err)
+		}
+	}})
+}
+
+// server adds a server of a store, which may be killed.
+func (l *lasting) server(name string, kill func(), restart func(testing.TB)) {
+	l.strikes = append(l.strikes, strike{name, func(t *testing.T) {
+		kill()
+		time.Sleep(rand.N(300 * time.Millisecond))
+		restart(t)
+	}})
+}
+
+// TestCountersLast: while simulated clients change counters and watch them, processes
+// and stores are killed with kill -9 again and again. Whenever the clients rest, every
+// counter is what was acknowledged.
+func TestCountersLast(t *testing.T) {
+	t.Parallel()
+	for name, deploy := range map[string]func(t *testing.T, l *lasting){
+		"data directory": func(t *testing.T, l *lasting) {
+			l.serves("--data-dir=" + t.TempDir())
+		},
+		"Redis": func(t *testing.T, l *lasting) {
+			// An acknowledged change is as durable as Redis, so Redis writes it to the disk at once.
+			redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+			l.server("Redis", redis.Kill, redis.Restart)
+			for range 2 {
+				l.serves("--redis="+redis.URL(), "--cluster-listen="+freeAddr())
+			}
+		},
+		"PostgreSQL": func(t *testing.T, l *lasting) {
+			postgres := pgtest.Start(t)
+			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
+			l.serves("--postgres=" + postgres.Database(t))
+		},
+		"Redis in front of PostgreSQL": func(t *testing.T, l *lasting) {
+			redis, postgres := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), pgtest.Start(t)
+			l.server("Redis", redis.Kill, redis.Restart)
+			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
+			database := postgres.Database(t)
+			for range 2 {
+				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+freeAddr())
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := &lasting{}
+			deploy(t, l)
+			startAll(t, l.processes...)
+			awaitReady(t, readyWithin, l.processes...)
+			l.survive(t, *rounds)
+		})
+	}
+}
+
+// counterReport is what the simulator reports and matters here.
+type counterReport struct {
+	OK          bool
+	Error       string
+	Wrong       []string
+	Checkpoints []struct {
+		Name            string
+		Wrong, Failures int
+	}
+	Figures map[string]float64
+}
+
+// survive has the simulator look at the counters until that many of its checkpoints came
+// after a fault that its clients felt.
+func (l *lasting) survive(t *testing.T, rounds int) {
+	strikes, felt, looked := 0, 0, 0
+	for felt < rounds {
+		report, n := l.simulate(t, rounds-felt, strikes)
+		strikes += n
+		before := felt
+		for _, c := range report.Checkpoints {
+			looked++
+			if c.Failures > 0 {
+				felt++
+			}
+			if c.Wrong > 0 {
+				t.Errorf("checkpoint %s has %d wrong values", c.Name, c.Wrong)
+			}
+		}
+		t.Logf("%d strikes, %d of %d checkpoints after one: %v", strikes, felt, looked, report.Figures)
+		if t.Failed() {
+			return
+		}
+		if felt == before {
+			t.Fatalf("the clients felt nothing of %d strikes", n)
+		}
+	}
+}
+
+// simulate runs the simulator for that many rounds of 2 s, and strikes meanwhile.
+func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterReport, struck int) {
+	args := []string{
+		"simulate", "--scenario=counters", "--json", "--api-key=" + counterKey, "--users=12", "--pages=3",
+		fmt.Sprintf("--duration=%ds", 2*rounds), fmt.Sprintf("--seed=%d", rand.Uint32()),
+	}
+	for _, m := range l.processes {
+		args = append(args, "--url=http://"+m.addr)
+	}
+	var out, progress bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Stdout, cmd.Stderr = &out, &progress
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }() // ends with the process, which ends with the test
+	for {
+		select {
+		case err := <-ended:
+			if jerr := json.Unmarshal(out.Bytes(), &report); err != nil || jerr != nil || !report.OK {
+				t.Errorf("%v, %v: %s %s\n%s\n%s", err, jerr, report.Error, strings.Join(report.Wrong, "\n"), args, &progress)
+			}
+			return report, struck
+		case <-time.After(300*time.Millisecond + rand.N(1200*time.Millisecond)):
+		}
+		s := l.strikes[(strikes+struck)%len(l.strikes)]
+		s.hits(t)
+		struck++
+		awaitReady(t, readyWithin, l.processes...)
+	}
+}
