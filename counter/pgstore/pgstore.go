@@ -150,6 +150,8 @@ type Config struct {
 	// OnState is told when PostgreSQL comes and goes, from one goroutine; it begins
 	// with away. It must not block. Optional.
 	OnState func(up bool)
+
+	gapWait time.Duration // default defaultGapWait
 }
 
 // Store is a counter.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -190,6 +192,7 @@ func CheckURL(url string) (problem string) {
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Connections = cmp.Or(cfg.Connections, 16)
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
+	cfg.gapWait = cmp.Or(cfg.gapWait, defaultGapWait)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
 	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
 	if problem := CheckURL(cfg.URL); problem != "" {
