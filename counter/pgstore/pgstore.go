@@ -408,6 +408,15 @@ func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) 
 	return s.doFor(ctx, callTimeout, fn)
 }
 
+// doLong is do for what takes long. While PostgreSQL was away one call at a time finds out
+// whether it is back, and all others fail until that one has ended: so it must not be this.
+func (s *Store) doLong(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
+	if err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }); err != nil {
+		return err
+	}
+	return s.doFor(ctx, timeout, fn)
+}
+
 // doFor is do with another timeout.
 func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
 	unavailable := func(err error) error { return fmt.Errorf("%w: %w", counter.ErrUnavailable, err) }
