@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
@@ -73,16 +72,7 @@ func until(t testing.TB, what string, ok func() bool) {
 // row is what PostgreSQL has of key, -1 for nothing.
 func row(t testing.TB, url, key string) int64 {
 	t.Helper()
-	c, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
-	v := int64(-1)
-	if err := c.QueryRow(t.Context(), "select value from headcount_counters where key = $1", key).Scan(&v); err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		t.Fatal(err)
-	}
-	return v
+	return pgtest.Query[int64](t, url, "select coalesce((select value from headcount_counters where key = $1), -1)", key)
 }
 
 // TestAnEmptiedRedisHeals: what was persisted comes back under a greater incarnation, with
@@ -241,6 +231,50 @@ func TestPostgresAway(t *testing.T) {
 	until(t, "exact counters are back", func() bool { return s.Apply(t.Context(), []counter.Op{op("e", add(stock, "k:1", 1))})[0].Err == nil })
 	if got := value(t, s, "k:1"); got != 2 {
 		t.Errorf("k:1 is %d", got)
+	}
+}
+
+// TestPendingBound: what waits for PostgreSQL is bounded in each bucket. At the bound changes of
+// that bucket fail, others go on, and all that was acknowledged is persisted later.
+func TestPendingBound(t *testing.T) {
+	const bound = 1 << 18
+	redis, pg := redistest.Start(t), pgtest.Start(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	s := open(t, cfg)
+	n := 0
+	join := func() counter.Result {
+		c := counter.Change{Key: "l:1", Rule: likes, Verb: counter.Edit}
+		for range counter.MaxMembers {
+			c.Join = append(c.Join, fmt.Sprint(n))
+			n++
+		}
+		return s.Apply(t.Context(), []counter.Op{op("", c)})[0]
+	}
+	if r := join(); r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	apply(t, s, op("", add(views, "v:1", 1)))
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "l:1") == int64(n) && row(t, cfg.Postgres, "v:1") == 1 })
+	pg.Kill()
+	persisted, made := n, int64(0)
+	for r := join(); r.Err == nil; r = join() {
+		if made = r.Counters[0].Value; n > persisted+bound+2*counter.MaxMembers {
+			t.Fatalf("%d wait, and the bound is %d", n-persisted, bound)
+		}
+	}
+	if waits := made - int64(persisted); waits < bound-2*counter.MaxMembers {
+		t.Fatalf("changes fail when %d wait", waits)
+	}
+	if r := join(); !errors.Is(r.Err, counter.ErrUnavailable) {
+		t.Errorf("at the bound: %+v", r)
+	}
+	if r := apply(t, s, op("", add(views, "v:1", 1))); r.Counters[0].Value != 2 {
+		t.Errorf("another bucket: %+v", r)
+	}
+	pg.Restart(t)
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "l:1") == made && row(t, cfg.Postgres, "v:1") == 2 })
+	if r := join(); r.Err != nil || r.Counters[0].Value != made+counter.MaxMembers {
+		t.Errorf("after the bound: %+v", r)
 	}
 }
 

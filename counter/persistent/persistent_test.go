@@ -51,23 +51,6 @@ func open(t testing.TB, cfg persistent.Config) *persistent.Store {
 	return s
 }
 
-// awaitServed waits until a store has noticed that its servers are back.
-func awaitServed(t testing.TB, s counter.Store) {
-	t.Helper()
-	rule := &counter.Rule{Match: "*", Kind: counter.Sum}
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "probe", Rule: rule, Verb: counter.Delete}}}})[0]
-		if r.Err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(r.Err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
 // instance is two stores. After a crash another process goes on; the first and then one in
 // every crashes also kills Redis, or PostgreSQL.
 func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg *pgtest.Server, every int) storetest.Instance {
@@ -89,7 +72,7 @@ func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg
 				t.Error(err)
 			}
 			s = open(t, cfg)
-			awaitServed(t, s)
+			storetest.AwaitServed(t, s)
 			return s
 		},
 		Cut: func(t testing.TB) func() {
@@ -114,5 +97,15 @@ func TestContractOnOneServer(t *testing.T) {
 		pg := pgtest.Single(t)
 		cfg := persistent.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
 		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
+	})
+}
+
+func TestContractOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0, durable...)
+	storetest.Run(t, func(t testing.TB) storetest.Instance {
+		cluster.Flush(t)
+		pg := pgtest.Single(t)
+		cfg := persistent.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
+		return instance(t, cfg, cluster.Masters, pg, 12)
 	})
 }

@@ -198,7 +198,7 @@ func (s *Store) Rows(ctx context.Context, keys []string) (map[string]counter.Sta
 // Set calls each with the members of a counter, a page at a time, and returns its state of
 // that moment.
 func (s *Store) Set(ctx context.Context, key string, each func([]string) error) (st counter.State, err error) {
-	err = s.doFor(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
 		if _, err := c.Exec(ctx, repeatable); err != nil {
 			return err
 		}
@@ -273,7 +273,7 @@ type Front struct {
 // Regenerate calls judge with the front, which nobody changes and under which nobody
 // persists meanwhile, and begins the generation that it returns, unless that is 0.
 func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, f Front) (uint64, error)) error {
-	return s.doFor(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+	return s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
 		if _, err := c.Exec(ctx, "begin isolation level read committed"); err != nil {
 			return err
 		}
@@ -322,7 +322,7 @@ type Persisting struct {
 // Persist calls cut, which writes a cut and returns its epoch, or 0 when there is nothing to
 // write. All of it is committed together. busy: somebody else persists.
 func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Persisting) (epoch, deleted uint64, err error)) (busy bool, err error) {
-	err = s.doFor(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
+	err = s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
 		if _, err := c.Exec(ctx, "begin isolation level read committed"); err != nil {
 			return err
 		}
@@ -428,7 +428,7 @@ func (w *step) put(cut *Cut) bool {
 // AggregateBut adds up the counters with prefix but those that freeze returns, as they
 // are at the moment in which freeze calls moment for the last time. freeze calls it at least once.
 func (s *Store) AggregateBut(ctx context.Context, prefix string, freeze func(moment func() error) (but []string, err error)) (counters int64, sum *big.Int, err error) {
-	err = s.doFor(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
 		var text string
 		var unique bool
 		scan := func(n *int64, more ...any) func(pgx.Row) error {

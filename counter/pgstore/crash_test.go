@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
+	"github.com/sony/gobreaker/v2"
 
 	"headcount/counter"
 	"headcount/counter/pgtest"
@@ -253,6 +254,47 @@ func TestSilentServer(t *testing.T) {
 	}
 	if got := apply(t, s, with("", add("e:1", 1))); got.Counters[0].Value != 2+tripAfter {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestALongCallIsNoProbe: while a cut is written after an outage, other calls are let through.
+func TestALongCallIsNoProbe(t *testing.T) {
+	server := pgtest.Start(t)
+	s := open(t, server.Database(t), func(c *Config) { c.Behind = true })
+	exactly := func() error {
+		_, err := s.ApplyExact(t.Context(), []counter.Op{with("", add("e:1", 1))}, Behind{})
+		return err
+	}
+	if err := exactly(); err != nil {
+		t.Fatal(err)
+	}
+	server.Kill()
+	for s.breaker.State() == gobreaker.StateClosed {
+		if exactly() == nil {
+			t.Fatal("a change without a server")
+		}
+	}
+	server.Restart(t)
+	writing, free := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(free)
+	wg.Go(func() {
+		for {
+			_, err := s.Persist(t.Context(), func(context.Context, *Persisting) (uint64, uint64, error) {
+				close(writing)
+				<-free
+				return 0, 0, nil
+			})
+			if err == nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	<-writing
+	if err := exactly(); err != nil {
+		t.Errorf("while a cut is written: %v", err)
 	}
 }
 

@@ -31,9 +31,9 @@ const (
 	notifyPause = 5 * time.Millisecond
 	retryEvery  = 200 * time.Millisecond // while PostgreSQL is away
 	readAtOnce  = 1000                   // keys in one statement
-	// gapWait is how long a change of members that was read waits for the
+	// defaultGapWait is how long a change of members that was read waits for the
 	// notification that names them. After it watchers are told to read again.
-	gapWait = 50 * time.Millisecond
+	defaultGapWait = 50 * time.Millisecond
 )
 
 // change is one change of one key, that was committed.
@@ -140,7 +140,7 @@ func (s *Store) tell(ctx context.Context) {
 	poll := time.NewTicker(s.cfg.PollEvery / 8)
 	defer poll.Stop()
 	part := 0
-	late := time.NewTimer(gapWait)
+	late := time.NewTimer(s.cfg.gapWait)
 	defer late.Stop()
 	for {
 		select {
@@ -168,9 +168,9 @@ func (s *Store) tell(ctx context.Context) {
 				}
 				continue
 			}
-			told, gap := f.compare(keys, now, time.Now(), s.cfg.Behind)
+			told, gap := f.compare(keys, now, time.Now(), s.cfg.gapWait, s.cfg.Behind)
 			if gap {
-				late.Reset(gapWait)
+				late.Reset(s.cfg.gapWait)
 			}
 			f.hub.Tell(told, func(key string) counter.Counter {
 				if c, ok := now[key]; ok {
@@ -240,9 +240,9 @@ func (f *feed) late() {
 }
 
 // compare returns what changed of keys, whose newest counters are in now, and
-// whether something waits for a gap to be filled. learn: of those nobody knew, what is
+// whether something waits for a gap to be filled, which it does for wait. learn: of those nobody knew, what is
 // there has changed.
-func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Time, learn bool) (told []counter.Told, gap bool) {
+func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Time, wait time.Duration, learn bool) (told []counter.Told, gap bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, key := range keys {
@@ -260,7 +260,7 @@ func (f *feed) compare(keys []string, now map[string]counter.Counter, at time.Ti
 			if missing && k.gap.IsZero() {
 				k.gap = at
 			}
-			if missing && at.Sub(k.gap) < gapWait {
+			if missing && at.Sub(k.gap) < wait {
 				f.gaps[key], gap = struct{}{}, true
 				continue
 			}

@@ -150,6 +150,8 @@ type Config struct {
 	// OnState is told when PostgreSQL comes and goes, from one goroutine; it begins
 	// with away. It must not block. Optional.
 	OnState func(up bool)
+
+	gapWait time.Duration // default defaultGapWait
 }
 
 // Store is a counter.Store in PostgreSQL. All methods may be called from any goroutine.
@@ -190,6 +192,7 @@ func CheckURL(url string) (problem string) {
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Connections = cmp.Or(cfg.Connections, 16)
 	cfg.PollEvery = cmp.Or(cfg.PollEvery, 10*time.Second)
+	cfg.gapWait = cmp.Or(cfg.gapWait, defaultGapWait)
 	cfg.SweepEvery = cmp.Or(cfg.SweepEvery, 10*time.Second)
 	cfg.Cached = cmp.Or(cfg.Cached, 1<<16)
 	if problem := CheckURL(cfg.URL); problem != "" {
@@ -403,6 +406,15 @@ func (c callers) Is(target error) bool { return target == errNotItsFault }
 // transaction that fn left open is rolled back. Its error is counter.ErrUnavailable.
 func (s *Store) do(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
 	return s.doFor(ctx, callTimeout, fn)
+}
+
+// doLong is do for what takes long. While PostgreSQL was away one call at a time finds out
+// whether it is back, and all others fail until that one has ended: so it must not be this.
+func (s *Store) doLong(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
+	if err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }); err != nil {
+		return err
+	}
+	return s.doFor(ctx, timeout, fn)
 }
 
 // doFor is do with another timeout.

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
@@ -54,25 +52,10 @@ func open(t testing.TB, url string, with ...func(*Config)) *Store {
 	return s
 }
 
-// query runs a statement that returns one value.
-func query[T any](t testing.TB, url, sql string, args ...any) T {
-	t.Helper()
-	c, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
-	var v T
-	if err := c.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return v
-}
-
 // hangUp ends all connections of the database, in the midst of what they do.
 func hangUp(t testing.TB, server *pgtest.Server, url string) {
 	t.Helper()
-	name := query[string](t, url, "select current_database()")
+	name := pgtest.Query[string](t, url, "select current_database()")
 	server.Exec(t, server.URL("postgres"), "select pg_terminate_backend(pid) from pg_stat_activity where datname = '"+name+"'")
 }
 
@@ -226,10 +209,10 @@ func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := query[int64](t, url, "select value from headcount_counters where key = 'e:1'"); n != 4 {
+	if n := pgtest.Query[int64](t, url, "select value from headcount_counters where key = 'e:1'"); n != 4 {
 		t.Errorf("the counter is %d", n)
 	}
-	if n := query[int](t, url, "select count(*) from headcount_migrations where version_id = 1"); n != 1 {
+	if n := pgtest.Query[int](t, url, "select count(*) from headcount_migrations where version_id = 1"); n != 1 {
 		t.Errorf("the first migration was made %d times", n)
 	}
 }

@@ -14,7 +14,7 @@ func until(t testing.TB, url, sql string, want int) {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for {
-		n := query[int](t, url, sql)
+		n := pgtest.Query[int](t, url, sql)
 		if n == want {
 			return
 		}

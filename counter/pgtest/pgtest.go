@@ -263,6 +263,21 @@ func (s *Server) Exec(t testing.TB, url, sql string) {
 	}
 }
 
+// Query runs a statement that returns one value.
+func Query[T any](t testing.TB, url, sql string, args ...any) T {
+	t.Helper()
+	c, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	var v T
+	if err := c.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
 // Kill ends the server and all of its connections at once, as a crash does.
 func (s *Server) Kill() {
 	s.mu.Lock()

@@ -3,9 +3,7 @@ package redisstore_test
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
@@ -60,7 +58,7 @@ func instance(t testing.TB, url string, servers []*redistest.Server, every int) 
 			}
 			crashes++
 			s = open(t, url)
-			awaitServed(t, s)
+			storetest.AwaitServed(t, s)
 			return s
 		},
 		Cut: func(t testing.TB) func() {
@@ -73,26 +71,6 @@ func instance(t testing.TB, url string, servers []*redistest.Server, every int) 
 				}
 			}
 		},
-	}
-}
-
-// awaitServed waits until a store has noticed that its servers are back.
-func awaitServed(t testing.TB, s counter.Reader) {
-	t.Helper()
-	var keys []string
-	for n := range 64 {
-		keys = append(keys, "probe"+strconv.Itoa(n)) // on all masters
-	}
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		_, err := s.Read(t.Context(), keys, "", 0)
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 

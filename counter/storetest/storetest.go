@@ -1029,3 +1029,23 @@ func closed(t *testing.T, i Instance) {
 		t.Errorf("Aggregate: %v", err)
 	}
 }
+
+// AwaitServed waits until a store has noticed that all of its servers are back.
+func AwaitServed(t testing.TB, s counter.Reader) {
+	t.Helper()
+	keys := make([]string, 64) // some on each master of a Cluster
+	for n := range keys {
+		keys[n] = fmt.Sprint("probe ", n)
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		_, err := s.Read(t.Context(), keys, "", 0)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

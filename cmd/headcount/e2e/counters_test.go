@@ -49,6 +49,10 @@ var places = []place{
 		return []string{"--redis=" + redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always").URL(), "--cluster-listen=" + freeAddress(t)}
 	}, twice: true, lasts: true},
 	{name: "PostgreSQL", open: func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} }, twice: true, lasts: true},
+	{name: "Redis and PostgreSQL", open: func(t *testing.T) []string {
+		// Redis keeps nothing: what outlives it is in PostgreSQL.
+		return []string{"--redis=" + redistest.Start(t).URL(), "--postgres=" + pgtest.Start(t).Database(t), "--persist-interval=100ms", "--cluster-listen=" + freeAddress(t)}
+	}, twice: true, lasts: true},
 }
 
 func freeAddress(t *testing.T) string {
