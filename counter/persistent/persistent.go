@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -369,7 +370,7 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 			case err != nil:
 				return false, err
 			case len(did.Results) == 0:
-				return true, nil
+				return true, s.forget(ctx, &exact)
 			case did.Results[0].Err != nil || did.Results[0].Replay:
 				*result = did.Results[0]
 			}
@@ -397,12 +398,7 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 			return false, err
 		}
 		if len(made) == 0 {
-			for _, c := range exact.Changes {
-				if err := s.redis.Note(ctx, nil, []string{c.Key}, 0); err != nil {
-					return false, err
-				}
-			}
-			return true, nil
+			return true, s.forget(ctx, &exact)
 		}
 		*result = made[0]
 		return false, nil
@@ -422,6 +418,18 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 		result.Counters[i] = counters[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
 	}
 	return false, nil
+}
+
+// forget has Redis forget that the counters of op are in PostgreSQL: one of them is not,
+// and all are to be looked for anew.
+func (s *Store) forget(ctx context.Context, op *counter.Op) error {
+	var keys []string
+	for i := range op.Changes {
+		if key := op.Changes[i].Key; !slices.Contains(keys, key) {
+			keys = append(keys, key)
+		}
+	}
+	return s.redis.Note(ctx, nil, keys, 0)
 }
 
 func notLost(err error) error {
