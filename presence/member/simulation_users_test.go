@@ -137,6 +137,7 @@ func (c *crowd) excuse(u *user) {
 		c.floor[page]--
 	}
 	c.floor[presence.Site]--
+	c.s.detail("%s is not held to stay any more", u.name)
 }
 
 // spares reports whether somebody is held to stay, by a tab, who is not among these.
@@ -400,6 +401,7 @@ func (t *tab) connect(gateway string) error {
 		return nil
 	}
 	t.link, t.last = l, map[string]seenCount{}
+	t.s.detail("%s is connected to %s", t.name, gateway)
 	for page := range t.want {
 		t.say(`{"type":"join","page":"` + page + `"}`)
 	}
