@@ -270,6 +270,11 @@ func (s *simulation) cut(a, b *member) {
 	if s.chance.IntN(2) == 0 && s.excuse(slices.Concat(s.crowd.at(a.name), s.crowd.at(b.name), s.straying())) {
 		lasts = s.between(time.Second, 15*time.Second) // longer than the owner waits for their heartbeats
 	}
+	for _, m := range []*member{a, b} { // a gateway repeats a join within a second
+		if until := time.Now().Add(lasts + 1500*time.Millisecond); until.After(s.apart[m.name]) {
+			s.apart[m.name] = until
+		}
+	}
 	ways := [][2]string{{a.name, b.name}, {b.name, a.name}}
 	for _, w := range ways {
 		s.net.cuts.Store(w, struct{}{})

@@ -137,6 +137,9 @@ type simulation struct {
 	// zombies says that a former owner may have written over what the next one
 	// had: holds that were ended may be back, and run out by themselves.
 	zombies bool
+	// apart is until when an owner may not have heard of the users of a gateway, by
+	// name: it is parted from somebody. It tells its users the known count all the same.
+	apart   map[string]time.Time
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
 
@@ -183,7 +186,7 @@ func (m *member) serves(role string) bool {
 func newSimulation(seed uint64, replay bool) *simulation {
 	s := &simulation{
 		seed: seed, replay: replay, timeout: simTimeout, chance: chance(seed, "driver"), begun: time.Now(),
-		net: newNetwork(seed), pages: []string{"a", "b", "c"},
+		net: newNetwork(seed), pages: []string{"a", "b", "c"}, apart: map[string]time.Time{},
 	}
 	s.crowd = &crowd{s: s, floor: map[string]int{}, ceiling: map[string]map[string]struct{}{}}
 	s.store = newSharedStore(simPartitions, simBuckets, s.broken, s.detail)
@@ -519,7 +522,7 @@ func (s *simulation) userActs(u *user) {
 	left := func(without *tab, hold bool) map[string]bool {
 		there := map[string]bool{}
 		for _, o := range u.tabs {
-			if o != without && o.settled() {
+			if o != without && o.settled() && time.Now().After(s.apart[o.gateway()]) {
 				for _, p := range o.joined() {
 					there[p] = true
 				}
