@@ -2,6 +2,8 @@ package member
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,4 +75,54 @@ func TestRunningProcessesWinAfterALoss(t *testing.T) {
 			t.Errorf("%s; the facts are %q", s.failure, s.store.facts)
 		}
 	})
+}
+
+// TestANodeMayNotKnowAGateway: a gateway stands still, the store is emptied, and a
+// node starts, which cannot know of that gateway. The node may take partitions over
+// before their owners have written them again, and complete them without the
+// gateway's users. No count falls: the other owners know the gateway, and their
+// partitions are not complete before it is back.
+func TestANodeMayNotKnowAGateway(t *testing.T) {
+	for moment := range 12 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
+			defer s.end()
+			var nodes []*member
+			for _, m := range s.members {
+				if slices.Contains(m.roles, presence.RolePresence) {
+					nodes = append(nodes, m)
+				}
+			}
+			late := nodes[len(nodes)-1]
+			s.members = slices.DeleteFunc(s.members, func(m *member) bool { return m == late })
+			for _, m := range s.members {
+				s.start(m)
+			}
+			s.ready()
+			for _, gw := range s.where {
+				u := newUser("watcher of " + gw)
+				s.watchers = append(s.watchers, u)
+				s.newTab(u, gw, []string{presence.Site, "a"})
+			}
+			for i := range simUsers {
+				u := newUser(fmt.Sprint("u", i))
+				s.crowd.users = append(s.crowd.users, u)
+				s.newTab(u, s.where[0], nil, "a")
+			}
+			time.Sleep(8*time.Second + time.Duration(moment)*170*time.Millisecond)
+			s.crowd.begin(s.crowd.users)
+			still := s.members[slices.IndexFunc(s.members, func(m *member) bool { return m.name == s.where[0] })]
+			still.life.freeze()
+			s.store.lose()
+			s.start(late)
+			s.members = append(s.members, late)
+			time.Sleep(2900 * time.Millisecond)
+			still.life.thaw()
+			time.Sleep(simQuiet)
+			s.ready()
+			if s.check(); s.failed() {
+				t.Errorf("%d: %s", moment, s.failure)
+			}
+		})
+	}
 }
