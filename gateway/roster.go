@@ -279,6 +279,11 @@ func (r *roster) restart(l *lane) {
 	l.first = 1
 	l.sent = time.Time{} // at the next tick
 	l.repeat = firstRepeat
+	for i := range l.flight { // a leave may have waited for an owner for longer than its grace
+		if f := &l.flight[i]; f.op.Kind == heartbeat.Leave && f.spot.live == 0 {
+			f.op.Grace = max(min(f.op.Grace, time.Until(f.spot.until)), 0)
+		}
+	}
 	for _, res := range l.users {
 		r.renew(l, res)
 	}

@@ -550,6 +550,30 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 	})
 }
 
+// Of users in their grace the gateway alone knows when their owner has died and the
+// store is emptied.
+func TestGracesOfAnEmptiedPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
+		for partition := range testPartitions {
+			b := &heartbeat.Beat{Source: gw("a"), Partition: partition, Stream: 1, First: 1, Whole: 1}
+			if partition == 1 {
+				b.Ops = []heartbeat.Op{leave(1, "p", 2*time.Second), leave(4, "p", 2*time.Second), leave(7, "p", 0)}
+				b.Whole = 4
+			}
+			r.deliver(b)
+		}
+		r.wantStale(false)
+		r.want("p", 2)
+		time.Sleep(time.Second)
+		r.op(gw("b"), join(4, "p"))
+		time.Sleep(2 * time.Second)
+		r.want("p", 1)
+		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 4, Ops: []heartbeat.Op{leave(10, "p", 2*time.Second)}})
+		r.want("p", 1) // the owner knows everybody now
+	})
+}
+
 // The death of a gateway ends the wait for it.
 func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -770,8 +770,8 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 // depart applies a leave: at once, or after a grace in which the user may return.
 func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
 	s, pg := p.lookup(u, src), p.pages[name]
-	if s == nil && pg != nil { // the gateway told an earlier owner of the join, and no owner of the leave
-		p.departed(u, pg, grace)
+	if s == nil { // the gateway told an earlier owner of the join, and no owner of the leave
+		p.departed(src, u, name, grace)
 	}
 	if s == nil || pg == nil {
 		return
@@ -788,11 +788,19 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 	p.file(s)
 }
 
-// departed is depart for a user who was loaded: the stay ends with the grace, unless
-// another gateway confirms that the user is there.
-func (p *partition) departed(u presence.User, pg *page, grace time.Duration) {
+// departed is depart for a user of whom an earlier owner knew. The stay ends with the
+// grace, unless another gateway confirms that the user is there. If the store had lost
+// the user, only the gateway that tells of the grace still knows of it.
+func (p *partition) departed(src *source, u presence.User, name string, grace time.Duration) {
+	pg := p.pages[name]
+	if !p.whole && grace > 0 && (pg == nil || !p.present(u, pg)) {
+		s := p.session(u, src)
+		p.join(s, p.page(name), p.now()+grace.Milliseconds())
+		p.file(s)
+		return
+	}
 	s := p.lookup(u, p.loaded)
-	if s == nil {
+	if s == nil || pg == nil {
 		return
 	}
 	if st := s.find(pg); st != nil {
