@@ -126,6 +126,25 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	}
 }
 
+// A new owner is told of what is left of a grace that no owner has acknowledged.
+func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, c := newBeats(t), &joined{}
+		b.join(1, "p", c)
+		b.ops()
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+		b.leave(1, "p", c, true)
+		b.wantOps(t, heartbeat.Leave)
+		for _, want := range []time.Duration{40 * time.Second, 20 * time.Second, 0, 0} {
+			time.Sleep(20 * time.Second)
+			b.movedTo(0)
+			if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != want {
+				t.Fatalf("told %+v; want a leave with a grace of %s", ops, want)
+			}
+		}
+	})
+}
+
 // A gateway that has nobody says so.
 func TestNobodyIsToldOf(t *testing.T) {
 	b := newBeats(t)

@@ -558,8 +558,8 @@ func TestGracesOfAnEmptiedPartition(t *testing.T) {
 		for partition := range testPartitions {
 			b := &heartbeat.Beat{Source: gw("a"), Partition: partition, Stream: 1, First: 1, Whole: 1}
 			if partition == 1 {
-				b.Ops = []heartbeat.Op{leave(1, "p", 2*time.Second), leave(4, "p", 2*time.Second), leave(7, "p", 0)}
-				b.Whole = 4
+				b.Ops = []heartbeat.Op{join(1, "q"), leave(1, "p", 2*time.Second), leave(4, "p", 2*time.Second), leave(7, "p", 0)}
+				b.Whole = 5
 			}
 			r.deliver(b)
 		}
@@ -569,7 +569,8 @@ func TestGracesOfAnEmptiedPartition(t *testing.T) {
 		r.op(gw("b"), join(4, "p"))
 		time.Sleep(2 * time.Second)
 		r.want("p", 1)
-		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 4, Ops: []heartbeat.Op{leave(10, "p", 2*time.Second)}})
+		r.want("q", 1)
+		r.deliver(&heartbeat.Beat{Source: gw("a"), Partition: 1, Stream: 1, First: 5, Ops: []heartbeat.Op{leave(10, "p", 2*time.Second)}})
 		r.want("p", 1) // the owner knows everybody now
 	})
 }

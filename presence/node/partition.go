@@ -770,14 +770,12 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 // depart applies a leave: at once, or after a grace in which the user may return.
 func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
 	s, pg := p.lookup(u, src), p.pages[name]
-	if s == nil { // the gateway told an earlier owner of the join, and no owner of the leave
+	var st *stay
+	if s != nil && pg != nil {
+		st = s.find(pg)
+	}
+	if st == nil { // the gateway told an earlier owner of the join, and no owner of the leave
 		p.departed(src, u, name, grace)
-	}
-	if s == nil || pg == nil {
-		return
-	}
-	st := s.find(pg)
-	if st == nil {
 		return
 	}
 	if grace <= 0 {
