@@ -319,6 +319,15 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	return len(made), nil
 }
 
+// lookAnew has Redis look for counters in PostgreSQL again: they are not there, or not exact.
+func (s *Store) lookAnew(ctx context.Context, changes []counter.Change) error {
+	gone := make([]string, len(changes))
+	for i := range changes {
+		gone[i] = changes[i].Key
+	}
+	return s.redis.Note(ctx, nil, gone, 0)
+}
+
 // both makes an operation on hot and on exact counters. again: look at it anew.
 func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result *counter.Result) (again bool, err error) {
 	keys := make([]string, 0, len(op.Changes))
@@ -369,7 +378,7 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 			case err != nil:
 				return false, err
 			case len(did.Results) == 0:
-				return true, nil
+				return true, s.lookAnew(ctx, exact.Changes)
 			case did.Results[0].Err != nil || did.Results[0].Replay:
 				*result = did.Results[0]
 			}
@@ -397,12 +406,7 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 			return false, err
 		}
 		if len(made) == 0 {
-			for _, c := range exact.Changes {
-				if err := s.redis.Note(ctx, nil, []string{c.Key}, 0); err != nil {
-					return false, err
-				}
-			}
-			return true, nil
+			return true, s.lookAnew(ctx, exact.Changes)
 		}
 		*result = made[0]
 		return false, nil
