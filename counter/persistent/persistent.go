@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -320,6 +319,15 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	return len(made), nil
 }
 
+// lookAnew has Redis look for counters in PostgreSQL again: they are not there, or not exact.
+func (s *Store) lookAnew(ctx context.Context, changes []counter.Change) error {
+	gone := make([]string, len(changes))
+	for i := range changes {
+		gone[i] = changes[i].Key
+	}
+	return s.redis.Note(ctx, nil, gone, 0)
+}
+
 // both makes an operation on hot and on exact counters. again: look at it anew.
 func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result *counter.Result) (again bool, err error) {
 	keys := make([]string, 0, len(op.Changes))
@@ -370,7 +378,7 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 			case err != nil:
 				return false, err
 			case len(did.Results) == 0:
-				return true, s.forget(ctx, &exact)
+				return true, s.lookAnew(ctx, exact.Changes)
 			case did.Results[0].Err != nil || did.Results[0].Replay:
 				*result = did.Results[0]
 			}
@@ -398,7 +406,7 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 			return false, err
 		}
 		if len(made) == 0 {
-			return true, s.forget(ctx, &exact)
+			return true, s.lookAnew(ctx, exact.Changes)
 		}
 		*result = made[0]
 		return false, nil
@@ -418,18 +426,6 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 		result.Counters[i] = counters[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
 	}
 	return false, nil
-}
-
-// forget has Redis forget that the counters of op are in PostgreSQL: one of them is not,
-// and all are to be looked for anew.
-func (s *Store) forget(ctx context.Context, op *counter.Op) error {
-	var keys []string
-	for i := range op.Changes {
-		if key := op.Changes[i].Key; !slices.Contains(keys, key) {
-			keys = append(keys, key)
-		}
-	}
-	return s.redis.Note(ctx, nil, keys, 0)
 }
 
 func notLost(err error) error {

@@ -5,24 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
+	"headcount/redisconn"
 )
 
-const (
-	pingEvery    = 2 * time.Second // a subscription that hears nothing for two of them is dead
-	resubscribe  = 100 * time.Millisecond
-	resubscribeM = 2 * time.Second // the longest pause between two tries
-	followFor    = 3 * time.Second // how long Follow waits for the subscription
-)
+const followFor = 3 * time.Second // how long Follow waits for the subscription
 
 // feed hears the channels of all buckets and tells the watchers of this process. Its
 // subscription begins with the first watch. It keeps no queue: the watches of the
@@ -40,6 +34,10 @@ type feed struct {
 	change chan struct{}              // closed when up changes
 	pongs  map[string]func()          // by the text of the ping
 	pings  uint64
+
+	last    [Buckets]uint64            // sequence of the last publication of each bucket; 0: none since the subscription
+	missing int                        // channels that are not subscribed yet
+	hearing map[*redis.PubSub]struct{} // connections that hear some
 }
 
 func newFeed(s *Store) *feed {
@@ -121,174 +119,50 @@ func (f *feed) sync(ctx context.Context) error {
 	}
 }
 
-// set says which connections hear.
-func (f *feed) set(up map[*redis.PubSub]struct{}) {
+// run keeps the subscription up until the store is closed.
+func (f *feed) run() {
+	channels := make(map[string]int, Buckets)
+	for b := range Buckets {
+		channels[channel(b, f.s.conn.DB)] = b
+	}
+	f.s.conn.Listen(f.ctx, redisconn.Subscription{Channels: channels, Begin: f.begin, Subscribed: f.subscribed, Heard: f.heard, Pong: f.pong})
+}
+
+// begin says that nothing is heard.
+func (f *feed) begin() {
 	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last, f.missing, f.hearing = [Buckets]uint64{}, Buckets, map[*redis.PubSub]struct{}{}
+	f.set(nil)
+}
+
+// set says which connections hear. It is called with mu.
+func (f *feed) set(up map[*redis.PubSub]struct{}) {
 	f.up = up
 	close(f.change)
 	f.change = make(chan struct{})
-	f.mu.Unlock()
-}
-
-// run keeps the subscription up until the store is closed.
-func (f *feed) run() {
-	for failed := 0; f.ctx.Err() == nil; {
-		start := time.Now()
-		err := f.listen(f.ctx)
-		f.set(nil)
-		if f.ctx.Err() != nil {
-			return
-		}
-		if time.Since(start) > resubscribeM {
-			failed = 0
-		}
-		failed++
-		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
-		f.s.cfg.Log.Debug().Err(err).Stringer("retry_in", d).Msg("subscription to changes of counters ended")
-		select {
-		case <-f.ctx.Done():
-		case <-time.After(d/2 + rand.N(d/2)):
-		}
-	}
-}
-
-// ears are the subscriptions of one listen, and what they have heard of each bucket.
-type ears struct {
-	f        *feed
-	channels map[string]int // buckets
-
-	mu      sync.Mutex // guards all below: on a Cluster there are several connections
-	last    [Buckets]uint64
-	missing int // channels that are not subscribed yet
-	all     map[*redis.PubSub]struct{}
-}
-
-// listen subscribes to all buckets, and returns when one subscription has ended: on a
-// single server, with Sentinel and on a Cluster older than 7 there is one, on a newer
-// Cluster one per master.
-func (f *feed) listen(ctx context.Context) error {
-	c, err := f.s.conn.Known(ctx)
-	if err != nil {
-		return err
-	}
-	e := &ears{f: f, channels: make(map[string]int, Buckets), missing: Buckets, all: map[*redis.PubSub]struct{}{}}
-	names := make([]string, Buckets)
-	for b := range names {
-		names[b] = channel(b, f.s.conn.DB)
-		e.channels[names[b]] = b
-	}
-	if c.Publish == "PUBLISH" {
-		return e.hear(ctx, c.Subscribe(ctx), names, (*redis.PubSub).Subscribe)
-	}
-	shards := map[*redis.Client][]string{}
-	for _, name := range names {
-		m, err := c.Cluster.MasterForKey(ctx, name)
-		if err != nil {
-			c.Cluster.ReloadState(ctx)
-			return err
-		}
-		shards[m] = append(shards[m], name)
-	}
-	// One that ends takes the others with it: the buckets may have moved.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make(chan error, len(shards))
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for m, names := range shards {
-		wg.Go(func() {
-			defer cancel()
-			errs <- e.hear(ctx, m.SSubscribe(ctx), names, func(ps *redis.PubSub, ctx context.Context, names ...string) error {
-				for _, name := range names { // one command cannot name channels of several slots
-					if err := ps.SSubscribe(ctx, name); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		})
-	}
-	err = <-errs
-	c.Cluster.ReloadState(ctx)
-	return err
-}
-
-var errSilent = errors.New("it hears nothing")
-
-// hear runs one connection until it fails. go-redis would subscribe anew by itself,
-// and would not say that it has: so at the first error it is closed.
-func (e *ears) hear(ctx context.Context, ps *redis.PubSub, names []string, subscribe func(*redis.PubSub, context.Context, ...string) error) error {
-	e.mu.Lock()
-	e.all[ps] = struct{}{}
-	e.mu.Unlock()
-	var heard atomic.Bool
-	heard.Store(true)
-	ctx, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel(nil)
-	wg.Go(func() {
-		defer ps.Close() // ends Receive below
-		tick := time.NewTicker(pingEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			if !heard.Swap(false) {
-				cancel(errSilent)
-				return
-			}
-			if err := ps.Ping(ctx); err != nil {
-				cancel(err)
-				return
-			}
-		}
-	})
-	if err := subscribe(ps, ctx, names...); err != nil {
-		return err
-	}
-	for {
-		msg, err := ps.Receive(ctx)
-		if err != nil {
-			return errors.Join(context.Cause(ctx), err)
-		}
-		heard.Store(true)
-		switch m := msg.(type) {
-		case *redis.Subscription:
-			b, ok := e.channels[m.Channel]
-			if !ok {
-				continue
-			}
-			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
-				return fmt.Errorf("%s from bucket %d: its slot has moved", m.Kind, b)
-			}
-			e.subscribed()
-		case *redis.Pong:
-			e.f.mu.Lock()
-			if pong := e.f.pongs[m.Payload]; pong != nil {
-				pong()
-			}
-			e.f.mu.Unlock()
-		case *redis.Message:
-			if b, ok := e.channels[m.Channel]; ok {
-				e.heard(b, m.Payload)
-			}
-		}
-	}
 }
 
 // subscribed counts channels; when all are heard, what was missed before is lost.
-func (e *ears) subscribed() {
-	e.mu.Lock()
-	e.missing--
-	ready := e.missing == 0
-	e.mu.Unlock()
+func (f *feed) subscribed(on *redis.PubSub, _ int) {
+	f.mu.Lock()
+	f.hearing[on] = struct{}{}
+	f.missing--
+	ready := f.missing == 0
+	f.mu.Unlock()
 	if ready {
-		e.f.hub.Lose()
-		e.f.set(e.all)
+		f.hub.Lose()
+		f.mu.Lock()
+		f.set(f.hearing)
+		f.mu.Unlock()
+	}
+}
+
+func (f *feed) pong(text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if pong := f.pongs[text]; pong != nil {
+		pong()
 	}
 }
 
@@ -302,19 +176,19 @@ type update struct {
 }
 
 // heard tells of a publication, "sequence [updates]". After a gap all is lost.
-func (e *ears) heard(b int, payload string) {
+func (f *feed) heard(b int, payload string) {
 	head, text, _ := strings.Cut(payload, " ")
 	sequence, err := strconv.ParseUint(head, 10, 64)
 	if err != nil {
 		return // not ours
 	}
-	e.mu.Lock()
-	gap := e.last[b] != 0 && sequence != e.last[b]+1
-	e.last[b] = sequence
-	e.mu.Unlock()
+	f.mu.Lock()
+	gap := f.last[b] != 0 && sequence != f.last[b]+1
+	f.last[b] = sequence
+	f.mu.Unlock()
 	var updates []update
 	if err := json.Unmarshal([]byte(text), &updates); err != nil {
-		e.f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
+		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
 		gap = true
 	}
 	told := make([]counter.Told, 0, len(updates))
@@ -322,15 +196,15 @@ func (e *ears) heard(b int, payload string) {
 	for _, u := range updates {
 		c, _, err := parseState(u.Key, u.State)
 		if err != nil {
-			e.f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
+			f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
 			gap = true
 			continue
 		}
 		counters[u.Key] = c
 		told = append(told, counter.Told{Key: u.Key, Joined: u.Joined, Left: u.Left, All: u.All})
 	}
-	e.f.hub.Tell(told, func(key string) counter.Counter { return counters[key] })
+	f.hub.Tell(told, func(key string) counter.Counter { return counters[key] })
 	if gap {
-		e.f.hub.Lose()
+		f.hub.Lose()
 	}
 }

@@ -4,22 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"headcount/presence"
-)
-
-const (
-	pingEvery    = 2 * time.Second // a subscription that hears nothing for two of them is dead
-	resubscribe  = 100 * time.Millisecond
-	resubscribeM = 2 * time.Second // the longest pause between two tries
+	"headcount/redisconn"
 )
 
 // watcher is one call of Watch. Its readers fill it, Watch's goroutine empties it.
@@ -50,14 +42,18 @@ type message struct {
 // asks, is made anew, and its buckets are to be read again.
 func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
 	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
+	channels := make(map[string]int, len(buckets))
 	for _, b := range buckets {
 		w.feeds[b] = &feed{}
+		channels[channel(b, s.db)] = b
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	wg.Go(func() { w.subscribe(ctx) })
+	wg.Go(func() {
+		s.conn.Listen(ctx, redisconn.Subscription{Channels: channels, Ping: s.ping, Subscribed: w.subscribed, Heard: w.heard})
+	})
 	for {
 		select {
 		case <-ctx.Done():
@@ -120,7 +116,7 @@ func (w *watcher) lose(bucket int) {
 }
 
 // subscribed notes that the bucket is heard from now on.
-func (w *watcher) subscribed(bucket int) {
+func (w *watcher) subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
@@ -153,150 +149,6 @@ func (w *watcher) heard(bucket int, payload string) {
 		w.bytes += len(payload)
 	}
 	w.signal()
-}
-
-// subscribe keeps the subscriptions up until ctx ends.
-func (w *watcher) subscribe(ctx context.Context) {
-	for failed := 0; ctx.Err() == nil; {
-		start := time.Now()
-		err := w.listen(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		if time.Since(start) > resubscribeM {
-			failed = 0
-		}
-		failed++
-		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
-		w.s.cfg.Log.Debug().Err(err).Stringer("retry_in", d.Round(time.Millisecond)).Msg("subscription to redis ended")
-		select {
-		case <-ctx.Done():
-		case <-time.After(d/2 + rand.N(d/2)):
-		}
-	}
-}
-
-// listen subscribes to all buckets, and returns when one subscription has ended.
-func (w *watcher) listen(ctx context.Context) error {
-	c, err := w.s.known(ctx)
-	if err != nil {
-		return err
-	}
-	channels := make(map[string]int, len(w.feeds))
-	for b := range w.feeds {
-		channels[channel(b, w.s.db)] = b
-	}
-	if c.Publish == "PUBLISH" {
-		names := make([]string, 0, len(channels))
-		for name := range channels {
-			names = append(names, name)
-		}
-		return w.hear(ctx, c.Subscribe(ctx), names, (*redis.PubSub).Subscribe, channels)
-	}
-
-	type shard struct {
-		client *redis.Client
-		names  []string
-	}
-	shards := map[string]*shard{}
-	for name := range channels {
-		m, err := c.Cluster.MasterForKey(ctx, name)
-		if err != nil {
-			c.Cluster.ReloadState(ctx)
-			return err
-		}
-		addr := m.Options().Addr
-		if shards[addr] == nil {
-			shards[addr] = &shard{client: m}
-		}
-		shards[addr].names = append(shards[addr].names, name)
-	}
-	// One that ends takes the others with it: the buckets may have moved.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make(chan error, len(shards))
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for _, sh := range shards {
-		wg.Go(func() {
-			defer cancel()
-			errs <- w.hear(ctx, sh.client.SSubscribe(ctx), sh.names, oneByOne, channels)
-		})
-	}
-	err = <-errs
-	c.Cluster.ReloadState(ctx)
-	return err
-}
-
-// oneByOne subscribes with a command each: one command cannot name channels of
-// several slots.
-func oneByOne(ps *redis.PubSub, ctx context.Context, names ...string) error {
-	for _, name := range names {
-		if err := ps.SSubscribe(ctx, name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-var errSilent = errors.New("it hears nothing")
-
-// hear runs one subscription until it fails. go-redis would subscribe anew by
-// itself, but not across slots, and would not say that it has: so at the first
-// error it is closed.
-func (w *watcher) hear(ctx context.Context, ps *redis.PubSub, names []string, subscribe func(*redis.PubSub, context.Context, ...string) error, channels map[string]int) error {
-	var heard atomic.Bool
-	heard.Store(true)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() {
-		defer ps.Close() // ends Receive below
-		tick := time.NewTicker(w.s.ping)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			if !heard.Swap(false) {
-				cancel(errSilent)
-				return
-			}
-			if err := ps.Ping(ctx); err != nil {
-				cancel(err)
-				return
-			}
-		}
-	})
-	defer cancel(nil)
-	if err := subscribe(ps, ctx, names...); err != nil {
-		return err
-	}
-	for {
-		msg, err := ps.Receive(ctx)
-		if err != nil {
-			return errors.Join(context.Cause(ctx), err)
-		}
-		heard.Store(true)
-		switch m := msg.(type) {
-		case *redis.Subscription:
-			b, ok := channels[m.Channel]
-			if !ok {
-				continue
-			}
-			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
-				return fmt.Errorf("%s from bucket %d: its slot has moved", m.Kind, b)
-			}
-			w.subscribed(b)
-		case *redis.Message:
-			if b, ok := channels[m.Channel]; ok {
-				w.heard(b, m.Payload)
-			}
-		}
-	}
 }
 
 var errPublication = errors.New("not a publication")

@@ -366,7 +366,7 @@ func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
 	w.heard(1, "1 0 0\n")
 	w.heard(2, "1 0 0\n")
-	w.subscribed(1)
+	w.subscribed(nil, 1)
 	w.heard(2, "2 0 0\n")
 	lost, todo := w.take()
 	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {

@@ -90,7 +90,7 @@ type Store struct {
 	cfg    Config
 	conn   *redisconn.Conn
 	db     int
-	ping   time.Duration // between two pings of a subscription
+	ping   time.Duration // between two pings of a subscription; 0: the default of redisconn
 	self   string        // id of this process in claims
 	claims atomic.Uint64 // number of its last claim
 	looks  atomic.Uint64 // of Incomplete, at one bucket each
@@ -137,7 +137,6 @@ func Open(cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:         cfg,
-		ping:        pingEvery,
 		self:        rand.Text(),
 		chores:      chores{wake: make(chan struct{}, 1), over: map[int]bool{}, sweep: map[int]bool{}},
 		choresEnded: make(chan struct{}),

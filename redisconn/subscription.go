@@ -1,0 +1,172 @@
+package redisconn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	pingEvery    = 2 * time.Second // a subscription that hears nothing for two of them is dead
+	resubscribe  = 100 * time.Millisecond
+	resubscribeM = 2 * time.Second // the longest pause between two tries
+)
+
+// Subscription is to channels that have numbers, such as those of buckets. It keeps no queue.
+// On a newer Cluster it is several connections, and its functions are called from all of them.
+type Subscription struct {
+	Channels map[string]int
+	Ping     time.Duration // between two pings; default 2s
+
+	// Begin says that nothing is heard, and that all channels are to be subscribed to. Optional.
+	Begin func()
+	// Subscribed says that a channel is heard from now on, on that connection.
+	Subscribed func(on *redis.PubSub, number int)
+	// Heard takes what was published.
+	Heard func(number int, payload string)
+	// Pong takes the text of a ping that was answered. Optional.
+	Pong func(text string)
+}
+
+// Listen keeps a subscription up until ctx ends. One that fails, or that hears nothing although
+// it asks, is made anew.
+func (s *Conn) Listen(ctx context.Context, sub Subscription) {
+	sub.Ping = cmp.Or(sub.Ping, pingEvery)
+	if sub.Begin == nil {
+		sub.Begin = func() {}
+	}
+	sub.Begin()
+	for failed := 0; ctx.Err() == nil; {
+		start := time.Now()
+		err := s.listen(ctx, &sub)
+		sub.Begin()
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(start) > resubscribeM {
+			failed = 0
+		}
+		failed++
+		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
+		s.cfg.Log.Debug().Err(err).Stringer("retry_in", d).Msg("subscription to redis ended")
+		select {
+		case <-ctx.Done():
+		case <-time.After(d/2 + rand.N(d/2)):
+		}
+	}
+}
+
+// listen subscribes to all channels, and returns when one connection has ended: on a
+// single server, with Sentinel and on a Cluster older than 7 there is one, on a newer
+// Cluster one per master.
+func (s *Conn) listen(ctx context.Context, sub *Subscription) error {
+	c, err := s.Known(ctx)
+	if err != nil {
+		return err
+	}
+	if c.Publish == "PUBLISH" {
+		names := make([]string, 0, len(sub.Channels))
+		for name := range sub.Channels {
+			names = append(names, name)
+		}
+		return sub.hear(ctx, c.Subscribe(ctx), slices.Values([][]string{names}), (*redis.PubSub).Subscribe)
+	}
+	shards := map[*redis.Client][]string{}
+	for name := range sub.Channels {
+		m, err := c.Cluster.MasterForKey(ctx, name)
+		if err != nil {
+			c.Cluster.ReloadState(ctx)
+			return err
+		}
+		shards[m] = append(shards[m], name)
+	}
+	// One that ends takes the others with it: the buckets may have moved.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make(chan error, len(shards))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for m, names := range shards {
+		wg.Go(func() {
+			defer cancel()
+			// One command cannot name channels of several slots.
+			errs <- sub.hear(ctx, m.SSubscribe(ctx), slices.Chunk(names, 1), (*redis.PubSub).SSubscribe)
+		})
+	}
+	err = <-errs
+	c.Cluster.ReloadState(ctx)
+	return err
+}
+
+var errSilent = errors.New("it hears nothing")
+
+// hear runs one connection until it fails. go-redis would subscribe anew by itself, but
+// not across slots, and would not say that it has: so at the first error it is closed.
+func (sub *Subscription) hear(ctx context.Context, ps *redis.PubSub, commands iter.Seq[[]string], subscribe func(*redis.PubSub, context.Context, ...string) error) error {
+	var heard atomic.Bool
+	heard.Store(true)
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() {
+		defer ps.Close() // ends Receive below
+		tick := time.NewTicker(sub.Ping)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if !heard.Swap(false) {
+				cancel(errSilent)
+				return
+			}
+			if err := ps.Ping(ctx); err != nil {
+				cancel(err)
+				return
+			}
+		}
+	})
+	for names := range commands {
+		if err := subscribe(ps, ctx, names...); err != nil {
+			return err
+		}
+	}
+	for {
+		msg, err := ps.Receive(ctx)
+		if err != nil {
+			return errors.Join(context.Cause(ctx), err)
+		}
+		heard.Store(true)
+		switch m := msg.(type) {
+		case *redis.Subscription:
+			n, ok := sub.Channels[m.Channel]
+			if !ok {
+				continue
+			}
+			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
+				return fmt.Errorf("%s from %s: its slot has moved", m.Kind, m.Channel)
+			}
+			sub.Subscribed(ps, n)
+		case *redis.Pong:
+			if sub.Pong != nil {
+				sub.Pong(m.Payload)
+			}
+		case *redis.Message:
+			if n, ok := sub.Channels[m.Channel]; ok {
+				sub.Heard(n, m.Payload)
+			}
+		}
+	}
+}
