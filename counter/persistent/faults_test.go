@@ -234,6 +234,27 @@ func TestPostgresAway(t *testing.T) {
 	}
 }
 
+// TestRefusedBatches: one that is refused leaves the word that a counter is in PostgreSQL, where it is
+// not. The next one, on that counter too, is refused as any other.
+func TestRefusedBatches(t *testing.T) {
+	s := open(t, persistent.Config{Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t)})
+	apply(t, s, op("", add(stock, "k:1", 5)))
+	apply(t, s, op("", add(views, "v:1", 7)))
+	apply(t, s, op("", counter.Change{Key: "l:1", Rule: likes, Verb: counter.Edit, Join: []string{"x"}}))
+	seats := &counter.Rule{Match: "k:*", Kind: counter.Exact, Floor: new(int64), Ledger: counter.DefaultLedger}
+	for _, o := range []counter.Op{
+		op("", add(stock, "a:1", 1), add(views, "v:1", 1), add(seats, "k:1", -9)),
+		op("", add(stock, "k:1", 1), add(views, "a:1", 1), add(views, "l:1", 1)),
+	} {
+		if r := s.Apply(t.Context(), []counter.Op{o})[0]; !errors.As(r.Err, new(*counter.Conflict)) {
+			t.Errorf("%+v: %+v", o, r)
+		}
+	}
+	if r := apply(t, s, op("", add(views, "a:1", 1), add(stock, "k:1", 1))); r.Counters[0].Value != 1 || r.Counters[1].Value != 6 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestPendingBound: what waits for PostgreSQL is bounded in each bucket. At the bound changes of
 // that bucket fail, others go on, and all that was acknowledged is persisted later.
 func TestPendingBound(t *testing.T) {
