@@ -11,8 +11,9 @@ TESTFLAGS ?= -race -count=1 -timeout 6m -p 2
 BENCHTIME ?= 1s
 FUZZTIME  ?= 10s
 
-# The counter stores whose contract runs for minutes on real servers. Their tests
-# run without the race detector; run them with it after a change there.
+# The counter stores whose contract runs for minutes on real servers. Their tests run
+# without the race detector and with a fifth of the random histories; after a change
+# there run them with -race and with all.
 SERVED   = counter/(redisstore|pgstore|persistent)$$
 
 # The packages whose tests take longest begin first, so that the others run beside
@@ -78,7 +79,7 @@ test:
 	$(call part,lint,$(MAKE) --no-print-directory lint)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
 	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $(SLOW) $(OTHERS))
-	$(call part,counter stores,$(GO) test -count=1 -timeout 15m -p 2 $$($(GO) list ./... | grep -E '$(SERVED)'))
+	$(call part,counter stores,$(GO) test -count=1 -timeout 8m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20)
 	$(call part,portable test,$(GO) test -race -count=1 -timeout 3m -tags portable $(PORTABLE))
 	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./presence/member)
 	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
