@@ -476,13 +476,17 @@ func TestALinkAtRestCostsLittle(t *testing.T) {
 	us.share(0, map[string]string{"eu": b.URL()})
 	eu.share(0, map[string]string{"us": a.URL()})
 	eu.shows("page/19999", 1)
-	time.Sleep(time.Second)
-	before, start := us.bytes.Load(), time.Now()
-	time.Sleep(8 * time.Second)
-	rate := float64(us.bytes.Load()-before) / time.Since(start).Seconds()
-	t.Logf("%.0f bytes a second", rate)
-	if rate > most {
-		t.Errorf("%.0f bytes a second at rest, more than %d", rate, most)
+	for tries := 1; ; tries++ { // it comes to rest sooner or later, depending on the machine
+		before, start := us.bytes.Load(), time.Now()
+		time.Sleep(8 * time.Second)
+		rate := float64(us.bytes.Load()-before) / time.Since(start).Seconds()
+		t.Logf("%.0f bytes a second", rate)
+		if rate <= most {
+			return
+		}
+		if tries == 4 {
+			t.Fatalf("%.0f bytes a second at rest, more than %d", rate, most)
+		}
 	}
 }
 
