@@ -118,8 +118,10 @@ func (c *conn) start() { c.wire.Start(c.g.pollers.next()) }
 func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
 
 // Freed implements socket.Owner: what waited for the client is done now.
-func (c *conn) Freed() {
-	c.Heard() // nobody who is gone takes anything
+func (c *conn) Freed(taken bool) {
+	if taken {
+		c.Heard() // nobody who is gone takes anything
+	}
 	switch {
 	case c.over.Load():
 		_ = c.Close()

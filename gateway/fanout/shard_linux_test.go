@@ -112,7 +112,7 @@ func (c *client) Expire()      { _ = c.Try([]byte("expired")) }
 // Of socket.Owner; nothing is read here.
 func (c *client) Spawn(f func())                          { go f() }
 func (c *client) Look(*socket.Input) (more bool, _ error) { return false, nil }
-func (c *client) Freed()                                  { c.Free() }
+func (c *client) Freed(bool)                              { c.Free() }
 func (c *client) Ended()                                  {}
 
 func (s *shard) watcher(t testing.TB) watcher {

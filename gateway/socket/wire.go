@@ -49,8 +49,9 @@ type Owner interface {
 	// be more to read. An error ends the connection. One goroutine at a time calls Look.
 	// Look must not wait for a client, unless the wire is not polled.
 	Look(in *Input) (more bool, err error)
-	// Freed says that a busy wire is free again. Any goroutine may call it.
-	Freed()
+	// Freed says that a busy wire is free again. taken says that the client has taken
+	// bytes, which is a sign of life. Any goroutine may call it.
+	Freed(taken bool)
 	// Ended says that the wire is closed, and that Look is never called again. The
 	// goroutine that called Look last calls it once.
 	Ended()
@@ -130,8 +131,12 @@ func (w *Wire) write(p []byte) error {
 	return nil
 }
 
+// stalled is how long a write takes, at least, that had to wait for the client.
+const stalled = 100 * time.Millisecond
+
 // finish writes the rest and frees the wire, or closes it.
 func (w *Wire) finish() {
+	began := time.Now()
 	w.mu.Lock()
 	rest := w.rest // only finish changes it while it is not nil
 	w.mu.Unlock()
@@ -156,7 +161,9 @@ func (w *Wire) finish() {
 		w.mu.Unlock()
 	}
 	if err == nil {
-		w.owner.Freed()
+		// Without calls that do not wait every write ends here, and one that ends at once
+		// has only reached the system's buffer.
+		w.owner.Freed(w.fd != noDescriptor || time.Since(began) >= stalled)
 		w.occasion()
 	}
 }

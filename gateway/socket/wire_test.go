@@ -22,7 +22,7 @@ type reader struct {
 func (r *reader) Spawn(f func()) { r.group.Go(f) }
 func (r *reader) Ended()         { close(r.ended) }
 
-func (r *reader) Freed() {
+func (r *reader) Freed(bool) {
 	select {
 	case r.freed <- struct{}{}:
 	default:
