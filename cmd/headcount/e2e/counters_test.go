@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
 )
@@ -46,23 +46,13 @@ var places = []place{
 	{name: "memory", open: func(*testing.T) []string { return nil }},
 	{name: "data directory", open: func(t *testing.T) []string { return []string{"--data-dir=" + t.TempDir()} }, lasts: true},
 	{name: "Redis", open: func(t *testing.T) []string {
-		return []string{"--redis=" + redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always").URL(), "--cluster-listen=" + freeAddress(t)}
+		return []string{"--redis=" + redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always").URL(), "--cluster-listen=" + programtest.FreeAddr()}
 	}, twice: true, lasts: true},
 	{name: "PostgreSQL", open: func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} }, twice: true, lasts: true},
 	{name: "Redis and PostgreSQL", open: func(t *testing.T) []string {
 		// Redis keeps nothing: what outlives it is in PostgreSQL.
-		return []string{"--redis=" + redistest.Start(t).URL(), "--postgres=" + pgtest.Start(t).Database(t), "--persist-interval=100ms", "--cluster-listen=" + freeAddress(t)}
+		return []string{"--redis=" + redistest.Start(t).URL(), "--postgres=" + pgtest.Start(t).Database(t), "--persist-interval=100ms", "--cluster-listen=" + programtest.FreeAddr()}
 	}, twice: true, lasts: true},
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // processes share a place. One that is killed begins anew at another address.
@@ -85,7 +75,7 @@ func (p place) start(t *testing.T, flags ...string) *processes {
 		own := append([]string{"--api-key=" + apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--update-interval=10ms", "--leave-grace=300ms"}, flags...)
 		for _, f := range shared {
 			if strings.HasPrefix(f, "--cluster-listen=") {
-				f = "--cluster-listen=" + freeAddress(t) // each its own
+				f = "--cluster-listen=" + programtest.FreeAddr() // each its own
 			}
 			own = append(own, f)
 		}
@@ -528,7 +518,7 @@ func TestTheStoreOfCountersIsAway(t *testing.T) {
 	t.Parallel()
 	redis := func(t *testing.T) (outage, func(), []string) {
 		r := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-		return r, func() { r.Restart(t) }, []string{"--redis=" + r.URL(), "--cluster-listen=" + freeAddress(t)}
+		return r, func() { r.Restart(t) }, []string{"--redis=" + r.URL(), "--cluster-listen=" + programtest.FreeAddr()}
 	}
 	postgres := func(t *testing.T) (outage, func(), []string) {
 		p := pgtest.Start(t)

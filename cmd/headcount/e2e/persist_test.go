@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
 )
@@ -25,7 +26,7 @@ func startFront(t *testing.T) (*front, *processes) {
 	t.Helper()
 	f := &front{redis: redistest.Start(t), postgres: pgtest.Start(t)}
 	f.database = f.postgres.Database(t)
-	flags := []string{"--redis=" + f.redis.URL(), "--postgres=" + f.database, "--persist-interval=200ms", "--cluster-listen=" + freeAddress(t)}
+	flags := []string{"--redis=" + f.redis.URL(), "--postgres=" + f.database, "--persist-interval=200ms", "--cluster-listen=" + programtest.FreeAddr()}
 	return f, place{open: func(*testing.T) []string { return flags }, twice: true}.start(t)
 }
 

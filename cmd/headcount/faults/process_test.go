@@ -4,19 +4,18 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"headcount/cmd/headcount/programtest"
 )
 
 // logBook keeps what a process writes to stderr, over all its lives.
@@ -57,8 +56,8 @@ type member struct {
 // newMember is one process with one role, or several, as --roles names them. Its --advertise is that of a proxy,
 // when there is one.
 func newMember(name, role, redis string, through *proxy, flags ...string) *member {
-	m := &member{name: name, role: role, admin: freeAddr()}
-	listen := freeAddr()
+	m := &member{name: name, role: role, admin: programtest.FreeAddr()}
+	listen := programtest.FreeAddr()
 	m.self = listen
 	m.flags = append([]string{
 		"serve", "--roles=" + role, "--redis=" + redis, "--admin-listen=" + m.admin, "--cluster-listen=" + listen,
@@ -70,7 +69,7 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 		m.flags = append(m.flags, "--advertise="+through.addr)
 	}
 	if strings.Contains(role, "gateway") {
-		m.addr = freeAddr()
+		m.addr = programtest.FreeAddr()
 		m.flags = append(m.flags, "--listen="+m.addr)
 	}
 	return m
@@ -220,39 +219,5 @@ func awaitReady(t testing.TB, within time.Duration, members ...*member) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-	}
-}
-
-var ports struct {
-	sync.Mutex
-	taken map[int]bool
-}
-
-// freeAddr is an address of the loopback that nobody else takes, also while the
-// process it is for is down: connections to others get ports above these.
-func freeAddr() string {
-	ports.Lock()
-	defer ports.Unlock()
-	if ports.taken == nil {
-		ports.taken = map[int]bool{}
-	}
-	for {
-		port := 12000 + rand.IntN(20000)
-		addr := "127.0.0.1:" + strconv.Itoa(port)
-		tcp, err := net.Listen("tcp", addr)
-		if ports.taken[port] || err != nil {
-			if err == nil {
-				_ = tcp.Close()
-			}
-			continue
-		}
-		udp, err := net.ListenPacket("udp", addr)
-		_ = tcp.Close()
-		if err != nil {
-			continue
-		}
-		_ = udp.Close()
-		ports.taken[port] = true
-		return addr
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"headcount/cmd/headcount/programtest"
 )
 
 // proxy stands before a process's cluster address. Its TCP is clean; of its
@@ -25,7 +27,7 @@ type proxy struct {
 
 // newProxy returns a proxy that is clean until bad is set.
 func newProxy(t testing.TB, share float64) *proxy {
-	return &proxy{t: t, addr: freeAddr(), share: share}
+	return &proxy{t: t, addr: programtest.FreeAddr(), share: share}
 }
 
 // to begins forwarding.
