@@ -77,7 +77,7 @@ func TestPongToOurPingIsFree(t *testing.T) {
 	var c *conn
 	s.g.each(func(only *conn) { c = only })
 	for range 3 {
-		c.Ping()
+		await(t, "a wire that is not busy", c.Ping)
 		r.expect(websocket.Ping, "")
 		if !c.charge(websocket.Pong) {
 			t.Fatal("the answer was charged")
