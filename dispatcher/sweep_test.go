@@ -69,7 +69,8 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 		attach(t, s.Store, "without a life", "p1")
 		begun := time.Now()
 		d := New(s, endings(func(life string) bool {
-			blink := time.Since(begun) < 4*time.Second && life == "b:1/1" && time.Since(begun)%(2*time.Second) < 1500*time.Millisecond
+			// In every 3 s one look at least, at whichever moment the looks begin, finds it alive.
+			blink := time.Since(begun) < 6*time.Second && life == "b:1/1" && time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
 			return blink || life == "a:1/1" || life == "without a life"
 		}), zerolog.Nop())
 		var buckets []int

@@ -27,8 +27,6 @@ func writeIdentityProblem(w http.ResponseWriter, err error) {
 	}
 }
 
-const apiKeyHeader = "X-API-Key"
-
 // public checks a request that needs no identity: it refuses one that carries a
 // bad token. If it returns false, it has written the error answer.
 func (g *Gateway) public(c *gin.Context) bool {
@@ -44,7 +42,7 @@ func (g *Gateway) public(c *gin.Context) bool {
 // lately costs nothing, and a server with an API key has no limit. If admit
 // returns false, it has written the error answer.
 func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
-	if id.Signed == "" || g.keys.Has(c.GetHeader(apiKeyHeader)) {
+	if id.Signed == "" || g.keys.Has(policy.APIKey(c.Request)) {
 		return true
 	}
 	ok, wait := g.limiter.Allow(g.cfg.Proxies.Addr(c.Request), uint64(id.Hash), time.Now())
@@ -65,7 +63,7 @@ func (g *Gateway) issue(c *gin.Context, id identity.Identity) {
 // server reports whether the request has a valid API key. If it returns false, it
 // has written the error answer.
 func (g *Gateway) server(c *gin.Context) bool {
-	key := c.GetHeader(apiKeyHeader)
+	key := policy.APIKey(c.Request)
 	if g.keys.Has(key) {
 		return true
 	}
@@ -75,7 +73,7 @@ func (g *Gateway) server(c *gin.Context) bool {
 	case len(g.keys) == 0:
 		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
 	case key == "":
-		detail = "Only a server may call this: send an API key in the header " + apiKeyHeader + "."
+		detail = "Only a server may call this: send an API key in the header " + policy.APIKeyHeader + "."
 	}
 	policy.Problem(c.Writer, http.StatusUnauthorized, detail)
 	return false
@@ -125,9 +123,9 @@ func (w named) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
 // mayLook reports whether the request may see the dashboard: it has a valid API
 // key, or no keys are configured.
 func (g *Gateway) mayLook(c *gin.Context) bool {
-	return len(g.keys) == 0 || g.keys.Has(c.GetHeader(apiKeyHeader))
+	return len(g.keys) == 0 || g.keys.Has(policy.APIKey(c.Request))
 }
 
 func needsKey(c *gin.Context) {
-	policy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header X-API-Key.")
+	policy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+policy.APIKeyHeader+".")
 }

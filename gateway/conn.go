@@ -262,7 +262,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	}
 	c.sum = sum
 	c.addr = g.cfg.Proxies.Addr(r)
-	c.name, c.server = id.User, g.keys.Has(r.Header.Get(apiKeyHeader))
+	c.name, c.server = id.User, g.keys.Has(policy.APIKey(r))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

@@ -17,7 +17,7 @@ func (g *Gateway) dashboard(page asset, get func(string, gin.HandlerFunc)) {
 		return
 	}
 	get("/-/dashboard", func(c *gin.Context) {
-		policy.AddVary(c.Writer.Header(), "Accept", apiKeyHeader)
+		policy.AddVary(c.Writer.Header(), "Accept", policy.APIKeyHeader)
 		switch {
 		case g.mayLook(c):
 			page.serve(c, http.StatusOK)

@@ -66,7 +66,7 @@ func (g *Gateway) getSocket(c *gin.Context) {
 		policy.Problem(c.Writer, status, problem)
 		return
 	}
-	if key := r.Header.Get(apiKeyHeader); key != "" && !g.server(c) {
+	if key := policy.APIKey(r); key != "" && !g.server(c) {
 		return
 	}
 	id, err := g.cfg.Identities.Identify(r, true)

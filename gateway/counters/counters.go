@@ -63,8 +63,7 @@ const (
 	// Root is the path of all counters.
 	Root = "/api/v1/counters"
 
-	apiKeyHeader = "X-API-Key"
-	me           = "me" // the member that is the caller
+	me = "me" // the member that is the caller
 
 	maxBody       = 256 << 10        // bytes of a request
 	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
@@ -177,7 +176,7 @@ type call struct {
 // server reports whether the request has an API key. If ok is false, the key is
 // wrong, and server has written the error answer.
 func (a *API) server(c *gin.Context) (server, ok bool) {
-	key := c.GetHeader(apiKeyHeader)
+	key := policy.APIKey(c.Request)
 	switch {
 	case key == "":
 		return false, true
@@ -185,7 +184,7 @@ func (a *API) server(c *gin.Context) (server, ok bool) {
 		return true, true
 	}
 	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
-	policy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+apiKeyHeader+" is wrong; send one of --api-key, or none for what is public.")
+	policy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+policy.APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.")
 	return false, false
 }
 
@@ -250,7 +249,7 @@ func (a *API) allowed(c *gin.Context, server bool, rule *counter.Rule, p counter
 }
 
 func forbidden(c *gin.Context, why string) {
-	problem(c, http.StatusForbidden, "This call on this counter is not public"+why+"; send an API key in the header "+apiKeyHeader+", or open it in the rule of the counter.")
+	problem(c, http.StatusForbidden, "This call on this counter is not public"+why+"; send an API key in the header "+policy.APIKeyHeader+", or open it in the rule of the counter.")
 }
 
 func problem(c *gin.Context, status int, detail string) { policy.Problem(c.Writer, status, detail) }

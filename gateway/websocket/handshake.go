@@ -7,6 +7,15 @@ import (
 	"strings"
 )
 
+// The headers of a handshake as net/http spells them. For another spelling it would
+// make a new string at each look.
+const (
+	headerAccept   = "Sec-Websocket-Accept"
+	headerKey      = "Sec-Websocket-Key"
+	headerProtocol = "Sec-Websocket-Protocol"
+	headerVersion  = "Sec-Websocket-Version"
+)
+
 // CheckUpgrade checks that r is a handshake that offers this subprotocol or none. For
 // a valid handshake the status is 0. Otherwise detail says what is wrong, and status
 // is the one to refuse r with.
@@ -14,13 +23,13 @@ func CheckUpgrade(r *http.Request, subprotocol string) (detail string, status in
 	if !r.ProtoAtLeast(1, 1) || !hasToken(r.Header, "Connection", "upgrade") || !hasToken(r.Header, "Upgrade", "websocket") {
 		return "This is a WebSocket endpoint: send an upgrade, with the subprotocol " + subprotocol + ".", http.StatusUpgradeRequired
 	}
-	if r.Header.Get("Sec-WebSocket-Version") != "13" {
+	if r.Header.Get(headerVersion) != "13" {
 		return "The server supports only version 13 of the WebSocket protocol.", http.StatusBadRequest
 	}
-	if keys := r.Header.Values("Sec-WebSocket-Key"); len(keys) != 1 || !validKey(keys[0]) {
+	if keys := r.Header.Values(headerKey); len(keys) != 1 || !validKey(keys[0]) {
 		return "The handshake needs one Sec-WebSocket-Key of 16 bytes in base64.", http.StatusBadRequest
 	}
-	if len(r.Header.Values("Sec-WebSocket-Protocol")) > 0 && !hasToken(r.Header, "Sec-WebSocket-Protocol", subprotocol) {
+	if len(r.Header.Values(headerProtocol)) > 0 && !hasToken(r.Header, headerProtocol, subprotocol) {
 		return "The only subprotocol is " + subprotocol + "; offer it or none.", http.StatusBadRequest
 	}
 	return "", 0
@@ -31,9 +40,9 @@ func CheckUpgrade(r *http.Request, subprotocol string) (detail string, status in
 func SetUpgrade(h http.Header, r *http.Request, subprotocol string) {
 	h.Set("Upgrade", "websocket")
 	h.Set("Connection", "Upgrade")
-	h.Set("Sec-WebSocket-Accept", acceptKey(r.Header.Get("Sec-WebSocket-Key")))
-	if len(r.Header.Values("Sec-WebSocket-Protocol")) > 0 {
-		h.Set("Sec-WebSocket-Protocol", subprotocol)
+	h.Set(headerAccept, acceptKey(r.Header.Get(headerKey)))
+	if len(r.Header.Values(headerProtocol)) > 0 {
+		h.Set(headerProtocol, subprotocol)
 	}
 }
 

@@ -70,7 +70,7 @@ func TestDrain(t *testing.T) {
 				}
 			}
 			st.end()
-			s.died(t, 0, within)
+			s.died(t, 0, within+ending)
 		})
 	}
 }
@@ -123,7 +123,7 @@ func TestDrainDoesNotWaitForTheUnwilling(t *testing.T) {
 			s := start(t, "--shutdown-timeout="+within.String())
 			hang(t, s)
 			s.signal(syscall.SIGTERM)
-			s.died(t, 0, within)
+			s.died(t, 0, within+ending)
 		})
 	}
 }

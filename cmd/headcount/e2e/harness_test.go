@@ -34,6 +34,9 @@ import (
 // exactly.
 const patience = 20 * time.Second
 
+// ending is what a busy machine may need to end a process that has drained.
+const ending = 3 * time.Second
+
 var program string // the program, built with -race
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }

@@ -152,7 +152,8 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	for _, m := range l.processes {
 		args = append(args, "--url=http://"+m.addr)
 	}
-	var out, progress bytes.Buffer
+	var out bytes.Buffer
+	var progress logBook
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Stdout, cmd.Stderr = &out, &progress
 	if err := cmd.Start(); err != nil {
@@ -160,6 +161,9 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // ends with the process, which ends with the test
+	eventually(t, 30*time.Second, "the simulator's first round", func() bool {
+		return len(ended) > 0 || strings.Contains(progress.String(), ": counting")
+	})
 	for {
 		select {
 		case err := <-ended:

@@ -222,7 +222,8 @@ func (c *crowd) enterPhase(name string) (before string) {
 }
 
 // tell writes the progress of the run. On a terminal it rewrites one line; elsewhere
-// it writes a line every few seconds. The function that it returns stops the output.
+// it writes a line every few seconds, and when the run goes on to something else. The
+// function that it returns stops the output.
 func (c *crowd) tell(w io.Writer) (stop func()) {
 	end, done := make(chan struct{}), make(chan struct{})
 	before, after, every := "", "\n", 5
@@ -234,6 +235,7 @@ func (c *crowd) tell(w io.Writer) (stop func()) {
 		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
 		var counts, connects int64
+		var told *string // the phase of the last line
 		for n := 1; ; n++ {
 			select {
 			case <-end:
@@ -248,10 +250,11 @@ func (c *crowd) tell(w io.Writer) (stop func()) {
 			fresh := c.stats.connects.Load() - connects
 			connects += fresh
 			c.stats.bestSecond.Store(max(c.stats.bestSecond.Load(), fresh))
-			if n%every == 0 {
+			if phase := c.phase.Load(); n%every == 0 || phase != told {
+				told = phase
 				wrong, _ := c.faults.get()
 				fmt.Fprintf(w, "%s%4.0fs  %s: %d clients, %d counts/s, %d lost, %d wrong%s", before,
-					time.Since(c.began).Seconds(), *c.phase.Load(), len(c.everyone()), perSecond, c.stats.drops.Load(), wrong, after)
+					time.Since(c.began).Seconds(), *phase, len(c.everyone()), perSecond, c.stats.drops.Load(), wrong, after)
 			}
 		}
 	}()
