@@ -76,7 +76,8 @@ func ParseStep(body []byte, key string, rule *Rule, down bool) (Change, error) {
 
 // ParseBatch reads the body of a batch: {"changes":[{"key":…,"delta":…,"dimensions":…},…]}.
 func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
-	var changes []Change
+	const shortest = len(`{"key":"a"},`)
+	changes := make([]Change, 0, min(MaxChanges, len(body)/shortest))
 	err := parseObject(body, "changes", func(r *reader, name string) error {
 		if name != "changes" {
 			return errUnknown

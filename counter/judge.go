@@ -64,8 +64,12 @@ func Judge(step Step, op *Op, now time.Time) Result {
 	}
 	known := op.Identity != Identity{}
 	replay := known && step.Remembered(op.Identity)
+	states := make([]*State, len(op.Changes)) // each is looked up once
+	for i := range op.Changes {
+		states[i] = step.State(op.Changes[i].Key)
+	}
 	if !replay {
-		if err := makeOp(step, op, now); err != nil {
+		if err := makeOp(step, op, states, now); err != nil {
 			return Result{Err: err}
 		}
 		if known {
@@ -75,15 +79,15 @@ func Judge(step Step, op *Op, now time.Time) Result {
 	counters := make([]Counter, len(op.Changes))
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		counters[i] = step.State(c.Key).Counter(c.Key).Or(c.Rule.Kind)
+		counters[i] = states[i].Counter(c.Key).Or(c.Rule.Kind)
 	}
 	return Result{Counters: counters, Replay: replay}
 }
 
-func makeOp(step Step, op *Op, now time.Time) error {
+// makeOp makes op; states are those of its changes.
+func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 	if len(op.Changes) == 1 {
-		c := &op.Changes[0]
-		s := step.State(c.Key)
+		c, s := &op.Changes[0], states[0]
 		switch c.Verb {
 		case Add, Adjust:
 			before := *s
@@ -109,21 +113,20 @@ func makeOp(step Step, op *Op, now time.Time) error {
 	// Numbers first: when one is refused, those before it go back.
 	before := make([]State, len(op.Changes))
 	for i := range op.Changes {
-		c := &op.Changes[i]
-		s := step.State(c.Key)
+		c, s := &op.Changes[i], states[i]
 		before[i] = *s
 		if err := add(s, c, step.Deleted(), now); err != nil {
 			for j := i; j >= 0; j-- {
-				*step.State(op.Changes[j].Key) = before[j]
+				*states[j] = before[j]
 			}
 			// The counter at fault is told as it is, not as the changes before would have made it.
-			err.Value = step.State(c.Key).Value
+			err.Value = s.Value
 			return err
 		}
 	}
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		enter(step, step.State(c.Key), c, before[i].Value, now)
+		enter(step, states[i], c, before[i].Value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
 	return nil

@@ -132,7 +132,7 @@ func AppendTime(b []byte, t time.Time) []byte {
 		return append(b, "null"...)
 	}
 	b = append(b, '"')
-	b = t.UTC().AppendFormat(b, "2006-01-02T15:04:05Z")
+	b = t.UTC().AppendFormat(b, time.RFC3339) // a layout that package time is quick with
 	return append(b, '"')
 }
 

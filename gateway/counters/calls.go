@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gin-gonic/gin"
 
@@ -47,15 +49,27 @@ func writeMember(c *gin.Context, one counter.Counter, member bool) {
 	answer(c, append(b, '}'))
 }
 
+// lists holds the buffers of long answers, up to maxList bytes each.
+var lists = sync.Pool{New: func() any { return new([]byte) }}
+
+const maxList = 512 << 10
+
 func writeList(c *gin.Context, n int, at func(int) counter.Counter) {
-	b := append(make([]byte, 0, 16+160*n), `{"counters":[`...)
+	buffer := lists.Get().(*[]byte)
+	defer func() {
+		if cap(*buffer) <= maxList {
+			lists.Put(buffer)
+		}
+	}()
+	b := append(slices.Grow((*buffer)[:0], 16+160*n), `{"counters":[`...)
 	for i := range n {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = at(i).AppendJSON(b)
 	}
-	answer(c, append(b, "]}"...))
+	*buffer = append(b, "]}\n"...)
+	policy.Answer(c.Writer, "application/json", *buffer)
 }
 
 // postStep increments or decrements.
