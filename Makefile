@@ -70,7 +70,8 @@ check: lint
 		echo "$(GO) vet for $$system"; GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) vet ./...; done
 
 # Packages that have files of their own for Linux or Unix. The tag `portable`
-# leaves these out, so Linux tests what the other systems run.
+# leaves these out, so Linux tests what the other systems run. Most of it runs with
+# -race too: the tests of connections run both ways.
 PORTABLE = ./machine ./gateway/...
 
 # Everything, also on a machine that has Go alone: setup installs the rest.
@@ -80,7 +81,7 @@ test:
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
 	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $(SLOW) $(OTHERS))
 	$(call part,counter stores,$(GO) test -count=1 -timeout 8m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20)
-	$(call part,portable test,$(GO) test -race -count=1 -timeout 3m -tags portable $(PORTABLE))
+	$(call part,portable test,$(GO) test -count=1 -timeout 3m -tags portable $(PORTABLE))
 	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./presence/member)
 	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
 

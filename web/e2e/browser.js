@@ -12,6 +12,9 @@ const CHROMIUM = process.env.CHROMIUM || '/usr/bin/chromium';
 
 export const LEAVE_GRACE = 2_000; // the server's default
 
+/** The upper limit, in ms, for everything that ought to be quick: machines are busy. */
+export const PATIENCE = 15_000;
+
 export function launch() {
   assert.ok(
     existsSync(CHROMIUM),
@@ -43,7 +46,7 @@ export async function open(context, address, prepare = async () => {}) {
 export const shown = (page, id = 'count') => page.evaluate((id) => document.getElementById(id).count, id);
 
 /** Waits until something is what it should be. */
-export async function eventually(want, what, within = 3_000, get = undefined) {
+export async function eventually(want, what, within = PATIENCE, get = undefined) {
   const deadline = Date.now() + within;
   let got;
   do {
@@ -55,10 +58,10 @@ export async function eventually(want, what, within = 3_000, get = undefined) {
 }
 
 /** Waits until a window shows the count that is wanted. */
-export const expectCount = (page, want, within = 3_000, id = 'count') =>
+export const expectCount = (page, want, within = PATIENCE, id = 'count') =>
   eventually(want, 'the window shows', within, () => shown(page, id));
 
-export const expectState = (page, want, within = 15_000) =>
+export const expectState = (page, want, within = PATIENCE) =>
   page.waitForFunction((want) => document.getElementById('state').textContent === want, want, { timeout: within });
 
 /** Begins to write down every count a window shows. */

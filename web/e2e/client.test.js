@@ -5,7 +5,7 @@ import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import {
-  LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite,
+  LEAVE_GRACE, PATIENCE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite,
 } from './browser.js';
 import { Server, program } from './server.js';
 
@@ -51,7 +51,7 @@ after(async () => {
 });
 
 const at = (page, base = server.url) => `${base}/?page=${page}`;
-const connections = (want, within = 3_000) => eventually(want, 'connections of the server', within, () => server.connections());
+const connections = (want, within = PATIENCE) => eventually(want, 'connections of the server', within, () => server.connections());
 
 /** Lets a tab be as good as asleep to the others: nothing comes in or goes out. */
 function dozing() {
@@ -68,7 +68,7 @@ function dozing() {
 
 /** Three tabs of one person on a page, and somebody who writes down what others see of it. */
 async function tabs(page) {
-  await connections(0, LEAVE_GRACE + 3_000);
+  await connections(0, LEAVE_GRACE + PATIENCE);
   const watcher = await open(await browser.newContext(), at(page));
   await expectCount(watcher, 1);
   const context = await browser.newContext();
@@ -99,10 +99,10 @@ test('the tabs of a site share one connection, whose tab may close, and nobody s
   const visitor = await open(await browser.newContext(), at('shared'));
   await Promise.all([mine[1], mine[2], watcher].map((page) => expectCount(page, 3)));
   await visitor.context().close();
-  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 2, LEAVE_GRACE + 2_000)));
+  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 2, LEAVE_GRACE + PATIENCE)));
   await mine[1].close();
   await mine[2].close();
-  await expectCount(watcher, 1, LEAVE_GRACE + 2_000);
+  await expectCount(watcher, 1, LEAVE_GRACE + PATIENCE);
   await done();
 });
 
@@ -126,7 +126,7 @@ test('a tab that has the connection and is asleep is replaced', async () => {
   await sleep(500);
   assert.equal(await shown(mine[1]), 2, 'nobody tells it');
   await mine[1].evaluate(() => dispatchEvent(new Event('visibilitychange'))); // somebody looks
-  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 3, 5_000)));
+  await Promise.all([mine[1], mine[2]].map((page) => expectCount(page, 3, PATIENCE)));
   await mine[0].evaluate(() => {
     window.asleep = false;
     dispatchEvent(new Event('visibilitychange'));
@@ -134,7 +134,7 @@ test('a tab that has the connection and is asleep is replaced', async () => {
   await expectCount(mine[0], 3);
   await connections(3); // of watcher, visitor and all of ours together
   await visitor.context().close();
-  await Promise.all(mine.map((page) => expectCount(page, 2, LEAVE_GRACE + 2_000)));
+  await Promise.all(mine.map((page) => expectCount(page, 2, LEAVE_GRACE + PATIENCE)));
   await mine[1].close();
   await Promise.all([mine[0], mine[2]].map((page) => expectState(page, 'live')));
   await sleep(LEAVE_GRACE + 1_000);
@@ -143,7 +143,7 @@ test('a tab that has the connection and is asleep is replaced', async () => {
 });
 
 test('tabs share on another origin, too, and in the browser without locks each has its own', async () => {
-  await connections(0, LEAVE_GRACE + 3_000);
+  await connections(0, LEAVE_GRACE + PATIENCE);
   const context = await browser.newContext();
   const address = `${site.url}/embedded?from=${encodeURIComponent(server.url)}`;
   const first = await open(context, address);
@@ -176,7 +176,7 @@ test('the network goes and comes back', async () => {
   assert.deepEqual(await number(), ['2', true], 'the last number, greyed');
   cable.plug();
   await page.context().setOffline(false);
-  await expectState(page, 'live', 1_500);
+  await expectState(page, 'live', 3_000);
   assert.deepEqual(await number(), ['2', false]);
   await sleep(LEAVE_GRACE + 500);
   assert.deepEqual(await recorded(watcher), [2]);
@@ -184,22 +184,22 @@ test('the network goes and comes back', async () => {
   // Later: gone, and back at once when the browser says that the network is.
   cable.pull();
   await page.context().setOffline(true);
-  await expectCount(watcher, 1, LEAVE_GRACE + 3_000);
+  await expectCount(watcher, 1, LEAVE_GRACE + PATIENCE);
   await sleep(6_000); // attempts are rare by now
   cable.plug();
   await page.context().setOffline(false);
-  await expectCount(watcher, 2, 1_500);
+  await expectCount(watcher, 2, 3_000);
   await expectCount(page, 2);
   for (const window of [page, watcher]) await window.context().close();
   cable.close();
 });
 
 test('where WebSockets are blocked there are event streams and PUTs', async () => {
-  await connections(0, LEAVE_GRACE + 3_000);
+  await connections(0, LEAVE_GRACE + PATIENCE);
   const watcher = await open(await browser.newContext(), at('office'));
   await expectCount(watcher, 1);
   const page = await open(await browser.newContext(), at('office', office.url));
-  await expectCount(page, 2, 15_000);
+  await expectCount(page, 2, PATIENCE);
   await expectState(page, 'live');
   await expectCount(watcher, 2);
   await record(watcher);
@@ -207,11 +207,11 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   const visitor = await open(await browser.newContext(), at('office'));
   await expectCount(page, 3);
   await visitor.context().close();
-  await expectCount(page, 2, LEAVE_GRACE + 2_000);
+  await expectCount(page, 2, LEAVE_GRACE + PATIENCE);
   // All pages of the list have a count, though a browser has few connections for streams.
   await page.waitForFunction(() => [...document.querySelectorAll('#pages live-count')].every((count) => count.count !== undefined), undefined, { timeout: 8_000 });
   await page.reload();
-  await expectCount(page, 2, 15_000);
+  await expectCount(page, 2, PATIENCE);
   await sleep(8_000); // renewed
   assert.deepEqual(await recorded(watcher), [2, 3, 2], 'a reload is not seen here, too');
   await page.click('#pages a[data-page="pricing"]');
@@ -224,7 +224,7 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
 test('a person on another origin is one person without WebSockets, too', async () => {
   const context = await browser.newContext();
   const page = await open(context, `${site.url}/cross?from=${encodeURIComponent(office.url)}`);
-  await expectCount(page, 1, 15_000);
+  await expectCount(page, 1, PATIENCE);
   await sleep(8_000); // the second PUT
   assert.equal(await server.count('/cross'), 1);
   await context.close();
@@ -235,7 +235,7 @@ const liked = (page) => page.evaluate(() => {
   const { shadowRoot } = document.getElementById('likes');
   return `${shadowRoot.querySelector('[part~=count]').textContent} ${shadowRoot.querySelector('button')?.getAttribute('aria-pressed')}`;
 });
-const expectLiked = (page, want, within = 3_000) => eventually(want, 'the button shows', within, () => liked(page));
+const expectLiked = (page, want, within = PATIENCE) => eventually(want, 'the button shows', within, () => liked(page));
 
 test('likes are live for all, and a person on another origin is one person', async () => {
   const address = `${site.url}/likes?from=${encodeURIComponent(server.url)}`;
@@ -251,7 +251,7 @@ test('likes are live for all, and a person on another origin is one person', asy
   const button = two.getByRole('button', { name: 'Like: 1', pressed: false });
   await button.focus();
   await two.keyboard.press('Space');
-  await two.getByRole('button', { name: 'Like: 2', pressed: true }).waitFor({ timeout: 3_000 });
+  await two.getByRole('button', { name: 'Like: 2', pressed: true }).waitFor({ timeout: PATIENCE });
   await Promise.all([one, tab].map((page) => expectLiked(page, '2 true')));
   assert.equal(await one.evaluate(() => document.getElementById('likes').shadowRoot.querySelector('[role=status]').textContent !== ''), true, 'it is announced');
   await one.reload();
@@ -276,7 +276,7 @@ test('likes are live for all, and a person on another origin is one person', asy
       document.body.append(votes);
     }
   });
-  await Promise.all([one, two].map((page) => expectCount(page, 1, 3_000, 'votes')));
+  await Promise.all([one, two].map((page) => expectCount(page, 1, PATIENCE, 'votes')));
   assert.deepEqual([...one.complaints, ...two.complaints], []);
   await mine.close();
   await others.close();
@@ -301,7 +301,7 @@ test('a click shows at once, and a refusal puts it right again', async () => {
     answer = undefined;
     await page.click('#likes');
     assert.equal(await liked(page), '1 true', 'before there is an answer');
-    await eventually(true, 'it is asked for', 3_000, () => answer !== undefined);
+    await eventually(true, 'it is asked for', PATIENCE, () => answer !== undefined);
     answer();
     await expectLiked(page, '0 false');
     assert.equal(await said(), 'That could not be saved.');
@@ -309,8 +309,8 @@ test('a click shows at once, and a refusal puts it right again', async () => {
   assert.deepEqual(await page.evaluate(() => window.refusals), [403, 409, 429, undefined]);
   await page.unroute('**/members/me');
   for (let i = 0; i < 3; i++) await page.click('#likes'); // the last click holds, and one request is under way at a time
-  await eventually('1 true', 'at last', 3_000, () => liked(page));
-  await eventually(1, 'the server has', 3_000, async () => (await (await fetch(`${server.url}/api/v1/counters/likes%3A%2Frefused`)).json()).value);
+  await eventually('1 true', 'at last', PATIENCE, () => liked(page));
+  await eventually(1, 'the server has', PATIENCE, async () => (await (await fetch(`${server.url}/api/v1/counters/likes%3A%2Frefused`)).json()).value);
   await page.context().close();
 });
 
@@ -318,18 +318,18 @@ test('counters where WebSockets are blocked: who likes, and what is open', async
   const other = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(server.url)}`));
   await expectLiked(other, '0 false');
   const page = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(office.url)}`));
-  await expectLiked(page, '0 false', 15_000);
+  await expectLiked(page, '0 false', PATIENCE);
   // A counter that is not public takes nothing else with it, and the console says why.
   await page.evaluate(() => document.body.insertAdjacentHTML('beforeend', '<live-counter key="secret"></live-counter>'));
-  await eventually(true, 'told', 5_000, async () => page.complaints.some((text) => /secret: .*not public/.test(text)));
+  await eventually(true, 'told', PATIENCE, async () => page.complaints.some((text) => /secret: .*not public/.test(text)));
   await page.click('#likes');
   await Promise.all([expectLiked(page, '1 true'), expectLiked(other, '1 false')]);
   await other.click('#likes');
   await Promise.all([expectLiked(page, '2 true'), expectLiked(other, '2 true')]);
   await other.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.counter('votes:/slow').increment(), server.url);
-  await expectCount(page, 1, 5_000, 'votes');
+  await expectCount(page, 1, PATIENCE, 'votes');
   await page.reload();
-  await expectLiked(page, '2 true', 15_000);
+  await expectLiked(page, '2 true', PATIENCE);
   await page.click('#likes');
   await Promise.all([expectLiked(page, '1 false'), expectLiked(other, '1 true')]);
   for (const window of [page, other]) await window.context().close();
@@ -344,7 +344,7 @@ test('a page under a strict policy', async () => {
   const opacity = () => page.evaluate(() => getComputedStyle(document.getElementById('count').shadowRoot.querySelector('[part~=count]')).opacity);
   assert.equal(await opacity(), '1');
   await page.evaluate(() => document.getElementById('count').shadowRoot.querySelector('[part~=count]').part.add('stale'));
-  await eventually('0.45', 'it is styled', 3_000, opacity);
+  await eventually('0.45', 'it is styled', PATIENCE, opacity);
   await page.context().close();
 });
 
