@@ -40,14 +40,15 @@ var layers = []layer{
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
 	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
-	{"presence/redistest", nil},                                     // real servers for tests
-	{"cmd/headcount/programtest", nil},                              // the program for tests
-	{"counter", []string{"presence"}},                               // words, rules, combining
-	{"counter/storetest", []string{"counter"}},                      // for the tests of stores; only they import it
+	{"servertest", nil},                            // processes of servers for tests
+	{"presence/redistest", []string{"servertest"}}, // real servers for tests
+	{"cmd/headcount/programtest", nil},             // the program for tests
+	{"counter", []string{"presence"}},              // words, rules, combining
+	{"counter/storetest", []string{"counter"}},     // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter"}},
 	{"counter/boltstore", []string{"counter"}},
 	{"counter/pgstore", []string{"counter"}},
-	{"counter/pgtest", nil}, // real servers for tests
+	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "redisconn", "scripts"}},
 	{"counter/persistent", []string{"counter", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -16,12 +15,12 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"headcount/cmd/headcount/programtest"
+	"headcount/servertest"
 )
 
 // patience bounds every wait; nothing comes near it.
@@ -38,35 +37,13 @@ func binary(t *testing.T) string {
 	return bin
 }
 
-// given are the ports that a test has, as tests run side by side.
-var given sync.Map
-
-// ports returns different ports, free for TCP and UDP, from below those that
-// the system gives to outgoing connections.
-func ports(t *testing.T, n int) []string {
-	t.Helper()
+// ports returns different ports, free for TCP and UDP.
+func ports(n int) []string {
 	var free []string
-	for range 100 * n {
-		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(22000))
-		tcp, err := net.Listen("tcp", addr)
-		if err != nil {
-			continue
-		}
-		defer tcp.Close() // not before all are found
-		udp, err := net.ListenPacket("udp", addr)
-		if err != nil {
-			continue
-		}
-		defer udp.Close()
-		if _, taken := given.LoadOrStore(addr, true); taken {
-			continue
-		}
-		if free = append(free, addr[len("127.0.0.1:"):]); len(free) == n {
-			return free
-		}
+	for range n {
+		free = append(free, strconv.Itoa(servertest.FreePort()))
 	}
-	t.Fatal("no free ports")
-	return nil
+	return free
 }
 
 // script is a run of cluster.sh or regions.sh.
@@ -82,7 +59,7 @@ type script struct {
 // start runs cluster.sh on free ports.
 func start(t *testing.T, bin string, args ...string) *script {
 	t.Helper()
-	all := ports(t, 17)
+	all := ports(17)
 	s := &script{lines: make(chan string, 100), listen: all[1:3], all: all, scratch: t.TempDir()}
 	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+bin, "TMPDIR="+s.scratch,
 		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),

@@ -13,7 +13,7 @@ import (
 // What README.md shows: three regions, one total, a link that is cut and healed.
 func TestRegions(t *testing.T) {
 	t.Parallel()
-	all := ports(t, 12)
+	all := ports(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
 	env := []string{
 		"HEADCOUNT_BIN=" + binary(t), "TMPDIR=" + s.scratch,

@@ -2,10 +2,9 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"headcount/cmd/headcount/simulate"
 	"headcount/presence"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 // The benchmarks measure whole server processes, on one core each, with the
@@ -43,43 +43,24 @@ func benchProgram(b *testing.B) string {
 // benchProcess starts one server process; ready waits until it is.
 func benchProcess(b *testing.B, bin string, flags ...string) (url string, pid int, ready func()) {
 	b.Helper()
-	public, admin := freeAddr(b), freeAddr(b)
+	public, admin := servertest.FreeAddr(), servertest.FreeAddr()
 	flags = append([]string{"serve", "--listen", public, "--admin-listen", admin, "--log-level", "error"}, flags...)
 	cmd := exec.Command(bin, flags...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
+	var p servertest.Process
+	if err := p.Start(cmd); err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	return "http://" + public, cmd.Process.Pid, func() {
+	b.Cleanup(p.Kill)
+	return "http://" + public, p.PID(), func() {
 		b.Helper()
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			resp, err := http.Get("http://" + admin + "/readyz")
-			if err == nil {
-				resp.Body.Close()
-				if resp.StatusCode == http.StatusOK {
-					return
-				}
-			}
-			if time.Now().After(end) {
-				b.Fatalf("the server is not ready: %v", err)
-			}
+		ctx, cancel := context.WithTimeout(b.Context(), 30*time.Second)
+		defer cancel()
+		if err := servertest.Await(ctx, &p, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
+			b.Fatalf("the server is not ready: %v", err)
 		}
 	}
-}
-
-func freeAddr(b *testing.B) string {
-	b.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // simulated runs the simulator against a server of its own.
@@ -129,7 +110,7 @@ func BenchmarkClusterLoneJoin(b *testing.B) {
 	var urls []string
 	var ready []func()
 	for _, role := range []string{presence.RolePresence, presence.RoleDispatcher, presence.RoleGateway, presence.RoleGateway} {
-		url, _, wait := benchProcess(b, bin, "--roles", role, "--redis", redis.URL(), "--cluster-listen", freeAddr(b))
+		url, _, wait := benchProcess(b, bin, "--roles", role, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr())
 		ready = append(ready, wait)
 		if role == presence.RoleGateway {
 			urls = append(urls, url)

@@ -20,6 +20,7 @@ import (
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
 	"headcount/presence/unread"
+	"headcount/servertest"
 )
 
 const (
@@ -32,7 +33,7 @@ const (
 // are connected, changes: when the last of them knows, and what it cost Redis.
 func BenchmarkChange(b *testing.B) {
 	redis := redistest.Start(b)
-	url, _ := benchServer(b, "--redis", redis.URL(), "--cluster-listen", freeAddr(b), "--api-key", benchKey)
+	url, _ := benchServer(b, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--api-key", benchKey)
 	store, err := redisstore.Open(redisstore.Config{URL: redis.URL(), Log: zerolog.Nop(), Facts: redisstore.Facts{Region: "local", Secret: "none"}})
 	if err != nil {
 		b.Fatal(err)
@@ -150,7 +151,7 @@ func BenchmarkReadUnread(b *testing.B) {
 	for name, flags := range map[string]func() []string{
 		"embedded": func() []string { return []string{"--data-dir", b.TempDir()} },
 		"redis": func() []string {
-			return []string{"--redis", redistest.Start(b).URL(), "--cluster-listen", freeAddr(b)}
+			return []string{"--redis", redistest.Start(b).URL(), "--cluster-listen", servertest.FreeAddr()}
 		},
 	} {
 		b.Run(name, func(b *testing.B) {

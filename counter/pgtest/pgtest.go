@@ -17,11 +17,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"headcount/servertest"
 )
 
 // startTimeout bounds what a server may take to answer on a busy machine, also
@@ -35,16 +38,8 @@ type Server struct {
 	dir  string
 	args []string
 
-	mu        sync.Mutex // guards all below
-	proc      *process
-	databases int // made so far
-}
-
-// process is one run of the server.
-type process struct {
-	cmd    *exec.Cmd
-	output *os.File
-	ended  chan struct{}
+	process   servertest.Process
+	databases atomic.Int64 // made so far
 }
 
 // Start starts a server that ends with the test. settings are lines of
@@ -139,12 +134,7 @@ func command(name string, args ...string) (*exec.Cmd, error) {
 }
 
 func newServer(dir string, settings ...string) (*Server, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	addr := l.Addr().(*net.TCPAddr)
-	_ = l.Close()
+	port := strconv.Itoa(servertest.FreePort())
 	data := filepath.Join(dir, "data")
 	initdb, err := command("initdb", "--pgdata", data, "--username", "headcount", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
 	if err != nil {
@@ -153,7 +143,7 @@ func newServer(dir string, settings ...string) (*Server, error) {
 	if text, err := initdb.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("pgtest: initdb: %w\n%s", err, text)
 	}
-	s := &Server{Addr: addr.String(), dir: dir, args: []string{"-D", data, "-h", "127.0.0.1", "-p", strconv.Itoa(addr.Port), "-k", dir}}
+	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir, args: []string{"-D", data, "-h", "127.0.0.1", "-p", port, "-k", dir}}
 	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
 		s.args = append(s.args, "-c", setting)
 	}
@@ -164,21 +154,25 @@ func newServer(dir string, settings ...string) (*Server, error) {
 // have left its shared memory to the last of its children, so a start is tried
 // again until that is gone.
 func (s *Server) start() error {
-	deadline := time.Now().Add(startTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
 	for {
-		p, err := s.run()
-		if err != nil {
+		output := filepath.Join(s.dir, "output")
+		if err := s.run(output); err != nil {
 			return err
 		}
-		s.mu.Lock()
-		s.proc = p
-		s.mu.Unlock()
-		err = s.await(p, deadline)
+		err := servertest.Await(ctx, &s.process, func(ctx context.Context) error {
+			c, err := pgx.Connect(ctx, s.URL("postgres"))
+			if err != nil {
+				return err
+			}
+			return c.Close(ctx)
+		})
 		if err == nil {
 			return nil
 		}
-		text, _ := os.ReadFile(filepath.Join(s.dir, "output"))
-		if !strings.Contains(string(text), "still in use") || time.Now().After(deadline) {
+		text, _ := os.ReadFile(output)
+		if !strings.Contains(string(text), "still in use") || ctx.Err() != nil {
 			return fmt.Errorf("pgtest: postgres %s: %w\n%s", strings.Join(s.args, " "), err, text)
 		}
 		s.Kill()
@@ -186,50 +180,19 @@ func (s *Server) start() error {
 	}
 }
 
-func (s *Server) run() (*process, error) {
+// run starts the server, whose output is that of this run alone.
+func (s *Server) run(output string) error {
 	cmd, err := command("postgres", s.args...)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out, err := os.Create(filepath.Join(s.dir, "output"))
+	out, err := os.Create(output)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p := &process{cmd: cmd, output: out, ended: make(chan struct{})}
+	defer out.Close() // the process has it as its own
 	cmd.Stdout, cmd.Stderr = out, out
-	started := make(chan error)
-	go p.live(started) // ends with the server, which Kill awaits
-	return p, <-started
-}
-
-// wait starts the program and waits for its end.
-func (p *process) wait(started chan<- error) {
-	defer close(p.ended)
-	defer p.output.Close()
-	err := p.cmd.Start()
-	started <- err
-	if err == nil {
-		_ = p.cmd.Wait()
-	}
-}
-
-// await asks until the server answers, has ended, or it is too late.
-func (s *Server) await(p *process, deadline time.Time) error {
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
-	defer cancel()
-	for {
-		c, err := pgx.Connect(ctx, s.URL("postgres"))
-		if err == nil {
-			return c.Close(ctx)
-		}
-		select {
-		case <-p.ended:
-			return errors.New("it ended at once")
-		case <-ctx.Done():
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	return s.process.Start(cmd)
 }
 
 // URL is that of a database.
@@ -240,10 +203,7 @@ func (s *Server) URL(database string) string {
 // Database makes an empty one and returns its URL.
 func (s *Server) Database(t testing.TB) string {
 	t.Helper()
-	s.mu.Lock()
-	s.databases++
-	name := "d" + strconv.Itoa(s.databases)
-	s.mu.Unlock()
+	name := "d" + strconv.FormatInt(s.databases.Add(1), 10)
 	s.Exec(t, s.URL("postgres"), "CREATE DATABASE "+name)
 	return s.URL(name)
 }
@@ -279,38 +239,13 @@ func Query[T any](t testing.TB, url, sql string, args ...any) T {
 }
 
 // Kill ends the server and all of its connections at once, as a crash does.
-func (s *Server) Kill() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.proc == nil {
-		return
-	}
-	pids := children(s.proc.cmd.Process.Pid)
-	_ = s.proc.cmd.Process.Kill()
-	for _, pid := range pids {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	<-s.proc.ended
-	s.proc = nil
-}
+func (s *Server) Kill() { s.process.Kill() }
 
 // Pause has the server hang: its connections stay, and it says nothing.
-func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+func (s *Server) Pause() { s.process.Signal(syscall.SIGSTOP) }
 
 // Resume ends Pause.
-func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
-
-func (s *Server) signal(sig syscall.Signal) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.proc == nil {
-		return
-	}
-	pid := s.proc.cmd.Process.Pid
-	for _, pid := range append(children(pid), pid) {
-		_ = syscall.Kill(pid, sig)
-	}
-}
+func (s *Server) Resume() { s.process.Signal(syscall.SIGCONT) }
 
 // Restart starts the server again after Kill, with all that was committed.
 func (s *Server) Restart(t testing.TB) {

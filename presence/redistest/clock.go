@@ -64,15 +64,9 @@ func StartAt(t testing.TB, offset time.Duration, args ...string) *Server {
 	if text, err := exec.Command("cc", "-shared", "-fPIC", "-o", library, source, "-ldl").CombinedOutput(); err != nil {
 		t.Fatalf("a clock that is wrong needs a C compiler, run make setup: %v\n%s", err, text)
 	}
-	s, err := newServer(t.TempDir(), args...)
-	if err == nil {
-		t.Cleanup(s.Kill)
-		s.env = []string{"LD_PRELOAD=" + library, fmt.Sprintf("OFFSET=%d", int(offset.Seconds()))}
-		err = s.start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newServer(t.TempDir(), args...)
+	s.env = []string{"LD_PRELOAD=" + library, fmt.Sprintf("OFFSET=%d", int(offset.Seconds()))}
+	s.startFor(t)
 	c := s.Client()
 	defer c.Close()
 	there, err := c.Time(t.Context()).Result()

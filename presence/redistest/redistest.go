@@ -20,10 +20,15 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"headcount/servertest"
 )
 
 // startTimeout bounds what a server may take to answer on a busy machine.
 const startTimeout = 20 * time.Second
+
+// clusterBus is by how much the port of the Cluster bus is above the server's.
+const clusterBus = 10000
 
 // Server is one redis-server. Its address stays the same over restarts.
 type Server struct {
@@ -37,68 +42,33 @@ type Server struct {
 	tls   *tls.Config // of those that speak TLS alone
 	login string      // user:password of URL; "" for nobody in particular
 
-	mu   sync.Mutex
-	proc *process
-}
-
-// process is one run of a program.
-type process struct {
-	cmd    *exec.Cmd
-	output *os.File
-	ended  chan struct{}
+	process servertest.Process
 }
 
 // Start starts a server that ends with the test. args are options of
 // redis-server that replace the defaults, such as "--appendonly", "yes".
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s, err := newServer(t.TempDir(), args...)
-	if err == nil {
-		t.Cleanup(s.Kill)
-		err = s.start()
-	}
-	if err != nil {
+	return newServer(t.TempDir(), args...).startFor(t)
+}
+
+// startFor starts the server for a test, with which it ends.
+func (s *Server) startFor(t testing.TB) *Server {
+	t.Helper()
+	t.Cleanup(s.Kill)
+	if err := s.start(); err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-func newServer(dir string, args ...string) (*Server, error) {
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
+func newServer(dir string, args ...string) *Server {
+	port := strconv.Itoa(servertest.FreePort(clusterBus))
 	return &Server{
-		Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+		Addr: net.JoinHostPort("127.0.0.1", port),
 		dir:  dir,
-		args: append([]string{
-			"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir, "--save", "", "--appendonly", "no",
-		}, args...),
-	}, nil
-}
-
-// freePort is one that is free now, and whose Cluster bus would be, too.
-func freePort() (int, error) {
-	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return 0, err
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		_ = l.Close()
-		if port+10000 > 65535 {
-			port -= 10000
-			if l, err = net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)); err != nil {
-				continue
-			}
-			_ = l.Close()
-		}
-		if l, err = net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port+10000)); err == nil {
-			_ = l.Close()
-			return port, nil
-		}
+		args: append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", "", "--appendonly", "no"}, args...),
 	}
-	return 0, errors.New("redistest: no free port")
 }
 
 func (s *Server) start() error {
@@ -112,72 +82,36 @@ func (s *Server) start() error {
 		}
 		args = append([]string{file}, args...)
 	}
-	p, err := run(s.env, filepath.Join(s.dir, "output"), "redis-server", args...)
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return errors.New("redistest: install redis-server: run make setup")
+	}
+	output := filepath.Join(s.dir, "output")
+	out, err := os.OpenFile(output, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	s.proc = p
-	s.mu.Unlock()
+	defer out.Close() // the process has it as its own
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), s.env...)
+	if err := s.process.Start(cmd); err != nil {
+		return err
+	}
 	c := s.Client()
 	defer c.Close()
-	if err := wait(p, func(ctx context.Context) error { return c.Ping(ctx).Err() }); err != nil {
-		text, _ := os.ReadFile(filepath.Join(s.dir, "output"))
+	if err := await(&s.process, func(ctx context.Context) error { return c.Ping(ctx).Err() }); err != nil {
+		text, _ := os.ReadFile(output)
 		return fmt.Errorf("redistest: redis-server %s: %w\n%s", strings.Join(args, " "), err, text)
 	}
 	return nil
 }
 
-// run starts a program that dies with this process.
-func run(env []string, output, name string, args ...string) (*process, error) {
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return nil, fmt.Errorf("install %s: run make setup", name)
-	}
-	out, err := os.OpenFile(output, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	p := &process{cmd: exec.Command(path, args...), output: out, ended: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.cmd.Env = append(os.Environ(), env...)
-	started := make(chan error)
-	go p.live(started)
-	return p, <-started
-}
-
-// wait starts the program and waits for its end.
-func (p *process) wait(started chan<- error) {
-	defer close(p.ended)
-	defer p.output.Close()
-	err := p.cmd.Start()
-	started <- err
-	if err == nil {
-		_ = p.cmd.Wait()
-	}
-}
-
-// wait asks until ok, or the process has ended, or it is too late.
-func wait(p *process, ok func(context.Context) error) error {
+// await asks until ok, or the process has ended, or it is too late.
+func await(p *servertest.Process, ok func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	for {
-		err := ok(ctx)
-		if err == nil {
-			return nil
-		}
-		var ended <-chan struct{}
-		if p != nil {
-			ended = p.ended
-		}
-		select {
-		case <-ended:
-			return errors.New("it ended at once")
-		case <-ctx.Done():
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	return servertest.Await(ctx, p, ok)
 }
 
 // URL is the server's, as redisstore.Config wants it.
@@ -221,29 +155,13 @@ func (s *Server) do(args ...any) (any, error) {
 func (s *Server) Flush(t testing.TB) { t.Helper(); s.Do(t, "FLUSHALL") }
 
 // Kill ends the server at once, as a crash does.
-func (s *Server) Kill() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.proc != nil {
-		_ = s.proc.cmd.Process.Kill()
-		<-s.proc.ended
-		s.proc = nil
-	}
-}
+func (s *Server) Kill() { s.process.Kill() }
 
 // Pause has the server hang: its connections stay, and it says nothing.
-func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+func (s *Server) Pause() { s.process.Signal(syscall.SIGSTOP) }
 
 // Resume ends Pause.
-func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
-
-func (s *Server) signal(sig os.Signal) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.proc != nil {
-		_ = s.proc.cmd.Process.Signal(sig)
-	}
-}
+func (s *Server) Resume() { s.process.Signal(syscall.SIGCONT) }
 
 // Restart starts the server again after Kill: empty, unless it keeps its data.
 func (s *Server) Restart(t testing.TB) {
@@ -264,7 +182,7 @@ type Cluster struct {
 func StartCluster(t testing.TB, masters, replicas int, args ...string) *Cluster {
 	t.Helper()
 	c, err := startCluster(t.TempDir(), masters, replicas, func(dir string, more ...string) (*Server, error) {
-		return newServer(dir, append(more, args...)...)
+		return newServer(dir, append(more, args...)...), nil
 	})
 	if c != nil {
 		t.Cleanup(c.Kill)
@@ -322,7 +240,7 @@ func startCluster(dir string, masters, replicas int, newServer func(dir string, 
 		if err != nil {
 			return c, err
 		}
-		err = wait(nil, func(context.Context) error {
+		err = await(nil, func(context.Context) error {
 			_, err := s.do("CLUSTER", "REPLICATE", id)
 			return err
 		})
@@ -336,7 +254,7 @@ func startCluster(dir string, masters, replicas int, newServer func(dir string, 
 // await waits until every server finds the Cluster whole.
 func (c *Cluster) await() error {
 	all := c.all()
-	return wait(nil, func(context.Context) error {
+	return await(nil, func(context.Context) error {
 		for _, s := range all {
 			info, err := s.do("CLUSTER", "INFO")
 			if err != nil {
@@ -409,23 +327,16 @@ func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	}
 	s.Replica = Start(t, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
 	for range 3 {
-		sn, err := newServer(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		sn := newServer(t.TempDir())
 		sn.text = fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\nsentinel down-after-milliseconds %[1]s 1000\nsentinel failover-timeout %[1]s 5000\n", MasterName, host, port)
 		_, own, err := net.SplitHostPort(sn.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		sn.args = []string{"--sentinel", "--bind", "127.0.0.1", "--port", own, "--dir", sn.dir}
-		t.Cleanup(sn.Kill)
-		if err := sn.start(); err != nil {
-			t.Fatal(err)
-		}
-		s.Sentinels = append(s.Sentinels, sn)
+		s.Sentinels = append(s.Sentinels, sn.startFor(t))
 	}
-	err = wait(nil, func(context.Context) error {
+	err = await(nil, func(context.Context) error {
 		info, err := s.Replica.do("INFO", "replication")
 		if err != nil {
 			return err
@@ -475,11 +386,8 @@ func Single(t testing.TB) *Server {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.single == nil {
-		s, err := newServer(sharedDir(t, "single"))
-		if err == nil {
-			err = s.start()
-		}
-		if err != nil {
+		s := newServer(sharedDir(t, "single"))
+		if err := s.start(); err != nil {
 			t.Fatal(err)
 		}
 		shared.single = s
@@ -494,7 +402,9 @@ func ThreeMasters(t testing.TB) *Cluster {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil {
-		c, err := startCluster(sharedDir(t, "cluster"), 3, 0, newServer)
+		c, err := startCluster(sharedDir(t, "cluster"), 3, 0, func(dir string, args ...string) (*Server, error) {
+			return newServer(dir, args...), nil
+		})
 		if err != nil {
 			c.Kill()
 			t.Fatal(err)

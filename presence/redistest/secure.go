@@ -128,21 +128,15 @@ func login() (string, error) {
 func StartSecure(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := newSecure(t.TempDir(), Trust(t), args...)
-	if err == nil {
-		t.Cleanup(s.Kill)
-		err = s.start()
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return s.startFor(t)
 }
 
 func newSecure(dir string, a *Authority, args ...string) (*Server, error) {
-	s, err := newServer(dir)
-	if err != nil {
-		return nil, err
-	}
+	s := newServer(dir)
+	var err error
 	if s.login, err = login(); err != nil {
 		return nil, err
 	}

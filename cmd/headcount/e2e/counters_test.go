@@ -17,9 +17,9 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
-	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 // lasting is the outside form of a counter that lasts, and what answers add to it.
@@ -46,12 +46,12 @@ var places = []place{
 	{name: "memory", open: func(*testing.T) []string { return nil }},
 	{name: "data directory", open: func(t *testing.T) []string { return []string{"--data-dir=" + t.TempDir()} }, lasts: true},
 	{name: "Redis", open: func(t *testing.T) []string {
-		return []string{"--redis=" + redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always").URL(), "--cluster-listen=" + programtest.FreeAddr()}
+		return []string{"--redis=" + redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always").URL(), "--cluster-listen=" + servertest.FreeAddr()}
 	}, twice: true, lasts: true},
 	{name: "PostgreSQL", open: func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} }, twice: true, lasts: true},
 	{name: "Redis and PostgreSQL", open: func(t *testing.T) []string {
 		// Redis keeps nothing: what outlives it is in PostgreSQL.
-		return []string{"--redis=" + redistest.Start(t).URL(), "--postgres=" + pgtest.Start(t).Database(t), "--persist-interval=100ms", "--cluster-listen=" + programtest.FreeAddr()}
+		return []string{"--redis=" + redistest.Start(t).URL(), "--postgres=" + pgtest.Start(t).Database(t), "--persist-interval=100ms", "--cluster-listen=" + servertest.FreeAddr()}
 	}, twice: true, lasts: true},
 }
 
@@ -75,7 +75,7 @@ func (p place) start(t *testing.T, flags ...string) *processes {
 		own := append([]string{"--api-key=" + apiKey, "--id-secret=0123456789abcdef0123456789abcdef", "--update-interval=10ms", "--leave-grace=300ms"}, flags...)
 		for _, f := range shared {
 			if strings.HasPrefix(f, "--cluster-listen=") {
-				f = "--cluster-listen=" + programtest.FreeAddr() // each its own
+				f = "--cluster-listen=" + servertest.FreeAddr() // each its own
 			}
 			own = append(own, f)
 		}
@@ -518,7 +518,7 @@ func TestTheStoreOfCountersIsAway(t *testing.T) {
 	t.Parallel()
 	redis := func(t *testing.T) (outage, func(), []string) {
 		r := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-		return r, func() { r.Restart(t) }, []string{"--redis=" + r.URL(), "--cluster-listen=" + programtest.FreeAddr()}
+		return r, func() { r.Restart(t) }, []string{"--redis=" + r.URL(), "--cluster-listen=" + servertest.FreeAddr()}
 	}
 	postgres := func(t *testing.T) (outage, func(), []string) {
 		p := pgtest.Start(t)

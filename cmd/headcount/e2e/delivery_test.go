@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"headcount/servertest"
 )
 
 // Two counts of one page to one subscriber are at least the update interval
@@ -181,7 +183,7 @@ func TestSlowConsumers(t *testing.T) {
 	watcher, a := s.ws(t), s.ws(t)
 	watcher.subscribe("p")
 	watcher.takeCount("p", 0)
-	before := s.memory(t)
+	before := servertest.Memory(s.cmd.Process.Pid)
 	slow := make([]*rawSocket, 10)
 	var wg sync.WaitGroup
 	for i := range slow {
@@ -210,7 +212,7 @@ func TestSlowConsumers(t *testing.T) {
 	}
 	wg.Wait()
 	eventually(t, "those who do not read are closed", func() bool { return s.metric(t, "headcount_connections") == 3 })
-	if grown := s.memory(t) - before; grown > 150<<20 {
+	if grown := servertest.Memory(s.cmd.Process.Pid) - before; grown > 150<<20 {
 		t.Errorf("it has grown by %d MB", grown>>20)
 	}
 	// The late one has missed what was in between, not the newest.

@@ -499,20 +499,6 @@ func (s *server) metric(t testing.TB, name string) float64 {
 	return sum
 }
 
-// memory is the process's resident memory in bytes.
-func (s *server) memory(t testing.TB) int64 {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", s.cmd.Process.Pid))
-	if err != nil {
-		t.Skip("no /proc here:", err)
-	}
-	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pages * int64(os.Getpagesize())
-}
-
 // link is a TCP proxy that can go silent: it then takes and sends nothing, yet
 // closes nothing either, like a phone in a tunnel.
 type link struct {

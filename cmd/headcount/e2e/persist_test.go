@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 // front is Redis in front of PostgreSQL. Redis keeps nothing on its disk.
@@ -26,7 +26,7 @@ func startFront(t *testing.T) (*front, *processes) {
 	t.Helper()
 	f := &front{redis: redistest.Start(t), postgres: pgtest.Start(t)}
 	f.database = f.postgres.Database(t)
-	flags := []string{"--redis=" + f.redis.URL(), "--postgres=" + f.database, "--persist-interval=200ms", "--cluster-listen=" + programtest.FreeAddr()}
+	flags := []string{"--redis=" + f.redis.URL(), "--postgres=" + f.database, "--persist-interval=200ms", "--cluster-listen=" + servertest.FreeAddr()}
 	return f, place{open: func(*testing.T) []string { return flags }, twice: true}.start(t)
 }
 

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 // startCluster starts two processes with all roles over a Redis.
@@ -19,14 +19,8 @@ func startCluster(t *testing.T, redis string) (a, b *server) {
 	var errs [2]error
 	var wg sync.WaitGroup
 	for i := range both {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		cluster := l.Addr().String()
-		_ = l.Close()
 		wg.Go(func() {
-			both[i], errs[i] = launch("--redis="+redis, "--cluster-listen="+cluster, "--api-key="+apiKey, "--update-interval=10ms", "--leave-grace=300ms")
+			both[i], errs[i] = launch("--redis="+redis, "--cluster-listen="+servertest.FreeAddr(), "--api-key="+apiKey, "--update-interval=10ms", "--leave-grace=300ms")
 		})
 	}
 	wg.Wait()

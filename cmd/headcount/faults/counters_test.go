@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 // rounds is how often each of the tests below kills something and looks whether all
@@ -38,7 +38,7 @@ const counterKey = "the key of the simulator"
 
 // serves adds a process with all roles.
 func (l *lasting) serves(flags ...string) {
-	m := &member{name: fmt.Sprintf("process %d", len(l.processes)), addr: programtest.FreeAddr(), admin: programtest.FreeAddr()}
+	m := &member{name: fmt.Sprintf("process %d", len(l.processes)), addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
 	m.flags = append([]string{
 		"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s",
 		"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the faults ", 3),
@@ -75,7 +75,7 @@ func TestCountersLast(t *testing.T) {
 			redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 			l.server("Redis", redis.Kill, redis.Restart)
 			for range 2 {
-				l.serves("--redis="+redis.URL(), "--cluster-listen="+programtest.FreeAddr())
+				l.serves("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr())
 			}
 		},
 		"PostgreSQL": func(t *testing.T, l *lasting) {
@@ -89,7 +89,7 @@ func TestCountersLast(t *testing.T) {
 			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
 			database := postgres.Database(t)
 			for range 2 {
-				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+programtest.FreeAddr())
+				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+servertest.FreeAddr())
 			}
 		},
 	} {

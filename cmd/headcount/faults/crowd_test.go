@@ -306,7 +306,7 @@ type churner struct {
 // come joins one or two pages through a gateway that is up.
 func (u *churner) come(ctx context.Context) {
 	to := u.c.gateways[rand.IntN(len(u.c.gateways))]
-	if !to.up.Load() {
+	if !to.up() {
 		return
 	}
 	u.mu.Lock()
@@ -477,7 +477,7 @@ func (c *crowd) read(g *member, page string) (counter, int, error) {
 func (c *crowd) off() error {
 	var wrong []string
 	for _, w := range c.watchers {
-		if !w.at.up.Load() {
+		if !w.at.up() {
 			continue
 		}
 		n := 0
@@ -494,7 +494,7 @@ func (c *crowd) off() error {
 		return errors.New(strings.Join(wrong, "; "))
 	}
 	for _, g := range c.gateways {
-		if !g.up.Load() {
+		if !g.up() {
 			continue
 		}
 		for _, p := range append([]string{site}, pages...) {
@@ -562,7 +562,7 @@ func (c *crowd) errors(stalled func() time.Duration) (stop func() (fresh, stale,
 					}
 				})
 			}
-			if m := c.gateways[g%len(c.gateways)]; m.up.Load() { // for seen
+			if m := c.gateways[g%len(c.gateways)]; m.up() { // for seen
 				_, _, _ = c.read(m, append([]string{site}, pages...)[g%(len(pages)+1)])
 			}
 			wait(ctx, 100*time.Millisecond)

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -70,7 +69,7 @@ func TestDashboard(t *testing.T) {
 
 	// Frozen, it is still a member for a moment, but says nothing: the others are seen all the same.
 	node := all[0]
-	node.signal(syscall.SIGSTOP)
+	node.pause()
 	eventually(t, 3*time.Second, "a node that says nothing", func() bool {
 		return slices.ContainsFunc(look().Processes, func(p process) bool { return p.Name == node.self && p.Load == nil })
 	})

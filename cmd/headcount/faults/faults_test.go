@@ -5,7 +5,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -56,7 +55,7 @@ func TestFrozenNode(t *testing.T) {
 	top.suffer(t, fault{name: "SIGSTOP of a presence node", since: "SIGSTOP", during: time.Second,
 		damage: func(*testing.T) time.Time {
 			frozen = time.Now()
-			zombie.signal(syscall.SIGSTOP)
+			zombie.pause()
 			return frozen
 		}})
 	stop := top.crowd.churn() // behind its back
@@ -66,7 +65,7 @@ func TestFrozenNode(t *testing.T) {
 	top.suffer(t, fault{name: "SIGCONT of it after 20 s", since: "SIGCONT", during: time.Millisecond,
 		damage: func(*testing.T) time.Time {
 			time.Sleep(time.Second) // who leaves now is the other owners' to let go, and the zombie never heard of
-			zombie.signal(syscall.SIGCONT)
+			zombie.resume()
 			return time.Now()
 		},
 		mend: func(t *testing.T) { awaitReady(t, readyWithin, zombie) },

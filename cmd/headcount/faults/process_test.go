@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/servertest"
 )
 
 // logBook keeps what a process writes to stderr, over all its lives.
@@ -46,18 +46,16 @@ type member struct {
 	self  string // where the others reach it
 	flags []string
 	log   logBook
-	up    atomic.Bool // it runs and is not frozen
 
-	mu   sync.Mutex
-	cmd  *exec.Cmd
-	gone chan struct{}
+	process servertest.Process
+	still   atomic.Bool // it is frozen, or was killed
 }
 
 // newMember is one process with one role, or several, as --roles names them. Its --advertise is that of a proxy,
 // when there is one.
 func newMember(name, role, redis string, through *proxy, flags ...string) *member {
-	m := &member{name: name, role: role, admin: programtest.FreeAddr()}
-	listen := programtest.FreeAddr()
+	m := &member{name: name, role: role, admin: servertest.FreeAddr()}
+	listen := servertest.FreeAddr()
 	m.self = listen
 	m.flags = append([]string{
 		"serve", "--roles=" + role, "--redis=" + redis, "--admin-listen=" + m.admin, "--cluster-listen=" + listen,
@@ -69,7 +67,7 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 		m.flags = append(m.flags, "--advertise="+through.addr)
 	}
 	if strings.Contains(role, "gateway") {
-		m.addr = programtest.FreeAddr()
+		m.addr = servertest.FreeAddr()
 		m.flags = append(m.flags, "--listen="+m.addr)
 	}
 	return m
@@ -77,74 +75,41 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 
 // start starts the process, without waiting until it is ready.
 func (m *member) start() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	cmd := exec.Command(program, m.flags...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
 	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	cmd.Stderr = &m.log
-	gone, started := make(chan struct{}), make(chan error, 1)
-	go func() {
-		defer close(gone)
-		live(cmd, started)
-		m.up.Store(false)
-	}()
-	if err := <-started; err != nil {
-		return err
-	}
-	m.cmd, m.gone = cmd, gone
-	m.up.Store(true)
-	return nil
+	m.still.Store(false)
+	return m.process.Start(cmd)
 }
 
-func startAndWait(cmd *exec.Cmd, started chan<- error) {
-	err := cmd.Start()
-	started <- err
-	if err == nil {
-		_ = cmd.Wait()
-	}
+// up reports whether clients may expect answers.
+func (m *member) up() bool { return m.process.Runs() && !m.still.Load() }
+
+// pause has the process hang.
+func (m *member) pause() {
+	m.still.Store(true)
+	m.process.Signal(syscall.SIGSTOP)
 }
 
-// signal sends a signal; whether the process counts as up follows from it.
-func (m *member) signal(sig syscall.Signal) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch sig {
-	case syscall.SIGKILL, syscall.SIGSTOP:
-		m.up.Store(false)
-	case syscall.SIGCONT:
-		m.up.Store(true)
-	}
-	_ = m.cmd.Process.Signal(sig)
+// resume ends pause.
+func (m *member) resume() {
+	m.still.Store(false)
+	m.process.Signal(syscall.SIGCONT)
 }
 
 // kill ends the process as a crash does.
 func (m *member) kill() {
-	m.signal(syscall.SIGKILL)
-	<-m.gone
-}
-
-// ended waits for the end and returns the exit status; -1: it still runs then.
-func (m *member) ended(within time.Duration) int {
-	select {
-	case <-m.gone:
-		return m.cmd.ProcessState.ExitCode()
-	case <-time.After(within):
-		return -1
-	}
+	m.still.Store(true)
+	m.process.Kill()
 }
 
 // leave ends the process as an operator does and returns what was wrong.
 func (m *member) leave(within time.Duration) error {
-	m.signal(syscall.SIGTERM)
-	switch status := m.ended(within); status {
+	switch status := m.process.End(within); status {
 	case 0:
 		return nil
 	case -1:
-		m.signal(syscall.SIGQUIT) // its goroutines say where they are
-		if m.ended(5*time.Second) == -1 {
-			m.kill()
-		}
 		return fmt.Errorf("%s did not end within %s of SIGTERM", m.name, within)
 	default:
 		return fmt.Errorf("%s ended with status %d after SIGTERM", m.name, status)
@@ -189,8 +154,8 @@ func startAll(t testing.TB, members ...*member) {
 		var all sync.WaitGroup
 		for _, m := range members {
 			all.Go(func() {
-				if m.cmd != nil && m.ended(0) == -1 {
-					m.signal(syscall.SIGCONT)
+				if m.process.Runs() {
+					m.resume()
 					if err := m.leave(20 * time.Second); err != nil {
 						t.Error(err)
 					}
@@ -214,7 +179,7 @@ func awaitReady(t testing.TB, within time.Duration, members ...*member) {
 	for _, m := range members {
 		start := time.Now()
 		for !m.ready() {
-			if m.ended(0) != -1 || time.Since(start) > within {
+			if !m.process.Runs() || time.Since(start) > within {
 				t.Fatalf("%s is not ready after %s:\n%s", m.name, within, m.log.String())
 			}
 			time.Sleep(20 * time.Millisecond)

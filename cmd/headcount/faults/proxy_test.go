@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/servertest"
 )
 
 // proxy stands before a process's cluster address. Its TCP is clean; of its
@@ -27,7 +27,7 @@ type proxy struct {
 
 // newProxy returns a proxy that is clean until bad is set.
 func newProxy(t testing.TB, share float64) *proxy {
-	return &proxy{t: t, addr: programtest.FreeAddr(), share: share}
+	return &proxy{t: t, addr: servertest.FreeAddr(), share: share}
 }
 
 // to begins forwarding.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/coder/websocket"
 
-	"headcount/cmd/headcount/programtest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 const (
@@ -442,7 +442,7 @@ func TestPeersThatAreRefused(t *testing.T) {
 	// not answer and one whose facts are of another program.
 	foreign := redistest.Start(t)
 	foreign.Do(t, "HSET", "hc:{c}:facts", "region", "odd", "partitions", "999", "buckets", "64", "seed", "1")
-	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+programtest.FreeAddr(), "odd="+foreign.URL())
+	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+servertest.FreeAddr(), "odd="+foreign.URL())
 	eu := region(1, "eu", "us="+servers[0].URL())
 	ap := region(2, "ap", "us="+servers[0].URL())
 	twin := region(3, "us", "eu="+servers[1].URL())

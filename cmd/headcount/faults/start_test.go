@@ -90,12 +90,8 @@ func refusal(t *testing.T, m *member, within time.Duration, words ...string) {
 	if err := m.start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if m.ended(0) == -1 {
-			m.kill()
-		}
-	})
-	if status := m.ended(within); status != 1 {
+	t.Cleanup(m.process.Kill)
+	if status := m.process.Wait(within); status != 1 {
 		t.Fatalf("status %d after %s, want 1:\n%s", status, within, m.log.String())
 	}
 	lines := strings.Split(strings.TrimSpace(m.log.String()), "\n")

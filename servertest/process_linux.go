@@ -1,24 +1,28 @@
-package pgtest
+package servertest
 
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
 )
 
-// live is the process's life, in a goroutine of its own: the kernel kills the
-// child when the thread that started it ends, so that thread is kept.
-func (p *process) live(started chan<- error) {
+// live runs the program to its end. The kernel kills it when the thread that
+// started it ends, so this goroutine keeps the thread until then.
+func live(cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	p.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	p.wait(started)
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	startAndWait(cmd, started)
 }
 
-// children are the processes that pid started: every connection has one.
+// children are the processes that pid started and that still run.
 func children(pid int) []int {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	var pids []int

@@ -1,0 +1,68 @@
+package servertest
+
+import (
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+)
+
+// Ports are given from this range. It is below the one from which the system
+// takes ports for outgoing connections, so no connection takes the port of a
+// server that is down for a moment.
+const firstPort, endPort = 12000, 32000
+
+// ports are those that were given, so that none is given twice; at most all of
+// the range.
+var ports struct {
+	sync.Mutex
+	taken map[int]bool
+}
+
+// FreeAddr returns an address of the loopback for a server. It stays the
+// server's own, also while the server is down.
+func FreeAddr() string { return addr(FreePort()) }
+
+// FreePort returns a port for a server, as FreeAddr does. The ports that are
+// beside it by so much are the server's as well.
+func FreePort(beside ...int) int {
+	ports.Lock()
+	defer ports.Unlock()
+	if ports.taken == nil {
+		ports.taken = map[int]bool{}
+	}
+search:
+	for {
+		port := firstPort + rand.IntN(endPort-firstPort)
+		all := []int{port}
+		for _, d := range beside {
+			all = append(all, port+d)
+		}
+		for _, p := range all {
+			if p >= endPort || ports.taken[p] || !free(addr(p)) {
+				continue search
+			}
+		}
+		for _, p := range all {
+			ports.taken[p] = true
+		}
+		return port
+	}
+}
+
+func addr(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// free reports whether a server can listen there now, with TCP and with UDP.
+func free(addr string) bool {
+	tcp, err := net.Listen("tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer tcp.Close()
+	udp, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return false
+	}
+	_ = udp.Close()
+	return true
+}

@@ -1,0 +1,179 @@
+// Package servertest runs the server processes of tests and benchmarks. On Linux
+// they die with the process that started them, however it ends.
+package servertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Process is a program that is started, ends, and may be started again. The zero
+// value has not been started.
+type Process struct {
+	mu    sync.Mutex
+	cmd   *exec.Cmd     // the newest run
+	ended chan struct{} // closed when that has ended
+}
+
+// Start starts the program. The run before it has ended.
+func (p *Process) Start(cmd *exec.Cmd) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	started, ended := make(chan error), make(chan struct{})
+	go func() { // ends with the program
+		defer close(ended)
+		live(cmd, started)
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	p.cmd, p.ended = cmd, ended
+	return nil
+}
+
+// startAndWait is the program's life.
+func startAndWait(cmd *exec.Cmd, started chan<- error) {
+	err := cmd.Start()
+	started <- err
+	if err == nil {
+		_ = cmd.Wait() // ProcessState has it
+	}
+}
+
+// run is the newest; nil before the first.
+func (p *Process) run() (cmd *exec.Cmd, ended <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd, p.ended
+}
+
+// PID is the id of a process that was started.
+func (p *Process) PID() int {
+	cmd, _ := p.run()
+	return cmd.Process.Pid
+}
+
+// Runs reports whether the process was started and has not ended.
+func (p *Process) Runs() bool {
+	_, ended := p.run()
+	select {
+	case <-ended:
+		return false
+	default:
+		return ended != nil
+	}
+}
+
+// Ended is closed when the process has ended.
+func (p *Process) Ended() <-chan struct{} {
+	_, ended := p.run()
+	return ended
+}
+
+// Wait returns the exit status. It is -1 when a signal has ended the process, or
+// when it still runs after that time.
+func (p *Process) Wait(atMost time.Duration) int {
+	cmd, ended := p.run()
+	select {
+	case <-ended:
+		return cmd.ProcessState.ExitCode()
+	case <-time.After(atMost):
+		return -1
+	}
+}
+
+// Signal sends a signal to the process, if it runs, and to those that it started.
+func (p *Process) Signal(sig syscall.Signal) {
+	if !p.Runs() {
+		return
+	}
+	cmd, _ := p.run()
+	started := children(cmd.Process.Pid) // none of them is known when it has ended
+	_ = cmd.Process.Signal(sig)
+	for _, pid := range started {
+		_ = syscall.Kill(pid, sig)
+	}
+}
+
+// Kill ends the process and those that it started at once, as a crash does.
+func (p *Process) Kill() {
+	if p.Runs() {
+		p.Signal(syscall.SIGKILL)
+		<-p.Ended()
+	}
+}
+
+// End ends the process as an operator does, and returns its exit status. A process
+// that takes longer than within is killed, and the status is -1. A Go program then
+// first says where its goroutines are.
+func (p *Process) End(within time.Duration) int {
+	p.Signal(syscall.SIGTERM)
+	status := p.Wait(within)
+	if p.Runs() {
+		p.Signal(syscall.SIGQUIT)
+		_ = p.Wait(5 * time.Second)
+		p.Kill()
+		return -1
+	}
+	return status
+}
+
+// Await asks until ok returns no error, p has ended, or ctx ends. p may be nil.
+func Await(ctx context.Context, p *Process, ok func(context.Context) error) error {
+	var ended <-chan struct{} // nil, hence never ready, without a process
+	if p != nil {
+		ended = p.Ended()
+	}
+	for {
+		err := ok(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ended:
+			return errors.New("it ended at once")
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Memory is the resident memory of a process in bytes; 0 when it has ended, and
+// on systems without /proc.
+func Memory(pid int) int64 {
+	text, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
+	fields := bytes.Fields(text)
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, _ := strconv.ParseInt(string(fields[1]), 10, 64) // digits, as the kernel writes them
+	return pages * int64(os.Getpagesize())
+}
+
+// Ready asks the program of this repository whether it is ready; admin is its
+// operators' address.
+func Ready(ctx context.Context, admin string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("it is not ready: %s", resp.Status)
+	}
+	return nil
+}

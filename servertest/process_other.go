@@ -1,0 +1,11 @@
+//go:build !linux
+
+package servertest
+
+import "os/exec"
+
+func live(cmd *exec.Cmd, started chan<- error) { startAndWait(cmd, started) }
+
+// children are not known here: they end by themselves when they notice that
+// their parent is gone.
+func children(int) []int { return nil }

@@ -1,0 +1,126 @@
+package servertest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+const patience = 30 * time.Second
+
+func TestPortsAreFreeAndGivenOnce(t *testing.T) {
+	given := map[int]bool{}
+	for range 100 {
+		port := FreePort(10000)
+		for _, p := range []int{port, port + 10000} {
+			if p < firstPort || p >= endPort || given[p] {
+				t.Fatalf("port %d is out of range, or was given before", p)
+			}
+			given[p] = true
+		}
+		l, err := net.Listen("tcp", addr(port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+	}
+}
+
+// sleeper is a process whose child does the sleeping.
+func sleeper(t *testing.T) *Process {
+	t.Helper()
+	p := &Process{}
+	if err := p.Start(exec.Command("sh", "-c", "sleep 600 & wait")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+func TestProcess(t *testing.T) {
+	var p Process
+	if p.Runs() {
+		t.Error("it runs before its start")
+	}
+	p.Kill() // nothing
+	if err := p.Start(exec.Command("sh", "-c", "exit 7")); err != nil {
+		t.Fatal(err)
+	}
+	if status := p.Wait(patience); status != 7 || p.Runs() {
+		t.Errorf("exit status %d, it runs: %t", status, p.Runs())
+	}
+	if err := p.Start(exec.Command("sleep", "600")); err != nil {
+		t.Fatal(err)
+	}
+	if status := p.Wait(0); status != -1 || !p.Runs() {
+		t.Errorf("exit status %d, it runs: %t", status, p.Runs())
+	}
+	p.Kill()
+	if p.Runs() {
+		t.Error("it outlives Kill")
+	}
+	if err := p.Start(exec.Command("/does/not/exist")); err == nil {
+		t.Error("a program that does not exist was started")
+	}
+}
+
+func TestEnd(t *testing.T) {
+	for _, tc := range []struct {
+		trap   string
+		within time.Duration
+		want   int
+	}{
+		{`trap "exit 3" TERM`, patience, 3},
+		{`trap "" TERM`, time.Millisecond, -1},
+	} {
+		var p Process
+		cmd := exec.Command("sh", "-c", tc.trap+`; echo; while :; do sleep 0.01; done`)
+		ready := make(heard, 1)
+		cmd.Stdout = ready
+		if err := p.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		<-ready
+		if got := p.End(tc.within); got != tc.want || p.Runs() {
+			t.Errorf("%s: exit status %d, want %d; it runs: %t", tc.trap, got, tc.want, p.Runs())
+		}
+	}
+}
+
+// heard tells that a process has written something.
+type heard chan struct{}
+
+func (h heard) Write(p []byte) (int, error) {
+	select {
+	case h <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+func TestAwait(t *testing.T) {
+	p := sleeper(t)
+	asked := 0
+	not := errors.New("not yet")
+	err := Await(t.Context(), p, func(context.Context) error {
+		if asked++; asked < 3 {
+			return not
+		}
+		return nil
+	})
+	if err != nil || asked != 3 {
+		t.Errorf("%v after %d questions", err, asked)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := Await(ctx, nil, func(context.Context) error { return not }); !errors.Is(err, not) {
+		t.Errorf("in time: %v", err)
+	}
+	p.Kill()
+	if err := Await(t.Context(), p, func(context.Context) error { return not }); err == nil || errors.Is(err, not) {
+		t.Errorf("a process that has ended: %v", err)
+	}
+}
