@@ -73,11 +73,12 @@ var layers = []layer{
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
 		"presence", "presence/unread", "presence/heartbeat",
 	}},
-	{"cmd/bench", []string{"counter/pgtest", "presence/redistest"}}, // runs the program
-	{"cmd/hostile", nil},            // runs the program
-	{"cmd/headcount/simulate", nil}, // a black box client
-	{"cmd/headcount/e2e", nil},      // tests alone
-	{"cmd/headcount/faults", nil},   // tests alone
+	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
+	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
+	{"cmd/hostile", []string{"cmd/rig", "servertest"}},                                       // runs the program
+	{"cmd/headcount/simulate", nil},                                                          // a black box client
+	{"cmd/headcount/e2e", nil},                                                               // tests alone
+	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "gateway/counters",
 		"presence", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",

@@ -28,8 +28,10 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"headcount/cmd/rig"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
 const (
@@ -52,30 +54,23 @@ func counted(serve []string, client ...string) func(ctx context.Context, b *benc
 
 // calls runs clients on a core of their own.
 func (b *bench) calls(ctx context.Context, url string, pid int, client ...string) (figures map[string]float64, err error) {
-	err = output(on(ctx, clientCore, b.self, append([]string{"calls", "-url", url, "-pid", strconv.Itoa(pid)}, client...)...), &figures)
+	err = output(rig.On(ctx, rig.ClientCore, b.self, append([]string{"calls", "-url", url, "-pid", strconv.Itoa(pid)}, client...)...), &figures)
 	return figures, err
 }
 
 // plain measures the floor of a call: a handler that reads the body as JSON and
 // answers with a counter, and does nothing else.
 func plain(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	addr, err := freeAddr()
-	if err != nil {
-		return nil, err
-	}
-	serving, cancel := context.WithCancel(ctx)
-	defer cancel()
-	server := on(serving, serverCore, b.self, "gin", addr)
-	if err := server.Start(); err != nil {
-		return nil, err
-	}
-	defer func() { cancel(); _ = server.Wait() }()
-	c, err := dial(addr) // waits until the server listens
-	if err != nil {
-		return nil, err
-	}
-	_ = c.Close()
-	return b.calls(ctx, "http://"+addr, server.Process.Pid)
+	err = b.beside(ctx, rig.ServerCore, "gin", func(addr string, pid int) error {
+		c, err := dial(addr) // waits until the server listens
+		if err != nil {
+			return err
+		}
+		_ = c.Close()
+		figures, err = b.calls(ctx, "http://"+addr, pid)
+		return err
+	})
+	return figures, err
 }
 
 // bare is the server of plain.
@@ -145,13 +140,13 @@ func syncs(name string) (float64, error) {
 // inPostgres measures changes of one exact counter in PostgreSQL, and beside them
 // plain updates of one row, each from as many connections as there are clients.
 func inPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withRig(func(r *rig) error {
-		server := pgtest.Start(r, "fsync=on", "shared_buffers=256MB")
-		floor, err := updates(ctx, server.Database(r))
+	err = withStandIn(func(t *standIn) error {
+		server := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
+		floor, err := updates(ctx, server.Database(t))
 		if err != nil {
 			return err
 		}
-		if figures, err = counted([]string{"--postgres", server.Database(r)}, "-keys", "stock:1")(ctx, b); err != nil {
+		if figures, err = counted([]string{"--postgres", server.Database(t)}, "-keys", "stock:1")(ctx, b); err != nil {
 			return err
 		}
 		figures["updates_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
@@ -197,15 +192,15 @@ func updates(ctx context.Context, url string) (float64, error) {
 // inRedis measures changes of one counter at a steady rate, and how many scripts
 // Redis runs for them.
 func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withRig(func(r *rig) error {
-		server := redistest.Start(r)
+	err = withStandIn(func(t *standIn) error {
+		server := redistest.Start(t)
 		err := b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) (err error) {
-			idle, began := scripts(r, server), time.Now()
+			idle, began := scripts(t, server), time.Now()
 			time.Sleep(callTime / 2)
-			rest := (scripts(r, server) - idle) / time.Since(began).Seconds()
-			before, began := scripts(r, server), time.Now()
+			rest := (scripts(t, server) - idle) / time.Since(began).Seconds()
+			before, began := scripts(t, server), time.Now()
 			if figures, err = b.calls(ctx, url, pid, "-rate", "20000", "-callers", "500"); err == nil {
-				figures["scripts_per_s"] = (scripts(r, server)-before)/time.Since(began).Seconds() - rest
+				figures["scripts_per_s"] = (scripts(t, server)-before)/time.Since(began).Seconds() - rest
 			}
 			return err
 		})
@@ -216,14 +211,14 @@ func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err err
 
 // membersInRedis measures what a member of a set takes in Redis.
 func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = withRig(func(r *rig) error {
-		server := redistest.Start(r)
+	err = withStandIn(func(t *standIn) error {
+		server := redistest.Start(t)
 		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
-			before := memory(r, server)
+			before := memory(t, server)
 			if _, err := b.calls(ctx, url, pid, "-members", strconv.Itoa(manyKeys)); err != nil {
 				return err
 			}
-			figures = map[string]float64{"bytes_each": (memory(r, server) - before) / manyKeys}
+			figures = map[string]float64{"bytes_each": (memory(t, server) - before) / manyKeys}
 			return nil
 		})
 	})
@@ -231,56 +226,57 @@ func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, 
 }
 
 // scripts is how many scripts Redis has run. Every change is made by one.
-func scripts(r *rig, s *redistest.Server) float64 {
-	return info(r, s, "commandstats", "cmdstat_evalsha:calls=")
+func scripts(t *standIn, s *redistest.Server) float64 {
+	return info(t, s, "commandstats", "cmdstat_evalsha:calls=")
 }
 
-func memory(r *rig, s *redistest.Server) float64 { return info(r, s, "memory", "used_memory:") }
+func memory(t *standIn, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory:") }
 
-func info(r *rig, s *redistest.Server, section, field string) float64 {
-	text, _ := s.Do(r, "INFO", section).(string)
+func info(t *standIn, s *redistest.Server, section, field string) float64 {
+	text, _ := s.Do(t, "INFO", section).(string)
 	_, rest, _ := strings.Cut(text, "\n"+field)
 	line := rest[:max(0, strings.IndexAny(rest, ",\r"))]
 	n, err := strconv.ParseFloat(line, 64)
 	if err != nil {
-		r.Fatal(err)
+		t.Fatal(err)
 	}
 	return n
 }
 
-// rig lets the servers of tests run here. It panics where a test would fail.
-type rig struct {
+// standIn is in the place of a test, so that the servers of tests can run here. It
+// panics where a test would fail.
+type standIn struct {
 	testing.TB
 	cleanups []func()
 }
 
-func (r *rig) Helper()                   {}
-func (r *rig) Cleanup(f func())          { r.cleanups = append(r.cleanups, f) }
-func (r *rig) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
-func (r *rig) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
-func (r *rig) Fatal(a ...any)            { panic(errors.New(fmt.Sprint(a...))) }
+func (t *standIn) Helper()                   {}
+func (t *standIn) Cleanup(f func())          { t.cleanups = append(t.cleanups, f) }
+func (t *standIn) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
+func (t *standIn) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
+func (t *standIn) Fatal(a ...any)            { panic(errors.New(fmt.Sprint(a...))) }
 
-func (r *rig) TempDir() string {
+func (t *standIn) TempDir() string {
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
-		r.Fatal(err)
+		t.Fatal(err)
 	}
-	r.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
 
-// withRig runs f and ends the servers that it started.
-func withRig(f func(*rig) error) (err error) {
-	r := &rig{}
+// withStandIn runs f and ends the servers that it started.
+func withStandIn(f func(*standIn) error) (err error) {
+	t := &standIn{}
 	defer func() {
 		if failed, ok := recover().(error); ok {
 			err = failed
 		}
-		for _, c := range slices.Backward(r.cleanups) {
+		for _, c := range slices.Backward(t.cleanups) {
 			c()
 		}
 	}()
-	return f(r)
+	return f(t)
 }
 
 // calls is the clients: each sends a change and waits for the answer before the next.
@@ -306,7 +302,7 @@ func calls(args []string) error {
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
 	took, errs := make([][]time.Duration, *clients), make([]error, *clients)
-	grown, cpu, began := nowMemory(*pid), cpuTime(*pid), time.Now()
+	before, cpu, began := servertest.Memory(*pid), cpuTime(*pid), time.Now()
 	for i := range *clients {
 		group.Go(func() {
 			c, err := dial(u.Host)
@@ -348,7 +344,7 @@ func calls(args []string) error {
 	return tell(map[string]float64{
 		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
 		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
-		"grown_mb": (nowMemory(*pid) - grown) / 1e6,
+		"grown_mb": float64(servertest.Memory(*pid)-before) / 1e6,
 	})
 }
 
@@ -417,15 +413,4 @@ func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
 	}
 	_, err = in.Discard(length)
 	return err
-}
-
-// nowMemory is the resident memory of the process, in bytes.
-func nowMemory(pid int) float64 {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	fields := strings.Fields(string(text))
-	if len(fields) < 2 {
-		return 0
-	}
-	pages, _ := strconv.ParseFloat(fields[1], 64)
-	return pages * float64(os.Getpagesize())
 }

@@ -11,11 +11,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -26,6 +23,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"headcount/cmd/rig"
+	"headcount/servertest"
 )
 
 func main() {
@@ -53,9 +53,6 @@ func main() {
 // helpers are the parts that this program runs as separate processes.
 var helpers = map[string]func(args []string) error{"floor": floor, "readers": readers, "arrive": arrive, "calls": calls, "gin": bare}
 
-// The cores of the server and of its clients.
-const serverCore, clientCore = "0", "1"
-
 // bench is one run of everything.
 type bench struct {
 	program string
@@ -72,9 +69,8 @@ func (b *bench) run(ctx context.Context, out, only string) (err error) {
 	if _, err := os.Stat(b.program); err != nil {
 		return fmt.Errorf("the server's program is missing: run make build, or give --program: %w", err)
 	}
-	var cores unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &cores); err != nil || !cores.IsSet(0) || !cores.IsSet(1) {
-		return errors.New("the benchmark needs cores 0 and 1: one for the server and one for its clients")
+	if err := rig.Cores(); err != nil {
+		return err
 	}
 	raiseFiles()
 	b.load = loadAverage()
@@ -112,55 +108,26 @@ func raiseFiles() {
 	}
 }
 
-// on returns a command that runs on one core, with one thread for Go code.
-func on(ctx context.Context, core, program string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", core, program}, args...)...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	cmd.Stderr = os.Stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second
-	return cmd
-}
-
 // withServer runs f while a server with the given flags runs.
 func (b *bench) withServer(ctx context.Context, flags []string, f func(url string, pid int) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	public, err := freeAddr()
+	addr, server, err := rig.Serve(ctx, b.program, flags...)
 	if err != nil {
 		return err
 	}
-	admin, err := freeAddr()
-	if err != nil {
-		return err
-	}
-	cmd := on(ctx, serverCore, b.program, append([]string{"serve", "--listen", public, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}, flags...)...)
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	defer func() { cancel(); _ = cmd.Wait() }()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		resp, err := http.Get("http://" + admin + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				break
-			}
-		}
-		if time.Now().After(end) || ctx.Err() != nil {
-			return fmt.Errorf("the server is not ready: %w", errors.Join(err, ctx.Err()))
-		}
-	}
-	return f("http://"+public, cmd.Process.Pid)
+	defer server.End(rig.EndTime)
+	return f("http://"+addr, server.PID())
 }
 
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// beside runs f while one of the helpers runs on a core, with an address for the
+// two to meet.
+func (b *bench) beside(ctx context.Context, core int, helper string, f func(addr string, pid int) error) error {
+	addr := servertest.FreeAddr()
+	var p servertest.Process
+	if err := p.Start(rig.On(ctx, core, b.self, helper, addr)); err != nil {
+		return err
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	defer p.End(rig.EndTime)
+	return f(addr, p.PID())
 }
 
 // simulated runs a scenario of the simulator. It returns the scenario's figures and
@@ -173,7 +140,7 @@ func simulated(serve []string, args ...string) func(ctx context.Context, b *benc
 				Bytes      float64                    `json:"bytes_received"`
 				JoinToSeen struct{ P50, P99 float64 } `json:"join_to_seen_ms"`
 			}
-			cmd := on(ctx, clientCore, b.program, append([]string{"simulate", "--json", "--url", url, "--pid", strconv.Itoa(pid)}, args...)...)
+			cmd := rig.On(ctx, rig.ClientCore, b.program, append([]string{"simulate", "--json", "--url", url, "--pid", strconv.Itoa(pid)}, args...)...)
 			if err := output(cmd, &report); err != nil {
 				return err
 			}
@@ -200,7 +167,7 @@ func output(cmd *exec.Cmd, into any) error {
 // arrived lets all clients connect at once to a server that has just started.
 func arrived(ctx context.Context, b *bench) (figures map[string]float64, err error) {
 	err = b.withServer(ctx, []string{"--max-connections", "40000"}, func(url string, pid int) error {
-		return output(on(ctx, clientCore, b.self, "arrive", url, strconv.Itoa(pid)), &figures)
+		return output(rig.On(ctx, rig.ClientCore, b.self, "arrive", url, strconv.Itoa(pid)), &figures)
 	})
 	return figures, err
 }
@@ -208,18 +175,9 @@ func arrived(ctx context.Context, b *bench) (figures map[string]float64, err err
 // floored measures plain system calls in place of a server.
 func floored(call, pause string) func(ctx context.Context, b *bench) (map[string]float64, error) {
 	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-		addr, err := freeAddr()
-		if err != nil {
-			return nil, err
-		}
-		reading, cancel := context.WithCancel(ctx)
-		defer cancel()
-		clients := on(reading, clientCore, b.self, "readers", addr)
-		if err := clients.Start(); err != nil {
-			return nil, err
-		}
-		defer func() { cancel(); _ = clients.Wait() }()
-		err = output(on(ctx, serverCore, b.self, "floor", addr, call, pause), &figures)
+		err = b.beside(ctx, rig.ClientCore, "readers", func(addr string, _ int) error {
+			return output(rig.On(ctx, rig.ServerCore, b.self, "floor", addr, call, pause), &figures)
+		})
 		return figures, err
 	}
 }

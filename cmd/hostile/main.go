@@ -11,22 +11,21 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"headcount/cmd/rig"
+	"headcount/servertest"
 )
 
 // The bounds that each attack is held to.
@@ -36,8 +35,6 @@ const (
 	mostGrowth  = 300 << 20             // bytes, of any process while it is attacked
 	leftGrowth  = 30 << 20              // bytes, after the rest
 )
-
-const serverCore, clientCore = 0, 1
 
 func main() {
 	h := &run{}
@@ -67,11 +64,11 @@ type run struct {
 }
 
 func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
-	var cores, mine unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &cores); err != nil || !cores.IsSet(serverCore) || !cores.IsSet(clientCore) {
-		return false, errors.New("cores 0 and 1 are needed, one for the server and one for its clients")
+	if err := rig.Cores(); err != nil {
+		return false, err
 	}
-	mine.Set(clientCore)
+	var mine unix.CPUSet
+	mine.Set(rig.ClientCore)
 	if err := unix.SchedSetaffinity(0, &mine); err != nil {
 		return false, err
 	}
@@ -152,49 +149,38 @@ func (r *result) broken() string {
 func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	public, admin, cluster, redis := freeAddr(), freeAddr(), freeAddr(), freeAddr()
-	args := []string{h.program, "serve", "--listen", public, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}
+	var flags []string
 	storePID := 0
 	if h.redis {
+		redis := servertest.FreeAddr()
 		_, port, _ := net.SplitHostPort(redis)
-		store, end, err := start(ctx, "redis-server", "--port", port, "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning")
-		if err != nil {
+		var store servertest.Process
+		if err := store.Start(rig.On(ctx, rig.ServerCore, "redis-server", "--port", port, "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning")); err != nil {
 			return r, err
 		}
-		defer end()
-		storePID = store
-		args = append(args, "--redis", "redis://"+redis, "--cluster-listen", cluster)
+		defer store.End(rig.EndTime)
+		storePID = store.PID()
+		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
 	}
-	pid, end, err := start(ctx, args...)
+	public, server, err := rig.Serve(ctx, h.program, flags...)
 	if err != nil {
 		return r, err
 	}
-	defer end()
-	for until := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		resp, err := http.Get("http://" + admin + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				break
-			}
-		}
-		if time.Now().After(until) || ctx.Err() != nil {
-			return r, fmt.Errorf("the server is not ready: %w", errors.Join(err, ctx.Err()))
-		}
-	}
+	defer server.End(rig.EndTime)
+	pid := server.PID()
 	o := &ordinary{addr: public}
 	if err := o.open(); err != nil {
 		return r, err
 	}
 	defer o.close()
 	r.seen[0], r.first[0], _ = o.measure(ctx, h.lasts/2)
-	r.server, r.store = memory{before: rss(pid)}, memory{before: rss(storePID)}
+	r.server, r.store = memory{before: servertest.Memory(pid)}, memory{before: servertest.Memory(storePID)}
 
 	watching, watched := context.WithCancel(ctx)
 	var watch, attacking sync.WaitGroup
 	watch.Go(func() { // ends with watched
 		for watching.Err() == nil {
-			r.server.most, r.store.most = max(r.server.most, rss(pid)), max(r.store.most, rss(storePID))
+			r.server.most, r.store.most = max(r.server.most, servertest.Memory(pid)), max(r.store.most, servertest.Memory(storePID))
 			time.Sleep(50 * time.Millisecond)
 		}
 	})
@@ -210,40 +196,9 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	}
 	watched()
 	watch.Wait()
-	r.server.after, r.store.after = rss(pid), rss(storePID)
+	r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
 	if n, err := o.count(); err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
 	}
 	return r, ctx.Err()
-}
-
-// start runs a program on the server's core until end is called.
-func start(ctx context.Context, args ...string) (pid int, end func(), err error) {
-	cmd := exec.CommandContext(ctx, "taskset", append([]string{"-c", strconv.Itoa(serverCore)}, args...)...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		return 0, nil, err
-	}
-	return cmd.Process.Pid, func() { _ = cmd.Process.Signal(syscall.SIGTERM); _ = cmd.Wait() }, nil
-}
-
-func freeAddr() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return ""
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
-// rss is the resident memory of a process in bytes; 0 without one.
-func rss(pid int) int64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(text))
-	pages, _ := strconv.ParseInt(fields[1], 10, 64) // digits, as the kernel writes them
-	return pages * int64(os.Getpagesize())
 }
