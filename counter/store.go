@@ -239,6 +239,10 @@ type Store interface {
 	Close() error
 }
 
+// States is told when a store that is a server of its own comes and goes, from one
+// goroutine; it begins with away. It must not block.
+type States interface{ StoreState(up bool) }
+
 // NewIncarnation is that of a counter made now, by a store that has deleted
 // none with an incarnation greater than deleted.
 func NewIncarnation(now time.Time, deleted uint64) uint64 {

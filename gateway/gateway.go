@@ -47,7 +47,7 @@ type Store interface {
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
-	sums.Lives
+	unread.Lives
 	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
 	// the change. After an error the store may or may not have it.
 	Hold(ctx context.Context, u presence.User, page string, on bool) error

@@ -226,7 +226,7 @@ func (g *Gateway) putUnread(c *gin.Context, who whose) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
-	count, updated := s.Unread(g.unread.Alive)
+	count, updated := s.Unread(g.unread)
 	writeUnread(c, count, updated)
 }
 

@@ -84,7 +84,7 @@ func (s *Conn) watchState(ctx context.Context) {
 				s.cfg.Log.Warn().Msg("redis does not answer")
 			}
 			if s.cfg.OnState != nil {
-				s.cfg.OnState(up)
+				s.cfg.OnState.StoreState(up)
 			}
 		}
 		select {

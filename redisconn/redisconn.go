@@ -42,6 +42,13 @@ const (
 	maxPipeline = 1024 // scripts in one pipeline; longer lists go in several
 )
 
+// States is told when Redis comes and goes, from one goroutine; it begins with away.
+// It must not block.
+type States interface{ StoreState(up bool) }
+
+// Traffic is told of the bytes that each connection carried, from any goroutine.
+type Traffic interface{ Carried(sent, received int) }
+
 // Config tunes a Conn. A zero field takes its default.
 type Config struct {
 	// URL is redis:// or rediss://, with ?addr= (repeatable) a Cluster, with
@@ -60,16 +67,12 @@ type Config struct {
 	// may be called before Open returns. Required.
 	ProbeWrite func(context.Context, *Client) (commands int, err error)
 	// Dial is how long it may take to connect; default 1s.
-	Dial time.Duration
-	// OnBytes is told of the bytes that each connection carried, from any
-	// goroutine. Optional.
-	OnBytes    func(sent, received int)
+	Dial       time.Duration
+	OnBytes    Traffic               // optional
 	Registerer prometheus.Registerer // of the connection's metrics; nil: none
 	Metrics    string                // what their names begin with; default headcount_redis
 	Log        zerolog.Logger
-	// OnState is told when Redis comes and goes, from one goroutine; it begins
-	// with away. It must not block. Optional.
-	OnState func(up bool)
+	OnState    States // optional
 }
 
 // Conn is a connection to Redis. Its methods may be called from any goroutine.
@@ -244,18 +247,18 @@ func (s *Conn) dialer(timeout time.Duration, tls *tls.Config, other dialFunc) di
 // counted is a connection that tells of its bytes.
 type counted struct {
 	net.Conn
-	on func(sent, received int)
+	on Traffic
 }
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.on(0, n)
+	c.on.Carried(0, n)
 	return n, err
 }
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	c.on(n, 0)
+	c.on.Carried(n, 0)
 	return n, err
 }
 

@@ -22,33 +22,34 @@ const (
 )
 
 // Subscription is to channels that have numbers, such as those of buckets. It keeps no queue.
-// On a newer Cluster it is several connections, and its functions are called from all of them.
 type Subscription struct {
 	Channels map[string]int
 	Ping     time.Duration // between two pings; default 2s
+	Listener Listener
+}
 
-	// Begin says that nothing is heard, and that all channels are to be subscribed to. Optional.
-	Begin func()
+// Listener takes what a subscription hears. On a newer Cluster that is several connections,
+// each with a goroutine that calls.
+type Listener interface {
+	// Begin says that nothing is heard, and that all channels are to be subscribed to.
+	Begin()
 	// Subscribed says that a channel is heard from now on, on that connection.
-	Subscribed func(on *redis.PubSub, number int)
+	Subscribed(on *redis.PubSub, number int)
 	// Heard takes what was published.
-	Heard func(number int, payload string)
-	// Pong takes the text of a ping that was answered. Optional.
-	Pong func(text string)
+	Heard(number int, payload string)
+	// Pong takes the text of a ping that was answered.
+	Pong(text string)
 }
 
 // Listen keeps a subscription up until ctx ends. One that fails, or that hears nothing although
 // it asks, is made anew.
 func (s *Conn) Listen(ctx context.Context, sub Subscription) {
 	sub.Ping = cmp.Or(sub.Ping, pingEvery)
-	if sub.Begin == nil {
-		sub.Begin = func() {}
-	}
-	sub.Begin()
+	sub.Listener.Begin()
 	for failed := 0; ctx.Err() == nil; {
 		start := time.Now()
 		err := s.listen(ctx, &sub)
-		sub.Begin()
+		sub.Listener.Begin()
 		if ctx.Err() != nil {
 			return
 		}
@@ -158,14 +159,12 @@ func (sub *Subscription) hear(ctx context.Context, ps *redis.PubSub, commands it
 			if m.Kind != "subscribe" && m.Kind != "ssubscribe" {
 				return fmt.Errorf("%s from %s: its slot has moved", m.Kind, m.Channel)
 			}
-			sub.Subscribed(ps, n)
+			sub.Listener.Subscribed(ps, n)
 		case *redis.Pong:
-			if sub.Pong != nil {
-				sub.Pong(m.Payload)
-			}
+			sub.Listener.Pong(m.Payload)
 		case *redis.Message:
 			if n, ok := sub.Channels[m.Channel]; ok {
-				sub.Heard(n, m.Payload)
+				sub.Listener.Heard(n, m.Payload)
 			}
 		}
 	}

@@ -38,16 +38,25 @@ type counters struct {
 	combiner *counter.Combiner
 	distant  bool // the store is a server of its own, and may be away
 	up       atomic.Bool
-	behind   *atomic.Bool                    // PostgreSQL behind Redis has answered once; nil: there is none
+	behind   *behind                         // nil: there is none
 	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
 }
 
 // Up implements the State of gateway/counters.
 func (c *counters) Up() bool { return c.up.Load() }
 
-// storeState takes the state of a store that is a server of its own. Any goroutine
-// may call it.
-func (c *counters) storeState(up bool) {
+// behind is PostgreSQL behind Redis.
+type behind struct{ answered atomic.Bool } // once is enough
+
+// StoreState implements counter.States.
+func (b *behind) StoreState(up bool) {
+	if up {
+		b.answered.Store(true)
+	}
+}
+
+// StoreState implements counter.States.
+func (c *counters) StoreState(up bool) {
 	c.up.Store(up)
 	if g := c.gateway.Load(); g != nil {
 		g.CountersChanged()
@@ -65,7 +74,7 @@ func (c *counters) ready() error {
 	if c.distant && !c.Up() {
 		return errors.New("the store of counters, " + c.where + ", cannot be reached")
 	}
-	if c.behind != nil && !c.behind.Load() { // later, what is in Redis goes on without it
+	if c.behind != nil && !c.behind.answered.Load() { // later, what is in Redis goes on without it
 		return errors.New("PostgreSQL, behind Redis, cannot be reached")
 	}
 	return nil
@@ -78,22 +87,17 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	switch {
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace
-		c.behind = &atomic.Bool{}
+		c.behind = &behind{}
 		c.store, err = persistent.Open(ctx, persistent.Config{
 			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter,
-			Registerer: s.registry, Log: s.log, OnRedis: c.storeState,
-			OnPostgres: func(up bool) {
-				if up {
-					c.behind.Store(true)
-				}
-			},
+			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
 		})
 	case s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
-		c.store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c.storeState})
+		c.store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
-		c.store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c.storeState})
+		c.store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c})
 	case s.cfg.DataDir != "":
 		c.where = s.cfg.DataDir
 		if c.store, err = boltstore.Open(s.cfg.DataDir, boltstore.Config{Log: s.log}); err != nil {

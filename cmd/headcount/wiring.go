@@ -186,22 +186,22 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if len(s.cfg.IDSecrets) == 0 {
 		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
 	}
-	var onHashKey func([]byte)
+	var hashKeys redisstore.HashKeys
 	if s.member.Has(presence.RoleGateway) {
-		onHashKey = func(key []byte) { s.identities.SetHashKey(key) }
+		hashKeys = s
 	}
 	var idSecrets [][]byte
 	for _, secret := range s.cfg.IDSecrets {
 		idSecrets = append(idSecrets, []byte(secret))
 	}
 	opened, err := redisstore.Open(redisstore.Config{
-		IDSecrets: idSecrets, OnHashKey: onHashKey,
+		IDSecrets: idSecrets, HashKeys: hashKeys,
 		URL:        s.cfg.Redis,
 		Facts:      redisstore.Facts{Region: s.cfg.Region, Secret: checkValue(keys)},
 		Peers:      s.cfg.peerNames(),
 		Registerer: s.registry,
 		Log:        s.log,
-		OnState:    s.member.StoreState,
+		OnState:    s.member,
 	})
 	if err != nil {
 		return err
@@ -282,6 +282,19 @@ func (n *network) close() error {
 	return errors.Join(errs...)
 }
 
+// SetHashKey implements redisstore.HashKeys. The first lease, which comes with the
+// key, is taken when the gateway is there.
+func (s *system) SetHashKey(key []byte) { s.identities.SetHashKey(key) }
+
+// traffic counts the bytes to and from a peer.
+type traffic struct{ sent, received prometheus.Counter }
+
+// Carried implements redisconn.Traffic.
+func (t traffic) Carried(sent, received int) {
+	t.sent.Add(float64(sent))
+	t.received.Add(float64(received))
+}
+
 // openPeers opens the Redis of every --peer. It does not wait for an answer.
 func (s *system) openPeers() (peers []region.Peer, err error) {
 	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -290,10 +303,9 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 	s.registry.MustRegister(bytes)
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		sent, received := bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")
 		opened, err := redisstore.Open(redisstore.Config{
 			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(),
-			OnBytes: func(out, in int) { sent.Add(float64(out)); received.Add(float64(in)) },
+			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
 		})
 		if err != nil {
 			return nil, fmt.Errorf("--peer %s: %w", name, err)

@@ -32,13 +32,11 @@ type Config struct {
 	PersistInterval time.Duration
 	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
 	ColdAfter  time.Duration
-	Dial       time.Duration            // as redisstore.Config has it
-	OnBytes    func(sent, received int) // as redisstore.Config has it; optional
-	Registerer prometheus.Registerer    // of the store's metrics; nil: none
-	Log        zerolog.Logger           //
-	OnRedis    func(up bool)            // as redisstore.Config.OnState; optional
-	OnPostgres func(up bool)            // as pgstore.Config.OnState; optional
-	Tune       func(*pgstore.Config)    // what else there is to say of it; optional
+	Dial       time.Duration         // as redisstore.Config has it
+	Registerer prometheus.Registerer // of the store's metrics; nil: none
+	Log        zerolog.Logger
+	OnRedis    counter.States // optional
+	OnPostgres counter.States // optional
 }
 
 // Store is a counter.Store. Its methods may be called from any goroutine.
@@ -62,17 +60,13 @@ var _ counter.Store = (*Store)(nil)
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
-	pc := pgstore.Config{URL: cfg.Postgres, Behind: true, Log: cfg.Log, OnState: cfg.OnPostgres}
-	if cfg.Tune != nil {
-		cfg.Tune(&pc)
-	}
-	pg, err := pgstore.Open(ctx, pc)
+	pg, err := pgstore.Open(ctx, pgstore.Config{URL: cfg.Postgres, Behind: true, Log: cfg.Log, OnState: cfg.OnPostgres})
 	if err != nil {
 		return nil, err
 	}
 	redis, err := redisstore.Open(redisstore.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, OnBytes: cfg.OnBytes, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
-		Behind: &redisstore.Behind{Outcome: pg.Outcome, Touch: cfg.ColdAfter / 8},
+		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		Behind: &redisstore.Behind{Decisions: pg, Touch: cfg.ColdAfter / 8},
 	})
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())

@@ -191,7 +191,7 @@ func TestStartsWithoutServer(t *testing.T) {
 	url := server.Database(t)
 	server.Kill()
 	state := newStates()
-	s := open(t, url, func(c *Config) { c.OnState = state.on })
+	s := open(t, url, func(c *Config) { c.OnState = state })
 	state.await(t, false)
 	start := time.Now()
 	if r := s.Apply(t.Context(), []counter.Op{with("", add("e:1", 1))})[0]; !errors.Is(r.Err, counter.ErrUnavailable) || errors.Is(r.Err, ErrConfig) {
@@ -210,7 +210,7 @@ func TestStartsWithoutServer(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	server := pgtest.Start(t)
 	state := newStates()
-	s := open(t, server.Database(t), func(c *Config) { c.OnState = state.on })
+	s := open(t, server.Database(t), func(c *Config) { c.OnState = state })
 	state.await(t, true)
 	apply(t, s, with("", add("e:1", 1)))
 	lagging := func() counter.Reading {

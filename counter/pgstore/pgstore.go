@@ -145,11 +145,9 @@ type Config struct {
 	// fail when PostgreSQL is away.
 	Behind bool
 	// Cached is how many counters are remembered for reads that may lag, default 65,536.
-	Cached int
-	Log    zerolog.Logger
-	// OnState is told when PostgreSQL comes and goes, from one goroutine; it begins
-	// with away. It must not block. Optional.
-	OnState func(up bool)
+	Cached  int
+	Log     zerolog.Logger
+	OnState counter.States // optional
 
 	gapWait time.Duration // default defaultGapWait
 }
@@ -374,7 +372,7 @@ func (s *Store) tend(ctx context.Context) {
 		}
 		if up != was || first {
 			if s.cfg.OnState != nil {
-				s.cfg.OnState(up)
+				s.cfg.OnState.StoreState(up)
 			}
 			if !first || !up {
 				s.cfg.Log.Info().Bool("up", up).Msg("counters: PostgreSQL")

@@ -132,7 +132,7 @@ type states struct {
 
 func newStates() *states { return &states{more: make(chan struct{}, 1)} }
 
-func (s *states) on(up bool) {
+func (s *states) StoreState(up bool) {
 	s.mu.Lock()
 	s.list = append(s.list, up)
 	s.mu.Unlock()
@@ -196,7 +196,7 @@ func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			state := newStates()
-			s, err := Open(t.Context(), Config{URL: url, Log: zerolog.Nop(), OnState: state.on})
+			s, err := Open(t.Context(), Config{URL: url, Log: zerolog.Nop(), OnState: state})
 			if err != nil {
 				t.Error(err)
 				return

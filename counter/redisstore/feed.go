@@ -125,11 +125,11 @@ func (f *feed) run() {
 	for b := range Buckets {
 		channels[channel(b, f.s.conn.DB)] = b
 	}
-	f.s.conn.Listen(f.ctx, redisconn.Subscription{Channels: channels, Begin: f.begin, Subscribed: f.subscribed, Heard: f.heard, Pong: f.pong})
+	f.s.conn.Listen(f.ctx, redisconn.Subscription{Channels: channels, Listener: f})
 }
 
-// begin says that nothing is heard.
-func (f *feed) begin() {
+// Begin implements redisconn.Listener.
+func (f *feed) Begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.last, f.missing, f.hearing = [Buckets]uint64{}, Buckets, map[*redis.PubSub]struct{}{}
@@ -143,8 +143,8 @@ func (f *feed) set(up map[*redis.PubSub]struct{}) {
 	f.change = make(chan struct{})
 }
 
-// subscribed counts channels; when all are heard, what was missed before is lost.
-func (f *feed) subscribed(on *redis.PubSub, _ int) {
+// Subscribed counts channels; when all are heard, what was missed before is lost.
+func (f *feed) Subscribed(on *redis.PubSub, _ int) {
 	f.mu.Lock()
 	f.hearing[on] = struct{}{}
 	f.missing--
@@ -158,7 +158,8 @@ func (f *feed) subscribed(on *redis.PubSub, _ int) {
 	}
 }
 
-func (f *feed) pong(text string) {
+// Pong implements redisconn.Listener.
+func (f *feed) Pong(text string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if pong := f.pongs[text]; pong != nil {
@@ -175,8 +176,8 @@ type update struct {
 	Left   []string `json:"left"`
 }
 
-// heard tells of a publication, "sequence [updates]". After a gap all is lost.
-func (f *feed) heard(b int, payload string) {
+// Heard tells of a publication, "sequence [updates]". After a gap all is lost.
+func (f *feed) Heard(b int, payload string) {
 	head, text, _ := strings.Cut(payload, " ")
 	sequence, err := strconv.ParseUint(head, 10, 64)
 	if err != nil {

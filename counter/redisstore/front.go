@@ -59,11 +59,15 @@ var (
 	errFull  = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
 )
 
+// Decisions are those about transactions that are decided behind.
+type Decisions interface {
+	// Outcome is what became of a transaction; one that is not decided is aborted.
+	Outcome(ctx context.Context, id string) (made bool, err error)
+}
+
 // Behind is what a front needs to know of what stands behind it.
 type Behind struct {
-	// Outcome is what became of a transaction that is decided behind; one that is not
-	// decided is aborted.
-	Outcome func(ctx context.Context, id string) (made bool, err error)
+	Decisions Decisions
 	// Touch is how long after its last touch a read makes a counter young again.
 	Touch time.Duration
 }

@@ -106,10 +106,9 @@ type Config struct {
 	// Patience is how long a call waits for counters that others have locked;
 	// default 4s. Then it fails with ErrUnavailable and has changed nothing.
 	Patience   time.Duration
-	OnBytes    func(sent, received int) // of each connection, from any goroutine; optional
-	Registerer prometheus.Registerer    // of the store's metrics; nil: none
+	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnState    func(up bool) // as redisconn.Config has it; optional
+	OnState    counter.States // optional
 	// Behind is what stands behind this store, nil for nothing. With it Redis is a
 	// front: package persistent says of what, and calls the methods of front.go.
 	Behind *Behind
@@ -141,7 +140,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
 	conn, err := redisconn.Open(redisconn.Config{
 		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite,
-		Dial: cfg.Dial, OnBytes: cfg.OnBytes, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState,
+		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: counters: %w", err)

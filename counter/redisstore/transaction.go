@@ -233,7 +233,7 @@ func abortCall(id string, bucket int, ops []operation) *redisconn.Call {
 // outcome is what became of a transaction; it is aborted when nothing has.
 func (s *Store) outcome(ctx context.Context, id string, home int) (string, error) {
 	if home == behind {
-		made, err := s.cfg.Behind.Outcome(ctx, id)
+		made, err := s.cfg.Behind.Decisions.Outcome(ctx, id)
 		if made || err != nil {
 			return "", err
 		}

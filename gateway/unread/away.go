@@ -117,7 +117,7 @@ func (s *Sums) OthersChanged() {
 		again := false
 		for _, fo := range f.follows {
 			if len(fo.stored.Through) > 0 {
-				fo.count, again = fo.stored.Unread(fo.page.level, fo.own, s.Alive), true
+				fo.count, again = fo.stored.Unread(fo.page.level, fo.own, s), true
 			}
 		}
 		if again && f.known {

@@ -41,13 +41,6 @@ type Hub interface {
 	Unwant(t presence.Topic)
 }
 
-// Lives knows the other gateways.
-type Lives interface {
-	// Alive reports whether the life of a gateway, "name/incarnation", still lasts.
-	// It must not block.
-	Alive(life string) bool
-}
-
 // Group waits for the goroutines it starts.
 type Group interface{ Go(f func()) }
 
@@ -56,7 +49,7 @@ type Config struct {
 	Life  string // the life of this gateway, which away-only follows name
 	Store unread.Store
 	Hub   Hub
-	Lives Lives         // nil: there is no other gateway
+	Lives unread.Lives  // nil: there is no other gateway
 	Group Group         // runs the resets that connections ask for
 	Grace time.Duration // how long a user stays present after a connection that ended without a leave
 	Rest  time.Duration // the pause between two resets of one user; more than 1 s counts as 1 s
@@ -132,7 +125,7 @@ func New(cfg Config) *Sums {
 		told:       map[presenceOf]struct{}{},
 		graces:     map[presenceOf]time.Time{},
 	}
-	s.book = unread.NewBook(cfg.Store, s.Alive)
+	s.book = unread.NewBook(cfg.Store, s)
 	return s
 }
 
@@ -285,7 +278,7 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 				at = is
 			}
 		}
-		fo.count = stored.Unread(at, fo.own, s.Alive)
+		fo.count = stored.Unread(at, fo.own, s)
 		s.level(fo.page, level, right)
 		if at := (presenceOf{f.user, stored.Page}); slices.Contains(stored.Through, s.cfg.Life) {
 			s.told[at] = struct{}{}

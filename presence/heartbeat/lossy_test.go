@@ -49,8 +49,8 @@ func TestBadNetworkCountsRight(t *testing.T) {
 			t.Fatal(err)
 		}
 		replies := make(chan *Reply, 1<<16)
-		nd, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(b *Beat) { own.Deliver(b) })})
-		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: onReply(func(r *Reply) { replies <- r })})
+		nd, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(b *Beat) { own.Deliver(b) })})
+		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}, OnReply: onReply(func(r *Reply) { replies <- r })})
 		var all []int
 		for p := range partitions {
 			all = append(all, p)

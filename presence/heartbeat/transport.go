@@ -29,6 +29,13 @@ type Tables interface {
 	Disagree(from string, hash uint64)
 }
 
+// Resolver finds the addresses of processes.
+type Resolver interface {
+	// Resolve finds a name's address, which is used for 30 s. While it takes its
+	// time, only the datagrams to that name wait.
+	Resolve(ctx context.Context, name string) (net.Addr, error)
+}
+
 // Config tunes a Transport. A zero field takes its default.
 type Config struct {
 	Conn net.PacketConn // required; Run closes it
@@ -43,9 +50,7 @@ type Config struct {
 	Window      time.Duration    // how far clocks may differ and how late datagrams may be; default 30s
 	Now         func() time.Time // default time.Now
 
-	// Resolve finds a name's address, which is used for 30 s. A slow Resolve delays
-	// only the datagrams to that name. Default: DNS.
-	Resolve func(name string) (net.Addr, error)
+	Resolver Resolver // default: DNS
 
 	// Run's one reading goroutine calls the callbacks, and so does any goroutine that
 	// sends to this process itself, so they must not block. The callbacks own the
@@ -114,6 +119,9 @@ type destination struct {
 // New returns a Transport that drops everything until Run.
 func New(cfg Config) (*Transport, error) {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
+	if cfg.Resolver == nil {
+		cfg.Resolver = dns{}
+	}
 	if cfg.Conn == nil {
 		return nil, fmt.Errorf("heartbeat: %w: no connection", seal.ErrConfig)
 	}
@@ -420,7 +428,7 @@ func (d *destination) resolve(ctx context.Context) bool {
 	if now.Before(d.resolved) {
 		return d.addr != nil
 	}
-	addr, err := d.t.lookup(ctx, d.name)
+	addr, err := d.t.cfg.Resolver.Resolve(ctx, d.name)
 	if err == nil && !d.t.keys.Signed() {
 		if udp, ok := addr.(*net.UDPAddr); ok && !udp.IP.IsLoopback() {
 			addr, d.addr = nil, nil
@@ -436,10 +444,10 @@ func (d *destination) resolve(ctx context.Context) bool {
 	return true
 }
 
-func (t *Transport) lookup(ctx context.Context, name string) (net.Addr, error) {
-	if t.cfg.Resolve != nil {
-		return t.cfg.Resolve(name)
-	}
+// dns is the Resolver of the system.
+type dns struct{}
+
+func (dns) Resolve(ctx context.Context, name string) (net.Addr, error) {
 	if ap, err := netip.ParseAddrPort(name); err == nil {
 		return net.UDPAddrFromAddrPort(ap), nil
 	}

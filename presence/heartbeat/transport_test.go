@@ -95,7 +95,15 @@ func (c *conn) SetDeadline(time.Time) error      { return nil }
 func (c *conn) SetReadDeadline(time.Time) error  { return nil }
 func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 
-func toAddr(name string) (net.Addr, error) { return addr(name), nil }
+// names are addresses as they are, but for one that nobody knows.
+type names struct{}
+
+func (names) Resolve(_ context.Context, name string) (net.Addr, error) {
+	if name == "nowhere:1" {
+		return nil, errors.New("no such host")
+	}
+	return addr(name), nil
+}
 
 var secret = [][]byte{[]byte("secret")}
 
@@ -156,8 +164,8 @@ func TestMessagesArrive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		beats, replies := make(chan *Beat, 10), make(chan *Reply, 10)
-		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr, OnReply: onReply(func(r *Reply) { replies <- r })})
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolve: toAddr, OnBeat: onBeat(func(b *Beat) { beats <- b })})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}, OnReply: onReply(func(r *Reply) { replies <- r })})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Incarnation: 1, Resolver: names{}, OnBeat: onBeat(func(b *Beat) { beats <- b })})
 		synctest.Wait()
 		began := time.Now()
 		op := Op{Kind: Join, User: 3, Page: "home"}
@@ -188,8 +196,8 @@ func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 		slow := n.listen("gw:1")
 		slow.stuck = make(chan struct{})
 		users := 0
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(b *Beat) { users += len(b.Alive) })})
-		gw, _ := start(t, Config{Conn: slow, Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(b *Beat) { users += len(b.Alive) })})
+		gw, _ := start(t, Config{Conn: slow, Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		synctest.Wait()
 		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
 		synctest.Wait() // it is stuck
@@ -222,8 +230,8 @@ func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ })})
-		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
+		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		synctest.Wait()
 		gw.SendBeat("nd:1", beatOf("gw:1", 1, 1))
 		stop()
@@ -244,8 +252,8 @@ func TestIdleDestinationGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Window: time.Hour, Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ })})
-		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		_, stopNode := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Window: time.Hour, Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
+		gw, stop := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		synctest.Wait()
 		before := runtime.NumGoroutine()
 		for range 5 {
@@ -269,14 +277,9 @@ func TestDropsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		got := 0
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ })})
-		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: func(name string) (net.Addr, error) {
-			if name == "nowhere:1" {
-				return nil, errors.New("no such host")
-			}
-			return addr(name), nil
-		}})
-		stranger, _ := start(t, Config{Conn: n.listen("bad:1"), Keys: [][]byte{[]byte("guess")}, Name: "bad:1", Incarnation: 1, Resolve: toAddr})
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ })})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
+		stranger, _ := start(t, Config{Conn: n.listen("bad:1"), Keys: [][]byte{[]byte("guess")}, Name: "bad:1", Incarnation: 1, Resolver: names{}})
 		var copies [][]byte
 		n.lose = func(_ string, p []byte) bool { copies = append(copies, append([]byte(nil), p...)); return false }
 		synctest.Wait()
@@ -320,9 +323,9 @@ func TestAnotherFormat(t *testing.T) {
 		var log bytes.Buffer
 		got := 0
 		nd, stop := start(t, Config{
-			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnBeat: onBeat(func(*Beat) { got++ }), Log: zerolog.New(&log),
+			Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnBeat: onBeat(func(*Beat) { got++ }), Log: zerolog.New(&log),
 		})
-		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		n.lose = func(_ string, p []byte) bool { p[2]++; return false }
 		synctest.Wait()
 		for range 3 {
@@ -343,10 +346,10 @@ func TestAnotherTableIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
 		var heard []string
-		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolve: toAddr, OnTable: onTable(func(from string, hash uint64) {
+		nd, _ := start(t, Config{Conn: n.listen("nd:1"), Keys: secret, Name: "nd:1", Resolver: names{}, OnTable: onTable(func(from string, hash uint64) {
 			heard = append(heard, fmt.Sprint(from, " ", hash))
 		})})
-		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolve: toAddr})
+		gw, _ := start(t, Config{Conn: n.listen("gw:1"), Keys: secret, Name: "gw:1", Incarnation: 1, Resolver: names{}})
 		nd.SetTable(5)
 		for _, hash := range []uint64{0, 5, 6} {
 			gw.SetTable(hash)

@@ -174,6 +174,9 @@ type socket struct {
 
 type address string
 
+// Resolve implements heartbeat.Resolver.
+func (*network) Resolve(_ context.Context, name string) (net.Addr, error) { return address(name), nil }
+
 func (a address) Network() string { return "memory" }
 func (a address) String() string  { return string(a) }
 

@@ -10,7 +10,6 @@ import (
 	stdlog "log"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/url"
 	"runtime"
@@ -622,8 +621,7 @@ func (s *simulation) start(m *member) {
 	keys := [][]byte{[]byte("a cluster secret")}
 	transport, err := heartbeat.New(heartbeat.Config{
 		Conn: l.socket, Keys: keys, Name: m.name, Incarnation: incarnation, Partitions: simPartitions,
-		Resolve: func(name string) (net.Addr, error) { return address(name), nil },
-		Now:     clock, OnBeat: p, OnReply: p, OnTable: p, Log: log,
+		Resolver: s.net, Now: clock, OnBeat: p, OnReply: p, OnTable: p, Log: log,
 	})
 	must(err)
 	client, err := rpc.NewClient(rpc.ClientConfig{Keys: keys, Name: m.name, Transport: l, Now: clock})

@@ -352,12 +352,17 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// states holds what a store has said of Redis.
+type states chan bool
+
+func (s states) StoreState(up bool) { s <- up }
+
 func TestRedisComesAndGoes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
-	states := make(chan bool, 16)
-	s := open(t, server.URL(), func(c *redisstore.Config) { c.OnState = func(up bool) { states <- up } })
+	states := make(states, 16)
+	s := open(t, server.URL(), func(c *redisstore.Config) { c.OnState = states })
 	if _, err := s.Generation(t.Context()); !errors.Is(err, presence.ErrUnavailable) {
 		t.Fatalf("Generation before Redis is there: %v, want ErrUnavailable", err)
 	}

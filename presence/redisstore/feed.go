@@ -52,7 +52,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() {
-		s.conn.Listen(ctx, redisconn.Subscription{Channels: channels, Ping: s.ping, Subscribed: w.subscribed, Heard: w.heard})
+		s.conn.Listen(ctx, redisconn.Subscription{Channels: channels, Ping: s.ping, Listener: w})
 	})
 	for {
 		select {
@@ -115,8 +115,14 @@ func (w *watcher) lose(bucket int) {
 	w.feeds[bucket].lost = true
 }
 
-// subscribed notes that the bucket is heard from now on.
-func (w *watcher) subscribed(_ *redis.PubSub, bucket int) {
+// Begin implements redisconn.Listener: what is heard again is read again.
+func (w *watcher) Begin() {}
+
+// Pong implements redisconn.Listener.
+func (w *watcher) Pong(string) {}
+
+// Subscribed notes that the bucket is heard from now on.
+func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
@@ -126,9 +132,9 @@ func (w *watcher) subscribed(_ *redis.PubSub, bucket int) {
 	}
 }
 
-// heard takes a publication. At the bound, and after a gap, the bucket is to be
+// Heard takes a publication. At the bound, and after a gap, the bucket is to be
 // read again instead.
-func (w *watcher) heard(bucket int, payload string) {
+func (w *watcher) Heard(bucket int, payload string) {
 	head, _, _ := strings.Cut(payload, " ")
 	sequence, err := strconv.ParseUint(head, 10, 64)
 	w.mu.Lock()

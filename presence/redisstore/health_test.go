@@ -53,8 +53,8 @@ func TestARedisThatRefusesIsAway(t *testing.T) {
 				}
 			}
 			do("ACL", "SETUSER", "headcount", "on", ">secret", "~*", "&*", "+@all")
-			states := make(chan bool, 64)
-			s := open(t, "redis://headcount:secret@"+server.Addr+"/0", func(c *redisstore.Config) { c.OnState = func(up bool) { states <- up } })
+			states := make(states, 64)
+			s := open(t, "redis://headcount:secret@"+server.Addr+"/0", func(c *redisstore.Config) { c.OnState = states })
 			want := func(up bool) {
 				t.Helper()
 				for deadline := time.After(20 * time.Second); ; {

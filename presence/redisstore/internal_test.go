@@ -349,9 +349,9 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWatcher(30)
 			for _, p := range tc.hear {
-				w.heard(1, p)
+				w.Heard(1, p)
 			}
-			w.heard(3, "1 0 0\n")
+			w.Heard(3, "1 0 0\n")
 			lost, todo := w.take()
 			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
 				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
@@ -364,10 +364,10 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 // would bring back endpoints that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
-	w.heard(1, "1 0 0\n")
-	w.heard(2, "1 0 0\n")
-	w.subscribed(nil, 1)
-	w.heard(2, "2 0 0\n")
+	w.Heard(1, "1 0 0\n")
+	w.Heard(2, "1 0 0\n")
+	w.Subscribed(nil, 1)
+	w.Heard(2, "2 0 0\n")
 	lost, todo := w.take()
 	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
 		t.Fatalf("lost %v, waiting %+v", lost, todo)

@@ -200,17 +200,22 @@ func TestFactsOfLaterVersions(t *testing.T) {
 	}
 }
 
+// hashKeys are the keys that processes were told, in order.
+type hashKeys []string
+
+func (k *hashKeys) SetHashKey(key []byte) { *k = append(*k, string(key)) }
+
 // The key of user hashes is made once. Whoever knows one of the secrets has it,
 // through every step of a rotation and after a loss; others are refused.
 func TestTheHashKeyOutlivesItsSecrets(t *testing.T) {
 	server := redistest.Single(t)
-	var keys []string
+	var keys hashKeys
 	gateway := func(name string, secrets ...string) (*redisstore.Store, error) {
 		s := open(t, server.URL(), quick, func(c *redisstore.Config) {
 			for _, secret := range secrets {
 				c.IDSecrets = append(c.IDSecrets, []byte(secret))
 			}
-			c.OnHashKey = func(key []byte) { keys = append(keys, string(key)) }
+			c.HashKeys = &keys
 		})
 		_, err := renew(t, s, presence.Process{Name: name})
 		return s, err

@@ -201,13 +201,14 @@ func (w *world) set(page string, users int64) {
 	}
 }
 
+// Carried implements redisconn.Traffic.
+func (w *world) Carried(sent, received int) { w.bytes.Add(int64(sent + received)) }
+
 // share runs a replicator of all buckets until the test, or stop, ends it.
 func (w *world) share(stale time.Duration, peers map[string]string) {
 	var list []region.Peer
 	for name, url := range peers {
-		s := open(w.t, url, func(c *redisstore.Config) {
-			c.OnBytes = func(sent, received int) { w.bytes.Add(int64(sent + received)) }
-		})
+		s := open(w.t, url, func(c *redisstore.Config) { c.OnBytes = w })
 		list = append(list, region.Peer{Name: name, Remote: redisstore.NewPeer(s, w.name, name)})
 	}
 	r := region.New(region.Config{Local: w.Store, Peers: list, StaleAfter: stale, Every: 20 * time.Millisecond, Log: zerolog.New(zerolog.NewTestWriter(w.t)).With().Str("region", w.name).Logger()})

@@ -21,7 +21,7 @@ func (s *Store) ourSeals() (restore, add []any) {
 	for id, seal := range s.seals {
 		restore = append(restore, id, seal)
 	}
-	if s.cfg.OnHashKey == nil {
+	if s.cfg.HashKeys == nil {
 		return restore, nil
 	}
 	first := s.cfg.IDSecrets[0]
@@ -45,7 +45,7 @@ func (s *Store) takeSeals(pairs []string) error {
 	} else if s.sealsMissing.IsZero() {
 		s.sealsMissing = time.Now()
 	}
-	if s.cfg.OnHashKey == nil || s.hashKey != nil {
+	if s.cfg.HashKeys == nil || s.hashKey != nil {
 		return nil
 	}
 	if len(s.seals) == 0 {
@@ -56,6 +56,6 @@ func (s *Store) takeSeals(pairs []string) error {
 		return fmt.Errorf("%w: %w; give this process an --id-secret of the others, too", presence.ErrFacts, err)
 	}
 	s.hashKey = key
-	s.cfg.OnHashKey(key)
+	s.cfg.HashKeys.SetHashKey(key)
 	return nil
 }

@@ -33,6 +33,11 @@ var (
 
 const maxPipeline = 1024 // reads in one pipeline; longer lists go in several
 
+// HashKeys get the key of user hashes, before the first Renew succeeds.
+type HashKeys interface {
+	SetHashKey(key []byte) // it must not block
+}
+
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	// URL is redis:// or rediss://, with ?addr= (repeatable) a Cluster, with
@@ -54,26 +59,21 @@ type Config struct {
 	// must be longer than running processes take to notice that Redis is back, half
 	// a second, and to renew their leases.
 	FactsWait time.Duration
-	// IDSecrets seal and open the key of user hashes, of which OnHashKey is told
-	// before the first Renew succeeds. It must not block. Without it they are not
-	// looked at.
+	// IDSecrets seal and open the key of user hashes, which HashKeys get. Without
+	// HashKeys they are not looked at.
 	IDSecrets [][]byte
-	OnHashKey func(key []byte)
+	HashKeys  HashKeys
 	// Backlog is how many bytes of publications wait for one watcher; default
 	// 8 MiB. Beyond, they are dropped and the watcher is told to read again.
 	Backlog int
 	// Peers are the names of the regions that this one shares its counts with.
 	Peers []string
 	// Dial is how long it may take to connect; default 1s.
-	Dial time.Duration
-	// OnBytes is told of the bytes that each connection carried, from any
-	// goroutine. Optional.
-	OnBytes    func(sent, received int)
+	Dial       time.Duration
+	OnBytes    redisconn.Traffic     // optional
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	// OnState is told when Redis comes and goes, from one goroutine; it begins
-	// with away. It must not block. Optional.
-	OnState func(up bool)
+	OnState    redisconn.States // optional
 }
 
 // Facts are what all processes of a region must agree on beside P and B.

@@ -625,9 +625,14 @@ func resetsAtOnce(t *testing.T, s UnreadStore) {
 	wantUnread(t, b, u, 0)
 }
 
+// dead are the lives that have ended.
+type dead map[string]bool
+
+func (d dead) Alive(life string) bool { return !d[life] }
+
 func deadGateways(t *testing.T, s UnreadStore) {
-	dead := map[string]bool{}
-	b, u, page := unread.NewBook(s, func(life string) bool { return !dead[life] }), freshUser(), freshName()
+	dead := dead{}
+	b, u, page := unread.NewBook(s, dead), freshUser(), freshName()
 	follow(t, b, u, page, true)
 	attend(t, b, u, page, "a/1", true)
 	attend(t, b, u, page, "b/1", true)

@@ -21,7 +21,7 @@ var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow so
 // Book reads and changes what users follow. Any goroutine may use it.
 type Book struct {
 	store Store
-	alive func(life string) bool
+	lives Lives
 	turns [turns]chan struct{} // each holds one: whoever has put it in may change the follows of some users
 }
 
@@ -29,10 +29,9 @@ type Book struct {
 // of one user one after the other, so that only other Books cause conflicts.
 const turns = 256
 
-// NewBook returns a Book over the store. alive reports whether the life of a
-// gateway still lasts; nil: all do. It must not block.
-func NewBook(store Store, alive func(life string) bool) *Book {
-	b := &Book{store: store, alive: alive}
+// NewBook returns a Book over the store. Without lives, that is nil, all of them last.
+func NewBook(store Store, lives Lives) *Book {
+	b := &Book{store: store, lives: lives}
 	for i := range b.turns {
 		b.turns[i] = make(chan struct{}, 1)
 	}
@@ -58,11 +57,11 @@ type State struct {
 }
 
 // Unread returns the sum over the pages, never negative, and when the sum last
-// changed; zero: never. alive is that of NewBook.
-func (s State) Unread(alive func(string) bool) (n int64, updated time.Time) {
+// changed; zero: never. lives are those of NewBook.
+func (s State) Unread(lives Lives) (n int64, updated time.Time) {
 	updated = s.Updated
 	for i, f := range s.Follows {
-		if u := f.Unread(s.Levels[i], s.Owns[i], alive); u > 0 {
+		if u := f.Unread(s.Levels[i], s.Owns[i], lives); u > 0 {
 			n += u
 			if _, at := others(s.Levels[i], s.Owns[i]); at.After(updated) {
 				updated = at
@@ -97,7 +96,7 @@ func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Tim
 	if err != nil {
 		return 0, time.Time{}, err
 	}
-	n, updated = states[0].Unread(b.alive)
+	n, updated = states[0].Unread(b.lives)
 	return n, updated, nil
 }
 
@@ -116,7 +115,7 @@ func (b *Book) Follow(ctx context.Context, user User, page string, awayOnly bool
 		case r.Follows[i].AwayOnly == awayOnly:
 			return false, nil
 		}
-		f := r.Follows[i].settled(l, o, b.alive)
+		f := r.Follows[i].settled(l, o, b.lives)
 		f.AwayOnly, f.Through, f.Held = awayOnly, nil, 0
 		r.Follows[i] = f
 		return true, nil
@@ -129,7 +128,7 @@ func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 		if !found {
 			return false, nil
 		}
-		if r.Follows[i].Unread(l, o, b.alive) > 0 {
+		if r.Follows[i].Unread(l, o, b.lives) > 0 {
 			r.touch()
 		}
 		r.Follows = slices.Delete(r.Follows, i, i+1)
@@ -146,9 +145,9 @@ func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool
 			return false, nil
 		}
 		old := r.Follows[i]
-		f := old.settled(l, o, b.alive)
+		f := old.settled(l, o, b.lives)
 		f.Through = slices.DeleteFunc(slices.Clone(f.Through), func(l string) bool {
-			return l == life && !on || b.alive != nil && !b.alive(l)
+			return l == life && !on || !lasts(b.lives, l)
 		})
 		if on && !slices.Contains(f.Through, life) {
 			f.Through = append(f.Through, life)
@@ -164,9 +163,9 @@ func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool
 }
 
 // settled returns f with the changes seen that came while the user was present.
-func (f Follow) settled(l Level, o Own, alive func(string) bool) Follow {
+func (f Follow) settled(l Level, o Own, lives Lives) Follow {
 	n, _ := others(l, o)
-	f.Seen = max(n-f.Unread(l, o, alive), 0)
+	f.Seen = max(n-f.Unread(l, o, lives), 0)
 	f.Incarnation = l.Incarnation
 	return f
 }
@@ -189,10 +188,10 @@ func (b *Book) Reset(ctx context.Context, user User) (State, error) {
 		s.Record = s.Clone()
 		moved := false
 		for i, f := range s.Follows {
-			if f.Unread(s.Levels[i], s.Owns[i], b.alive) > 0 {
+			if f.Unread(s.Levels[i], s.Owns[i], b.lives) > 0 {
 				moved = true
 				all, _ := others(s.Levels[i], s.Owns[i])
-				if f.present(b.alive) {
+				if f.present(b.lives) {
 					all = min(all, f.Held)
 				}
 				f.Incarnation, f.Seen = s.Levels[i].Incarnation, all

@@ -109,12 +109,21 @@ type Follow struct {
 	Held    int64
 }
 
-// Unread returns how many changes of the page are unread. alive reports whether a
-// life of a gateway that Through names still lasts; nil: all lives last.
-func (f Follow) Unread(l Level, o Own, alive func(string) bool) int64 {
+// Lives knows the gateways.
+type Lives interface {
+	// Alive reports whether the life of a gateway, "name/incarnation", still lasts.
+	// It must not block.
+	Alive(life string) bool
+}
+
+// lasts reports whether a life lasts; without lives all do.
+func lasts(lives Lives, life string) bool { return lives == nil || lives.Alive(life) }
+
+// Unread returns how many changes of the page are unread. lives are those of NewBook.
+func (f Follow) Unread(l Level, o Own, lives Lives) int64 {
 	n, _ := others(l, o)
 	seen, held := f.at(l)
-	if f.present(alive) {
+	if f.present(lives) {
 		n = min(n, held)
 	}
 	return max(n-seen, 0)
@@ -129,8 +138,8 @@ func (f Follow) at(l Level) (seen, held int64) {
 	return f.Seen, f.Held
 }
 
-func (f Follow) present(alive func(string) bool) bool {
-	return slices.ContainsFunc(f.Through, func(life string) bool { return alive == nil || alive(life) })
+func (f Follow) present(lives Lives) bool {
+	return slices.ContainsFunc(f.Through, func(life string) bool { return lasts(lives, life) })
 }
 
 // AppendValue appends all of f except its page: "incarnation seen away held life life …".

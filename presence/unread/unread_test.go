@@ -36,6 +36,11 @@ func TestUsersAsText(t *testing.T) {
 	}
 }
 
+// only is the one life that lasts.
+type only string
+
+func (o only) Alive(life string) bool { return life == string(o) }
+
 // Whatever is stored, an unread count is not negative, and no more than others
 // have changed.
 func TestUnreadIsBounded(t *testing.T) {
@@ -47,7 +52,7 @@ func TestUnreadIsBounded(t *testing.T) {
 		}
 		l := Level{Incarnation: uint64(number.Draw(t, "of level")), All: number.Draw(t, "all")}
 		o := Own{Changes: number.Draw(t, "own")}
-		if n := f.Unread(l, o, func(life string) bool { return life == "a/1" }); n < 0 || n > max(l.All-o.Changes, 0) {
+		if n := f.Unread(l, o, only("a/1")); n < 0 || n > max(l.All-o.Changes, 0) {
 			t.Errorf("%+v of %+v, %+v: %d", f, l, o, n)
 		}
 	})
