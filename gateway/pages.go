@@ -179,19 +179,9 @@ func (c *conn) unsubscribe(names []string) {
 func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
 
 func tooManyNew(page string) *fault {
-	return &fault{
-		code:    codeRateLimited,
-		message: "too many new pages and counters; at most 20 a second that nobody else here has, and 200 at once",
-		page:    page,
-		hasPage: page != "",
-	}
+	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 200 at once", page: page, hasPage: page != ""}
 }
 
 func tooManyPages(page string) *fault {
-	return &fault{
-		code:    codeTooManyPages,
-		message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection",
-		page:    page,
-		hasPage: page != "",
-	}
+	return &fault{code: codeTooManyPages, message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection", page: page, hasPage: page != ""}
 }

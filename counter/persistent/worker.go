@@ -171,11 +171,7 @@ func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted 
 		return 0, 0, err
 	}
 	n := 0
-	err = s.redis.Take(ctx, epoch, func(taken []redisstore.Taken) error {
-		cuts := make([]pgstore.Cut, 0, len(taken))
-		for _, t := range taken {
-			cuts = append(cuts, pgstore.Cut(t))
-		}
+	err = s.redis.Take(ctx, epoch, func(cuts []counter.Cut) error {
 		n += len(cuts)
 		return p.Write(ctx, cuts)
 	}, func(ids []counter.Identity) error { return p.Identities(ctx, ids) })

@@ -297,17 +297,6 @@ func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, 
 	})
 }
 
-// Cut is a counter as a cut has it.
-type Cut struct {
-	Key     string
-	State   counter.State // zero: it does not exist
-	Dropped bool          // it was deleted since the cut before; this is its next life, if any
-	Entries []counter.Entry
-	Emptied bool // those who were members before are none
-	Joined  []string
-	Left    []string
-}
-
 // Persisting is a cut that is being written.
 type Persisting struct {
 	Generation, Epoch uint64 // the front's, before
@@ -367,7 +356,7 @@ func (p *Persisting) Identities(ctx context.Context, identities []counter.Identi
 }
 
 // Write writes counters: absolute values, one row each.
-func (p *Persisting) Write(ctx context.Context, cuts []Cut) (err error) {
+func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) {
 	defer func() { p.failed = p.failed || err != nil }()
 	w := p.s.newStep(nil)
 	for i := range cuts {
@@ -394,7 +383,7 @@ func (p *Persisting) Write(ctx context.Context, cuts []Cut) (err error) {
 }
 
 // put makes the row what the cut says.
-func (w *step) put(cut *Cut) bool {
+func (w *step) put(cut *counter.Cut) bool {
 	r := w.records[cut.Key]
 	if r.Kind == counter.Exact {
 		return false

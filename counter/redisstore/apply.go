@@ -221,26 +221,27 @@ func parseOutcome(cl *redisconn.Call) (outcome, error) {
 	return o, nil
 }
 
-// Apply is as counter.Writer says. Operations of one bucket each go in one pipeline;
-// one of several buckets of a Cluster goes by itself, after what comes before it.
-func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := make([]counter.Result, len(ops))
-	fail := func(at []int, err error) {
+// failing returns what notes an error as the result of some operations.
+func failing(results []counter.Result) func(at []int, err error) {
+	return func(at []int, err error) {
 		for _, i := range at {
 			results[i] = counter.Result{Err: fmt.Errorf("redisstore: apply: %w", err)}
 		}
 	}
+}
+
+// Apply is as counter.Writer says. Operations of one bucket each go in one pipeline;
+// one of several buckets of a Cluster goes by itself, after what comes before it.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	fail := failing(results)
 	var todo []int
 	for i := range ops {
 		if results[i].Err = ops[i].Check(); results[i].Err == nil {
 			todo = append(todo, i)
 		}
 	}
-	err := s.open()
-	var c *redisconn.Client
-	if err == nil {
-		c, err = s.conn.Known(ctx)
-	}
+	c, err := s.client(ctx)
 	if err != nil {
 		fail(todo, err)
 		return results

@@ -136,16 +136,8 @@ func (l *Left) lost(ops []int) { l.Ops, l.Lost = append(l.Ops, ops...), true }
 // touched. asked are identities that are not known behind.
 func (s *Store) MakeHot(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Left {
 	left := Left{Ways: map[int]Way{}, asked: asked}
-	fail := func(at []int, err error) {
-		for _, i := range at {
-			results[i] = counter.Result{Err: fmt.Errorf("redisstore: apply: %w", err)}
-		}
-	}
-	err := s.open()
-	var c *redisconn.Client
-	if err == nil {
-		c, err = s.conn.Known(ctx)
-	}
+	fail := failing(results)
+	c, err := s.client(ctx)
 	if err != nil {
 		fail(todo, err)
 		return left
@@ -370,10 +362,7 @@ func (b *Bucket) Ticket() string {
 
 // Status asks buckets, or all.
 func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
-	c, err := s.conn.Known(ctx)
+	c, err := s.client(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -607,20 +596,9 @@ func (s *Store) cut(ctx context.Context, generation, epoch uint64) (locked bool,
 	return locked, nil
 }
 
-// Taken is a counter of a cut.
-type Taken struct {
-	Key     string
-	State   counter.State // zero: it does not exist
-	Dropped bool          // it was deleted since the cut before; this is its next life, if any
-	Entries []counter.Entry
-	Emptied bool // those who were members before are none
-	Joined  []string
-	Left    []string
-}
-
 // Take calls each with the counters of the cut that ended epoch, a part at a time, and
 // identities with the identities.
-func (s *Store) Take(ctx context.Context, epoch uint64, each func([]Taken) error, identities func([]counter.Identity) error) error {
+func (s *Store) Take(ctx context.Context, epoch uint64, each func([]counter.Cut) error, identities func([]counter.Identity) error) error {
 	for b := range Buckets {
 		err := s.takenOf(ctx, b, func(keys []string, flags map[string]string) error {
 			taken, err := s.take(ctx, b, epoch, keys, flags)
@@ -690,7 +668,7 @@ func (s *Store) takenOf(ctx context.Context, b int, each func(keys []string, fla
 	}
 }
 
-func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, flags map[string]string) ([]Taken, error) {
+func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, flags map[string]string) ([]counter.Cut, error) {
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[5]}}
 	for _, key := range keys {
@@ -704,13 +682,13 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	if len(rows) != len(keys) {
 		return nil, errReplied()
 	}
-	out := make([]Taken, len(keys))
+	out := make([]counter.Cut, len(keys))
 	for i, key := range keys {
 		row, _ := rows[i].([]any)
 		if len(row) != 3 {
 			return nil, errReplied()
 		}
-		t := Taken{Key: key, Dropped: flags[key] == "x"}
+		t := counter.Cut{Key: key, Dropped: flags[key] == "x"}
 		text, _ := row[0].(string)
 		var err error
 		if _, t.State, err = parseState(key, text); err != nil {

@@ -49,10 +49,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.D
 // before is seen whole; else only locks that a dead process left are waited for. In
 // front it also says where the truth of each is.
 func (s *Store) read(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
-	if err := s.open(); err != nil {
-		return nil, nil, err
-	}
-	c, err := s.conn.Known(ctx)
+	c, err := s.client(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -173,6 +173,15 @@ func (s *Store) open() error {
 	return nil
 }
 
+// client is what has been found out about Redis, or says that the store is closed or
+// Redis away.
+func (s *Store) client(ctx context.Context) (*redisconn.Client, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	return s.conn.Known(ctx)
+}
+
 func classify(err error) error {
 	if errors.Is(err, counter.ErrUnavailable) {
 		return err

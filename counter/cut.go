@@ -1,0 +1,12 @@
+package counter
+
+// Cut is a counter on its way from a store in front of another one, as a cut has it.
+type Cut struct {
+	Key     string
+	State   State // zero: it does not exist
+	Dropped bool  // it was deleted since the cut before; this is its next life, if any
+	Entries []Entry
+	Emptied bool // those who were members before are none
+	Joined  []string
+	Left    []string
+}
