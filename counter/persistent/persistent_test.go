@@ -1,39 +1,28 @@
 package persistent_test
 
 import (
-	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/counter"
 	"headcount/counter/persistent"
 	"headcount/counter/pgtest"
 	"headcount/counter/storetest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
-// TestMain fails when a goroutine is left. It is also the process that a test starts to kill.
+// TestMain is also the process that a test starts to kill.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
 		client(url, os.Getenv("PERSISTENT_POSTGRES"))
 		return
 	}
-	code := m.Run()
-	redistest.Stop()
-	pgtest.Stop()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	servertest.Main(m, redistest.Stop, pgtest.Stop)
 }
-
-// durable makes Redis safe against kill -9.
-var durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
 
 // open returns a store that ends with the test.
 func open(t testing.TB, cfg persistent.Config) *persistent.Store {
@@ -91,7 +80,7 @@ func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg
 }
 
 func TestContractOnOneServer(t *testing.T) {
-	server := redistest.StartSecure(t, durable...)
+	server := redistest.StartSecure(t, redistest.Durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
 		pg := pgtest.Single(t)
@@ -101,7 +90,7 @@ func TestContractOnOneServer(t *testing.T) {
 }
 
 func TestContractOnCluster(t *testing.T) {
-	cluster := redistest.StartCluster(t, 3, 0, durable...)
+	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		cluster.Flush(t)
 		pg := pgtest.Single(t)

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -10,27 +9,20 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/counter"
 	"headcount/counter/pgtest"
 	"headcount/counter/storetest"
+	"headcount/servertest"
 )
 
-// TestMain fails when a goroutine is left. It is also the client that a test
-// starts to kill.
+// TestMain is also the client that a test starts to kill.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PGSTORE_CLIENT"); url != "" {
 		client(url)
 		return
 	}
-	code := m.Run()
-	pgtest.Stop()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	servertest.Main(m, pgtest.Stop)
 }
 
 // open returns a store that ends with the test, unless it was closed before.

@@ -133,7 +133,7 @@ func TestReadsFinishWhatADeadProcessLeft(t *testing.T) {
 // TestKillNineOfRedisLosesNothing: value = acknowledged (+ unanswered that landed),
 // which its repetition shows: a replay has landed. (Invariant 1.)
 func TestKillNineOfRedisLosesNothing(t *testing.T) {
-	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	server := redistest.Start(t, redistest.Durable...)
 	s := begin(t, server.URL())
 	var made, repeated atomic.Int64
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,29 +1,18 @@
 package redisstore_test
 
 import (
-	"fmt"
-	"os"
 	"testing"
 
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/counter"
 	"headcount/counter/redisstore"
 	"headcount/counter/storetest"
 	"headcount/presence/redistest"
+	"headcount/servertest"
 )
 
-// TestMain fails when a goroutine is left.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	redistest.Stop()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 
 // open returns a store that ends with the test.
 func open(t testing.TB, url string) *redisstore.Store {
@@ -39,9 +28,6 @@ func open(t testing.TB, url string) *redisstore.Store {
 	})
 	return s
 }
-
-// durable makes a server safe against kill -9.
-var durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
 
 // instance is two stores over servers, which a cut stops. After a crash another
 // process goes on; the first and then one in every crashes also kills a server and
@@ -76,7 +62,7 @@ func instance(t testing.TB, url string, servers []*redistest.Server, every int) 
 
 // The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
 func TestContractOnOneServer(t *testing.T) {
-	server := redistest.StartSecure(t, durable...)
+	server := redistest.StartSecure(t, redistest.Durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
 		return instance(t, server.URL(), []*redistest.Server{server}, 4)
@@ -84,7 +70,7 @@ func TestContractOnOneServer(t *testing.T) {
 }
 
 func TestContractOnCluster(t *testing.T) {
-	cluster := redistest.StartCluster(t, 3, 0, durable...)
+	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		cluster.Flush(t)
 		return instance(t, cluster.URL(), cluster.Masters, 12)

@@ -17,19 +17,7 @@ import (
 // TestLostEndpointsAreAttachedAgain: all of them within seconds of the loss of
 // many, and of a single one once its bucket is looked at.
 func TestLostEndpointsAreAttachedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New(memstore.Config{})
-		h, err := New(Config{
-			Life: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.Deliver(presence.KindCount, exactly{})
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); h.Run(ctx) }()
-		defer func() { stop(); <-done }()
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		var topics []presence.Topic
 		for i := range 1000 {
 			topics = append(topics, presence.CountTopic(fmt.Sprint("p", i)))

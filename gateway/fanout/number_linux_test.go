@@ -19,15 +19,7 @@ func TestNumber(t *testing.T) {
 		expect := func(want ...int64) {
 			t.Helper()
 			s.deliver()
-			got := counts(t, w.take(t)...)
-			if len(got) != len(want) {
-				t.Fatalf("got %v, want %v", got, want)
-			}
-			for i, c := range got {
-				if c.Count != want[i] {
-					t.Fatalf("got %v, want %v", got, want)
-				}
-			}
+			w.expect(t, want...)
 		}
 		w.Told(3)
 		w.Tell(3, false)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -165,6 +166,15 @@ func (w watcher) take(t testing.TB) (writes []string) {
 	}
 }
 
+// expect takes what came, which must be these counts.
+func (w watcher) expect(t testing.TB, want ...int64) {
+	t.Helper()
+	got := counts(t, w.take(t)...)
+	if !slices.EqualFunc(got, want, func(c shownCount, n int64) bool { return c.Count == n }) {
+		t.Fatalf("got %v, want %v", got, want)
+	}
+}
+
 // counts are those in the text of frames or events, in order.
 func counts(t testing.TB, texts ...string) (all []shownCount) {
 	t.Helper()
@@ -240,18 +250,6 @@ func TestPrecision(t *testing.T) {
 			time.Sleep(2 * interval)
 			s.deliver()
 		}
-		expect := func(w watcher, want ...int64) {
-			t.Helper()
-			got := counts(t, w.take(t)...)
-			if len(got) != len(want) {
-				t.Fatalf("got %v, want %v", got, want)
-			}
-			for i, c := range got {
-				if c.Count != want[i] {
-					t.Fatalf("got %v, want %v", got, want)
-				}
-			}
-		}
 		watch := func(w watcher, precision Form) {
 			t.Helper()
 			time.Sleep(interval) // or the answer waits
@@ -261,20 +259,20 @@ func TestPrecision(t *testing.T) {
 		watch(exact, 0)
 		watch(rough, 2)
 		step(1234, false)
-		expect(exact, 1234)
-		expect(rough, 1200)
+		exact.expect(t, 1234)
+		rough.expect(t, 1200)
 		step(1249, false)
-		expect(exact, 1249)
-		expect(rough)
+		exact.expect(t, 1249)
+		rough.expect(t)
 		step(1250, false)
-		expect(exact, 1250)
-		expect(rough, 1300)
+		exact.expect(t, 1250)
+		rough.expect(t, 1300)
 		step(1251, true) // that it is stale can be seen
-		expect(exact, 1251)
-		expect(rough, 1300)
+		exact.expect(t, 1251)
+		rough.expect(t, 1300)
 		step(1252, false)
-		expect(exact, 1252)
-		expect(rough, 1300)
+		exact.expect(t, 1252)
+		rough.expect(t, 1300)
 
 		// Away and back between two counts: there is nothing to tell.
 		s.update(countOf("p", 90, 100))
@@ -282,20 +280,20 @@ func TestPrecision(t *testing.T) {
 		sequence = 101
 		time.Sleep(2 * interval)
 		s.deliver()
-		expect(exact, 1260)
-		expect(rough)
+		exact.expect(t, 1260)
+		rough.expect(t)
 
 		// Asked again, it comes at once, in the precision asked for last.
 		watch(rough, 2)
-		expect(rough, 1300)
+		rough.expect(t, 1300)
 		watch(rough, 3)
-		expect(rough, 1260)
+		rough.expect(t, 1260)
 		step(1261, false)
-		expect(rough)
+		rough.expect(t)
 		watch(rough, 0)
-		expect(rough, 1261)
+		rough.expect(t, 1261)
 		step(1262, false)
-		expect(rough, 1262)
+		rough.expect(t, 1262)
 		if forms := len(s.topics[topicOf("p")].texts); forms != 3 {
 			t.Errorf("%d forms of one count, want exact, 2 and 3 digits", forms)
 		}

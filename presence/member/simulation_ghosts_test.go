@@ -44,11 +44,7 @@ func ghosts(t *testing.T, timeout, moment time.Duration) time.Duration {
 	}
 	s.ready()
 	dead := s.members[0]
-	for _, gw := range s.where[1:] {
-		u := newUser("watcher of " + gw)
-		s.watchers = append(s.watchers, u)
-		s.newTab(u, gw, []string{presence.Site})
-	}
+	s.watch(s.where[1:], []string{presence.Site})
 	for i := range simUsers {
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)

@@ -22,12 +22,7 @@ func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 			s.start(m)
 		}
 		s.ready()
-		everything := append([]string{"*"}, s.pages...)
-		for _, gw := range s.where {
-			u := newUser("watcher of " + gw)
-			s.watchers = append(s.watchers, u)
-			s.newTab(u, gw, everything)
-		}
+		s.watch(s.where, append([]string{"*"}, s.pages...))
 		time.Sleep(5 * time.Second)
 		s.store.set(func() { s.store.slow = renewLimit - 10*time.Millisecond })
 		i := slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })

@@ -99,11 +99,7 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 				s.start(m)
 			}
 			s.ready()
-			for _, gw := range s.where {
-				u := newUser("watcher of " + gw)
-				s.watchers = append(s.watchers, u)
-				s.newTab(u, gw, []string{presence.Site, "a"})
-			}
+			s.watch(s.where, []string{presence.Site, "a"})
 			for i := range simUsers {
 				u := newUser(fmt.Sprint("u", i))
 				s.crowd.users = append(s.crowd.users, u)

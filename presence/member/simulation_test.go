@@ -260,6 +260,15 @@ func (s *simulation) otherGateway(r *rand.Rand, than string) string {
 	return s.where[(i+1+r.IntN(len(s.where)-1))%len(s.where)]
 }
 
+// watch has a user at each of those gateways look at pages.
+func (s *simulation) watch(gateways, pages []string) {
+	for _, gw := range gateways {
+		u := newUser("watcher of " + gw)
+		s.watchers = append(s.watchers, u)
+		s.newTab(u, gw, pages)
+	}
+}
+
 // run is the whole story.
 func (s *simulation) run() {
 	defer s.end()
@@ -267,12 +276,7 @@ func (s *simulation) run() {
 		s.start(m)
 	}
 	s.ready()
-	everything := append([]string{presence.Site}, s.pages...)
-	for _, gw := range s.where {
-		u := newUser("watcher of " + gw)
-		s.watchers = append(s.watchers, u)
-		s.newTab(u, gw, everything)
-	}
+	s.watch(s.where, append([]string{presence.Site}, s.pages...))
 	for i := range simUsers {
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)

@@ -20,11 +20,7 @@ import (
 // run again.
 func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
-	s, err := Open(Config{URL: server.URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: server.URL()})
 	round := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		round++
@@ -126,11 +122,7 @@ func pageIn(bucket int, name string) string {
 // The parts of one change that were not applied are never skipped over.
 func TestAMissingPartIsNoticed(t *testing.T) {
 	server := redistest.Single(t)
-	s, err := Open(Config{URL: server.URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: server.URL()})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -171,11 +163,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 // A node that is suspended between its two steps, and wakes up after another has
 // claimed the partition, writes no count, on whatever page.
 func TestAZombieWritesNoCount(t *testing.T) {
-	s, err := Open(Config{URL: redistest.Single(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: redistest.Single(t).URL()})
 	zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -206,11 +194,7 @@ func TestAZombieWritesNoCount(t *testing.T) {
 // A claim that comes late, after the same process has claimed again, takes
 // nothing back; the same claim twice is the same epoch.
 func TestALateClaimDoesNothing(t *testing.T) {
-	s, err := Open(Config{URL: redistest.Single(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claim := func(number int) string {
 		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
 		if err := s.run(t.Context(), []*call{cl}); err != nil {
@@ -228,6 +212,17 @@ func TestALateClaimDoesNothing(t *testing.T) {
 	if got := claim(2); got != second {
 		t.Errorf("the claim again got epoch %s, want %s", got, second)
 	}
+}
+
+// open returns a store that ends with the test.
+func open(t testing.TB, cfg Config) *Store {
+	t.Helper()
+	s, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
 }
 
 // ear collects what a watcher of all buckets is told.
@@ -281,11 +276,7 @@ func lost(times int) func(presence.Publication) bool {
 func TestASilentSubscriptionIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s, err := Open(Config{URL: server.URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+	s := open(t, Config{URL: server.URL()})
 	s.ping = 200 * time.Millisecond
 	told := ear(t, s)
 	told(lost(1))
@@ -301,11 +292,7 @@ func TestASilentSubscriptionIsNoticed(t *testing.T) {
 
 // Before version 7 a Cluster has no sharded channels.
 func TestAnOldClusterHearsClassicChannels(t *testing.T) {
-	s, err := Open(Config{URL: redistest.ThreeMasters(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
+	s := open(t, Config{URL: redistest.ThreeMasters(t).URL()})
 	c, err := s.known(t.Context())
 	if err != nil || c.Publish != "SPUBLISH" {
 		t.Fatalf("known = %+v, %v", c, err)

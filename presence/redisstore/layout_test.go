@@ -133,11 +133,7 @@ func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 // A crash between any two runs leaves all members to the next owner: so does one
 // within the runs that change the number of hashes.
 func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
-	s, err := Open(Config{URL: redistest.Single(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
 	if err != nil {
 		t.Fatal(err)
@@ -175,11 +171,7 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 
 // Numbers of users of one partition on one page, of any size, are kept as they are.
 func TestCountsOfAnySizeAreKept(t *testing.T) {
-	s, err := Open(Config{URL: redistest.Single(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: redistest.Single(t).URL()})
 	all := make([]int, s.cfg.Partitions)
 	for i := range all {
 		all[i] = i
@@ -275,12 +267,8 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
 // all the same, and those that somebody is on do not.
 func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	s, err := Open(Config{URL: server.URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	server := redistest.Start(t, redistest.Durable...)
+	s := open(t, Config{URL: server.URL()})
 	pages := map[string]int64{}
 	for i := range 800 {
 		pages[fmt.Sprint("page", i)] = 2
@@ -302,11 +290,7 @@ func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 
 // A page that a rebuild finds at 0, or that is said to be at 0 again, expires, too.
 func TestPagesSaidToBeEmptyExpire(t *testing.T) {
-	s, err := Open(Config{URL: redistest.Single(t).URL()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
 	write := func(seq uint64, n int64) {
 		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: "page", Users: n}}}})
@@ -334,11 +318,7 @@ func TestPagesSaidToBeEmptyExpire(t *testing.T) {
 // Pages nobody is on are bounded in number: those that are empty longest are forgotten,
 // and come back under a higher version.
 func TestEmptyPagesAreBounded(t *testing.T) {
-	s, err := Open(Config{URL: redistest.Single(t).URL(), Buckets: 1, EmptyPages: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: redistest.Single(t).URL(), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)
 	write := func(seq uint64, page string, n int64) presence.Count {
 		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}}})

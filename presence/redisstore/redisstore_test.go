@@ -1,29 +1,18 @@
 package redisstore_test
 
 import (
-	"fmt"
-	"os"
 	"testing"
 
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"headcount/presence"
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
 	"headcount/presence/storetest"
+	"headcount/servertest"
 )
 
-// TestMain fails when a goroutine is left.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	redistest.Stop()
-	if err := goleak.Find(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 
 // open returns a store that ends with the test.
 func open(t testing.TB, url string, with ...func(*redisstore.Config)) *redisstore.Store {

@@ -32,14 +32,11 @@ import (
 func TestEveryScriptMayRunTwice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s, err := Open(Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond})
 	ctx := t.Context()
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
-	for err = presence.ErrNoFacts; errors.Is(err, presence.ErrNoFacts); {
+	err := presence.ErrNoFacts
+	for errors.Is(err, presence.ErrNoFacts) {
 		_, err = s.Renew(ctx, process, time.Minute)
 	}
 	if err != nil {

@@ -45,6 +45,9 @@ type Server struct {
 	process servertest.Process
 }
 
+// Durable are the options of a server that loses nothing when it is killed.
+var Durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
+
 // Start starts a server that ends with the test. args are options of
 // redis-server that replace the defaults, such as "--appendonly", "yes".
 func Start(t testing.TB, args ...string) *Server {

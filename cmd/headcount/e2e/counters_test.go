@@ -46,7 +46,7 @@ var places = []place{
 	{name: "memory", open: func(*testing.T) []string { return nil }},
 	{name: "data directory", open: func(t *testing.T) []string { return []string{"--data-dir=" + t.TempDir()} }, lasts: true},
 	{name: "Redis", open: func(t *testing.T) []string {
-		return []string{"--redis=" + redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always").URL(), "--cluster-listen=" + servertest.FreeAddr()}
+		return []string{"--redis=" + redistest.Start(t, redistest.Durable...).URL(), "--cluster-listen=" + servertest.FreeAddr()}
 	}, twice: true, lasts: true},
 	{name: "PostgreSQL", open: func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} }, twice: true, lasts: true},
 	{name: "Redis and PostgreSQL", open: func(t *testing.T) []string {
@@ -517,7 +517,7 @@ type outage interface{ Kill() }
 func TestTheStoreOfCountersIsAway(t *testing.T) {
 	t.Parallel()
 	redis := func(t *testing.T) (outage, func(), []string) {
-		r := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+		r := redistest.Start(t, redistest.Durable...)
 		return r, func() { r.Restart(t) }, []string{"--redis=" + r.URL(), "--cluster-listen=" + servertest.FreeAddr()}
 	}
 	postgres := func(t *testing.T) (outage, func(), []string) {

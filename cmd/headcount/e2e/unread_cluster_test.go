@@ -105,7 +105,7 @@ func TestUnreadOverRedis(t *testing.T) {
 
 func TestUnreadWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
-	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	redis := redistest.Start(t, redistest.Durable...)
 	a, _ := startCluster(t, redis.URL())
 	page := fresh(t)
 	c := a.ws(t)

@@ -72,7 +72,7 @@ func TestCountersLast(t *testing.T) {
 		},
 		"Redis": func(t *testing.T, l *lasting) {
 			// An acknowledged change is as durable as Redis, so Redis writes it to the disk at once.
-			redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+			redis := redistest.Start(t, redistest.Durable...)
 			l.server("Redis", redis.Kill, redis.Restart)
 			for range 2 {
 				l.serves("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr())
@@ -84,7 +84,7 @@ func TestCountersLast(t *testing.T) {
 			l.serves("--postgres=" + postgres.Database(t))
 		},
 		"Redis in front of PostgreSQL": func(t *testing.T, l *lasting) {
-			redis, postgres := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), pgtest.Start(t)
+			redis, postgres := redistest.Start(t, redistest.Durable...), pgtest.Start(t)
 			l.server("Redis", redis.Kill, redis.Restart)
 			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
 			database := postgres.Database(t)
