@@ -243,12 +243,7 @@ func TestSlowHandshakes(t *testing.T) {
 		conns = append(conns, c)
 	}
 	for range 10 {
-		c := s.ws(t)
-		c.join("p")
-		c.takeCount("p", 1)
-		c.leave("p")
-		c.close()
-		eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
+		s.visit(t)
 	}
 	closed := make(chan error, len(conns))
 	for i, c := range conns {
@@ -277,6 +272,17 @@ func TestSlowHandshakes(t *testing.T) {
 	}
 }
 
+// visit has somebody come to a page that nobody is on, and leave it.
+func (s *server) visit(t *testing.T) {
+	t.Helper()
+	c := s.ws(t)
+	c.join("p")
+	c.takeCount("p", 1)
+	c.leave("p")
+	c.close()
+	eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
+}
+
 // More half handshakes than there is room for: they make room for each other
 // and for everyone else, and cost no more than there are places.
 func TestManyHalfHandshakes(t *testing.T) {
@@ -286,12 +292,7 @@ func TestManyHalfHandshakes(t *testing.T) {
 		fmt.Fprintf(s.rawDial(t), "GET /-/ws HTTP/1.1\r\nHost: x\r\n")
 	}
 	for range 20 {
-		c := s.ws(t)
-		c.join("p")
-		c.takeCount("p", 1)
-		c.leave("p")
-		c.close()
-		eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
+		s.visit(t)
 	}
 	eventually(t, "all half handshakes have come to the door", func() bool { return s.metric(t, "headcount_connections_evicted_total") >= 300 })
 	if n := s.metric(t, "process_open_fds"); n > 100+50+50 {

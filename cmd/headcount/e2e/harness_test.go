@@ -6,11 +6,9 @@ package e2e
 
 import (
 	"bufio"
-	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -42,22 +40,7 @@ var program string // the program, built with -race
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
-	flag.Parse()
-	// These tests mostly wait, so more of them fit than there are cores.
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = flag.Set("test.parallel", "12")
-	}
-	dir, err := os.MkdirTemp("", "headcount-e2e-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	if program, err = programtest.Path(dir, "-race"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	status := m.Run()
+	status := programtest.Run(m, "12", &program) // these tests mostly wait, so more of them fit than there are cores
 	if shared.s != nil {
 		if problem := shared.s.end(); problem != "" {
 			fmt.Fprintln(os.Stderr, "the shared server:", problem)
@@ -74,27 +57,9 @@ type server struct {
 	admin string // http://127.0.0.1:port
 	cmd   *exec.Cmd
 	gone  chan struct{} // closed when the process has ended
-	log   *logBook
+	log   *programtest.Log
 	ended sync.Once
 	what  string // what end found
-}
-
-// logBook keeps what a process writes to stderr.
-type logBook struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logBook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func (l *logBook) add(line string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text.WriteString(line)
 }
 
 // start runs a server with flags such as "--leave-grace=0s" and waits until it
@@ -171,7 +136,7 @@ func spawnBy(command []string, flags ...string) (*server, error) {
 			flags = append(flags, d)
 		}
 	}
-	s := &server{cmd: exec.Command(command[0], slices.Concat(command[1:], []string{"serve"}, flags)...), gone: make(chan struct{}), log: &logBook{}}
+	s := &server{cmd: exec.Command(command[0], slices.Concat(command[1:], []string{"serve"}, flags)...), gone: make(chan struct{}), log: &programtest.Log{}}
 	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
 	s.cmd.Env = append(s.cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	stderr, err := s.cmd.StderrPipe()
@@ -188,7 +153,7 @@ func spawnBy(command []string, flags ...string) (*server, error) {
 		lines := bufio.NewReader(stderr)
 		for {
 			line, err := lines.ReadString('\n')
-			s.log.add(line)
+			_, _ = s.log.Write([]byte(line)) // it takes all
 			var l listening
 			if json.Unmarshal([]byte(line), &l) == nil && l.Listen != "" && l.Admin != "" {
 				select {
@@ -241,21 +206,10 @@ func (s *server) end() string {
 		} else if status != 0 {
 			s.what = fmt.Sprintf("exit status %d:\n%s", status, s.log)
 		} else {
-			s.what = s.complaints()
+			s.what = s.log.Complaint()
 		}
 	})
 	return s.what
-}
-
-// complaints is what the log holds that must never be there.
-func (s *server) complaints() string {
-	text := s.log.String()
-	for _, bad := range []string{"DATA RACE", "panic", "fatal error", `"level":"error"`} {
-		if i := strings.Index(text, bad); i >= 0 {
-			return fmt.Sprintf("%q in the log:\n%s", bad, text[max(0, i-200):])
-		}
-	}
-	return ""
 }
 
 // died is for tests that end the server themselves: it must be gone with this
@@ -272,7 +226,7 @@ func (s *server) died(t testing.TB, status int, atMost time.Duration) {
 		if got != status {
 			t.Errorf("exit status %d, want %d:\n%s", got, status, s.log)
 		}
-		if what := s.complaints(); what != "" && status == 0 {
+		if what := s.log.Complaint(); what != "" && status == 0 {
 			t.Error(what)
 		}
 	})

@@ -594,7 +594,7 @@ func (s *server) killed(t testing.TB) {
 	case <-time.After(patience):
 		t.Fatal("it is not dead")
 	}
-	s.ended.Do(func() { s.what = s.complaints() })
+	s.ended.Do(func() { s.what = s.log.Complaint() })
 }
 
 // A process is killed in the middle of 10,000 changes: each that was

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
 	"headcount/servertest"
@@ -153,7 +154,7 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 		args = append(args, "--url=http://"+m.addr)
 	}
 	var out bytes.Buffer
-	var progress logBook
+	var progress programtest.Log
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Stdout, cmd.Stderr = &out, &progress
 	if err := cmd.Start(); err != nil {

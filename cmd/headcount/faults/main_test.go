@@ -8,7 +8,6 @@
 package faults
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"sync"
@@ -25,23 +24,8 @@ var program string // the program, built with -race
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
-	flag.Parse()
-	// These tests mostly wait, but every topology is seven processes or more.
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = flag.Set("test.parallel", "4")
-	}
 	defer redistest.Stop()
-	dir, err := os.MkdirTemp("", "headcount-faults-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	if program, err = programtest.Path(dir, "-race"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	status := m.Run()
+	status := programtest.Run(m, "4", &program) // these tests mostly wait, but every topology is seven processes or more
 	table.print()
 	return status
 }

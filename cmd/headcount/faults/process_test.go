@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,26 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"headcount/cmd/headcount/programtest"
 	"headcount/servertest"
 )
-
-// logBook keeps what a process writes to stderr, over all its lives.
-type logBook struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logBook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logBook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // member is one process of a cluster, which may be ended and started again: its
 // addresses stay.
@@ -45,7 +27,7 @@ type member struct {
 	admin string
 	self  string // where the others reach it
 	flags []string
-	log   logBook
+	log   programtest.Log
 
 	process servertest.Process
 	still   atomic.Bool // it is frozen, or was killed
@@ -136,17 +118,6 @@ func (m *member) ready() bool {
 	return err == nil && status == http.StatusOK
 }
 
-// complaint is what the log holds that must never be there, or "".
-func (m *member) complaint() string {
-	text := m.log.String()
-	for _, bad := range []string{"DATA RACE", "panic", "fatal error", `"level":"error"`} {
-		if i := strings.Index(text, bad); i >= 0 {
-			return fmt.Sprintf("%s: %q in the log:\n%.6000s", m.name, bad, text[max(0, i-300):])
-		}
-	}
-	return ""
-}
-
 // startAll starts members and has them ended with the test, and their logs looked at.
 func startAll(t testing.TB, members ...*member) {
 	t.Helper()
@@ -160,8 +131,8 @@ func startAll(t testing.TB, members ...*member) {
 						t.Error(err)
 					}
 				}
-				if what := m.complaint(); what != "" {
-					t.Error(what)
+				if what := m.log.Complaint(); what != "" {
+					t.Errorf("%s: %s", m.name, what)
 				}
 			})
 		}

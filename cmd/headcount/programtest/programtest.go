@@ -1,11 +1,16 @@
-// Package programtest finds the program for the tests that run it.
+// Package programtest is for the tests that run the program as a process.
 package programtest
 
 import (
+	"bytes"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
 )
 
 // Path returns the program that the environment's HEADCOUNT_BIN names. Without
@@ -20,4 +25,53 @@ func Path(dir string, flags ...string) (string, error) {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return bin, nil
+}
+
+// Run runs the tests of a package with the program, built with the race detector, and
+// returns the exit status. So many tests run at once, unless -parallel says otherwise.
+func Run(m *testing.M, parallel string, program *string) int {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", parallel)
+	}
+	dir, err := os.MkdirTemp("", "headcount-test-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		*program, err = Path(dir, "-race")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// Log keeps what a process writes, over all its lives. Any goroutine may use it.
+type Log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// Complaint returns what the log has that must never be there, or "".
+func (l *Log) Complaint() string {
+	text := l.String()
+	for _, bad := range []string{"DATA RACE", "panic", "fatal error", `"level":"error"`} {
+		if i := strings.Index(text, bad); i >= 0 {
+			return fmt.Sprintf("%q in the log:\n%.6000s", bad, text[max(0, i-300):])
+		}
+	}
+	return ""
 }
