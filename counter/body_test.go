@@ -123,7 +123,8 @@ func TestParseCorrections(t *testing.T) {
 	}
 }
 
-// FuzzBodies: what we take is JSON, also to the library, and means the same to it.
+// FuzzBodies: every body that we accept is JSON for the library too, and means the same
+// to it.
 func FuzzBodies(f *testing.F) {
 	for _, s := range []string{`{"delta":5,"dimensions":{"country":"de"}}`, `{"changes":[{"key":"s:1","delta":-1}]}`, `{"add":["a","\ud83d\ude00"],"remove":["b"]}`, `{"delta":1,"reason":"\n","by":"x"}`, `{"rules":[]}`, `{"delta":1.5}`} {
 		f.Add([]byte(s))

@@ -25,7 +25,7 @@ func add(rule *counter.Rule, key string, delta int64) counter.Op {
 	return counter.Op{Changes: []counter.Change{{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}}}
 }
 
-// gate is a Writer in front of a store in memory. When it is shut, writes wait.
+// gate is a Writer in front of a store in memory. While it is shut, writes wait.
 type gate struct {
 	*memstore.Store
 	mu     sync.Mutex
@@ -61,7 +61,7 @@ func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return g.Store.Apply(ctx, ops)
 }
 
-// gather has the first op under way and the others wait, then lets them go.
+// gather has the first op under way while the others wait, and then lets them go.
 func gather(t *testing.T, g *gate, c *counter.Combiner, first counter.Op, others ...counter.Op) []counter.Result {
 	t.Helper()
 	shut := make(chan struct{})
@@ -153,7 +153,7 @@ func TestAMergedChangeThatIsRefusedIsMadeOneByOne(t *testing.T) {
 		if got := value(t, g, "s:1"); got != math.MaxInt64 {
 			t.Errorf("s:1 is %d", got)
 		}
-		// Made as exact before the rule said sum: each has its entry.
+		// They were made as exact, before the rule said sum: each has its entry.
 		c.Do(t.Context(), add(exact, "s:3", 1))
 		gather(t, g, c, add(sum, "s:0", 1), add(sum, "s:3", 1), add(sum, "s:3", 1))
 		if l, err := g.Ledger(t.Context(), "s:3", 0, 10); err != nil || len(l.Entries) != 3 {
@@ -279,8 +279,8 @@ func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 	return results
 }
 
-// TestContractCombined runs the contract through a Combiner: what it does
-// cannot be seen.
+// TestContractCombined runs the contract through a Combiner: callers cannot tell that
+// changes are combined.
 func TestContractCombined(t *testing.T) {
 	for name, cfg := range map[string]counter.CombinerConfig{
 		"instant": {Instant: true}, "one lane": {}, "lanes": {Lanes: 8, Batch: 16},
@@ -318,8 +318,8 @@ func (s *slow) Writes() int {
 	return s.writes
 }
 
-// A key that changes fast is written at the pace, nobody waits much longer, and who
-// comes to a lane that is not hot does not wait.
+// A key that changes fast is written at the pace, and nobody waits much longer than
+// that. A caller in a lane that is not hot does not wait.
 func TestAHotLaneKeepsItsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, pace = 200 * time.Microsecond, 7 * time.Millisecond
@@ -355,7 +355,7 @@ func TestAHotLaneKeepsItsPace(t *testing.T) {
 		if d := took(); d != takes {
 			t.Errorf("a lone change after the rush took %s, want %s", d, takes)
 		}
-		// Callers who wait for their answers are not held back until the pace ends.
+		// Callers that wait for their answers are not held back until the pace ends.
 		began = time.Now()
 		for range 64 {
 			wg.Go(func() {

@@ -16,7 +16,7 @@ import (
 	"headcount/presence"
 )
 
-// cluster is a Board's, of this process, one that answers and one that does not.
+// cluster is what a Board sees: this process, one that answers, and one that does not.
 func cluster(asked *atomic.Int64) Config {
 	return Config{
 		Self: "a", Region: "us", Log: zerolog.Nop(),
@@ -140,7 +140,7 @@ func TestTopIsBoundedAndTheStoreMayBeAway(t *testing.T) {
 	}
 }
 
-// Functions as what a Config asks for.
+// These functions serve as the interfaces of a Config.
 type (
 	members func() []presence.Process
 	report  func() presence.Report

@@ -23,7 +23,7 @@ import (
 	"headcount/servertest"
 )
 
-// patience bounds every wait; nothing comes near it.
+// patience bounds every wait. It is much longer than any wait should be.
 const patience = 60 * time.Second
 
 // binary is the program as users run it: the one HEADCOUNT_BIN names, else
@@ -75,8 +75,8 @@ func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
 	s.cmd.WaitDelay = 30 * time.Second // longer than the script takes to kill what does not end
 	s.cmd.Env = append(clean(), env...)
-	// What this process handles begins with its default in the script, also when
-	// the tests run in a shell's background, where SIGINT is ignored.
+	// A signal that this process handles has its default effect in the script. That also
+	// holds when the tests run in the background of a shell, where SIGINT is ignored.
 	handled := make(chan os.Signal, 1)
 	signal.Notify(handled, os.Interrupt)
 	out, in := io.Pipe()
@@ -119,7 +119,7 @@ func clean() []string {
 	return env
 }
 
-// until reads lines to the first that begins so; "" for all to the end.
+// until reads lines up to the first that begins with prefix; "" reads all to the end.
 func (s *script) until(t *testing.T, prefix string) {
 	t.Helper()
 	for line := range s.lines {
@@ -211,7 +211,7 @@ func TestCluster(t *testing.T) {
 		}
 	}
 
-	// One that is killed is missed, and comes back when asked for.
+	// A process that is killed is reported, and started again on request.
 	if err := syscall.Kill(pids["presence-2"], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// What README.md shows: three regions, one total, a link that is cut and healed.
+// This is what README.md shows: three regions, one total, and a link that is cut and
+// healed.
 func TestRegions(t *testing.T) {
 	t.Parallel()
 	all := ports(12)

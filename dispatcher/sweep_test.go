@@ -53,9 +53,9 @@ func lives(t *testing.T, s *memstore.Store) (lives []string) {
 	return lives
 }
 
-// TestEndpointsEndWithTheLifeOfTheirGateway: also those that were there before
-// the dispatcher, though the store refuses at first; but not those of who was
-// only away for a moment.
+// TestEndpointsEndWithTheLifeOfTheirGateway: endpoints of dead gateways go, also those
+// that are older than the dispatcher, and although the store refuses at first. Those of
+// a gateway that was only away for a moment stay.
 func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: memstore.New(memstore.Config{}), refuses: 2}
@@ -99,7 +99,7 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	})
 }
 
-// endings is a function as Gateways, which take every push.
+// endings is a function as Gateways that accept every push.
 type endings func(life string) (ended bool)
 
 func (endings) PushUpdates(context.Context, string, []presence.Update) error { return nil }

@@ -17,8 +17,8 @@ func of(page string, users int64, sequence uint64) (bucket int, updates []presen
 	return presence.Bucket(page, presence.DefaultBuckets), []presence.Update{c.Update()}
 }
 
-// whole returns a store of two partitions, of which run's is the one that is
-// not complete yet.
+// whole returns a store of two partitions. The partition of run is the one that is not
+// complete yet.
 func whole(t *testing.T) *memstore.Store {
 	t.Helper()
 	s := memstore.New(memstore.Config{Partitions: 2})
@@ -60,8 +60,8 @@ func TestTopFollowsTheStore(t *testing.T) {
 	})
 }
 
-// A dispatcher that starts late knows the pages that have subscribers, and one
-// that missed messages reads those it knew.
+// A dispatcher that starts late knows the pages that have subscribers. A dispatcher that
+// missed messages reads the pages that it knew.
 func TestTopAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := whole(t)
@@ -72,7 +72,7 @@ func TestTopAfterALoss(t *testing.T) {
 		set("seen", 2)
 		set("held", 3)
 		synctest.Wait()
-		// As if the messages of these had been lost.
+		// The messages of these pages are lost, so to say.
 		d.top.mu.Lock()
 		for _, pages := range d.top.pages {
 			for name, c := range pages {
@@ -112,7 +112,8 @@ func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
 	}
 }
 
-// However many pages there are, it remembers at most maxTop, and the largest.
+// However many pages there are, the dispatcher remembers at most maxTop, and those are
+// the largest.
 func TestTopIsBounded(t *testing.T) {
 	var d Dispatcher
 	d.top.serve(upTo(presence.DefaultBuckets))
@@ -127,7 +128,7 @@ func TestTopIsBounded(t *testing.T) {
 	if size != d.top.size || size > maxTop || size < maxTop/2 {
 		t.Errorf("%d pages are remembered, %d counted", size, d.top.size)
 	}
-	// 48 or 49 pages have each number; only those that came after the last time
+	// There are 48 or 49 pages of each number. Only pages that came after the last time
 	// something was forgotten may be small.
 	if got := d.Top(40); len(got) != 40 || got[0].Users != 1000 || got[39].Users != 1000 {
 		t.Errorf("%v", got)

@@ -15,8 +15,8 @@ import (
 	"headcount/gateway/websocket"
 )
 
-// Whatever a client floods the gateway with, it is told so, read slowly, and
-// closed at its twentieth error.
+// A client that floods the gateway, with whatever messages, gets errors, is read slowly,
+// and is closed at its twentieth error.
 func TestFloods(t *testing.T) {
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
@@ -69,8 +69,8 @@ func TestFloods(t *testing.T) {
 	})
 }
 
-// An answer to a ping of the gateway costs nothing, also when the client has
-// used up what it may send.
+// An answer to a ping of the gateway costs nothing, even when the client has used up
+// what it may send.
 func TestPongToOurPingIsFree(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r := s.socket("")
@@ -89,8 +89,8 @@ func TestPongToOurPingIsFree(t *testing.T) {
 	}
 }
 
-// What the client of an event stream sends is of no interest, and is read no
-// faster than what others send.
+// Nobody needs what the client of an event stream sends. It is read no faster than what
+// other clients send.
 func TestEventStreamThatTalks(t *testing.T) {
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
@@ -113,7 +113,7 @@ func TestEventStreamThatTalks(t *testing.T) {
 	})
 }
 
-// What an address may bring does not begin anew with each connection.
+// The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	s.g.addressPages = policy.NewRates(1, 150)
@@ -144,8 +144,8 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	}
 }
 
-// A client that brings new pages without end is told so, and nothing changes for it;
-// pages that the gateway has are free.
+// A client that subscribes to new pages without end gets errors, and its other pages
+// stay as they are. Pages that the gateway already has cost nothing.
 func TestNewPagesAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	message := func(kind string, from, to int) []byte {

@@ -61,8 +61,8 @@ func (l lone) Ready() error {
 	return nil
 }
 
-// serveGateway runs a gateway until the test ends, and then expects nothing to
-// be left of it.
+// serveGateway runs a gateway until the test ends, and then checks that nothing is left
+// of it.
 func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
@@ -153,7 +153,7 @@ func await(t *testing.T, what string, so func() bool) {
 	}
 }
 
-// settles waits until so many connections are left.
+// settles waits until only so many connections are left.
 func (s *served) settles(want int) {
 	s.t.Helper()
 	await(s.t, fmt.Sprintf("%d connections to be left", want), func() bool {
@@ -262,7 +262,7 @@ func (r *raw) expectClose(code int) {
 	r.expect(websocket.Close, string(binary.BigEndian.AppendUint16(nil, uint16(code))))
 }
 
-// expectEnd expects the connection to end, whatever comes before.
+// expectEnd reads until the connection ends, whatever comes before.
 func (r *raw) expectEnd() {
 	r.t.Helper()
 	_ = r.SetReadDeadline(time.Now().Add(patient))
@@ -305,7 +305,7 @@ func TestFramesInPieces(t *testing.T) {
 		masked(websocket.Text, `{"type":"read","x":"`+strings.Repeat("x", 200)+`"}`)
 	check := func(r *raw) {
 		r.t.Helper()
-		// The count comes in its own time; the rest in order.
+		// The count comes when it comes; everything else comes in order.
 		want := []struct {
 			opcode byte
 			prefix string
@@ -467,8 +467,8 @@ func skipCounts(r *raw) io.Reader {
 	return in
 }
 
-// TestPongThenNothing: a connection that only answers pings stays, one that
-// does not goes, and one that sends part of a frame is silent.
+// TestPongThenNothing: a connection that answers pings stays. One that does not answer
+// them, or only begins a frame, is closed as silent.
 func TestPongThenNothing(t *testing.T) {
 	bothWays(t, func(cfg *Config) {
 		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 400*time.Millisecond
@@ -523,8 +523,9 @@ func TestCloseWhileServing(t *testing.T) {
 	})
 }
 
-// TestClientThatTakesNothing floods with requests and never reads an answer: it
-// is not listened to, then closed, and the others notice nothing of it.
+// TestClientThatTakesNothing floods the gateway with requests and never reads an answer.
+// The gateway stops reading from that client, then closes it. Other clients notice
+// nothing.
 func TestClientThatTakesNothing(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		hog := s.socket("")
@@ -564,8 +565,8 @@ func TestClientThatTakesNothing(t *testing.T) {
 	})
 }
 
-// A client that takes what it was sent only after a while lives, though no ping
-// could be sent to it meanwhile, and none of its frames was read.
+// A client that reads only after a while stays connected, although meanwhile no ping
+// could be sent to it and none of its frames was read.
 func TestASlowClientLives(t *testing.T) {
 	tune := func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }
 	for name, c := range map[string]struct {
@@ -614,8 +615,9 @@ func TestASlowClientLives(t *testing.T) {
 func TestAnswersWaitForSlowClient(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = time.Minute }, func(t *testing.T, s *served) {
 		r := s.socket("")
-		// What a socket holds differs from system to system, so it is filled first.
-		// It moves on from one side's buffer to the other's, hence several looks.
+		// Systems differ in how much a socket holds, so the test fills it first. Bytes
+		// move on from one side's buffer to the other's, so the test looks several
+		// times.
 		filler, fillers, looks := bytes.Repeat([]byte("x"), 60_000), 0, 0
 		await(t, "a client that owes the server its reading", func() bool {
 			s.g.each(func(c *conn) {
@@ -684,8 +686,8 @@ func TestEventStreamsEnd(t *testing.T) {
 	})
 }
 
-// TestDrainWaitsForTheClose: a client that closes its side in time has the
-// close frame for certain, one that does not is closed after a moment.
+// TestDrainWaitsForTheClose: a client that closes its side in time is certain to get the
+// close frame. A client that does not is closed after a moment.
 func TestDrainWaitsForTheClose(t *testing.T) {
 	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
@@ -713,9 +715,9 @@ func TestDrainWaitsForTheClose(t *testing.T) {
 	})
 }
 
-// TestCloseHandshakeEndsAtOnce: when both close frames have been sent, the server
-// closes the connection without waiting for the client to do so, whoever began
-// and whatever the client had still to say.
+// TestCloseHandshakeEndsAtOnce: when both close frames have been sent, the server closes
+// the connection and does not wait for the client. It does not matter who began, or what
+// the client still had to say.
 func TestCloseHandshakeEndsAtOnce(t *testing.T) {
 	closing := func(code uint16) string {
 		return masked(websocket.Close, string(binary.BigEndian.AppendUint16(nil, code)))

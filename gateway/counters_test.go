@@ -144,7 +144,7 @@ func TestCountersAreLive(t *testing.T) {
 	b.until("likes:1", 2, true)
 	a.until("likes:1", 2, true)
 
-	// Another tab of the same user is told from the first frame on.
+	// Another tab of the same user hears it from its first frame on.
 	tab := s.looker("Headcount-Id: " + a.id)
 	tab.say(`{"type":"subscribe","counters":["likes:1"]}`)
 	if f := tab.next(); f.Value != 2 || !f.Mine {
@@ -173,7 +173,7 @@ func TestCountersAreLive(t *testing.T) {
 		t.Errorf("version %s after %s was deleted", again.Version, made.Version)
 	}
 
-	// Who unsubscribes is told no more.
+	// A client that unsubscribes hears no more.
 	b.say(`{"type":"unsubscribe","counters":["likes:1","views:9"]}`)
 	b.say(heartbeatMsg)
 	if f := b.next(); f.Type != "heartbeat" {
@@ -234,7 +234,7 @@ func TestCountersThatMayNotBeSeen(t *testing.T) {
 			t.Errorf("%s: got %+v", text, f)
 		}
 	}
-	// A server sees all.
+	// A server with an API key sees all counters.
 	server := s.looker("X-API-Key: k")
 	server.say(`{"type":"subscribe","counters":["private"]}`)
 	server.until("private", 0, false)
@@ -283,7 +283,8 @@ func TestEventsOfACounter(t *testing.T) {
 	if data != want || !strings.Contains(want, `"version":"`+id+`"`) {
 		t.Errorf("%s %s, want %s", id, data, want)
 	}
-	// Who comes back with the newest is told the next one, with another the newest.
+	// A stream that comes back with the newest id gets the next event. With another id
+	// it gets the newest.
 	back, resumed := stream("Last-Event-ID: " + id)
 	late, older := stream("Last-Event-ID: 1-1")
 	if got, _ := event(t, older); got != id {
@@ -321,8 +322,8 @@ func (d *distant) Read(ctx context.Context, keys []string, member string, lag ti
 	return d.Store.Read(ctx, keys, member, lag)
 }
 
-// While the store is away what is shown is stale; then it is right again, also for who
-// came meanwhile.
+// While the store is away, the counters that are shown are stale. Afterwards they are
+// right again, also for clients that came meanwhile.
 func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	store := &distant{}
 	s := serveGateway(t, true, func(cfg *Config) {
@@ -341,7 +342,7 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	b := s.looker()
 	b.say(`{"type":"subscribe","counters":["likes:2"]}`)
 	s.open("/api/v1/counters/likes:2/events", "", "Connection: close").response(http.StatusServiceUnavailable)
-	s.call("PUT", "/likes:2/members/"+b.user, "") // by another process, so to say
+	s.call("PUT", "/likes:2/members/"+b.user, "") // as another process would
 	store.away.Store(false)
 	s.g.CountersChanged()
 	if f := a.next(); f.Stale || f.Value != 1 || !f.Mine {

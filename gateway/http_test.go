@@ -30,8 +30,8 @@ func (b *book) count(s string) int {
 	return strings.Count(b.text.String(), s)
 }
 
-// A proxy that replaces the Host makes every page a stranger: the answer and
-// the log say so.
+// Behind a proxy that replaces the Host every origin is foreign: the answer and the log
+// say so.
 func TestRefusedOriginNamesTheHost(t *testing.T) {
 	log := &book{}
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Log = zerolog.New(log) })
@@ -49,7 +49,7 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 	}
 }
 
-// A strong ETag stands for the very bytes.
+// A strong ETag stands for exactly these bytes.
 func TestETagsOfEncodingsDiffer(t *testing.T) {
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Assets = fstest.MapFS{"a.js": {Data: []byte("text")}} })
 	get := func(status int, lines ...string) *http.Response {
@@ -68,8 +68,8 @@ func TestETagsOfEncodingsDiffer(t *testing.T) {
 	}
 }
 
-// The connection ends after a request whose end others may see elsewhere, and no
-// body is asked for that would be refused.
+// The connection ends after a request whose end others may see elsewhere. The server
+// asks for no body that it would refuse.
 func TestBodies(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	const action = `{"action":"decrement"}`
@@ -86,7 +86,7 @@ func TestBodies(t *testing.T) {
 	put(413, "some bytes", "Content-Length: 9999").expectEnd()                // and the rest never comes
 }
 
-// What the HTTP server refuses by itself is told for what it is.
+// What the HTTP server itself refuses is answered with its own problem.
 func TestRefusalsOfTheHTTPServer(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	for request, want := range map[string]string{

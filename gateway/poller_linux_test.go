@@ -9,7 +9,8 @@ import (
 	"headcount/gateway/websocket"
 )
 
-// TestSilentConnectionsHaveNoGoroutine, nor have those in the middle of a frame.
+// TestSilentConnectionsHaveNoGoroutine: neither silent connections nor those in the
+// middle of a frame have one.
 func TestSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	const n = 100

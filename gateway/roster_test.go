@@ -64,8 +64,8 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 	}
 }
 
-// While the store is away nothing is answered, and the grace of a lost
-// connection runs all the same: its return must not wait for an answer.
+// While the store is away nothing is answered. The grace of a lost connection runs all
+// the same, and its return must not wait for an answer.
 func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	b.join(1, "p", c)
@@ -79,7 +79,7 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	b.wantOps(t, heartbeat.Join)
 	b.leave(1, "p", c, true)
 	b.join(1, "p", c)
-	b.wantOps(t) // the join on its way says it all
+	b.wantOps(t) // the join that is under way says it all
 	before := c.arrivals
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 	if c.arrivals != before {
@@ -98,7 +98,7 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	}
 }
 
-// A new owner is told of everybody, in a stream of its own.
+// A new owner is told of all users, in a stream of its own.
 func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	b.join(1, "p", c)
@@ -113,7 +113,7 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
 		t.Fatalf("the new owner is told %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
-	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its answer to the beats before: what it lacks is on its way
+	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its answer to the beats before; what it lacks is under way
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	b.receive(&heartbeat.Reply{Stream: 2, Acked: 2})
 	b.receive(&heartbeat.Reply{Stream: 2, Ask: true})
@@ -126,7 +126,7 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	}
 }
 
-// A new owner is told of what is left of a grace that no owner has acknowledged.
+// A new owner is told how much is left of a grace that no owner has acknowledged.
 func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c := newBeats(t), &joined{}
@@ -145,7 +145,7 @@ func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
 	})
 }
 
-// A gateway that has nobody says so.
+// A gateway without users says so.
 func TestNobodyIsToldOf(t *testing.T) {
 	b := newBeats(t)
 	b.movedTo(0)
@@ -154,8 +154,8 @@ func TestNobodyIsToldOf(t *testing.T) {
 	}
 }
 
-// A stream that is longer than what may be in flight tells of everything with its
-// last op, however many come and go meanwhile.
+// A stream that is longer than what may be in flight has told of everything with its
+// last op, however many users come and go meanwhile.
 func TestALongStreamSaysWhereItTellsOfEverything(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	const users = heartbeat.MaxOps + 10
@@ -173,8 +173,8 @@ func TestALongStreamSaysWhereItTellsOfEverything(t *testing.T) {
 	}
 }
 
-// Of two tabs that were lost one comes back and leaves: the other's grace lasts, and
-// the user is forgotten when that is over.
+// Of two lost tabs one comes back and leaves. The other tab's grace lasts, and the user
+// is forgotten when it is over.
 func TestTheOtherTabsGraceLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, d := newBeats(t), &joined{}, &joined{}
@@ -202,8 +202,8 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 	})
 }
 
-// Who comes and goes while nothing is acknowledged is forgotten at once, but for what
-// is in flight.
+// A user who comes and goes while nothing is acknowledged is forgotten at once, except
+// for what is in flight.
 func TestWhoComesAndGoesIsForgottenWhileTheStoreIsAway(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	l := &b.lanes[0]

@@ -19,8 +19,8 @@ import (
 
 var soak = flag.Int("soak", 4_000, "connections that come and go in TestSoak")
 
-// visits are the ways in which a connection comes and goes: what it sends, what
-// it waits for, and how it ends.
+// visits are the ways in which a connection comes and goes: what it sends, what it waits
+// for, and how it ends.
 var visits = []struct {
 	sends func(page string) string
 	waits string
@@ -78,7 +78,7 @@ func (s *served) visit(n int) error {
 	return nil
 }
 
-// rest waits until nobody is here any more, and returns the heap in use.
+// rest waits until all connections are gone, and returns the heap in use.
 func (s *served) rest() uint64 {
 	s.t.Helper()
 	s.settles(0)
@@ -106,7 +106,7 @@ func (s *served) rest() uint64 {
 	return m.HeapAlloc
 }
 
-// Connections that come and go, in every way they do, leave nothing behind: no
+// Connections that come and go, in every way there is, leave nothing behind: no
 // goroutine, no descriptor, no memory. `make soak` has a million of them.
 func TestSoak(t *testing.T) {
 	s := serveGateway(t, true, nil)
@@ -130,7 +130,7 @@ func TestSoak(t *testing.T) {
 		group.Wait()
 		n.Store(int64(until))
 	}
-	warm := min(*soak, 20_000) // then every table has been as large as it gets
+	warm := min(*soak, 20_000) // by then every table has its full size
 	come(warm)
 	heap, goroutines, files := s.rest(), runtime.NumGoroutine(), openFiles(t)
 	began := time.Now()

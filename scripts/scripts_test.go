@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestEveryFileIsAScriptOrIncluded: the list of names and the files are the same.
+// TestEveryFileIsAScriptOrIncluded compares the list of names with the files.
 func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 	all, err := fs.Glob(files, "*.lua")
 	if err != nil {
@@ -33,7 +33,7 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 	}
 }
 
-// TestOneEnvelope: what is published is built in one file.
+// TestOneEnvelope: only one file builds what is published.
 func TestOneEnvelope(t *testing.T) {
 	for _, name := range slices.Concat(Presence, Counters) {
 		own := read(string(name) + ".lua")

@@ -86,7 +86,7 @@ func reported(b *testing.B, c simulate.Command) simulate.Report {
 	return r
 }
 
-// BenchmarkLoneJoin: a join on a quiet server until another client sees it.
+// BenchmarkLoneJoin measures a join on a quiet server until another client sees it.
 func BenchmarkLoneJoin(b *testing.B) {
 	for b.Loop() {
 		reportJoins(b, simulated(b, simulate.Command{Users: 1, Pages: 1, Tabs: 1, Churn: 0, Duration: 20 * time.Second}))
@@ -101,9 +101,9 @@ func reportJoins(b *testing.B, r simulate.Report) {
 	b.ReportMetric(float64(r.JoinToSeen.Samples), "joins")
 }
 
-// BenchmarkClusterLoneJoin: a join on a quiet cluster until a client of another
-// gateway sees it, over two gateways, a node and a dispatcher, each a process,
-// and a real redis-server.
+// BenchmarkClusterLoneJoin measures a join on a quiet cluster until a client of another
+// gateway sees it. Two gateways, a node and a dispatcher are a process each, over a real
+// redis-server.
 func BenchmarkClusterLoneJoin(b *testing.B) {
 	redis := redistest.Start(b)
 	bin := benchProgram(b)

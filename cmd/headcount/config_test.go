@@ -62,7 +62,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Every flag is the same setting in every layer, and a layer wins over those
+// Every flag is the same setting in every layer, and a layer takes precedence over those
 // below it.
 func TestLayers(t *testing.T) {
 	one := func(s string) []string { return []string{s} }
@@ -158,8 +158,8 @@ func TestConfigFileNamedByTheEnvironment(t *testing.T) {
 	}
 }
 
-// refused are settings that cannot work, by what is wrong with them; each must
-// be refused for the flag.
+// refused lists settings that cannot work, by the reason. Each must be refused for its
+// flag.
 var refused = map[string]struct {
 	flag string
 	args string // separated by spaces
@@ -304,7 +304,7 @@ func TestRefusalsSayWhereTheValueIsFrom(t *testing.T) {
 	}
 }
 
-// What these settings hold may be a secret, or have one in it.
+// These settings may be secrets, or contain one.
 func TestRefusalsDoNotRepeatSecrets(t *testing.T) {
 	const secret = "hunter2"
 	for name, args := range map[string][]string{
@@ -359,7 +359,7 @@ func TestAcceptedSettings(t *testing.T) {
 func TestValidateWithRedis(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Config)
-		flag   string // refused for, if any
+		flag   string // the setting that it is refused for, if any
 	}{
 		"loopback needs no secret":          {func(c *Config) {}, ""},
 		"loopback by name":                  {func(c *Config) { c.ClusterListen, c.Advertise = "localhost:1", "[::1]:1" }, ""},
@@ -388,7 +388,8 @@ func TestValidateWithRedis(t *testing.T) {
 	}
 }
 
-// A fault in the rules is one line that names the rule, the field and the mend.
+// A mistake in the rules gives one line that names the rule, the field and how to
+// correct it.
 func TestRulesOfCounters(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.json")
 	for text, want := range map[string]string{

@@ -68,8 +68,8 @@ func TestExitStatus(t *testing.T) {
 		args   []string
 		env    []string
 		code   int
-		stdout string // begins with
-		stderr string // holds, in its only line
+		stdout string // the line begins with this
+		stderr string // the only line contains this
 	}{
 		"help":                      {args: []string{"--help"}, stdout: "Usage: headcount <command>"},
 		"help of serve":             {args: []string{"serve", "--help"}, stdout: "Usage: headcount serve [flags]"},
@@ -112,7 +112,7 @@ func TestExitStatus(t *testing.T) {
 		})
 	}
 
-	// A refusal of every flag, through the whole program.
+	// Every flag has a setting that is refused, by the whole program.
 	t.Run("refused settings", func(t *testing.T) {
 		seen := map[string]bool{}
 		for name, tc := range refused {
@@ -136,7 +136,7 @@ func TestExitStatus(t *testing.T) {
 	})
 }
 
-// The server itself: it comes up, says it is well, and ends with status 0.
+// The server itself comes up, says that it is ready, and ends with status 0.
 func TestServeUntilSignal(t *testing.T) {
 	bin := builtBinary(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -205,11 +205,11 @@ func help(t *testing.T) string {
 	return stdout
 }
 
-// The tests below run this test binary as the program, with another serve.
+// The tests below run this test binary as the program, with another serve function.
 
 const helperVariable = "TEST_HEADCOUNT_SERVE"
 
-// TestHelperProcess is the program, when another test runs it as that.
+// TestHelperProcess is the program, when another test runs this binary as such.
 func TestHelperProcess(t *testing.T) {
 	name, ok := os.LookupEnv(helperVariable)
 	if !ok {

@@ -29,8 +29,8 @@ const (
 	benchKey       = "a key that is long enough"
 )
 
-// BenchmarkChange: a page with a million followers in Redis, of whom 10,000
-// are connected, changes: when the last of them knows, and what it cost Redis.
+// BenchmarkChange changes a page with a million followers in Redis, of whom 10,000 are
+// connected. It measures when the last of them knows, and what that cost Redis.
 func BenchmarkChange(b *testing.B) {
 	redis := redistest.Start(b)
 	url, _ := benchServer(b, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--api-key", benchKey)
@@ -120,13 +120,13 @@ func BenchmarkChange(b *testing.B) {
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(took[rounds/2].Seconds()*1000, "ms-to-the-last-p50")
 		b.ReportMetric(took[rounds-1].Seconds()*1000, "ms-to-the-last-max")
-		// In some rounds a lease is renewed, or claims are proved, too.
+		// In some rounds a lease is renewed, or claims are proved, as well.
 		b.ReportMetric(float64(commands[rounds/2]), "redis-commands/change")
 	}
 }
 
-// redisCommands is the number of commands that Redis carries out meanwhile,
-// those within scripts among them.
+// redisCommands counts the commands that Redis carries out while do runs, also those
+// within scripts.
 func redisCommands(b *testing.B, redis *redistest.Server, do func()) int {
 	b.Helper()
 	redis.Do(b, "CONFIG", "RESETSTAT")
@@ -146,7 +146,7 @@ func redisCommands(b *testing.B, redis *redistest.Server, do func()) int {
 	return n
 }
 
-// BenchmarkReadUnread: GET of the unread count of a user with 1,000 follows.
+// BenchmarkReadUnread measures a GET of the unread count of a user with 1,000 follows.
 func BenchmarkReadUnread(b *testing.B) {
 	for name, flags := range map[string]func() []string{
 		"embedded": func() []string { return []string{"--data-dir", b.TempDir()} },
@@ -180,7 +180,7 @@ func BenchmarkReadUnread(b *testing.B) {
 	}
 }
 
-// BenchmarkDurableChanges: changes a second that the data directory takes.
+// BenchmarkDurableChanges measures how many changes a second the data directory takes.
 func BenchmarkDurableChanges(b *testing.B) {
 	url, _ := benchServer(b, "--data-dir", b.TempDir(), "--api-key", benchKey)
 	for b.Loop() {
@@ -193,7 +193,7 @@ func BenchmarkDurableChanges(b *testing.B) {
 	}
 }
 
-// rate does n things, 64 at a time, and returns how many a second.
+// rate does n things, 64 at a time, and returns how many it did a second.
 func rate(b *testing.B, n int, do func(i int) error) float64 {
 	b.Helper()
 	begin := time.Now()
@@ -217,7 +217,7 @@ func rate(b *testing.B, n int, do func(i int) error) float64 {
 
 var benchClient = &http.Client{Transport: &http.Transport{Proxy: nil, MaxIdleConnsPerHost: 64, DisableCompression: true}, Timeout: 30 * time.Second}
 
-// call makes a request that must go well; headers are names and values.
+// call makes a request, which must succeed; headers are names and values.
 func call(method, url, body string, headers ...string) error {
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {

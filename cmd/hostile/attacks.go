@@ -74,8 +74,8 @@ func opened(addr, text string) io.Closer {
 	return c
 }
 
-// repeat does one thing so many times a second, in ten goroutines, and keeps the
-// last of what it opened open.
+// repeat does one thing so many times a second, in ten goroutines. It keeps only the
+// newest of the connections open.
 func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int) io.Closer) func(context.Context, string) {
 	const hands = 10
 	return func(ctx context.Context, addr string) {
@@ -102,8 +102,8 @@ func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int
 	}
 }
 
-// talk has so many clients say so many things a second each. One that is closed
-// comes again. They read what they are sent.
+// talk has so many clients send so many messages a second each. A client that is closed
+// connects again. The clients read what they are sent.
 func talk(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
 	return talking(clients, perSecond, say, func(c *client) { _, _ = io.Copy(io.Discard, c) })
 }

@@ -106,7 +106,7 @@ func (c *client) await(page string, want int) error {
 // ordinary are clients that do nothing wrong.
 type ordinary struct {
 	addr  string
-	stays *client // in stays on its page, and counts 1 there
+	stays *client // stays is on its page, and is the 1 that its count shows
 	sees  *client
 	n     int
 }
@@ -131,8 +131,8 @@ func (o *ordinary) open() (err error) {
 
 func (o *ordinary) close() { _, _ = o.stays.Close(), o.sees.Close() }
 
-// measure has newcomers come, one after the other: each is to get its first
-// count, and another client is to see it.
+// measure has newcomers come, one after the other. Each must get its first count, and
+// another client must see it.
 func (o *ordinary) measure(ctx context.Context, d time.Duration) (seen, first times, lost int) {
 	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 		o.n++
@@ -144,7 +144,7 @@ func (o *ordinary) measure(ctx context.Context, d time.Duration) (seen, first ti
 			if _, err = o.sees.Write(text(`{"type":"subscribe","pages":[%q]}`, page)); err == nil {
 				err = o.sees.await(page, 0)
 			}
-			time.Sleep(300 * time.Millisecond) // or the next count of the page would wait for its interval
+			time.Sleep(300 * time.Millisecond) // or the page's next count would wait for the interval
 			joined := time.Now()
 			if err == nil {
 				_, err = c.Write(text(`{"type":"join","page":%q}`, page))
@@ -183,7 +183,7 @@ func (o *ordinary) count() (int, error) {
 	return c.Count, json.NewDecoder(resp.Body).Decode(&c)
 }
 
-// list is n pages in JSON whose names begin so.
+// list returns n pages in JSON whose names begin with name.
 func list(name string, n int) string {
 	pages := make([]string, n)
 	for i := range pages {

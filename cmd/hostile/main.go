@@ -1,9 +1,9 @@
 //go:build linux
 
-// Hostile attacks servers of its own on the loopback, one attack after the
-// other, and tells what each costs: the memory of the server and of Redis, how
-// soon a join is seen and how soon a newcomer has its first count. Each attack
-// is bounded in rate and time. The exit status is 1 when a bound is broken.
+// Hostile attacks servers of its own on the loopback, one attack after the other, and
+// tells what each costs others: the memory of the server and of Redis, how soon a join
+// is seen, and how soon a newcomer has its first count. Each attack is bounded in rate
+// and time. The exit status is 1 when a bound is broken.
 //
 // It needs Linux and two cores, one for the server and one for this program. With
 // --redis it needs redis-server(1) as well.
@@ -30,8 +30,8 @@ import (
 
 // The bounds that each attack is held to.
 const (
-	slowerTimes = 1.2                   // an ordinary client's p99, by this
-	slowerBy    = 20 * time.Millisecond // and this
+	slowerTimes = 1.2                   // an ordinary client's p99 may become so many times as long
+	slowerBy    = 20 * time.Millisecond // or longer by this
 	mostGrowth  = 300 << 20             // bytes, of any process while it is attacked
 	leftGrowth  = 30 << 20              // bytes, after the rest
 )
@@ -111,12 +111,12 @@ func (t times) at(percent int) float64 {
 
 func (t times) String() string { return fmt.Sprintf("%.1f/%.1f ms", t.at(50), t.at(99)) }
 
-// result is what an attack cost. Of two values the first is that before it.
+// result is what an attack cost. Of two values the first is from before the attack.
 type result struct {
 	server, store memory
 	seen, first   [2]times
 	lost          int    // ordinary clients that did not get what they wanted during the attack
-	wrong         string // count at the end
+	wrong         string // count at the end, in words; "" when it is right
 }
 
 func (r *result) broken() string {
@@ -131,7 +131,7 @@ func (r *result) broken() string {
 	}
 	slices.Sort(why)
 	for what, t := range map[string][2]times{"joins are seen late": r.seen, "newcomers wait": r.first} {
-		// At most 1.2 times, and 20 ms, worse.
+		// Both bounds must be broken: 1.2 times, and 20 ms.
 		if t[1].at(99) > max(t[0].at(99)*slowerTimes, t[0].at(99)+slowerBy.Seconds()*1e3) {
 			why = append(why, what)
 		}
@@ -186,7 +186,7 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	})
 	attacked, over := context.WithTimeout(ctx, h.lasts)
 	attacking.Go(func() { a.run(attacked, public) })
-	time.Sleep(h.lasts / 8) // it has to begin
+	time.Sleep(h.lasts / 8) // the attack has to begin first
 	r.seen[1], r.first[1], r.lost = o.measure(attacked, h.lasts)
 	attacking.Wait()
 	over()

@@ -23,7 +23,7 @@ func open(t testing.TB, dir string, cfg Config) *Store {
 	return s
 }
 
-// badDisk lets a file be opened, and read, and not be written while it is cut.
+// badDisk lets a file be opened and read. While it is cut, the file cannot be written.
 type badDisk struct {
 	mu   sync.Mutex
 	file *os.File // the last opened
@@ -46,7 +46,7 @@ func (d *badDisk) snap(t testing.TB) (heal func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.cut = true
-	// The file that is open loses the right to write, in the midst of everything.
+	// The open file loses the right to write, in the middle of everything.
 	ro, err := os.Open(d.file.Name())
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func (d *badDisk) snap(t testing.TB) (heal func()) {
 	}
 }
 
-// crashed is a copy of what a killed process leaves.
+// crashed is a copy of the file that a killed process leaves.
 func crashed(t testing.TB, path string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

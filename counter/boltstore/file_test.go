@@ -108,7 +108,7 @@ func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
 	for range 10 {
 		apply(t, s, add(sum, "s:1", ""))
 	}
-	// The one made anew lives on, though its first day is over.
+	// The key that was made anew lives on, although its first day is over.
 	if r := s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "7")}); !r[0].Replay {
 		t.Errorf("%+v", r)
 	}
@@ -226,8 +226,8 @@ func TestAFailedDiskHealsWithoutALoss(t *testing.T) {
 
 const childDir = "BOLTSTORE_TEST_CHILD_DIR"
 
-// TestMain is also the process that TestKill kills: clients that change and say
-// what was acknowledged.
+// TestMain is also the process that TestKill kills: clients that change counters and
+// print what was acknowledged.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
 		child(dir)
@@ -262,8 +262,8 @@ func child(dir string) {
 	os.Exit(0)
 }
 
-// TestKill kills the process that writes, at any moment, and repeats what was
-// not acknowledged: each change is made once.
+// TestKill kills the writing process at any moment, and repeats what was not
+// acknowledged. Each change is made once.
 func TestKill(t *testing.T) {
 	const rounds, clients = 20, 16
 	dir := t.TempDir()

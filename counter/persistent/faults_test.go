@@ -59,7 +59,7 @@ func value(t testing.TB, s counter.Reader, key string) int64 {
 	return got[0].Value
 }
 
-// until waits for ok.
+// until waits until ok reports true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -69,14 +69,14 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// row is what PostgreSQL has of key, -1 for nothing.
+// row is the value of key in PostgreSQL, -1 if there is none.
 func row(t testing.TB, url, key string) int64 {
 	t.Helper()
 	return pgtest.Query[int64](t, url, "select coalesce((select value from headcount_counters where key = $1), -1)", key)
 }
 
-// TestAnEmptiedRedisHeals: what was persisted comes back under a greater incarnation, with
-// members, ledger and identities.
+// TestAnEmptiedRedisHeals: everything that was persisted comes back under a greater
+// incarnation, with members, ledger and identities.
 func TestAnEmptiedRedisHeals(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
@@ -122,8 +122,8 @@ func TestAnEmptiedRedisHeals(t *testing.T) {
 	}
 }
 
-// TestAMemberWhoLeavesAndComesBackBetweenTwoCuts: what the cut says of a member is what the member
-// is in the end, and that may be what PostgreSQL has already.
+// TestAMemberWhoLeavesAndComesBackBetweenTwoCuts: a cut says where a member is in the
+// end, and PostgreSQL may have that already.
 func TestAMemberWhoLeavesAndComesBackBetweenTwoCuts(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 200 * time.Millisecond}
@@ -133,7 +133,7 @@ func TestAMemberWhoLeavesAndComesBackBetweenTwoCuts(t *testing.T) {
 	}
 	apply(t, s, edit([]string{"x", "y"}, nil))
 	until(t, "they are persisted", func() bool { return row(t, cfg.Postgres, "l:back") == 2 })
-	// In one call of the store they are in one cut.
+	// Both are in one call of the store, and so in one cut.
 	for _, r := range s.Apply(t.Context(), []counter.Op{edit(nil, []string{"x"}), edit([]string{"x", "z"}, nil)}) {
 		if r.Err != nil {
 			t.Fatal(r.Err)
@@ -149,7 +149,7 @@ func TestAMemberWhoLeavesAndComesBackBetweenTwoCuts(t *testing.T) {
 	}
 }
 
-// TestColdCountersLeaveAndComeBack, also a large set, by reads and by writes.
+// TestColdCountersLeaveAndComeBack: reads and writes bring them back, also a large set.
 func TestColdCountersLeaveAndComeBack(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
@@ -189,7 +189,8 @@ func TestColdCountersLeaveAndComeBack(t *testing.T) {
 	}
 }
 
-// TestPostgresAway: hot counters go on, exact and cold ones do not, and the lag grows.
+// TestPostgresAway: hot counters go on, exact counters and cold ones do not, and the lag
+// grows.
 func TestPostgresAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Start(t)
 	registry := prometheus.NewRegistry()
@@ -234,8 +235,9 @@ func TestPostgresAway(t *testing.T) {
 	}
 }
 
-// TestRefusedBatches: one that is refused leaves the word that a counter is in PostgreSQL, where it is
-// not. The next one, on that counter too, is refused as any other.
+// TestRefusedBatches: a batch that is refused leaves a note that a counter is in
+// PostgreSQL, although it is not. The next batch, on that counter too, is refused for
+// its own reason.
 func TestRefusedBatches(t *testing.T) {
 	s := open(t, persistent.Config{Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t)})
 	apply(t, s, op("", add(stock, "k:1", 5)))
@@ -255,8 +257,9 @@ func TestRefusedBatches(t *testing.T) {
 	}
 }
 
-// TestPendingBound: what waits for PostgreSQL is bounded in each bucket. At the bound changes of
-// that bucket fail, others go on, and all that was acknowledged is persisted later.
+// TestPendingBound: the number of changes that wait for PostgreSQL is bounded in each
+// bucket. At the bound, changes of that bucket fail and others go on. Everything that
+// was acknowledged is persisted later.
 func TestPendingBound(t *testing.T) {
 	const bound = 1 << 18
 	redis, pg := redistest.Start(t), pgtest.Start(t)
@@ -323,13 +326,14 @@ func TestRedisAway(t *testing.T) {
 	}
 }
 
-// moves is the operation of id: one more on two hot counters, and on one of them and an exact one.
+// moves are the operations of id: one on two hot counters, and one on a hot and an exact
+// counter.
 func moves(id string) []counter.Op {
 	return []counter.Op{op(id+"h", add(views, "v:1", 1), add(views, "v:2", 1)), op(id+"b", add(views, "v:3", 1), add(stock, "k:3", 1))}
 }
 
-// client is a process that changes counters until it is killed. It says what it tries and
-// what was acknowledged.
+// client is a process that changes counters until it is killed. It prints what it tries
+// and what was acknowledged.
 func client(redis, postgres string) {
 	s, err := persistent.Open(context.Background(), persistent.Config{Redis: redis, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
 	if err != nil {
@@ -397,7 +401,8 @@ func run(t testing.TB, cfg persistent.Config, lines int) (open, acknowledged []s
 	return open, acknowledged
 }
 
-// whole says that every operation was made in all of its parts or not at all, and returns how many.
+// whole checks that every operation was made in all of its parts or not at all, and
+// returns how many were made.
 func whole(t testing.TB, s counter.Store) (hot, both int64) {
 	t.Helper()
 	got, err := s.Read(t.Context(), []string{"v:1", "v:2", "v:3", "k:3"}, "", 0)
@@ -410,7 +415,8 @@ func whole(t testing.TB, s counter.Store) (hot, both int64) {
 	return got[0].Value, got[2].Value
 }
 
-// TestProcessKilledInALoop: value = acknowledged (+ unanswered that landed), and Redis keeps its memory.
+// TestProcessKilledInALoop: the value is what was acknowledged, plus what landed
+// unanswered. Redis keeps its memory.
 func TestProcessKilledInALoop(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
@@ -435,8 +441,9 @@ func TestProcessKilledInALoop(t *testing.T) {
 	until(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made && row(t, cfg.Postgres, "v:3") == made })
 }
 
-// TestRedisEmptiedWhileChangesGoOn: with every operation whole, nothing that was persisted is
-// lost, nothing counts twice, and what an identity remembers was made.
+// TestRedisEmptiedWhileChangesGoOn: every operation is whole, nothing that was persisted
+// is lost, nothing counts twice, and every operation that an identity remembers was
+// made.
 func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Start(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
@@ -482,7 +489,8 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 		if hot, _ := whole(t, stores[0]); hot < floor {
 			t.Fatalf("round %d: %d, and %d were persisted", round, hot, floor)
 		}
-		// All are repeated: what was lost is made, what was not is a replay.
+		// All operations are repeated: what was lost is made, and what was not lost is a
+		// replay.
 		ids.Range(func(id, _ any) bool {
 			for _, o := range moves(id.(string)) {
 				until(t, "it is repeated", func() bool { return stores[0].Apply(t.Context(), []counter.Op{o})[0].Err == nil })
@@ -493,7 +501,7 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 		if hot, both := whole(t, stores[1]); hot != made || both != made {
 			t.Fatalf("round %d: %d and %d were made, want %d", round, hot, both, made)
 		}
-		// The next round may lose none of this one's.
+		// The next round must not lose anything of this one.
 		until(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made })
 	}
 	t.Logf("%d operations", 2*made)

@@ -40,8 +40,8 @@ func open(t testing.TB, cfg persistent.Config) *persistent.Store {
 	return s
 }
 
-// instance is two stores. After a crash another process goes on; the first and then one in
-// every crashes also kills Redis, or PostgreSQL.
+// instance is two stores. After a crash another process goes on. The first crash and
+// then one in every crashes also kills Redis or PostgreSQL.
 func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg *pgtest.Server, every int) storetest.Instance {
 	s := open(t, cfg)
 	crashes := 0
@@ -57,7 +57,7 @@ func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg
 				pg.Restart(t)
 			}
 			crashes++
-			if err := s.Close(); err != nil { // it leaves in Redis what is not persisted, as a death does
+			if err := s.Close(); err != nil { // it leaves in Redis what is not persisted, as a killed process does
 				t.Error(err)
 			}
 			s = open(t, cfg)

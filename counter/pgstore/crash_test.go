@@ -26,8 +26,8 @@ import (
 // moves is the operation of id: one more on e:1, and a move from e:2 to e:3.
 func moves(id string) counter.Op { return with(id, add("e:1", 1), add("e:2", -1), add("e:3", 1)) }
 
-// client is a process that changes counters until it is killed. It says what
-// it tries and what was acknowledged.
+// client is a process that changes counters until it is killed. It prints what it tries
+// and what was acknowledged.
 func client(url string) {
 	s, err := Open(context.Background(), Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {
@@ -58,7 +58,7 @@ func client(url string) {
 	wg.Wait()
 }
 
-// whole says that n operations were made, each once.
+// whole checks that n operations were made, each once.
 func whole(t testing.TB, s *Store, n int64) {
 	t.Helper()
 	got, err := s.Read(t.Context(), []string{"e:1", "e:2", "e:3"}, "", 0)
@@ -205,8 +205,8 @@ func TestStartsWithoutServer(t *testing.T) {
 	apply(t, s, with("", add("e:1", 1)))
 }
 
-// TestSilentServer has a server that hangs: calls fail, then fail fast, and
-// work again when it goes on.
+// TestSilentServer: a server hangs. Calls fail, then fail at once, and work again when
+// the server goes on.
 func TestSilentServer(t *testing.T) {
 	server := pgtest.Start(t)
 	state := newStates()
@@ -257,7 +257,8 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestALongCallIsNoProbe: while a cut is written after an outage, other calls are let through.
+// TestALongCallIsNoProbe: while a cut is written after an outage, other calls are let
+// through.
 func TestALongCallIsNoProbe(t *testing.T) {
 	server := pgtest.Start(t)
 	s := open(t, server.Database(t), func(c *Config) { c.Behind = true })
@@ -298,7 +299,7 @@ func TestALongCallIsNoProbe(t *testing.T) {
 	}
 }
 
-// TestRefusals has servers that answer and cannot serve.
+// TestRefusals: these servers answer and refuse to work.
 func TestRefusals(t *testing.T) {
 	server := pgtest.Start(t, "max_connections=12", "superuser_reserved_connections=2")
 	url := server.Database(t)
@@ -309,7 +310,7 @@ func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
 		cut, mend   string // statements of the superuser
-		connections int    // that somebody else takes
+		connections int    // that another client takes
 	}{
 		{name: "a server that only reads", cut: "alter database d1 set default_transaction_read_only = on", mend: "alter database d1 set default_transaction_read_only = off"},
 		{name: "a disk that is full", cut: `create function full_disk() returns trigger language plpgsql as $$ begin raise exception 'no space left on device' using errcode = '53100'; end $$;
@@ -371,7 +372,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestConnectionsHungUp takes connections away in the midst of calls.
+// TestConnectionsHungUp ends connections in the middle of calls.
 func TestConnectionsHungUp(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -399,8 +400,8 @@ func TestConnectionsHungUp(t *testing.T) {
 	whole(t, s, clients*each)
 }
 
-// TestStuckWriter has a process that stops with its locks held: others go on
-// when the server has let go of them.
+// TestStuckWriter: a process stops while it holds locks. Others go on when the server
+// has released the locks.
 func TestStuckWriter(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	s, stuck := open(t, url), open(t, url)

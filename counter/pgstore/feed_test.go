@@ -61,14 +61,14 @@ func (e *ear) untilVersion(t testing.TB, v counter.Version) {
 	})
 }
 
-// TestMembersOfPeersAreNamed has two processes edit one set: a watcher of
-// either hears who joined and left, and rereads nothing.
+// TestMembersOfPeersAreNamed: two processes edit one set. A watcher of either hears who
+// joined and left, and rereads nothing.
 func TestMembersOfPeersAreNamed(t *testing.T) {
 	url := pgtest.Single(t).Database(t)
 	patient := func(c *Config) { c.gapWait = time.Hour } // a notification may be late on a busy machine
 	stores := []*Store{open(t, url, patient), open(t, url, patient)}
 	ears := []*ear{listen(t, stores[0], "m:1"), listen(t, stores[1], "m:1")}
-	const edits = 15 // of each store, with two changes: all of them fit into what a feed keeps
+	const edits = 15 // of each store, with two changes each; a feed keeps all of them
 	var wg sync.WaitGroup
 	for i, s := range stores {
 		wg.Go(func() {
@@ -101,7 +101,7 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 					in[m] = false
 				}
 			}
-			// Who joined and left between two updates may be in neither.
+			// A member who joined and left between two updates may be in neither.
 			for m, is := range want {
 				if _, told := in[m]; !told && !is {
 					in[m] = false
@@ -110,7 +110,7 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 			return maps.Equal(in, want)
 		})
 	}
-	// More than a notification holds: the peer reads again.
+	// This is more than a notification holds: the peer reads again.
 	var many []string
 	for n := range 100 {
 		many = append(many, fmt.Sprintf("%d%s", n, strings.Repeat("x", 100)))
@@ -122,7 +122,7 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 	}
 }
 
-// TestWatchHealsAfterAnOutage has changes that no notification told of.
+// TestWatchHealsAfterAnOutage: a watcher learns of changes that no notification told of.
 func TestWatchHealsAfterAnOutage(t *testing.T) {
 	server := pgtest.Single(t)
 	url := server.Database(t)
@@ -140,7 +140,7 @@ func TestWatchHealsAfterAnOutage(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	e.untilVersion(t, r.Counters[0].Version)
-	// A process that was killed between its commit and its notification.
+	// This is a process that was killed between its commit and its notification.
 	server.Exec(t, url, "update headcount_counters set value = 7, sequence = sequence + 1 where key = 'e:1'")
 	v := r.Counters[0].Version
 	v.Sequence++

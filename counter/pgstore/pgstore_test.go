@@ -44,7 +44,7 @@ func open(t testing.TB, url string, with ...func(*Config)) *Store {
 	return s
 }
 
-// hangUp ends all connections of the database, in the midst of what they do.
+// hangUp ends all connections of the database, in the middle of what they do.
 func hangUp(t testing.TB, server *pgtest.Server, url string) {
 	t.Helper()
 	name := pgtest.Query[string](t, url, "select current_database()")

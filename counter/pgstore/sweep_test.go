@@ -9,7 +9,7 @@ import (
 	"headcount/counter/pgtest"
 )
 
-// until asks for a number until it is want.
+// until repeats a query until its number is want.
 func until(t testing.TB, url, sql string, want int) {
 	t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -43,7 +43,7 @@ func TestIdentitiesAreForgottenAfterADay(t *testing.T) {
 	if r := apply(t, s, with("a", add("e:1", 1))); !r.Replay {
 		t.Errorf("%+v", r)
 	}
-	// More than one transaction forgets.
+	// These are too many for one transaction.
 	server.Exec(t, url, fmt.Sprintf("insert into headcount_identities select gen_random_uuid(), 1 from generate_series(1, %d)", 2*sweepRows+10))
 	open(t, url, often)
 	until(t, url, "select count(*) from headcount_identities", 1)
@@ -96,7 +96,7 @@ func TestEntriesAreKeptAsLongAsTheRuleSays(t *testing.T) {
 		t.Errorf("%+v, %v", page, err)
 	}
 	until(t, url, entries+"'e:2'", 4)
-	// The rule changes: what is old by the new one goes.
+	// The rule changes: what is too old by the new rule goes.
 	change(short, "e:2")
 	until(t, url, entries+"'e:2'", 2)
 	always := &counter.Rule{Match: "e:*", Kind: counter.Exact}

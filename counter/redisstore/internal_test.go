@@ -47,7 +47,7 @@ func values(t testing.TB, s *Store, keys []string) (out []int64) {
 }
 
 // TestADeadProcessLeavesAnOperationWhole ends the process between any two steps of an
-// operation on counters of several buckets: others find all of it or nothing, and its
+// operation on counters of several buckets. Others find all of it or nothing, and a
 // repetition makes it once. (Invariant 1.)
 func TestADeadProcessLeavesAnOperationWhole(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
@@ -108,7 +108,7 @@ func TestADeadProcessLeavesAnOperationWhole(t *testing.T) {
 	}
 }
 
-// TestReadsFinishWhatADeadProcessLeft: also who only reads finds all of it.
+// TestReadsFinishWhatADeadProcessLeft: a reader finds all of an operation, too.
 func TestReadsFinishWhatADeadProcessLeft(t *testing.T) {
 	url := redistest.ThreeMasters(t).URL()
 	dying, other := begin(t, url), begin(t, url)
@@ -130,8 +130,9 @@ func TestReadsFinishWhatADeadProcessLeft(t *testing.T) {
 	}
 }
 
-// TestKillNineOfRedisLosesNothing: value = acknowledged (+ unanswered that landed),
-// which its repetition shows: a replay has landed. (Invariant 1.)
+// TestKillNineOfRedisLosesNothing: the value is what was acknowledged, plus what landed
+// unanswered. Repeating an operation shows whether it landed: then it is a replay.
+// (Invariant 1.)
 func TestKillNineOfRedisLosesNothing(t *testing.T) {
 	server := redistest.Start(t, redistest.Durable...)
 	s := begin(t, server.URL())
@@ -185,15 +186,15 @@ func TestKillNineOfRedisLosesNothing(t *testing.T) {
 	}
 }
 
-// TestAMemberIsSmall: a million members cost at most 24 bytes each. Fewer here;
-// BenchmarkMembers has the million.
+// TestAMemberIsSmall: of a million members each takes at most 24 bytes. This test has
+// fewer; BenchmarkMembers has the million.
 func TestAMemberIsSmall(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	if got := fill(t, s, server, 30_000); got > 24 {
 		t.Errorf("a member costs %.1f bytes", got)
 	}
-	// Those that leave take their memory with them.
+	// Members that leave free their memory.
 	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "likes", Rule: likes, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0]; r.Err != nil {
 		t.Fatal(r.Err)
 	}
@@ -202,7 +203,7 @@ func TestAMemberIsSmall(t *testing.T) {
 	}
 }
 
-// fill adds n members and returns the bytes of each.
+// fill adds n members and returns how many bytes each takes.
 func fill(t testing.TB, s *Store, server *redistest.Server, n int) float64 {
 	t.Helper()
 	for from := 0; from < n; from += 1000 {
@@ -229,8 +230,8 @@ func BenchmarkMembers(b *testing.B) {
 	}
 }
 
-// BenchmarkOneKey brings 20,000 increments a second of one key through a Combiner, for
-// three seconds, and reports what of them reaches Redis.
+// BenchmarkOneKey sends 20,000 increments a second of one key through a Combiner, for
+// three seconds, and reports how many of them reach Redis.
 func BenchmarkOneKey(b *testing.B) {
 	server := redistest.Single(b)
 	s := begin(b, server.URL())

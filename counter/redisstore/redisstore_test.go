@@ -29,9 +29,9 @@ func open(t testing.TB, url string) *redisstore.Store {
 	return s
 }
 
-// instance is two stores over servers, which a cut stops. After a crash another
-// process goes on; the first and then one in every crashes also kills a server and
-// starts it again, which takes seconds until a master of a Cluster is let in again.
+// instance is two stores over servers; a cut kills the servers. After a crash another
+// process goes on. The first crash and then one in every crashes also restarts a server,
+// which takes seconds until a master of a Cluster is let in again.
 func instance(t testing.TB, url string, servers []*redistest.Server, every int) storetest.Instance {
 	s := open(t, url)
 	crashes := 0

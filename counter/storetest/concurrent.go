@@ -48,8 +48,8 @@ func fight(t *testing.T, i Instance) {
 	}
 }
 
-// concurrent has batches that name the same keys in different orders: a store
-// that locks them as they come stands still.
+// concurrent has batches that name the same keys in different orders. A store that locks
+// keys in the order of a batch would stand still.
 func concurrent(t *testing.T, i Instance) {
 	const clients, rounds, keys = 16, 25, 6
 	var want [keys]atomic.Int64
@@ -174,7 +174,7 @@ func crash(t *testing.T, i Instance) {
 	}
 }
 
-// away cuts the store off while clients repeat what was not acknowledged, and
+// away cuts the store off while clients repeat everything that was not acknowledged, and
 // counts what arrived.
 func away(t *testing.T, i Instance) {
 	if i.Cut == nil {

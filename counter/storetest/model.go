@@ -14,8 +14,8 @@ import (
 	"headcount/counter"
 )
 
-// truth is the contract in its plainest form: it shares nothing with a store,
-// and reckons in numbers without an end.
+// truth is the contract in its plainest form. It shares nothing with a store, and its
+// numbers have no limit.
 type truth struct {
 	counters map[string]*trueCounter
 	ids      map[string]bool
@@ -53,7 +53,7 @@ func (m truth) get(key string, kind counter.Kind) *trueCounter {
 	return c
 }
 
-// make makes o, or says why not and at which key; m is of no use then.
+// make makes o, or says why it cannot and at which key; m must not be used then.
 func (m truth) make(o counter.Op, id string) (replay bool, at string, why error) {
 	if id != "" && m.ids[id] {
 		return true, "", nil
@@ -144,8 +144,8 @@ func (m truth) value(key string) int64 {
 	return 0
 }
 
-// seen are the versions answered for one life of a counter, and how often it
-// had changed by then.
+// seen lists the versions that were answered in one life of a counter, and how often the
+// counter had changed by then.
 type seen struct {
 	version counter.Version
 	changes int
@@ -168,7 +168,7 @@ func model(t *testing.T, i Instance) {
 		m := truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}}
 		last := map[string]seen{}
 
-		// check compares what was told of key with truth.
+		// check compares what was read of key with truth.
 		check := func(what string, c counter.Counter, m truth) {
 			rt.Helper()
 			want := m.counters[c.Key]
@@ -265,7 +265,8 @@ func model(t *testing.T, i Instance) {
 				}
 				for j, r := range results {
 					for k, c := range r.Counters {
-						// As after its op, or after one that came together with it.
+						// This is as after its op, or after an op that came together
+						// with it.
 						ok := slices.ContainsFunc(history[j:], func(h truth) bool {
 							want := h.counters[c.Key]
 							return want == nil && !c.Touched() && c.Value == 0 || want != nil && c.Touched() && c.Value == want.value.Int64() && c.Kind == want.kind

@@ -313,7 +313,8 @@ func wide(t *testing.T, i Instance) {
 	refused(t, i.Store, counter.ErrBound, "l", -(1<<53 + 1), add(limits, "l", -1))
 }
 
-// chained2 is chained for kinds whose ledger has every change, else only the entries.
+// chained2 is chained for kinds whose ledger has every change. For other kinds it only
+// returns the entries.
 func chained2(t testing.TB, s counter.Reader, key string, r *counter.Rule) []counter.Entry {
 	t.Helper()
 	if r.Kind == counter.Exact {
@@ -374,7 +375,7 @@ func bounds(t *testing.T, i Instance) {
 	if n := len(chained(t, s, "k:b")); n != 3 {
 		t.Errorf("%d entries, want 3", n)
 	}
-	// Bounds are an exact counter's: a sum knows none.
+	// Only an exact counter has bounds: a sum has none.
 	loose := *stock
 	loose.Kind = counter.Sum
 	one(t, s, add(&loose, "s:b", -1000))
@@ -426,7 +427,7 @@ func batches(t *testing.T, i Instance) {
 			refused(t, s, counter.ErrKind, "m:1", 0, add(sum, "s:1", 1), add(members, "m:1", 1))
 		})
 	}
-	// The first at fault is named.
+	// The first change at fault is named.
 	refused(t, s, counter.ErrBound, "k:2", 0, add(sum, "s:1", 1), add(stock, "k:2", -1), add(stock, "k:1", -9))
 	chained(t, s, "k:1")
 	chained(t, s, "e:1")
@@ -441,7 +442,7 @@ func ordered(t *testing.T, i Instance) {
 	if n := len(chained(t, s, "k:1")); n != 2 {
 		t.Errorf("%d entries, want 2", n)
 	}
-	// Operations that come together are judged in order too.
+	// Operations that come together are judged one after the other, too.
 	r := do(t, s, op(add(stock, "k:2", -1)), op(add(stock, "k:2", 1)), op(add(stock, "k:2", -1)), op(add(stock, "k:2", -1)))
 	conflict(t, r[0].Err, counter.ErrBound, "k:2", 0)
 	conflict(t, r[3].Err, counter.ErrBound, "k:2", 0)
@@ -487,7 +488,7 @@ func sets(t *testing.T, i Instance) {
 			}
 		}
 	}
-	// Sets of other keys are others.
+	// The sets of other keys are separate.
 	one(t, s, edit("m:1\u0301", []string{"z"}, nil))
 	if got := readAll(t, s, "z", "m:1", "m:1\u0301"); got[0].Mine || !got[1].Mine {
 		t.Fatalf("%+v", got)
@@ -582,7 +583,7 @@ func adjustments(t *testing.T, i Instance) {
 
 func ledgers(t *testing.T, i Instance) {
 	s := i.Store
-	// What comes together has one entry each.
+	// Operations that come together have one entry each.
 	var ops []counter.Op
 	for n := range 20 {
 		ops = append(ops, op(add(exact, "e:1", int64(n%2*2-1))), op(add(sum, "s:1", 1)))
@@ -655,7 +656,7 @@ func kinds(t *testing.T, i Instance) {
 			refused(t, s, counter.ErrKind, "u:1", 0, add(unique, "u:1", 1))
 		})
 	}
-	// The kind it was made with holds.
+	// The counter keeps the kind that it was made with.
 	if c := one(t, s, add(sum, "e:1", 1)); c.Kind != counter.Exact {
 		t.Errorf("%+v", c)
 	}
@@ -671,7 +672,7 @@ func kinds(t *testing.T, i Instance) {
 	if n := len(allEntries(t, s, "s:1")); n != 0 {
 		t.Errorf("%d entries", n)
 	}
-	// Until it is deleted.
+	// That holds until it is deleted.
 	one(t, s, drop(sum, "m:1"))
 	if c := one(t, s, add(sum, "m:1", 1)); c.Kind != counter.Sum || c.Value != 1 {
 		t.Errorf("%+v", c)
@@ -718,7 +719,7 @@ func identities(t *testing.T, i Instance) {
 	if counter.IdentityOf("s:1", "", "1") == counter.IdentityOf("s:2", "", "1") || counter.IdentityOf("a", "b", "c") == counter.IdentityOf("a", "", "bc") {
 		t.Fatal("two identities are the same")
 	}
-	// What was refused is not remembered.
+	// An operation that was refused is not remembered.
 	refused := with("3", op(add(stock, "k:1", -1)))
 	conflict(t, do(t, s, refused)[0].Err, counter.ErrBound, "k:1", 0)
 	one(t, s, add(stock, "k:1", 2))
@@ -727,13 +728,13 @@ func identities(t *testing.T, i Instance) {
 	if n := len(chained(t, s, "k:1")); n != 2 {
 		t.Errorf("%d entries, want 2", n)
 	}
-	// Of two that come together one changes.
+	// Of two that come together, one makes the change.
 	r := do(t, s, with("4", op(add(sum, "s:2", 1))), with("4", op(add(sum, "s:2", 1))), op(add(sum, "s:2", 1)))
 	if r[0].Replay || !r[1].Replay || r[2].Replay {
 		t.Errorf("%+v", r)
 	}
 	value(t, s, "s:2", 2)
-	// Batches, sets, resets; also what changed nothing.
+	// The same for batches, sets and resets, and for operations that changed nothing.
 	batch := with("5", op(add(sum, "s:3", 1), add(exact, "e:3", 2), add(sum, "s:3", 1)))
 	fresh(batch, 2)
 	replay(batch, 2)
@@ -746,13 +747,13 @@ func identities(t *testing.T, i Instance) {
 	fresh(with("7", op(reset(sum, "s:4"))), 0)
 	one(t, s, add(sum, "s:4", 4))
 	replay(with("7", op(reset(sum, "s:4"))), 4)
-	// It outlives the counter.
+	// The identity outlives the counter.
 	one(t, s, drop(sum, "s:1"))
 	replay(with("1", op(add(sum, "s:1", 5))), 0)
 	if c := read(t, s, "s:1"); c.Touched() {
 		t.Errorf("%+v", c)
 	}
-	// A replay looks at nothing else.
+	// A replay checks nothing else.
 	replay(with("1", op(add(members, "m:1", 5))), 1)
 }
 
@@ -807,7 +808,8 @@ func deletes(t *testing.T, i Instance) {
 			}
 		}
 	}
-	// Its members are gone, also for who comes after; a ledger begins with 1 again.
+	// Its members are gone, also for those who come later; the ledger begins with 1
+	// again.
 	one(t, s, edit("m:1", []string{"c"}, nil))
 	if got := readAll(t, s, "a", "m:1"); got[0].Mine || got[0].Value != 1 {
 		t.Errorf("%+v", got)
@@ -819,7 +821,7 @@ func deletes(t *testing.T, i Instance) {
 	if a, err := s.Aggregate(t.Context(), "s:"); err != nil || a.Counters != 0 {
 		t.Errorf("%+v, %v", a, err)
 	}
-	// In one step with what comes before and after.
+	// The same in one step with what comes before and after.
 	r := do(t, s, op(add(exact, "e:2", 1)), op(drop(exact, "e:2")), op(add(exact, "e:2", 7)), op(drop(exact, "e:2")), op(add(exact, "e:2", 9)))
 	for j := range r {
 		if r[j].Err != nil {

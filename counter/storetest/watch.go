@@ -98,7 +98,8 @@ func watch(t *testing.T, i Instance) {
 		}
 	}
 	e2.untilCounter(t, read(t, s, "s:1"))
-	// What changed nothing is not told, nor what was refused, nor what is followed no more.
+	// A change that changed nothing is not told, nor one that was refused, nor one of a
+	// key that is followed no more.
 	w.Unfollow("s:1", "s:9")
 	e.mu.Lock()
 	before := len(e.heard)
@@ -127,7 +128,7 @@ func watchMembers(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, edit("m:1", []string{"before"}, nil))
 	e, _ := listen(t, s, "m:1")
-	// places are where updates say that members are.
+	// places are the ways in which an update shows where members are.
 	places := func(heard []counter.Update) (map[string]bool, bool) {
 		in, reread := map[string]bool{}, false
 		for _, u := range heard {

@@ -132,7 +132,7 @@ func (s *served) want(call, body string, status int, answer string, lines ...str
 
 var changing = regexp.MustCompile(`"(updated_at|at|version)":"[^"-]*(-[0-9]+")?[^",}]*"?`)
 
-// plain is a body without what differs from run to run.
+// plain returns a body without the parts that differ from run to run.
 func plain(body string) string {
 	body = changing.ReplaceAllString(strings.TrimSpace(body), `"$1":T$2`)
 	return strings.NewReplacer(`"updated_at":T,`, "", `"version":T`, `"v":`, `"at":T,`, "").Replace(body)
@@ -236,7 +236,8 @@ func wantConflict(t *testing.T, w *httptest.ResponseRecorder, key string, value 
 	}
 }
 
-// Every fault of a caller has its own answer, and each of several the earlier one.
+// Every mistake of a caller has its own answer. Of several mistakes the first is
+// answered.
 func TestProblems(t *testing.T) {
 	s := serve(t, nil)
 	long, many := strings.Repeat("k", 129), strings.Repeat(" ", maxBody+1)
@@ -356,7 +357,8 @@ func TestProblems(t *testing.T) {
 	if w := s.do("GET /%2A/aggregate", "", key); !strings.Contains(w.Body.String(), `"counters":0,`) {
 		t.Errorf("something was changed: %s", w.Body)
 	}
-	// What has no route: later calls, and methods that a path does not have.
+	// Paths without a route: calls of later versions, and methods that a path does not
+	// have.
 	for call, status := range map[string]int{
 		"GET /views:1/range": 404, "GET /views:1/window": 404, "GET /views:1/dimensions/country": 404, "GET /": 404, "PUT /views:1": 405, "GET /views:1/increment": 405, "POST /views:1": 405,
 	} {
@@ -403,7 +405,8 @@ func TestConflicts(t *testing.T) {
 		`{"counters":[`+one("views:1", "sum", 1, "1")+","+one("seats:1", "exact", 1, "1")+","+one("likes:1", "members", 1, "1")+`]}`)
 }
 
-// A key that was used changes nothing again, in its own space alone.
+// An idempotency key that was used changes nothing a second time. It counts only within
+// its own space.
 func TestReplays(t *testing.T) {
 	s := serve(t, nil)
 	for i, step := range []struct {
@@ -431,14 +434,15 @@ func TestReplays(t *testing.T) {
 			t.Errorf("step %d, %s: %d, replay %t, %s", i, step.call, w.Code, got, w.Body)
 		}
 	}
-	// What was refused is not remembered.
+	// A change that was refused is not remembered under its key.
 	wantConflict(t, s.do("POST /seats:1/decrement", "", key, "Idempotency-Key: y"), "seats:1", 0, "floor")
 	if w := s.do("POST /seats:1/increment", "", key, "Idempotency-Key: y"); w.Code != 200 || w.Header().Get("Idempotent-Replay") != "" {
 		t.Errorf("%d %v", w.Code, w.Header())
 	}
 }
 
-// What rules open, everyone may do; each user, and each address without identity, so often.
+// Everyone may do what a rule opens. Each user, and each address without an identity,
+// may do it so often.
 func TestPublicCalls(t *testing.T) {
 	s := serve(t, nil)
 	if w := s.do("GET ?key=views:1&key=likes:1", ""); w.Code != 200 {
@@ -471,7 +475,8 @@ func TestPublicCalls(t *testing.T) {
 			t.Errorf("%s: %d of 60 refused", who, refused)
 		}
 	}
-	// A change that a bound refuses is that, also beyond the limit.
+	// A change that breaks a bound is refused for that, even when the caller is over the
+	// limit.
 	for range 3 {
 		s.do("POST /seats:1/increment", "", key)
 	}
@@ -525,8 +530,8 @@ func (o *outage) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 	return o.Store.Aggregate(ctx, prefix)
 }
 
-// While the store is away, changes are 503, reads that may lag say what is known as
-// stale, and what nobody knows is 503.
+// While the store is away, changes get 503. Reads that may lag get what is known, as
+// stale. What nobody knows gets 503.
 func TestTheStoreIsAway(t *testing.T) {
 	store := &outage{Store: memstore.New(memstore.Config{})}
 	s := serve(t, func(cfg *Config) {
@@ -608,7 +613,7 @@ func TestARuleChangedItsKind(t *testing.T) {
 	}
 }
 
-// No path and no query has a call fail in another way than with a problem.
+// Whatever the path and the query, a call that fails is answered with a problem.
 func FuzzPaths(f *testing.F) {
 	f.Add("GET", "/views:1/members/a%2F", "", "limit=1")
 	f.Add("POST", "/%ff/increment", `{"delta":1}`, "")

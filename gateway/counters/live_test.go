@@ -197,8 +197,8 @@ func TestFollowing(t *testing.T) {
 	})
 }
 
-// What a read and what the store tells may overtake each other: nobody is shown an older
-// version, nor the end of a counter that was made again.
+// A read and an update from the store may overtake each other. Nobody is shown an older
+// version, or the end of a counter that was made again.
 func TestReadsAndTidings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		play func(l *Live, s *scripted)
@@ -325,8 +325,8 @@ func TestWhoIsAMember(t *testing.T) {
 	})
 }
 
-// While the store is away, everything is stale; whoever comes meanwhile is told when it
-// is back.
+// While the store is away, everything is stale. A client that comes meanwhile hears when
+// the store is back.
 func TestAwayAndBack(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1, "ann")

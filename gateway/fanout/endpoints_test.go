@@ -14,8 +14,9 @@ import (
 	"headcount/presence/memstore"
 )
 
-// TestLostEndpointsAreAttachedAgain: all of them within seconds of the loss of
-// many, and of a single one once its bucket is looked at.
+// TestLostEndpointsAreAttachedAgain: when many endpoints are lost, all are attached
+// again within seconds. A single lost endpoint is attached again when its bucket is
+// looked at.
 func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		var topics []presence.Topic
@@ -53,7 +54,7 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 	})
 }
 
-// calls is a store that notes what it is asked for, and that can be away.
+// calls is a store that counts the topics it is asked for, and that can be away.
 type calls struct {
 	*memstore.Store
 	away           atomic.Bool
@@ -102,7 +103,7 @@ func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	})
 }
 
-// Pages that are wanted and left are dropped, also while the store is away.
+// Pages that are wanted and then left are dropped, also while the store is away.
 func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 	for _, away := range []bool{false, true} {
 		t.Run(fmt.Sprint("away ", away), func(t *testing.T) {
@@ -144,7 +145,8 @@ func TestAFloodOfPagesLeavesNothing(t *testing.T) {
 	}
 }
 
-// A newcomer is served in the next turn though others want many pages and leave them.
+// A newcomer is served in the next turn, even while others want many pages and leave
+// them.
 func TestANewcomerWaitsForOneTurn(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		store.during = func() { // the first turn: one page
@@ -163,8 +165,8 @@ func TestANewcomerWaitsForOneTurn(t *testing.T) {
 	})
 }
 
-// The store is back while a topic lingers: it is not attached again for nobody. A
-// detach that fails is tried again.
+// The store comes back while a topic lingers. The hub does not attach that topic again,
+// since nobody wants it. A detach that fails is tried again.
 func TestNoEndpointWithoutSubscribers(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		topic := presence.CountTopic("p")
@@ -214,8 +216,8 @@ type wants map[presence.Topic]bool
 func (w wants) Want(t presence.Topic)   { w[t] = true }
 func (w wants) Unwant(t presence.Topic) { delete(w, t) }
 
-// Topics of a source are not the store's: it is never asked for them, and whether they
-// are stale is the source's to say. They linger as others do.
+// Topics of a source do not belong to the store: the hub never asks the store for them,
+// and the source says whether they are stale. They linger as other topics do.
 func TestTopicsOfASource(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
 		const kind presence.Kind = "sourced"

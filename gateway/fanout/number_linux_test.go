@@ -37,7 +37,7 @@ func TestNumber(t *testing.T) {
 		w.Free()
 		expect(6)
 
-		// Of a client that was told nothing, the first number is news, also 0.
+		// For a client that was told nothing yet, the first number is news, even 0.
 		v := s.watcher(t)
 		defer v.close()
 		v.missed = true

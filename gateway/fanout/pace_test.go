@@ -33,7 +33,8 @@ func TestPaceFindsTheBudget(t *testing.T) {
 		for _, size := range sizes {
 			possible += float64(size) / maxInterval.Seconds()
 		}
-		// One page counts in whole rounds of its subscribers, hence the slack.
+		// The deliveries of one page come in whole rounds of its subscribers, hence the
+		// slack.
 		if limit := max(p.budget, possible); rate > 1.5*limit {
 			t.Fatalf("%.0f deliveries/s with a budget of %.0f", rate, p.budget)
 		}

@@ -40,7 +40,8 @@ const (
 
 func topicOf(key string) presence.Topic { return presence.Topic{Kind: testKind, Key: key} }
 
-// plain encodes counts as JSON. A form is how many digits are not zero, or events.
+// plain encodes counts as JSON. A form says how many digits are kept, or that the frames
+// are events.
 type plain struct{}
 
 func (plain) Encode(b []byte, u presence.Update, form Form) (encoded []byte, shown uint64) {
@@ -74,7 +75,7 @@ func (plain) AppendNumber(b []byte, n int64) []byte {
 
 func shownVersion(v presence.Version) uint64 { return xxhash.Sum64String(v.String()) }
 
-// rounded is n with so many digits that are not zero, halves up.
+// rounded returns n with only so many significant digits; halves are rounded up.
 func rounded(n int64, digits Form) int64 {
 	unit := int64(1)
 	for i := len(strconv.FormatInt(n, 10)); i > int(digits); i-- {
@@ -110,7 +111,7 @@ func (c *client) Close() error { return c.wire.Close() }
 func (c *client) Ping() bool   { return c.Try([]byte("ping")) == nil }
 func (c *client) Expire()      { _ = c.Try([]byte("expired")) }
 
-// Of socket.Owner; nothing is read here.
+// These are for socket.Owner. Nothing is read here.
 func (c *client) Spawn(f func())                          { go f() }
 func (c *client) Look(*socket.Input) (more bool, _ error) { return false, nil }
 func (c *client) Freed(bool)                              { c.Free() }
@@ -267,14 +268,15 @@ func TestPrecision(t *testing.T) {
 		step(1250, false)
 		exact.expect(t, 1250)
 		rough.expect(t, 1300)
-		step(1251, true) // that it is stale can be seen
+		step(1251, true) // a client can see that it is stale
 		exact.expect(t, 1251)
 		rough.expect(t, 1300)
 		step(1252, false)
 		exact.expect(t, 1252)
 		rough.expect(t, 1300)
 
-		// Away and back between two counts: there is nothing to tell.
+		// The count went away and came back between two deliveries: there is nothing to
+		// tell.
 		s.update(countOf("p", 90, 100))
 		s.update(countOf("p", 1260, 101))
 		sequence = 101
@@ -283,7 +285,8 @@ func TestPrecision(t *testing.T) {
 		exact.expect(t, 1260)
 		rough.expect(t)
 
-		// Asked again, it comes at once, in the precision asked for last.
+		// A client that asks again is answered at once, in the precision that it asked
+		// for last.
 		watch(rough, 2)
 		rough.expect(t, 1300)
 		watch(rough, 3)
@@ -417,7 +420,7 @@ func TestResume(t *testing.T) {
 		w.close()
 		w.Leave()
 	}
-	// Nobody has ever joined that page, and it knows.
+	// Nobody has ever joined that page, and the shard knows that.
 	never := s.watcher(t)
 	defer never.close()
 	never.Resume(topicOf("q"), events, shownVersion(presence.Version{}))
@@ -469,7 +472,7 @@ func TestDeliveriesAllocateNothing(t *testing.T) {
 	}
 }
 
-// A sweep does what it would do if it looked at every connection each time.
+// A sweep does the same as if it looked at every connection each time.
 func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := loneShard(10 * time.Millisecond)
@@ -505,7 +508,7 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 				}
 				ping, dead := s.live.verdict(before, m.heard, m.pinged)
 				if p2, d2 := s.live.verdict(after, m.heard, m.pinged); p2 != ping || d2 != dead || (m.expires != 0) && (before >= m.expires) != (after >= m.expires) {
-					return // it came to pass in between: either is right
+					return // it happened in between: either is right
 				}
 				expired := m.expires != 0 && before >= m.expires
 				wrote := strings.Join(m.take(t), "")
@@ -530,8 +533,8 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 	})
 }
 
-// Who repeats a subscribe is answered once per interval, and neither that nor
-// leaving and coming again moves the pace of other pages.
+// A client that repeats a subscribe is answered once per interval. Neither that, nor
+// leaving a page and coming again, changes the pace of other pages.
 func TestRepeatedSubscribesAreLimited(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -561,7 +564,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 					}
 				}
 				w.watch(0, pages...)
-				for _, page := range pages { // as the hub would know it
+				for _, page := range pages { // as the hub would have it
 					s.update(countOf(page, 1, 1))
 				}
 				if leave { // its topics are new to the shard: only answers are counted here

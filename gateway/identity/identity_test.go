@@ -449,7 +449,7 @@ func TestIdentifyByMany(t *testing.T) {
 	wg.Wait()
 }
 
-// What is signed holds, and nothing near it does.
+// What is signed is accepted. Anything that differs from it is not.
 func TestSignedIDsCannotBeChanged(t *testing.T) {
 	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
 	rapid.Check(t, func(t *rapid.T) {
@@ -487,7 +487,7 @@ func FuzzIdentifyAnonymous(f *testing.F) {
 	})
 }
 
-// The scanners find what the standard library finds.
+// The scanners find the same as the standard library.
 func FuzzScanners(f *testing.F) {
 	f.Add("id=1&id=2&%69d=3;x&i+d=4&id", "headcount_id=a; b=c; headcount_id=d")
 	f.Add("id=%2", `headcount_id="a b"`)
@@ -507,7 +507,8 @@ func FuzzScanners(f *testing.F) {
 		}
 		r := &http.Request{Header: http.Header{"Cookie": {cookie}}}
 		for _, c := range r.CookiesNamed(Cookie) {
-			// A cookie without "=" is passed over, and spaces around a value are no part of it.
+			// A cookie without "=" is passed over, and spaces around a value do not
+			// belong to it.
 			if strings.TrimSpace(c.Value) != "" && !found[c.Value] && !found[strings.TrimSpace(c.Value)] {
 				t.Fatalf("cookieValues(%q) lacks %q", cookie, c.Value)
 			}

@@ -163,7 +163,8 @@ func TestKeysRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// So is one without an id, when the signature is none of the known keys'.
+	// A new key is also fetched for a token without a key id whose signature fits none
+	// of the known keys.
 	s.serveKeys(testJWK("", c.Public()))
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "", c)); err != nil {
 		t.Fatal(err)
@@ -171,7 +172,7 @@ func TestKeysRotate(t *testing.T) {
 	if n := s.hits.Load(); n != 3 {
 		t.Fatalf("%d fetches for three sets", n)
 	}
-	// What left the set is no longer good.
+	// A key that has left the set is no longer good.
 	if err := judgeToken(ids, signWith(jwt.SigningMethodEdDSA, "a", a)); !errors.Is(err, ErrBadToken) {
 		t.Fatalf("a key that left: %v", err)
 	}
@@ -204,7 +205,7 @@ func TestUnknownKeysAreAskedForSeldom(t *testing.T) {
 	a := newEdKey()
 	s.serveKeys(testJWK("a", a.Public()))
 	ids := newTestIDs(t, Config{JWKSURL: s.URL, Now: clock.Now})
-	for _, kid := range []string{"x", ""} { // made up, and forged without one
+	for _, kid := range []string{"x", ""} { // made up, or missing
 		forged := signWith(jwt.SigningMethodEdDSA, kid, newEdKey())
 		for range 50 {
 			if err := judgeToken(ids, forged); !errors.Is(err, ErrBadToken) {
@@ -335,7 +336,7 @@ func TestParseKeysTakesWhatIsUsable(t *testing.T) {
 		"kid not a string": {`{"kty":"RSA","kid":7}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// The neighbours stay, whatever stands between them.
+			// The other keys of the set stay, whatever stands between them.
 			body := `{"keys":[` + pub("before", edKey().Public()) + "," + tc.key + "," + pub("after", edKey().Public()) + `]}`
 			keys, err := parseKeys([]byte(body))
 			if err != nil {

@@ -193,7 +193,7 @@ func TestRefusalNamesTheMend(t *testing.T) {
 	}
 }
 
-// Matching labels is matching the regular expression it stands for.
+// Matching labels gives the same as matching the regular expression for them.
 func TestLabelsMatchLikeAPattern(t *testing.T) {
 	label := rapid.SampledFrom([]string{"a", "b", "*"})
 	rapid.Check(t, func(t *rapid.T) {
@@ -207,7 +207,7 @@ func TestLabelsMatchLikeAPattern(t *testing.T) {
 	})
 }
 
-// What is read as an origin is one, to the letter, and reads the same again.
+// What is read as an origin is one, letter by letter, and reads the same again.
 func FuzzOrigin(f *testing.F) {
 	for _, s := range []string{"https://example.com", "http://[::1]:80", "null", "https://a@b", "a://b:1", "http://*", "http://[::ffff:1.2.3.4]", "https://x:443"} {
 		f.Add(s, s)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Who waits for us to read what it sent does not have to go.
+// A client that waits for the server to read what it sent is not closed.
 func TestDoorOurOwnSlowness(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -106,8 +106,8 @@ func (h *house) answered(c net.Conn) error {
 
 const wholeRequest = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
-// A client that sends its request is served, however many do not; they make
-// room, the oldest first, and never more than is needed.
+// A client that sends its request is served, however many do not. Those make room, the
+// oldest first, and never more than is needed.
 func TestDoorHalfHandshakes(t *testing.T) {
 	const limit = 8
 	h := openHouse(t, limit)
@@ -130,7 +130,7 @@ func TestDoorHalfHandshakes(t *testing.T) {
 	if _, err := slow[0].Read(make([]byte, 1)); err == nil {
 		t.Error("the oldest half handshake is still there")
 	}
-	// Those that are left have had their time, too: nobody waits for them now.
+	// The clients that are left have had their time, too: nobody waits for them now.
 	for range limit - 1 {
 		began := time.Now()
 		if err := h.answered(h.says(wholeRequest)); err != nil {
@@ -145,7 +145,7 @@ func TestDoorHalfHandshakes(t *testing.T) {
 	}
 }
 
-// Long connections take no place, and nobody is closed while there is room.
+// Long connections take no place, and no client is closed while there is room.
 func TestDoorLetsLongConnectionsThrough(t *testing.T) {
 	const limit = 4
 	h := openHouse(t, limit)
@@ -160,7 +160,7 @@ func TestDoorLetsLongConnectionsThrough(t *testing.T) {
 	}
 }
 
-// A connection that is kept for the next request goes before one whose step
+// A connection that is kept for the next request is closed before one whose last step
 // was later.
 func TestDoorStepsCount(t *testing.T) {
 	h := openHouse(t, 2)
@@ -191,7 +191,7 @@ func TestDoorStepsCount(t *testing.T) {
 	}
 }
 
-// While everyone is new the next waits; closing the door ends that.
+// While all clients are new, the next one waits. Closing the door ends that.
 func TestDoorClosesWhileOneWaits(t *testing.T) {
 	h := openHouse(t, 1)
 	h.says("GET / HTTP/1.1\r\n")
@@ -204,8 +204,8 @@ func TestDoorClosesWhileOneWaits(t *testing.T) {
 	}
 }
 
-// A client that speaks does not wait for clients that have sent nothing, however
-// many come: their places come back first, also before those of clients that
+// A client that has sent something does not wait for clients that have sent nothing,
+// however many come: their places become free first, also before those of clients that
 // have sent a part.
 func TestDoorSilentConnections(t *testing.T) {
 	const limit = 100

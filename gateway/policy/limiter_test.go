@@ -90,7 +90,7 @@ func TestLimiterForgetsTheLongestIdle(t *testing.T) {
 	if ok, _ := another(l, addr(0), now); ok {
 		t.Fatal("a limited address was forgotten before idle ones")
 	}
-	// Two full buckets go for one that comes.
+	// For a newcomer two full buckets are forgotten.
 	now = now.Add(l.idleFor)
 	for i := range limit {
 		another(l, addr(100+i), now)
@@ -110,8 +110,8 @@ func TestLimiterForgetsTheLongestIdle(t *testing.T) {
 	}
 }
 
-// However calls fall, an address gets no more than burst + rate × time, and
-// the wait it is told is enough and no more than needed.
+// However calls fall, an address gets no more than burst + rate × time. The wait that it
+// is told is enough, and no longer than needed.
 func TestLimiterLaws(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		burst := rapid.IntRange(1, 20).Draw(t, "burst")
@@ -139,7 +139,7 @@ func TestLimiterLaws(t *testing.T) {
 			if most := float64(burst) + float64(perSecond)*now.Sub(start).Seconds() + 1e-3; float64(allowed) > most {
 				t.Fatalf("%d calls in %s", allowed, now.Sub(start))
 			}
-			// Others come and go; there are fewer than the limit.
+			// Other addresses come and go, fewer than the limit.
 			another(l, netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)}), now)
 		}
 		if len(l.buckets) != l.idle.Len() || len(l.buckets) > 4 {
@@ -209,7 +209,7 @@ func TestLimiterKnowsWhoCameLately(t *testing.T) {
 	for who := range uint64(anonymousBurst) {
 		allow(true, a, who)
 	}
-	// Whoever is silent for no longer than memory is known.
+	// An address that was silent no longer than the limiter remembers is known.
 	for range 5 {
 		now = now.Add(memory - 1)
 		allow(true, a, 7)
@@ -224,7 +224,7 @@ func TestLimiterKnowsWhoCameLately(t *testing.T) {
 		another(l, b, now)
 	}
 	allow(false, b, 7)
-	// Whoever was silent for long costs a token again.
+	// An address that was silent for longer costs a token again.
 	now = now.Add(2 * memory)
 	for range anonymousBurst {
 		another(l, a, now)
@@ -232,7 +232,7 @@ func TestLimiterKnowsWhoCameLately(t *testing.T) {
 	allow(false, a, 7)
 }
 
-// What the limiter remembers of one address, and of all of them, is bounded.
+// What the limiter remembers is bounded, for one address and for all of them.
 func TestLimiterMemoryIsBounded(t *testing.T) {
 	l := newLimiter(1e9, 1e6, 1<<10, time.Minute)
 	now := time.Unix(1_900_000_000, 0)

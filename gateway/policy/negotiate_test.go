@@ -110,7 +110,7 @@ func TestHeaderListJoinsLines(t *testing.T) {
 	}
 }
 
-// The order of the elements says nothing, and neither does white space.
+// The order of the elements does not matter, nor does white space.
 func TestPreferencesHaveNoOrder(t *testing.T) {
 	elements := []string{
 		"text/html", "text/html;q=0.5", "text/html;q=0", "text/*", "text/*;q=0.7", "application/json", "application/json;q=0.5",

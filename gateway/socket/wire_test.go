@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// reader is an Owner that collects what comes, after a read into no buffer.
+// reader is an Owner that collects what it reads. Before that it reads into no buffer at
+// all.
 type reader struct {
 	wire  Wire
 	group sync.WaitGroup
@@ -82,8 +83,8 @@ func TestReadsToTheEnd(t *testing.T) {
 	}
 }
 
-// What a client does not take is kept and comes in order; Try writes nothing to a
-// busy wire, and nothing follows End.
+// Bytes that a client does not take are kept and arrive in order. Try writes nothing to
+// a busy wire, and nothing follows End.
 func TestWritesToSlowClient(t *testing.T) {
 	r, client := newReader(t, time.Minute)
 	large := strings.Repeat("x", 16<<20) // more than the system takes

@@ -40,7 +40,7 @@ func (s *busyStore) Records(ctx context.Context, users []unread.User) ([]unread.
 	return s.Store.Records(ctx, users)
 }
 
-// wants is a Hub that counts who wants what.
+// wants is a Hub that counts how often each topic is wanted.
 type wants map[presence.Topic]int
 
 func (w wants) Want(t presence.Topic) (presence.Update, bool) {
@@ -63,9 +63,9 @@ type tab struct {
 func (c *tab) Tell(n int64, _ bool)    { c.told = append(c.told, n) }
 func (c *tab) Joined(name string) bool { return slices.Contains(c.joined, name) }
 
-// TestSumsFollowTheStore: publications come late, twice, in any order or not at
-// all but for the last, while users come and go and others change everything.
-// When it is quiet the sums are those of the store; none ever was negative.
+// TestSumsFollowTheStore: publications come late, twice, in any order, or never except
+// for the last one. Meanwhile users come and go and others change everything. When all
+// is quiet the sums are those of the store. No sum was ever negative.
 func TestSumsFollowTheStore(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		store := memstore.New(memstore.Config{})
@@ -127,7 +127,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 				s.Leave(f, nil, nil)
 			}
 		}
-		depth := 0 // of things that happen while others are under way
+		depth := 0 // how many things happen while others are under way
 		s = quiet(&busyStore{store, func() {
 			if depth == 2 {
 				return
@@ -165,7 +165,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			check()
 		}
 		depth = 2
-		for _, u := range users { // the last word of each topic comes
+		for _, u := range users { // the newest publication of each topic arrives
 			published(unread.RecordTopic(u))
 		}
 		for _, page := range pages {
@@ -235,7 +235,7 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 	s.Leave(f, nil, nil)
 }
 
-// A presence is told again while the page changes, and its end after the grace.
+// A presence is told again while the page changes. Its end is told after the grace.
 func TestPresencesAreTold(t *testing.T) {
 	store := memstore.New(memstore.Config{})
 	s := quiet(store)

@@ -29,8 +29,8 @@ func FuzzReader(f *testing.F) {
 	} {
 		f.Add([]byte(in))
 	}
-	// With this behind it, every frame that may be read is whole, and then comes
-	// something that nobody may read. So there always is an end to compare.
+	// After these bytes every frame that may be read is whole, and then comes something
+	// that nobody may read. So there always is an end to compare.
 	tail := make([]byte, 2*MaxMessage)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		in = append(slices.Clip(in), tail...)
@@ -43,7 +43,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// codes leaves of an error its code alone.
+// codes reduces an error to its code.
 func codes(lines []string) []string {
 	last := len(lines) - 1
 	if last >= 0 && !strings.HasPrefix(lines[last], "0x") {
@@ -52,7 +52,7 @@ func codes(lines []string) []string {
 	return lines
 }
 
-// oracleReads is readAll by the library, with the codes of errors alone.
+// oracleReads is readAll by the library; of errors it keeps only the codes.
 func oracleReads(t *testing.T, in []byte) (lines []string) {
 	t.Helper()
 	end := func(code int) []string { return append(lines, fmt.Sprint(code)) }
@@ -101,8 +101,8 @@ func oracleReads(t *testing.T, in []byte) (lines []string) {
 	}
 }
 
-// oneRequest is a ResponseWriter whose connection brings in, and takes whatever
-// is written.
+// oneRequest is a ResponseWriter whose connection delivers in, and accepts whatever is
+// written.
 type oneRequest struct{ in []byte }
 
 func (*oneRequest) Header() http.Header         { return http.Header{} }

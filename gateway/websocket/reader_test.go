@@ -127,7 +127,7 @@ func TestReader(t *testing.T) {
 					t.Fatalf("in pieces of %d bytes: got %q, want %q", step, got, tc.want)
 				}
 			}
-			// What was not yet whole a byte earlier has told nothing too early.
+			// Nothing is reported before it is whole, not even one byte earlier.
 			last := tc.want[len(tc.want)-1]
 			if got := readAll(tc.in[:len(tc.in)-1], len(tc.in)); slices.Contains(got, last) {
 				t.Fatalf("without the last byte: got %q", got)
@@ -136,7 +136,7 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// After an end of ours only the client's close frame counts.
+// After the reader has ended the connection, only the client's close frame counts.
 func TestSkip(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in     string
@@ -193,8 +193,8 @@ func TestUnmask(t *testing.T) {
 	})
 }
 
-// Frames of all kinds are read without allocating, fragments in buffers that
-// others have used.
+// Frames of all kinds are read without an allocation; fragments go into buffers that
+// were used before.
 func TestReadingAllocatesNothing(t *testing.T) {
 	in := []byte(masked(Text, `{"type":"heartbeat"}`) + masked(Pong, "") + masked(firstPart, "a") + masked(lastPart, "b"))
 	data := make([]byte, len(in))

@@ -150,7 +150,7 @@ type numbered struct {
 	op             Op
 }
 
-// wholes is what beats say of how far their streams tell of everything.
+// wholes lists, for each beat, how far its stream has told of everything.
 func wholes(beats []*Beat) map[[3]uint64]bool {
 	all := map[[3]uint64]bool{}
 	for _, b := range beats {
@@ -161,7 +161,7 @@ func wholes(beats []*Beat) map[[3]uint64]bool {
 	return all
 }
 
-// said is what beats say, however they are cut.
+// said is what beats say, however they are divided into datagrams.
 func said(t rapid.TB, beats []*Beat) (ops []numbered, alive map[int][]presence.User) {
 	t.Helper()
 	alive = map[int][]presence.User{}
@@ -501,7 +501,7 @@ func TestTableIsTold(t *testing.T) {
 	}
 }
 
-// TestDecodingAllocatesLittle: two blocks for all of a datagram's users.
+// TestDecodingAllocatesLittle: all users of a datagram take two blocks of memory.
 func TestDecodingAllocatesLittle(t *testing.T) {
 	k := keys(t, "s")
 	e := newEncoder(t, "to:1", k)
@@ -524,7 +524,7 @@ func TestDecodingAllocatesLittle(t *testing.T) {
 	}
 }
 
-// FuzzDatagram: whatever comes is refused or understood.
+// FuzzDatagram: any datagram is refused or understood.
 func FuzzDatagram(f *testing.F) {
 	k := keys(f)
 	f.Add([]byte{})
@@ -536,9 +536,9 @@ func FuzzDatagram(f *testing.F) {
 	})
 }
 
-// FuzzRecords is FuzzDatagram behind the signature and the clock. What is
-// understood says the same when it is sent again, and is not out of all
-// proportion to what came.
+// FuzzRecords is FuzzDatagram behind the signature and the clock. What is understood
+// says the same when it is sent again, and takes memory in
+// proportion to the datagram.
 func FuzzRecords(f *testing.F) {
 	k := keys(f)
 	header := 52 + len(from.Gateway)
@@ -600,8 +600,8 @@ func FuzzRecords(f *testing.F) {
 func FuzzBeatsComeBack(f *testing.F)   { f.Fuzz(rapid.MakeFuzz(beatsComeBack)) }
 func FuzzRepliesComeBack(f *testing.F) { f.Fuzz(rapid.MakeFuzz(repliesComeBack)) }
 
-// BenchmarkDecode counts heartbeats from datagrams as they come: signed, with
-// users of spread partitions.
+// BenchmarkDecode counts heartbeats from datagrams as they arrive: signed, with users of
+// many partitions.
 func BenchmarkDecode(b *testing.B) {
 	for _, spread := range []int{1, 4, 27} { // partitions in a datagram
 		b.Run(fmt.Sprintf("partitions=%d", spread), func(b *testing.B) {

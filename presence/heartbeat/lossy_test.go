@@ -14,8 +14,8 @@ import (
 	"headcount/presence/node"
 )
 
-// TestBadNetworkCountsRight: over a network that loses, repeats and delays, a
-// presence node comes to the right count of those who join, stay and leave.
+// TestBadNetworkCountsRight: the network loses, repeats and delays datagrams. A presence
+// node still counts exactly those who joined and stayed.
 func TestBadNetworkCountsRight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
@@ -62,7 +62,7 @@ func TestBadNetworkCountsRight(t *testing.T) {
 		running.Go(func() { _ = own.Run(ctx) })
 		synctest.Wait()
 
-		// Everyone joins a page, and every fourth leaves it.
+		// All users join a page, and every fourth leaves it.
 		const people = 2000
 		var streams [partitions][]Op
 		var users []presence.User
@@ -103,7 +103,7 @@ func TestBadNetworkCountsRight(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 			for range len(replies) {
 				r := <-replies
-				acked[r.Partition] = max(acked[r.Partition], r.Acked) // streams are all 1; without one nothing is acknowledged
+				acked[r.Partition] = max(acked[r.Partition], r.Acked) // all streams are number 1; without a stream nothing is acknowledged
 				for _, u := range r.Unknown {                         // too many heartbeats were lost
 					streams[r.Partition] = append(streams[r.Partition], Op{Kind: Join, User: u, Page: "home"})
 				}
@@ -120,7 +120,7 @@ func TestBadNetworkCountsRight(t *testing.T) {
 		}
 		late.Wait()
 		stop()
-		time.Sleep(10 * time.Second) // the gateway is gone, and with it all who were there
+		time.Sleep(10 * time.Second) // the gateway is gone, and all its users with it
 		if counts, err = store.Counts(t.Context(), []string{"home", presence.Site}); err != nil || counts[0].Users != 0 || counts[1].Users != 0 {
 			t.Errorf("ghosts: %v %v", counts, err)
 		}

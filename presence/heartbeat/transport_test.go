@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// network is datagrams in memory: what does not fit is lost.
+// network delivers datagrams in memory. A datagram for which there is no room is lost.
 type network struct {
 	mu    sync.Mutex
 	conns map[string]*conn
@@ -188,8 +188,8 @@ func TestMessagesArrive(t *testing.T) {
 	})
 }
 
-// TestMessagesArePackedWhileTheNetworkIsSlow: what is queued meanwhile goes
-// together, what is beyond the bound is dropped and counted.
+// TestMessagesArePackedWhileTheNetworkIsSlow: messages that are queued meanwhile go
+// together. Beyond the bound they are dropped and counted.
 func TestMessagesArePackedWhileTheNetworkIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
@@ -247,7 +247,8 @@ func TestWhatIsQueuedIsSentAtTheEnd(t *testing.T) {
 	})
 }
 
-// TestIdleDestinationGoesOn: one that was forgotten is not taken for a replay.
+// TestIdleDestinationGoesOn: a destination that was forgotten and is used again does not
+// look like a replay.
 func TestIdleDestinationGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
@@ -315,8 +316,8 @@ func TestDropsAreCounted(t *testing.T) {
 	})
 }
 
-// TestAnotherFormat: datagrams of another format are counted, logged once and
-// not taken.
+// TestAnotherFormat: datagrams of another format are counted and dropped, and the log
+// says so once.
 func TestAnotherFormat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n network
@@ -363,7 +364,8 @@ func TestAnotherTableIsNoticed(t *testing.T) {
 	})
 }
 
-// TestNewRefusesWhatCannotWork: above all, sending without a signature where others listen.
+// TestNewRefusesWhatCannotWork: above all it refuses to send unsigned datagrams where
+// others can listen.
 func TestNewRefusesWhatCannotWork(t *testing.T) {
 	udp, err := net.ListenPacket("udp4", "0.0.0.0:0")
 	if err != nil {
@@ -463,7 +465,7 @@ func TestNamesAreResolved(t *testing.T) {
 	t.Fatal("nothing came")
 }
 
-// BenchmarkTransport counts heartbeats from SendBeat to OnBeat over loopback,
+// BenchmarkTransport counts heartbeats from SendBeat to OnBeat over the loopback, with
 // both ends in this process.
 func BenchmarkTransport(b *testing.B) {
 	from, to := loopback(b), loopback(b)
@@ -475,7 +477,7 @@ func BenchmarkTransport(b *testing.B) {
 	for b.Loop() {
 		gw.SendBeat(to.LocalAddr().String(), beatOf(from.LocalAddr().String(), 0, users...))
 		sent += len(users)
-		for int64(sent)-got.Load() > 1<<14 { // lost ones would keep it from going on
+		for int64(sent)-got.Load() > 1<<14 { // lost datagrams would make it wait
 			time.Sleep(50 * time.Microsecond)
 			if int64(sent)-got.Load() > 1<<14 {
 				sent = int(got.Load())
@@ -487,7 +489,7 @@ func BenchmarkTransport(b *testing.B) {
 	stopNode()
 }
 
-// Functions as Beats, Replies and Tables.
+// These functions serve as Beats, Replies and Tables.
 type (
 	onBeat  func(*Beat)
 	onReply func(*Reply)

@@ -16,7 +16,7 @@ type fault struct {
 	heal  func()
 }
 
-// faultKind is what a fault does to what is known of users.
+// A faultKind says what a fault destroys of what is known about users.
 type faultKind int
 
 const (
@@ -27,12 +27,12 @@ const (
 	outage             // the store is away
 )
 
-// shadow is how long a fault is not over for those after it: owners, and what
-// the store has, are settled then.
+// shadow is how long a fault still counts for the faults after it. By then all
+// partitions have their owners, and the store has its data.
 const shadow = 12 * time.Second
 
-// add notes a fault that has begun. A hold taken by PUT is known to the owner and
-// to the store alone: when both forget it nobody can be held to it.
+// add notes a fault that has begun. Only the owner and the store know a hold that was
+// taken by PUT. When both forget it, nobody can be held to it.
 func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal func()) {
 	s.log("FAULT: %s, for %s", what, lasts)
 	for _, f := range s.history {
@@ -50,8 +50,8 @@ func (s *simulation) add(kind faultKind, lasts time.Duration, what string, heal 
 	slices.SortStableFunc(s.faults, func(a, b *fault) int { return a.until.Compare(b.until) })
 }
 
-// excuse is for those whom nobody could know to have stayed, as long as that is
-// not all of them: it reports whether somebody is left, and else does nothing.
+// excuse is for users of whom nobody could know that they stayed. It does nothing when
+// no user would be left, and reports whether any is.
 func (s *simulation) excuse(users []*user) bool {
 	if !s.crowd.spares(users) {
 		return false
@@ -92,7 +92,7 @@ func (s *simulation) fail() {
 		kind = takeover
 	}
 	if !s.crowd.spares(nil) {
-		return // holds may be forgotten, and nobody else is held to anything
+		return // holds may be forgotten, and no other user is held to anything
 	}
 	front := slices.Contains(m.roles, presence.RoleGateway)
 	switch what := s.chance.IntN(10); {
@@ -130,8 +130,8 @@ func (s *simulation) fail() {
 	}
 }
 
-// takeForDead takes endpoints of a gateway away, as somebody does who wrongly
-// takes it for dead.
+// takeForDead removes endpoints of a gateway, as a process does that wrongly believes
+// the gateway is dead.
 func (s *simulation) takeForDead(m *member) {
 	life := presence.LifeName(m.name, m.process.self.Incarnation)
 	s.store.mu.Lock()
@@ -148,8 +148,8 @@ func (s *simulation) takeForDead(m *member) {
 	s.add(harmless, 3*time.Second, "endpoints of "+m.name+" are lost", func() {})
 }
 
-// failAlone breaks the one process there is: nobody stays while it is away, and
-// the next life knows nothing of it.
+// failAlone breaks the only process. Nobody stays while it is away, and its next life
+// knows nothing of them.
 func (s *simulation) failAlone(m *member) {
 	if m.running == nil || m.leaving || m.frozen {
 		return
@@ -175,7 +175,7 @@ func (s *simulation) others(m *member, role string) bool {
 // crash ends a process without a word, and starts it again later.
 func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 	if !s.alone {
-		noticed = noticed || !s.excuse(s.crowd.at(m.name)) // they find out when they are gone already
+		noticed = noticed || !s.excuse(s.crowd.at(m.name)) // they find out only when they are already gone
 		if !s.scatter(m) {
 			return
 		}
@@ -189,9 +189,10 @@ func (s *simulation) crash(m *member, kind faultKind, noticed bool) {
 	})
 }
 
-// scatter excuses those who have to leave m's gateway while another one stands
-// still: whoever tries that one first may be too late elsewhere. So may whoever
-// returns unheard. It reports whether anybody is left who is not excused.
+// scatter excuses the users who have to leave m's gateway while another gateway stands
+// still: a user who tries that one first may be too late elsewhere. It also excuses
+// users whose return nobody may hear of. It reports whether any user is left who is not
+// excused.
 func (s *simulation) scatter(m *member) bool {
 	if s.unheard() || slices.ContainsFunc(s.members, func(o *member) bool {
 		return o.running != nil && o.frozen && slices.Contains(o.roles, presence.RoleGateway)
@@ -210,7 +211,7 @@ func (s *simulation) scatter(m *member) bool {
 // them, and without it the owner cannot tell such a user from one who left.
 func (s *simulation) unheard() bool { return s.parted() || s.net.weather.Load().lost > 0 }
 
-// moving is those who are on the way to a gateway, or have to leave one.
+// moving lists the users who are on the way to a gateway, or have to leave one.
 func (s *simulation) moving() (users []*user) {
 	for _, u := range s.crowd.users {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return !t.settled() }) {
@@ -225,7 +226,8 @@ func (s *simulation) moving() (users []*user) {
 	return users
 }
 
-// straying is those who are moving, or may be soon: their gateway stands still.
+// straying lists the users who are moving, and those who may soon be because their
+// gateway stands still.
 func (s *simulation) straying() []*user {
 	users := s.moving()
 	for _, m := range s.members {
@@ -243,10 +245,10 @@ func (s *simulation) parted() bool {
 	return parted
 }
 
-// freeze has a process stand still for a while. Those that stand still for long
-// have been declared dead before their own timers end anybody's presence.
+// freeze has a process stand still for a while. When it stands still for long, it is
+// declared dead before its own timers end anybody's presence.
 func (s *simulation) freeze(m *member, kind faultKind) {
-	if !s.excuse(s.moving()) { // who is on the way there could be too late elsewhere
+	if !s.excuse(s.moving()) { // users on the way there could be too late elsewhere
 		return
 	}
 	lasts := s.between(200*time.Millisecond, 3*time.Second)

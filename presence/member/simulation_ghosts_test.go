@@ -10,9 +10,9 @@ import (
 	"headcount/presence"
 )
 
-// TestGhostsEndInTime: the users of a process that dies, and that owned partitions
-// too, are gone from every count 3 s after the timeout, whatever the timeout is and
-// whenever it dies.
+// TestGhostsEndInTime: a process dies that also owned partitions. Its users are gone
+// from every count 3 s after the timeout, whatever the timeout is and whenever the
+// process dies.
 func TestGhostsEndInTime(t *testing.T) {
 	for _, timeout := range []time.Duration{3 * time.Second, 4 * time.Second, simTimeout} {
 		t.Run(timeout.String(), func(t *testing.T) {
@@ -30,8 +30,8 @@ func TestGhostsEndInTime(t *testing.T) {
 	}
 }
 
-// ghosts kills a process at that moment, and measures until its users are gone from
-// the counts that everybody else is told.
+// ghosts kills a process at that moment, and measures how long its users stay in the
+// counts that everybody else sees.
 func ghosts(t *testing.T, timeout, moment time.Duration) time.Duration {
 	var s *simulation
 	for seed := uint64(1 + moment/time.Millisecond); s == nil || len(s.members) != 3; seed++ {

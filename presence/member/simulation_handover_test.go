@@ -27,7 +27,8 @@ func TestALateReturnDuringAHandover(t *testing.T) {
 					others = append(others, m)
 				}
 			}
-			// Of the lease of the first node the gateways hear at once, and the other nodes late.
+			// The gateways hear at once of the first node's lease, and late of the
+			// others'.
 			s.start(nodes[0])
 			time.Sleep(renewEvery / 9)
 			for _, m := range others {

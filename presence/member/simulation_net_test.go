@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-// errDead is what every call of a process that was killed gets, for ever: so
-// its goroutines end without anybody hearing of it.
+// errDead is what every call of a killed process gets from then on. So its goroutines
+// end, and nobody hears of it.
 var errDead = errors.New("the process is dead")
 
-// network is what the processes and clients of one simulation speak over. Time
-// is the bubble's, chance is the seed's.
+// network connects the processes and clients of one simulation. Its time is the bubble's
+// time; its chance comes from the seed.
 type network struct {
 	seed    uint64
 	weather atomic.Pointer[weather]
@@ -31,8 +31,8 @@ type network struct {
 	lives map[string]*life // by name, the present one
 }
 
-// weather is how datagrams fare, as parts of all. Calls and connections, which
-// are over TCP, are only slowed down.
+// weather says which parts of the datagrams are lost, repeated and late. Calls and
+// connections, which are over TCP, are only slowed down.
 type weather struct {
 	lost, repeated, late float64
 	delay                time.Duration // of those that are late, at most
@@ -67,7 +67,7 @@ type life struct {
 	chance *rand.Rand // under mu
 }
 
-// live begins a life; it takes the place of the one of that name before it.
+// live begins a life, in the place of the life of that name before it.
 func (n *network) live(name string, incarnation uint64) *life {
 	l := &life{
 		name: name, net: n, dead: make(chan struct{}), ends: map[*pipeEnd]struct{}{},
@@ -92,8 +92,8 @@ func (n *network) cut(from, to string) bool {
 	return cut
 }
 
-// kill ends the life at once. Its clients notice when the machine still works,
-// which then ends their connections; otherwise they hear nothing any more.
+// kill ends the life at once. If the machine still works, it ends the connections, and
+// so the clients notice; otherwise they hear nothing any more.
 func (l *life) kill(noticed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,8 +122,8 @@ func (l *life) thaw() {
 	}
 }
 
-// pass waits while the life is frozen; its error says that it has ended. It
-// knows no context: the timers of a process that stands still do, too.
+// pass waits while the life is frozen; its error says that the life has ended. It takes
+// no context, since the timers of a process that stands still do not run either.
 func (l *life) pass() error {
 	for {
 		l.mu.Lock()
@@ -157,7 +157,7 @@ func (l *life) moving() bool {
 	return l.ice == nil
 }
 
-// toss is a random number below 1, and a duration below d.
+// toss returns a random number below 1, and a duration below d.
 func (l *life) toss(d time.Duration) (float64, time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -358,7 +358,7 @@ func (n *network) dial(name string) (*pipeEnd, error) {
 // pipeEnd is one end of a connection between a client and a gateway.
 type pipeEnd struct {
 	net.Conn
-	l *life // whose end it is; nil for a client's
+	l *life // the life that this end belongs to; nil for a client's
 
 	mu    sync.Mutex
 	muted bool

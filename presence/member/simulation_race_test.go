@@ -2,6 +2,6 @@
 
 package member
 
-// The race detector makes a seed six times as long: these look for races, and
-// those without it for everything else.
+// With the race detector a seed takes six times as long. These seeds look for races; the
+// runs without it look for everything else.
 const simDefault = 40

@@ -9,8 +9,8 @@ import (
 	"headcount/presence"
 )
 
-// TestASlowStoreDeclaresNobodyDead: while all calls but those for leases take
-// nearly as long as they may, a process dies, and nobody else does.
+// TestASlowStoreDeclaresNobodyDead: while all calls except those for leases take nearly
+// as long as they may, one process dies. No other process is taken for dead.
 func TestASlowStoreDeclaresNobodyDead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s *simulation

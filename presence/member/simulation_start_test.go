@@ -11,7 +11,7 @@ import (
 	"headcount/presence"
 )
 
-// seedOf is the first seed of a cluster that has so many processes or more.
+// seedOf returns the first seed whose cluster has at least so many processes.
 func seedOf(least int) uint64 {
 	for seed := uint64(1); ; seed++ {
 		if len(newSimulation(seed, false).members) >= least {
@@ -20,7 +20,7 @@ func seedOf(least int) uint64 {
 	}
 }
 
-// clusterOf is a simulation of processes that share a store, started.
+// clusterOf returns a started simulation of processes that share a store.
 func clusterOf(least int) *simulation {
 	s := newSimulation(seedOf(least), false)
 	for _, m := range s.members {
@@ -29,7 +29,7 @@ func clusterOf(least int) *simulation {
 	return s
 }
 
-// TestAClusterStartsFromNothing, soon, whatever its topology.
+// TestAClusterStartsFromNothing: a cluster of any topology is soon ready.
 func TestAClusterStartsFromNothing(t *testing.T) {
 	for _, least := range []int{3, 5, 6} {
 		synctest.Test(t, func(t *testing.T) {
@@ -48,8 +48,8 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 	}
 }
 
-// TestRunningProcessesWinAfterALoss: one with other settings that starts in the
-// moment in which the store loses everything is refused, and the others go on.
+// TestRunningProcessesWinAfterALoss: a process with other settings starts at the moment
+// in which the store loses everything. It is refused, and the others go on.
 func TestRunningProcessesWinAfterALoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := clusterOf(5)

@@ -13,9 +13,9 @@ import (
 	"headcount/presence/memstore"
 )
 
-// sharedStore is the store of one simulation: a memstore that can be away, can
-// lose everything, and has the leases of the processes. Processes have it
-// through handles.
+// sharedStore is the store of one simulation: a memstore that can be away, can lose
+// everything, and has the leases of the processes. Each life of a process uses it
+// through a handle.
 type sharedStore struct {
 	partitions, buckets int
 	broken              func(format string, args ...any) // told when an invariant is
@@ -24,10 +24,10 @@ type sharedStore struct {
 	mu         sync.Mutex // guards all below, and every call of inner
 	inner      *memstore.Store
 	generation uint64
-	void       uint64 // incarnation that pages without data read as, once a loss was made good; else 0
+	void       uint64 // of pages without data, once a loss was made good; else 0
 	away       bool
 	silent     bool          // while it is away it does not even refuse
-	slow       time.Duration // that calls take which are not about leases
+	slow       time.Duration // of calls that are not about leases
 	changed    chan struct{}
 	lostAt     time.Time
 	leases     map[string]simLease
@@ -49,7 +49,7 @@ type writeRight struct {
 	epoch     uint64
 }
 
-// try is a write that a node tried, and why it was told to try no more.
+// try is a write that a node tried, and the reason why it was told to stop.
 type try struct {
 	sequence uint64
 	refused  error
@@ -106,7 +106,7 @@ type handle struct {
 
 	mu    sync.Mutex
 	down  bool // known to be away: calls fail without trying
-	known bool // state has been told
+	known bool // the last state that was told
 
 	accepted  bool      // under the store's lock, as below
 	factsFrom time.Time // since when there are none
@@ -154,13 +154,13 @@ func (o *ownStore) Renew(ctx context.Context, p presence.Process, ttl time.Durat
 }
 
 const (
-	storeLooks   = 250 * time.Millisecond // between two looks at whether the store answers
+	storeLooks   = 250 * time.Millisecond // from one look whether the store answers to the next
 	storeTimeout = 3 * time.Second        // of a call that nobody answers
 	simFactsWait = 1600 * time.Millisecond
 	lostAnswers  = 0.02 // part of the calls that take effect and fail
 )
 
-// call carries out do under the store's lock, as a call over a network.
+// call runs do under the store's lock, after a delay like that of a network.
 func (h *handle) call(ctx context.Context, do func() error) error { return h.callAs(ctx, false, do) }
 
 func (h *handle) callAs(ctx context.Context, lease bool, do func() error) error {
@@ -316,9 +316,9 @@ func (h *handle) Write(ctx context.Context, changes []presence.Change) []presenc
 	return outcomes
 }
 
-// tries checks what a node must keep by itself, whatever the store refuses: it
-// writes under claims that were made for this life of it, never once it has read
-// that the claim is worth nothing, and each change of a claim has a higher number.
+// tries checks what a node must obey by itself, whatever the store refuses. It writes
+// only under claims that were made for this life of it. It writes no more once it has
+// read that a claim is worth nothing. Each change of a claim has a higher number.
 func (h *handle) tries(changes []presence.Change) {
 	h.sharedStore.mu.Lock()
 	defer h.sharedStore.mu.Unlock()
@@ -410,9 +410,9 @@ func (h *handle) Missing(ctx context.Context, gateway string, topics []presence.
 	return missing, nil
 }
 
-// Watch implements presence.Feed. When the store goes away the subscription
-// ends; a new one begins with the word to read everything. When it is emptied
-// the subscription lives on, and the gap is seen at a bucket's next publication.
+// Watch implements presence.Feed. When the store goes away the subscription ends; a new
+// one begins with the notice to read everything. When the store is emptied the
+// subscription goes on, and a bucket's next publication shows the gap.
 func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
 	gap := map[int]bool{}
 	for first := true; ; {
@@ -434,7 +434,7 @@ func (h *handle) Watch(ctx context.Context, buckets []int, fn func(presence.Publ
 				return err
 			}
 		}
-		swallow := map[int]bool{} // the inner store's own first word
+		swallow := map[int]bool{} // the inner store's own first notice
 		for _, b := range buckets {
 			swallow[b] = !first && prompt
 			gap[b] = swallow[b]

@@ -82,8 +82,8 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// simShare is the least part of the users who stay, in percent, that is held to be
-// counted all the time, over all seeds; simHeld and simMeant count them.
+// simShare is the least share, in percent, of the users who stay that the simulation
+// must hold to be counted all the time, over all seeds; simHeld and simMeant count them.
 const simShare = 70
 
 var simHeld, simMeant atomic.Int64
@@ -114,7 +114,7 @@ const (
 	simUsers      = 12
 )
 
-// simulation is one seed's. Its driver, run, alone touches everything that is
+// simulation is the run of one seed. Its driver, run, alone touches everything that is
 // not under mu.
 type simulation struct {
 	seed    uint64
@@ -133,11 +133,12 @@ type simulation struct {
 	watchers []*user  // one tab at each gateway, which hears all counts
 	faults   []*fault // by their ends
 	history  []*fault
-	// zombies says that a former owner may have written over what the next one
-	// had: holds that were ended may be back, and run out by themselves.
+	// zombies says that a former owner may have overwritten what the next one had. Holds
+	// that were ended may then be back, and run out by themselves.
 	zombies bool
-	// apart is until when an owner may not have heard of the users of a gateway, by
-	// name: it is parted from somebody. It tells its users the known count all the same.
+	// apart says, by gateway, until when an owner may not have heard of the gateway's
+	// users, because the two are parted. The gateway tells its users the known count all
+	// the same.
 	apart   map[string]time.Time
 	clients sync.WaitGroup // tabs, holds and drains
 	tabs    int
@@ -226,14 +227,14 @@ func (s *simulation) log(format string, args ...any) {
 	s.lines = append(s.lines, fmt.Sprintf("%9.3f ", time.Since(s.begun).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// detail logs what only who replays a seed wants to see.
+// detail logs what only a person who replays a seed wants to see.
 func (s *simulation) detail(format string, args ...any) {
 	if s.replay {
 		s.log("  "+format, args...)
 	}
 }
 
-// broken says that an invariant is.
+// broken notes that an invariant is broken.
 func (s *simulation) broken(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	s.log("BROKEN: %s", text)

@@ -19,7 +19,7 @@ import (
 	"headcount/presence/node"
 )
 
-// The clients' side of a simulation: users with tabs and holds, and the model
+// This is the clients' side of a simulation: users with tabs and holds, and the model
 // that knows who is where.
 
 const (
@@ -37,7 +37,7 @@ type user struct {
 	excused     bool            // of staying, in this round
 }
 
-// crowd is all users, and what may be told of them now.
+// crowd is all users, and the counts that they may be told now.
 type crowd struct {
 	s     *simulation
 	users []*user
@@ -140,7 +140,7 @@ func (c *crowd) excuse(u *user) {
 	c.s.detail("%s is not held to stay any more", u.name)
 }
 
-// spares reports whether somebody is held to stay, by a tab, who is not among these.
+// spares reports whether a user is held to stay, by a tab, who is not among these.
 func (c *crowd) spares(these []*user) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +151,7 @@ func (c *crowd) spares(these []*user) bool {
 	})
 }
 
-// forgetHolds has nobody be held to a page where only a hold keeps the user.
+// forgetHolds holds nobody to a page on which only a hold keeps the user.
 func (c *crowd) forgetHolds() {
 	for _, u := range c.users {
 		var joined []string
@@ -175,7 +175,7 @@ func (c *crowd) forgetHolds() {
 	}
 }
 
-// held is how many users are held to stay, of how many that meant to.
+// held returns how many users are held to stay, and how many meant to stay.
 func (c *crowd) held() (held, meant int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,7 +190,7 @@ func (c *crowd) held() (held, meant int) {
 	return held, meant
 }
 
-// at is those who have a tab at the gateway.
+// at lists the users who have a tab at the gateway.
 func (c *crowd) at(gateway string) (users []*user) {
 	for _, u := range c.users {
 		if slices.ContainsFunc(u.tabs, func(t *tab) bool { return t.gateway() == gateway }) {
@@ -372,7 +372,8 @@ func (t *tab) run() {
 
 var errRefused = errors.New("refused")
 
-// connect has one connection, until it ends. The error is nil when the tab ended it.
+// connect makes one connection and serves it until it ends. The error is nil when the
+// tab ended it.
 func (t *tab) connect(gateway string) error {
 	end, err := t.s.net.dial(gateway)
 	if err != nil {
@@ -606,8 +607,8 @@ func (h *hold) end() {
 	h.signal()
 }
 
-// lapse says that the hold was not renewed for as long as holds last, because the
-// store was away or gateways stood still: nobody has to count the user for it.
+// lapse notes that the hold was not renewed for as long as holds last, because the store
+// was away or gateways stood still. So nobody has to count the user for it.
 func (h *hold) lapse() {
 	h.mu.Lock()
 	on := h.on && !h.gone

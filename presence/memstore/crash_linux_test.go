@@ -14,12 +14,11 @@ import (
 	"headcount/presence/unread"
 )
 
-// TestCrashes ends the store at every step of what it writes: before, in the
-// middle of and after every transaction. bbolt writes into pages that the
-// transaction before does not use, and then one of two head pages. So a file that
-// was left in the middle is one whose newest head is torn. Whenever the end
-// comes, the file has a whole number of operations: those that were answered,
-// and none of those that were refused.
+// TestCrashes ends the store at every step of its writing: before, in the middle of and
+// after every transaction. bbolt writes into pages that the transaction before does not
+// use, and then one of two head pages. So a file whose writer was stopped in the middle
+// is one whose newest head is torn. Whenever the end comes, the file has a whole number
+// of operations: all that were answered, and none that were refused.
 func TestCrashes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		root, err := os.MkdirTemp("", "crash")
@@ -33,7 +32,7 @@ func TestCrashes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.db.NoSync = true // the tests below read what was written, on a disk or not
+		d.db.NoSync = true // the tests below check what was written, not whether it is on the disk
 		s.notices.disk = d
 		defer d.db.Close()
 		before := fingerprint(&s.notices)
@@ -148,7 +147,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	return fingerprint(&n)
 }
 
-// fingerprint is all that notices have, as text.
+// fingerprint is everything that notices contain, as text.
 func fingerprint(n *notices) string {
 	var b bytes.Buffer
 	levels, owns, records := map[string]unread.Level{}, map[string]string{}, map[unread.User]string{}

@@ -59,15 +59,15 @@ func breakFile(t testingT, dir string) (mend func()) {
 	return nil
 }
 
-// testingT is what a test and a rapid check have in common.
+// testingT has the methods that a test and a rapid check share.
 type testingT interface {
 	Helper()
 	Fatal(...any)
 	Fatalf(string, ...any)
 }
 
-// What cannot be written is refused at once and is nowhere, also when it is sent
-// again, until the file can be written.
+// What cannot be written is refused at once, and nothing of it is kept, even when it is
+// sent again, until the file can be written.
 func TestDiskFails(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)

@@ -153,7 +153,8 @@ func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
 	}
 }
 
-// What does not fit together is repaired, said once, and stays repaired.
+// Data that does not fit together is repaired. The log says so once, and the data stays
+// repaired.
 func TestRepairs(t *testing.T) {
 	u, author := unread.User{1}, unread.User{2}
 	for name, tc := range map[string]struct {
@@ -255,7 +256,7 @@ func stopped(t *testing.T) *Store {
 	return s
 }
 
-// Who gives up before the writer came to it is not counted.
+// A caller that gives up before the writer comes to its change is not counted.
 func TestGivingUp(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -275,7 +276,7 @@ func TestGivingUp(t *testing.T) {
 	}
 }
 
-// What waits has a bound, and all that waits at the end is kept.
+// There is a bound on what waits, and everything that waits at the end is kept.
 func TestWaitingIsBounded(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -386,8 +387,9 @@ func TestRecordsAreCopies(t *testing.T) {
 	}
 }
 
-// A directory has one key of user hashes: that of its former version where users
-// are known by it already, else one of its own, whatever secrets come later.
+// A directory has one key of user hashes. If users are already known by the key of its
+// former version, it is that one; otherwise it is a key of its own, whatever secrets
+// come later.
 func TestADirectoryKeepsItsHashKey(t *testing.T) {
 	for name, used := range map[string]bool{"new": false, "of a former version": true} {
 		dir := t.TempDir()

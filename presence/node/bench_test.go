@@ -13,8 +13,8 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// loaded returns a partition in which one gateway holds users users, each on
-// one page of a thousand.
+// loaded returns a partition in which one gateway has users users, each on one of a
+// thousand pages.
 func loaded(b *testing.B, users int) *partition {
 	b.Helper()
 	n, err := New(newStore(), Config{Name: "n", Partitions: 1, Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})

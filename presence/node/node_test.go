@@ -95,7 +95,7 @@ func leave(u presence.User, page string, grace time.Duration) heartbeat.Op {
 	return heartbeat.Op{Kind: heartbeat.Leave, User: u, Page: page, Grace: grace}
 }
 
-// op sends one op in the source's stream and waits for what comes of it.
+// op sends one op in the source's stream and waits until it has taken effect.
 func (r *rig) op(src heartbeat.Source, op heartbeat.Op) {
 	r.t.Helper()
 	key := streamKey{src, op.User.Partition(testPartitions)}
@@ -335,7 +335,7 @@ func TestHolds(t *testing.T) {
 	})
 }
 
-// Nothing is done for a caller who has given up, also when that is found out late.
+// Nothing is done for a caller that has given up, even when that is found out late.
 func TestNoHoldForACallerWhoGaveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -375,7 +375,8 @@ func TestTakeover(t *testing.T) {
 		}
 		next.want("p", 3)
 		old.node.Own(nil) // it has learned of next
-		// Whoever the gateway confirms stays, the others get one full timeout.
+		// A user whom the gateway confirms stays; every other user gets one full
+		// timeout.
 		next.alive(gw("a"), 1)
 		if a := next.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
 			t.Fatalf("reply %+v, want the joins of user 1 asked for", a)
@@ -393,8 +394,8 @@ func TestTakeover(t *testing.T) {
 	})
 }
 
-// What a gateway told another owner meanwhile is not known here: by its new
-// stream it tells of everything again, and what it does not tell of ends.
+// What a gateway told another owner meanwhile is not known here. In its new stream the
+// gateway tells of everything again; what it leaves out ends.
 func TestNewStreamIsDoubted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -416,8 +417,8 @@ func TestNewStreamIsDoubted(t *testing.T) {
 	})
 }
 
-// A user whom one of two gateways has confirmed to the new owner stays when it
-// leaves there before the other one has.
+// One of two gateways has confirmed a user to the new owner, and the user leaves there
+// before the other gateway has confirmed it. The user stays.
 func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -438,7 +439,7 @@ func TestTakeoverWaitsForAllGateways(t *testing.T) {
 	})
 }
 
-// A node that does not know of its successor must not say that there is no hold.
+// A node that does not know its successor must not say that there is no hold.
 func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -454,14 +455,14 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 	})
 }
 
-// A node that has lost a partition gives it up when it is to prove its claims,
-// also when nobody comes or goes there. (Invariant 4.)
+// A node that has lost a partition gives it up when it has to prove its claims, even
+// when nobody comes or goes there. (Invariant 4.)
 func TestCheckFindsOutWhatWasLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		zombie, _ := start(t, "zombie", store)
 		start(t, "owner", store)
-		zombie.node.Own([]int{1}) // it claims none anew: it has 1
+		zombie.node.Own([]int{1}) // it claims nothing anew: it has 1
 		synctest.Wait()
 		if !zombie.node.Owns(1) {
 			t.Fatal("the zombie knows already")
@@ -475,8 +476,8 @@ func TestCheckFindsOutWhatWasLost(t *testing.T) {
 	})
 }
 
-// A node that claims its partitions again after a loss keeps whom another owner
-// wrote meanwhile: their gateways confirm them.
+// A node that claims its partitions again after a loss keeps the users whom another
+// owner wrote meanwhile, since their gateways confirm them.
 func TestMembersOfAnOwnerInBetweenStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shaky{Store: newStore()}
@@ -512,8 +513,8 @@ func (r *rig) wantStale(want bool) {
 	}
 }
 
-// An owner of partitions of which nobody knows anything says that they are
-// complete when every gateway that lives has told it of everybody.
+// The owner of partitions of which nobody knows anything declares them complete when
+// every living gateway has told it of all its users.
 func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a"), gw("b")})
@@ -550,8 +551,8 @@ func TestEmptiedPartitionIsCompleteWhenAllHaveTold(t *testing.T) {
 	})
 }
 
-// Of users in their grace the gateway alone knows when their owner has died and the
-// store is emptied.
+// When the owner of users in their grace has died and the store is emptied, only the
+// gateway still knows of them.
 func TestGracesOfAnEmptiedPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := startBeside(t, "n", newStore(), []heartbeat.Source{gw("a")})
@@ -587,8 +588,8 @@ func TestAGatewayThatIsGoneIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// A gateway that died, or stands still, may come back with its users as long as
-// they would be counted if the store had lost nothing.
+// A gateway that died, or stands still, may come back with its users for as long as they
+// would be counted if the store had lost nothing.
 func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		died := func(n *Node) {
@@ -614,8 +615,8 @@ func TestAGatewayThatDiedIsWaitedForUntilTheTimeout(t *testing.T) {
 	})
 }
 
-// A gateway that has a lease and tells nothing is waited for no longer than its
-// users would be counted. What it tells counts as long as it goes on, and time in
+// A gateway that has a lease and tells nothing is waited for only as long as its users
+// would be counted. What it tells counts for as long as it goes on telling. Time in
 // which nobody could have learned who owns what does not count against it.
 func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 	live := []heartbeat.Source{gw("a"), gw("b")}
@@ -676,9 +677,9 @@ func TestAMuteGatewayIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// Members whom an earlier owner left stay as long as a gateway that lives may
-// have them and has not told: it may not know who owns the partition. After that
-// they end, soon after a death: what is left of the timeout has passed.
+// Members that an earlier owner left stay while a living gateway may have them and has
+// told nothing, since it may not know who owns the partition. After that they end; after
+// a death soon, when the rest of the timeout has passed.
 func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 	for name, tc := range map[string]struct {
 		died bool
@@ -719,7 +720,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 	}
 }
 
-// forgetful is a store that loses the word that a partition is complete.
+// forgetful is a store that loses the write that declares a partition complete.
 type forgetful struct {
 	*memstore.Store
 	mu      sync.Mutex
@@ -739,8 +740,8 @@ func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []pres
 	return s.Store.Write(ctx, changes)
 }
 
-// Whatever the cause, a partition that is not complete in the store for some
-// seconds is said to be complete again.
+// A partition that is not complete in the store for some seconds, whatever the cause, is
+// declared complete again.
 func TestWhatIsNotCompleteIsSaidAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", &forgetful{Store: newStore(), forgets: testPartitions + 1})
@@ -849,7 +850,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 	})
 }
 
-// A store that comes back with what it had long ago is told who is no longer there.
+// A store that comes back with data of long ago is told who is no longer there.
 func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		past := &shaky{Store: newStore(), generation: 1}
@@ -933,7 +934,8 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 	})
 }
 
-// A node that hands over ends nobody's time: whoever returns may tell the next owner.
+// A node that hands over ends nobody's presence: a user who returns may tell the next
+// owner.
 func TestHandingOverEndsNobodysTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
@@ -945,7 +947,7 @@ func TestHandingOverEndsNobodysTime(t *testing.T) {
 		r.node.HandOver()
 		time.Sleep(timeout)
 		r.want("p", 2)
-		r.op(gw("a"), leave(4, "p", 0)) // that is no matter of time
+		r.op(gw("a"), leave(4, "p", 0)) // this does not depend on time
 		r.want("p", 1)
 		stop()
 		next, _ := start(t, "next", store)
@@ -980,8 +982,8 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 	})
 }
 
-// TestAnyHistory plays random joins, leaves, heartbeats, repetitions and
-// silence of several gateways against a model that knows who is where.
+// TestAnyHistory plays random joins, leaves, heartbeats, repetitions and silences of
+// several gateways against a model that knows who is where.
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) { history(t, rt) })
@@ -1043,7 +1045,7 @@ func history(t *testing.T, rt *rapid.T) {
 	}
 }
 
-// slowLoad lets a Load of partitions through for each word it is given.
+// slowLoad lets a Load of partitions through each time it is allowed to.
 type slowLoad struct {
 	*shaky
 	asked chan int // how many partitions
@@ -1060,8 +1062,9 @@ func (s *slowLoad) Load(ctx context.Context, claims []presence.Claim) ([]presenc
 	}
 }
 
-// A node that takes over many partitions serves the first while it loads the others,
-// and claims none before its turn: until then it is its last owner's.
+// A node that takes over many partitions serves the first ones while it loads the
+// others. It claims none before its turn: until then that partition is still its last
+// owner's.
 func TestTheFirstPartitionsServeEarly(t *testing.T) {
 	store := &slowLoad{&shaky{Store: memstore.New(memstore.Config{Partitions: 40}), generation: 1}, make(chan int), make(chan struct{})}
 	n, err := New(store, Config{Name: "n", Partitions: 40, Reply: replies(func(string, *heartbeat.Reply) {})})

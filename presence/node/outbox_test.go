@@ -155,8 +155,8 @@ func (h *interleaving) step(name byte) bool {
 	return true
 }
 
-// settle lets everybody do what they have to do, without anything new, and
-// reports whether they came to an end.
+// settle lets everybody do what they have to do, without any new events, and reports
+// whether they came to rest.
 func (h *interleaving) settle() bool {
 	h.step('m') // it looks every two seconds anyway
 	for range 50 {

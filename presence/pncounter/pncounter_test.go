@@ -70,7 +70,7 @@ func TestMergeOfCounters(t *testing.T) {
 
 func TestValue(t *testing.T) {
 	c := pncounter.Counter{"us": {1, 7, 4}, "eu": {2, 3, 3}, "ap": {3, 1, 5}}
-	if n := c.Value(); n != 3 { // one region's surplus of decrements takes nothing from another
+	if n := c.Value(); n != 3 { // a surplus of decrements in one region takes nothing from another region
 		t.Errorf("value %d, want 3", n)
 	}
 	if p := (pncounter.Pair{Incarnation: 9}).Add(3).Add(-2).Add(0); p != (pncounter.Pair{9, 3, 2}) {
@@ -112,7 +112,7 @@ func (s *source) place(page string) {
 	s.places[page] = s.end
 }
 
-// batch is what came after from, some pages at a time.
+// batch is what came after from, a few pages at a time.
 func (s *source) batch(from uint64, limit int) pncounter.Batch {
 	b := pncounter.Batch{Log: s.log, From: from, To: s.end, Floor: s.floor, Complete: true}
 	for place := from + 1; place <= s.end; place++ {
@@ -133,14 +133,14 @@ func (s *source) batch(from uint64, limit int) pncounter.Batch {
 	return b
 }
 
-// lose is a restart with nothing, but for what somebody remembers.
+// lose is a restart without data, except for what somebody else remembers.
 func (s *source) lose(known uint64) {
 	s.begin(known)
 	s.floor, s.end, s.forgot = s.log, 0, 0
 	s.pairs, s.places = map[string]pncounter.Pair{}, map[string]uint64{}
 }
 
-// raise begins a log above high, and voids what it does not name.
+// raise begins a log above high, and voids what the log does not name.
 func (s *source) raise(high uint64) {
 	for _, p := range s.pairs {
 		high = max(high, p.Incarnation)
@@ -159,7 +159,7 @@ func (s *source) begin(known uint64) {
 	s.used[s.log] = true
 }
 
-// give is an incarnation of at least least that was never given.
+// give returns an incarnation, at least least, that was never given before.
 func (s *source) give(least uint64) uint64 {
 	s.given = max(s.given+1, least)
 	for s.used[s.given] {
@@ -181,7 +181,7 @@ func (s *source) to(c *pncounter.Copy, limit int) pncounter.Batch {
 	return s.batch(min(c.Cursor, s.end), limit)
 }
 
-// answer does what a link does with an answer.
+// answer treats an answer as a link does.
 func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 	switch {
 	case a.Status == pncounter.Behind && s.log <= a.High:
@@ -197,9 +197,9 @@ func (s *source) answer(b pncounter.Batch, a pncounter.Ack) {
 	}
 }
 
-// A copy comes to what the region has, whatever becomes of batches on the way,
-// of the copy, of the region's data and of its clock; and what a region has
-// forgotten never comes back.
+// A copy arrives at what the region has, whatever becomes of batches on the way, of the
+// copy, of the region's data and of its clock. What a region has forgotten never comes
+// back.
 func TestCopyConverges(t *testing.T) {
 	pages := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(t *rapid.T) {

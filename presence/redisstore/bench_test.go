@@ -15,8 +15,8 @@ import (
 	"headcount/presence/unread"
 )
 
-// crowd makes the changes of n users who come one after the other, as the node
-// would write them: one change a partition, with the site's total.
+// crowd makes the changes of n users who arrive one after the other. It makes them as a
+// node would write them: one change per partition, with the site's total.
 type crowd struct {
 	claims []presence.Claim
 	seq    uint64
@@ -175,7 +175,7 @@ func BenchmarkCounts(b *testing.B) {
 	}
 }
 
-// What Redis does while nobody comes or goes: nothing, but for the poll of the
+// This measures what Redis does while nobody comes or goes: only the poll of the
 // generation and the pings of subscriptions.
 func BenchmarkRest(b *testing.B) {
 	server := redistest.Start(b)
@@ -195,7 +195,7 @@ func BenchmarkRest(b *testing.B) {
 	b.ReportMetric(float64(after-before)/rest.Seconds(), "commands/s")
 }
 
-// cpuOf is what this process, and what the server has used, in seconds.
+// cpuOf is the CPU time that this process has used, and that of the server, in seconds.
 func cpuOf(b *testing.B, server *redistest.Server) (client, redis float64) {
 	b.Helper()
 	var own syscall.Rusage
@@ -213,7 +213,7 @@ func cpuOf(b *testing.B, server *redistest.Server) (client, redis float64) {
 	return client, redis
 }
 
-// reportCPU reports what was used since then, by the million pages.
+// reportCPU reports the CPU time used since then, per million pages.
 func reportCPU(b *testing.B, server *redistest.Server, client, redis float64, pages int) {
 	b.Helper()
 	c, r := cpuOf(b, server)
@@ -257,8 +257,8 @@ func BenchmarkOutgoing(b *testing.B) {
 	reportCPU(b, server, client, redis, pages*b.N)
 }
 
-// BenchmarkMerge is what changed pages of one region cost another one's Redis and
-// this process: pages a second, and CPU seconds per million of both.
+// BenchmarkMerge measures what changed pages of one region cost the Redis of another
+// region and this process: pages a second, and CPU seconds per million pages of both.
 func BenchmarkMerge(b *testing.B) {
 	server := redistest.Start(b)
 	w := newWorld(b, server.URL(), "eu", "us")
@@ -325,7 +325,7 @@ func BenchmarkLevels(b *testing.B) {
 	}
 }
 
-// BenchmarkRecord reads what a user follows who follows 1,000 pages.
+// BenchmarkRecord reads the record of a user who follows 1,000 pages.
 func BenchmarkRecord(b *testing.B) {
 	s := open(b, redistest.Single(b).URL())
 	u := unread.User{2}

@@ -12,7 +12,7 @@ import (
 	"headcount/presence/redistest"
 )
 
-// failover writes, has a master fail, and then does what nodes do: they see
+// failover writes, has a master fail, and then does the same as nodes do: they see
 // another generation, or ErrLost, and write everything again.
 func failover(t *testing.T, url string, kill func()) {
 	c := start(t, open(t, url))

@@ -16,7 +16,7 @@ import (
 	"headcount/presence/redistest"
 )
 
-// cluster is what owns all partitions of a store, as running nodes do.
+// cluster owns all partitions of a store, as running nodes do.
 type cluster struct {
 	t      testing.TB
 	s      *redisstore.Store
@@ -32,7 +32,7 @@ func start(t testing.TB, s *redisstore.Store) *cluster {
 	return c
 }
 
-// claim takes all partitions and writes all there is of them.
+// claim takes all partitions and writes everything that there is of them.
 func (c *cluster) claim(again bool) {
 	c.t.Helper()
 	if err := c.tryClaim(again); err != nil {
@@ -105,7 +105,8 @@ func counts(t testing.TB, s *redisstore.Store, pages ...string) []presence.Count
 	return got
 }
 
-// right checks all pages, that none is stale, and that versions are newer than before.
+// right checks that the counts of all pages are right, that none is stale, and that all
+// versions are newer than before.
 func (c *cluster) right(before map[string]presence.Count) {
 	c.t.Helper()
 	for page, users := range c.users {
@@ -207,7 +208,7 @@ func TestRegressedRedisIsRebuilt(t *testing.T) {
 	gen := c.claims[0].Generation
 
 	server.Kill()
-	server.Restart(t) // with what SAVE kept
+	server.Restart(t) // with the data that SAVE kept
 	eventually(t, "redis back", func() bool { _, err := c.s.Generation(t.Context()); return err == nil })
 	if after, _ := c.s.Generation(t.Context()); after == gen {
 		t.Fatal("the generation is the same after a restart")
@@ -227,8 +228,8 @@ func TestRegressedRedisIsRebuilt(t *testing.T) {
 	}
 }
 
-// Until all owners have claimed again, those that have not must not write into
-// the counts that are rebuilt.
+// Until all owners have claimed again, owners that have not must not write into the
+// counts that are being rebuilt.
 func TestAnOldGenerationWritesNothing(t *testing.T) {
 	server := redistest.Start(t)
 	c := start(t, open(t, server.URL()))
@@ -443,7 +444,7 @@ func TestForeignDataIsNamed(t *testing.T) {
 	}
 }
 
-// What was begun and not finished is the next owner's to finish.
+// What was begun and not finished, the next owner has to finish.
 func TestUnwrittenPagesAreLoaded(t *testing.T) {
 	server := redistest.Single(t)
 	c := start(t, open(t, server.URL()))
@@ -460,7 +461,7 @@ func TestUnwrittenPagesAreLoaded(t *testing.T) {
 	server.Do(t, "RENAME", page+"~", page)
 
 	next := open(t, server.URL())
-	for range 2 { // it may die as well
+	for range 2 { // the next owner may die as well
 		claims, err := next.Claim(t.Context(), "next", []int{1}, false)
 		if err != nil {
 			t.Fatal(err)
@@ -530,8 +531,8 @@ func TestHoldsInThePastAreNone(t *testing.T) {
 	}
 }
 
-// A server of version 6.2 is the oldest there may be; what we send it must be
-// known there.
+// Version 6.2 is the oldest that is supported. Every command that we send must exist
+// there.
 func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, server.URL())
@@ -594,8 +595,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Of a write of many partitions each outcome is its own change's, and the counts
-// are those of all.
+// When many partitions are written at once, each outcome belongs to its own change, and
+// the counts are the sums of all.
 func TestLargeWrite(t *testing.T) {
 	s := open(t, redistest.Single(t).URL())
 	c := start(t, s)

@@ -87,7 +87,7 @@ func TestARedisThatRefusesIsAway(t *testing.T) {
 				return errors.Is(c.try(1, "p", 3).Err, presence.ErrUnavailable) && len(states) > 0
 			})
 			want(false)
-			time.Sleep(2 * time.Second) // it stays away, also when nobody calls
+			time.Sleep(2 * time.Second) // it stays away even when nobody calls
 			select {
 			case up := <-states:
 				t.Fatalf("told up=%t while it refuses", up)

@@ -15,9 +15,8 @@ import (
 	"headcount/scripts"
 )
 
-// Any run of any script of a change may be repeated and may come late. So a
-// history of changes is cut into its runs, and after each some earlier ones are
-// run again.
+// Any run of any script of a change may be repeated and may come late. So the test cuts
+// a history of changes into its runs. After each run it repeats some earlier ones.
 func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 	server := redistest.Single(t)
 	s := open(t, Config{URL: server.URL()})
@@ -144,7 +143,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || parts[1].Reply.([]any)[1] != string(statusGap) {
 		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
 	}
-	// A repetition may be divided elsewhere, since it has other company.
+	// A repetition may be divided in another way, since other changes go with it.
 	if err := s.run(t.Context(), []*call{&parts[0].call}); err != nil {
 		t.Fatal(err)
 	}
@@ -160,8 +159,8 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 	}
 }
 
-// A node that is suspended between its two steps, and wakes up after another has
-// claimed the partition, writes no count, on whatever page.
+// A node is suspended between its two steps and wakes up after another node has claimed
+// the partition. It writes no count, on any page.
 func TestAZombieWritesNoCount(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
@@ -191,8 +190,8 @@ func TestAZombieWritesNoCount(t *testing.T) {
 	}
 }
 
-// A claim that comes late, after the same process has claimed again, takes
-// nothing back; the same claim twice is the same epoch.
+// A process claims, and claims again; its first claim arrives late and takes nothing
+// back. The same claim twice gives the same epoch.
 func TestALateClaimDoesNothing(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claim := func(number int) string {
@@ -271,8 +270,8 @@ func lost(times int) func(presence.Publication) bool {
 	}
 }
 
-// A connection that is silent, because the server hangs or the network drops
-// what is sent, is as good as none.
+// A connection that is silent, because the server hangs or the network drops everything,
+// is given up and made anew.
 func TestASilentSubscriptionIsNoticed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -347,7 +346,7 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 	}
 }
 
-// What came before a loss must not be told after the bucket was read again: it
+// Publications from before a loss must not be told after the bucket was read again: they
 // would bring back endpoints that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)

@@ -14,8 +14,8 @@ import (
 	"headcount/presence/redistest"
 )
 
-// The hash of a user moves only when its own hash is divided or ends, and resize.lua
-// moves the members to where share looks for them.
+// A user moves to another hash only when the user's own hash is divided or ends.
+// resize.lua moves the members to where share looks for them.
 func TestSharesMoveOneAtATime(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2)) // users are keyed hashes
 	users := make([]presence.User, 20_000)
@@ -37,7 +37,7 @@ func TestSharesMoveOneAtATime(t *testing.T) {
 	}
 }
 
-// lain is everything a partition's owner finds: the members, and their hashes.
+// lain is everything that a partition's owner finds: the members, and their hashes.
 func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Member]bool, shares int) {
 	snaps, err := s.Load(context.Background(), []presence.Claim{claim})
 	if err != nil {
@@ -53,8 +53,8 @@ func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Memb
 	return members, s.partitions[claim.Partition].shares
 }
 
-// Whatever comes and goes, the members are all found, by this owner and by the next,
-// in as many hashes as suit them.
+// Whatever comes and goes, all members are found, by this owner and by the next one, in
+// as many hashes as suit them.
 func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -130,7 +130,7 @@ func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
 	})
 }
 
-// A crash between any two runs leaves all members to the next owner: so does one
+// A crash between any two runs leaves all members to the next owner. So does a crash
 // within the runs that change the number of hashes.
 func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
@@ -169,7 +169,7 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	}
 }
 
-// Numbers of users of one partition on one page, of any size, are kept as they are.
+// The numbers of one partition's users on one page are kept as they are, however large.
 func TestCountsOfAnySizeAreKept(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	all := make([]int, s.cfg.Partitions)
@@ -209,7 +209,7 @@ func TestCountsOfAnySizeAreKept(t *testing.T) {
 	})
 }
 
-// empties is how many pages of ours Redis holds, and how many of them never expire.
+// empties returns how many pages of ours Redis holds, and how many of them never expire.
 func empties(t *testing.T, s *Store) (pages, forever int) {
 	t.Helper()
 	err := s.do(t.Context(), func(ctx context.Context, c *client) error {
@@ -228,7 +228,7 @@ func empties(t *testing.T, s *Store) (pages, forever int) {
 	return pages, forever
 }
 
-// own claims all partitions, and completes them with what the pages have.
+// own claims all partitions, and completes them with these counts.
 func own(t *testing.T, s *Store, again bool, seq uint64, pages map[string]int64) []presence.Claim {
 	t.Helper()
 	all := make([]int, s.cfg.Partitions)
@@ -263,8 +263,8 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
 	}
 }
 
-// Pages that emptied while Redis was away are written by nobody any more: they expire
-// all the same, and those that somebody is on do not.
+// Pages that became empty while Redis was away are never written again. They expire all
+// the same; pages with users do not.
 func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t, redistest.Durable...)
@@ -288,7 +288,7 @@ func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 	}
 }
 
-// A page that a rebuild finds at 0, or that is said to be at 0 again, expires, too.
+// A page that a rebuild finds at 0, or that is written at 0 again, expires, too.
 func TestPagesSaidToBeEmptyExpire(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
@@ -304,7 +304,7 @@ func TestPagesSaidToBeEmptyExpire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Persist(t.Context(), key) // as a failover that lost the expiry
+	c.Persist(t.Context(), key) // as after a failover that lost the expiry
 	write(3, 0)
 	if _, forever := empties(t, s); forever != 0 {
 		t.Fatal("a page that is at 0 never expires")
@@ -315,8 +315,8 @@ func TestPagesSaidToBeEmptyExpire(t *testing.T) {
 	}
 }
 
-// Pages nobody is on are bounded in number: those that are empty longest are forgotten,
-// and come back under a higher version.
+// The number of pages with nobody on them is bounded. Those that have been empty longest
+// are forgotten, and come back under a higher version.
 func TestEmptyPagesAreBounded(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL(), Buckets: 1, EmptyPages: 100})
 	claims := own(t, s, false, 1, nil)

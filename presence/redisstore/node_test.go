@@ -14,7 +14,7 @@ import (
 	"headcount/presence/redistest"
 )
 
-// A real node over a real Redis, which is emptied and restarted under it: the
+// A real node runs over a real Redis, which is emptied and restarted meanwhile. The
 // counts are right again within ten seconds, without anyone's help.
 func TestANodeHealsRedis(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,7 @@ import (
 
 func quick(c *redisstore.Config) { c.FactsWait = 50 * time.Millisecond }
 
-// renew renews a lease for a minute, as often as it takes until there are facts.
+// renew renews a lease for a minute; it tries until there are facts.
 func renew(t testing.TB, s *redisstore.Store, p presence.Process) ([]presence.Process, error) {
 	t.Helper()
 	for {
@@ -87,8 +87,8 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 	}
 }
 
-// TestAnotherFormatIsRefused: of a version before formats had numbers, and of a
-// later one.
+// TestAnotherFormatIsRefused: the format may be older than numbered formats, or a later
+// one.
 func TestAnotherFormatIsRefused(t *testing.T) {
 	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`} {
 		server := redistest.Single(t)
@@ -109,8 +109,8 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 	}
 }
 
-// A secret rotates: who knows both may start, and the first one it names is
-// what the next have to know.
+// A secret rotates: a process that knows both secrets may start. From then on the first
+// secret that it names is the one that others must know.
 func TestSecretsRotate(t *testing.T) {
 	url := redistest.Single(t).URL()
 	for i, tc := range []struct {
@@ -127,8 +127,8 @@ func TestSecretsRotate(t *testing.T) {
 	}
 }
 
-// In a Redis that was emptied the facts of the running win, even when the
-// starting one asks first.
+// In an emptied Redis the facts of the running processes win, even when a starting
+// process asks first.
 func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	server := redistest.Single(t)
 	wait := func(c *redisstore.Config) { c.FactsWait = 2 * time.Second }
@@ -151,8 +151,8 @@ func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
 	}
 }
 
-// The facts alone are lost: their key was deleted, or a failover lost it. Those
-// who run write them again though their leases are there, and nobody with other
+// Only the facts are lost: their key was deleted, or a failover lost it. The running
+// processes write them again although their leases are there, and no process with other
 // settings gets in.
 func TestFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 	server := redistest.Single(t)
@@ -177,8 +177,8 @@ func TestFactsThatAreMissingAreWrittenAgain(t *testing.T) {
 	}
 }
 
-// A later version may know a fact that this one does not, and the first of its
-// processes finds that it is not there yet.
+// A later version may have a fact that this one does not know. The first process of that
+// version finds that the fact is not there yet.
 func TestFactsOfLaterVersions(t *testing.T) {
 	server := redistest.Single(t)
 	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "a"}); err != nil {
@@ -205,8 +205,8 @@ type hashKeys []string
 
 func (k *hashKeys) SetHashKey(key []byte) { *k = append(*k, string(key)) }
 
-// The key of user hashes is made once. Whoever knows one of the secrets has it,
-// through every step of a rotation and after a loss; others are refused.
+// The key of user hashes is made once. A process that knows one of the secrets has it,
+// through every step of a rotation and after a loss. Other processes are refused.
 func TestTheHashKeyOutlivesItsSecrets(t *testing.T) {
 	server := redistest.Single(t)
 	var keys hashKeys

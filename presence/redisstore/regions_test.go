@@ -27,7 +27,7 @@ func inRegion(name string, peers ...string) func(*redisstore.Config) {
 	return func(c *redisstore.Config) { c.Facts.Region, c.Peers = name, peers }
 }
 
-// part is what the region has of the page, as the store sees it, and the total.
+// part is the region's part of the page, as the store sees it, and the total.
 func part(t testing.TB, s *redisstore.Store, page, region string) (users, total int64) {
 	t.Helper()
 	count, parts, err := s.Parts(context.Background(), page)
@@ -47,7 +47,7 @@ func part(t testing.TB, s *redisstore.Store, page, region string) (users, total 
 	return users, count.Users
 }
 
-// batches are of few pages, logs and incarnations, so that they meet.
+// The batches have few pages, logs and incarnations, so that they meet.
 func drawBatch(t *rapid.T, pages []string) pncounter.Batch {
 	b := pncounter.Batch{
 		Region: "eu", Log: rapid.Uint64Range(1, 4).Draw(t, "log"), From: rapid.Uint64Range(0, 3).Draw(t, "from"),
@@ -66,7 +66,7 @@ func drawBatch(t *rapid.T, pages []string) pncounter.Batch {
 	return b
 }
 
-// merge.lua does what the pure type does, batch by batch.
+// merge.lua does the same as the pure type, batch by batch.
 func differential(t *testing.T, url string, flush func(), owner bool) {
 	s := open(t, url, inRegion("us", "eu"), func(c *redisstore.Config) { c.Partitions, c.Buckets = 1, 1 })
 	peer := redisstore.NewPeer(s, "eu", "us")
@@ -95,7 +95,7 @@ func differential(t *testing.T, url string, flush func(), owner bool) {
 				rt.Fatal(err)
 			}
 			got, want := acks[0], model.Merge(b)
-			got.Changed = 0 // how many were news is not the model's concern
+			got.Changed = 0 // the model does not say how many were news
 			if !reflect.DeepEqual(got, want) {
 				rt.Fatalf("merge.lua says %+v to %+v, the model %+v", got, b, want)
 			}
@@ -136,7 +136,7 @@ func TestMergeIsThatOfThePureTypeOnCluster(t *testing.T) {
 	differential(t, cluster.URL(), func() { cluster.Flush(t) }, true)
 }
 
-// world is a region with its Redis and all partitions in one hand.
+// world is a region with its Redis, and one owner of all its partitions.
 type world struct {
 	*redisstore.Store
 	t        testing.TB
@@ -324,7 +324,7 @@ func TestRegionsShareCounts(t *testing.T) {
 		defer c.Close()
 		worlds["us"].stop()
 		servers["us"].Flush(t)
-		// As in the life of a process that knows nothing, and whose clock is wrong.
+		// This is how a process begins that knows nothing and whose clock is wrong.
 		fresh := open(test, servers["us"].URL(), inRegion("us", "eu", "ap"), quick)
 		w := &world{t: test, name: "us", Store: fresh}
 		w.renew()
@@ -440,7 +440,7 @@ func dumpAll(t *testing.T, s *redistest.Server) map[string]string {
 	return dump
 }
 
-// restoreAll puts back what was dumped, at once, so that nobody sees a half of it.
+// restoreAll puts back all that was dumped at once, so that nobody sees half of it.
 func restoreAll(t *testing.T, s *redistest.Server, dump map[string]string) {
 	c := s.Client()
 	defer c.Close()
@@ -467,7 +467,7 @@ func (w *world) fill(pages int, users int64) {
 	}
 }
 
-// What a link costs at rest does not depend on the pages there are.
+// What a link costs at rest does not depend on how many pages there are.
 func TestALinkAtRestCostsLittle(t *testing.T) {
 	t.Parallel()
 	const most = 10 << 10 // bytes a second
@@ -491,7 +491,7 @@ func TestALinkAtRestCostsLittle(t *testing.T) {
 	}
 }
 
-// A user of Redis that is switched off, and on again, is an outage and its end.
+// A user of Redis is switched off, and on again: an outage and its end.
 func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -515,8 +515,8 @@ func TestAPeersUserIsSwitchedOffAndOn(t *testing.T) {
 	eventually(t, "the peer is there again", func() bool { return peer.Hello(t.Context(), "me") == nil })
 }
 
-// A region that had none gets a peer, loses it and gets it again: totals have the
-// peer's users while it is one, and the peer has no ghosts of what happened between.
+// A region without peers gets one, loses it and gets it again. Totals include the peer's
+// users while it is a peer, and later no ghosts of what happened between.
 func TestPeersComeAndGo(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.Start(t), redistest.Start(t)

@@ -109,7 +109,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	}
 }
 
-// everything is all that Redis holds: key, or key and field, to value.
+// everything returns all that Redis holds: from key, or key and field, to value.
 func everything(t *testing.T, s *Store) map[string]string {
 	t.Helper()
 	all := map[string]string{}

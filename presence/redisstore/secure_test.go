@@ -13,14 +13,14 @@ import (
 	"headcount/presence/storetest"
 )
 
-// secure is a Redis behind TLS that must refuse the documented user nothing.
+// secure is a Redis behind TLS that must not refuse the documented user anything.
 func secure(t *testing.T) *redistest.Server {
 	s := redistest.StartSecure(t)
 	nothingDenied(t, s)
 	return s
 }
 
-// nothingDenied looks, when the test ends, at what a server refused its users.
+// nothingDenied checks, when the test ends, what a server has refused its users.
 func nothingDenied(t *testing.T, s *redistest.Server) {
 	t.Cleanup(func() {
 		for _, denied := range s.Denied(t) {
@@ -29,8 +29,8 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// Everything the store does works over TLS for the user that deploy/redis.acl
-// documents, and Redis refused that user nothing.
+// Everything that the store does works over TLS for the user that deploy/redis.acl
+// documents, and Redis has refused that user nothing.
 func TestContractsOverTLSAsTheDocumentedUser(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
@@ -62,7 +62,7 @@ func TestRegionsOverTLSAsTheDocumentedUser(t *testing.T) {
 	for _, w := range []*world{us, eu} {
 		w.shows("p", 5)
 	}
-	a.Flush(t) // its region fills it again, and the other is asked for its part
+	a.Flush(t) // its region fills it again, and asks the other one for its part
 	us.renew()
 	us.claim(presence.PageUsers{Page: "p", Users: 2})
 	us.set("p", 1)
@@ -117,8 +117,8 @@ func listening(t *testing.T, s *redisstore.Store) (heard func() bool) {
 	return came.Load
 }
 
-// A rediss:// URL believes no certificate for another host, and without TLS
-// nothing is said at all.
+// A client of a rediss:// URL accepts no certificate for another host, and sends nothing
+// without TLS.
 func TestTLSIsVerified(t *testing.T) {
 	t.Parallel()
 	server := secure(t)

@@ -14,7 +14,7 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// store is this region's: one bucket, whose log only says how far it is.
+// store is this region's store: one bucket, whose log only says how far it goes.
 type store struct {
 	mu      sync.Mutex
 	end     uint64

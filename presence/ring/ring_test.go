@@ -81,8 +81,8 @@ func TestOutOfRangeIsNobodys(t *testing.T) {
 	}
 }
 
-// TestSameMembersSameTable: order and duplicates make no difference, and every
-// part has exactly one owner.
+// TestSameMembersSameTable: the order of the members and repeated members make no
+// difference, and every part has exactly one owner.
 func TestSameMembersSameTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gen := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-z]{1,12}:[0-9]{2,5}`), 1, 20, rapid.ID[string])

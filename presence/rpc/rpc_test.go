@@ -132,8 +132,8 @@ func TestManyUpdatesTakeSeveralRequests(t *testing.T) {
 	}
 }
 
-// TestAnotherFormat: requests of another format are counted, logged once and
-// refused with a sentence, whatever they ask for; nothing of them is taken.
+// TestAnotherFormat: requests of another format are counted, logged once and refused
+// with a sentence, whatever they ask for. Nothing of them is carried out.
 func TestAnotherFormat(t *testing.T) {
 	var log bytes.Buffer
 	reg := prometheus.NewRegistry()
@@ -357,7 +357,8 @@ func TestBodiesThatMakeNoSense(t *testing.T) {
 		{"/hold", `{"user":"1","page":"p","on":true}`}, {"/hold", `{"user":"0000000000000001","page":"*","on":true}`},
 		{"/hold", `{"user":"0000000000000001","page":"p"}`}, {"/hold", `{"user":"000000000000000g","page":"p","on":true}`},
 	} {
-		// Not signed, for a server without secrets: the body is what is looked at.
+		// These are not signed, for a server without secrets: the test is about the
+		// body.
 		d := &direct{handler: h}
 		d.change = func(r *http.Request, _ []byte) []byte {
 			r.URL.Path, r.RequestURI = tc.path, tc.path
@@ -455,7 +456,7 @@ func TestOverConnections(t *testing.T) {
 		if n.dials != 1 || got != 10 {
 			t.Errorf("%d connections for %d requests", n.dials, got)
 		}
-		for _, cn := range n.open { // a kept connection breaks: nobody notices
+		for _, cn := range n.open { // a kept connection breaks, and nobody notices
 			cn.Close()
 		}
 		if err := c.PushUpdates(t.Context(), server, updates); err != nil {
@@ -481,7 +482,8 @@ func TestOverConnections(t *testing.T) {
 	})
 }
 
-// TestOverTCP, with many requests at once: none is a replay of another.
+// TestOverTCP sends many requests at once; none of them is taken for a replay of
+// another.
 func TestOverTCP(t *testing.T) {
 	var mu sync.Mutex
 	got := 0
@@ -552,7 +554,7 @@ func TestSettingsThatCannotWork(t *testing.T) {
 	}
 }
 
-// FuzzBodies: whatever a signed body is, it is refused or understood.
+// FuzzBodies: any signed body is refused or understood.
 func FuzzBodies(f *testing.F) {
 	f.Add(false, `{"updates":[{"topic":"count//p","incarnation":1,"sequence":2,"stale":true,"value":"3 1700000000"}]}`)
 	f.Add(true, `{"user":"00000000000000ff","page":"p","on":true}`)
@@ -576,7 +578,7 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// FuzzAuthorization: a header is refused or is one that a client may write.
+// FuzzAuthorization: a header is refused, or is one that a client may write.
 func FuzzAuthorization(f *testing.F) {
 	f.Add(`Headcount format=2, key=00000000, from="a:1", time=1700000000000, life=ff, number=1, mac=00000000000000000000000000000000`)
 	h, err := rpc.NewHandler(rpc.Config{Keys: secret, Updates: onUpdates(func(string, []presence.Update) { panic("forged") })})
@@ -617,7 +619,7 @@ func BenchmarkPushUpdates(b *testing.B) {
 	}
 }
 
-// Functions as rpc.Updates, rpc.Holds and rpc.Reports.
+// These functions serve as rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
 	onHold    func(ctx context.Context, user presence.User, page string, on bool) error

@@ -107,9 +107,9 @@ func TestTimeWindow(t *testing.T) {
 	})
 }
 
-// TestForgottenSenderCannotBeReplayed: memory of a sender goes only when all it
-// sent is too old, also when it was of the future, and also if our clock is set
-// back then.
+// TestForgottenSenderCannotBeReplayed: a sender is forgotten only when everything it
+// sent is too old, also what it sent with a time in the future, and also if our clock is
+// set back then.
 func TestForgottenSenderCannotBeReplayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := guard(t, seal.GuardConfig{Senders: 1})
@@ -211,8 +211,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// TestASenderWhoseClockIsBehind is refused when this process has just started,
-// but only until it is clear that it is not a recording.
+// TestASenderWhoseClockIsBehind: such a sender is refused when this process has just
+// started, but only until it is clear that it is not a recording.
 func TestASenderWhoseClockIsBehind(t *testing.T) {
 	g, err := seal.NewGuard(seal.GuardConfig{})
 	if err != nil {
@@ -233,13 +233,14 @@ func TestASenderWhoseClockIsBehind(t *testing.T) {
 		if err := admit("behind", after, after-behind, uint64(100+ms)); !errors.Is(err, want) {
 			t.Errorf("after %s: %v, want %v", after, err, want)
 		}
-		// Its words from before this process are sent again all the time.
+		// Its messages from before the start of this process are sent again all the
+		// time.
 		if err := admit("behind", after, -behind-time.Second, uint64(90+ms)); !errors.Is(err, seal.ErrOld) {
 			t.Errorf("after %s: a recording: %v, want ErrOld", after, err)
 		}
 	}
-	// One that was only a second behind was never refused, and a recording without
-	// its sender is no newer than itself.
+	// A sender whose clock was only a second behind was never refused. A recording
+	// without its sender is no newer than the recording itself.
 	if err := admit("nearly", 0, -time.Second, 1); err != nil {
 		t.Error(err)
 	}

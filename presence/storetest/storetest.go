@@ -141,7 +141,7 @@ func incomplete(t *testing.T, s presence.Store) {
 		return true
 	})
 	wantMissing()
-	for range 2 { // whole stays whole from owner to owner
+	for range 2 { // complete stays complete from owner to owner
 		if w := claim(t, s, 3); !w.claim.Whole {
 			t.Error("a partition that was completed is not whole for its next owner")
 		}

@@ -646,11 +646,11 @@ func deadGateways(t *testing.T, s UnreadStore) {
 	wantUnread(t, b, u, 1)
 	attend(t, b, u, page, "c/1", true)
 	change(t, s, page, unread.Change{})
-	attend(t, b, u, page, "c/1", true) // said again: what came so far does not count, whatever follows
+	attend(t, b, u, page, "c/1", true) // told again: what came so far does not count, whatever follows
 	change(t, s, page, unread.Change{})
 	wantUnread(t, b, u, 1)
 	dead["c/1"] = true
-	wantUnread(t, b, u, 2) // nobody knows when it died: what it had not said counts
+	wantUnread(t, b, u, 2) // nobody knows when that life ended: what it had not told counts
 	attend(t, b, u, page, "d/1", true)
 	change(t, s, page, unread.Change{})
 	wantUnread(t, b, u, 2)

@@ -41,7 +41,7 @@ type only string
 
 func (o only) Alive(life string) bool { return life == string(o) }
 
-// Whatever is stored, an unread count is not negative, and no more than others
+// Whatever is stored, an unread count is not negative, and is no more than what others
 // have changed.
 func TestUnreadIsBounded(t *testing.T) {
 	number := rapid.Int64Range(0, 5)

@@ -41,7 +41,7 @@ type member struct {
 	Version     string  `json:"version"`
 	Stale       bool    `json:"stale"`
 
-	// Of counters that last.
+	// These are of counters that last.
 	Key     string  `json:"key"`
 	Kind    string  `json:"kind"`
 	Value   int64   `json:"value"`
@@ -312,8 +312,8 @@ func (c *client) unsubscribe(pages ...string) {
 	c.send(`{"type":"unsubscribe","pages":` + quoted(pages) + `}`)
 }
 
-// silent says that what was sent before had no answer: the next frame is that
-// of a heartbeat.
+// silent checks that the messages sent before had no answer: the next frame is the
+// answer to a heartbeat.
 func (c *client) silent() {
 	c.t.Helper()
 	c.send(`{"type":"heartbeat"}`)
@@ -322,7 +322,7 @@ func (c *client) silent() {
 	}
 }
 
-// skim sends a heartbeat and returns what came before its answer.
+// skim sends a heartbeat and returns what came before the answer to it.
 func (c *client) skim() []frame {
 	c.t.Helper()
 	c.send(`{"type":"heartbeat"}`)
@@ -337,7 +337,7 @@ func (c *client) skim() []frame {
 	return before
 }
 
-// during returns the frames that come until then.
+// during returns the frames that come within that time.
 func (c *client) during(until time.Time) []frame {
 	c.t.Helper()
 	var all []frame
@@ -458,8 +458,8 @@ func (w *rawSocket) frame() (first byte, payload []byte, err error) {
 	return head[0], payload, err
 }
 
-// closing reads until the close frame, checks that nothing but its end follows,
-// and returns its code and the texts before. Code 0 is an end without one.
+// closing reads until the close frame, checks that only the end follows, and returns the
+// code and the texts before. Code 0 is an end without a close frame.
 func (w *rawSocket) closing() (code int, texts []string) {
 	w.t.Helper()
 	for {

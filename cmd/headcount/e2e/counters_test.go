@@ -50,12 +50,12 @@ var places = []place{
 	}, twice: true, lasts: true},
 	{name: "PostgreSQL", open: func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} }, twice: true, lasts: true},
 	{name: "Redis and PostgreSQL", open: func(t *testing.T) []string {
-		// Redis keeps nothing: what outlives it is in PostgreSQL.
+		// Redis keeps nothing here: what outlives it is in PostgreSQL.
 		return []string{"--redis=" + redistest.Start(t).URL(), "--postgres=" + pgtest.Start(t).Database(t), "--persist-interval=100ms", "--cluster-listen=" + servertest.FreeAddr()}
 	}, twice: true, lasts: true},
 }
 
-// processes share a place. One that is killed begins anew at another address.
+// processes share a place. A process that is killed starts again at another address.
 type processes struct {
 	t     *testing.T
 	flags [][]string
@@ -111,7 +111,7 @@ func (p *processes) launch(i int) *server {
 	return s
 }
 
-// at is one of the processes; every i has one.
+// at returns one of the processes, whatever i is.
 func (p *processes) at(i int) *server {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -175,8 +175,8 @@ type entry struct {
 	Delta, Before, After int64
 }
 
-// ledger is all of a ledger, read in pages. It adds up; that of an exact counter has
-// every change.
+// ledger reads a whole ledger, page by page. It must add up; the ledger of an exact
+// counter must have every change.
 func (s *server) ledger(t testing.TB, key string) (all []entry) {
 	t.Helper()
 	for after := uint64(0); ; {
@@ -217,8 +217,8 @@ func (c *client) awaitCounter(key string, value int64, mine bool) frame {
 	})
 }
 
-// Every call in every place; what one process acknowledges is what another reads and
-// shows.
+// Every call works in every place. What one process acknowledges, another process reads
+// and shows.
 func TestCountersInEveryPlace(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
@@ -286,7 +286,8 @@ func TestCountersInEveryPlace(t *testing.T) {
 				t.Errorf("ledger %+v", all)
 			}
 
-			// Likes: by visitors, known by their cookie; by servers, named.
+			// Likes come from visitors, known by their cookies, and from servers, which
+			// name the visitor.
 			r := a.call(t, "PUT", l+"/members/me", "", look.as())
 			if c := r.lasting(t); c.Value != 1 || c.Member == nil || !*c.Member {
 				t.Errorf("like: %s", r.body)
@@ -368,9 +369,9 @@ func TestCountersInEveryPlace(t *testing.T) {
 	}
 }
 
-// 64 clients fight for the last 10 of a stock, over two processes where two can be,
-// while a process is killed and begins anew. Each repeats what was not answered, under
-// its key. Exactly 10 get one, and the ledger says who took what.
+// 64 clients fight for the last 10 of a stock, over two processes where there can be
+// two. Meanwhile a process is killed and starts again. Each client repeats what was not
+// answered, under its key. Exactly 10 get one, and the ledger says who took what.
 func TestTheLastTen(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
@@ -427,8 +428,8 @@ func TestTheLastTen(t *testing.T) {
 	}
 }
 
-// A process is killed again and again while it counts. What was acknowledged is there;
-// what was not, counts once when it is repeated.
+// A process is killed again and again while it counts. What was acknowledged is there.
+// What was not acknowledged counts once when it is repeated.
 func TestCountingThroughCrashes(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
@@ -512,8 +513,8 @@ func escaped(path string) string {
 // outage is a server of a store.
 type outage interface{ Kill() }
 
-// While the store is away changes are 503, what is known is read and shown as stale, and
-// the process is not ready. Then all is as before.
+// While the store is away, changes get 503, what is known is read and shown as stale,
+// and the process is not ready. Afterwards everything is as before.
 func TestTheStoreOfCountersIsAway(t *testing.T) {
 	t.Parallel()
 	redis := func(t *testing.T) (outage, func(), []string) {
@@ -619,7 +620,7 @@ func TestSettingsOfCountersThatCannotWork(t *testing.T) {
 	refused(t, "not a duration", "--persist-interval=soon")
 }
 
-// Rules of a file hold, for pages of other origins too.
+// The rules of a file apply, to pages of other origins too.
 func TestRulesOfAFile(t *testing.T) {
 	t.Parallel()
 	rules := filepath.Join(t.TempDir(), "rules.json")

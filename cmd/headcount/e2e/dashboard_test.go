@@ -85,7 +85,7 @@ func TestDashboardWithAPIKeys(t *testing.T) {
 			}
 		}
 	}
-	// A browser gets the page that asks for the key, and nothing to keep.
+	// A browser gets the page that asks for the key, and keeps nothing.
 	page := s.get(t, "/-/dashboard", "Accept: text/html,*/*;q=0.8")
 	if page.status != 401 || !strings.Contains(page.body, "<!doctype html>") || page.header.Get("ETag") != "" {
 		t.Errorf("%d %v %.80s", page.status, page.header, page.body)
@@ -95,7 +95,7 @@ func TestDashboardWithAPIKeys(t *testing.T) {
 	}
 }
 
-// Who cannot keep a cookie learns from a PUT who it is, once.
+// A client that cannot keep a cookie learns its identity once, from a PUT.
 func TestPutTellsTheIDItIssued(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--allow-origins=https://shop.example")

@@ -47,7 +47,7 @@ func TestConflation(t *testing.T) {
 	if f := watcher.takeCount("other", 1); f.at.Sub(first.at) >= interval {
 		t.Errorf("another page waited %s", f.at.Sub(first.at))
 	}
-	// What came between is not told, only the newest.
+	// Counts in between are not told, only the newest.
 	second := watcher.takeCount("p", 2)
 	if gap := second.at.Sub(first.at); gap < interval-200*time.Millisecond { // the first may have been read late
 		t.Errorf("two counts of one page %s apart, want %s", gap, interval)
@@ -60,7 +60,8 @@ func TestConflation(t *testing.T) {
 	}
 }
 
-// Under steady change the number of counts keeps to the interval, and versions grow.
+// While a page changes all the time, its counts come at the interval, and their versions
+// grow.
 func TestConflationUnderSteadyChange(t *testing.T) {
 	t.Parallel()
 	const interval = 200 * time.Millisecond
@@ -99,7 +100,8 @@ func TestConflationUnderSteadyChange(t *testing.T) {
 	}
 }
 
-// Who asks for rounded counts is told when the rounded number changes, and only then.
+// A client that asks for rounded counts hears of a change only when the rounded number
+// changes.
 func TestPrecision(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--update-interval=10ms", "--leave-grace=0s")
@@ -135,7 +137,7 @@ func TestPrecision(t *testing.T) {
 	rough.awaitCount("p", 19)
 }
 
-// A stream that comes back says what it had last.
+// A stream that comes back says which count it had last.
 func TestLastEventID(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--update-interval=10ms", "--leave-grace=0s")
@@ -158,7 +160,7 @@ func TestLastEventID(t *testing.T) {
 	}
 }
 
-// clog has the server send w more than the sockets take; w never reads.
+// clog has the server send w more than the sockets hold; w never reads.
 func clog(t testing.TB, s *server, w *rawSocket) {
 	t.Helper()
 	var pages []string
@@ -174,8 +176,8 @@ func clog(t testing.TB, s *server, w *rawSocket) {
 	}
 }
 
-// A client that does not read costs itself alone: others have their counts, it
-// is closed after the write timeout, and nothing piles up for it.
+// A client that does not read harms only itself: others have their counts, it is closed
+// after the write timeout, and nothing piles up for it.
 func TestSlowConsumers(t *testing.T) {
 	t.Parallel()
 	const timeout = time.Second
@@ -190,7 +192,7 @@ func TestSlowConsumers(t *testing.T) {
 		slow[i] = s.rawWS(t, 4096)
 		slow[i].send(0x81, `{"type":"subscribe","pages":["p"]}`)
 	}
-	// One more that only takes its time.
+	// This one only takes its time.
 	late := s.rawWS(t, 4096)
 	late.send(0x81, `{"type":"subscribe","pages":["p"]}`)
 	for _, w := range slow {
@@ -215,7 +217,7 @@ func TestSlowConsumers(t *testing.T) {
 	if grown := servertest.Memory(s.cmd.Process.Pid) - before; grown > 150<<20 {
 		t.Errorf("it has grown by %d MB", grown>>20)
 	}
-	// The late one has missed what was in between, not the newest.
+	// The late client has missed the counts in between, but not the newest.
 	a.join("p")
 	watcher.awaitCount("p", 1)
 	for {
@@ -229,7 +231,8 @@ func TestSlowConsumers(t *testing.T) {
 	}
 }
 
-// Half a handshake for ever: the server lets go after a while, others notice nothing.
+// A client sends half a handshake and no more. The server closes it after a while;
+// others notice nothing.
 func TestSlowHandshakes(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
@@ -283,11 +286,11 @@ func (s *server) visit(t *testing.T) {
 	eventually(t, "left", func() bool { return s.count(t, "p") == 0 })
 }
 
-// More half handshakes than there is room for: they make room for each other
-// and for everyone else, and cost no more than there are places.
+// There are more half handshakes than places. They make room for each other and for
+// everyone else, and take no more than those places.
 func TestManyHalfHandshakes(t *testing.T) {
 	t.Parallel()
-	s := start(t, "--max-connections=50", "--leave-grace=0s") // and so 100 places for short ones
+	s := start(t, "--max-connections=50", "--leave-grace=0s") // and so there are 100 places for short connections
 	for range 400 {
 		fmt.Fprintf(s.rawDial(t), "GET /-/ws HTTP/1.1\r\nHost: x\r\n")
 	}
@@ -300,7 +303,7 @@ func TestManyHalfHandshakes(t *testing.T) {
 	}
 }
 
-// A client that asks and asks and never takes an answer is let go, too.
+// A client that sends requests and never reads an answer is closed, too.
 func TestAnswersThatNobodyTakes(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
@@ -375,7 +378,7 @@ func TestBrokenFrames(t *testing.T) {
 			_, _ = w.Write(noise)
 			w.Close()
 		}
-		// And bits that flip in what was a good conversation.
+		// The same with bits that flip in what was a good conversation.
 		for i := range 60 {
 			w := s.rawWS(t, 0)
 			var talk []byte

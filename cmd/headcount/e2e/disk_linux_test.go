@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changeWith sends a change with an idempotency key, by whom, and returns the
+// changeWith sends a change with an idempotency key and its author, and returns the
 // status; 0: there was no answer.
 func (s *server) changeWith(page, by, key string) (status int, body string) {
 	a, err := try("POST", s.url+"/"+url.PathEscape(page)+"/changes", `{"by":`+quoted(by)+`}`, withKey, "Idempotency-Key: "+key)
@@ -27,9 +27,9 @@ func (s *server) changeWith(page, by, key string) (status int, body string) {
 	return a.status, a.body
 }
 
-// A process is killed again and again while it keeps changes and follows. Each
-// change is sent until it is acknowledged, and some once more: then it counts
-// once, whether the first try was answered or not.
+// A process is killed again and again while it keeps changes and follows. Each change is
+// sent until it is acknowledged, and some are sent once more. Each counts once, whether
+// its first try was answered or not.
 func TestKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	const rounds, workers = 20, 16
@@ -101,8 +101,8 @@ func TestKilledAgainAndAgain(t *testing.T) {
 	}
 }
 
-// The disk is full: what is refused does not count, is refused at once, and
-// /readyz says why. With room again all is as it was.
+// The disk is full. What is refused does not count, is refused at once, and /readyz says
+// why. With room again everything works as before.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -116,7 +116,8 @@ func TestDiskFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file does not grow any more. What fits into its free pages still does.
+	// The file does not grow any more. Changes that fit into its free pages still
+	// succeed.
 	limitFiles := func(bytes uint64) {
 		t.Helper()
 		limit := unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}

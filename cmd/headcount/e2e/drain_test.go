@@ -19,7 +19,7 @@ func TestDrain(t *testing.T) {
 			t.Parallel()
 			const within = 8 * time.Second
 			s := start(t, "--shutdown-timeout="+within.String(), "--leave-grace=300ms")
-			// One goes when it is told to, the others stay to the end.
+			// A client that is told to reconnect leaves, the others stay to the end.
 			mover, stayers := s.ws(t), []*client{s.ws(t), s.ws(t), s.ws(t)}
 			for i, c := range append(stayers, mover) {
 				c.join("p")
@@ -75,7 +75,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// Nobody can keep a server from ending in time, and with status 0.
+// No client can keep a server from ending in time, and with status 0.
 func TestDrainDoesNotWaitForTheUnwilling(t *testing.T) {
 	t.Parallel()
 	for name, hang := range map[string]func(*testing.T, *server){

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With few open files as many are served as fit, the others are told so, and
-// operators are answered.
+// With few open files the server serves as many clients as fit. It refuses the others
+// with an answer, and still answers operators.
 func TestFewFiles(t *testing.T) {
 	t.Parallel()
 	s, err := spawnBy([]string{"sh", "-c", `ulimit -n 100; exec "$0" "$@"`, program}, "--data-dir="+t.TempDir(), "--max-connections=10000")
@@ -50,7 +50,7 @@ func TestFewFiles(t *testing.T) {
 		}
 	}
 	silent := make([]net.Conn, 150)
-	for i := range silent { // they say nothing
+	for i := range silent { // they send nothing
 		if silent[i], err = net.Dial("tcp", s.addr); err != nil {
 			t.Fatal(err)
 		}
@@ -82,7 +82,7 @@ func TestFewFiles(t *testing.T) {
 	}
 }
 
-// Without a free file the log says so once, and /readyz too.
+// When no file is free, the log says so once, and /readyz says so too.
 func TestNoFiles(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -115,7 +115,7 @@ func TestNoFiles(t *testing.T) {
 	defer newcomer.Close()
 	const says = "new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections"
 	eventually(t, "/readyz says so", func() bool { return strings.Contains(readyz(), "not ready: "+says) })
-	time.Sleep(2 * time.Second) // it tries again meanwhile
+	time.Sleep(2 * time.Second) // it tries again in that time
 	limit(4096)
 	eventually(t, "it is ready again", func() bool { return readyz() == "ready\n" })
 	for _, line := range []string{says, "new clients are accepted again"} {

@@ -31,8 +31,8 @@ func TestWelcome(t *testing.T) {
 	}
 }
 
-// A step is a frame to send and the frames that must come, in order, and no
-// others. P and Q stand for two pages.
+// A step is a frame to send and the frames that must come, in order, with no others. P
+// and Q stand for two pages.
 type step struct {
 	send string
 	want []string // "P 1" is a count, "bad_page" an error
@@ -152,7 +152,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// A page that is at fault stands in the error, and no other error has one.
+// An error names the page that caused it, and other errors name none.
 func TestErrorsNameThePageAtFault(t *testing.T) {
 	t.Parallel()
 	c := common(t).ws(t)

@@ -1,7 +1,7 @@
-// Package e2e drives the program as the outside does: a real process with the
-// race detector in it, over real sockets. It knows nothing of the code inside,
-// only what the contract says. Tests share one server where they can; they use
-// pages of their own, so they do not see each other.
+// Package e2e drives the program from outside: a real process with the race detector,
+// over real sockets. The tests know nothing of the code inside, only the contract. They
+// share one server where they can, and use pages of their own, so that they do not see
+// each other.
 package e2e
 
 import (
@@ -27,9 +27,8 @@ import (
 	"headcount/cmd/headcount/programtest"
 )
 
-// patience is the upper limit for everything that ought to be quick. It is
-// long because machines are noisy; what must not happen too early is checked
-// exactly.
+// patience is the upper limit for everything that ought to be quick. It is long because
+// machines are busy. Tests check exactly what must not happen too early.
 const patience = 20 * time.Second
 
 // ending is what a busy machine may need to end a process that has drained.
@@ -128,7 +127,7 @@ func launch(flags ...string) (*server, error) {
 // spawn runs a server and returns when it has said where it listens.
 func spawn(flags ...string) (*server, error) { return spawnBy([]string{program}, flags...) }
 
-// spawnBy is spawn with a command of its own, which runs what is behind it.
+// spawnBy is spawn with a command that runs the arguments behind it.
 func spawnBy(command []string, flags ...string) (*server, error) {
 	for _, d := range []string{"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s"} {
 		name, _, _ := strings.Cut(d, "=")
@@ -212,8 +211,8 @@ func (s *server) end() string {
 	return s.what
 }
 
-// died is for tests that end the server themselves: it must be gone with this
-// status, in time, and have logged nothing bad.
+// died is for tests that end the server themselves. The server must be gone in time,
+// with this status, and must have logged nothing bad.
 func (s *server) died(t testing.TB, status int, atMost time.Duration) {
 	t.Helper()
 	s.ended.Do(func() {
@@ -249,7 +248,7 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// browserless is an HTTP client that does what it is told: no cookies, no
+// browserless is an HTTP client that does only what it is told: no cookies, no
 // redirects, no compression of its own.
 var browserless = &http.Client{
 	Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16, Proxy: nil},
@@ -453,8 +452,8 @@ func (s *server) metric(t testing.TB, name string) float64 {
 	return sum
 }
 
-// link is a TCP proxy that can go silent: it then takes and sends nothing, yet
-// closes nothing either, like a phone in a tunnel.
+// link is a TCP proxy that can go silent. Then it reads and sends nothing, and closes
+// nothing either, like a phone in a tunnel.
 type link struct {
 	addr   string
 	silent chan struct{}

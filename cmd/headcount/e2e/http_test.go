@@ -272,7 +272,7 @@ func TestDemoPageAndClient(t *testing.T) {
 	}
 }
 
-// Without an identity a caller may do 10 a second, 100 at once.
+// Without an identity a caller may make 10 requests a second, and 100 at once.
 func TestPutWithoutIdentityIsLimited(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s", "--presence-timeout=30s", "--trusted-proxies=127.0.0.0/8")

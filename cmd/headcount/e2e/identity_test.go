@@ -77,7 +77,7 @@ func TestCookie(t *testing.T) {
 	checkCookie(t, put("X-Forwarded-Proto: https"), true)
 	checkCookie(t, put("X-Forwarded-Proto: http"), false)
 
-	// It is an identity: the same user, over each way in.
+	// It is an identity: the same user over each transport.
 	me := "Cookie: other=1; headcount_id=" + first.Value + "; more=2"
 	if _, o := ws(me); o.user != c.user {
 		t.Errorf("user %q came back as %q", c.user, o.user)
@@ -114,14 +114,14 @@ func TestAnonymousIDs(t *testing.T) {
 	if got := s.put(t, path+"?id="+a.id, decrement, "Headcount-Id: "+b.id).counter(t); got.Count != 1 {
 		t.Errorf("?id= counts on WebSocket and SSE only: %+v", got)
 	}
-	// Whoever wrote a URL must not be able to give its visitor an id for a year.
+	// Somebody who writes a URL must not be able to give its visitor an id for a year.
 	if got := cookie(t, s.sse(t, path+"/events?id="+a.id).resp.Header); got != nil {
 		t.Errorf("an event stream with ?id= sets %v", got)
 	}
 	if got := cookie(t, s.dial(t, dialer{query: "id=" + a.id}).resp.Header); got != nil {
 		t.Errorf("a WebSocket with ?id= sets %v", got)
 	}
-	// Of several the explicit one wins, when it is valid.
+	// Of several ids the explicit one counts, when it is valid.
 	for name, tc := range map[string]struct {
 		d    dialer
 		want string // a user, or nothing for a new one
@@ -228,7 +228,7 @@ func TestTokens(t *testing.T) {
 	s := start(t, "--jwt-secret="+jwtSecret, "--leave-grace=0s", "--allow-origins=https://site.example")
 	good := hs256(t, jwt.MapClaims{"sub": "alice", "in": 600})
 
-	// Who may do what without.
+	// These are the calls that need no token, and those that do.
 	s.refused(t, dialer{}).problem(t, 401)
 	s.put(t, "/p/counter", increment).problem(t, 401)
 	s.get(t, "/p/counter").counter(t)
@@ -241,12 +241,12 @@ func TestTokens(t *testing.T) {
 	if a := s.put(t, "/p/counter", increment); a.header.Get("Www-Authenticate") == "" {
 		t.Error("a 401 without WWW-Authenticate")
 	}
-	// An anonymous id is no token.
+	// An anonymous id does not serve as a token.
 	anonymous := common(t).ws(t)
 	s.refused(t, dialer{query: "id=" + anonymous.id}).problem(t, 401)
 	s.put(t, "/p/counter", increment, "Headcount-Id: "+anonymous.id).problem(t, 401)
 
-	// Both ways to present one.
+	// There are two ways to present one.
 	for _, d := range []dialer{{query: "token=" + good}, {headers: []string{"Authorization: Bearer " + good}}, {headers: []string{"authorization: bearer " + good}}} {
 		c := s.dial(t, d)
 		if c.user != "alice" || c.id != "" || c.frames[0].ID != nil {
@@ -311,11 +311,11 @@ func TestTokens(t *testing.T) {
 		})
 	}
 	s.refused(t, dialer{query: "token="}).problem(t, 401)
-	// None of it has been logged.
+	// Nothing of that is in the log.
 	if log := s.log.String(); strings.Contains(log, "alice") || strings.Contains(log, good[:30]) {
 		t.Errorf("in the log: %s", log)
 	}
-	// Tokens that never end, or so late that clocks overflow.
+	// These tokens never end, or end so late that clocks overflow.
 	for _, claims := range []jwt.MapClaims{{"sub": "eve"}, {"sub": "eve", "exp": int64(99_999_999_999)}, {"sub": "eve", "exp": time.Now().UnixMilli()}, {"sub": "eve", "exp": 1e300}, {"sub": "eve", "in": 600, "nbf": 5.5}} {
 		c := s.dial(t, dialer{query: "token=" + hs256(t, claims)})
 		defer func() { c.silent() }()
@@ -351,7 +351,7 @@ func TestTokenOfAnOpenConnectionExpires(t *testing.T) {
 	}
 }
 
-// A user with a token and one without are never the same, whatever the sub.
+// A user with a token and a user without one are never the same, whatever the sub says.
 func TestSubsAreUsers(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret, "--leave-grace=0s")
@@ -368,9 +368,8 @@ func TestSubsAreUsers(t *testing.T) {
 	}
 }
 
-// However an address comes to its ids, it brings few of them by PUT. An id that
-// it has brought comes again for nothing, and so does whatever a server with an
-// API key brings.
+// In whatever way an address gets its ids, it gets only a few of them by PUT. An id that
+// it has had before costs nothing, nor does an id that a server with an API key names.
 func TestIdentitiesOfOneAddressAreLimited(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--api-key="+apiKey)

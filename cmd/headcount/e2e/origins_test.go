@@ -26,7 +26,7 @@ func TestOrigins(t *testing.T) {
 		{plain, "nonsense", false, nil},
 		{plain, "http://site.example", true, []string{"Host: site.example"}},
 		{plain, "http://site.example:80", true, []string{"Host: site.example"}},
-		{plain, "https://site.example", false, []string{"Host: site.example", "X-Forwarded-Proto: https"}}, // of nobody we trust
+		{plain, "https://site.example", false, []string{"Host: site.example", "X-Forwarded-Proto: https"}}, // the header of somebody whom the server does not trust
 		{some, "https://own.example", true, []string{"Host: own.example", "X-Forwarded-Proto: https"}},
 		{some, some.url, true, nil},
 		{some, "https://site.example", true, nil},

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The rules of page ids, which every way in must know alike.
+// These are the rules of page ids, which every way in must apply alike.
 func TestPageIDs(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
@@ -90,7 +90,7 @@ func TestPageIDs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			site := tc.page == "*" // can be read, though
+			site := tc.page == "*" // but it can be read
 			path := "/" + url.PathEscape(tc.page) + "/counter"
 			query := "/-/counters?page=" + url.QueryEscape(tc.page)
 			me := s.ws(t)
@@ -142,7 +142,7 @@ func TestPageIDs(t *testing.T) {
 	}
 }
 
-// How ids travel in paths and queries.
+// This is how ids travel in paths and queries.
 func TestPercentEncoding(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
@@ -212,7 +212,7 @@ func TestPercentEncoding(t *testing.T) {
 	}
 }
 
-// quotedPlain is quoted without the escapes that are for HTML.
+// quotedPlain is quoted without escapes for HTML.
 func quotedPlain(s string) string {
 	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`).Replace(s) + `"`
 }

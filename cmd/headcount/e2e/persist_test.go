@@ -37,13 +37,13 @@ func (f *front) row(t *testing.T, key string) int64 {
 }
 
 // Redis is killed and comes back empty, again and again, at first while changes go on.
-// Nothing that was persisted is lost, nothing counts twice, and what an exact counter
+// Nothing that was persisted is lost, and nothing counts twice. What an exact counter
 // acknowledged is there in any case.
 func TestRedisComesBackEmpty(t *testing.T) {
 	t.Parallel()
 	f, ps := startFront(t)
 	keys := [...]string{"votes:" + fresh(t), "likes:" + fresh(t), "stock:" + fresh(t)}
-	// change makes the change id of each counter, however often that takes.
+	// change makes the change id of each counter, and tries until it is made.
 	change := func(i int, id string) {
 		for k, call := range [...]string{"/increment", "/members", "/increment"} {
 			body := ""
@@ -150,8 +150,8 @@ func TestRedisComesBackEmpty(t *testing.T) {
 	}
 }
 
-// While PostgreSQL is away exact counters are 503 and the others go on, also when a
-// process is killed. Then all of it is persisted.
+// While PostgreSQL is away, exact counters get 503 and the others go on, also when a
+// process is killed. Afterwards all changes are persisted.
 func TestPostgresIsAwayBehindRedis(t *testing.T) {
 	t.Parallel()
 	f, ps := startFront(t)
@@ -167,7 +167,7 @@ func TestPostgresIsAwayBehindRedis(t *testing.T) {
 
 	f.postgres.Kill()
 	const once = "Idempotency-Key: once"
-	for range 5 { // also when the process has learnt that it is away
+	for range 5 { // even once the process knows that it is away
 		a.call(t, "POST", st+"/decrement", "", withKey, once).problem(t, http.StatusServiceUnavailable)
 	}
 	b.call(t, "GET", st+"/exact", "").problem(t, http.StatusServiceUnavailable)

@@ -69,7 +69,7 @@ func TestExplicitLeaveIsAtOnce(t *testing.T) {
 	}
 }
 
-// A closed tab's user stays for the grace, and no longer.
+// After a tab is closed its user stays for the grace, and no longer.
 func TestClosedTab(t *testing.T) {
 	t.Parallel()
 	s := common(t)
@@ -136,7 +136,7 @@ func TestVanishedClient(t *testing.T) {
 		t.Errorf("gone after %s", took)
 	}
 
-	// One that never reads nor answers, from the beginning.
+	// This client never reads or answers, from the beginning.
 	w := s.rawWS(t, 0)
 	joined := time.Now()
 	w.send(0x81, `{"type":"join","page":"mute"}`)
@@ -146,7 +146,7 @@ func TestVanishedClient(t *testing.T) {
 		t.Errorf("the mute one is gone after %s", took)
 	}
 
-	// One that answers no ping but sends something, also a part of a message.
+	// This one answers no ping but sends something, also a part of a message.
 	w = s.rawWS(t, 0)
 	w.send(0x81, `{"type":"join","page":"mute"}`)
 	watcher.awaitCount("mute", 1)
@@ -165,7 +165,7 @@ func TestVanishedClient(t *testing.T) {
 	watcher.awaitCount("late", 1)
 }
 
-// Nobody sees a reload, nor a second tab that comes and goes.
+// Other clients see neither a reload nor a second tab that comes and goes.
 func TestReloadIsNotSeen(t *testing.T) {
 	t.Parallel()
 	const grace = 2 * time.Second
@@ -210,7 +210,7 @@ func TestReloadIsNotSeen(t *testing.T) {
 	}
 }
 
-// Each tab stands for itself: one lost may come back though another has left.
+// Each tab counts by itself: a lost tab may come back although another one has left.
 func TestOneLostOneLeft(t *testing.T) {
 	t.Parallel()
 	const grace = 1500 * time.Millisecond
@@ -243,7 +243,7 @@ func TestOneLostOneLeft(t *testing.T) {
 		b.close()
 		eventually(t, "all connections but one are gone", func() bool { return s.metric(t, "headcount_connections") == 1 })
 	}
-	// The lost one comes back and leaves: nobody need wait any more.
+	// The lost tab comes back and leaves: there is nobody left to wait for.
 	a := s.ws(t)
 	a.join("p")
 	watcher.takeCount("p", 1)
@@ -351,7 +351,7 @@ func TestHoldsTakenByPut(t *testing.T) {
 	})
 }
 
-// A process that stood still for longer than the presence timeout loses nobody.
+// When a process stood still for longer than the presence timeout, it loses no user.
 func TestSuspendedServer(t *testing.T) {
 	t.Parallel()
 	const timeout = 1500 * time.Millisecond
@@ -398,8 +398,8 @@ func TestTwoThousandComeAndGo(t *testing.T) {
 				}
 				c.t = t
 				conns[i] = c
-				// Subscriptions would make this a test of the fan-out, to clients that
-				// are much slower than the server.
+				// Subscriptions would turn this into a test of the fan-out, with clients
+				// that are much slower than the server.
 				page := fmt.Sprintf("p%d", i%pages)
 				c.join(page)
 				c.unsubscribe(page)
@@ -463,7 +463,7 @@ func TestMaxConnections(t *testing.T) {
 	})
 }
 
-// Whatever comes together, the first count after a join includes the joiner.
+// Whatever happens at the same time, the first count after a join includes the joiner.
 func TestAnswersIncludeTheJoiner(t *testing.T) {
 	t.Parallel()
 	s := common(t)
@@ -500,8 +500,8 @@ func TestAnswersIncludeTheJoiner(t *testing.T) {
 	}
 }
 
-// One address cannot take every place. Clients of a trusted proxy count by their
-// own address.
+// One address cannot take every place. Clients of a trusted proxy count under their own
+// addresses.
 func TestConnectionsPerAddress(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--max-connections-per-address=2", "--leave-grace=0s", "--trusted-proxies=127.0.0.1")

@@ -50,7 +50,7 @@ func TestUnreadOverRedis(t *testing.T) {
 			two := b.again(t, one)
 			a.follow(t, one.as(), page)
 			b.change(t, page, "", "Idempotency-Key: k")
-			a.change(t, page, "", "Idempotency-Key: k") // a key is known on every gateway
+			a.change(t, page, "", "Idempotency-Key: k") // every gateway knows the key
 			one.awaitUnread(1)
 			two.awaitUnread(1)
 			two.send(`{"type":"read"}`)
@@ -74,7 +74,7 @@ func TestUnreadOverRedis(t *testing.T) {
 				s.wantUnread(t, one.as(), 1)
 			}
 
-			// Present through one gateway is present.
+			// A user who is present through one gateway is present for all.
 			b.put(t, "/-/me/follows/"+url.PathEscape(page), `{"away_only":true}`, one.as()).noContent(t)
 			two.join(page)
 			two.awaitCount(page, 1)
@@ -87,7 +87,7 @@ func TestUnreadOverRedis(t *testing.T) {
 			b.change(t, page, "")
 			one.awaitUnread(2)
 
-			// A gateway that is killed does not stay present.
+			// A gateway that is killed leaves nobody present.
 			last := b.dial(t, dialer{query: "id=" + one.id, unread: 2})
 			last.join(page)
 			last.awaitCount(page, 1)
@@ -121,7 +121,7 @@ func TestUnreadWhileRedisIsAway(t *testing.T) {
 	do(t, "POST", a.url+"/p/changes", "", withKey).problem(t, 503)
 	c.send(`{"type":"read"}`)
 	c.await("the last known count", func(f frame) bool { return f.Type == "unread" && *f.Count == 1 })
-	again := a.dial(t, dialer{query: "id=" + c.id, unread: 1}) // known here
+	again := a.dial(t, dialer{query: "id=" + c.id, unread: 1}) // this process knows the user
 	redis.Restart(t)
 	eventually(t, "the same as before", func() bool {
 		r := a.get(t, "/-/me/unread", c.as())

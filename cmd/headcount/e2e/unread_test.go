@@ -18,7 +18,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// A server with a key for calls from servers.
+// This is a server with a key for calls from servers.
 const apiKey = "a key that is long enough"
 
 const withKey = "X-API-Key: " + apiKey
@@ -132,7 +132,7 @@ func TestUnread(t *testing.T) {
 	s.follow(t, tab.as(), page)
 	tab.silent()
 	s.wantUnread(t, tab.as(), 0)
-	stranger.silent() // nothing of all this is for others
+	stranger.silent() // others hear nothing of this
 }
 
 func TestUnreadByServers(t *testing.T) {
@@ -145,7 +145,7 @@ func TestUnreadByServers(t *testing.T) {
 	s.put(t, user+"/follows/"+url.PathEscape(page), `{"away_only":false}`, "X-API-Key: another one, just as long").noContent(t)
 	s.change(t, page, "")
 	c.awaitUnread(1)
-	s.change(t, page, `{"by":`+quoted(name)+`}`) // the own change moves nothing
+	s.change(t, page, `{"by":`+quoted(name)+`}`) // a user's own change counts for nothing
 	c.silent()
 	s.change(t, page, `{"by":"bob"}`)
 	c.awaitUnread(2)
@@ -168,7 +168,7 @@ func TestUnreadByServers(t *testing.T) {
 	for _, path := range []string{"/-/me/unread", "/-/me/follows"} {
 		s.get(t, path).problem(t, 401)
 		s.get(t, path, "Authorization: Bearer x").problem(t, 401)
-		s.get(t, path, withKey).problem(t, 401) // a server says whose
+		s.get(t, path, withKey).problem(t, 401) // a key alone names no user
 		if got := s.get(t, path, mine).status; got != 200 {
 			t.Errorf("%s: %d", path, got)
 		}
@@ -282,7 +282,7 @@ func TestPreflightOfUnread(t *testing.T) {
 	}
 }
 
-// Who has no identity yet gets one by following, and as few as by PUT.
+// A client without an identity gets one by following, and no more of them than by PUT.
 func TestFollowerGetsAnIdentity(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
@@ -366,7 +366,7 @@ func TestFollowsArePaged(t *testing.T) {
 	}
 }
 
-// Many changes at once reach a client as few frames, the last of them right.
+// When many changes come at once, a client gets few frames, and the last one is right.
 func TestUnreadIsConflated(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t, "--update-interval=200ms")
@@ -463,7 +463,8 @@ func (c *client) lastUnread() int {
 	return -1
 }
 
-// A change while the user is on the page does not count when the follow is away only.
+// A change while the user is on the page does not count when the follow is for changes
+// while away only.
 func TestAwayOnly(t *testing.T) {
 	t.Parallel()
 	s := startWithKey(t)
@@ -501,8 +502,8 @@ func TestAwayOnly(t *testing.T) {
 	bell.awaitUnread(1)
 }
 
-// What changed while the user was on the page stays seen when the process ends in
-// good order; after a crash it counts, as far as it was of the last minute.
+// What changed while the user was on the page stays seen when the process ends in good
+// order. After a crash it counts, but at most what came in the last minute.
 func TestAwayOnlyOverRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -533,8 +534,8 @@ func TestAwayOnlyOverRestarts(t *testing.T) {
 	}
 }
 
-// settled waits until a join counts for a follow that is away only, which is
-// some milliseconds later than for the page's count, with a page of its own.
+// settled waits until a join counts for a follow of the kind away-only. That takes some
+// milliseconds longer than the page's count, so it uses a page of its own.
 func (s *server) settled(t testing.TB, page string, c *client, n int) {
 	t.Helper()
 	time.Sleep(300 * time.Millisecond)
@@ -597,8 +598,8 @@ func (s *server) killed(t testing.TB) {
 	s.ended.Do(func() { s.what = s.log.Complaint() })
 }
 
-// A process is killed in the middle of 10,000 changes: each that was
-// acknowledged counts once, those that were not are sent again.
+// A process is killed in the middle of 10,000 changes. Each change that was acknowledged
+// counts once, and the others are sent again.
 func TestKilledWhileChanging(t *testing.T) {
 	t.Parallel()
 	const changes, workers = 10_000, 32
@@ -656,7 +657,7 @@ func TestKilledWhileChanging(t *testing.T) {
 	if n := s.get(t, "/-/me/unread", c.as()).unread(t).Count; n < known || n > known+workers {
 		t.Errorf("%d changes after the end, %d had been acknowledged and at most %d more were under way", n, known, workers)
 	}
-	begun.Store(-1 << 40) // nothing is killed any more
+	begun.Store(-1 << 40) // nothing is killed from here on
 	run(s, &begun)
 	s.wantUnread(t, c.as(), changes)
 	for i := range 50 {

@@ -23,10 +23,10 @@ import (
 //	go test ./cmd/headcount/faults -run TestCountersLast -count 1 -timeout 60m -rounds 50
 var rounds = flag.Int("rounds", 2, "checkpoints of counters, each after a kill -9")
 
-// A lasting is a deployment whose counters last, and what may happen to it.
+// A lasting is a deployment whose counters last, and the faults that may hit it.
 type lasting struct {
 	processes []*member
-	strikes   []strike // one after the other, again and again
+	strikes   []strike // one fault after the other, again and again
 }
 
 // strike kills something and starts it again.
@@ -105,7 +105,7 @@ func TestCountersLast(t *testing.T) {
 	}
 }
 
-// counterReport is what the simulator reports and matters here.
+// counterReport is the part of the simulator's report that matters here.
 type counterReport struct {
 	OK          bool
 	Error       string
@@ -117,8 +117,8 @@ type counterReport struct {
 	Figures map[string]float64
 }
 
-// survive has the simulator look at the counters until that many of its checkpoints came
-// after a fault that its clients felt.
+// survive runs the simulator until that many of its checkpoints came after a fault that
+// its clients felt.
 func (l *lasting) survive(t *testing.T, rounds int) {
 	strikes, felt, looked := 0, 0, 0
 	for felt < rounds {

@@ -22,8 +22,8 @@ const (
 	churners = 30 // users who come and go while there is churn
 	watchers = 2  // clients per gateway that see every count of every page
 
-	// A count that was true this long ago is no error: a user whose connection
-	// ended stays for leave-grace (2 s), and a change takes its way.
+	// A count that was true at most this long ago is no error: a user whose connection
+	// ended stays for leave-grace (2 s), and a change needs time to arrive.
 	excuse = 3500 * time.Millisecond
 )
 
@@ -38,18 +38,18 @@ type crowd struct {
 	churners []*churner
 
 	floor map[string]int64 // page -> stayers on it
-	guard atomic.Bool      // no count may be under its floor any more
+	guard atomic.Bool      // no count may be below its page's floor any more
 
 	mu     sync.Mutex
 	wrongs []string // what clients saw that must never be; bounded by maxWrongs
-	more   int      // wrongs beyond
+	more   int      // how many more there were
 
 	strangers atomic.Int64 // connections of those who stay that ended by themselves
 }
 
 const maxWrongs = 12
 
-// wrong notes what must never happen.
+// wrong notes something that must never happen.
 func (c *crowd) wrong(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,7 +60,7 @@ func (c *crowd) wrong(format string, args ...any) {
 	c.wrongs = append(c.wrongs, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
-// takeWrongs returns them and begins anew.
+// takeWrongs returns what was noted, and begins anew.
 func (c *crowd) takeWrongs() (wrongs []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +125,7 @@ func quoted(v any) string {
 func join(page string) string  { return `{"type":"join","page":` + quoted(page) + `}` }
 func leave(page string) string { return `{"type":"leave","page":` + quoted(page) + `}` }
 
-// seen checks a count as any client sees it.
+// seen checks a count that any client saw.
 func (c *crowd) seen(who string, f frame, versions map[string]string) {
 	if f.Count < 0 {
 		c.wrong("%s: a negative count: %+v", who, f)
@@ -146,9 +146,8 @@ func older(a, b string) bool {
 	return a1 < b1 || a1 == b1 && a2 < b2
 }
 
-// stayer keeps its pages as a browser does: it reconnects at once to any
-// gateway, and when it is asked to move it leaves the old connection when the
-// new one serves.
+// stayer keeps its pages as a browser does. It reconnects at once, to any gateway. When
+// it is asked to move, it leaves the old connection when the new one works.
 type stayer struct {
 	c     *crowd
 	name  string
@@ -235,7 +234,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// watcher sees every count of one gateway, and comes back to it.
+// watcher sees every count of one gateway, and reconnects to that gateway.
 type watcher struct {
 	c    *crowd
 	name string
@@ -244,7 +243,7 @@ type watcher struct {
 	mu        sync.Mutex
 	connected bool
 	told      map[string]bool  // pages it was told of on this connection
-	shown     map[string]frame // the newest version it was told on any, as a browser shows it
+	shown     map[string]frame // the newest version that it got on any connection, as a browser shows it
 }
 
 func (w *watcher) run(ctx context.Context) {
@@ -279,7 +278,7 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// look calls fn with what the watcher shows, unless it is not connected.
+// look calls fn with what the watcher shows, if it is connected.
 func (w *watcher) look(fn func(frame)) (connected bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -291,8 +290,8 @@ func (w *watcher) look(fn func(frame)) (connected bool) {
 	return w.connected
 }
 
-// churner is a user who comes and goes, but does not come back when its gateway
-// ends: then it has gone.
+// churner is a user who comes and goes. It does not come back when its gateway ends:
+// then it has gone.
 type churner struct {
 	c    *crowd
 	name string
@@ -368,7 +367,8 @@ func (u *churner) gone(ws *websocket.Conn) {
 	_ = ws.CloseNow()
 }
 
-// leave goes: half of the time with a word, else as a closed tab does.
+// leave ends the churner's stay: half of the time with a message, else as a closed tab
+// does.
 func (u *churner) leave(ctx context.Context) {
 	u.mu.Lock()
 	ws, mine := u.ws, u.pages
@@ -428,8 +428,8 @@ func newCrowd(t testing.TB, gateways []*member) *crowd {
 	return c
 }
 
-// churn has users come and go until the returned function is called; then the
-// truth stays what it is.
+// churn has users come and go until the returned function is called. Then the truth no
+// longer changes.
 func (c *crowd) churn() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -473,7 +473,7 @@ func (c *crowd) read(g *member, page string) (counter, int, error) {
 	return n, status, nil
 }
 
-// off says which count of which gateway is not the truth, or nil.
+// off says which count of which gateway is not true, or nil.
 func (c *crowd) off() error {
 	var wrong []string
 	for _, w := range c.watchers {
@@ -510,10 +510,10 @@ func (c *crowd) off() error {
 	return nil
 }
 
-// steady is how long counts must stay exact until they count as such.
+// steady is how long counts must stay exact before the test believes them.
 const steady = 1200 * time.Millisecond
 
-// exact waits until all counts are exact and stay so, and returns when that
+// exact waits until all counts are exact and stay so, and returns the time at which that
 // began. It must have begun by the limit.
 func (c *crowd) exact(since time.Time, limit func() time.Duration) (time.Duration, error) {
 	var begun time.Time
@@ -536,9 +536,9 @@ func (c *crowd) exact(since time.Time, limit func() time.Duration) (time.Duratio
 	}
 }
 
-// errors watches the watchers until stopped and returns the largest errors that
-// they showed: in fresh counts, in those marked stale, and, of the fresh ones, the
-// largest that nothing explains: an error that is older than a ghost may get.
+// errors looks at what the watchers show until it is stopped. It returns the largest
+// errors: in fresh counts, in counts marked stale, and the largest in fresh counts that
+// nothing explains, which is an error that is older than a ghost may get.
 func (c *crowd) errors(stalled func() time.Duration) (stop func() (fresh, stale, unexplained worst)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -11,8 +11,9 @@ import (
 	"headcount/presence/redistest"
 )
 
-// TestDashboard looks at a cluster from its gateway: every process says how it
-// is, the dispatcher which pages are viewed, and one that dies says nothing.
+// TestDashboard asks a cluster's gateway for the dashboard: every process reports its
+// state, the dispatcher reports which pages are viewed, and a process that dies reports
+// nothing.
 func TestDashboard(t *testing.T) {
 	const key = "a key for tests alone"
 	gateway, all := trio(t, redistest.Start(t).URL(), "--api-key="+key, "--cluster-secret=of tests alone")
@@ -67,7 +68,8 @@ func TestDashboard(t *testing.T) {
 		}
 	}
 
-	// Frozen, it is still a member for a moment, but says nothing: the others are seen all the same.
+	// A frozen process is still a member for a moment, but says nothing. All others are
+	// shown all the same.
 	node := all[0]
 	node.pause()
 	eventually(t, 3*time.Second, "a node that says nothing", func() bool {

@@ -12,7 +12,7 @@ import (
 
 const allRoles = "gateway,presence,dispatcher"
 
-// endpoints is how many a Redis has, by the process they name.
+// endpoints counts those in a Redis, by the process that they name.
 func endpoints(t *testing.T, redis *redistest.Server) map[string]int {
 	t.Helper()
 	all := map[string]int{}
@@ -63,8 +63,8 @@ func crowdAt(t *testing.T, m *member) {
 	}()
 }
 
-// TestEndpointsEndWithTheirGateway: however the process with the gateway ends,
-// whether or not it was the one that had the dispatcher, and when all ended.
+// TestEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
+// whether or not it also had the dispatcher, and also when all processes ended.
 func TestEndpointsEndWithTheirGateway(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -102,7 +102,7 @@ func TestEndpointsEndWithTheirGateway(t *testing.T) {
 	all[1].kill()
 	only("SIGKILL", all[2])
 
-	for _, m := range all[:2] { // restarts under their names
+	for _, m := range all[:2] { // they start again, under the same names
 		if err := m.start(); err != nil {
 			t.Fatal(err)
 		}

@@ -11,7 +11,7 @@ import (
 	"headcount/presence/redistest"
 )
 
-// killed is a crash of a process, which is started again afterwards.
+// killed is a process that crashes and is started again afterwards.
 func killed(name string, m *member) fault {
 	return fault{
 		name: name, since: "the crash", during: time.Second,
@@ -58,13 +58,13 @@ func TestFrozenNode(t *testing.T) {
 			zombie.pause()
 			return frozen
 		}})
-	stop := top.crowd.churn() // behind its back
+	stop := top.crowd.churn() // without its knowledge
 	time.Sleep(time.Until(frozen.Add(15 * time.Second)))
 	stop()
 	time.Sleep(time.Until(frozen.Add(17 * time.Second)))
 	top.suffer(t, fault{name: "SIGCONT of it after 20 s", since: "SIGCONT", during: time.Millisecond,
 		damage: func(*testing.T) time.Time {
-			time.Sleep(time.Second) // who leaves now is the other owners' to let go, and the zombie never heard of
+			time.Sleep(time.Second) // users who leave now belong to other owners, and the zombie never heard of them
 			zombie.resume()
 			return time.Now()
 		},
@@ -220,7 +220,7 @@ func TestBadNetwork(t *testing.T) {
 				t.Error("that is no bad network")
 			}
 		}})
-	if os.Getenv("HEADCOUNT_MORE_FAULTS") != "" { // two at once are more than is promised
+	if os.Getenv("HEADCOUNT_MORE_FAULTS") != "" { // two at once are more than the contract promises
 		top.suffer(t, killed("kill -9 of a presence node on that network", top.nodes[0]))
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"headcount/presence/redistest"
 )
 
-// TestGhostsOfAKilledProcess: the users of a process that is killed, and that owned
-// half of the partitions too, are gone from every count in time. That also holds with
-// a presence timeout much shorter than the default, and whatever the process that is
-// killed has just done.
+// TestGhostsOfAKilledProcess: a process is killed that also owned half of the
+// partitions. Its users are gone from every count in time. That also holds with a
+// presence timeout much shorter than the default, and whatever the process has just
+// done.
 func TestGhostsOfAKilledProcess(t *testing.T) {
 	t.Parallel()
 	const timeout, users = 3 * time.Second, 20

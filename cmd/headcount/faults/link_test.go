@@ -10,21 +10,21 @@ import (
 	"headcount/servertest"
 )
 
-// wire is a TCP link between two data centres. What is sent while it is cut
-// arrives when it is healed, as TCP's repetitions would bring it; nobody is told.
+// wire is a TCP link between two data centres. What is sent while it is cut arrives when
+// it is healed, as TCP would repeat it. Neither side is told of the cut.
 type wire struct {
 	addr, target string
 	delay        time.Duration // one way
 
 	mu      sync.Mutex
 	healed  chan struct{} // closed while the link is there
-	loss    float64       // share of segments that come after a repetition
+	loss    float64       // the share of segments that arrive only when they are repeated
 	conns   map[net.Conn]struct{}
 	stopped bool
 }
 
-// repetition is what the loss of a segment costs: TCP's least time to repeat it
-// and once more the way there and back.
+// repetition is what the loss of a segment costs: the least time after which TCP repeats
+// it, and one more round trip.
 func (l *wire) repetition() time.Duration { return 200*time.Millisecond + 2*l.delay }
 
 // newWire returns a link to an address that ends with the test.
@@ -61,7 +61,7 @@ func newWire(t testing.TB, target string, delay time.Duration) *wire {
 
 func (l *wire) url() string { return "redis://" + l.addr + "/0" }
 
-// cut keeps back everything from now on; heal lets it go.
+// cut holds everything back from now on; heal lets it go.
 func (l *wire) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -33,11 +33,11 @@ func testMain(m *testing.M) int {
 // result is one row of the fault table.
 type result struct {
 	fault string
-	since string        // what the time counts from
+	since string        // the moment from which the time counts
 	exact time.Duration // until all counts everywhere were exact; negative: not in time
-	// The largest distance of a count that a client saw from the truth, beyond
-	// what leave-grace and the way of a change explain: of counts marked stale,
-	// and of all others.
+	// These are the largest distances from the truth of a count that a client saw,
+	// beyond what leave-grace and the travel time of a change explain: of counts marked
+	// stale, and of all others.
 	err, stale int64
 }
 

@@ -18,8 +18,8 @@ import (
 	"headcount/servertest"
 )
 
-// member is one process of a cluster, which may be ended and started again: its
-// addresses stay.
+// member is one process of a cluster. It may be ended and started again: its addresses
+// stay.
 type member struct {
 	name  string // for people
 	role  string
@@ -33,8 +33,8 @@ type member struct {
 	still   atomic.Bool // it is frozen, or was killed
 }
 
-// newMember is one process with one role, or several, as --roles names them. Its --advertise is that of a proxy,
-// when there is one.
+// newMember is a process with one role, or several, as --roles names them. With a proxy,
+// its --advertise is the proxy's address.
 func newMember(name, role, redis string, through *proxy, flags ...string) *member {
 	m := &member{name: name, role: role, admin: servertest.FreeAddr()}
 	listen := servertest.FreeAddr()
@@ -118,7 +118,7 @@ func (m *member) ready() bool {
 	return err == nil && status == http.StatusOK
 }
 
-// startAll starts members and has them ended with the test, and their logs looked at.
+// startAll starts members. At the end of the test it ends them and checks their logs.
 func startAll(t testing.TB, members ...*member) {
 	t.Helper()
 	t.Cleanup(func() {

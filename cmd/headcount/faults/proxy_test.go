@@ -12,9 +12,9 @@ import (
 	"headcount/servertest"
 )
 
-// proxy stands before a process's cluster address. Its TCP is clean; of its
-// datagrams a share is lost, a share comes twice and a share is overtaken by
-// later ones.
+// proxy stands before a process's cluster address. It forwards TCP as it is. Of the
+// datagrams a share is lost, a share comes twice, and a share is overtaken by later
+// ones.
 type proxy struct {
 	t      testing.TB
 	addr   string
@@ -87,7 +87,7 @@ func (p *proxy) datagrams(in net.PacketConn, out net.Conn) {
 			return
 		}
 		if !p.bad.Load() {
-			_, _ = out.Write(buf[:n]) // a process that is down loses it, as it would without us
+			_, _ = out.Write(buf[:n]) // a process that is down loses it, as it would without the proxy
 			continue
 		}
 		datagram := append([]byte(nil), buf[:n]...)

@@ -9,8 +9,8 @@ import (
 	"headcount/presence/redistest"
 )
 
-// BenchmarkLoneJoinInAnotherRegion is how long after a join in one region another
-// one shows it, beyond the delay of the link: while nothing else happens.
+// BenchmarkLoneJoinInAnotherRegion measures how long after a join in one region another
+// region shows it, beyond the delay of the link, while nothing else happens.
 func BenchmarkLoneJoinInAnotherRegion(b *testing.B) {
 	for name, delay := range map[string]time.Duration{"no delay": 0, "100ms one way": 100 * time.Millisecond} {
 		b.Run(name, func(b *testing.B) {
@@ -56,7 +56,7 @@ func BenchmarkLoneJoinInAnotherRegion(b *testing.B) {
 						}
 					}
 				}()
-				time.Sleep(time.Duration(700+i*37%500) * time.Millisecond) // all is quiet, at any phase of what is regular
+				time.Sleep(time.Duration(700+i*37%500) * time.Millisecond) // everything is quiet, at a random point between its regular messages
 				start := time.Now()
 				if err := joiner.Write(ctx, 1, []byte(join(spot))); err != nil {
 					b.Fatal(err)

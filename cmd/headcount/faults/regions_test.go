@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	mergedWithin = 5 * time.Second // the promise after a link's return
+	mergedWithin = 5 * time.Second // what is promised after a link's return
 	spot         = "the spot"      // where users of all regions meet
 )
 
@@ -44,7 +44,7 @@ type regionWatcher struct {
 	mu     sync.Mutex
 	last   map[string]regionFrame
 	wrongs []string
-	floor  int64 // no count of the spot that is not stale may be under it
+	floor  int64 // no fresh count of the spot may be below it
 }
 
 type regionFrame struct {
@@ -87,7 +87,7 @@ func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 	return w
 }
 
-// watch connects a client that sees the counts of the spot and the site.
+// watch connects a client that sees the counts of the spot and of the site.
 func (r *dataCentre) watch(t testing.TB) {
 	t.Helper()
 	w := &regionWatcher{last: map[string]regionFrame{}}
@@ -136,7 +136,7 @@ func (r *dataCentre) seen(page string) regionFrame {
 	return r.watcher.last[page]
 }
 
-// stay says that all who are there stay: no count may fall under n.
+// stay says that all users who are there stay: no count may fall below n.
 func (r *dataCentre) stay(n int64) {
 	r.watcher.mu.Lock()
 	defer r.watcher.mu.Unlock()
@@ -161,7 +161,7 @@ func (w *world) join(t testing.TB, r *dataCentre, n int) {
 				}
 			}
 		}()
-		w.t.Cleanup(func() { // they outlive a subtest
+		w.t.Cleanup(func() { // the connections outlive a subtest
 			_ = ws.CloseNow()
 			<-done
 		})
@@ -199,7 +199,7 @@ func (w *world) heal() {
 	}
 }
 
-// parts is what GET with regions=1 says.
+// parts returns the answer to a GET with regions=1.
 func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[string]int64) {
 	t.Helper()
 	_, _, body, err := get("http://" + r.members[0].addr + "/" + strings.ReplaceAll(page, " ", "%20") + "/counter?regions=1")
@@ -216,7 +216,7 @@ func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[s
 	return c.Count, c.Regions
 }
 
-// converge waits until every region shows the sum, as clients and the API see it.
+// converge waits until every region shows the sum, to clients and over HTTP.
 func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentre) {
 	t.Helper()
 	if among == nil {
@@ -255,8 +255,8 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 	}
 }
 
-// The partition test, and what else happens to data centres, one after the
-// other on the same world, whose clocks are ten minutes apart.
+// This is the partition test, and the other faults of data centres, one after the other
+// in the same world, whose clocks are ten minutes apart.
 func TestRegions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
@@ -368,7 +368,7 @@ func TestRegionsOnBadLinks(t *testing.T) {
 	}
 	time.Sleep(4 * time.Second)
 	w.heal()
-	w.converge(t, mergedWithin+2*time.Second) // the promise is of links; these lose what it takes to heal, too
+	w.converge(t, mergedWithin+2*time.Second) // the promise is about links; these lose what is needed for healing, too
 }
 
 func TestARegionThatIsDownForGood(t *testing.T) {
@@ -422,7 +422,7 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 	w.converge(t, exactWithin)
 }
 
-// What a peer must not be is said once, and everything else goes on.
+// The log says once which peer is set wrongly, and everything else goes on.
 func TestPeersThatAreRefused(t *testing.T) {
 	t.Parallel()
 	var servers []*redistest.Server
@@ -438,8 +438,8 @@ func TestPeersThatAreRefused(t *testing.T) {
 		m.flags[1] = "--roles=gateway,presence,dispatcher"
 		return m
 	}
-	// us has, beside a right peer, one that calls itself otherwise, one that does
-	// not answer and one whose facts are of another program.
+	// Beside a right peer, us has one that calls itself by another name, one that does
+	// not answer, and one whose facts are another program's.
 	foreign := redistest.Start(t)
 	foreign.Do(t, "HSET", "hc:{c}:facts", "region", "odd", "partitions", "999", "buckets", "64", "seed", "1")
 	us := region(0, "us", "eu="+servers[1].URL(), "wrong="+servers[2].URL(), "gone=redis://"+servertest.FreeAddr(), "odd="+foreign.URL())

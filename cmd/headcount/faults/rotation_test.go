@@ -21,11 +21,11 @@ type person struct {
 	mu     sync.Mutex
 	id     string
 	shown  map[*member]int64 // by gateway: the last count of the page, 0 while not connected
-	most   int64             // the highest count ever shown
-	denied string            // an id that was replaced by another user's
+	most   int64             // the highest count that was ever shown
+	denied string            // an id that a gateway replaced by another user's
 }
 
-// be is the person at one gateway, until ctx ends.
+// be keeps the person at one gateway, until ctx ends.
 func (p *person) be(ctx context.Context, at *member) {
 	for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 		p.mu.Lock()
@@ -63,7 +63,7 @@ func (p *person) connect(ctx context.Context, at *member, id string) {
 	}
 }
 
-// name is the part of a signed id that says who it is.
+// name is the part of a signed id that says whose it is.
 func name(id string) string {
 	name, _, _ := strings.Cut(id, ".")
 	return name
@@ -99,10 +99,10 @@ func (p *person) ask(t *testing.T, at *member, method, path string) string {
 	return string(body[:n])
 }
 
-// TestSecretsRotateOverARunningCluster: the cluster secret changes as documented, a
-// process at a time: the new one is added, put in front, and the old one removed.
-// Somebody who is at all gateways all the time counts once all the time, and keeps
-// follows. A process whose secrets are others is refused at every step.
+// TestSecretsRotateOverARunningCluster changes the cluster secret as documented, one
+// process at a time: the new secret is added, put in front, and the old one removed. A
+// person who is at all gateways all the time counts once all the time, and keeps their
+// follows. A process with other secrets is refused at every step.
 func TestSecretsRotateOverARunningCluster(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

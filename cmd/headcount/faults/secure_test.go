@@ -7,10 +7,10 @@ import (
 	"headcount/presence/redistest"
 )
 
-// Regions whose Redis are as those of careful operators: they know the user of
-// deploy/redis.acl, two speak TLS alone, the third is behind Sentinel. All show one
-// total, also after the Redis of one came back empty and a replica took over in
-// another.
+// The Redis servers of these regions are set up as careful operators do it. They know
+// the user of deploy/redis.acl, two speak only TLS, and the third is behind Sentinel.
+// All regions show one total, also after one Redis came back empty and, in another
+// region, a replica took over.
 func TestRegionsOverTLSAndSentinel(t *testing.T) {
 	t.Parallel()
 	a, b, s := redistest.StartSecure(t), redistest.StartSecure(t), redistest.StartSentinelWithUser(t)
@@ -35,7 +35,7 @@ func TestRegionsOverTLSAndSentinel(t *testing.T) {
 		w.join(t, r, i+1)
 	}
 	w.converge(t, exactWithin)
-	permitted := func(servers ...*redistest.Server) { // also before a restart, which forgets
+	permitted := func(servers ...*redistest.Server) { // also before a restart, since the server then forgets them
 		t.Helper()
 		for _, r := range servers {
 			for _, denied := range r.Denied(t) {

@@ -121,8 +121,8 @@ func TestClusterSecret(t *testing.T) {
 	counts(t, gateway)
 }
 
-// TestAClusterStartsFromNothing soon, and without complaints: nobody was there
-// before whom it would have to wait for.
+// TestAClusterStartsFromNothing: it starts soon, and without complaints, since there is
+// nobody that it would have to wait for.
 func TestAClusterStartsFromNothing(t *testing.T) {
 	redis := redistest.Start(t)
 	late := watchStalls()
@@ -149,8 +149,8 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 	counts(t, gateway)
 }
 
-// TestFactsAreKept: when the facts alone are lost, those who run write them again,
-// and a process with another secret and region never becomes ready.
+// TestFactsAreKept: only the facts are lost. The running processes write them again, and
+// a process with another secret and region never becomes ready.
 func TestFactsAreKept(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

@@ -25,9 +25,8 @@ type topology struct {
 	crowd                        *crowd
 }
 
-// newTopology starts 2 gateways, 3 presence nodes and 2 dispatchers over a
-// Redis, and brings the clients in. between makes a proxy for a process; it may
-// be nil.
+// newTopology starts 2 gateways, 3 presence nodes and 2 dispatchers over a Redis, and
+// brings the clients in. between makes a proxy for a process; it may be nil.
 func newTopology(t *testing.T, redis string, between func() *proxy, flags ...string) *topology {
 	t.Helper()
 	top := &topology{}
@@ -59,11 +58,11 @@ type fault struct {
 	since  string
 	during time.Duration
 	damage func(t *testing.T) time.Time
-	mend   func(t *testing.T) // once counts are exact, such as to start again what was killed
+	mend   func(t *testing.T) // once counts are exact, for example to start again what was killed
 }
 
-// stalls sums up how long this machine did not let the test run when it should
-// have: what the processes under test had to do without as well.
+// stalls adds up how long this machine did not run the test when it should have. The
+// processes under test had to wait as long.
 type stalls struct {
 	sum  atomic.Int64
 	stop context.CancelFunc
@@ -102,12 +101,13 @@ func (top *topology) suffer(t *testing.T, f fault) {
 		machine := watchStalls()
 		defer machine.stop()
 		// A machine that stalls for a second costs leases, timeouts and their
-		// repetitions more than that. One that stalls for long proves nothing.
+		// repetitions more than that second. A machine that stalls for long proves
+		// nothing.
 		stalled := func() time.Duration { return min(3*machine.total(), stallsAtMost) }
 		observed := c.errors(stalled)
 		stop := c.churn()
 		defer stop()
-		time.Sleep(500 * time.Millisecond) // some come and go before
+		time.Sleep(500 * time.Millisecond) // some users come and go before the fault
 		healed := f.damage(t)
 		if left := time.Until(healed.Add(f.during)); left > 0 {
 			time.Sleep(left)
@@ -140,7 +140,7 @@ func (top *topology) suffer(t *testing.T, f fault) {
 	})
 }
 
-// words are the last lines of all logs since then, by time.
+// words returns the last lines of all logs since then, by time.
 func (top *topology) words(since time.Time) string {
 	var lines []string
 	for _, m := range top.members {
@@ -157,7 +157,7 @@ func (top *topology) words(since time.Time) string {
 	return strings.Join(lines[max(0, len(lines)-150):], "")
 }
 
-// again starts a process anew and waits until it is ready.
+// again starts a process once more and waits until it is ready.
 func again(t *testing.T, m *member) {
 	t.Helper()
 	if err := m.start(); err != nil {

@@ -67,8 +67,8 @@ func (t *truth) now(page string) int64 {
 	return t.count[page]
 }
 
-// distance is how far n is from what the page's count may be when each user's
-// last coming or going since then has been heard of, or has not.
+// distance is how far n is from the counts that are possible when each user's last
+// coming or going since then may or may not have arrived.
 func (t *truth) distance(page string, n int64, since time.Time) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +109,7 @@ func TestTruth(t *testing.T) {
 	if p, q, all := tr.now("p"), tr.now("q"), tr.now(site); p != 2 || q != 0 || all != 2 {
 		t.Errorf("then p %d, q %d, site %d", p, q, all)
 	}
-	// b has been there, a has gone, c has come: 1 to 3 since later.
+	// b was there before, a has gone, c has come: since later, 1 to 3 are possible.
 	for _, tc := range []struct {
 		n     int64
 		since time.Time

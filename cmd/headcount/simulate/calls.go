@@ -17,7 +17,7 @@ import (
 
 const (
 	countersRoot  = "/api/v1/counters"
-	answerTimeout = 20 * time.Second      // of one try; the server gives up before
+	answerTimeout = 20 * time.Second      // of one try; the server gives up sooner
 	answerLimit   = 2 * time.Minute       // in which a call must be answered, however often it is tried
 	pauseLeast    = 20 * time.Millisecond // before a call is tried again …
 	pauseMost     = 500 * time.Millisecond
@@ -42,8 +42,7 @@ type reply struct {
 	unknown bool
 }
 
-// A lasting is a counter that lasts, as the server says it, in an answer, a frame or
-// an event.
+// A lasting is a counter that lasts, as an answer, a frame or an event shows it.
 type lasting struct {
 	Key     string `json:"key"`
 	Kind    string `json:"kind"`
@@ -57,7 +56,7 @@ type lasting struct {
 	version version
 }
 
-// check refuses what is no counter of that key.
+// check refuses an answer that is no counter of that key.
 func (l *lasting) check(t *tally) error {
 	var err error
 	if l.version, err = parseVersion(l.Version); err != nil {
@@ -89,15 +88,15 @@ type callStats struct {
 	latency     histogram    // of a try that was answered
 }
 
-// failures count what a server that is well does not do.
+// failures count what a healthy server does not do.
 func (s *callStats) failures() int64 { return s.unavailable.Load() + s.lost.Load() }
 
-// errUnexpected is in the errors about answers that the contract does not know.
+// errUnexpected is in the errors about answers that are not in the contract.
 var errUnexpected = errors.New("unexpected answer")
 
-// call tries a call until it is answered, each time at any gateway. The fraction cuts of
-// the tries is cut off by the client. What comes back has a status that the caller must
-// judge: neither 429 nor one that says to try again.
+// call tries a call until it is answered, each time at any gateway. The client itself
+// cuts off the fraction cuts of the tries. The caller must judge the status that comes
+// back: it is neither 429 nor one that says to try again.
 func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts float64) (reply, error) {
 	unknown, last := false, error(nil)
 	began, pause := time.Now(), pauseLeast
@@ -189,8 +188,8 @@ func (r *lastingRun) request(ctx context.Context, gateway string, q call) (*http
 	return req, q.who.sign(r.crowd, req.Header)
 }
 
-// cut sends a request, or a part of it, and ends the connection, as a client does
-// that is killed.
+// cut sends a request, or a part of it, and ends the connection, as a client does that
+// is killed.
 func (r *lastingRun) cut(ctx context.Context, rng *rand.Rand, gateway string, q call) {
 	req, err := r.request(ctx, gateway, q)
 	if err != nil {

@@ -55,8 +55,8 @@ type crowd struct {
 		wait sync.WaitGroup
 	}
 
-	// ended is what remains of departures and lost connections. No other lock is
-	// taken while its lock is held.
+	// ended is what departures and lost connections leave behind. No other lock is taken
+	// while its lock is held.
 	ended struct {
 		sync.Mutex
 		quietAt      time.Time // when the server must have noticed all of them

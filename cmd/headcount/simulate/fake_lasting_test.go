@@ -18,12 +18,12 @@ import (
 	"github.com/coder/websocket"
 )
 
-// fakeLasting is the contract of counters in its smallest form: one process, one
-// mutex. It is honest unless lie says otherwise.
+// fakeLasting is the contract of counters in its smallest form: one process, one mutex.
+// It is honest unless lie says otherwise.
 type fakeLasting struct {
 	*httptest.Server
 	lie string // one of the lies below
-	ill string // one of the illnesses, which are no lies
+	ill string // one of the troubles below, which are no lies
 
 	mu       sync.Mutex
 	counters map[string]*fakeCounter
@@ -32,7 +32,7 @@ type fakeLasting struct {
 	clock    int64 // versions
 	users    int
 	turn     int    // calls
-	chances  int    // to lie
+	chances  int    // chances to lie
 	forgot   string // a member
 	work     sync.WaitGroup
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// fake is the contract in its smallest form: one process, one mutex, no
-// conflation. It is honest unless a field says otherwise.
+// fake is the contract in its smallest form: one process, one mutex, and every change is
+// told. It is honest unless a field says otherwise.
 type fake struct {
 	*httptest.Server
 	heartbeat, pong, grace time.Duration
@@ -34,13 +34,13 @@ type fake struct {
 	sequence int64
 	work     sync.WaitGroup
 
-	// How it breaks the contract.
+	// These say how it breaks the contract.
 	lie       int64 // added to the count of every page
 	starLie   int64 // added to `*`
 	backward  bool  // versions fall
-	ghosts    bool  // who does not say that he leaves stays counted
-	acceptAll bool  // bad pages are welcome
-	late      bool  // a join is answered with a count before it
+	ghosts    bool  // users who do not say that they leave stay counted
+	acceptAll bool  // bad pages are accepted
+	late      bool  // a join is answered with a count from before it
 }
 
 type fakeConn struct {

@@ -253,7 +253,7 @@ type part struct {
 	delta int64
 }
 
-// moving is a part by an increment or a decrement.
+// moving is a part that an increment or a decrement changes.
 func moving(t *tally, delta int64) part {
 	if delta < 0 {
 		return part{t, "decrement", delta}
@@ -267,7 +267,7 @@ func (w *worker) pick(of []*tally) *tally {
 	return of[int(at*at*float64(len(of)))]
 }
 
-// act does one thing.
+// act does one thing that a worker does.
 func (w *worker) act(ctx context.Context) error {
 	switch n := w.rng.IntN(100); {
 	case n < 30:
@@ -322,7 +322,7 @@ func (w *worker) adjust(ctx context.Context, t *tally, delta int64) error {
 	return w.change(ctx, change{post(t.path("/adjust"), w.once(), body), []part{{t, "adjust", delta}}})
 }
 
-// restock has somebody find something again.
+// restock raises a stock: somebody has found something.
 func (w *worker) restock(ctx context.Context, t *tally) error {
 	n := 5 + w.rng.Int64N(20)
 	if w.rng.IntN(4) == 0 {
@@ -355,7 +355,7 @@ func (w *worker) batch(ctx context.Context) error {
 	return w.change(ctx, change{post(countersRoot, w.once(), `{"changes":[`+body.String()+`]}`), parts})
 }
 
-// join takes a member into its set, or out of it; or does what is so already.
+// join takes a member into its set, or out of it, or repeats what is so already.
 func (w *worker) join(ctx context.Context, m *membership) error {
 	in, method := !m.in, http.MethodPut
 	if w.rng.IntN(8) == 0 {

@@ -92,8 +92,8 @@ func (r *measured) arrive(ctx context.Context, users int, within time.Duration) 
 	return nil
 }
 
-// planIdle: everyone is there and nothing happens. Memory per connection, and
-// what keeping them costs.
+// planIdle: everyone is there and nothing happens. It measures the memory of a
+// connection, and what it costs to keep it.
 func planIdle(cfg *Command) plan {
 	return planMeasured(cfg, "idle", cfg.Pages, cfg.Users, false, func(ctx context.Context, r *measured) error {
 		if err := r.arrive(ctx, cfg.Users, 0); err != nil {
@@ -115,8 +115,8 @@ func planIdle(cfg *Command) plan {
 	})
 }
 
-// planStorm: everyone arrives on one page within 5 s. How long until every
-// client is right, and what it costs.
+// planStorm: everyone arrives on one page within 5 s. It measures how long it takes
+// until every client is right, and what it costs.
 func planStorm(cfg *Command) plan {
 	return planMeasured(cfg, "storm", 1, cfg.Users, false, func(ctx context.Context, r *measured) error {
 		r.enterPhase("storming")
@@ -147,9 +147,9 @@ func (r *measured) awaitRight(ctx context.Context) error {
 	return nil // the checkpoint will say what is wrong
 }
 
-// planFanout: everyone subscribes to one page without being there, and a few come
-// and go so fast that its count always moves. How many counts a second arrive,
-// and how long after the first subscriber the others have a count.
+// planFanout: everyone subscribes to one page without being there, and a few users come
+// and go so fast that its count always moves. It measures how many counts arrive a
+// second, and how long after the first subscriber the others have a count.
 func planFanout(cfg *Command) plan {
 	return planMeasured(cfg, "fanout", 1, cfg.Users, true, func(ctx context.Context, r *measured) error {
 		drive, err := r.watchers(ctx, 0)
@@ -168,8 +168,8 @@ func planFanout(cfg *Command) plan {
 	})
 }
 
-// planSlow: the same for half of the time; for the other half every tenth
-// subscriber reads nothing. How much later the others have their counts.
+// planSlow is planFanout for half of the time. For the other half every tenth subscriber
+// reads nothing. It measures how much later the others have their counts.
 func planSlow(cfg *Command) plan {
 	return planMeasured(cfg, "slow", 1, cfg.Users, true, func(ctx context.Context, r *measured) error {
 		drive, err := r.watchers(ctx, slowEvery)

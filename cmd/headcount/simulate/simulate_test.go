@@ -74,7 +74,7 @@ func TestABrokenServerIsFoundOut(t *testing.T) {
 			t.Parallel()
 			f := newFake(t)
 			c := command(f)
-			c.Duration, c.Pages, c.KillFraction = time.Second, 40, 0 // nobody vanishes: no waiting for it
+			c.Duration, c.Pages, c.KillFraction = time.Second, 40, 0 // nobody vanishes, so there is nothing to wait for
 			go func() {
 				time.Sleep(300 * time.Millisecond)
 				f.set(tc.breaks)

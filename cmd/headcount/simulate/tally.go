@@ -2,8 +2,8 @@ package simulate
 
 import "sync"
 
-// A tally is the truth about one counter that lasts, and what may be true while
-// changes are under way. Workers and the driver share it.
+// A tally is the truth about one counter that lasts, and about the changes that are
+// under way. Workers and the driver share it.
 //
 // A change is started before it is first sent, and lands when it is acknowledged, or
 // is refused. What is started and neither landed nor refused may have landed.
@@ -94,7 +94,7 @@ func (t *tally) saw(v version) {
 	}
 }
 
-// bounds are the values between which the counter was all the time since then.
+// bounds are the lowest and the highest value that the counter can have had since then.
 func (t *tally) bounds(since moment) (low, high int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -122,7 +122,8 @@ func (t *tally) trust() {
 	t.doubted = false
 }
 
-// fits reports whether a change downwards that was started then never had too little.
+// fits reports whether a change downwards that was started then can never have had too
+// little.
 func (t *tally) fits(since moment) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -103,8 +103,8 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// Every visitor comes before he leaves, leaves in the end, and is never present
-// longer than the dwell time after a request.
+// Every visitor comes before they leave, leaves in the end, and is never present longer
+// than the dwell time after a request.
 func TestScheduleIsWellFormed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := time.Date(2015, 5, 17, 0, 0, 0, 0, time.UTC)
@@ -249,7 +249,7 @@ func TestParseFrame(t *testing.T) {
 	}
 }
 
-// Whatever the short way reads, the long way reads the same.
+// What the short way reads, the long way reads the same.
 func FuzzParseFrame(f *testing.F) {
 	f.Add([]byte(`{"type":"count","page":"p","count":12,"updated_at":null,"version":"7-8","stale":false}`))
 	f.Add([]byte(`{"type":"count","page":"p","count":-0,"count":007}`))
