@@ -1,5 +1,5 @@
-// What the tests in a real Chromium share: the browser, windows, a customer's
-// site, and what stands between browser and server.
+// What the tests in a real Chromium share: the browser, its windows, a customer's
+// site, and proxies between browser and server.
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import { createServer, request as httpRequest } from 'node:http';
@@ -30,7 +30,7 @@ export function launch() {
   });
 }
 
-/** A window that writes down what its console complains of. */
+/** A window whose console errors are kept. */
 export async function open(context, address, prepare = async () => {}) {
   const page = await context.newPage();
   page.complaints = [];
@@ -64,7 +64,7 @@ export const expectCount = (page, want, within = PATIENCE, id = 'count') =>
 export const expectState = (page, want, within = PATIENCE) =>
   page.waitForFunction((want) => document.getElementById('state').textContent === want, want, { timeout: within });
 
-/** Begins to write down every count a window shows. */
+/** Begins to record every count that a window shows. */
 export const record = (page, id = 'count') =>
   page.evaluate((id) => {
     const element = document.getElementById(id);
@@ -86,7 +86,7 @@ export async function startSite(html, headers = () => ({})) {
   return { url: `http://localhost:${server.address().port}`, close: () => server.close() };
 }
 
-/** A cable to the server that can be pulled out: nothing passes then, and what was open breaks. */
+/** A cable to the server that can be pulled out: then nothing passes, and open connections break. */
 export async function startCable(port) {
   const open = new Set();
   let pulled = false;
@@ -121,7 +121,7 @@ export async function startCable(port) {
   };
 }
 
-/** A proxy that knows HTTP and no WebSockets, as they stand in some offices. */
+/** A proxy for HTTP without WebSockets, as some offices have it. */
 export async function startOfficeProxy(port) {
   const server = createServer((request, response) => {
     const onward = httpRequest(

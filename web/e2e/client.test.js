@@ -1,5 +1,5 @@
-// The client in a real Chromium where the world is not kind: tabs that share a
-// connection and die, networks that go, proxies, other origins, strict policies.
+// The client in a real Chromium under bad conditions: tabs that share a connection
+// and die, networks that fail, proxies, other origins, strict policies.
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -53,7 +53,7 @@ after(async () => {
 const at = (page, base = server.url) => `${base}/?page=${page}`;
 const connections = (want, within = PATIENCE) => eventually(want, 'connections of the server', within, () => server.connections());
 
-/** Lets a tab be as good as asleep to the others: nothing comes in or goes out. */
+/** Makes a tab look asleep to the others: nothing comes in or goes out. */
 function dozing() {
   const { BroadcastChannel } = window;
   window.BroadcastChannel = class extends BroadcastChannel {
@@ -66,7 +66,7 @@ function dozing() {
   };
 }
 
-/** Three tabs of one person on a page, and somebody who writes down what others see of it. */
+/** Three tabs of one person on a page, and somebody who records what others see of it. */
 async function tabs(page) {
   await connections(0, LEAVE_GRACE + PATIENCE);
   const watcher = await open(await browser.newContext(), at(page));
@@ -106,7 +106,7 @@ test('the tabs of a site share one connection, whose tab may close, and nobody s
   await done();
 });
 
-test('a tab stands for itself: what another of the same connection leaves it keeps', async () => {
+test('a tab keeps the pages that another tab of the same connection leaves', async () => {
   const { watcher, mine, done } = await tabs('itself');
   const leave = (page) => page.evaluate(async () => (await import('/-/headcount.js')).Headcount.shared.leave());
   await leave(mine[1]);
@@ -181,7 +181,7 @@ test('the network goes and comes back', async () => {
   await sleep(LEAVE_GRACE + 500);
   assert.deepEqual(await recorded(watcher), [2]);
 
-  // Later: gone, and back at once when the browser says that the network is.
+  // After the grace the user is gone, and comes back as soon as the browser says that the network is back.
   cable.pull();
   await page.context().setOffline(true);
   await expectCount(watcher, 1, LEAVE_GRACE + PATIENCE);
@@ -260,7 +260,7 @@ test('likes are live for all, and a person on another origin is one person', asy
   await Promise.all([one, tab].map((page) => expectLiked(page, '1 false')));
   await expectLiked(two, '1 true');
 
-  // The same from a script, and what is open to everyone is counted once for each visit.
+  // The same from a script. A counter that is open to everyone is incremented once for each visit.
   const value = await two.evaluate(async (from) => {
     const { Headcount } = await import(`${from}/-/headcount.js`);
     await Headcount.shared.counter('likes:/likes').remove();
@@ -314,7 +314,7 @@ test('a click shows at once, and a refusal puts it right again', async () => {
   await page.context().close();
 });
 
-test('counters where WebSockets are blocked: who likes, and what is open', async () => {
+test('likes and public counters also work where WebSockets are blocked', async () => {
   const other = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(server.url)}`));
   await expectLiked(other, '0 false');
   const page = await browser.newContext().then((context) => open(context, `${site.url}/slow?from=${encodeURIComponent(office.url)}`));
@@ -355,7 +355,7 @@ test('an origin that is not allowed is told what to do', async () => {
   await page.context().close();
 });
 
-test('who hides a tab for a minute is no viewer, if the site says so', async () => {
+test('a user who hides a tab for a minute is not counted, if the site says so', async () => {
   const watcher = await open(await browser.newContext(), at('hidden'));
   await expectCount(watcher, 1);
   const page = await browser.newContext().then((context) => open(context, at('hidden'), async (page) => {

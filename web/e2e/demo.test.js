@@ -31,7 +31,7 @@ before(
       <p><live-count id="here">…</live-count> here, <live-count id="other" page="elsewhere" watch></live-count> there`);
     server = await Server.start(binary.path, ['--allow-origins', site.url, '--shutdown-timeout', '2s', '--api-key', KEY]);
     browser = await launch();
-    // Opened first, with people coming and going, so that its line has something to tell.
+    // This is opened first, while people come and go, so that its line shows something.
     showcase = await open('/', { viewport: { width: 1280, height: 715 } }, undefined, withKey);
     visitors = comeAndGo('demo');
   },
@@ -71,7 +71,7 @@ async function open(address, options = {}, context = undefined, prepare = undefi
   return page;
 }
 
-/** Somebody whom nobody knows likes a page. */
+/** A new anonymous user likes a page. */
 const like = (page) => fetch(`${server.url}/api/v1/counters/likes%3A${page}/members/me`, { method: 'PUT' });
 
 const demo = (page) => `/?page=${page}`;
@@ -140,7 +140,7 @@ test('a page that the browser kept for "back" is counted again', async () => {
   await other.context().close();
 });
 
-test('the pages of the list can be walked, there and back', async () => {
+test('the pages of the list can be visited one after the other, there and back', async () => {
   const one = await open('/?page=walk');
   await expectCount(one, 1);
   await one.click('#pages a[data-page="docs/getting started"]');
@@ -199,7 +199,7 @@ test('<live-count> on a site of another origin', async () => {
     }),
     ['2', false, '1'],
   );
-  // No cookie crosses over: the id that the page keeps makes the reload the same person.
+  // No cookie is sent to another origin. The id that the page keeps makes the reload the same person.
   await one.evaluate(() => {
     window.record = [];
     document.getElementById('here').addEventListener('count', ({ detail }) => window.record.push(detail.count));
@@ -220,7 +220,7 @@ test('<live-count> on a site of another origin', async () => {
   await two.context().close();
 });
 
-test('on screens of all sizes nothing sticks out', async () => {
+test('on screens of all sizes nothing is wider than the screen', async () => {
   for (const address of [demo('a'.repeat(128)), '/-/dashboard']) {
     const page = await open(address, {}, undefined, withKey);
     if (address === '/-/dashboard') assert.match(page.complaints.shift(), /401/); // of the address alone
@@ -264,7 +264,7 @@ test('a busy site, and a picture of it', async () => {
   await showcase.screenshot({ path: process.env.SCREENSHOT || undefined });
 });
 
-test('a crowd comes, each of them someone, and goes with and without a word', async () => {
+test('a simulated crowd comes, each with an identity, and goes with and without a leave', async () => {
   const one = await open(demo('crowd'));
   await expectCount(one, 1);
   await one.click('#crowd button[value="1"]');
@@ -289,7 +289,7 @@ test('a crowd comes, each of them someone, and goes with and without a word', as
   await one.context().close();
 });
 
-test('the most viewed pages come first, for who has the key', async () => {
+test('the most viewed pages come first, for those who have the key', async () => {
   const leave = await Promise.all(Array.from({ length: 9 }, () => server.hold('popular')));
   const one = await open(demo('lonely'));
   await expectCount(one, 1);
@@ -308,11 +308,11 @@ test('the most viewed pages come first, for who has the key', async () => {
   await one.context().close();
 });
 
-test('the dashboard shows pages, processes and their load to who has the key', async () => {
+test('the dashboard shows pages, processes and their load to those who have the key', async () => {
   const viewer = await open(demo('watched'));
   await expectCount(viewer, 1);
   const board = await open('/-/dashboard');
-  // That a key is needed is said by the status; a browser mentions it.
+  // The status says that a key is needed, and the browser notes that in its console.
   assert.match(board.complaints.join(), /401/);
   board.complaints.length = 0;
   await board.waitForSelector('#key form');
@@ -329,7 +329,7 @@ test('the dashboard shows pages, processes and their load to who has the key', a
   await board.waitForSelector('#pages tr[data-name="watched"]');
   assert.equal((await cells('watched'))[1], '1');
   assert.deepEqual((await cells('local')).slice(0, 2), ['local', 'gateway, presence, dispatcher']);
-  // People of other tests still go.
+  // People of other tests are still leaving.
   await eventually(true, 'connections are shown', PATIENCE, async () => Number((await cells('local'))[3]) === (await server.connections()));
   await eventually(true, 'the site is shown', PATIENCE, async () => Number(await board.innerText('#site')) === (await server.count('*')));
   const leave = await server.hold('watched');
@@ -360,12 +360,12 @@ test('views and likes of a page are live, and the command on the page counts a v
   for (const page of [one, two]) await page.context().close();
 });
 
-test('the bell rings, and is read', async () => {
+test('the bell shows a number, and a click reads all', async () => {
   const sent = [];
   const asked = [];
   let toPage;
   const one = await open(demo('news'), {}, undefined, async (page) => {
-    // What the server says of unread notifications is said here, at once.
+    // The test itself sends here what a server says about unread notifications, at once.
     await page.routeWebSocket(/\/-\/ws/, (socket) => {
       toPage = socket;
       const server = socket.connectToServer();
@@ -439,7 +439,7 @@ test('no window had anything to complain about', () => {
   for (const page of windows) assert.deepEqual(page.complaints, [], page.url());
 });
 
-// Last, for a server that goes away makes browsers complain.
+// This is last, because browsers log an error when a server goes away.
 test('a server that starts again is found again', async () => {
   const one = await open(demo('restart'));
   const two = await open(demo('restart'));

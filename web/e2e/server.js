@@ -69,7 +69,7 @@ export class Server {
     throw new Error(`the server did not become ready:\n${this.#log}`);
   }
 
-  /** Ends the process in good order, or fails. */
+  /** Ends the process with SIGTERM, and fails unless it ends well. */
   async stop() {
     const { exitCode, signalCode } = this.#process;
     if (exitCode === null && signalCode === null) {
@@ -80,7 +80,7 @@ export class Server {
       throw new Error(`the server ended with status ${this.#process.exitCode}:\n${this.#log}`);
   }
 
-  /** A viewer nobody knows, as long as a hold lasts. Returns what ends it before. */
+  /** A new anonymous viewer, for as long as a hold lasts. Returns a function that ends it sooner. */
   async hold(page) {
     const put = (action, headers = {}) =>
       fetch(`${this.url}/${encodeURIComponent(page)}/counter`, {

@@ -1,4 +1,4 @@
-// What is served is what the sources give, is small, and is what is declared.
+// The served files match the sources, are small, and have the declared types.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
@@ -14,7 +14,7 @@ import { FILES, build } from '../build.js';
 const run = promisify(execFile);
 const WEB = fileURLToPath(new URL('..', import.meta.url));
 
-test('what is served is what the sources give', async () => {
+test('the served files are built from the sources', async () => {
   for (const name of FILES) {
     const served = await readFile(join(WEB, 'public', name), 'utf8');
     assert.ok(served === (await build(name)), `public/${name} is not made of ${name}: run npm run build`);
@@ -26,7 +26,7 @@ test('the client is under 5 KB, compressed', async () => {
   assert.ok(length < 5_000, `it has ${length} bytes`);
 });
 
-test('the types hold, in the sources and for who uses them', async () => {
+test('the types are right, in the sources and for users of the package', async () => {
   const tsc = join(WEB, 'node_modules/typescript/bin/tsc');
   const compile = (...args) =>
     run(process.execPath, [tsc, ...args], { cwd: WEB }).catch(({ stdout }) => assert.fail(stdout));
@@ -36,7 +36,7 @@ test('the types hold, in the sources and for who uses them', async () => {
     const common = { target: 'esnext', module: 'esnext', moduleResolution: 'bundler', lib: ['esnext', 'dom', 'dom.iterable', 'dom.asynciterable'], types: [] };
     const write = (name, options, files) =>
       writeFile(join(folder, name), JSON.stringify({ compilerOptions: { ...common, ...options }, files }));
-    // Without headcount.d.ts beside it, so that what is in the source is read.
+    // Without headcount.d.ts beside it, so that the types in the source are read.
     await writeFile(join(folder, 'made.js'), await readFile(join(WEB, 'headcount.js')));
     for (const part of ['bell.js', 'more.js']) await writeFile(join(folder, part), (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'));
     await write('declare.json', { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' }, ['made.js']);

@@ -1,4 +1,4 @@
-// The client's logic against a WebSocket and a clock made up here.
+// The client's logic, against a WebSocket and a clock that these tests make.
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
@@ -9,7 +9,7 @@ let sockets; // every one that was made, in order
 let clients;
 let storage;
 
-// What is loaded after a failed attempt, so that it is there without waiting.
+// The client loads this after a failed attempt. It is loaded here first, so that no test waits for it.
 for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
 await import('../more.js');
 
@@ -30,7 +30,7 @@ class FakeWebSocket extends EventTarget {
     this.closed = true;
   }
 
-  // What a server does.
+  // These do what a server does.
   open() {
     this.dispatchEvent(new Event('open'));
   }
@@ -141,7 +141,7 @@ test('the address may have another scheme and a path', async () => {
   assert.throws(() => new Headcount('file:///tmp/x'), TypeError);
 });
 
-test('one turn of the event loop is one change', async () => {
+test('the changes of one turn of the event loop go together', async () => {
   const headcount = await connected();
   sockets[0].take();
   headcount.leave('p');
@@ -190,7 +190,7 @@ test('a page is left when its last join is taken back, and leave() leaves them a
   assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'p' }, { type: 'leave', page: 'q' }]);
 });
 
-test('watching outlives a leave, and joining outlives the end of watching', async () => {
+test('a leave does not end watching, and the end of watching does not end a join', async () => {
   const headcount = await connected();
   sockets[0].take();
   const stop = headcount.watch('p', () => {});
@@ -220,7 +220,7 @@ test('many long pages go in frames under 4,096 bytes', async () => {
   assert.deepEqual(frames.flatMap((frame) => frame.pages), pages);
 });
 
-test('pages that cannot be are refused where the caller sees it', () => {
+test('invalid pages are refused where the caller sees it', () => {
   const headcount = client();
   for (const page of ['', '-', '.', '..', 'x'.repeat(129), undefined, 7, null])
     assert.throws(() => headcount.join(page), TypeError, String(page));
@@ -230,7 +230,7 @@ test('pages that cannot be are refused where the caller sees it', () => {
   assert.throws(() => headcount.join('p'), /closed/);
 });
 
-test('counts come newest first to last, each once', async () => {
+test('an older count is passed over, and each count comes once', async () => {
   const headcount = await connected();
   const seen = [];
   headcount.watch('p', (counter) => seen.push(counter));
@@ -268,7 +268,7 @@ test('versions are ordered by incarnation, then by sequence, as numbers', async 
   }
 });
 
-test('who watches later gets the count that is known, unless they stop before', async () => {
+test('a later watch gets the known count, unless it ends before that', async () => {
   const headcount = await connected();
   sockets[0].say(count('p', 4, '17-4'));
   const seen = [];
@@ -357,7 +357,7 @@ test('the back-off doubles up to half a minute, with full jitter', async () => {
   assert.equal(sockets.length, 9, 'jitter reaches down to nothing');
 });
 
-test('only a connection that stood a while forgives earlier failures', async () => {
+test('only a connection that lasted a while makes the client forget earlier failures', async () => {
   await connected();
   sockets[0].drop();
   await tick(500);
@@ -374,7 +374,7 @@ test('only a connection that stood a while forgives earlier failures', async () 
   assert.equal(sockets.length, 4, 'the first failure again');
 });
 
-test('silence is answered by a heartbeat, then by a new connection', async () => {
+test('after silence the client sends a heartbeat, then connects again', async () => {
   const headcount = await connected();
   sockets[0].take();
   await tick(14_999);
@@ -501,7 +501,7 @@ test('where storage is forbidden the id is kept in memory', async () => {
   assert.equal(sockets[1].url.searchParams.get('id'), 'mem.sig');
 });
 
-test('on its own origin the cookie does it', async () => {
+test('on its own origin the cookie says who the user is', async () => {
   globalThis.location = new URL(`${SERVER}/page`);
   await connected();
   sockets[0].drop();
@@ -563,7 +563,7 @@ test('a refused page does not take the others with it', async () => {
   assert.equal(headcount.errors[0].page, 'b\u0000d');
 });
 
-test('frames that make no sense harm nobody', async () => {
+test('frames that make no sense are ignored', async () => {
   const headcount = await connected();
   for (const data of ['', '{', 'null', '7', '"x"', '[]', '{}', '{"type":"later"}', '{"type":"count"}'])
     sockets[0].dispatchEvent(new MessageEvent('message', { data }));
@@ -571,7 +571,7 @@ test('frames that make no sense harm nobody', async () => {
   assert.equal(headcount.state, 'open');
 });
 
-test('unread goes to who asked, and read is sent even if asked for while away', async () => {
+test('unread goes to those who asked for it, and read is sent even if requested without a connection', async () => {
   const headcount = await connected();
   sockets[0].say({ type: 'unread', count: 3 });
   const seen = [];
@@ -589,7 +589,7 @@ test('unread goes to who asked, and read is sent even if asked for while away', 
   assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }, { type: 'read' }]);
 });
 
-test('a page that goes closes without a leave, and comes back from the cache', async () => {
+test('a page that the user leaves closes without a leave frame, and may come back from the cache', async () => {
   await connected();
   sockets[0].take();
   dispatchEvent(new Event('pagehide'));
@@ -604,7 +604,7 @@ test('a page that goes closes without a leave, and comes back from the cache', a
   assert.deepEqual(sockets[1].take(), [{ type: 'join', page: 'p' }]);
 });
 
-test('the network coming back ends the waiting, and questions an open connection', async () => {
+test('when the network comes back the client does not wait any longer, and checks an open connection', async () => {
   const headcount = await connected();
   sockets[0].take();
   dispatchEvent(new Event('online'));
@@ -693,7 +693,7 @@ test('a loop over counts gets the newest of each page, and ends with break or cl
   assert.deepEqual(await unread, [2]);
 });
 
-test('a tab that has been hidden for a minute is no viewer, if it is not to count', async () => {
+test('a tab that was hidden for a minute is not counted, if the site says so', async () => {
   const headcount = await connected({ countHidden: false });
   const hide = async (yes) => {
     document.hidden = yes;

@@ -1,6 +1,5 @@
-// Several tabs and one connection, with locks, channels and WebSockets made up
-// here. A Headcount each stands for a tab; what a real browser does of it is for
-// the tests in e2e.
+// Several tabs share one connection. Locks, channels and WebSockets are made by these
+// tests, and each Headcount stands for a tab. The tests in e2e use a real browser.
 import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
@@ -115,7 +114,7 @@ async function tab(pages = ['p'], options = {}) {
   return headcount;
 }
 
-/** As if its page went, by whatever way. */
+/** As if its page were left, in whatever way. */
 const go = (headcount) => headcount.page.dispatchEvent(new Event('pagehide'));
 
 const count = (page, number, version) => ({ type: 'count', page, count: number, updated_at: null, version });
@@ -148,7 +147,7 @@ test('two tabs have one connection, and each hears what it asked for', async () 
   assert.deepEqual(sockets[0].take(), [{ type: 'join', page: 'p' }]);
   const second = await tab(['p', 'q']);
   assert.equal(sockets.length, 1);
-  // p is asked for again, for the one who comes later.
+  // p is requested again, for the tab that comes later.
   assert.deepEqual(sockets[0].take(), [{ type: 'subscribe', pages: ['p'] }, { type: 'join', page: 'q' }]);
   assert.equal(second.state, 'open');
   sockets[0].say(count('p', 1, '1-1'));
@@ -158,7 +157,7 @@ test('two tabs have one connection, and each hears what it asked for', async () 
   assert.deepEqual([first.counts, second.counts], [[1], [1, 5]]);
 });
 
-test('tabs share their counters that last, and one who comes later gets them, too', async () => {
+test('tabs share their counters that last, and a tab that comes later gets them, too', async () => {
   const [first, second] = [await tab([]), await tab([])];
   const seen = [[], []];
   first.counter('likes:1').watch(({ value }) => seen[0].push(value));
@@ -205,7 +204,7 @@ test('a tab that goes without a word has a moment to come back', async () => {
   assert.deepEqual(sockets[0].take(), [{ type: 'leave', page: 'q' }, { type: 'unsubscribe', pages: ['q'] }]);
 });
 
-test('when the tab with the connection goes another takes over', async () => {
+test('when the tab with the connection is closed, another takes over', async () => {
   const first = await tab('p');
   sockets[0].welcome();
   const second = await tab('p');
@@ -228,7 +227,7 @@ test('when the tab with the connection goes another takes over', async () => {
   assert.equal(first.state, 'open');
 });
 
-test('a tab that has the connection and sleeps is robbed of it, and stands in line again', async () => {
+test('a tab that has the connection and sleeps loses it, and waits for it again', async () => {
   const first = await tab('p');
   sockets[0].welcome();
   const second = await tab('q');
@@ -251,7 +250,7 @@ test('a tab that has the connection and sleeps is robbed of it, and stands in li
   assert.equal(sockets.length, 3, 'the first has it again');
 });
 
-test('a silent tab whose answer comes in time is not robbed', async () => {
+test('a silent tab whose answer comes in time keeps the connection', async () => {
   await tab('p');
   sockets[0].welcome();
   const second = await tab('q');
@@ -263,7 +262,7 @@ test('a silent tab whose answer comes in time is not robbed', async () => {
   assert.equal(sockets.length, 1);
 });
 
-test('what is more than a connection may have gets one of its own', async () => {
+test('a tab that wants more pages than a connection has room for gets its own connection', async () => {
   await tab(Array.from({ length: 60 }, (_, i) => `a${i}`));
   sockets[0].welcome();
   const second = await tab(Array.from({ length: 60 }, (_, i) => `b${i}`));
@@ -349,7 +348,7 @@ test('unread goes to all tabs, also to one that comes later; read is said once',
   assert.deepEqual(heard.slice(2), ['first 0', 'second 0']);
 });
 
-test('who does not want to share does not', async () => {
+test('a tab that does not want to share does not', async () => {
   await tab('p');
   await tab('p', { share: false });
   assert.equal(sockets.length, 2);
