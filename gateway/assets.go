@@ -80,26 +80,26 @@ func (a *asset) serve(c *gin.Context, status int) {
 
 // assets serves the demo page and the browser client. Scripts may be loaded by
 // pages of any origin; --allow-origins decides what those scripts may do.
-func (g *Gateway) assets(get func(string, gin.HandlerFunc)) {
+func (g *Gateway) assets(e *gin.Engine) {
 	entries, err := fs.ReadDir(g.cfg.Assets, ".")
 	if err != nil {
 		panic(err) // the files are part of the program
 	}
-	for _, e := range entries {
-		a := newAsset(g.cfg.Assets, e.Name())
+	for _, f := range entries {
+		a := newAsset(g.cfg.Assets, f.Name())
 		serve := func(c *gin.Context) {
 			if h := c.Writer.Header(); h.Get("Access-Control-Allow-Origin") == "" {
 				h.Set("Access-Control-Allow-Origin", "*")
 			}
 			a.serve(c, http.StatusOK)
 		}
-		switch e.Name() {
+		switch f.Name() {
 		case "index.html":
-			get("/", serve)
+			policy.Get(e, "/", serve)
 		case "dashboard.html":
-			g.dashboard(a, get)
+			g.dashboard(e, a)
 		default:
-			get("/-/"+e.Name(), serve)
+			policy.Get(e, "/-/"+f.Name(), serve)
 		}
 	}
 }

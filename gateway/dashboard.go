@@ -12,11 +12,11 @@ import (
 // dashboard serves the dashboard's page and its data. If API keys are configured,
 // both need one. A browser cannot send a key with an address, so it gets the page
 // with a 401. The page itself holds no data, and asks for the key.
-func (g *Gateway) dashboard(page asset, get func(string, gin.HandlerFunc)) {
+func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 	if g.cfg.Dashboard == nil {
 		return
 	}
-	get("/-/dashboard", func(c *gin.Context) {
+	policy.Get(e, "/-/dashboard", func(c *gin.Context) {
 		policy.AddVary(c.Writer.Header(), "Accept", policy.APIKeyHeader)
 		switch {
 		case g.mayLook(c):
@@ -29,11 +29,11 @@ func (g *Gateway) dashboard(page asset, get func(string, gin.HandlerFunc)) {
 	})
 	// The page asks here whether it needs a key; a browser would report a 401 as an
 	// error.
-	get("/-/dashboard/access", func(c *gin.Context) {
+	policy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		policy.AddVary(c.Writer.Header(), "Accept-Encoding")
 		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys) > 0))
 	})
-	get("/-/dashboard/data", func(c *gin.Context) {
+	policy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		policy.AddVary(c.Writer.Header(), "Accept-Encoding")
 		if !g.mayLook(c) {
 			needsKey(c)

@@ -32,21 +32,17 @@ func (g *Gateway) routes() http.Handler {
 	e.NoMethod(func(c *gin.Context) {
 		policy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 	})
-	get := func(path string, h gin.HandlerFunc) {
-		e.GET(path, h)
-		e.HEAD(path, h)
-	}
-	get("/:page/counter", g.getCounter)
+	policy.Get(e, "/:page/counter", g.getCounter)
 	e.PUT("/:page/counter", g.putCounter)
 	e.GET("/:page/counter/events", g.getEvents)
-	get("/-/counters", g.getCounters)
+	policy.Get(e, "/-/counters", g.getCounters)
 	e.GET("/-/ws", g.getSocket)
-	g.unreadRoutes(e, get)
+	g.unreadRoutes(e)
 	if g.counters != nil {
-		g.counters.Routes(e, get)
+		g.counters.Routes(e)
 		e.GET(counters.Root+"/:key/events", g.getCounterEvents)
 	}
-	g.assets(get)
+	g.assets(e)
 	return e
 }
 

@@ -23,13 +23,13 @@ const (
 )
 
 // unreadRoutes adds the routes of changes, follows and unread counts.
-func (g *Gateway) unreadRoutes(e *gin.Engine, get func(string, gin.HandlerFunc)) {
+func (g *Gateway) unreadRoutes(e *gin.Engine) {
 	e.POST("/:page/changes", g.postChange)
 	for root, who := range map[string]whose{"/-/me": caller{g}, "/-/users/:user": named{g}} {
-		get(root+"/follows", func(c *gin.Context) { g.getFollows(c, who) })
+		policy.Get(e, root+"/follows", func(c *gin.Context) { g.getFollows(c, who) })
 		e.PUT(root+"/follows/:page", func(c *gin.Context) { g.putFollow(c, who) })
 		e.DELETE(root+"/follows/:page", func(c *gin.Context) { g.deleteFollow(c, who) })
-		get(root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
+		policy.Get(e, root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
 		e.PUT(root+"/unread", func(c *gin.Context) { g.putUnread(c, who) })
 	}
 }

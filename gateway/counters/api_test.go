@@ -95,7 +95,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false
-	api.Routes(e, func(path string, h gin.HandlerFunc) { e.GET(path, h); e.HEAD(path, h) })
+	api.Routes(e)
 	return &served{t: t, engine: e, api: api}
 }
 

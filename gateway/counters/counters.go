@@ -142,14 +142,14 @@ func New(cfg Config, callers Callers, live *Live) (*API, error) {
 	return a, nil
 }
 
-// Routes adds the routes. get adds one for GET and HEAD.
-func (a *API) Routes(e *gin.Engine, get func(string, gin.HandlerFunc)) {
+// Routes adds the routes.
+func (a *API) Routes(e *gin.Engine) {
 	const one = Root + "/:key"
-	get(Root, a.getSeveral)
+	policy.Get(e, Root, a.getSeveral)
 	e.POST(Root, a.postBatch)
-	get(one, func(c *gin.Context) { a.getOne(c, false) })
+	policy.Get(e, one, func(c *gin.Context) { a.getOne(c, false) })
 	e.DELETE(one, a.delete)
-	get(one+"/exact", func(c *gin.Context) { a.getOne(c, true) })
+	policy.Get(e, one+"/exact", func(c *gin.Context) { a.getOne(c, true) })
 	e.POST(one+"/increment", func(c *gin.Context) { a.postStep(c, false) })
 	e.POST(one+"/decrement", func(c *gin.Context) { a.postStep(c, true) })
 	e.POST(one+"/reset", func(c *gin.Context) { a.postReasoned(c, counter.ParseReset) })
@@ -157,9 +157,9 @@ func (a *API) Routes(e *gin.Engine, get func(string, gin.HandlerFunc)) {
 	e.POST(one+"/members", func(c *gin.Context) { a.postReasoned(c, counter.ParseMembers) })
 	e.PUT(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, true) })
 	e.DELETE(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, false) })
-	get(one+"/members/:member", a.getMember)
-	get(one+"/ledger", a.getLedger)
-	get(one+"/aggregate", a.getAggregate)
+	policy.Get(e, one+"/members/:member", a.getMember)
+	policy.Get(e, one+"/ledger", a.getLedger)
+	policy.Get(e, one+"/aggregate", a.getAggregate)
 }
 
 // nobody is what a call needs that no rule opens: an API key.

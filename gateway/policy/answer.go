@@ -3,7 +3,15 @@ package policy
 import (
 	"net/http"
 	"strconv"
+
+	"github.com/gin-gonic/gin"
 )
+
+// Get adds a route for GET, and for HEAD, whose answer has no body.
+func Get(e *gin.Engine, path string, h gin.HandlerFunc) {
+	e.GET(path, h)
+	e.HEAD(path, h)
+}
 
 // Answer answers 200 with a body that no cache may keep.
 func Answer(w http.ResponseWriter, contentType string, body []byte) {
