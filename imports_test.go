@@ -57,8 +57,8 @@ var layers = []layer{
 	{"deploy", nil}, // tests alone
 	{"presence/memstore/...", []string{"presence", "presence/unread", "presence/hashkey"}},
 	{"presence/redisstore/...", []string{"presence", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
-	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                          // no store but by the contract
-	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc"}}, // neither gateway nor dispatcher but by interface
+	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                                     // no store but by the contract
+	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
 	{"dispatcher/...", []string{"presence"}},
 	{"dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                     // bytes to and from clients

@@ -31,7 +31,6 @@ import (
 	"headcount/presence/region"
 	"headcount/presence/rpc"
 	"headcount/presence/unread"
-	"headcount/setting"
 	"headcount/web"
 )
 
@@ -90,11 +89,9 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 			s.close()
 		}
 	}()
-	mc := member.Config{Self: self, Registerer: s.registry, Log: log}
-	if cfg.Redis != "" && len(cfg.ClusterSecrets) == 0 {
-		mc.Trusts = setting.IsLoopback // nothing is signed, so only processes of this machine are trusted
-	}
-	s.member = member.New(mc)
+	s.member = member.New(member.Config{
+		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Registerer: s.registry, Log: log,
+	})
 	if cfg.Redis == "" {
 		err = s.openEmbedded()
 	} else {

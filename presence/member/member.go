@@ -74,9 +74,9 @@ type Config struct {
 	Self       presence.Process // required
 	Partitions int              // P; default presence.DefaultPartitions
 	Buckets    int              // B; default presence.DefaultBuckets
-	// Trusts reports whether this member may talk to the named member. Default: it
-	// may talk to all.
-	Trusts     func(name string) bool
+	// Loopback says that nothing is signed: only processes of this machine count as
+	// members.
+	Loopback   bool
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -103,7 +103,7 @@ type Member struct {
 	self       presence.Process
 	partitions int
 	buckets    int
-	trusts     func(name string) bool
+	loopback   bool
 	log        zerolog.Logger
 	parts      Parts
 	alone      bool // there cannot be other processes
@@ -133,7 +133,7 @@ func New(cfg Config) *Member {
 		cfg.Buckets = presence.DefaultBuckets
 	}
 	m := &Member{
-		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, trusts: cfg.Trusts, log: cfg.Log,
+		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, log: cfg.Log,
 		turned: make(chan struct{}, 1),
 		back:   make(chan struct{}, 1),
 		hurry:  make(chan struct{}, 1),

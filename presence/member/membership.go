@@ -12,6 +12,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
+	"headcount/setting"
 )
 
 const (
@@ -211,7 +212,7 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 		}
 	}
 	for _, other := range processes {
-		if m.trusts == nil || m.trusts(other.Name) {
+		if !m.loopback || setting.IsLoopback(other.Name) {
 			old := seen[other.Name]
 			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
 				m.died(old)
