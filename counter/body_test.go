@@ -231,7 +231,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func TestRulesThatCannotBe(t *testing.T) {
+func TestInvalidRules(t *testing.T) {
 	one := func(rule string) string { return `{"rules":[{"match":"ok","kind":"sum"},{` + rule + `}]}` }
 	for text, wants := range map[string][]string{
 		``:                                {"object"},

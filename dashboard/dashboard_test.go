@@ -94,7 +94,7 @@ func TestJSON(t *testing.T) {
 	})
 }
 
-func TestWhoLooksOftenAsksOnceASecond(t *testing.T) {
+func TestFrequentReadsAskOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
 		cfg := cluster(&asked)

@@ -146,7 +146,7 @@ func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
 }
 
 // A gateway without users says so.
-func TestNobodyIsToldOf(t *testing.T) {
+func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 	b := newBeats(t)
 	b.movedTo(0)
 	if m := b.beat(t); m.Stream != 2 || m.First != 1 || len(m.Ops) != 0 || m.Whole != 1 {
@@ -156,7 +156,7 @@ func TestNobodyIsToldOf(t *testing.T) {
 
 // A stream that is longer than what may be in flight has told of everything with its
 // last op, however many users come and go meanwhile.
-func TestALongStreamSaysWhereItTellsOfEverything(t *testing.T) {
+func TestALongStreamSaysWhenItHasToldEverything(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	const users = heartbeat.MaxOps + 10
 	for u := range presence.User(users) {
@@ -204,7 +204,7 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 
 // A user who comes and goes while nothing is acknowledged is forgotten at once, except
 // for what is in flight.
-func TestWhoComesAndGoesIsForgottenWhileTheStoreIsAway(t *testing.T) {
+func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	l := &b.lanes[0]
 	b.join(1, "stays", c)

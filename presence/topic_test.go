@@ -31,7 +31,7 @@ func TestTopicsAsText(t *testing.T) {
 	}
 }
 
-func TestUpdatesThatCannotBe(t *testing.T) {
+func TestInvalidUpdates(t *testing.T) {
 	u := presence.Count{Page: "p", Users: 1}.Update()
 	if err := u.Check(); err != nil {
 		t.Errorf("%+v: %v", u, err)

@@ -199,7 +199,7 @@ func TestFollowing(t *testing.T) {
 
 // A read and an update from the store may overtake each other. Nobody is shown an older
 // version, or the end of a counter that was made again.
-func TestReadsAndTidings(t *testing.T) {
+func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
 	for name, tc := range map[string]struct {
 		play func(l *Live, s *scripted)
 		want []string
@@ -266,7 +266,7 @@ func TestReadsAndTidings(t *testing.T) {
 	}
 }
 
-func TestWhoIsAMember(t *testing.T) {
+func TestMembership(t *testing.T) {
 	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
 		s.set(1, 1, "ann")
 		ann, bob, tab := &pages{}, &pages{}, &pages{}

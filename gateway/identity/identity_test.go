@@ -203,7 +203,7 @@ func TestSecretsRotate(t *testing.T) {
 	}
 }
 
-func TestHashesAreWhatTheySay(t *testing.T) {
+func TestHashesAreKeyedAndSeparate(t *testing.T) {
 	ids := newTestIDs(t, Config{IDSecrets: idSecrets("first", "last"), HashKey: []byte("the key")})
 	rapid.Check(t, func(t *rapid.T) {
 		user := rapid.String().Draw(t, "user")

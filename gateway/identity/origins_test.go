@@ -181,7 +181,7 @@ func TestAllowed(t *testing.T) {
 	}
 }
 
-func TestRefusalNamesTheMend(t *testing.T) {
+func TestRefusalSaysWhatToDo(t *testing.T) {
 	o := newTestOrigins(t)
 	r := &http.Request{Host: "gw.example", Header: http.Header{"Origin": {"https://gw.example"}}}
 	if got := o.Refusal(r); !strings.Contains(got, "--trusted-proxies") {

@@ -742,7 +742,7 @@ func (s *forgetful) Write(ctx context.Context, changes []presence.Change) []pres
 
 // A partition that is not complete in the store for some seconds, whatever the cause, is
 // declared complete again.
-func TestWhatIsNotCompleteIsSaidAgain(t *testing.T) {
+func TestPartitionsThatAreNotCompleteAreDeclaredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", &forgetful{Store: newStore(), forgets: testPartitions + 1})
 		r.wantStale(true)
@@ -936,7 +936,7 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 
 // A node that hands over ends nobody's presence: a user who returns may tell the next
 // owner.
-func TestHandingOverEndsNobodysTime(t *testing.T) {
+func TestHandingOverEndsNoPresence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		r, stop := start(t, "n", store)

@@ -289,7 +289,7 @@ func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 }
 
 // A page that a rebuild finds at 0, or that is written at 0 again, expires, too.
-func TestPagesSaidToBeEmptyExpire(t *testing.T) {
+func TestPagesWrittenAtZeroExpire(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	claims := own(t, s, false, 1, map[string]int64{"page": 3})
 	write := func(seq uint64, n int64) {

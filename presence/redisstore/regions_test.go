@@ -123,7 +123,7 @@ func read(t testing.TB, s *redisstore.Store, page string) presence.Count {
 	return counts[0]
 }
 
-func TestMergeIsThatOfThePureType(t *testing.T) {
+func TestMergeEqualsThePureType(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	flush := func() { server.Flush(t) }
@@ -131,7 +131,7 @@ func TestMergeIsThatOfThePureType(t *testing.T) {
 	t.Run("pages of this region, too", func(t *testing.T) { differential(t, server.URL(), flush, true) })
 }
 
-func TestMergeIsThatOfThePureTypeOnCluster(t *testing.T) {
+func TestMergeEqualsThePureTypeOnCluster(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
 	differential(t, cluster.URL(), func() { cluster.Flush(t) }, true)
 }

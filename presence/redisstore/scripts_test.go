@@ -25,7 +25,7 @@ import (
 //
 //	claim, members, resize, counts, fence, load  single writer, and late runs: TestLateAndRepeatedRunsChangeNothing,
 //	                                     TestALateClaimDoesNothing, TestAZombieWritesNoCount, storetest
-//	log, own, relog, peers, merge        regions converge, a pair never falls: TestMergeIsThatOfThePureType, TestRegionsShareCounts
+//	log, own, relog, peers, merge        regions converge, a pair never falls: TestMergeEqualsThePureType, TestRegionsShareCounts
 //	read, values, detach                 an endpoint is told once; a change after the read is told to it: storetest
 //	change, save                         once per key; no lost update: storetest's unread contract
 //	renew, leave, hello                  one owner of a name; facts agree: TestProcessesKnowEachOther, TestDifferentSettingsAreRefused

@@ -72,7 +72,7 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 	}
 }
 
-func TestOutOfRangeIsNobodys(t *testing.T) {
+func TestOutOfRangeHasNoOwner(t *testing.T) {
 	tab := table(t, []string{"a:1"}, []string{"a:1"})
 	for _, i := range []int{-1, partitions, math.MaxInt} {
 		if n, ok := tab.Node(i); ok {

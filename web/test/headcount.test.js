@@ -393,7 +393,7 @@ test('after silence the client sends a heartbeat, then connects again', async ()
   await tick(1);
   assert.equal(sockets[0].closed, true);
   assert.equal(headcount.state, 'waiting');
-  sockets[0].say(count('p', 7, '17-7')); // what still comes of it is not heard
+  sockets[0].say(count('p', 7, '17-7')); // whatever it still sends is ignored
   await tick(500);
   assert.equal(sockets.length, 2);
 });

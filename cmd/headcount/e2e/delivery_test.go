@@ -304,7 +304,7 @@ func TestManyHalfHandshakes(t *testing.T) {
 }
 
 // A client that sends requests and never reads an answer is closed, too.
-func TestAnswersThatNobodyTakes(t *testing.T) {
+func TestAnswersThatAreNeverRead(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--leave-grace=0s")
 	c := s.rawDial(t)

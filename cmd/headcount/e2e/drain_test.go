@@ -76,7 +76,7 @@ func TestDrain(t *testing.T) {
 }
 
 // No client can keep a server from ending in time, and with status 0.
-func TestDrainDoesNotWaitForTheUnwilling(t *testing.T) {
+func TestDrainEndsInTime(t *testing.T) {
 	t.Parallel()
 	for name, hang := range map[string]func(*testing.T, *server){
 		"nobody": func(*testing.T, *server) {},

@@ -92,7 +92,7 @@ func TestCookie(t *testing.T) {
 	}
 }
 
-func TestForwardedProtoOfNobodyWeTrust(t *testing.T) {
+func TestForwardedProtoOfAnUntrustedAddress(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--trusted-proxies=192.0.2.0/24")
 	c := s.dial(t, dialer{headers: []string{"X-Forwarded-Proto: https"}})
@@ -352,7 +352,7 @@ func TestTokenOfAnOpenConnectionExpires(t *testing.T) {
 }
 
 // A user with a token and a user without one are never the same, whatever the sub says.
-func TestSubsAreUsers(t *testing.T) {
+func TestSubjectsAreUsers(t *testing.T) {
 	t.Parallel()
 	s := start(t, "--jwt-secret="+jwtSecret, "--leave-grace=0s")
 	for i, sub := range []string{"alice", "Alice", "alice ", "älice", "a/b?c", strings.Repeat("x", 200), "😀", `"<&>\`} {

@@ -87,7 +87,7 @@ func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
 	}
 }
 
-func TestTroubleWithCountersIsNotTakenForWrong(t *testing.T) {
+func TestTroubleWithCountersIsNoWrongValue(t *testing.T) {
 	t.Parallel()
 	for _, ill := range []string{"unavailable", "unknown", "limits", "subscribers are cut off"} {
 		t.Run(ill, func(t *testing.T) {

@@ -87,7 +87,7 @@ func TestABrokenServerIsFoundOut(t *testing.T) {
 	}
 }
 
-func TestTroubleIsNotTakenForWrong(t *testing.T) {
+func TestTroubleIsNoWrongCount(t *testing.T) {
 	t.Parallel()
 	for name, trouble := range map[string]func(*fake){
 		"all connections lost":     (*fake).drop,
