@@ -278,8 +278,9 @@ func TestOldKeysServeWhileTheURLIsAway(t *testing.T) {
 
 func TestSlowKeysHoldNobodyUp(t *testing.T) {
 	s := newKeyServer(t)
-	gone := make(chan struct{})
+	came, gone := make(chan struct{}), make(chan struct{})
 	s.serve(func(_ http.ResponseWriter, r *http.Request) {
+		close(came)
 		<-r.Context().Done()
 		close(gone)
 	})
@@ -296,6 +297,7 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	<-came      // on a busy machine after all of them have given up
 	ids.Close() // ends the fetch, and waits for it
 	<-gone
 	if n := s.hits.Load(); n != 1 {
