@@ -97,7 +97,7 @@ func (p *Process) Signal(sig syscall.Signal) {
 		return
 	}
 	cmd, _ := p.run()
-	started := children(cmd.Process.Pid) // none of them is known when it has ended
+	started := children(cmd.Process.Pid) // listed first: what has ended has no children
 	_ = cmd.Process.Signal(sig)
 	for _, pid := range started {
 		_ = syscall.Kill(pid, sig)
