@@ -40,17 +40,18 @@ var layers = []layer{
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
 	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
-	{"servertest", nil},                            // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}}, // real servers for tests
-	{"cmd/headcount/programtest", nil},             // the program for tests
-	{"counter", []string{"presence"}},              // words, rules, combining
-	{"counter/storetest", []string{"counter"}},     // for the tests of stores; only they import it
-	{"counter/memstore", []string{"counter"}},
-	{"counter/boltstore", []string{"counter"}},
-	{"counter/pgstore", []string{"counter"}},
+	{"servertest", nil},                                         // processes of servers for tests
+	{"presence/redistest", []string{"servertest"}},              // real servers for tests
+	{"cmd/headcount/programtest", nil},                          // the program for tests
+	{"counter/limit", nil},                                      // arithmetic
+	{"counter", []string{"presence", "counter/limit"}},          // words, rules, combining
+	{"counter/storetest", []string{"counter", "counter/limit"}}, // for the tests of stores; only they import it
+	{"counter/memstore", []string{"counter", "counter/limit"}},
+	{"counter/boltstore", []string{"counter", "counter/limit"}},
+	{"counter/pgstore", []string{"counter", "counter/limit"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
-	{"counter/redisstore", []string{"counter", "redisconn", "scripts"}},
-	{"counter/persistent", []string{"counter", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
+	{"counter/redisstore", []string{"counter", "counter/limit", "redisconn", "scripts"}},
+	{"counter/persistent", []string{"counter", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
 	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
@@ -67,7 +68,7 @@ var layers = []layer{
 	{"gateway/identity", []string{"presence"}},                  // who a request is from
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
 	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
-	{"gateway/counters", []string{"counter", "presence", "gateway/identity", "gateway/policy"}}, // the calls of counters that last
+	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy"}}, // the calls of counters that last
 	{"gateway", []string{
 		"counter", "gateway/counters",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",

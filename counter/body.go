@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
+	"headcount/counter/limit"
 	"headcount/presence"
 )
 
@@ -241,6 +243,47 @@ func (c *Change) whole(err error) (Change, error) {
 		return Change{}, err
 	}
 	return *c, nil
+}
+
+// ParseLimit reads the body of a call on a limit: {"limit":100,"window":"1m","cost":1,"algorithm":"sliding"},
+// of which cost and algorithm are optional.
+func ParseLimit(body []byte, key string) (limit.Call, error) {
+	c := limit.Call{Name: limit.Name{Key: key, Algorithm: limit.Sliding}, Cost: 1}
+	err := parseObject(body, "limit, window, cost and algorithm", func(r *reader, name string) (err error) {
+		switch name {
+		case "limit":
+			c.Limit, err = r.integer()
+		case "cost":
+			c.Cost, err = r.integer()
+		case "window":
+			c.Window, err = window(r)
+		case "algorithm":
+			var text string
+			if text, err = r.string(); err == nil {
+				c.Algorithm, _ = limit.ParseAlgorithm(text) // Check says what is wrong with none
+			}
+		default:
+			err = errUnknown
+		}
+		return err
+	})
+	if err == nil {
+		err = badBody(c.Check())
+	}
+	return c, err
+}
+
+// window reads a duration of whole milliseconds.
+func window(r *reader) (ms int64, err error) {
+	text, err := r.string()
+	if err != nil {
+		return 0, err
+	}
+	d, err := ParseDuration(text)
+	if err == nil && d%time.Millisecond != 0 {
+		err = fmt.Errorf("%q is not a number of whole milliseconds", text)
+	}
+	return d.Milliseconds(), err
 }
 
 func integerIn(r *reader, least, most int64) (int64, error) {

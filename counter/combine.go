@@ -34,6 +34,14 @@ type CombinerConfig struct {
 	Instant bool
 }
 
+func (cfg CombinerConfig) withDefaults() CombinerConfig {
+	cfg.Lanes = cmp.Or(cfg.Lanes, 1)
+	cfg.Queue = cmp.Or(cfg.Queue, 1<<16)
+	cfg.Batch = cmp.Or(cfg.Batch, 4096)
+	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 10*time.Second)
+	return cfg
+}
+
 const (
 	hotRate  = 1000             // operations a second, from which a lane is hot
 	hotLeast = 4                // and so many of them in one write
@@ -73,10 +81,7 @@ type call struct {
 
 // NewCombiner returns a Combiner in front of to.
 func NewCombiner(to Writer, cfg CombinerConfig) *Combiner {
-	cfg.Lanes = cmp.Or(cfg.Lanes, 1)
-	cfg.Queue = cmp.Or(cfg.Queue, 1<<16)
-	cfg.Batch = cmp.Or(cfg.Batch, 4096)
-	cfg.WriteTimeout = cmp.Or(cfg.WriteTimeout, 10*time.Second)
+	cfg = cfg.withDefaults()
 	c := &Combiner{to: to, cfg: cfg, lanes: make([]lane, cfg.Lanes)}
 	c.calls.New = func() any { return &call{done: make(chan struct{}, 1)} }
 	for i := range c.lanes {

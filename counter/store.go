@@ -9,6 +9,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"headcount/counter/limit"
 	"headcount/presence"
 )
 
@@ -229,11 +230,30 @@ type Feed interface {
 	Watch(told func([]Update), lost func()) Watch
 }
 
+// LimitResult is what became of one call on a limit. Err is nil or ErrUnavailable: then it is
+// unknown whether the cost was counted, never in part.
+type LimitResult struct {
+	limit.Answer
+	Err error
+}
+
+// Limiter is the part of a store that keeps limits, apart from counters: a limit's key and a
+// counter's have nothing to do with each other. States end by themselves, when they count for
+// nothing any more.
+type Limiter interface {
+	// Limit judges calls, which have been checked, in their order, as package limit does, each by the
+	// state of its Name, by the store's clock. What it lets pass is as safe as the store promises
+	// of counters before it returns: neither two processes nor a crash let more pass. What is
+	// refused changes nothing. Limit may be called from any goroutine.
+	Limit(ctx context.Context, calls []limit.Call) []LimitResult
+}
+
 // Store is all of a store. Callers take the smallest part they need.
 type Store interface {
 	Writer
 	Reader
 	Feed
+	Limiter
 	// Close ends what the store runs. Calls under way or after it fail with
 	// ErrUnavailable. Watches are closed before.
 	Close() error

@@ -41,6 +41,7 @@ const (
 	CounterEvict   Name = "counter_evict"
 	CounterFreeze  Name = "counter_freeze"
 	CounterLedger  Name = "counter_ledger"
+	CounterLimit   Name = "counter_limit"
 	CounterLoad    Name = "counter_load"
 	CounterNote    Name = "counter_note"
 	CounterOutcome Name = "counter_outcome"
@@ -52,8 +53,8 @@ const (
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{
-	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterLedger, CounterLoad, CounterNote,
-	CounterOutcome, CounterRead, CounterStage, CounterStatus, CounterTake,
+	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterLedger, CounterLimit, CounterLoad,
+	CounterNote, CounterOutcome, CounterRead, CounterStage, CounterStatus, CounterTake,
 }
 
 // Presence are the scripts of presence, in the order of the alphabet.

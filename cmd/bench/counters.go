@@ -288,6 +288,7 @@ func calls(args []string) error {
 	many := f.Int("many", manyKeys, "how many keys the * of -keys stands for")
 	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
 	members := f.Int("members", 0, "add so many members to one set, instead of changes")
+	limit := f.Bool("limit", false, "ask for a limit, instead of changes")
 	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
 	clients := f.Int("callers", callers, "clients")
 	if err := f.Parse(args); err != nil {
@@ -297,7 +298,7 @@ func calls(args []string) error {
 	if err != nil {
 		return err
 	}
-	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch}
+	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, limit: *limit}
 	var group sync.WaitGroup
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
@@ -352,6 +353,7 @@ func calls(args []string) error {
 type caller struct {
 	host, keys  string
 	many, batch int
+	limit       bool
 }
 
 // key is one that fits keys.
@@ -366,6 +368,8 @@ func (r *caller) key() string {
 func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
 	path, body := "/api/v1/counters/"+r.key()+"/increment", []byte(`{"delta":1}`)
 	switch {
+	case r.limit:
+		path, body = "/api/v1/limits/"+r.key(), []byte(`{"limit":1000000000,"window":"1m"}`)
 	case from >= 0:
 		add := make([]string, 1000)
 		for i := range add {

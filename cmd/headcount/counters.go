@@ -30,12 +30,13 @@ const (
 	redisPace = 7 * time.Millisecond
 )
 
-// counters are the counters of this process: their store, and the one combiner in
-// front of it.
+// counters are the counters and limits of this process: their store, and what combines calls
+// in front of it.
 type counters struct {
 	where    string // says in the log where the store is
 	store    counter.Store
 	combiner *counter.Combiner
+	limits   *counter.Limits
 	distant  bool // the store is a server of its own, and may be away
 	up       atomic.Bool
 	behind   *behind                         // nil: there is none
@@ -116,14 +117,15 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	}
 	s.closers = append(s.closers, c.store.Close)
 	c.combiner = counter.NewCombiner(c.store, lanes)
-	s.closers = append(s.closers, func() error { c.combiner.Close(); return nil })
+	c.limits = counter.NewLimits(c.store, lanes)
+	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })
 	s.counters = c
 	return nil
 }
 
 // config is what a gateway needs of the counters.
 func (c *counters) config(s *system) *gatewaycounters.Config {
-	cfg := &gatewaycounters.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Store: c.store, Registerer: s.registry, Log: s.log}
+	cfg := &gatewaycounters.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Limits: c.limits, Store: c.store, Registerer: s.registry, Log: s.log}
 	if c.distant {
 		cfg.State = c
 	}

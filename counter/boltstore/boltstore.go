@@ -43,14 +43,18 @@ const File = "counters.db"
 //	ids       16 bytes: identity -> 8 bytes: unix seconds when it is forgotten
 //	forget    8 bytes: unix seconds, 16 bytes: identity -> nothing
 //	garbage   8 bytes: a set or ledger that is no counter's any more -> nothing
+//	limits    algorithm, 8 bytes: window in ms, key -> its state, as package limit writes it
+//	limitends 8 bytes: unix ms when somebody looks whether it has ended, key in limits -> nothing
 var (
-	metaBucket     = []byte("meta")
-	countersBucket = []byte("counters")
-	membersBucket  = []byte("members")
-	ledgersBucket  = []byte("ledgers")
-	idsBucket      = []byte("ids")
-	forgetBucket   = []byte("forget")
-	garbageBucket  = []byte("garbage")
+	metaBucket      = []byte("meta")
+	countersBucket  = []byte("counters")
+	membersBucket   = []byte("members")
+	ledgersBucket   = []byte("ledgers")
+	idsBucket       = []byte("ids")
+	forgetBucket    = []byte("forget")
+	garbageBucket   = []byte("garbage")
+	limitsBucket    = []byte("limits")
+	limitEndsBucket = []byte("limitends")
 
 	formatKey  = []byte("format")
 	deletedKey = []byte("deleted")
@@ -136,34 +140,33 @@ func (s *Store) open() (*bbolt.DB, error) {
 	return db, nil
 }
 
-// prepare refuses a file of another format, and makes what a new one lacks.
+// prepare refuses a file of another format, and makes what a new or an older one lacks.
 func prepare(db *bbolt.DB) error {
-	known := false
+	whole := true
+	names := [][]byte{countersBucket, membersBucket, ledgersBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
 	err := db.View(func(tx *bbolt.Tx) error {
+		for _, name := range names {
+			whole = whole && tx.Bucket(name) != nil
+		}
 		meta := tx.Bucket(metaBucket)
 		if meta == nil {
 			return nil
 		}
-		is := meta.Get(formatKey)
-		if known = bytes.Equal(is, format); !known {
+		if is := meta.Get(formatKey); !bytes.Equal(is, format) {
 			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
 		}
 		return nil
 	})
-	if err != nil || known {
+	if err != nil || whole {
 		return err
 	}
 	return db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{countersBucket, membersBucket, ledgersBucket, idsBucket, forgetBucket, garbageBucket} {
-			if _, err := tx.CreateBucket(name); err != nil {
+		for _, name := range names {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}
 		}
-		meta, err := tx.CreateBucket(metaBucket)
-		if err != nil {
-			return err
-		}
-		return meta.Put(formatKey, format)
+		return tx.Bucket(metaBucket).Put(formatKey, format)
 	})
 }
 
@@ -185,14 +188,17 @@ func (s *Store) Close() error {
 // Apply is as counter.Writer says: one transaction. It waits for the disk,
 // whatever becomes of ctx: what is being written is not called back.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	s.write.Lock()
-	defer s.write.Unlock()
-	results, err := s.apply(ctx, ops)
-	if err == nil {
-		if s.failed {
-			s.cfg.Log.Info().Msg("counters: the data directory can be written again")
-			s.failed = false
+	t := step{records: map[string]*record{}}
+	results := make([]counter.Result, len(ops))
+	err := s.update(ctx, func(tx *bbolt.Tx) error {
+		t.now = s.cfg.Now()
+		t.begin(tx)
+		for i := range ops {
+			results[i] = counter.Judge(&t, &ops[i], t.now)
 		}
+		return t.end(len(ops))
+	}, func() { s.hub.Tell(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) }) })
+	if err == nil {
 		return results
 	}
 	results = make([]counter.Result, len(ops))
@@ -203,33 +209,35 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 }
 
 var (
-	errClosed = errors.New("it is closed")
-	errPause  = errors.New("the file could not be written a moment ago")
+	errClosed  = errors.New("it is closed")
+	errPause   = errors.New("the file could not be written a moment ago")
+	errNothing = errors.New("nothing is to be written")
 )
 
-// apply is called with write.
-func (s *Store) apply(ctx context.Context, ops []counter.Op) ([]counter.Result, error) {
+// update makes a transaction, and then calls made before the next one begins. One that
+// ends with errNothing is given up, and nothing is wrong.
+func (s *Store) update(ctx context.Context, transaction func(tx *bbolt.Tx) error, made func()) error {
+	s.write.Lock()
+	defer s.write.Unlock()
 	if err := context.Cause(ctx); err != nil { // while it waited for others
-		return nil, err
+		return err
 	}
 	if err := s.ready(); err != nil {
-		return nil, err
+		return err
 	}
-	t := step{now: s.cfg.Now(), records: map[string]*record{}}
-	results := make([]counter.Result, len(ops))
-	err := s.db.Update(func(tx *bbolt.Tx) error {
-		t.begin(tx)
-		for i := range ops {
-			results[i] = counter.Judge(&t, &ops[i], t.now)
-		}
-		return t.end(len(ops))
-	})
-	if err != nil {
+	switch err := s.db.Update(transaction); {
+	case errors.Is(err, errNothing):
+		return nil
+	case err != nil:
 		s.fail(err)
-		return nil, err
+		return err
 	}
-	s.hub.Tell(t.told, func(key string) counter.Counter { return t.records[key].Counter(key) })
-	return results, nil
+	made()
+	if s.failed {
+		s.cfg.Log.Info().Msg("counters: the data directory can be written again")
+		s.failed = false
+	}
+	return nil
 }
 
 // ready opens the file again when that is due. It is called with write.

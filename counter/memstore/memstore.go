@@ -3,7 +3,7 @@
 // One lock guards all of it. A step is arithmetic on a map, far shorter than
 // the way of a request to it, so there is nothing that waits, and nothing to
 // combine: a hot key costs what many keys cost. An aggregate looks at every key
-// under the lock; it takes about 100 ns for each.
+// under the lock; it takes about 100 ns for each. Limits have a lock of their own.
 package memstore
 
 import (
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/limit"
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -23,8 +24,9 @@ type Config struct {
 
 // Store is a counter.Store in memory. All methods may be called from any goroutine.
 type Store struct {
-	now func() time.Time
-	hub counter.Hub
+	now    func() time.Time
+	hub    counter.Hub
+	limits limits
 
 	mu       sync.Mutex // guards all below
 	counters map[string]*record
@@ -57,6 +59,7 @@ func New(cfg Config) *Store {
 	}
 	s := &Store{now: cfg.Now, counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
 	s.step.store = s
+	s.limits.states = map[limit.Name]*limit.State{}
 	return s
 }
 

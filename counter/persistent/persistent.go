@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/limit"
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
 )
@@ -87,6 +88,12 @@ func (s *Store) Close() error {
 	s.stop()
 	s.wg.Wait()
 	return errors.Join(s.redis.Close(), s.pg.Close())
+}
+
+// Limit is as counter.Limiter says. Limits are in Redis alone: a Redis that loses its memory
+// forgets them.
+func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+	return s.redis.Limit(ctx, calls)
 }
 
 // Apply is as counter.Writer says.

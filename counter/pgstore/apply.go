@@ -188,10 +188,7 @@ func (s *Store) newStep(ops []counter.Op) *step {
 
 // run makes the transaction.
 func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
-	if err := w.read(ctx, c, ops); err != nil {
-		if (code(err) == "" || moved(err)) && ctx.Err() == nil {
-			err = fmt.Errorf("%w: %w", errDead, err)
-		}
+	if err := dead(ctx, w.read(ctx, c, ops)); err != nil {
 		return fmt.Errorf("locking and reading: %w", err)
 	}
 	w.judge(ops)

@@ -46,6 +46,9 @@
 //     ledger whose entries end, and one for each set or ledger that is no counter's
 //     any more. The index on due finds the next. It is written when a ledger is
 //     made, not when it is appended to.
+//   - headcount_limits has a row for each state of a limit that still counts. The state is
+//     bytes that package limit writes, so one arithmetic serves here too. A call that passes
+//     changes no indexed column: due says when somebody looks whether the state has ended.
 //   - headcount_meta is one row: the highest incarnation that was ever deleted.
 //     Only a DELETE writes it; a counter that is made reads it after its own key is
 //     locked, so it sees every deletion of that key.
@@ -55,7 +58,7 @@
 //
 // # Clearing away
 //
-// A goroutine of each process forgets identities whose day is over, takes away
+// A goroutine of each process forgets identities whose day is over and limits that have ended, takes away
 // entries that were kept long enough, and the members and entries of what was
 // reset or deleted, a bounded number of rows in one transaction.
 //
@@ -507,6 +510,14 @@ func again(err error) bool {
 
 // errDead marks the failure of a connection before anything was written.
 var errDead = errors.New("the connection was dead")
+
+// dead is the error of a first round trip, marked when the connection is to blame.
+func dead(ctx context.Context, err error) error {
+	if err != nil && (code(err) == "" || moved(err)) && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", errDead, err)
+	}
+	return err
+}
 
 // numbers are ids of sets and ledgers that this process may give out.
 type numbers struct {

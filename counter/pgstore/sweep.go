@@ -43,7 +43,7 @@ func (s *Store) sweep(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		for _, one := range []func(context.Context, *pgxpool.Conn) (more bool, err error){sweepSome, sweepMade, sweepOne} {
+		for _, one := range []func(context.Context, *pgxpool.Conn) (more bool, err error){sweepSome, sweepMade, sweepEnded, sweepOne} {
 			for more := true; more && ctx.Err() == nil; {
 				more = false
 				err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) (err error) {

@@ -20,6 +20,7 @@
 //	hc:{n5}:i:ID    string: an identity, for a day
 //	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
 //	hc:{n5}:n/0     channel of the bucket, with the number of the database
+//	hc:limit:…      string or list: the state of a limit, see counter_limit.lua
 //
 // # Members
 //
@@ -60,11 +61,20 @@
 // until no counter is locked, reads, and is right when all buckets were held to the
 // end. Changes wait meanwhile, about a second for a million counters.
 //
+// # Limits
+//
+// A limit's state is one key, in no bucket, and a call on it is one run of counter_limit.lua, which judges
+// as package limit does. Its time is that of the server, so processes whose clocks differ agree. A
+// key ends by itself when it counts for nothing any more; until then it takes about 150 bytes, and of
+// the algorithm log 40 for each call that passed, 10,000 of them at most. A Redis whose memory is
+// full refuses to make more, and those calls fail.
+//
 // # What an outage means
 //
 // A call that Redis did not answer may have been made: it is ErrUnavailable, and safe to
 // repeat with its identity. Redis that answers nothing, or refuses writes, makes all
-// calls fail at once; package redisconn looks when it is back. The store is as durable
+// calls fail at once; package redisconn looks when it is back. A call on a limit has no identity:
+// when it is not answered, its cost may have been counted. The store is as durable
 // as Redis: appendfsync always, or replicas and WAIT, are settings of the server.
 package redisstore
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/limit"
 )
 
 // Instance is an empty store under test.
@@ -84,6 +85,12 @@ func Run(t *testing.T, open Factory) {
 		"a store that is away":                        away,
 		"any history ends with the model's counters":  model,
 		"a closed store is unavailable, and says so":  closed,
+		"limits":                         limits,
+		"limits end as the model's":      limitModel,
+		"limits come back":               limitReturns,
+		"64 clients fight for 100":       limitFight,
+		"limits outlive a crash":         limitCrash,
+		"limits of a store that is away": limitAway,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open(t)) })
 	}
@@ -1029,6 +1036,9 @@ func closed(t *testing.T, i Instance) {
 	}
 	if _, err := i.Store.Aggregate(t.Context(), ""); !errors.Is(err, counter.ErrUnavailable) {
 		t.Errorf("Aggregate: %v", err)
+	}
+	if err := i.Store.Limit(t.Context(), []limit.Call{asks("k", limit.Log, 1, 1)})[0].Err; !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("Limit: %v", err)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/limit"
 	"headcount/counter/memstore"
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
@@ -84,7 +85,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 		t.Fatal(err)
 	}
 	store := memstore.New(memstore.Config{})
-	cfg := Config{Rules: parsed, Store: store, Combiner: counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
+	cfg := Config{Rules: parsed, Store: store, Combiner: counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
 		tune(&cfg)
 	}
@@ -99,12 +100,15 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	return &served{t: t, engine: e, api: api}
 }
 
-// do sends "METHOD path", below Root, with header lines. A body is JSON unless a line
+// do sends "METHOD path", below Root but for limits, with header lines. A body is JSON unless a line
 // says otherwise.
 func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecorder {
 	s.t.Helper()
 	method, path, _ := strings.Cut(call, " ")
-	r, err := http.NewRequest(method, "http://h"+Root+path, strings.NewReader(body))
+	if !strings.HasPrefix(path, LimitsRoot) {
+		path = Root + path
+	}
+	r, err := http.NewRequest(method, "http://h"+path, strings.NewReader(body))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -521,6 +525,17 @@ func (o *outage) Ledger(ctx context.Context, key string, after uint64, limit int
 		return counter.Ledger{}, fmt.Errorf("test: %w", counter.ErrUnavailable)
 	}
 	return o.Store.Ledger(ctx, key, after, limit)
+}
+
+func (o *outage) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+	if o.away.Load() {
+		results := make([]counter.LimitResult, len(calls))
+		for i := range results {
+			results[i].Err = fmt.Errorf("test: %w", counter.ErrUnavailable)
+		}
+		return results
+	}
+	return o.Store.Limit(ctx, calls)
 }
 
 func (o *outage) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {

@@ -28,9 +28,22 @@
 // Live follows the counters that somebody here looks at, and hands each newest one to
 // the fan-out as a topic of the kind "counter"; see its own doc.
 //
+// # Limits
+//
+// A call on a limit asks whether so much may pass now. A limit is no counter: its key needs no rule,
+// and a counter of the same key has nothing to do with it. Nothing of it is public. The call itself
+// says limit, window, cost and algorithm, and each key, algorithm and window has a state of its
+// own in the store (package counter/limit has the arithmetic). A call has no Idempotency-Key: one
+// that is repeated costs again. A region keeps its own limits.
+//
+// The limit of public changes above is a token bucket in the memory of each gateway, and not one of
+// these: "10 a second, 20 at once" gives one change back every 100 ms, which no window does, and
+// a call that everybody may make must not cost a call to the store. What both have in common is the
+// answer, 429 with Retry-After.
+//
 // # What comes later
 //
-// Calls for time, dimensions, top and limits have no route yet, so they are 404. A rule
+// Calls for time, dimensions and top have no route yet, so they are 404. A rule
 // may name the kind unique; every operation on such a counter is 409 until registers
 // are kept.
 package counters
@@ -105,6 +118,7 @@ type State interface{ Up() bool }
 type Config struct {
 	Rules    *counter.Rules
 	Combiner *counter.Combiner
+	Limits   *counter.Limits
 	Store    Store
 	// State is nil for a store within the process, which is always there.
 	State      State
@@ -160,6 +174,7 @@ func (a *API) Routes(e *gin.Engine) {
 	policy.Get(e, one+"/members/:member", a.getMember)
 	policy.Get(e, one+"/ledger", a.getLedger)
 	policy.Get(e, one+"/aggregate", a.getAggregate)
+	e.POST(LimitsRoot+"/:key", a.postLimit)
 }
 
 // nobody is what a call needs that no rule opens: an API key.
@@ -359,9 +374,14 @@ func (a *API) refused(c *gin.Context, changes []counter.Change, err error) {
 	case errors.Is(err, counter.ErrUnavailable):
 		a.unavailable(c, err)
 	default: // a defect: whoever made the Op has checked it
-		a.cfg.Log.Error().Err(err).Str("route", c.FullPath()).Msg("counters: a change could not be made")
-		problem(c, http.StatusInternalServerError, "The server has a defect; it has been logged.")
+		a.defect(c, err)
 	}
+}
+
+// defect answers 500.
+func (a *API) defect(c *gin.Context, err error) {
+	a.cfg.Log.Error().Err(err).Str("route", c.FullPath()).Msg("counters: a call could not be carried out")
+	problem(c, http.StatusInternalServerError, "The server has a defect; it has been logged.")
 }
 
 func writeConflict(c *gin.Context, conflict *counter.Conflict) {
@@ -377,8 +397,6 @@ func writeConflict(c *gin.Context, conflict *counter.Conflict) {
 
 // unavailable answers 503.
 func (a *API) unavailable(c *gin.Context, err error) {
-	a.metrics.unavailable.Inc()
-	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("counters: the store did not carry out a request")
 	detail := "The store of counters cannot be reached now; try again."
 	switch {
 	case errors.Is(err, counter.ErrBusy):
@@ -386,6 +404,13 @@ func (a *API) unavailable(c *gin.Context, err error) {
 	case c.Request.Method != http.MethodGet && c.Request.Method != http.MethodHead:
 		detail = "The store of counters cannot be reached now. The change was not made, or it is unknown whether it was; send it again with the same Idempotency-Key."
 	}
+	a.away(c, err, detail)
+}
+
+// away answers 503 with a detail.
+func (a *API) away(c *gin.Context, err error, detail string) {
+	a.metrics.unavailable.Inc()
+	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("counters: the store did not carry out a request")
 	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(comeBack))
 }
 

@@ -5,6 +5,15 @@ import "github.com/prometheus/client_golang/prometheus"
 // metrics count what became of changes. Their labels are fixed words, never a key.
 type metrics struct {
 	made, replayed, refused, limited, unavailable prometheus.Counter
+	passed, stopped                               prometheus.Counter // calls on limits
+}
+
+// limits counts calls on limits.
+func (m *metrics) limits(allowed bool) prometheus.Counter {
+	if allowed {
+		return m.passed
+	}
+	return m.stopped
 }
 
 func newMetrics(reg prometheus.Registerer, live *Live) *metrics {
@@ -12,13 +21,17 @@ func newMetrics(reg prometheus.Registerer, live *Live) *metrics {
 		Name: "headcount_counter_calls_total",
 		Help: "Calls that change counters, by what became of them: made, replayed, refused (409), limited (429); and all calls that were answered 503, unavailable.",
 	}, []string{"outcome"})
+	limits := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_limit_calls_total", Help: "Calls on limits, by what became of them: allowed, refused (429).",
+	}, []string{"outcome"})
 	if reg != nil {
-		reg.MustRegister(calls, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		reg.MustRegister(calls, limits, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_counters_followed", Help: "Counters that clients of this gateway look at live.",
 		}, func() float64 { return float64(live.followed()) }))
 	}
 	return &metrics{
 		made: calls.WithLabelValues("made"), replayed: calls.WithLabelValues("replayed"), refused: calls.WithLabelValues("refused"),
 		limited: calls.WithLabelValues("limited"), unavailable: calls.WithLabelValues("unavailable"),
+		passed: limits.WithLabelValues("allowed"), stopped: limits.WithLabelValues("refused"),
 	}
 }

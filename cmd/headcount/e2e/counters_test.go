@@ -371,7 +371,8 @@ func TestCountersInEveryPlace(t *testing.T) {
 
 // 64 clients fight for the last 10 of a stock, over two processes where there can be
 // two. Meanwhile a process is killed and starts again. Each client repeats what was not
-// answered, under its key. Exactly 10 get one, and the ledger says who took what.
+// answered, under its key. Exactly 10 get one, and the ledger says who took what. Then they
+// fight for limits.
 func TestTheLastTen(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
@@ -424,6 +425,7 @@ func TestTheLastTen(t *testing.T) {
 			if all := ps.at(0).ledger(t, key); len(all) != rounds*(last+1) {
 				t.Errorf("%d entries, want %d", len(all), rounds*(last+1))
 			}
+			fightForALimit(t, ps, p.lasts)
 		})
 	}
 }

@@ -1,0 +1,208 @@
+package limit
+
+import (
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// passed is a call that passed, as the models remember it.
+type passed struct{ at, cost int64 }
+
+// model judges with all that ever passed, in numbers without bounds.
+type model struct {
+	Name
+	all []passed
+}
+
+func (m *model) sum(from, to int64) int64 {
+	var n int64
+	for _, p := range m.all {
+		if p.at >= from && p.at < to {
+			n += p.cost
+		}
+	}
+	return n
+}
+
+func (m *model) fits(c Call, now int64) bool {
+	start := now - now%m.Window
+	switch m.Algorithm {
+	case Fixed:
+		return m.sum(start, start+m.Window)+c.Cost <= c.Limit
+	case Log:
+		return m.sum(now-m.Window+1, now+1)+c.Cost <= c.Limit
+	}
+	used := big.NewRat(m.sum(start-m.Window, start), m.Window)
+	used.Mul(used, big.NewRat(start+m.Window-now, 1))
+	used.Add(used, big.NewRat(m.sum(start, start+m.Window)+c.Cost, 1))
+	return used.Cmp(big.NewRat(c.Limit, 1)) <= 0
+}
+
+// copied is a state as a store reads it again.
+func copied(t *rapid.T, s *State) *State {
+	again, err := Parse(s.Append(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &again
+}
+
+func TestJudgesAsTheModel(t *testing.T) {
+	for _, algorithm := range []Algorithm{Fixed, Sliding, Log} {
+		t.Run(algorithm.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) { judge(t, algorithm) })
+		})
+	}
+}
+
+func judge(t *rapid.T, algorithm Algorithm) {
+	window := rapid.SampledFrom([]int64{1000, 1001, 7919, 60_000, MaxWindow.Milliseconds()}).Draw(t, "window")
+	most := rapid.SampledFrom([]int64{1, 2, 10, 100, MaxLog, MaxLimit}).Draw(t, "most")
+	if algorithm == Log {
+		most = min(most, MaxLog)
+	}
+	name := Name{"k", algorithm, window}
+	m := &model{Name: name}
+	s := &State{}
+	one := rapid.Bool().Draw(t, "one limit")
+	now := 1_700_000_000_000 + rapid.Int64Range(0, window).Draw(t, "begin")
+	for range rapid.IntRange(1, 40).Draw(t, "calls") {
+		now += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, window/10), rapid.Int64Range(0, 3*window)).Draw(t, "later")
+		c := Call{Name: name, Limit: most}
+		if !one {
+			c.Limit = rapid.Int64Range(1, most).Draw(t, "limit")
+		}
+		c.Cost = rapid.OneOf(rapid.Int64Range(1, c.Limit), rapid.Int64Range(1, max(1, c.Limit/10))).Draw(t, "cost")
+		before := copied(t, s)
+		fits := m.fits(c, now)
+		a := s.Take(c, now)
+		if a.Allowed != fits || a.Remaining < 0 || a.Remaining > c.Limit || a.Reset <= 0 {
+			t.Fatalf("%+v at %d is %+v, want allowed %t; %+v", c, now, a, fits, m.all)
+		}
+		if a.Allowed {
+			m.all = append(m.all, passed{now, c.Cost})
+		} else {
+			s = before // what is refused changes nothing: it is as if the call had never come
+		}
+		// What remains would pass, and no more.
+		for _, more := range []int64{a.Remaining, a.Remaining + 1} {
+			next := Call{name, c.Limit, more}
+			if next.Check() == nil && copied(t, s).Take(next, now).Allowed != (more == a.Remaining) {
+				t.Fatalf("%+v at %d said %+v, and of %d it is not true", c, now, a, more)
+			}
+		}
+		// Whoever waits for Reset passes; who waits less does not.
+		again := c
+		if a.Allowed {
+			again.Cost = c.Limit // all is back
+		}
+		if got := copied(t, s).Take(again, now+a.Reset); !got.Allowed {
+			t.Fatalf("%+v at %d said %+v, and after that %+v is %+v", c, now, a, again, got)
+		}
+		if got := copied(t, s).Take(again, now+a.Reset-1); got.Allowed {
+			t.Fatalf("%+v at %d said %+v, and before that %+v is %+v", c, now, a, again, got)
+		}
+		if end := s.End(name); end > 0 && copied(t, s).Take(Call{name, most, most}, end) != (&State{}).Take(Call{name, most, most}, end) {
+			t.Fatalf("at its end %d the state still counts: %+v", end, s)
+		}
+	}
+	// What passed stays under the bound that the package's doc promises for its algorithm.
+	for _, p := range m.all {
+		start := p.at - p.at%window
+		if algorithm != Log && m.sum(start, start+window) > most {
+			t.Fatalf("%d passed in the window at %d, the limit is %d", m.sum(start, start+window), start, most)
+		}
+		bound := map[Algorithm]int64{Log: most, Sliding: 2*most - 1, Fixed: 2 * most}[algorithm]
+		if n := m.sum(p.at, p.at+window); n > bound {
+			t.Fatalf("%d passed in the window's time from %d, %d may", n, p.at, bound)
+		}
+	}
+}
+
+// A clock that jumps back lets nothing pass that would not have passed before.
+func TestTheClockGoesBack(t *testing.T) {
+	for _, algorithm := range []Algorithm{Fixed, Sliding, Log} {
+		t.Run(algorithm.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				name := Name{"k", algorithm, 1000}
+				s := &State{}
+				var furthest, sum int64 // sum: what passed while the clock was behind furthest
+				now := int64(1_700_000_000_000)
+				for range rapid.IntRange(1, 30).Draw(t, "calls") {
+					now += rapid.Int64Range(-5000, 1500).Draw(t, "by")
+					if now > furthest {
+						furthest, sum = now, 0
+					}
+					c := Call{name, 10, rapid.Int64Range(1, 5).Draw(t, "cost")}
+					a := s.Take(c, now)
+					if a.Reset <= 0 {
+						t.Fatalf("%+v at %d is %+v", c, now, a)
+					}
+					if a.Allowed && now < furthest {
+						sum += c.Cost
+					}
+					if sum > c.Limit {
+						t.Fatalf("%d passed while the clock was behind", sum)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestCheck(t *testing.T) {
+	day := (24 * time.Hour).Milliseconds()
+	for want, c := range map[string]Call{
+		"":                         {Name{"k", Sliding, 60_000}, 100, 1},
+		"algorithm: send fixed":    {Name{"k", 0, 60_000}, 100, 1},
+		"from 1s to 31d":           {Name{"k", Fixed, 999}, 100, 1},
+		"window: ":                 {Name{"k", Fixed, 31*day + 1}, 100, 1},
+		"window: send a duration":  {Name{"k", Fixed, 1 << 62}, 100, 1},
+		"from 1 to 1000000000000":  {Name{"k", Fixed, 31 * day}, 0, 1},
+		"limit: send a whole":      {Name{"k", Fixed, 31 * day}, MaxLimit + 1, 1},
+		"remembers at most 10000":  {Name{"k", Log, 1000}, MaxLog + 1, 1},
+		"from 1 to the limit, 100": {Name{"k", Log, 1000}, 100, 101},
+		"cost: send a whole":       {Name{"k", Log, 1000}, 100, 0},
+	} {
+		err := c.Check()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v: %v, want %q", c, err, want)
+		}
+	}
+}
+
+func TestAlgorithmsHaveNames(t *testing.T) {
+	for _, a := range []Algorithm{Fixed, Sliding, Log} {
+		if got, ok := ParseAlgorithm(a.String()); !ok || got != a {
+			t.Errorf("%d is %q, which is %d", a, a, got)
+		}
+	}
+	for _, text := range []string{"", "none", "Fixed", "gcra"} {
+		if a, ok := ParseAlgorithm(text); ok {
+			t.Errorf("%q is %d", text, a)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{0, 1, 2, 3})
+	f.Add([]byte{2, 5, 1, 3, 9})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := Parse(b)
+		if err != nil {
+			return
+		}
+		again, err := Parse(s.Append(nil))
+		if err != nil || again.Entries() != s.Entries() {
+			t.Fatalf("%+v, then %+v, %v", s, again, err)
+		}
+		if s.Entries() > 0 {
+			s.Take(Call{Name{"k", Log, 1000}, 10, 10}, 1_700_000_000_000) // whatever it says
+		}
+	})
+}

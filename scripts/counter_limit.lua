@@ -1,0 +1,106 @@
+-- counter_limit.lua: let a call on a limit pass, or not. It judges as package counter/limit does,
+-- whose doc has the three algorithms.
+--
+-- KEYS[1]  hc:limit:<algorithm>:<window>:<key>, whose state it is:
+--          fixed, sliding: string 'start last this'. When the newest window began, what passed
+--          in the one before it, and in it
+--          log: list, oldest first, of 'at cost sum'. Each call that passed, and the sum with it
+-- ARGV[1]  fixed, sliding or log   ARGV[2]  window, ms   ARGV[3]  limit   ARGV[4]  cost
+-- Returns  1 when it passes, else 0; what remains; ms until the call would pass, or all is back
+-- A refused call writes nothing, so it may run twice. One that passes costs each time it runs.
+-- The key ends with what it counts. O(1); log: O(log n), and what is too old goes.
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local key, algorithm = KEYS[1], ARGV[1]
+local window, limit, cost = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+
+-- share is a * b / c, rounded down, and what is left over. A number has 53 bits: a and c are under
+-- 2^40, b under 2^36 is taken in three digits of 12 bits, and the share is under 2^53.
+local function share(a, b, c)
+  local quotient, rest = 0, 0
+  for _, unit in ipairs({16777216, 4096, 1}) do
+    local part = rest * 4096 + a * (math.floor(b / unit) % 4096)
+    rest = part % c
+    quotient = quotient * 4096 + (part - rest) / c
+  end
+  return quotient, rest
+end
+
+local function windows()
+  local start, last, this = string.match(redis.call('GET', key) or '0 0 0', '^(%d+) (%d+) (%d+)$')
+  start, last, this = tonumber(start), tonumber(last), tonumber(this)
+  local begin = now - now % window
+  if begin > start then -- a clock that went back stands still
+    last = begin == start + window and this or 0
+    start, this = begin, 0
+  end
+  local before = 0 -- what the window before counts for
+  local stop = start + window
+  if algorithm == 'sliding' then
+    local whole, rest = share(last, window - math.max(now - start, 0), window)
+    before = rest > 0 and whole + 1 or whole
+  end
+  if before + this + cost <= limit then
+    this = this + cost
+    if algorithm == 'sliding' then stop = stop + window end
+    redis.call('SET', key, string.format('%.0f %.0f %.0f', start, last, this), 'PX', string.format('%.0f', stop - now))
+    return {1, limit - before - this, stop - now}
+  end
+  if algorithm == 'sliding' then
+    local room = limit - cost - this
+    if room >= 0 then
+      stop = stop - share(room, window, last)
+    elseif limit - cost < this then
+      local left = share(limit - cost, window, this)
+      stop = stop + window - left
+    end
+  end
+  return {0, math.max(limit - before - this, 0), stop - now}
+end
+
+local function entry(place)
+  local found = redis.call('LRANGE', key, place, place)[1]
+  if not found then return nil end
+  local at, price, sum = string.match(found, '^(%d+) (%d+) (%d+)$')
+  return tonumber(at), tonumber(price), tonumber(sum)
+end
+
+-- first is the first place from low up to high whose entry fits; all after it fit, too.
+local function first(low, high, fits)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if fits(entry(middle)) then high = middle else low = middle + 1 end
+  end
+  return low
+end
+
+local function log()
+  local size, at, gone, sum = redis.call('LLEN', key), now, 0, 0
+  local young = 0
+  if size > 0 then
+    local newest
+    newest, _, sum = entry(-1)
+    at = math.max(now, newest)
+    local function counts(when) return when + window > at end
+    if not counts(entry(0)) then young = first(1, size, counts) end
+    gone = sum
+    if young < size then
+      local _, price, with = entry(young)
+      gone = with - price
+    end
+  end
+  local used = sum - gone
+  if used + cost > limit then
+    local need = gone + used + cost - limit -- all that passed until this sum has to go
+    local when = entry(first(young, size - 1, function(_, _, with) return with >= need end))
+    return {0, math.max(limit - used, 0), when + window - now}
+  end
+  if young > 0 then redis.call('LTRIM', key, young, -1) end
+  redis.call('RPUSH', key, string.format('%.0f %.0f %.0f', at, cost, used > 0 and sum + cost or cost))
+  local ends = at + window - now
+  redis.call('PEXPIRE', key, string.format('%.0f', ends))
+  return {1, limit - used - cost, ends}
+end
+
+return algorithm == 'log' and log() or windows()
