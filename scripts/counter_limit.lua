@@ -79,9 +79,8 @@ local function log()
   local size, at, gone, sum = redis.call('LLEN', key), now, 0, 0
   local young = 0
   if size > 0 then
-    local newest
-    newest, _, sum = entry(-1)
-    at = math.max(now, newest)
+    local newest, _, total = entry(-1)
+    at, sum = math.max(now, newest), total
     local function counts(when) return when + window > at end
     if not counts(entry(0)) then young = first(1, size, counts) end
     gone = sum

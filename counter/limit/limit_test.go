@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"bytes"
 	"math/big"
 	"strings"
 	"testing"
@@ -85,8 +86,8 @@ func judge(t *rapid.T, algorithm Algorithm) {
 		}
 		if a.Allowed {
 			m.all = append(m.all, passed{now, c.Cost})
-		} else {
-			s = before // what is refused changes nothing: it is as if the call had never come
+		} else if !bytes.Equal(s.Append(nil), before.Append(nil)) {
+			t.Fatalf("%+v was refused, and %+v has become %+v", c, before, s)
 		}
 		// What remains would pass, and no more.
 		for _, more := range []int64{a.Remaining, a.Remaining + 1} {

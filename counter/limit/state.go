@@ -22,17 +22,22 @@ type State struct {
 // entry is what passed in one millisecond.
 type entry struct{ at, sum int64 } // sum: all that ever passed until then
 
-// Take judges c, which Check must approve, and counts its cost when it passes. All calls on
-// one state have the same Name.
-func (s *State) Take(c Call, now int64) Answer {
+// Take judges c, which Check must approve, and counts its cost when it passes. What it refuses
+// leaves the state as it was. All calls on one state have the same Name.
+func (s *State) Take(c Call, now int64) (a Answer) {
+	next := *s
 	switch c.Algorithm {
 	case Fixed:
-		return s.fixed(c, now)
+		a = next.fixed(c, now)
 	case Sliding:
-		return s.sliding(c, now)
+		a = next.sliding(c, now)
 	default:
-		return s.log(c, now)
+		a = next.log(c, now)
 	}
+	if a.Allowed {
+		*s = next
+	}
+	return a
 }
 
 // turn makes the window in which now is the newest, and returns how much of it is over.

@@ -25,6 +25,12 @@ type limits struct {
 	states map[limit.Name]*limit.State
 	due    dues
 	passed int // calls that log remembers, of all states
+	// The bounds, which tests lower.
+	maxStates, maxPassed int
+}
+
+func newLimits() limits {
+	return limits{states: map[limit.Name]*limit.State{}, maxStates: maxLimits, maxPassed: maxPassed}
 }
 
 // dues is a heap of all states, by when somebody looks at them. A state that has not ended by then
@@ -77,7 +83,7 @@ func (l *limits) take(c *limit.Call, now int64) counter.LimitResult {
 		l.forget(now)
 	}
 	s := l.states[c.Name]
-	if s == nil && len(l.states) >= maxLimits || c.Algorithm == limit.Log && l.passed >= maxPassed {
+	if s == nil && len(l.states) >= l.maxStates || c.Algorithm == limit.Log && l.passed >= l.maxPassed {
 		return counter.LimitResult{Err: fmt.Errorf("memstore: limit: %w", counter.ErrBusy)}
 	}
 	if s == nil {

@@ -55,17 +55,11 @@ func TestMemoryOfLimitsIsBounded(t *testing.T) {
 	if r := s.Limit(t.Context(), []limit.Call{call})[0]; !r.Allowed {
 		t.Fatalf("%+v", r)
 	}
-	s.limits.passed = maxPassed
+	s.limits.maxPassed = 1
 	if r := s.Limit(t.Context(), []limit.Call{call})[0]; !errors.Is(r.Err, counter.ErrBusy) {
 		t.Errorf("%+v", r)
 	}
-	s.limits.passed = 1
-	full := s.limits.states
-	s.limits.states = make(map[limit.Name]*limit.State, maxLimits)
-	s.limits.states[call.Name] = full[call.Name]
-	for i := range maxLimits - 1 {
-		s.limits.states[limit.Name{Window: int64(i)}] = nil
-	}
+	s.limits.maxPassed, s.limits.maxStates = 2, 1
 	if r := s.Limit(t.Context(), []limit.Call{other})[0]; !errors.Is(r.Err, counter.ErrBusy) {
 		t.Errorf("%+v", r)
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/limit"
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -57,9 +56,8 @@ func New(cfg Config) *Store {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &Store{now: cfg.Now, counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
+	s := &Store{now: cfg.Now, limits: newLimits(), counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
 	s.step.store = s
-	s.limits.states = map[limit.Name]*limit.State{}
 	return s
 }
 

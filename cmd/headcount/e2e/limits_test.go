@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +20,7 @@ func fightForALimit(t *testing.T, ps *processes, kill bool) {
 	t.Helper()
 	const most, clients, tries = 100, 64, 6
 	algorithms := []string{"fixed", "sliding", "log"}
-	key := fresh(t)
+	key := url.PathEscape(fresh(t))
 	var passed, silent [3]atomic.Int64
 	var answers atomic.Int64
 	half := make(chan struct{})
