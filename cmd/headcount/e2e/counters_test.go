@@ -425,7 +425,8 @@ func TestTheLastTen(t *testing.T) {
 			if all := ps.at(0).ledger(t, key); len(all) != rounds*(last+1) {
 				t.Errorf("%d entries, want %d", len(all), rounds*(last+1))
 			}
-			fightForALimit(t, ps, p.lasts)
+			// Over Redis a process takes seconds to begin anew, and limits are not in it.
+			fightForALimit(t, ps, p.lasts && !strings.HasPrefix(p.name, "Redis"))
 		})
 	}
 }
