@@ -31,7 +31,7 @@ func (a *API) postLimit(c *gin.Context) {
 		problem(c, http.StatusBadRequest, "This cannot be the key of a limit: "+strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ")+". Send 1 to 128 characters without control characters and *, percent-encoded.")
 		return
 	case !server:
-		problem(c, http.StatusForbidden, "Limits are for servers; send an API key in the header "+apiKeyHeader+".")
+		problem(c, http.StatusForbidden, "Limits are for servers; send an API key in the header "+policy.APIKeyHeader+".")
 		return
 	}
 	text, ok := body(c)
