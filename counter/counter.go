@@ -33,6 +33,12 @@
 // the same step as the change, and outlives the counter. What was refused is
 // not remembered.
 //
+// # Limits
+//
+// A limit says whether so much may pass in so long. It is no counter, but it is kept where counters
+// are, and with the same promises ([Limiter]). Its arithmetic is in package limit; [Limits] stand in
+// front of the store, as the Combiner does.
+//
 // # What comes next
 //
 // Registers of kind unique, time buckets, dimensions, top, and the 16 parts of

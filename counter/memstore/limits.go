@@ -11,12 +11,12 @@ import (
 	"headcount/counter/limit"
 )
 
-// Bounds of the memory that limits take: about 200 bytes for a state, 16 for a call that log
-// remembers. A call that needs more is refused with counter.ErrBusy until others have ended: to
+// Bounds of the memory that limits take: about 250 bytes for a state, and 16 to 32 for a call that
+// log remembers, so 0.4 GB at most. A call that needs more is refused with counter.ErrBusy until others have ended: to
 // forget a state would let more pass than its limit.
 const (
 	maxLimits = 1 << 20
-	maxPassed = 1 << 24
+	maxPassed = 1 << 22
 )
 
 // limits has a lock of its own: a call is arithmetic, and waits for no aggregate of counters.
@@ -25,6 +25,7 @@ type limits struct {
 	states map[limit.Name]*limit.State
 	due    dues
 	passed int // calls that log remembers, of all states
+	closed bool
 	// The bounds, which tests lower.
 	maxStates, maxPassed int
 }
@@ -57,20 +58,15 @@ func (d *dues) Pop() any {
 // Limit is as counter.Limiter says. It waits for nothing but the lock.
 func (s *Store) Limit(_ context.Context, calls []limit.Call) []counter.LimitResult {
 	results := make([]counter.LimitResult, len(calls))
-	s.mu.Lock()
-	closed := s.closed
-	s.mu.Unlock()
-	if closed {
-		for i := range results {
-			results[i].Err = s.unavailable("limit")
-		}
-		return results
-	}
-	now := s.now().UnixMilli()
 	l := &s.limits
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	now := s.now().UnixMilli()
 	for i := range calls {
+		if l.closed {
+			results[i].Err = s.unavailable("limit")
+			continue
+		}
 		results[i] = l.take(&calls[i], now)
 	}
 	return results

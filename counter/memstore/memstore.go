@@ -63,6 +63,9 @@ func New(cfg Config) *Store {
 
 // Close is as counter.Store says.
 func (s *Store) Close() error {
+	s.limits.mu.Lock()
+	s.limits.closed = true
+	s.limits.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true

@@ -10,10 +10,9 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// BenchmarkIncrement is a call without the network: the handler, the combiner and the
+// BenchmarkCall is a call without the network: the handler, the combiner and the
 // store in memory. "bare" is a handler that reads a body and answers the same JSON.
-func BenchmarkIncrement(b *testing.B) {
-	const body = `{"delta":5}`
+func BenchmarkCall(b *testing.B) {
 	s := serve(b, nil)
 	s.engine.POST("/bare", func(c *gin.Context) {
 		var in struct {
@@ -25,9 +24,14 @@ func BenchmarkIncrement(b *testing.B) {
 		}
 		c.JSON(http.StatusOK, gin.H{"key": "views:1", "kind": "sum", "value": in.Delta, "updated_at": "2030-10-10T12:11:42Z", "version": "1-1", "exact": true})
 	})
-	for name, path := range map[string]string{"counter": Root + "/views:1/increment", "bare": "/bare"} {
+	for name, call := range map[string]struct{ path, body string }{
+		"counter": {Root + "/views:1/increment", `{"delta":5}`},
+		"bare":    {"/bare", `{"delta":5}`},
+		"limit":   {LimitsRoot + "/user:1", `{"limit":1000000000000,"window":"1m"}`},
+	} {
 		b.Run(name, func(b *testing.B) {
-			r, err := http.NewRequest(http.MethodPost, "http://h"+path, nil)
+			body := call.body
+			r, err := http.NewRequest(http.MethodPost, "http://h"+call.path, nil)
 			if err != nil {
 				b.Fatal(err)
 			}
