@@ -124,35 +124,47 @@ func limitReturns(t *testing.T, i Instance) {
 	wg.Wait()
 }
 
+// limitFight has two processes ask as the program does: calls gather, and name the same limits in
+// whatever order they come.
 func limitFight(t *testing.T, i Instance) {
 	const clients, left, tries = 64, 100, 3
-	doors := []counter.Limiter{i.Store, i.Store}
+	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{})}
 	if i.Peer != nil {
-		doors[1] = i.Peer
+		doors = append(doors, counter.NewLimits(i.Peer, counter.CombinerConfig{}))
 	}
-	var passed [limit.Log + 1]atomic.Int64
+	var passed, unanswered [limit.Log + 1]atomic.Int64
 	var wg sync.WaitGroup
 	start := make(chan struct{})
 	for c := range clients {
 		wg.Go(func() {
 			<-start
-			for range tries {
-				for _, a := range algorithms {
-					switch r := doors[c%2].Limit(t.Context(), []limit.Call{asks("f", a, left, 1)})[0]; {
-					case r.Err != nil:
-						t.Error(r.Err)
-					case r.Allowed:
+			for n := range tries * len(algorithms) {
+				a := algorithms[(c+n)%len(algorithms)]
+				for {
+					answer, err := doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
+					if errors.Is(err, counter.ErrUnavailable) { // a machine too busy to answer; the call may be counted
+						unanswered[a].Add(1)
+						time.Sleep(5 * time.Millisecond)
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+					} else if answer.Allowed {
 						passed[a].Add(1)
 					}
+					break
 				}
 			}
 		})
 	}
 	close(start)
 	wg.Wait()
+	for _, door := range doors {
+		door.Close()
+	}
 	for _, a := range algorithms {
-		if n := passed[a].Load(); n != left {
-			t.Errorf("%s: %d passed, the limit is %d", a, n, left)
+		if n, u := passed[a].Load(), unanswered[a].Load(); n > left || n+u < left {
+			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
 		}
 	}
 }
