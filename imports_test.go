@@ -40,18 +40,19 @@ var layers = []layer{
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
 	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
-	{"servertest", nil},                                         // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}},              // real servers for tests
-	{"cmd/headcount/programtest", nil},                          // the program for tests
-	{"counter/limit", nil},                                      // arithmetic
-	{"counter", []string{"presence", "counter/limit"}},          // words, rules, combining
-	{"counter/storetest", []string{"counter", "counter/limit"}}, // for the tests of stores; only they import it
-	{"counter/memstore", []string{"counter", "counter/limit"}},
-	{"counter/boltstore", []string{"counter", "counter/limit"}},
-	{"counter/pgstore", []string{"counter", "counter/limit"}},
+	{"servertest", nil},                            // processes of servers for tests
+	{"presence/redistest", []string{"servertest"}}, // real servers for tests
+	{"cmd/headcount/programtest", nil},             // the program for tests
+	{"counter/limit", nil},                         // arithmetic
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}}, // words, rules, combining
+	{"counter/hyperloglog", nil}, // registers of kind unique
+	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit"}}, // for the tests of stores; only they import it
+	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
+	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
+	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
-	{"counter/redisstore", []string{"counter", "counter/limit", "redisconn", "scripts"}},
-	{"counter/persistent", []string{"counter", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
+	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "redisconn", "scripts"}},
+	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
 	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},

@@ -39,11 +39,18 @@
 // are, and with the same promises ([Limiter]). Its arithmetic is in package limit; [Limits] stand in
 // front of the store, as the Combiner does.
 //
+// # Unique
+//
+// A counter of kind unique is 2^14 registers (package hyperloglog), beside its state in
+// every store, and its value is the estimate that they give. An add that changes no
+// register changes nothing. Registers know no member: so nobody can be asked about
+// or taken out, and the feed names nobody.
+//
 // # What comes next
 //
-// Registers of kind unique, time buckets, dimensions, top, and the 16 parts of
-// a hot sum have their place already: a [Rule] names them, a [Change] carries
-// its dimensions, and [Reader.Read] says how old an answer may be.
+// Time buckets, dimensions, top, and the 16 parts of a hot sum have their place
+// already: a [Rule] names them, a [Change] carries its dimensions, and [Reader.Read]
+// says how old an answer may be.
 package counter
 
 import (

@@ -1,5 +1,7 @@
 package counter
 
+import "headcount/counter/hyperloglog"
+
 // Cut is a counter on its way from a store in front of another one, as a cut has it.
 type Cut struct {
 	Key     string
@@ -9,4 +11,6 @@ type Cut struct {
 	Emptied bool // those who were members before are none
 	Joined  []string
 	Left    []string
+	// Registers are all of a counter of kind Unique.
+	Registers hyperloglog.Registers
 }

@@ -2,8 +2,12 @@ package counter
 
 import (
 	"fmt"
+	"math"
+	"math/big"
 	"math/bits"
 	"time"
+
+	"headcount/counter/hyperloglog"
 )
 
 // State is what a store keeps of one counter, beside its members, its ledger
@@ -42,12 +46,15 @@ type Step interface {
 	// whether that changed anything.
 	Join(key, member string) bool
 	Leave(key, member string) bool
-	// Empty takes all members out of the set of key.
+	// Registers are those of key, of kind Unique, to be changed in place. The pointer
+	// is good until the next Empty or Drop of key.
+	Registers(key string) *hyperloglog.Registers
+	// Empty takes all members out of the set, or the registers, of key.
 	Empty(key string)
 	// Enter appends an entry to the ledger of key. kept is how long entries of that
 	// ledger are kept; 0 is for ever.
 	Enter(key string, e Entry, kept time.Duration)
-	// Drop takes away members and ledger of a counter that existed with version;
+	// Drop takes away members, registers and ledger of a counter that existed with version;
 	// Judge makes its State zero.
 	Drop(key string, v Version)
 	// Changed says that key has changed, joined and left are those whose place did.
@@ -189,10 +196,10 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	switch kind := kindFor(&s, c); {
 	case c.Verb == Add || c.Verb == Adjust:
 		return add(&s, c, 0, time.Time{})
-	case c.Verb == Edit && kind == Unique, c.Verb == Reset && kind == Unique:
-		return unsupported(c.Key, s.Value, kind, "registers are not kept yet")
-	case c.Verb == Edit && kind != Members:
-		return unsupported(c.Key, s.Value, kind, "only a counter of kind members has members")
+	case c.Verb == Edit && kind == Unique && len(c.Leave) > 0:
+		return unsupported(c.Key, s.Value, kind, "it does not know its members, they are only added")
+	case c.Verb == Edit && kind.Number():
+		return unsupported(c.Key, s.Value, kind, "only a counter of kind members or unique has members")
 	}
 	return nil
 }
@@ -236,7 +243,7 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 	if e.Delta, over = plus(^s.Value, 1); over { // -value; of the least number there is none
 		return &Conflict{Is: ErrOverflow, Key: c.Key, Value: s.Value, Text: "the least number has no opposite; adjust it by 1 first"}
 	}
-	if kind == Members {
+	if !kind.Number() {
 		step.Empty(c.Key)
 	}
 	s.Value = 0
@@ -251,6 +258,10 @@ func reset(step Step, s *State, c *Change, now time.Time) error {
 func edit(step Step, s *State, c *Change, now time.Time) error {
 	if refused := c.Refusal(s.Counter(c.Key)); refused != nil {
 		return refused
+	}
+	if kindFor(s, c) == Unique {
+		observe(step, s, c, now)
+		return nil
 	}
 	var joined, left []string
 	for i, m := range c.Join {
@@ -275,6 +286,18 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 	return nil
 }
 
+// observe adds members to registers. Nobody can tell which of them are new.
+func observe(step Step, s *State, c *Change, now time.Time) {
+	r := step.Registers(c.Key)
+	if !r.Add(c.Join...) {
+		return
+	}
+	begin(s, c, step.Deleted(), now)
+	s.Value = r.Count()
+	moved(s, now)
+	step.Changed(c.Key, nil, nil, false)
+}
+
 // grow appends all[i] to some. As long as some are the first of all, it is a
 // part of all and costs nothing.
 func grow(some, all []string, i int) []string {
@@ -287,19 +310,21 @@ func grow(some, all []string, i int) []string {
 // Total adds up an Aggregate. The zero Total is ready.
 type Total struct {
 	counters int64
+	uniques  int64 // those of them that are of kind Unique
+	union    hyperloglog.Union
 	high     int64 // with low the sum, in 128 bits: a sum may leave 64 and come back
 	low      uint64
-	unique   bool
 }
 
-// Add adds a counter; one never touched is none.
+// Add adds a counter; one never touched is none. Of kind Unique its registers come
+// with Merge.
 func (t *Total) Add(s State) {
 	if s.Version == (Version{}) {
 		return
 	}
 	t.counters++
 	if s.Kind == Unique {
-		t.unique = true
+		t.uniques++
 		return
 	}
 	var carry uint64
@@ -307,11 +332,30 @@ func (t *Total) Add(s State) {
 	t.high += s.Value>>63 + int64(carry)
 }
 
-// Aggregate is the sum, or why there is none.
+// Merge adds the registers of a counter that was added.
+func (t *Total) Merge(r hyperloglog.Registers) { t.union.Merge(r) }
+
+// AddSum adds counters of which uniques are of kind Unique, and sum is that of the others.
+func (t *Total) AddSum(counters, uniques int64, sum *big.Int) {
+	t.counters += counters
+	t.uniques += uniques
+	words := new(big.Int).Add(sum, new(big.Int).Lsh(big.NewInt(t.high), 64))
+	words.Add(words, new(big.Int).SetUint64(t.low))
+	t.low = new(big.Int).And(words, new(big.Int).SetUint64(math.MaxUint64)).Uint64()
+	t.high = words.Rsh(words, 64).Int64()
+}
+
+// Mixed reports whether there are counters of kind Unique beside others, so that there is
+// neither a sum nor a union.
+func (t *Total) Mixed() bool { return t.uniques > 0 && t.uniques < t.counters }
+
+// Aggregate is the sum or the union, or why there is none.
 func (t *Total) Aggregate(prefix string) (Aggregate, error) {
 	switch value := int64(t.low); {
-	case t.unique:
-		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: "it has counters of kind unique, of which there is no sum"}
+	case t.Mixed():
+		return Aggregate{}, &Conflict{Is: ErrKind, Key: prefix + "*", Text: "it has counters of kind unique and of other kinds, of which there is neither a sum nor a union"}
+	case t.uniques > 0:
+		return Aggregate{Counters: t.counters, Value: t.union.Count()}, nil
 	case t.high != value>>63:
 		return Aggregate{}, &Conflict{Is: ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
 	default:

@@ -32,8 +32,8 @@ const (
 	Add    Verb = 1 // Delta, for a Sum or Exact
 	Adjust Verb = 2 // Delta, any but 0, for a Sum or Exact, with Reason and By
 	Reset  Verb = 3 // to 0 and no members, any kind, with Reason and By
-	Edit   Verb = 4 // members to Join and Leave, for Members; Unique: to Join
-	Delete Verb = 5 // the counter, its members and its ledger are gone
+	Edit   Verb = 4 // members to Join and Leave, for Members; for Unique to Join alone
+	Delete Verb = 5 // the counter, its members, registers and ledger are gone
 )
 
 // Change is one change of one counter.
@@ -176,7 +176,8 @@ type Ledger struct {
 	More    bool // there are newer entries
 }
 
-// Aggregate is the sum of the values of all counters with a prefix that exist.
+// Aggregate is the sum of the values of all counters with a prefix that exist, or the
+// estimate of their union when they are of kind Unique.
 type Aggregate struct {
 	Counters int64
 	Value    int64
@@ -196,7 +197,7 @@ type Reader interface {
 	Ledger(ctx context.Context, key string, after uint64, limit int) (Ledger, error)
 	// Aggregate is over the counters whose key begins with prefix, also the empty
 	// one, as all of them were at some moment of the call. A sum that leaves 64 bits
-	// is a *Conflict of ErrOverflow, Unique beside other kinds one of ErrKind.
+	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
 	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
 }
 

@@ -22,7 +22,7 @@
 --          results stop, which says why the next operation cannot be made here.
 -- Safe to repeat and to arrive late: with an identity make and decide change nothing again; a transaction
 -- is decided once; a commit takes what was prepared away. An operation without an identity is the caller's
--- to repeat or not. All is judged before the first write. O(changes).
+-- to repeat or not. All is judged before the first write, but of registers. O(changes).
 --#include counter_number.lua
 --#include counter_set.lua
 --#include counter_front.lua
@@ -149,7 +149,7 @@ elseif mode == 'decide' then
   if noted then return answer({{}}) end
 end
 
--- What is to be written, when all is judged.
+-- What is to be written, when all is judged. Registers alone are written at once.
 local ledgers, sets, ids, told, tellings = {}, {}, {}, {}, {}
 
 local function deleted(b)
@@ -267,6 +267,40 @@ local function journal(s, c, fresh)
   return journals[at].places
 end
 
+-- keepRegisters keeps the registers of a counter as the cut that is on its way has them. It is
+-- called before they change for the first time.
+local function keepRegisters(s, c)
+  if not call.front or s.kept then return end
+  s.kept = true
+  local b = s.bucket
+  if s.was and string.sub(s.was, 1, 7) == 'unique ' and redis.call('HEXISTS', b.taken, s.key) == 1 and redis.call('HEXISTS', b.shadow, s.key) == 0 then
+    redis.call('COPY', KEYS[c.registers], KEYS[c.oldregisters], 'REPLACE')
+  end
+end
+
+-- dropRegisters and observe write at once: it is certain by then that their operation is made.
+-- When Redis refuses writes it refuses the first one of a script.
+local judges = mode == 'judge' or mode == 'prepare'
+local function dropRegisters(s, c)
+  if judges then return end
+  keepRegisters(s, c)
+  redis.call('UNLINK', KEYS[c.registers])
+end
+
+-- observe adds members to registers, of which nobody can tell who is new.
+local function observe(s, c)
+  if c.leave then return refuse(s, c, 'kind', 'unique') end
+  if judges then return nil end
+  keepRegisters(s, c)
+  local names = {}
+  for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
+  if redis.call('PFADD', KEYS[c.registers], unpack(names)) == 0 then return nil end
+  begin(s, c)
+  s.value = string.format('%.0f', redis.call('PFCOUNT', KEYS[c.registers]))
+  moved(s)
+  tell(s)
+end
+
 local function make(op)
   if #op.changes == 0 then return nil end
   local c = op.changes[1]
@@ -274,7 +308,6 @@ local function make(op)
   local s = states[c.key]
   local kind = s.kind or c.kind
   if c.verb == 'reset' then
-    if kind == 'unique' then return refuse(s, c, 'kind', 'unique') end
     if s.value == '0' then return nil end
     local delta = opposite(s.value)
     if not delta then return refuse(s, c, 'overflow', 'opposite') end
@@ -283,6 +316,8 @@ local function make(op)
       set(c, true)
       journal(s, c, true)
       t.all = true
+    elseif kind == 'unique' then
+      dropRegisters(s, c)
     end
     s.value = '0'
     moved(s)
@@ -294,13 +329,16 @@ local function make(op)
     if s.kind == 'members' then
       set(c, true)
       journal(s, c, true)
+    elseif s.kind == 'unique' then
+      dropRegisters(s, c)
     end
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}
     s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries = nil, '0', nil, nil, 0, 0
     tell(s).all = true
   else
-    if kind ~= 'members' then return refuse(s, c, 'kind', kind == 'unique' and 'unique' or 'members') end
+    if kind == 'unique' then return observe(s, c) end
+    if kind ~= 'members' then return refuse(s, c, 'kind', 'members') end
     local members, size, changed = set(c), tonumber(s.value), {}
     local before = size
     for _, m in ipairs(c.join or {}) do

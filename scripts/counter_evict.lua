@@ -14,7 +14,7 @@ for _, key in ipairs(old) do
   if redis.call('HEXISTS', KEYS[4], key) + redis.call('HEXISTS', KEYS[5], key) + redis.call('HEXISTS', KEYS[3], key) == 0 then
     redis.call('ZREM', KEYS[8], key)
     redis.call('HDEL', KEYS[1], key)
-    redis.call('UNLINK', ARGV[3] .. 'm:' .. key, ARGV[3] .. 'l:' .. key)
+    redis.call('UNLINK', ARGV[3] .. 'm:' .. key, ARGV[3] .. 'r:' .. key, ARGV[3] .. 'l:' .. key)
     gone = gone + 1
   end
 end

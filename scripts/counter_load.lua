@@ -1,6 +1,6 @@
 -- counter_load.lua: say of cold counters of one bucket where their truth is.
 --
--- KEYS     the eight of the bucket; then sets and what was staged for them, named by their number
+-- KEYS     the eight of the bucket; then sets or registers and what was staged for them, named by their number
 -- ARGV[1]  the bucket's ticket, from before PostgreSQL was read
 -- ARGV[2]  JSON: [{"key":…,"state":state, "pg" or "-","set":9,"staged":10}]
 -- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since;

@@ -29,6 +29,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 )
 
 // File is the name of the file in the data directory.
@@ -39,6 +40,7 @@ const File = "counters.db"
 //	meta      format -> "1"; deleted -> 8 bytes: the highest incarnation ever deleted
 //	counters  key -> see record; its sequence numbers sets and ledgers
 //	members   8 bytes: set, member -> nothing
+//	registers 8 bytes: set -> registers, see package hyperloglog
 //	ledgers   8 bytes: ledger, 8 bytes: seq -> see appendEntry
 //	ids       16 bytes: identity -> 8 bytes: unix seconds when it is forgotten
 //	forget    8 bytes: unix seconds, 16 bytes: identity -> nothing
@@ -49,6 +51,7 @@ var (
 	metaBucket      = []byte("meta")
 	countersBucket  = []byte("counters")
 	membersBucket   = []byte("members")
+	registersBucket = []byte("registers")
 	ledgersBucket   = []byte("ledgers")
 	idsBucket       = []byte("ids")
 	forgetBucket    = []byte("forget")
@@ -143,7 +146,7 @@ func (s *Store) open() (*bbolt.DB, error) {
 // prepare refuses a file of another format, and makes what a new or an older one lacks.
 func prepare(db *bbolt.DB) error {
 	whole := true
-	names := [][]byte{countersBucket, membersBucket, ledgersBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
+	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
 	err := db.View(func(tx *bbolt.Tx) error {
 		for _, name := range names {
 			whole = whole && tx.Bucket(name) != nil
@@ -358,6 +361,7 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate, err error) {
 	err = s.view("aggregate", func(tx *bbolt.Tx) error {
 		var total counter.Total
+		registers := tx.Bucket(registersBucket)
 		c := tx.Bucket(countersBucket).Cursor()
 		for k, v := c.Seek([]byte(prefix)); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
 			var r record
@@ -365,6 +369,13 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate
 				return fmt.Errorf("counter %q: %w", k, err)
 			}
 			total.Add(r.State)
+			if r.Kind == counter.Unique {
+				u, err := r.registers(registers)
+				if err != nil {
+					return fmt.Errorf("counter %q: %w", k, err)
+				}
+				total.Merge(u)
+			}
 		}
 		a, err = total.Aggregate(prefix)
 		return err
@@ -380,7 +391,7 @@ func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 // record is a counter in the file: kind, then seven numbers of 8 bytes.
 type record struct {
 	counter.State
-	set    uint64 // its members; 0: it never had any
+	set    uint64 // its members or registers; 0: it never had any
 	ledger uint64 // 0: it never had one
 }
 
@@ -417,6 +428,14 @@ func (r *record) load(counters *bbolt.Bucket, key string) error {
 		return fmt.Errorf("counter %q: %w", key, err)
 	}
 	return nil
+}
+
+// registers are those in the file, not to be changed.
+func (r *record) registers(in *bbolt.Bucket) (hyperloglog.Registers, error) {
+	if r.set == 0 {
+		return hyperloglog.Registers{}, nil
+	}
+	return hyperloglog.Parse(in.Get(within(r.set, "")))
 }
 
 // within is the key of a thing in a set or a ledger.
@@ -461,17 +480,18 @@ type step struct {
 	records map[string]*record // what was looked at
 	before  map[string]record  // how it was; lacks what was not there
 	deleted uint64
-	was     uint64 // deleted in the file
+	was     uint64                            // deleted in the file
+	unique  map[string]*hyperloglog.Registers // what was looked at, put in the end
 	told    []counter.Told
 	fault   error // the first; the transaction is not committed then
 
-	meta, counters, members, ledgers, ids, forget, garbage *bbolt.Bucket
+	meta, counters, members, registers, ledgers, ids, forget, garbage *bbolt.Bucket
 }
 
 func (t *step) begin(tx *bbolt.Tx) {
 	t.before = map[string]record{}
 	for name, b := range map[*[]byte]**bbolt.Bucket{
-		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &ledgersBucket: &t.ledgers,
+		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
 		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
 	} {
 		*b = tx.Bucket(*name)
@@ -493,6 +513,12 @@ func (t *step) end(ops int) error {
 	for _, key := range slices.Sorted(maps.Keys(t.records)) { // neighbours share pages of the file
 		r := t.records[key]
 		before, was := t.before[key]
+		if u := t.unique[key]; u != nil && !u.Empty() && *r != before {
+			if r.set == 0 {
+				r.set = t.number()
+			}
+			t.check(t.registers.Put(within(r.set, ""), u.Bytes()))
+		}
 		switch {
 		case *r == before:
 		case r.State != counter.State{}:
@@ -568,10 +594,26 @@ func (t *step) Leave(key, member string) bool {
 	return true
 }
 
+func (t *step) Registers(key string) *hyperloglog.Registers {
+	u := t.unique[key]
+	if u == nil {
+		in, err := t.record(key).registers(t.registers)
+		t.check(err)
+		own := in.Clone()
+		u = &own
+		if t.unique == nil {
+			t.unique = map[string]*hyperloglog.Registers{}
+		}
+		t.unique[key] = u
+	}
+	return u
+}
+
 // Empty costs the same for a large set: its members are cleared away later.
 func (t *step) Empty(key string) {
 	r := t.record(key)
 	t.discard(&r.set)
+	delete(t.unique, key)
 }
 
 func (t *step) discard(id *uint64) {
@@ -610,13 +652,14 @@ func (t *step) Drop(key string, v counter.Version) {
 	r := t.record(key)
 	t.discard(&r.set)
 	t.discard(&r.ledger)
+	delete(t.unique, key)
 }
 
 func (t *step) Changed(key string, joined, left []string, all bool) {
 	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
 }
 
-// clear forgets identities whose day is over, and takes away members and
+// clear forgets identities whose day is over, and takes away members, registers and
 // entries that are no counter's, a bounded number of each.
 func (t *step) clear(identities int) {
 	c := t.forget.Cursor()
@@ -638,7 +681,7 @@ func (t *step) clear(identities int) {
 			return
 		}
 		id = bytes.Clone(id)
-		for _, b := range []*bbolt.Bucket{t.members, t.ledgers} {
+		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers} {
 			c := b.Cursor()
 			for k, _ := c.Seek(id); bytes.HasPrefix(k, id) && left > 0; k, _ = c.Seek(id) {
 				t.check(c.Delete())

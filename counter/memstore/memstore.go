@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -43,6 +44,7 @@ var _ counter.Store = (*Store)(nil)
 type record struct {
 	counter.State
 	members map[string]struct{}
+	unique  *hyperloglog.Registers
 	ledger  []counter.Entry // oldest first
 }
 
@@ -172,6 +174,9 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, 
 	for key, r := range s.counters {
 		if strings.HasPrefix(key, prefix) {
 			total.Add(r.State)
+			if r.unique != nil {
+				total.Merge(*r.unique)
+			}
 		}
 	}
 	return total.Aggregate(prefix)
@@ -234,7 +239,18 @@ func (t *step) Leave(key, member string) bool {
 	return true
 }
 
-func (t *step) Empty(key string) { t.record(key).members = nil }
+func (t *step) Registers(key string) *hyperloglog.Registers {
+	r := t.record(key)
+	if r.unique == nil {
+		r.unique = &hyperloglog.Registers{}
+	}
+	return r.unique
+}
+
+func (t *step) Empty(key string) {
+	r := t.record(key)
+	r.members, r.unique = nil, nil
+}
 
 // Enter also drops what has been kept long enough.
 func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
@@ -252,7 +268,7 @@ func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 func (t *step) Drop(key string, v counter.Version) {
 	t.store.deleted = max(t.store.deleted, v.Incarnation)
 	r := t.record(key)
-	r.members, r.ledger = nil, nil
+	r.members, r.unique, r.ledger = nil, nil, nil
 	t.fresh = append(t.fresh, key) // its State is zero in the end
 }
 

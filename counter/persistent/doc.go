@@ -6,8 +6,8 @@
 // Redis decides where the truth of a counter is. Each counter that was touched has a
 // field in its bucket in Redis:
 //
-//   - a state: the counter is hot. Its truth is there, and PostgreSQL gets it later. Sums and
-//     members are hot.
+//   - a state: the counter is hot. Its truth is there, and PostgreSQL gets it later. Sums,
+//     members and uniques are hot.
 //   - "pg": its truth is its row in PostgreSQL. Exact counters are there.
 //   - "-": it does not exist.
 //   - no field: it is cold. Its truth is its row, and nobody may change it before a field
@@ -24,8 +24,8 @@
 // What is hot is persisted in cuts. A change notes its counter as dirty, the names of
 // members that moved, and its identity. A cut sets all that aside, in all buckets at once,
 // and begins the next epoch; who then changes a counter that was set aside keeps its
-// state of the cut beside it. So what is persisted is the state of all counters at one moment,
-// while changes go on. It goes into PostgreSQL in one transaction, with members, resets,
+// state of the cut beside it, of a unique with its registers. So what is persisted is the state of all counters at one moment,
+// while changes go on. It goes into PostgreSQL in one transaction, with members, registers, resets,
 // ledger entries, identities and the number of the epoch, one row for each counter that
 // changed; then Redis forgets what was set aside. PostgreSQL thus holds a moment of the
 // past with every operation whole or not at all. On a Cluster the buckets are cut one

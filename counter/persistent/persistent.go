@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/big"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -584,29 +583,17 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 
 // Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	var hot map[string]counter.State
-	freeze := func(moment func() error) ([]string, error) {
-		frozen := func() error {
-			return s.redis.Frozen(ctx, prefix, func(states map[string]counter.State) error {
-				hot = states
-				return moment()
-			})
-		}
-		err := frozen()
-		if errors.Is(err, redisstore.ErrLost) {
-			return nil, err
-		}
-		keys := make([]string, 0, len(hot))
-		for key := range hot {
-			keys = append(keys, key)
-		}
-		return keys, err
+	freeze := func(moment func() error) (total *counter.Total, hot []string, err error) {
+		err = s.redis.Frozen(ctx, prefix, func(keys []string, is *counter.Total) error {
+			hot, total = keys, is
+			return moment()
+		})
+		return total, hot, err
 	}
-	var counters int64
-	var sum *big.Int
+	var total *counter.Total
 	var err error
 	for range 2 {
-		if counters, sum, err = s.pg.AggregateBut(ctx, prefix, freeze); !errors.Is(err, redisstore.ErrLost) {
+		if total, err = s.pg.AggregateBut(ctx, prefix, freeze); !errors.Is(err, redisstore.ErrLost) {
 			break
 		}
 		if fault := s.heal(ctx); fault != nil {
@@ -614,22 +601,10 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 			break
 		}
 	}
-	if conflict := (*counter.Conflict)(nil); errors.As(err, &conflict) {
-		return counter.Aggregate{}, conflict
-	}
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("persistent: aggregate %q: %w", prefix, unavailable(err))
 	}
-	for _, st := range hot {
-		if st.Version != (counter.Version{}) {
-			counters++
-			sum.Add(sum, big.NewInt(st.Value))
-		}
-	}
-	if !sum.IsInt64() {
-		return counter.Aggregate{}, &counter.Conflict{Is: counter.ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
-	}
-	return counter.Aggregate{Counters: counters, Value: sum.Int64()}, nil
+	return total.Aggregate(prefix)
 }
 
 // Watch is as counter.Feed says: Redis tells of hot counters, PostgreSQL of exact ones.

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
 )
@@ -286,6 +287,17 @@ func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counte
 			}
 			if st.Kind != counter.Members {
 				return redisstore.ErrMoved
+			}
+		case st.Kind == counter.Unique:
+			var registers hyperloglog.Registers
+			if st, registers, err = s.pg.Registers(ctx, key); err != nil {
+				return err
+			}
+			if st.Kind != counter.Unique {
+				return redisstore.ErrMoved
+			}
+			if e.Staged, err = s.redis.StageRegisters(ctx, key, registers); err != nil {
+				return err
 			}
 		}
 		if e.Way == redisstore.Hot {

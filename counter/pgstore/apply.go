@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 )
 
 const (
@@ -30,6 +31,8 @@ const (
 		from unnest($1::text[], $2::text[]) u (key, member)
 		join headcount_counters c on c.key = u.key
 		join headcount_members m on m.set_id = c.set_id and m.member = u.member`
+	readRegisters = `select c.key, r.registers
+		from headcount_counters c join headcount_registers r on r.set_id = c.set_id where c.key = any($1::text[])`
 	// claimIdentities returns those that are new; one whose day is over is new again.
 	claimIdentities = `insert into headcount_identities as i (id, until)
 		select id, ` + now + ` + $2 from unnest($1::uuid[]) id order by id
@@ -45,7 +48,9 @@ const (
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
 	// A cut names who is a member now; one who left and came back since the cut before is one already.
-	insertMembers = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[]) on conflict do nothing`
+	insertMembers  = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[]) on conflict do nothing`
+	writeRegisters = `insert into headcount_registers (set_id, registers) select * from unnest($1::bigint[], $2::bytea[])
+		on conflict (set_id) do update set registers = excluded.registers`
 	deleteMembers = `delete from headcount_members m using unnest($1::bigint[], $2::text[]) u (set_id, member)
 		where m.set_id = u.set_id and m.member = u.member`
 	insertEntries = `insert into headcount_ledger (ledger_id, seq, at, delta, before, op, reason, author)
@@ -105,7 +110,7 @@ func (s *Store) publish(w *step) {
 // record is a row of headcount_counters.
 type record struct {
 	counter.State
-	set    int64 // 0: it never had any
+	set    int64 // its members or registers; 0: it never had any
 	ledger int64 // 0: it never had one
 	kept   int64 // how long entries of the ledger are kept, milliseconds
 }
@@ -116,6 +121,7 @@ type row struct {
 	was     record          // as the table has it
 	had     map[string]bool // of the members that are named: which were in the set was.set
 	members map[string]bool // which are in the set now
+	unique  hyperloglog.Registers
 	entries []counter.Entry // of the ledger, not written yet
 }
 
@@ -129,6 +135,7 @@ type step struct {
 	keys       []string
 	edited     []string // with asked: pairs of key and member
 	asked      []string
+	observed   []string // counters whose registers may be asked for
 	identities [][16]byte
 
 	records    map[string]*row
@@ -173,6 +180,9 @@ func (s *Store) newStep(ops []counter.Op) *step {
 			c := &op.Changes[j]
 			if w.records[c.Key] == nil {
 				w.records[c.Key] = &row{}
+			}
+			if c.Verb == counter.Edit {
+				w.observed = append(w.observed, c.Key)
 			}
 			for _, members := range [...][]string{c.Join, c.Leave} {
 				for _, m := range members {
@@ -232,6 +242,18 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 				}
 				row.had[member], row.members[member] = true, true
 				return nil
+			})
+			return err
+		})
+	}
+	if len(w.observed) > 0 {
+		b.Queue(readRegisters, w.observed).Query(func(rows pgx.Rows) error {
+			var key string
+			var bytes []byte
+			_, err := pgx.ForEachRow(rows, []any{&key, &bytes}, func() (err error) {
+				w.records[key].unique, err = parseRegisters(bytes)
+				bytes = nil // they are the row's now
+				return err
 			})
 			return err
 		})
@@ -317,14 +339,30 @@ func (w *step) write(ctx context.Context, c *pgxpool.Conn) error {
 	return c.SendBatch(ctx, b).Close()
 }
 
+// parseRegisters reads registers of a row.
+func parseRegisters(bytes []byte) (hyperloglog.Registers, error) {
+	r, err := hyperloglog.Parse(bytes)
+	if err != nil {
+		err = callers{fmt.Errorf("registers in a row: %w", err)}
+	}
+	return r, err
+}
+
 // queueWrites writes what has changed.
 func (w *step) queueWrites(b *pgx.Batch) {
 	var rows columns
+	var uniques registerColumns
 	var gone []string
 	var joined, left pairs
 	var entries entryColumns
 	for _, key := range w.keys {
 		r := w.records[key]
+		if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
+			if r.set == 0 {
+				r.set = w.id()
+			}
+			uniques.set, uniques.registers = append(uniques.set, r.set), append(uniques.registers, r.unique.Bytes())
+		}
 		switch {
 		case r.State == (counter.State{}):
 			gone = append(gone, key) // also one that was made by lockRows and is not needed
@@ -360,6 +398,9 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	}
 	if len(joined.id) > 0 {
 		b.Queue(insertMembers, joined.id, joined.name)
+	}
+	if len(uniques.set) > 0 {
+		b.Queue(writeRegisters, uniques.set, uniques.registers)
 	}
 	if len(entries.id) > 0 {
 		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
@@ -397,6 +438,10 @@ type (
 	pairs struct {
 		id   []int64
 		name []string
+	}
+	registerColumns struct {
+		set       []int64
+		registers [][]byte
 	}
 	entryColumns struct {
 		id, seq, at, delta, before []int64
@@ -461,11 +506,13 @@ func (w *step) Leave(key, member string) bool {
 	return true
 }
 
+func (w *step) Registers(key string) *hyperloglog.Registers { return &w.records[key].unique }
+
 // Empty costs the same for a large set: its members are swept away later.
 func (w *step) Empty(key string) {
 	r := w.records[key]
 	w.discard(r.set, r.was.set)
-	r.set, r.members = 0, nil
+	r.set, r.members, r.unique = 0, nil, hyperloglog.Registers{}
 }
 
 // discard has the set or ledger id swept away, when the tables have any of it.
@@ -511,7 +558,7 @@ func (w *step) Drop(key string, v counter.Version) {
 	r := w.records[key]
 	w.discard(r.set, r.was.set)
 	w.discard(r.ledger, r.was.ledger)
-	r.set, r.members, r.ledger, r.kept, r.entries = 0, nil, 0, 0, nil
+	r.set, r.members, r.unique, r.ledger, r.kept, r.entries = 0, nil, hyperloglog.Registers{}, 0, 0, nil
 }
 
 func (w *step) Changed(key string, joined, left []string, all bool) {

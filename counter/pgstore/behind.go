@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/big"
 	"slices"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 )
 
 // This file is for package persistent, which says what stands in front.
@@ -26,14 +26,16 @@ const (
 
 	// lockFront is for who persists, skipFront for who would do so at the same time.
 	// Operations share the row's key meanwhile; a new generation waits for all of them.
-	skipFront      = `select generation, epoch from headcount_front for no key update skip locked`
-	lockFront      = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta for update of headcount_front`
-	writeFront     = `update headcount_front set generation = $1, epoch = $2`
-	writeEpoch     = `update headcount_front set epoch = $1`
-	readMade       = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
+	skipFront  = `select generation, epoch from headcount_front for no key update skip locked`
+	lockFront  = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta for update of headcount_front`
+	writeFront = `update headcount_front set generation = $1, epoch = $2`
+	writeEpoch = `update headcount_front set epoch = $1`
+	readMade   = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
+	readUnique = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, r.registers
+		from headcount_counters c left join headcount_registers r on r.set_id = c.set_id where c.key = $1`
 	memberPage     = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
 	readFrontEpoch = `select epoch from headcount_front`
-	readPart       = `select count(*), coalesce(sum(value), 0)::text from headcount_counters where key = any($1::text[]) and key >= $2 and key <= $3`
+	readPart       = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text from headcount_counters where key = any($1::text[]) and key >= $2 and key <= $3`
 	repeatable     = "begin isolation level repeatable read read only"
 	setPage        = 5000 // members of one page of a set
 	partPage       = 5000 // counters of one statement of an aggregate
@@ -193,6 +195,31 @@ func (s *Store) Rows(ctx context.Context, keys []string) (map[string]counter.Sta
 		return nil, fmt.Errorf("pgstore: read: %w", err)
 	}
 	return out, nil
+}
+
+// Registers reads a counter with its registers.
+func (s *Store) Registers(ctx context.Context, key string) (st counter.State, registers hyperloglog.Registers, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		var r record
+		var bytes []byte
+		rows, err := c.Query(ctx, readUnique, key)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := r.scan(rows, &key, &bytes); err != nil {
+				return err
+			}
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		st = r.State
+		registers, err = parseRegisters(bytes)
+		return err
+	})
+	return st, registers, err
 }
 
 // Set calls each with the members of a counter, a page at a time, and returns its state of
@@ -395,9 +422,10 @@ func (w *step) put(cut *counter.Cut) bool {
 	if cut.State == (counter.State{}) {
 		return true
 	}
-	if cut.Emptied && r.set != 0 {
+	if (cut.Emptied || r.Kind == counter.Unique && cut.Registers.Empty()) && r.set != 0 {
 		w.Empty(cut.Key)
 	}
+	r.unique = cut.Registers
 	if len(cut.Joined) > 0 && r.set == 0 {
 		r.set = w.id()
 	}
@@ -414,17 +442,15 @@ func (w *step) put(cut *counter.Cut) bool {
 	return true
 }
 
-// AggregateBut adds up the counters with prefix but those that freeze returns, as they
-// are at the moment in which freeze calls moment for the last time. freeze calls it at least once.
-func (s *Store) AggregateBut(ctx context.Context, prefix string, freeze func(moment func() error) (but []string, err error)) (counters int64, sum *big.Int, err error) {
+// AggregateBut adds the counters with prefix to the total that freeze returns, but those that
+// freeze names, as they are at the moment in which freeze calls moment for the last time.
+// freeze calls it at least once.
+func (s *Store) AggregateBut(ctx context.Context, prefix string, freeze func(moment func() error) (total *counter.Total, but []string, err error)) (total *counter.Total, err error) {
 	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
-		var text string
-		var unique bool
-		scan := func(n *int64, more ...any) func(pgx.Row) error {
-			return func(row pgx.Row) error { return row.Scan(append([]any{n, &text}, more...)...) }
-		}
 		open, failed := false, error(nil)
-		but, err := freeze(func() error {
+		var but []string
+		var err error
+		total, but, err = freeze(func() error {
 			b := &pgx.Batch{}
 			if open {
 				b.Queue("rollback")
@@ -441,27 +467,14 @@ func (s *Store) AggregateBut(ctx context.Context, prefix string, freeze func(mom
 		if err != nil {
 			return err
 		}
-		b := &pgx.Batch{}
-		b.Queue(allowScan)
-		b.Queue(readSum, prefix, prefix+afterAll, int16(counter.Unique)).QueryRow(scan(&counters, &unique))
-		if err := c.SendBatch(ctx, b).Close(); err != nil {
+		if _, err := c.Exec(ctx, allowScan); err != nil {
 			return err
 		}
-		if unique {
-			return callers{&counter.Conflict{Is: counter.ErrKind, Key: prefix + "*", Text: "it has counters of kind unique, of which there is no sum"}}
-		}
-		sum, _ = new(big.Int).SetString(text, 10)
-		for some := range slices.Chunk(but, partPage) {
-			var n int64
-			if err := scan(&n)(c.QueryRow(ctx, readPart, some, prefix, prefix+afterAll)); err != nil {
-				return err
-			}
-			part, _ := new(big.Int).SetString(text, 10)
-			counters -= n
-			sum.Sub(sum, part)
+		if err := sum(ctx, c, prefix, but, total); err != nil {
+			return err
 		}
 		_, err = c.Exec(ctx, "commit")
 		return err
 	})
-	return counters, sum, err
+	return total, err
 }

@@ -36,6 +36,10 @@
 //     has a number of its own and not the counter's key: a row is a number and a
 //     name, and a reset gives the counter a new number, however large the set was.
 //     That a member is in a set, and whether it was, is one look into the index.
+//   - headcount_registers has a row for each counter of kind unique, under the number
+//     of its set: few members are a few bytes in the row, many are 12 KB beside it. An
+//     add reads all registers of its counter, and writes them when one has changed,
+//     which happens the less the more members there are.
 //   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
 //     how it is read and how its oldest entries are found. Its pages are written at
 //     the end, its index within each ledger at the end.

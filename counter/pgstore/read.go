@@ -2,10 +2,10 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"strconv"
+	"math/big"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,8 +26,10 @@ const (
 		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
 	// A range of the key's index is all keys with a prefix: no key is longer than
 	// MaxKeyLength, and no character is greater than the one repeated.
-	readSum = `select count(*), coalesce(sum(value), 0)::text, coalesce(bool_or(kind = $3), false)
+	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
 		from headcount_counters where key >= $1 and key <= $2`
+	readUnions = `select c.key, r.registers from headcount_counters c join headcount_registers r on r.set_id = c.set_id
+		where c.key >= $1 and c.key <= $2 and c.kind = 4`
 	// An aggregate is the one statement that may be better off reading all.
 	allowScan = `select set_config('enable_seqscan', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)`
 )
@@ -128,33 +130,79 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 	return page, nil
 }
 
+// sum adds the counters with prefix, but those of but, to total, and when that is a union
+// their registers. It is called in a transaction that is of one moment.
+func sum(ctx context.Context, c *pgxpool.Conn, prefix string, but []string, total *counter.Total) error {
+	var counters, uniques int64
+	value := new(big.Int)
+	add := func(row pgx.Row, sign int64) error {
+		var n, u int64
+		var text string
+		if err := row.Scan(&n, &u, &text); err != nil {
+			return err
+		}
+		part, ok := new(big.Int).SetString(text, 10)
+		if !ok { // a number always is one
+			panic(text)
+		}
+		counters, uniques = counters+sign*n, uniques+sign*u
+		value.Add(value, part.Mul(part, big.NewInt(sign)))
+		return nil
+	}
+	if err := add(c.QueryRow(ctx, readSum, prefix, prefix+afterAll), 1); err != nil {
+		return err
+	}
+	for some := range slices.Chunk(but, partPage) {
+		if err := add(c.QueryRow(ctx, readPart, some, prefix, prefix+afterAll), -1); err != nil {
+			return err
+		}
+	}
+	total.AddSum(counters, uniques, value)
+	if uniques == 0 || total.Mixed() {
+		return nil
+	}
+	without := make(map[string]struct{}, len(but))
+	for _, key := range but {
+		without[key] = struct{}{}
+	}
+	rows, err := c.Query(ctx, readUnions, prefix, prefix+afterAll)
+	if err != nil {
+		return err
+	}
+	var key string
+	var registers []byte
+	_, err = pgx.ForEachRow(rows, []any{&key, &registers}, func() error {
+		if _, ok := without[key]; ok {
+			return nil
+		}
+		r, err := parseRegisters(registers)
+		total.Merge(r)
+		return err
+	})
+	return err
+}
+
 // Aggregate is as counter.Reader says. It reads each counter with the prefix
 // once; writes go on meanwhile.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	var a counter.Aggregate
-	var sum string
-	var unique bool
-	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+	var total counter.Total
+	err := s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
 		b := &pgx.Batch{}
-		b.Queue("begin isolation level read committed read only")
+		b.Queue(repeatable)
 		b.Queue(allowScan)
-		b.Queue(readSum, prefix, prefix+afterAll, int16(counter.Unique)).QueryRow(func(row pgx.Row) error { return row.Scan(&a.Counters, &sum, &unique) })
-		b.Queue("commit")
-		return c.SendBatch(ctx, b).Close()
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		if err := sum(ctx, c, prefix, nil, &total); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, "commit")
+		return err
 	})
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("pgstore: aggregate of %q: %w", prefix, err)
 	}
-	a.Value, err = strconv.ParseInt(sum, 10, 64)
-	switch {
-	case unique:
-		return counter.Aggregate{}, &counter.Conflict{Is: counter.ErrKind, Key: prefix + "*", Text: "it has counters of kind unique, of which there is no sum"}
-	case errors.Is(err, strconv.ErrRange):
-		return counter.Aggregate{}, &counter.Conflict{Is: counter.ErrOverflow, Key: prefix + "*", Text: "the sum does not fit 64 bits"}
-	case err != nil:
-		return counter.Aggregate{}, fmt.Errorf("pgstore: aggregate of %q: %w: %w", prefix, counter.ErrUnavailable, err)
-	}
-	return a, nil
+	return total.Aggregate(prefix)
 }
 
 // cache remembers counters for reads that may lag, and for those that come

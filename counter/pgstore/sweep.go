@@ -21,8 +21,9 @@ const (
 		select ctid from headcount_identities where until <= ` + now + ` order by until limit $1 for update skip locked))`
 	sweepTransactions = `delete from headcount_transactions where ctid = any(array(
 		select ctid from headcount_transactions where at <= ` + now + ` - $2 order by at limit $1 for update skip locked))`
-	nextSweep    = `select id, kept, garbage, ` + now + ` from headcount_sweeps where due <= ` + now + ` order by due limit 1 for update skip locked`
-	sweepMembers = `delete from headcount_members where ctid = any(array(select ctid from headcount_members where set_id = $1 limit $2))`
+	nextSweep      = `select id, kept, garbage, ` + now + ` from headcount_sweeps where due <= ` + now + ` order by due limit 1 for update skip locked`
+	sweepMembers   = `delete from headcount_members where ctid = any(array(select ctid from headcount_members where set_id = $1 limit $2))`
+	sweepRegisters = `delete from headcount_registers where set_id = $1`
 	// Entries go in order: those after one that is young enough are younger.
 	sweepEntries = `delete from headcount_ledger where ctid = any(array(
 		select ctid from (select ctid, at from headcount_ledger where ledger_id = $1 order by seq limit $2) oldest where at <= $3))`
@@ -101,6 +102,9 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 			return false, err
 		}
 		gone = max(gone, tag.RowsAffected())
+		if _, err = tx.Exec(ctx, sweepRegisters, id); err != nil {
+			return false, err
+		}
 	}
 	if gone < sweepRows {
 		if garbage {

@@ -54,6 +54,9 @@ type (
 		By      string   `json:"by,omitempty"`
 		Moved   []int    `json:"moved,omitempty"` // numbers of the keys of what became of members, by epoch
 		Old     int      `json:"old,omitempty"`   // number of the key of a ledger that a cut needs
+
+		Registers    int `json:"registers,omitempty"`    // number of the key of registers
+		OldRegisters int `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
 	}
 	outcome struct {
 		Busy    *string           `json:"busy"`
@@ -144,7 +147,9 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 	}
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		out.Set = g.names.key(membersKey(b, c.Key))
+		out.Registers = g.names.key(registersKey(b, c.Key))
 		if g.call.Front {
+			out.OldRegisters = g.names.key(oldRegistersKey(b, c.Key))
 			out.Moved = []int{g.names.key(movedKey(b, 0, c.Key)), g.names.key(movedKey(b, 1, c.Key))}
 			out.Old = g.names.key(oldLedgerKey(b, c.Key))
 		}
@@ -395,8 +400,8 @@ func (m made) conflict(op *counter.Op) error {
 		why := map[string]string{
 			"number":  "only a sum or an exact counter is moved by numbers",
 			"merged":  "its changes are made one by one",
-			"unique":  "registers are not kept yet",
-			"members": "only a counter of kind members has members",
+			"unique":  "it does not know its members, they are only added",
+			"members": "only a counter of kind members or unique has members",
 		}[m.Detail]
 		out.Is, out.Text = counter.ErrKind, "it is of kind "+m.Kind+"; "+why
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 	"headcount/redisconn"
 	"headcount/scripts"
 )
@@ -30,7 +31,8 @@ import (
 //	hc:{n5}:a       zset: when counters were touched
 //	hc:{n5}:p1:KEY, p2:KEY  hash: members that moved, in epochs of even and of odd number
 //	hc:{n5}:o:KEY   stream: ledger of the cut, of a counter that was deleted since
-//	hc:{n5}:y:ID    hash: a set that is being loaded
+//	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
+//	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
 // and the state of a counter is "pg" when its truth is behind, "-" when it does not exist.
 
@@ -82,9 +84,10 @@ func bucketKeys(b int, front bool) []string {
 	return keys
 }
 
-func takenIdentitiesKey(b int) string       { return tag(b) + "u" }
-func oldLedgerKey(b int, key string) string { return tag(b) + "o:" + key }
-func stagedKey(b int, id string) string     { return tag(b) + "y:" + id }
+func takenIdentitiesKey(b int) string          { return tag(b) + "u" }
+func oldLedgerKey(b int, key string) string    { return tag(b) + "o:" + key }
+func oldRegistersKey(b int, key string) string { return tag(b) + "q:" + key }
+func stagedKey(b int, id string) string        { return tag(b) + "y:" + id }
 func movedKey(b int, e uint64, key string) string {
 	return tag(b) + "p" + strconv.FormatUint(e%2+1, 10) + ":" + key
 }
@@ -315,11 +318,11 @@ func parseEntries(reply any) ([]counter.Entry, error) {
 	return out, nil
 }
 
-// Frozen calls then while all buckets are held still, with the values of counters with
-// prefix that are hot; one that does not exist is a zero State. It may be called more
-// than once; the last one holds.
-func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot map[string]counter.State) error) error {
-	return s.frozen(ctx, prefix, func(states map[string]string) error {
+// Frozen calls then while all buckets are held still, with the counters with prefix that are
+// hot, also those that do not exist, and their total. It may be called more than once; the last
+// one holds.
+func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot []string, total *counter.Total) error) error {
+	return s.frozen(ctx, prefix, func(states map[string]string, hold func() error) error {
 		// A bucket that has lost its memory holds still, too, and has no counters.
 		all, err := s.Status(ctx)
 		if err != nil {
@@ -330,16 +333,19 @@ func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot map[str
 				return ErrLost
 			}
 		}
-		hot := make(map[string]counter.State, len(states))
+		hot := make([]string, 0, len(states))
 		for key, text := range states {
 			if text == behindState {
+				delete(states, key)
 				continue
 			}
-			if _, hot[key], err = parseState(key, text); err != nil {
-				return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-			}
+			hot = append(hot, key)
 		}
-		return then(hot)
+		total, err := s.add(ctx, states, hold)
+		if err != nil {
+			return err
+		}
+		return then(hot, total)
 	})
 }
 
@@ -457,7 +463,7 @@ type Entry struct {
 	Key   string
 	Way   Way           // Hot, Pg
 	State counter.State // of a hot one; zero: it does not exist
-	// Staged is from Stage, of a set that is not empty.
+	// Staged is from Stage or StageRegisters, of a set that is not empty.
 	Staged string
 }
 
@@ -483,7 +489,11 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 			out.State = formatState(e.State)
 		}
 		if e.Staged != "" {
-			keys[b] = append(keys[b], membersKey(b, e.Key), stagedKey(b, e.Staged))
+			to := membersKey(b, e.Key)
+			if e.State.Kind == counter.Unique {
+				to = registersKey(b, e.Key)
+			}
+			keys[b] = append(keys[b], to, stagedKey(b, e.Staged))
 			out.Set, out.Staged = len(keys[b])-1, len(keys[b])
 		}
 		by[b] = append(by[b], out)
@@ -530,6 +540,18 @@ func (s *Store) Stage(ctx context.Context, key, staged string, before int, membe
 		before += len(some)
 	}
 	return staged, nil
+}
+
+// StageRegisters puts registers of key aside for Load.
+func (s *Store) StageRegisters(ctx context.Context, key string, registers hyperloglog.Registers) (staged string, err error) {
+	if registers.Empty() {
+		return "", nil
+	}
+	staged = rand.Text()
+	return staged, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		return c.Set(ctx, stagedKey(bucketOf(key), staged), registers.Bytes(), stagedFor).Err()
+	})
 }
 
 func formatState(st counter.State) string {
@@ -672,7 +694,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[5]}}
 	for _, key := range keys {
-		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key))
+		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), registersKey(b, key), oldRegistersKey(b, key))
 		cl.Args = append(cl.Args, key)
 	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
@@ -685,7 +707,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	out := make([]counter.Cut, len(keys))
 	for i, key := range keys {
 		row, _ := rows[i].([]any)
-		if len(row) != 3 {
+		if len(row) != 4 {
 			return nil, errReplied()
 		}
 		t := counter.Cut{Key: key, Dropped: flags[key] == "x"}
@@ -696,6 +718,10 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 		}
 		if t.Entries, err = parseEntries(row[1]); err != nil {
 			return nil, err
+		}
+		registers, _ := row[3].(string)
+		if t.Registers, err = hyperloglog.Parse([]byte(registers)); err != nil {
+			return nil, fmt.Errorf("%w: registers of %q: %w", counter.ErrUnavailable, key, err)
 		}
 		if row[2] != int64(0) {
 			var places map[string]string
@@ -732,7 +758,7 @@ func (s *Store) Done(ctx context.Context, epoch uint64) error {
 				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)}, Args: []any{strconv.FormatUint(epoch, 10)},
 			}
 			for _, key := range keys {
-				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key))
+				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), oldRegistersKey(b, key))
 				cl.Args = append(cl.Args, key)
 			}
 			return s.conn.Run(ctx, []*redisconn.Call{cl})

@@ -10,7 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 	"headcount/presence/redistest"
 )
 
@@ -274,4 +277,70 @@ func commands(b testing.TB, server *redistest.Server) string {
 	_, rest, _ := strings.Cut(server.Do(b, "INFO", "commandstats").(string), "cmdstat_evalsha:calls=")
 	calls, _, _ := strings.Cut(rest, ",")
 	return calls
+}
+
+// TestRegistersAreRedisOwn: Redis and package hyperloglog add to the same bytes and count the same,
+// sparse and dense.
+func TestRegistersAreRedisOwn(t *testing.T) {
+	server := redistest.Single(t)
+	client := redis.NewClient(mustURL(t, server.URL()))
+	t.Cleanup(func() { client.Close() })
+	for _, size := range []int{1, 50, 700, 5000} {
+		members, theirs, ours := make([]string, size), make([]any, size), hyperloglog.Registers{}
+		for i := range members {
+			members[i] = fmt.Sprint("a member with a name of ", strings.Repeat("x", i%9), i)
+			theirs[i] = members[i]
+		}
+		ours.Add(members...)
+		client.Del(t.Context(), "theirs")
+		text, err := client.PFAdd(t.Context(), "theirs", theirs...).Uint64()
+		if err != nil || text != 1 {
+			t.Fatal(text, err)
+		}
+		bytes, err := client.Get(t.Context(), "theirs").Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := hyperloglog.Parse(bytes)
+		if err != nil || read.Count() != ours.Count() || read.Add(members...) {
+			t.Errorf("%d members: Redis' registers count %d, ours %d, %v", size, read.Count(), ours.Count(), err)
+		}
+		if err := client.Set(t.Context(), "ours", ours.Bytes(), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := client.PFCount(t.Context(), "ours").Result(); err != nil || n != ours.Count() {
+			t.Errorf("%d members: Redis counts %d in ours, we %d, %v", size, n, ours.Count(), err)
+		}
+		if changed, err := client.PFAdd(t.Context(), "ours", theirs...).Result(); err != nil || changed != 0 {
+			t.Errorf("%d members: Redis adds what is in ours: %d, %v", size, changed, err)
+		}
+	}
+}
+
+func mustURL(t testing.TB, url string) *redis.Options {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// TestAFewUniquesAreSmall: a counter of few members costs no 12 KB.
+func TestAFewUniquesAreSmall(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	visitors := &counter.Rule{Match: "*", Kind: counter.Unique}
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: visitors, Verb: counter.Edit, Join: []string{"a", "b", "c"}}}}})[0]; r.Err != nil || r.Counters[0].Value != 3 {
+		t.Fatalf("%+v", r)
+	}
+	if n := server.Do(t, "MEMORY", "USAGE", registersKey(bucketOf("v"), "v")).(int64); n > 200 {
+		t.Errorf("three members cost %d bytes", n)
+	}
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: visitors, Verb: counter.Delete}}}})[0]; r.Err != nil {
+		t.Fatalf("%+v", r)
+	}
+	if n := server.Do(t, "EXISTS", registersKey(bucketOf("v"), "v")); n != int64(0) {
+		t.Error("the registers are there after a DELETE")
+	}
 }

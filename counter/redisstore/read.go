@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 	"headcount/redisconn"
 	"headcount/scripts"
 )
@@ -20,6 +23,8 @@ import (
 const (
 	freezeFor = 2 * time.Second // how long a bucket is held still, unless that is renewed
 	scanCount = 1000            // counters in one step of an aggregate
+
+	unionAtOnce = 100 // registers in one step of an aggregate, of 12 KB each
 )
 
 // reading is what counter_read.lua is given.
@@ -204,16 +209,9 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 
 func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total *counter.Total
-	err := s.frozen(ctx, prefix, func(states map[string]string) error {
-		total = &counter.Total{}
-		for key, text := range states {
-			_, st, err := parseState(key, text)
-			if err != nil {
-				return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-			}
-			total.Add(st)
-		}
-		return nil
+	err := s.frozen(ctx, prefix, func(states map[string]string, hold func() error) (err error) {
+		total, err = s.add(ctx, states, hold)
+		return err
 	})
 	if err != nil {
 		return counter.Aggregate{}, err
@@ -221,9 +219,63 @@ func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
+// add adds up counters, while hold holds them still.
+func (s *Store) add(ctx context.Context, states map[string]string, hold func() error) (*counter.Total, error) {
+	total := &counter.Total{}
+	var uniques []string
+	for key, text := range states {
+		_, st, err := parseState(key, text)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		total.Add(st)
+		if st.Kind == counter.Unique {
+			uniques = append(uniques, key)
+		}
+	}
+	if total.Mixed() {
+		return total, nil // there is no union
+	}
+	for some := range slices.Chunk(uniques, unionAtOnce) {
+		if err := hold(); err != nil {
+			return nil, err
+		}
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+			pipe := c.Pipeline()
+			texts := make([]*redis.StringCmd, len(some))
+			for i, key := range some {
+				texts[i] = pipe.Get(ctx, registersKey(bucketOf(key), key))
+			}
+			s.conn.Metrics.Commands.Add(float64(len(texts)))
+			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+			for i, cmd := range texts {
+				text, err := cmd.Bytes()
+				if errors.Is(err, redis.Nil) {
+					continue // after a reset
+				}
+				if err != nil {
+					return err
+				}
+				r, err := hyperloglog.Parse(text)
+				if err != nil {
+					return fmt.Errorf("%q: %w", some[i], err)
+				}
+				total.Merge(r)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return total, nil
+}
+
 // frozen calls then with the states of all counters with prefix while all buckets are held
-// still, anew when they were not to the end.
-func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[string]string) error) error {
+// still, anew when they were not to the end. Then calls hold from time to time.
+func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[string]string, hold func() error) error) error {
 	if err := s.open(); err != nil {
 		return err
 	}
@@ -238,7 +290,15 @@ func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[
 	for {
 		states, right, err := s.total(ctx, id, prefix)
 		if err == nil && right {
-			err = then(states)
+			held := time.Now()
+			err = then(states, func() error {
+				if time.Since(held) < freezeFor/4 {
+					return nil
+				}
+				held = time.Now()
+				_, _, err := s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
+				return err
+			})
 		}
 		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
 			right = false // a bucket may have moved before its end

@@ -17,6 +17,7 @@
 //	hc:{n5}:k       hash: counters that a transaction has locked: transaction home since
 //	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
+//	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
 //	hc:{n5}:i:ID    string: an identity, for a day
 //	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
 //	hc:{n5}:n/0     channel of the bucket, with the number of the database
@@ -28,6 +29,11 @@
 // two of a million members share them has a chance of one in 4*10^13; who looks for
 // two such names on purpose has to try 2^42 names, and makes one of two members of
 // his own. Names are only published, to those who watch.
+//
+// # Registers
+//
+// A unique is a HyperLogLog of Redis' own: PFADD says whether an add changed a register, PFCOUNT
+// is the value, which is kept in the state like any other. Package hyperloglog reads the same bytes.
 //
 // # Operations of several buckets
 //
@@ -211,11 +217,12 @@ func probeWrite(ctx context.Context, c *redisconn.Client) (int, error) {
 
 func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 
-func countersKey(b int) string            { return tag(b) + "c" }
-func stateKey(b int) string               { return tag(b) + "s" }
-func locksKey(b int) string               { return tag(b) + "k" }
-func ledgerKey(b int, key string) string  { return tag(b) + "l:" + key }
-func membersKey(b int, key string) string { return tag(b) + "m:" + key }
+func countersKey(b int) string              { return tag(b) + "c" }
+func stateKey(b int) string                 { return tag(b) + "s" }
+func locksKey(b int) string                 { return tag(b) + "k" }
+func ledgerKey(b int, key string) string    { return tag(b) + "l:" + key }
+func membersKey(b int, key string) string   { return tag(b) + "m:" + key }
+func registersKey(b int, key string) string { return tag(b) + "r:" + key }
 func transactionKey(b int, id string) string {
 	return tag(b) + "x:" + id
 }

@@ -148,16 +148,17 @@ func crash(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, add(sum, "s:1", 5))
 	one(t, s, edit("m:1", []string{"a", "b"}, nil))
+	one(t, s, see("u:1", visitors(0, 500)...))
 	one(t, s, adjust(stock, "k:1", 9))
 	one(t, s, add(exact, "e:gone", 1))
 	gone := one(t, s, add(exact, "e:gone", 1))
 	one(t, s, drop(exact, "e:gone"))
 	once := with("once", op(add(stock, "k:1", -2)))
 	do(t, s, once)
-	before := readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone")
+	before := readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1")
 	for range 3 {
 		s = i.Crash(t)
-		for j, after := range readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone") {
+		for j, after := range readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1") {
 			if !same(after.Counter, before[j].Counter) || after.Mine != before[j].Mine {
 				t.Fatalf("%+v before the crash, %+v after it", before[j], after)
 			}
@@ -165,6 +166,7 @@ func crash(t *testing.T, i Instance) {
 		if r := do(t, s, once)[0]; !r.Replay || r.Counters[0].Value != 7 {
 			t.Fatalf("%+v: an identity must outlive a crash", r)
 		}
+		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", visitors(0, 500)...)) })
 		if n := len(chained(t, s, "k:1")); n != 2 {
 			t.Fatalf("%d entries", n)
 		}
@@ -183,7 +185,8 @@ func away(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, add(exact, "e:1", 1))
 	heal := i.Cut(t)
-	r := do(t, s, with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))))
+	asked := []counter.Op{with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))), with("c", op(see("u:1", "a")))}
+	r := do(t, s, asked...)
 	for _, r := range r {
 		if !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Fatalf("the store is away, and Apply says %+v", r)
@@ -216,13 +219,14 @@ func away(t *testing.T, i Instance) {
 	}
 	heal()
 	wg.Wait()
-	for j, o := range []counter.Op{with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil)))} {
+	for j, o := range asked {
 		if r := do(t, s, o)[0]; r.Err != nil {
 			t.Fatalf("repeated op %d: %+v", j, r)
 		}
 	}
 	value(t, s, "e:1", 2+clients*changes)
 	value(t, s, "m:1", 1)
+	value(t, s, "u:1", 1)
 	if n := len(chained(t, s, "e:1")); n != 2+clients*changes {
 		t.Errorf("%d entries", n)
 	}

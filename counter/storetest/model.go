@@ -25,7 +25,7 @@ type truth struct {
 type trueCounter struct {
 	kind    counter.Kind
 	value   *big.Int
-	members map[string]bool
+	members map[string]bool // so few that also the value of a unique is their number
 	ledger  []trueEntry
 	changes int // how often it changed: versions that were answered must order like this
 }
@@ -81,7 +81,7 @@ func (m truth) change(c counter.Change) error {
 	}
 	switch c.Verb {
 	case counter.Add, counter.Adjust:
-		if t.kind == counter.Members {
+		if t.kind == counter.Members || t.kind == counter.Unique {
 			return counter.ErrKind
 		}
 		t.value.Add(t.value, big.NewInt(c.Delta))
@@ -116,7 +116,7 @@ func (m truth) change(c counter.Change) error {
 			enter("reset")
 		}
 	case counter.Edit:
-		if t.kind != counter.Members {
+		if t.kind != counter.Members && (t.kind != counter.Unique || len(c.Leave) > 0) {
 			return counter.ErrKind
 		}
 		was := maps.Clone(t.members)
@@ -158,7 +158,7 @@ var runs = 0 // histories of this process: each has keys of its own
 func model(t *testing.T, i Instance) {
 	s := i.Store
 	rules := []*counter.Rule{
-		sum, exact, stock, members,
+		sum, exact, stock, members, unique,
 		{Match: "*", Kind: counter.Exact, Floor: number(-3), Ceiling: number(12), Ledger: counter.DefaultLedger},
 	}
 	names := []string{"a", "b", "c", "d"}
@@ -198,7 +198,7 @@ func model(t *testing.T, i Instance) {
 			small := rapid.Int64Range(-9, 9).Filter(func(n int64) bool { return n != 0 })
 			member := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"u", "v", "w", "x"}), 1, 3, func(s string) string { return s })
 			var o counter.Op
-			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "batch", "batch", "adjust", "reset", "delete"}).Draw(rt, "verb") {
+			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "see", "see", "batch", "batch", "adjust", "reset", "delete"}).Draw(rt, "verb") {
 			case "add":
 				o = op(add(rule(), key(), small.Draw(rt, "delta")))
 			case "batch":
@@ -211,6 +211,8 @@ func model(t *testing.T, i Instance) {
 				o = op(reset(rule(), key()))
 			case "delete":
 				o = op(drop(rule(), key()))
+			case "see":
+				o = op(see(key(), member.Draw(rt, "members")...))
 			case "edit":
 				all := member.Draw(rt, "members")
 				split := rapid.IntRange(0, len(all)).Draw(rt, "joining")
@@ -295,7 +297,7 @@ func model(t *testing.T, i Instance) {
 					}
 					for _, r := range got {
 						check("read", r.Counter, m)
-						if want := m.counters[r.Key]; r.Mine != (want != nil && want.members[member]) {
+						if want := m.counters[r.Key]; r.Mine != (want != nil && want.kind == counter.Members && want.members[member]) {
 							rt.Fatalf("%q in %q: %v", member, r.Key, r.Mine)
 						}
 					}
@@ -320,19 +322,34 @@ func model(t *testing.T, i Instance) {
 						rt.Fatalf("the ledger of %q: %v, want %v", key, got, want)
 					}
 				}
-				total, exist := new(big.Int), int64(0)
+				total, union := new(big.Int), map[string]bool{}
+				exist, unions := int64(0), int64(0)
 				for key, c := range m.counters {
-					if strings.HasPrefix(key, space) {
+					if !strings.HasPrefix(key, space) {
+						continue
+					}
+					exist++
+					if c.kind == counter.Unique {
+						maps.Copy(union, c.members)
+						unions++
+					} else {
 						total.Add(total, c.value)
-						exist++
 					}
 				}
+				if unions > 0 {
+					total.SetInt64(int64(len(union)))
+				}
 				a, err := s.Aggregate(t.Context(), space)
-				if !total.IsInt64() {
+				switch {
+				case unions > 0 && unions < exist:
+					if !errors.Is(err, counter.ErrKind) {
+						rt.Fatalf("Aggregate = %+v, %v; the kinds are mixed", a, err)
+					}
+				case !total.IsInt64():
 					if !errors.Is(err, counter.ErrOverflow) {
 						rt.Fatalf("Aggregate = %+v, %v; the sum is %s", a, err, total)
 					}
-				} else if err != nil || a != (counter.Aggregate{Counters: exist, Value: total.Int64()}) {
+				case err != nil || a != (counter.Aggregate{Counters: exist, Value: total.Int64()}):
 					rt.Fatalf("Aggregate = %+v, %v, want %d, %s", a, err, exist, total)
 				}
 			},

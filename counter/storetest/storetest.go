@@ -59,6 +59,10 @@ func Run(t *testing.T, open Factory) {
 		"one refused operation does not stop the rest": refusedAlone,
 		"members":                                     sets,
 		"many members and changes at once":            large,
+		"uniques":                                     uniques,
+		"a unique with many members":                  manyUniques,
+		"members of a unique at the same time":        concurrentUniques,
+		"unions":                                      unions,
 		"reset":                                       resets,
 		"adjust":                                      adjustments,
 		"ledger":                                      ledgers,
@@ -645,7 +649,6 @@ func ledgerPages(t *testing.T, i Instance) {
 
 func kinds(t *testing.T, i Instance) {
 	s := i.Store
-	unique := &counter.Rule{Match: "u:*", Kind: counter.Unique}
 	one(t, s, add(sum, "s:1", 3))
 	one(t, s, edit("m:1", []string{"a"}, nil))
 	one(t, s, add(exact, "e:1", 3))

@@ -120,6 +120,15 @@ func watch(t *testing.T, i Instance) {
 			t.Errorf("%+v", u)
 		}
 	}
+	// Of a unique the number is told, and nobody's name.
+	if err := w.Follow(t.Context(), "u:1"); err != nil {
+		t.Fatal(err)
+	}
+	one(t, s, see("u:1", "a"))
+	heard = e.untilCounter(t, one(t, writer, see("u:1", "a", "b")))
+	if u := heard[len(heard)-1]; len(u.Joined) > 0 {
+		t.Errorf("%+v", u)
+	}
 	w.Close()
 	one(t, s, add(exact, "e:1", 1))
 }

@@ -210,6 +210,41 @@ func TestMembers(t *testing.T) {
 	s.want("GET /likes:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"reset","delta":-2,"before":2,"after":0,"reason":"new","by":"ops"}]}`)
 }
 
+func TestUniques(t *testing.T) {
+	s := serve(t, nil)
+	visitors := func(key string, value int, version string, more ...string) string {
+		text := one(key, "unique", value, version, append([]string{`,"error":0.0081`}, more...)...)
+		return strings.Replace(text, `"exact":true`, `"exact":false`, 1)
+	}
+	const yes = `,"member":true`
+	s.want("GET /visitors:1", "", 200, visitors("visitors:1", 0, "0"))
+	s.want("PUT /visitors:1/members/a", "", 200, visitors("visitors:1", 1, "1", yes))
+	s.want("PUT /visitors:1/members/a", "", 200, visitors("visitors:1", 1, "1", yes))
+	s.want("PUT /visitors:1/members/me", "", 200, visitors("visitors:1", 2, "2", yes), "User: ann")
+	if w := s.do("PUT /visitors:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	wantConflict(t, s.do("DELETE /visitors:1/members/me", "", "User: ann"), "visitors:1", 2, "it does not know its members")
+	wantConflict(t, s.do("GET /visitors:1/members/me", "", "User: bob"), "visitors:1", 2, "it does not know its members")
+	s.want("POST /visitors:1/members", `{"add":["a","b","c","b"]}`, 200, visitors("visitors:1", 4, "3"))
+	s.want("POST /visitors:1/members", `{"add":["d"]}`, 200, visitors("visitors:1", 5, "4"), "Idempotency-Key: d")
+	wantProblem(t, s.do("POST /visitors:1/members", `{"remove":["a"]}`, key), 400, `send only "add"`)
+	s.want("GET /visitors:1/exact", "", 200, visitors("visitors:1", 5, "4"))
+	s.want("POST /visitors:2/members", `{"add":["a","z"]}`, 200, visitors("visitors:2", 2, "1"))
+	s.want("GET ?key=visitors:2&key=views:1&key=visitors:1", "", 200,
+		`{"counters":[`+visitors("visitors:2", 2, "1")+","+one("views:1", "sum", 0, "0")+","+visitors("visitors:1", 5, "4")+`]}`)
+	s.want("GET /visitors:*/aggregate", "", 200, `{"match":"visitors:*","counters":2,"value":6}`)
+	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
+	wantConflict(t, s.do("GET /*/aggregate", "", key), "*", 0, "kind unique and of other kinds")
+	s.want("POST /visitors:1/reset", `{"reason":"new","by":"ops"}`, 200, visitors("visitors:1", 0, "5"))
+	s.want("GET /visitors:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"reset","delta":-5,"before":5,"after":0,"reason":"new","by":"ops"}]}`)
+	if w := s.do("POST /visitors:1/members", `{"add":["d"]}`, key, "Idempotency-Key: d"); w.Header().Get("Idempotent-Replay") != "true" || plain(w.Body.String()) != visitors("visitors:1", 0, "5") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	s.want("DELETE /visitors:1", "", 204, "")
+	s.want("GET /visitors:1", "", 200, visitors("visitors:1", 0, "0"))
+}
+
 // wantProblem checks a problem that says what to do.
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail string) {
 	t.Helper()
@@ -395,11 +430,10 @@ func TestConflicts(t *testing.T) {
 		{"PUT /views:1/members/a", ``, "views:1", 1, "it is of kind sum"},
 		{"GET /views:1/members/a", ``, "views:1", 1, "it is of kind sum"},
 		{"DELETE /stock:1/members/a", ``, "stock:1", 0, "it is of kind exact"},
-		{"PUT /visitors:1/members/a", ``, "visitors:1", 0, "it is of kind unique"},
-		{"GET /visitors:1/members/a", ``, "visitors:1", 0, "it is of kind unique"},
+		{"GET /visitors:1/members/a", ``, "visitors:1", 0, "it is of kind unique; it does not know its members"},
 		{"DELETE /visitors:1/members/a", ``, "visitors:1", 0, "it is of kind unique"},
-		{"POST /visitors:1/members", `{"add":["a"]}`, "visitors:1", 0, "it is of kind unique"},
-		{"POST /visitors:1/reset", `{"reason":"r","by":"b"}`, "visitors:1", 0, "it is of kind unique"},
+		{"POST /visitors:1/increment", ``, "visitors:1", 0, "it is of kind unique; only a sum"},
+		{"POST /visitors:1/adjust", `{"delta":1,"reason":"r","by":"b"}`, "visitors:1", 0, "it is of kind unique"},
 		{"POST ", `{"changes":[{"key":"views:1"},{"key":"likes:1"},{"key":"seats:1","delta":9}]}`, "likes:1", 1, "it is of kind members"},
 		{"POST ", `{"changes":[{"key":"seats:1","delta":2},{"key":"seats:1","delta":1}]}`, "seats:1", 1, "its ceiling is 3"},
 	} {

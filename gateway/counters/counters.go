@@ -43,9 +43,7 @@
 //
 // # What comes later
 //
-// Calls for time, dimensions and top have no route yet, so they are 404. A rule
-// may name the kind unique; every operation on such a counter is 409 until registers
-// are kept.
+// Calls for time, dimensions and top have no route yet, so they are 404.
 package counters
 
 import (
