@@ -151,15 +151,19 @@ func TestGarbageIsClearedByLaterWrites(t *testing.T) {
 	for range 100 {
 		apply(t, s, add(exact, "e:1", ""))
 	}
-	for _, key := range []string{"m:1", "e:1"} {
+	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "u:1", Rule: &counter.Rule{Match: "u:*", Kind: counter.Unique}, Verb: counter.Edit, Join: []string{"a"}}}})
+	if n := keys(t, s, registersBucket); n != 1 {
+		t.Errorf("%d registers", n)
+	}
+	for _, key := range []string{"m:1", "e:1", "u:1"} {
 		apply(t, s, counter.Op{Changes: []counter.Change{{Key: key, Rule: sum, Verb: counter.Delete}}})
 	}
 	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "m:1", Rule: members, Verb: counter.Edit, Join: []string{"a"}}}})
 	for range 12 {
 		apply(t, s, add(sum, "s:1", ""))
 	}
-	if m, l, g := keys(t, s, membersBucket), keys(t, s, ledgersBucket), keys(t, s, garbageBucket); m != 1 || l != 0 || g != 0 {
-		t.Errorf("%d members, %d entries, %d ids of garbage are left, want 1, 0, 0", m, l, g)
+	if m, l, r, g := keys(t, s, membersBucket), keys(t, s, ledgersBucket), keys(t, s, registersBucket), keys(t, s, garbageBucket); m != 1 || l+r+g != 0 {
+		t.Errorf("%d members, %d entries, %d registers, %d ids of garbage are left, want 1 and none", m, l, r, g)
 	}
 }
 

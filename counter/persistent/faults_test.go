@@ -3,11 +3,14 @@ package persistent_test
 import (
 	"bufio"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,15 +21,17 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 	"headcount/counter/persistent"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
 )
 
 var (
-	views = &counter.Rule{Match: "v:*", Kind: counter.Sum}
-	likes = &counter.Rule{Match: "l:*", Kind: counter.Members}
-	stock = &counter.Rule{Match: "k:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
+	views    = &counter.Rule{Match: "v:*", Kind: counter.Sum}
+	likes    = &counter.Rule{Match: "l:*", Kind: counter.Members}
+	visitors = &counter.Rule{Match: "u:*", Kind: counter.Unique}
+	stock    = &counter.Rule{Match: "k:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
 )
 
 func add(rule *counter.Rule, key string, delta int64) counter.Change {
@@ -505,4 +510,108 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 		until(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == made })
 	}
 	t.Logf("%d operations", 2*made)
+}
+
+func see(key string, members ...string) counter.Change {
+	return counter.Change{Key: key, Rule: visitors, Verb: counter.Edit, Join: members}
+}
+
+// TestUniquesComeBack: registers survive a Redis that loses its memory, and leave it and come
+// back when they are cold; what is in them is not new again.
+func TestUniquesComeBack(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	s := open(t, cfg)
+	var all []string
+	for n := range 3000 {
+		all = append(all, fmt.Sprint("visitor ", n))
+	}
+	var want hyperloglog.Registers
+	for some := range slices.Chunk(all, counter.MaxMembers) {
+		apply(t, s, op("", see("u:many", some...)))
+		want.Add(some...)
+	}
+	apply(t, s, op("", see("u:few", "a", "b")))
+	apply(t, s, op("", see("u:reset", "a", "b")))
+	apply(t, s, op("", counter.Change{Key: "u:reset", Rule: visitors, Verb: counter.Reset, Reason: "r", By: "b"}))
+	before := apply(t, s, op("once", see("u:few", "c"))).Counters[0]
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "u:few") == 3 && row(t, cfg.Postgres, "u:reset") == 0 })
+	check := func(what string) {
+		t.Helper()
+		until(t, "it answers", func() bool {
+			_, err := s.Read(t.Context(), []string{"u:few"}, "", 0)
+			return err == nil
+		})
+		for _, c := range []counter.Change{see("u:many", all[:1000]...), see("u:few", "a", "c")} {
+			was := value(t, s, c.Key)
+			if got := apply(t, s, op("", c)).Counters[0]; got.Value != was || got.Kind != counter.Unique {
+				t.Errorf("%s: %+v after %d", what, got, was)
+			}
+		}
+		if many, few, reset := value(t, s, "u:many"), value(t, s, "u:few"), value(t, s, "u:reset"); many != want.Count() || few != 3 || reset != 0 {
+			t.Errorf("%s: %d, want %d; %d; %d", what, many, want.Count(), few, reset)
+		}
+		if a, err := s.Aggregate(t.Context(), "u:"); err != nil || a.Counters != 3 || a.Value < want.Count() || a.Value > want.Count()+4 {
+			t.Errorf("%s: %+v, %v", what, a, err)
+		}
+	}
+	check("hot")
+	redis.Flush(t)
+	check("after a loss of memory")
+	if r := apply(t, s, op("once", see("u:few", "d"))); !r.Replay || r.Counters[0].Version.Incarnation <= before.Version.Incarnation {
+		t.Errorf("%+v after %+v", r, before)
+	}
+	until(t, "Redis is empty", func() bool {
+		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+			if name := key.(string); strings.HasSuffix(name, "}:c") || strings.Contains(name, "}:r:") || strings.Contains(name, "}:q:") {
+				return false
+			}
+		}
+		return true
+	})
+	if a, err := s.Aggregate(t.Context(), "u:"); err != nil || a.Counters != 3 || a.Value < want.Count() {
+		t.Errorf("all are cold: %+v, %v", a, err)
+	}
+	check("after all were cold")
+	apply(t, s, op("", counter.Change{Key: "u:many", Rule: visitors, Verb: counter.Delete}))
+	until(t, "it is deleted there, too", func() bool { return row(t, cfg.Postgres, "u:many") == -1 })
+}
+
+// TestRegistersAreOfTheirCut: while members are added and reset, PostgreSQL never has registers of
+// another moment than the counter's value.
+func TestRegistersAreOfTheirCut(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
+	s := open(t, cfg)
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { // awaited below
+		defer close(ended)
+		for n := 0; ctx.Err() == nil; n++ {
+			c := see("u:1", fmt.Sprint("visitor ", n))
+			if n%100 == 99 {
+				c = counter.Change{Key: "u:1", Rule: visitors, Verb: counter.Reset, Reason: "r", By: "b"}
+			}
+			if r := s.Apply(t.Context(), []counter.Op{op("", c)})[0]; r.Err != nil {
+				t.Error(r.Err)
+				return
+			}
+		}
+	}()
+	seen := map[int64]bool{}
+	until(t, "different values are persisted", func() bool {
+		found := pgtest.Query[string](t, cfg.Postgres, `select coalesce((select value || ' ' || encode(coalesce(registers, ''), 'hex')
+			from headcount_counters left join headcount_registers using (set_id) where key = 'u:1'), '0 ')`)
+		value, text, _ := strings.Cut(found, " ")
+		bytes, err := hex.DecodeString(text)
+		r, err1 := hyperloglog.Parse(bytes)
+		n, err2 := strconv.ParseInt(value, 10, 64)
+		if err := errors.Join(err, err1, err2); err != nil || r.Count() != n {
+			t.Fatalf("value %d, registers of %d, %v", n, r.Count(), err)
+		}
+		seen[n] = true
+		return len(seen) > 10
+	})
+	cancel()
+	<-ended
 }

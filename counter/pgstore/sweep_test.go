@@ -64,10 +64,15 @@ func TestWhatWasResetOrDeletedIsSweptAway(t *testing.T) {
 	until(t, url, "select count(*) from headcount_members", 2)
 	until(t, url, "select count(*) from headcount_ledger", 1)
 	apply(t, s, with("", add("e:1", 1)))
-	for _, key := range []string{"m:1", "e:1"} {
+	see := counter.Change{Key: "u:1", Rule: &counter.Rule{Match: "u:*", Kind: counter.Unique}, Verb: counter.Edit, Join: []string{"a"}}
+	apply(t, s, with("", see))
+	if n := pgtest.Query[int](t, url, "select octet_length(registers) from headcount_registers"); n > 40 {
+		t.Errorf("one member takes %d bytes", n)
+	}
+	for _, key := range []string{"m:1", "e:1", "u:1"} {
 		apply(t, s, with("", counter.Change{Key: key, Rule: exact, Verb: counter.Delete}))
 	}
-	for _, table := range []string{"counters", "members", "ledger", "sweeps"} {
+	for _, table := range []string{"counters", "members", "registers", "ledger", "sweeps"} {
 		until(t, url, "select count(*) from headcount_"+table, 0)
 	}
 }
