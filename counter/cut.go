@@ -13,4 +13,6 @@ type Cut struct {
 	Left    []string
 	// Registers are all of a counter of kind Unique.
 	Registers hyperloglog.Registers
+	// Past is what it gained in steps that are over.
+	Past []Past
 }

@@ -10,14 +10,15 @@ import (
 	"headcount/counter/hyperloglog"
 )
 
-// State is what a store keeps of one counter, beside its members, its ledger
-// and its key. The zero State is that of a counter never touched.
+// State is what a store keeps of one counter, beside its members, its ledger,
+// its history and its key. The zero State is that of a counter never touched.
 type State struct {
 	Kind    Kind
 	Value   int64
 	Updated int64 // last change, unix milliseconds
 	Version Version
 	Entries uint64 // the Seq of the newest entry of its ledger; 0: none was made
+	Slots   Slots  // what it gained in the steps of time that are running
 }
 
 // Counter is the outside form.
@@ -54,7 +55,9 @@ type Step interface {
 	// Enter appends an entry to the ledger of key. kept is how long entries of that
 	// ledger are kept; 0 is for ever.
 	Enter(key string, e Entry, kept time.Duration)
-	// Drop takes away members, registers and ledger of a counter that existed with version;
+	// Past keeps what a counter gained in a step of time that is over, as long as kept says.
+	Past(key string, s Slot, kept time.Duration)
+	// Drop takes away members, registers, ledger and history of a counter that existed with version;
 	// Judge makes its State zero.
 	Drop(key string, v Version)
 	// Changed says that key has changed, joined and left are those whose place did.
@@ -101,6 +104,7 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			if err := add(s, c, step.Deleted(), now); err != nil {
 				return err
 			}
+			s.Gain(step, c, now)
 			enter(step, s, c, before.Value, now)
 			step.Changed(c.Key, nil, nil, false)
 			return nil
@@ -133,7 +137,9 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 	}
 	for i := range op.Changes {
 		c := &op.Changes[i]
-		enter(step, states[i], c, before[i].Value, now)
+		s := states[i]
+		s.Gain(step, c, now)
+		enter(step, s, c, before[i].Value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
 	return nil

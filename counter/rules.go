@@ -255,7 +255,8 @@ func bound(r *reader, to **int64, want string, fits func(int64) bool) error {
 	return nil
 }
 
-var bucketSteps = []time.Duration{time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 24 * time.Hour}
+// BucketSteps are the steps that a bucket may have.
+var BucketSteps = []time.Duration{time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 24 * time.Hour}
 
 func (rule *Rule) bucket(text string) error {
 	step, kept, ok := strings.Cut(text, ":")
@@ -264,7 +265,7 @@ func (rule *Rule) bucket(text string) error {
 	}
 	var b Bucket
 	var err error
-	if b.Step, err = ParseDuration(step); err != nil || !slices.Contains(bucketSteps, b.Step) {
+	if b.Step, err = ParseDuration(step); err != nil || !slices.Contains(BucketSteps, b.Step) {
 		return fmt.Errorf("%q: the step is none of 1s, 10s, 1m, 5m, 15m, 1h, 1d", text)
 	}
 	if b.Kept, err = ParseDuration(kept); err != nil || b.Kept < b.Step || b.Kept > maxKept {

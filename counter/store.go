@@ -195,6 +195,10 @@ type Reader interface {
 	// Ledger returns at most limit entries with a Seq greater than after, oldest
 	// first. A counter without a ledger has an empty one.
 	Ledger(ctx context.Context, key string, after uint64, limit int) (Ledger, error)
+	// History returns a counter, and what it gained in steps of that length, from the
+	// step with the number from to that before to, oldest first. Steps without a gain
+	// may be missing, and steps that are not kept any more are.
+	History(ctx context.Context, key string, step time.Duration, from, to int64) (Counter, []Gain, error)
 	// Aggregate is over the counters whose key begins with prefix, also the empty
 	// one, as all of them were at some moment of the call. A sum that leaves 64 bits
 	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.

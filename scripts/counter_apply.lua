@@ -56,7 +56,7 @@ for _, op in ipairs(call.ops) do
 end
 
 local function text(s)
-  return s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ')
+  return s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots
 end
 
 local function load()
@@ -66,14 +66,14 @@ local function load()
       for i, found in ipairs(redis.call('HMGET', b.counters, unpack(some))) do
         local s = states[some[i]]
         s.was = found
-        s.value, s.sequence, s.entries = '0', 0, 0
+        s.value, s.sequence, s.entries, s.slots = '0', 0, 0, ''
         if found == false then
           s.cold = call.front
         elseif found == 'pg' then
           s.behind = true
         elseif found ~= '-' then
-          local kind, value, at, incarnation, sequence, entries = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-          s.kind, s.value, s.at, s.incarnation = kind, value, at, incarnation
+          local kind, value, at, incarnation, sequence, entries, slots = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
+          s.kind, s.value, s.at, s.incarnation, s.slots = kind, value, at, incarnation, slots
           s.sequence, s.entries = tonumber(sequence), tonumber(entries)
         end
       end
@@ -217,6 +217,44 @@ local function number(s, c)
   return after
 end
 
+-- gain adds to what a sum has gained in the steps of time that are running, as State.Gain does. A
+-- step that is over goes to the history, in front to what is to be persisted.
+local histories = {}
+local function history(at, s)
+  local h = histories[at]
+  if not h then
+    h = {bucket = s.bucket}
+    histories[at] = h
+  end
+  return h
+end
+
+local function gain(s, c)
+  if not c.buckets or s.kind ~= 'sum' or c.verb ~= 'add' then return end
+  local was, is = {}, {}
+  for step, number, value in string.gmatch(s.slots, ' (%d+):(%d+):(%S+)') do was[step] = {tonumber(number), value} end
+  for i, b in ipairs(c.buckets) do
+    local step, number = tostring(b.step), math.floor(now / 1000 / b.step)
+    local slot = was[step]
+    was[step] = nil
+    if slot and slot[1] >= number then
+      slot[2] = plus(slot[2], c.delta) or string.sub(slot[2], 1, 1) == '-' and LEAST or MOST
+    else
+      if slot then
+        local h = history(call.front and c.past[s.bucket.front.parity] or b.past, s)
+        h.step, h.kept = b.step, b.kept
+        h[#h + 1] = {step .. ':' .. string.format('%.0f', slot[1]), string.format('%.0f', slot[1]), slot[2], string.format('%.0f', b.kept)}
+      end
+      slot = {number, c.delta}
+    end
+    is[i] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2]
+  end
+  for step, slot in pairs(was) do -- a rule of before has named it
+    if #is < 4 then is[#is + 1] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2] end
+  end
+  s.slots = table.concat(is)
+end
+
 local function copy(s)
   return {s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries}
 end
@@ -249,6 +287,7 @@ local function add(changes)
       enter(s, c, c.verb == 'adjust' and 'adjust' or string.sub(c.delta, 1, 1) == '-' and 'decrement' or 'increment', c.delta)
       s.value = last
     end
+    gain(s, c)
     tell(s)
   end
 end
@@ -334,7 +373,8 @@ local function make(op)
     end
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}
-    s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries = nil, '0', nil, nil, 0, 0
+    for _, at in ipairs(call.front and {c.past[b.front.parity]} or c.past) do histories[at] = {bucket = b, drop = true} end
+    s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots = nil, '0', nil, nil, 0, 0, ''
     tell(s).all = true
   else
     if kind == 'unique' then return observe(s, c) end
@@ -454,6 +494,29 @@ for at, l in pairs(ledgers) do
         if not old(e) then break end
       end
       redis.call('XTRIM', ledger, 'MINID', stays)
+    end
+  end
+end
+for at, h in pairs(histories) do
+  local key = KEYS[at]
+  if h.drop then redis.call('UNLINK', key) end
+  if #h > 0 and call.front then
+    for _, g in ipairs(h) do redis.call('HSET', key, g[1], g[3] .. ' ' .. g[4]) end
+    redis.call('HINCRBY', h.bucket.state, 'pending', #h)
+  elseif #h > 0 then
+    local list = {}
+    for i, g in ipairs(h) do list[i] = g[2] .. ':' .. g[3] .. ' ' end
+    redis.call('APPEND', key, table.concat(list))
+    redis.call('PEXPIRE', key, string.format('%.0f', h.kept + 3000 * h.step))
+    -- What is kept long enough goes when it is a quarter of what stays: so each is moved four times at most.
+    local function over(number, kept) return (tonumber(number) + 2) * 1000 * h.step <= now - kept end
+    if over(string.match(redis.call('GETRANGE', key, 0, 20), '^%d+'), h.kept * 1.25) then
+      local stays, text = 1, redis.call('GET', key)
+      for number, after in string.gmatch(text, '(%d+):%S+ ()') do
+        if not over(number, h.kept) then break end
+        stays = after
+      end
+      redis.call('SET', key, string.sub(text, stays), 'KEEPTTL')
     end
   end
 end

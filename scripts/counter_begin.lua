@@ -21,7 +21,8 @@ if is == ARGV[2] then
 end
 for _, from in ipairs({1, 4, 5}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
-    redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'r:' .. key, ARGV[5] .. 'q:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key)
+    redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'r:' .. key, ARGV[5] .. 'q:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key,
+      ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key)
   end
 end
 for _, from in ipairs({7, 9}) do

@@ -40,6 +40,7 @@ const (
 	CounterDone    Name = "counter_done"
 	CounterEvict   Name = "counter_evict"
 	CounterFreeze  Name = "counter_freeze"
+	CounterHistory Name = "counter_history"
 	CounterLedger  Name = "counter_ledger"
 	CounterLimit   Name = "counter_limit"
 	CounterLoad    Name = "counter_load"
@@ -53,7 +54,7 @@ const (
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{
-	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterLedger, CounterLimit, CounterLoad,
+	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger, CounterLimit, CounterLoad,
 	CounterNote, CounterOutcome, CounterRead, CounterStage, CounterStatus, CounterTake,
 }
 

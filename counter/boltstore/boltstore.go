@@ -42,9 +42,13 @@ const File = "counters.db"
 //	members   8 bytes: set, member -> nothing
 //	registers 8 bytes: set -> registers, see package hyperloglog
 //	ledgers   8 bytes: ledger, 8 bytes: seq -> see appendEntry
+//	gains     8 bytes: history, 4 bytes: seconds of a step, 8 bytes: its number -> 8 bytes: gained in it
+//	kept      8 bytes: history, 4 bytes: seconds of a step -> 8 bytes: how long gains are kept, seconds,
+//	          8 bytes: when somebody looks for those to forget, unix seconds
+//	due       8 bytes: unix seconds, 8 bytes: history, 4 bytes: seconds of a step -> nothing
 //	ids       16 bytes: identity -> 8 bytes: unix seconds when it is forgotten
 //	forget    8 bytes: unix seconds, 16 bytes: identity -> nothing
-//	garbage   8 bytes: a set or ledger that is no counter's any more -> nothing
+//	garbage   8 bytes: a set, ledger or history that is no counter's any more -> nothing
 //	limits    algorithm, 8 bytes: window in ms, key -> its state, as package limit writes it
 //	limitends 8 bytes: unix ms when somebody looks whether it has ended, key in limits -> nothing
 var (
@@ -53,6 +57,9 @@ var (
 	membersBucket   = []byte("members")
 	registersBucket = []byte("registers")
 	ledgersBucket   = []byte("ledgers")
+	gainsBucket     = []byte("gains")
+	keptBucket      = []byte("kept")
+	dueBucket       = []byte("due")
 	idsBucket       = []byte("ids")
 	forgetBucket    = []byte("forget")
 	garbageBucket   = []byte("garbage")
@@ -146,7 +153,7 @@ func (s *Store) open() (*bbolt.DB, error) {
 // prepare refuses a file of another format, and makes what a new or an older one lacks.
 func prepare(db *bbolt.DB) error {
 	whole := true
-	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
+	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, keptBucket, dueBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
 	err := db.View(func(tx *bbolt.Tx) error {
 		for _, name := range names {
 			whole = whole && tx.Bucket(name) != nil
@@ -356,6 +363,39 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 	return page, err
 }
 
+// History is as counter.Reader says.
+func (s *Store) History(_ context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	var out counter.Counter
+	var gains []counter.Gain
+	err := s.view("history", func(tx *bbolt.Tx) error {
+		gains = nil
+		var r record
+		if err := r.load(tx.Bucket(countersBucket), key); err != nil {
+			return err
+		}
+		out = r.Counter(key)
+		if r.history != 0 {
+			prefix := historyKey(r.history, uint32(step/time.Second))
+			c := tx.Bucket(gainsBucket).Cursor()
+			for k, v := c.Seek(binary.BigEndian.AppendUint64(prefix, uint64(max(from, 0)))); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+				number := int64(binary.BigEndian.Uint64(k[len(prefix):]))
+				if number >= to {
+					break
+				}
+				gains = append(gains, counter.Gain{Number: number, Value: int64(binary.BigEndian.Uint64(v))})
+			}
+		}
+		gains = r.With(gains, step, from, to)
+		return nil
+	})
+	return out, gains, err
+}
+
+// historyKey is the beginning of the keys of what was gained in steps of one length.
+func historyKey(history uint64, seconds uint32) []byte {
+	return binary.BigEndian.AppendUint32(within(history, ""), seconds)
+}
+
 // Aggregate is as counter.Reader says. It reads each counter with the prefix
 // once; writes go on meanwhile.
 func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate, err error) {
@@ -388,11 +428,13 @@ func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)
 }
 
-// record is a counter in the file: kind, then seven numbers of 8 bytes.
+// record is a counter in the file: kind, then seven numbers of 8 bytes. One with buckets has
+// the number of its history and its slots as text, too.
 type record struct {
 	counter.State
-	set    uint64 // its members or registers; 0: it never had any
-	ledger uint64 // 0: it never had one
+	set     uint64 // its members or registers; 0: it never had any
+	ledger  uint64 // 0: it never had one
+	history uint64 // 0: it never had one
 }
 
 const recordSize = 1 + 7*8
@@ -402,19 +444,26 @@ func (r *record) append(b []byte) []byte {
 	for _, n := range [...]uint64{uint64(r.Value), uint64(r.Updated), r.Version.Incarnation, r.Version.Sequence, r.Entries, r.set, r.ledger} {
 		b = binary.BigEndian.AppendUint64(b, n)
 	}
-	return b
+	if r.Slots == (counter.Slots{}) {
+		return b
+	}
+	return r.Slots.Append(binary.BigEndian.AppendUint64(b, r.history))
 }
 
-func (r *record) parse(b []byte) error {
-	if len(b) != recordSize {
+func (r *record) parse(b []byte) (err error) {
+	if len(b) < recordSize || len(b) > recordSize && len(b) < recordSize+8 {
 		return fmt.Errorf("a record of %d bytes, want %d", len(b), recordSize)
 	}
 	n := func(i int) uint64 { return binary.BigEndian.Uint64(b[1+8*i:]) }
 	*r = record{counter.State{
 		Kind: counter.Kind(b[0]), Value: int64(n(0)), Updated: int64(n(1)),
 		Version: counter.Version{Incarnation: n(2), Sequence: n(3)}, Entries: n(4),
-	}, n(5), n(6)}
-	return nil
+	}, n(5), n(6), 0}
+	if len(b) > recordSize {
+		r.history = n(7)
+		r.Slots, err = counter.ParseSlots(string(b[recordSize+8:]))
+	}
+	return err
 }
 
 // load leaves r zero when there is no counter.
@@ -485,13 +534,14 @@ type step struct {
 	told    []counter.Told
 	fault   error // the first; the transaction is not committed then
 
-	meta, counters, members, registers, ledgers, ids, forget, garbage *bbolt.Bucket
+	meta, counters, members, registers, ledgers, gains, kept, due, ids, forget, garbage *bbolt.Bucket
 }
 
 func (t *step) begin(tx *bbolt.Tx) {
 	t.before = map[string]record{}
 	for name, b := range map[*[]byte]**bbolt.Bucket{
 		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
+		&gainsBucket: &t.gains, &keptBucket: &t.kept, &dueBucket: &t.due,
 		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
 	} {
 		*b = tx.Bucket(*name)
@@ -647,11 +697,71 @@ func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 	t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(prefix, e.Seq), appendEntry(nil, e)))
 }
 
+// Past also has somebody look for what was kept long enough, once for each history and step.
+func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
+	r := t.record(key)
+	if r.history == 0 {
+		r.history = t.number()
+	}
+	prefix := historyKey(r.history, s.Step)
+	t.check(t.gains.Put(binary.BigEndian.AppendUint64(prefix[:len(prefix):len(prefix)], uint64(s.Number)), binary.BigEndian.AppendUint64(nil, uint64(s.Value))))
+	seconds := uint64(kept / time.Second)
+	if is := t.kept.Get(prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != seconds {
+		t.await(prefix, seconds, (uint64(s.Number)+2)*uint64(s.Step)+seconds)
+	}
+}
+
+// await has somebody look at a history when due, and not before a hundredth of the time it is kept.
+func (t *step) await(prefix []byte, kept, due uint64) {
+	due = max(due, uint64(t.now.Unix())+kept/100)
+	t.check(t.kept.Put(prefix, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, kept), due)))
+	t.check(t.due.Put(append(binary.BigEndian.AppendUint64(nil, due), prefix...), nil))
+}
+
+// outdated forgets gains that were kept long enough, at most so many.
+func (t *step) outdated(left int) {
+	for left > 0 && t.fault == nil {
+		k, _ := t.due.Cursor().First()
+		if len(k) != 8+12 || int64(binary.BigEndian.Uint64(k)) > t.now.Unix() {
+			return
+		}
+		left--
+		k = bytes.Clone(k)
+		prefix := k[8:]
+		is := t.kept.Get(prefix)
+		if len(is) != 16 || !bytes.Equal(is[8:], k[:8]) { // it is gone, or kept differently since
+			t.check(t.due.Delete(k))
+			continue
+		}
+		kept := binary.BigEndian.Uint64(is)
+		step := time.Duration(binary.BigEndian.Uint32(prefix[8:])) * time.Second
+		c := t.gains.Cursor()
+		next, _ := c.Seek(prefix)
+		for ; left > 0 && bytes.HasPrefix(next, prefix); next, _ = c.Seek(prefix) {
+			if !counter.Over(int64(binary.BigEndian.Uint64(next[12:])), step, time.Duration(kept)*time.Second, t.now) {
+				break
+			}
+			t.check(c.Delete())
+			left--
+		}
+		switch {
+		case left == 0: // the rest another time
+			return
+		case bytes.HasPrefix(next, prefix):
+			t.await(prefix, kept, (binary.BigEndian.Uint64(next[12:])+2)*uint64(step/time.Second)+kept)
+		default:
+			t.check(t.kept.Delete(prefix))
+		}
+		t.check(t.due.Delete(k))
+	}
+}
+
 func (t *step) Drop(key string, v counter.Version) {
 	t.deleted = max(t.deleted, v.Incarnation)
 	r := t.record(key)
 	t.discard(&r.set)
 	t.discard(&r.ledger)
+	t.discard(&r.history)
 	delete(t.unique, key)
 }
 
@@ -659,8 +769,8 @@ func (t *step) Changed(key string, joined, left []string, all bool) {
 	t.told = append(t.told, counter.Told{Key: key, Joined: joined, Left: left, All: all})
 }
 
-// clear forgets identities whose day is over, and takes away members, registers and
-// entries that are no counter's, a bounded number of each.
+// clear forgets identities whose day is over and gains that were kept long enough, and takes
+// away members, registers, entries and gains that are no counter's, a bounded number of each.
 func (t *step) clear(identities int) {
 	c := t.forget.Cursor()
 	for range identities {
@@ -674,6 +784,7 @@ func (t *step) clear(identities int) {
 		}
 		t.check(c.Delete())
 	}
+	t.outdated(garbageAtOnce)
 	left := garbageAtOnce
 	for left > 0 {
 		id, _ := t.garbage.Cursor().First()
@@ -681,7 +792,7 @@ func (t *step) clear(identities int) {
 			return
 		}
 		id = bytes.Clone(id)
-		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers} {
+		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers, t.gains, t.kept} {
 			c := b.Cursor()
 			for k, _ := c.Seek(id); bytes.HasPrefix(k, id) && left > 0; k, _ = c.Seek(id) {
 				t.check(c.Delete())

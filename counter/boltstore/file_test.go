@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -352,5 +353,40 @@ func TestKill(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that
+// nobody touches any more, and then goes without anybody asking for it; so does a deleted one's.
+func TestHistoryIsForgotten(t *testing.T) {
+	c := &clock{time.Unix(2e9, 0)}
+	s := open(t, t.TempDir(), Config{Now: c.now})
+	views := &counter.Rule{Match: "*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Minute, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
+	for range 40 {
+		apply(t, s, add(views, "left", ""), add(views, "gone", ""))
+		c.at = c.at.Add(time.Minute)
+	}
+	apply(t, s, counter.Op{Changes: []counter.Change{{Key: "gone", Rule: views, Verb: counter.Delete}}})
+	apply(t, s, add(sum, "s:1", ""))
+	if n := keys(t, s, gainsBucket); n != 40 {
+		t.Errorf("%d gains, want 39 minutes and an hour of one", n)
+	}
+	for range 120 {
+		apply(t, s, add(views, "busy", ""))
+		c.at = c.at.Add(time.Minute)
+	}
+	_, gains, err := s.History(t.Context(), "busy", time.Minute, 0, math.MaxUint32)
+	if n := len(gains); err != nil || n < 61 || n > 64 {
+		t.Errorf("%d minutes are kept, %v", n, err)
+	}
+	if _, gains, err = s.History(t.Context(), "left", time.Minute, 0, math.MaxUint32); err != nil || len(gains) != 1 {
+		t.Errorf("%v is left of a counter that nobody touches, %v; want its slot", gains, err)
+	}
+	c.at = c.at.Add(48 * time.Hour)
+	for range 3 {
+		apply(t, s, add(sum, "s:1", ""))
+	}
+	if g, k, d := keys(t, s, gainsBucket), keys(t, s, keptBucket), keys(t, s, dueBucket); g+k+d != 0 {
+		t.Errorf("%d gains are left, %d histories, %d waited for", g, k, d)
 	}
 }

@@ -7,8 +7,10 @@
 package memstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +36,9 @@ type Store struct {
 	// ids are forgotten after a day, oldest first: so much is their bound.
 	ids    map[counter.Identity]struct{}
 	oldest []remembered // of ids, in their order in time
+	// pasts are all that have gains, the one that is due next first. Each operation
+	// clears away more of them than it can bring.
+	pasts  pasts
 	step   step
 	closed bool
 }
@@ -46,6 +51,7 @@ type record struct {
 	members map[string]struct{}
 	unique  *hyperloglog.Registers
 	ledger  []counter.Entry // oldest first
+	history []*past         // one for each step of time
 }
 
 type remembered struct {
@@ -91,6 +97,7 @@ func (s *Store) Apply(_ context.Context, ops []counter.Op) []counter.Result {
 	}
 	now := s.now()
 	s.forget(now)
+	s.clear(now, 16+2*len(ops))
 	for i := range ops {
 		results[i] = counter.Judge(&s.step, &ops[i], now)
 		for _, key := range s.step.fresh {
@@ -161,6 +168,28 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 	}
 	to := min(from+limit, len(r.ledger))
 	return counter.Ledger{Entries: append([]counter.Entry(nil), r.ledger[from:to]...), More: to < len(r.ledger)}, nil
+}
+
+// History is as counter.Reader says.
+func (s *Store) History(_ context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return counter.Counter{}, nil, s.unavailable("history")
+	}
+	r := s.counters[key]
+	if r == nil {
+		return counter.Counter{Key: key}, nil, nil
+	}
+	var gains []counter.Gain
+	if p := r.past(step); p != nil {
+		at := func(number int64) int {
+			i, _ := slices.BinarySearchFunc(p.gains, number, func(g counter.Gain, n int64) int { return cmp.Compare(g.Number, n) })
+			return i
+		}
+		gains = append(gains, p.gains[at(from):at(to)]...)
+	}
+	return r.Counter(key), r.With(gains, step, from, to), nil
 }
 
 // Aggregate is as counter.Reader says.
@@ -265,10 +294,25 @@ func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 	r.ledger = append(r.ledger, e)
 }
 
+func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
+	r, length := t.record(key), time.Duration(s.Step)*time.Second
+	p := r.past(length)
+	if p == nil {
+		p = &past{step: length}
+		r.history = append(r.history, p)
+	}
+	p.kept = kept
+	p.gains = append(p.gains, counter.Gain{Number: int64(s.Number), Value: s.Value})
+	t.store.await(p, t.store.now())
+}
+
 func (t *step) Drop(key string, v counter.Version) {
 	t.store.deleted = max(t.store.deleted, v.Incarnation)
 	r := t.record(key)
-	r.members, r.unique, r.ledger = nil, nil, nil
+	for _, p := range r.history {
+		p.gains = nil
+	}
+	r.members, r.unique, r.ledger, r.history = nil, nil, nil, nil
 	t.fresh = append(t.fresh, key) // its State is zero in the end
 }
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -579,6 +581,45 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 		page.Entries = append(page.Entries, e)
 	}
 	return page, nil
+}
+
+// History is as counter.Reader says.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	fail := func(err error) (counter.Counter, []counter.Gain, error) {
+		return counter.Counter{}, nil, fmt.Errorf("persistent: history of %q: %w", key, unavailable(err))
+	}
+	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	st, gained, alone, hot, err := s.redis.HistoryHot(ctx, key, step)
+	if errors.Is(err, redisstore.ErrLost) {
+		if err = s.heal(ctx); err == nil {
+			st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step)
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	var gains []counter.Gain
+	if !alone {
+		var behind counter.State
+		if behind, gains, err = s.pg.Gains(ctx, key, step, from, to); err != nil {
+			return fail(err)
+		}
+		if !hot {
+			st = behind
+		}
+	}
+	by := map[int64]int64{}
+	for _, g := range gains {
+		by[g.Number] = g.Value
+	}
+	maps.Copy(by, gained)
+	gains = gains[:0]
+	for _, number := range slices.Sorted(maps.Keys(by)) {
+		if number >= from && number < to {
+			gains = append(gains, counter.Gain{Number: number, Value: by[number]})
+		}
+	}
+	return st.Counter(key), st.With(gains, step, from, to), nil
 }
 
 // Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.

@@ -25,7 +25,7 @@ const (
 	lockRows = `insert into headcount_counters as c (key)
 		select key from unnest($1::text[]) key order by key collate "C"
 		on conflict (key) do update set kind = c.kind where false`
-	readRows = `select key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, deleted, ` + now + `
+	readRows = `select key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots, deleted, ` + now + `
 		from headcount_counters, headcount_meta where key = any($1::text[])`
 	readMembers = `select c.key, m.member
 		from unnest($1::text[], $2::text[]) u (key, member)
@@ -42,9 +42,9 @@ const (
 
 	writeRows = `update headcount_counters c
 		set kind = u.kind, value = u.value, updated = u.updated, incarnation = u.incarnation, sequence = u.sequence,
-			entries = u.entries, set_id = u.set_id, ledger_id = u.ledger_id, kept = u.kept
-		from unnest($1::text[], $2::smallint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[])
-			u (key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept)
+			entries = u.entries, set_id = u.set_id, ledger_id = u.ledger_id, kept = u.kept, history_id = u.history_id, slots = u.slots
+		from unnest($1::text[], $2::smallint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[],
+			$11::bigint[], $12::text[]) u (key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots)
 		where c.key = u.key`
 	dropRows = `delete from headcount_counters where key = any($1::text[])`
 	// A cut names who is a member now; one who left and came back since the cut before is one already.
@@ -55,9 +55,17 @@ const (
 		where m.set_id = u.set_id and m.member = u.member`
 	insertEntries = `insert into headcount_ledger (ledger_id, seq, at, delta, before, op, reason, author)
 		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[])`
+	writeGains = `insert into headcount_gains (history_id, step, number, gain) select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[])
+		on conflict (history_id, step, number) do update set gain = excluded.gain`
+	// A history that is swept already is so no later, unless it is kept differently now.
+	sweepGains = `insert into headcount_sweeps (id, step, due, kept, garbage)
+		select distinct on (id, step) id, step, due, kept, false from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[]) u (id, step, due, kept)
+		order by id, step, due
+		on conflict (id, step) do update set due = least(headcount_sweeps.due, excluded.due), kept = excluded.kept
+			where headcount_sweeps.kept <> excluded.kept`
 	writeSweeps = `insert into headcount_sweeps (id, due, kept, garbage)
 		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::boolean[])
-		on conflict (id) do update set due = excluded.due, kept = excluded.kept, garbage = excluded.garbage`
+		on conflict (id, step) do update set due = excluded.due, kept = excluded.kept, garbage = excluded.garbage`
 	forgetIdentities = `delete from headcount_identities where id = any($1::uuid[])`
 	writeDeleted     = `update headcount_meta set deleted = greatest(deleted, $1)`
 )
@@ -110,9 +118,10 @@ func (s *Store) publish(w *step) {
 // record is a row of headcount_counters.
 type record struct {
 	counter.State
-	set    int64 // its members or registers; 0: it never had any
-	ledger int64 // 0: it never had one
-	kept   int64 // how long entries of the ledger are kept, milliseconds
+	set     int64 // its members or registers; 0: it never had any
+	ledger  int64 // 0: it never had one
+	kept    int64 // how long entries of the ledger are kept, milliseconds
+	history int64 // 0: it never had one
 }
 
 // row is a record with what belongs to it.
@@ -123,6 +132,7 @@ type row struct {
 	members map[string]bool // which are in the set now
 	unique  hyperloglog.Registers
 	entries []counter.Entry // of the ledger, not written yet
+	past    []counter.Past  // of the history, not written yet
 }
 
 // step is the counter.Step of one transaction: what the first round trip read,
@@ -265,9 +275,12 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 			return err
 		})
 	}
-	need := int64(0) // a change makes at most a set and a ledger
+	need := int64(0) // a change makes at most a set, a ledger and a history
 	for i := range ops {
-		need += 2 * int64(len(ops[i].Changes))
+		need += 3 * int64(len(ops[i].Changes))
+	}
+	if w.behind != nil {
+		need += 3 * int64(len(w.behind.Hot))
 	}
 	if err := w.send(ctx, c, b, need); err != nil {
 		return err
@@ -321,9 +334,14 @@ func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int
 func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
 	var kind int16
 	var incarnation, sequence, entries int64
-	to := append([]any{key, &kind, &r.Value, &r.Updated, &incarnation, &sequence, &entries, &r.set, &r.ledger, &r.kept}, more...)
+	var slots string
+	to := append([]any{key, &kind, &r.Value, &r.Updated, &incarnation, &sequence, &entries, &r.set, &r.ledger, &r.kept, &r.history, &slots}, more...)
 	if err := rows.Scan(to...); err != nil {
 		return err
+	}
+	var err error
+	if r.Slots, err = counter.ParseSlots(slots); err != nil {
+		return callers{err}
 	}
 	r.Kind = counter.Kind(kind)
 	r.Version = counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
@@ -355,6 +373,7 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	var gone []string
 	var joined, left pairs
 	var entries entryColumns
+	var gains gainColumns
 	for _, key := range w.keys {
 		r := w.records[key]
 		if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
@@ -386,9 +405,12 @@ func (w *step) queueWrites(b *pgx.Batch) {
 		for i := range r.entries {
 			entries.add(r.ledger, &r.entries[i])
 		}
+		for i := range r.past {
+			gains.add(r.history, &r.past[i])
+		}
 	}
 	if len(rows.key) > 0 {
-		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept)
+		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept, rows.history, rows.slots)
 	}
 	if len(gone) > 0 {
 		b.Queue(dropRows, gone)
@@ -404,6 +426,10 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	}
 	if len(entries.id) > 0 {
 		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
+	}
+	if len(gains.id) > 0 {
+		b.Queue(writeGains, gains.id, gains.step, gains.number, gains.gain)
+		b.Queue(sweepGains, gains.id, gains.step, gains.due, gains.kept)
 	}
 	if len(w.sweeps) > 0 {
 		var ids, dues, kepts []int64
@@ -431,9 +457,14 @@ func (w *step) queueWrites(b *pgx.Batch) {
 // The columns that arrays are made of.
 type (
 	columns struct {
-		key                                                               []string
-		kind                                                              []int16
-		value, updated, incarnation, sequence, entries, set, ledger, kept []int64
+		key                                                                        []string
+		kind                                                                       []int16
+		value, updated, incarnation, sequence, entries, set, ledger, kept, history []int64
+		slots                                                                      []string
+	}
+	gainColumns struct {
+		id, number, gain, due, kept []int64
+		step                        []int32
 	}
 	pairs struct {
 		id   []int64
@@ -456,6 +487,14 @@ func (c *columns) add(key string, r *record) {
 	c.incarnation, c.sequence = append(c.incarnation, int64(r.Version.Incarnation)), append(c.sequence, int64(r.Version.Sequence))
 	c.entries = append(c.entries, int64(r.Entries))
 	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
+	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.Slots.Append(nil)))
+}
+
+func (c *gainColumns) add(history int64, p *counter.Past) {
+	c.id, c.step = append(c.id, history), append(c.step, int32(p.Step))
+	c.number, c.gain = append(c.number, int64(p.Number)), append(c.gain, p.Value)
+	kept := p.Kept.Milliseconds()
+	c.kept, c.due = append(c.kept, kept), append(c.due, (int64(p.Number)+2)*int64(p.Step)*1000+kept)
 }
 
 func (p *pairs) add(id int64, name string) { p.id, p.name = append(p.id, id), append(p.name, name) }
@@ -553,11 +592,21 @@ func (w *step) Enter(key string, e counter.Entry, kept time.Duration) {
 	r.entries = append(r.entries, e)
 }
 
+func (w *step) Past(key string, s counter.Slot, kept time.Duration) {
+	r := w.records[key]
+	if r.history == 0 {
+		r.history = w.id()
+	}
+	r.past = append(r.past, counter.Past{Slot: s, Kept: kept})
+}
+
 func (w *step) Drop(key string, v counter.Version) {
 	w.deleted = max(w.deleted, int64(v.Incarnation))
 	r := w.records[key]
 	w.discard(r.set, r.was.set)
 	w.discard(r.ledger, r.was.ledger)
+	w.discard(r.history, r.was.history)
+	r.history, r.past = 0, nil
 	r.set, r.members, r.unique, r.ledger, r.kept, r.entries = 0, nil, hyperloglog.Registers{}, 0, 0, nil
 }
 

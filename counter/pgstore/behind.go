@@ -31,7 +31,7 @@ const (
 	writeFront = `update headcount_front set generation = $1, epoch = $2`
 	writeEpoch = `update headcount_front set epoch = $1`
 	readMade   = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
-	readUnique = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, r.registers
+	readUnique = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots, r.registers
 		from headcount_counters c left join headcount_registers r on r.set_id = c.set_id where c.key = $1`
 	memberPage     = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
 	readFrontEpoch = `select epoch from headcount_front`
@@ -101,6 +101,7 @@ func (h *Behind) hold(w *step) error {
 			return callers{ErrRow}
 		}
 		r.Value += c.Delta
+		r.Gain(w, c, w.now)
 		r.Version.Sequence++
 		r.Updated = w.now.UnixMilli()
 	}
@@ -392,7 +393,7 @@ func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) 
 	w.keys = sortedKeys(w.records)
 	b := &pgx.Batch{}
 	w.queueRows(b)
-	if err := w.send(ctx, p.c, b, 2*int64(len(cuts))); err != nil {
+	if err := w.send(ctx, p.c, b, 3*int64(len(cuts))); err != nil {
 		return err
 	}
 	w.wasDeleted = w.deleted
@@ -435,6 +436,9 @@ func (w *step) put(cut *counter.Cut) bool {
 	}
 	for _, m := range cut.Left {
 		r.had[m] = true
+	}
+	for _, p := range cut.Past {
+		w.Past(cut.Key, p.Slot, p.Kept)
 	}
 	for _, e := range cut.Entries {
 		w.Enter(cut.Key, e, counter.DefaultLedger)

@@ -40,6 +40,9 @@
 //     of its set: few members are a few bytes in the row, many are 12 KB beside it. An
 //     add reads all registers of its counter, and writes them when one has changed,
 //     which happens the less the more members there are.
+//   - headcount_gains has what a counter gained in steps of time that are over. The steps
+//     that are running stand in the counter's row, so a change of it writes no other row
+//     until a step is over; then that is one row, written at the end of its history.
 //   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
 //     how it is read and how its oldest entries are found. Its pages are written at
 //     the end, its index within each ledger at the end.

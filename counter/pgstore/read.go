@@ -18,12 +18,14 @@ import (
 )
 
 const (
-	readCounters = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept,
+	readCounters = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots,
 			$2 <> '' and exists (select from headcount_members m where m.set_id = c.set_id and m.member = $2)
 		from headcount_counters c where c.key = any($1::text[])`
 	readEntries = `select l.seq, l.at, l.delta, l.before, l.op, l.reason, l.author
 		from headcount_counters c join headcount_ledger l on l.ledger_id = c.ledger_id
 		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
+	readGains = `select g.number, g.gain from headcount_counters c join headcount_gains g on g.history_id = c.history_id
+		where c.key = $1 and c.history_id <> 0 and g.step = $2 and g.number >= $3 and g.number < $4 order by g.number`
 	// A range of the key's index is all keys with a prefix: no key is longer than
 	// MaxKeyLength, and no character is greater than the one repeated.
 	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
@@ -128,6 +130,43 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 		return counter.Ledger{}, fmt.Errorf("pgstore: ledger of %q: %w", key, err)
 	}
 	return page, nil
+}
+
+// History is as counter.Reader says.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	st, gains, err := s.Gains(ctx, key, step, from, to)
+	if err != nil {
+		return counter.Counter{}, nil, fmt.Errorf("pgstore: history of %q: %w", key, err)
+	}
+	return st.Counter(key), st.With(gains, step, from, to), nil
+}
+
+// Gains is the history of a counter without the steps that are running, and its state.
+func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gains []counter.Gain, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		st, gains = counter.State{}, nil
+		b := &pgx.Batch{}
+		b.Queue(repeatable)
+		b.Queue(readCounters, []string{key}, "").Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				var r record
+				var mine bool
+				if err := r.scan(rows, &key, &mine); err != nil {
+					return err
+				}
+				st = r.State
+			}
+			return rows.Err()
+		})
+		b.Queue(readGains, key, int32(step/time.Second), from, to).Query(func(rows pgx.Rows) error {
+			var g counter.Gain
+			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value}, func() error { gains = append(gains, g); return nil })
+			return err
+		})
+		b.Queue("commit")
+		return c.SendBatch(ctx, b).Close()
+	})
+	return st, gains, err
 }
 
 // sum adds the counters with prefix, but those of but, to total, and when that is a union

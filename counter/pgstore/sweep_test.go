@@ -110,3 +110,40 @@ func TestEntriesAreKeptAsLongAsTheRuleSays(t *testing.T) {
 	until(t, url, entries+"'e:1'", 1) // it is looked at later
 	until(t, url, entries+"'e:2'", 3)
 }
+
+// TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that
+// nobody touches any more.
+func TestHistoryIsForgotten(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, often)
+	views := &counter.Rule{Match: "v:*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}}}
+	view := counter.Change{Key: "v:1", Rule: views, Verb: counter.Add, Delta: 1}
+	apply(t, s, with("", view))
+	gone := view
+	gone.Key = "v:gone"
+	apply(t, s, with("", gone))
+	for pgtest.Query[int](t, url, "select count(distinct history_id) from headcount_gains") < 2 {
+		apply(t, s, with("", view))
+		apply(t, s, with("", gone))
+	}
+	gone.Verb, gone.Delta = counter.Delete, 0
+	apply(t, s, with("", gone))
+	until(t, url, "select count(distinct history_id) from headcount_gains", 1)
+	// Two hours in which nothing happens, and half of what is due is in many rows.
+	server.Exec(t, url, "update headcount_gains set number = number - 7200")
+	server.Exec(t, url, fmt.Sprintf("insert into headcount_gains select history_id, step, number - 10 - n, 1 from (select * from headcount_gains limit 1) g, generate_series(1, %d) n", sweepRows+10))
+	server.Exec(t, url, "insert into headcount_gains select history_id, step, number + 4000, 1 from headcount_gains order by number desc limit 1")
+	server.Exec(t, url, "update headcount_sweeps set due = due - 7200000 where step = 1")
+	until(t, url, "select count(*) from headcount_gains", 1)
+	if n := pgtest.Query[int](t, url, "select count(*) from headcount_sweeps where step = 1 and due > extract(epoch from now()) * 1000"); n != 1 {
+		t.Errorf("%d sweeps wait for what is left, want 1", n)
+	}
+	server.Exec(t, url, "update headcount_gains set number = number - 7200")
+	server.Exec(t, url, "update headcount_sweeps set due = 0 where step = 1")
+	until(t, url, "select count(*) from headcount_gains", 0)
+	until(t, url, "select count(*) from headcount_sweeps", 0)
+	for pgtest.Query[int](t, url, "select count(*) from headcount_sweeps where step = 1") < 1 { // it begins anew
+		apply(t, s, with("", view))
+	}
+}

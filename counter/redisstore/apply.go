@@ -55,8 +55,16 @@ type (
 		Moved   []int    `json:"moved,omitempty"` // numbers of the keys of what became of members, by epoch
 		Old     int      `json:"old,omitempty"`   // number of the key of a ledger that a cut needs
 
+		Buckets []bucket `json:"buckets,omitempty"` // of Add
+		Past    []int    `json:"past,omitempty"`    // numbers of the keys of histories, in front of those by epoch
+
 		Registers    int `json:"registers,omitempty"`    // number of the key of registers
 		OldRegisters int `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
+	}
+	bucket struct {
+		Step int64 `json:"step"`           // seconds
+		Kept int64 `json:"kept"`           // ms
+		Past int   `json:"past,omitempty"` // number of the key of its history; none in front
 	}
 	outcome struct {
 		Busy    *string           `json:"busy"`
@@ -152,6 +160,24 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 			out.OldRegisters = g.names.key(oldRegistersKey(b, c.Key))
 			out.Moved = []int{g.names.key(movedKey(b, 0, c.Key)), g.names.key(movedKey(b, 1, c.Key))}
 			out.Old = g.names.key(oldLedgerKey(b, c.Key))
+		}
+	}
+	switch {
+	case c.Verb == counter.Add && len(c.Rule.Buckets) > 0, c.Verb == counter.Delete && g.call.Front:
+		for i := range c.Rule.Buckets {
+			r := &c.Rule.Buckets[i]
+			bk := bucket{Step: int64(r.Step / time.Second), Kept: r.Kept.Milliseconds()}
+			if !g.call.Front {
+				bk.Past = g.names.key(gainsKey(b, r.Step, c.Key))
+			}
+			out.Buckets = append(out.Buckets, bk)
+		}
+		if g.call.Front {
+			out.Past = []int{g.names.key(gainedKey(b, 0, c.Key)), g.names.key(gainedKey(b, 1, c.Key))}
+		}
+	case c.Verb == counter.Delete: // whatever rules there were
+		for _, step := range counter.BucketSteps {
+			out.Past = append(out.Past, g.names.key(gainsKey(b, step, c.Key)))
 		}
 	}
 	for _, m := range c.Join {

@@ -31,6 +31,7 @@ import (
 //	hc:{n5}:a       zset: when counters were touched
 //	hc:{n5}:p1:KEY, p2:KEY  hash: members that moved, in epochs of even and of odd number
 //	hc:{n5}:o:KEY   stream: ledger of the cut, of a counter that was deleted since
+//	hc:{n5}:b1:KEY, b2:KEY  hash: what a sum gained in steps that are over, in epochs of even and of odd number
 //	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
@@ -90,6 +91,10 @@ func oldRegistersKey(b int, key string) string { return tag(b) + "q:" + key }
 func stagedKey(b int, id string) string        { return tag(b) + "y:" + id }
 func movedKey(b int, e uint64, key string) string {
 	return tag(b) + "p" + strconv.FormatUint(e%2+1, 10) + ":" + key
+}
+
+func gainedKey(b int, e uint64, key string) string {
+	return tag(b) + "b" + strconv.FormatUint(e%2+1, 10) + ":" + key
 }
 
 func (s *Store) touch() int64 {
@@ -258,6 +263,70 @@ func (p *Places) note(at int, state string, more []any) {
 // ReadHot reads those of keys that are hot. With whole, operations under way are awaited.
 func (s *Store) ReadHot(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
 	return s.read(ctx, keys, member, whole)
+}
+
+// parsePast reads what counter_apply.lua keeps of steps that are over, in no order.
+func parsePast(reply any) ([]counter.Past, error) {
+	list, ok := reply.([]any)
+	if !ok {
+		return nil, errReplied()
+	}
+	var out []counter.Past
+	for i := 0; i+1 < len(list); i += 2 {
+		name, _ := list[i].(string)
+		text, _ := list[i+1].(string)
+		value, kept, _ := strings.Cut(text, " ")
+		slots, err := counter.ParseSlots(name + ":" + value)
+		ms, err1 := strconv.ParseInt(kept, 10, 64)
+		if err := errors.Join(err, err1); err != nil {
+			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		out = append(out, counter.Past{Slot: slots[0], Kept: time.Duration(ms) * time.Millisecond})
+	}
+	return out, nil
+}
+
+// HistoryHot returns the state of a counter and what it gained that may not be persisted, by the
+// numbers of steps. alone: all there is. It is not hot when PostgreSQL has all.
+func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration) (st counter.State, gained map[int64]int64, alone, hot bool, err error) {
+	if err := s.open(); err != nil {
+		return st, nil, false, false, err
+	}
+	b := bucketOf(key)
+	k := bucketKeys(b, true)
+	cl := &redisconn.Call{
+		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], k[3], k[4], gainedKey(b, 0, key), gainedKey(b, 1, key)}, Args: []any{key},
+	}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return st, nil, false, false, err
+	}
+	if cl.Reply == lostReply {
+		return st, nil, false, false, ErrLost
+	}
+	row, _ := cl.Reply.([]any)
+	if len(row) != 4 {
+		return st, nil, false, false, errReplied()
+	}
+	state, _ := row[0].(string)
+	if state == "" || state == behindState {
+		return st, nil, false, false, nil
+	}
+	if _, st, err = parseState(key, state); err != nil {
+		return st, nil, false, false, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+	}
+	gained = map[int64]int64{}
+	for _, reply := range row[2:] {
+		past, err := parsePast(reply)
+		if err != nil {
+			return st, nil, false, false, err
+		}
+		for _, p := range past {
+			if time.Duration(p.Step)*time.Second == step {
+				gained[int64(p.Number)] = p.Value
+			}
+		}
+	}
+	return st, gained, state == absentState || row[1] == int64(1), true, nil
 }
 
 // LedgerHot returns entries that may not be persisted. alone: all there are.
@@ -558,7 +627,7 @@ func formatState(st counter.State) string {
 	if st.Version == (counter.Version{}) {
 		return absentState
 	}
-	return fmt.Sprintf("%s %d %d %d %d %d", st.Kind, st.Value, st.Updated, st.Version.Incarnation, st.Version.Sequence, st.Entries)
+	return fmt.Sprintf("%s %d %d %d %d %d%s", st.Kind, st.Value, st.Updated, st.Version.Incarnation, st.Version.Sequence, st.Entries, st.Slots.Append(nil))
 }
 
 // Cut ends an epoch of a generation in all buckets. Changes wait meanwhile when a transaction
@@ -694,7 +763,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[5]}}
 	for _, key := range keys {
-		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), registersKey(b, key), oldRegistersKey(b, key))
+		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), registersKey(b, key), oldRegistersKey(b, key), gainedKey(b, epoch, key))
 		cl.Args = append(cl.Args, key)
 	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
@@ -707,7 +776,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	out := make([]counter.Cut, len(keys))
 	for i, key := range keys {
 		row, _ := rows[i].([]any)
-		if len(row) != 4 {
+		if len(row) != 5 {
 			return nil, errReplied()
 		}
 		t := counter.Cut{Key: key, Dropped: flags[key] == "x"}
@@ -722,6 +791,9 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 		registers, _ := row[3].(string)
 		if t.Registers, err = hyperloglog.Parse([]byte(registers)); err != nil {
 			return nil, fmt.Errorf("%w: registers of %q: %w", counter.ErrUnavailable, key, err)
+		}
+		if t.Past, err = parsePast(row[4]); err != nil {
+			return nil, err
 		}
 		if row[2] != int64(0) {
 			var places map[string]string
@@ -758,7 +830,7 @@ func (s *Store) Done(ctx context.Context, epoch uint64) error {
 				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)}, Args: []any{strconv.FormatUint(epoch, 10)},
 			}
 			for _, key := range keys {
-				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), oldRegistersKey(b, key))
+				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), oldRegistersKey(b, key), gainedKey(b, epoch, key))
 				cl.Args = append(cl.Args, key)
 			}
 			return s.conn.Run(ctx, []*redisconn.Call{cl})

@@ -344,3 +344,43 @@ func TestAFewUniquesAreSmall(t *testing.T) {
 		t.Error("the registers are there after a DELETE")
 	}
 }
+
+// TestHistoryIsForgotten: what was gained goes when it is kept long enough, with all of it when nobody
+// touches the counter any more, and with the counter.
+func TestHistoryIsForgotten(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	rule := &counter.Rule{Match: "*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
+	name := gainsKey(bucketOf("v"), time.Second, "v")
+	now := time.Now().Unix()
+	text := ""
+	for n := now - 5000; n < now-3000; n++ { // of 5,000 s ago and later; an hour is kept
+		text += strconv.FormatInt(n, 10) + ":-2 "
+	}
+	server.Do(t, "SET", name, text)
+	seconds := func() []counter.Gain {
+		_, gains, err := s.History(t.Context(), "v", time.Second, 0, 1<<40)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gains
+	}
+	for len(seconds()) > 1000 { // until a second is over
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(rule, "v", 1)}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if gains := seconds(); gains[0].Number < now-3605 || gains[0].Number > now-3590 || gains[0].Value != -2 {
+		t.Errorf("the oldest is of %d s ago, an hour is kept", now-gains[0].Number)
+	}
+	if ttl := server.Do(t, "TTL", name).(int64); ttl < 3600 || ttl > 3610 {
+		t.Errorf("it expires in %d s", ttl)
+	}
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: likes, Verb: counter.Delete}}}})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	if n := server.Do(t, "EXISTS", name); n != int64(0) {
+		t.Error("its history is there after a DELETE")
+	}
+}

@@ -172,6 +172,47 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 	return out, nil
 }
 
+// History is as counter.Reader says.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	fail := func(err error) (counter.Counter, []counter.Gain, error) {
+		return counter.Counter{}, nil, fmt.Errorf("redisstore: history of %q: %w", key, err)
+	}
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	b := bucketOf(key)
+	cl := &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), gainsKey(b, step, key)}, Args: []any{key}}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return fail(err)
+	}
+	row, _ := cl.Reply.([]any)
+	if len(row) != 2 {
+		return fail(errReplied())
+	}
+	state, _ := row[0].(string)
+	text, _ := row[1].(string)
+	c, st, err := parseState(key, state)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+	}
+	var gains []counter.Gain
+	for _, f := range strings.Fields(text) {
+		number, value, _ := strings.Cut(f, ":")
+		var g counter.Gain
+		g.Number, err = strconv.ParseInt(number, 10, 64)
+		if err == nil {
+			g.Value, err = strconv.ParseInt(value, 10, 64)
+		}
+		if err != nil {
+			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+		}
+		if g.Number >= from && g.Number < to {
+			gains = append(gains, g)
+		}
+	}
+	return c, st.With(gains, step, from, to), nil
+}
+
 var ledgerOps = map[string]counter.LedgerOp{
 	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset,
 }

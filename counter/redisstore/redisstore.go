@@ -17,6 +17,7 @@
 //	hc:{n5}:k       hash: counters that a transaction has locked: transaction home since
 //	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
+//	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
 //	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
 //	hc:{n5}:i:ID    string: an identity, for a day
 //	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
@@ -34,6 +35,12 @@
 //
 // A unique is a HyperLogLog of Redis' own: PFADD says whether an add changed a register, PFCOUNT
 // is the value, which is kept in the state like any other. Package hyperloglog reads the same bytes.
+//
+// # History
+//
+// The steps of time that are running stand in the state, so a change in the same step writes nothing
+// else. A step that is over is appended to a string, from which the oldest go in bulk; it expires
+// when all of it is old.
 //
 // # Operations of several buckets
 //
@@ -217,11 +224,14 @@ func probeWrite(ctx context.Context, c *redisconn.Client) (int, error) {
 
 func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 
-func countersKey(b int) string              { return tag(b) + "c" }
-func stateKey(b int) string                 { return tag(b) + "s" }
-func locksKey(b int) string                 { return tag(b) + "k" }
-func ledgerKey(b int, key string) string    { return tag(b) + "l:" + key }
-func membersKey(b int, key string) string   { return tag(b) + "m:" + key }
+func countersKey(b int) string            { return tag(b) + "c" }
+func stateKey(b int) string               { return tag(b) + "s" }
+func locksKey(b int) string               { return tag(b) + "k" }
+func ledgerKey(b int, key string) string  { return tag(b) + "l:" + key }
+func membersKey(b int, key string) string { return tag(b) + "m:" + key }
+func gainsKey(b int, step time.Duration, key string) string {
+	return tag(b) + "g" + strconv.Itoa(int(step/time.Second)) + ":" + key
+}
 func registersKey(b int, key string) string { return tag(b) + "r:" + key }
 func transactionKey(b int, id string) string {
 	return tag(b) + "x:" + id
@@ -291,17 +301,20 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 		return counter.Counter{Key: key}, st, nil
 	}
 	f := strings.Split(text, " ")
-	if len(f) != 6 {
+	if len(f) < 6 {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q", errState, text, key)
 	}
 	var ok bool
-	var errs [5]error
+	var errs [6]error
 	st.Kind, ok = counter.ParseKind(f[0])
 	st.Value, errs[0] = strconv.ParseInt(f[1], 10, 64)
 	st.Updated, errs[1] = strconv.ParseInt(f[2], 10, 64)
 	st.Version.Incarnation, errs[2] = strconv.ParseUint(f[3], 10, 64)
 	st.Version.Sequence, errs[3] = strconv.ParseUint(f[4], 10, 64)
 	st.Entries, errs[4] = strconv.ParseUint(f[5], 10, 64)
+	if len(f) > 6 {
+		st.Slots, errs[5] = counter.ParseSlots(strings.Join(f[6:], " "))
+	}
 	if err := errors.Join(errs[:]...); err != nil || !ok {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/big"
 	"slices"
 	"strings"
@@ -27,7 +28,8 @@ type trueCounter struct {
 	value   *big.Int
 	members map[string]bool // so few that also the value of a unique is their number
 	ledger  []trueEntry
-	changes int // how often it changed: versions that were answered must order like this
+	gained  int64 // under rules with buckets, but adjustments and resets
+	changes int   // how often it changed: versions that were answered must order like this
 }
 
 type trueEntry struct {
@@ -39,7 +41,7 @@ type trueEntry struct {
 func (m truth) clone() truth {
 	c := truth{map[string]*trueCounter{}, maps.Clone(m.ids), m.deleted}
 	for k, v := range m.counters {
-		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.changes}
+		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.gained, v.changes}
 	}
 	return c
 }
@@ -97,6 +99,9 @@ func (m truth) change(c counter.Change) error {
 			}
 		}
 		t.changes++
+		if t.kind == counter.Sum && c.Verb == counter.Add && len(c.Rule.Buckets) > 0 {
+			t.gained += c.Delta
+		}
 		switch {
 		case c.Verb == counter.Adjust:
 			enter("adjust")
@@ -300,6 +305,17 @@ func model(t *testing.T, i Instance) {
 						if want := m.counters[r.Key]; r.Mine != (want != nil && want.kind == counter.Members && want.members[member]) {
 							rt.Fatalf("%q in %q: %v", member, r.Key, r.Mine)
 						}
+					}
+				}
+				for _, key := range keys {
+					step := rapid.SampledFrom(sum.Buckets).Draw(rt, "bucket").Step
+					_, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
+					want, gained := m.counters[key], int64(0)
+					if want != nil {
+						gained = want.gained
+					}
+					if err != nil || total(gains) != gained {
+						rt.Fatalf("the history of %q in steps of %s: %v, %v, want %d in all", key, step, gains, err, gained)
 					}
 				}
 				for _, key := range keys {

@@ -36,7 +36,8 @@ type Factory func(t testing.TB) Instance
 
 // Rules of the tests.
 var (
-	sum     = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Stale: time.Second}
+	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Stale: time.Second,
+		Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour}, {Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
 	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
 	stock   = &counter.Rule{Match: "k:*", Kind: counter.Exact, Floor: number(0), Ceiling: number(100), Ledger: counter.DefaultLedger}
 	members = &counter.Rule{Match: "m:*", Kind: counter.Members, Ledger: counter.DefaultLedger}
@@ -63,6 +64,7 @@ func Run(t *testing.T, open Factory) {
 		"a unique with many members":                  manyUniques,
 		"members of a unique at the same time":        concurrentUniques,
 		"unions":                                      unions,
+		"histories add up":                            historiesAddUp,
 		"reset":                                       resets,
 		"adjust":                                      adjustments,
 		"ledger":                                      ledgers,
@@ -1036,6 +1038,9 @@ func closed(t *testing.T, i Instance) {
 	}
 	if _, err := i.Store.Ledger(t.Context(), "s:1", 0, 1); !errors.Is(err, counter.ErrUnavailable) {
 		t.Errorf("Ledger: %v", err)
+	}
+	if _, _, err := i.Store.History(t.Context(), "s:1", time.Second, 0, 1); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("History: %v", err)
 	}
 	if _, err := i.Store.Aggregate(t.Context(), ""); !errors.Is(err, counter.ErrUnavailable) {
 		t.Errorf("Aggregate: %v", err)

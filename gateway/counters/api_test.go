@@ -34,6 +34,8 @@ const rules = `{"rules":[
 {"match":"fans:*","kind":"members"},
 {"match":"visitors:*","kind":"unique","public":["read","member"]},
 {"match":"stock:*","kind":"exact","floor":-5},
+{"match":"hits:*","kind":"sum","public":["read"],"buckets":["1m:24h","1h:90d"]},
+{"match":"people:*","kind":"unique","public":["read"],"buckets":["1h:90d"]},
 {"match":"now:*","kind":"sum","public":["read"],"stale":0},
 {"match":"private:*","kind":"sum"}]}`
 
@@ -245,6 +247,73 @@ func TestUniques(t *testing.T) {
 	s.want("GET /visitors:1", "", 200, visitors("visitors:1", 0, "0"))
 }
 
+func TestHistory(t *testing.T) {
+	s := serve(t, nil)
+	s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
+	s.want("POST /hits:1/decrement", `{"delta":2}`, 200, one("hits:1", "sum", 3, "2"))
+	s.want("POST /hits:1/adjust", `{"delta":-500,"reason":"bots","by":"ops"}`, 200, one("hits:1", "sum", -497, "3"))
+	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":3}`)
+	s.want("GET /hits:1/window?last=30d", "", 200, `{"key":"hits:1","last":"30d","value":3}`)
+	s.want("GET /hits:2/window?last=1h", "", 200, `{"key":"hits:2","last":"1h","value":0}`)
+	if w := s.do("GET /hits:1/window?last=90s", ""); w.Code != 200 {
+		t.Errorf("it is public: %d %s", w.Code, w.Body)
+	}
+	type answer struct {
+		Key, Step string
+		Points    []struct {
+			At    time.Time
+			Value int64
+		}
+		Total int64
+	}
+	get := func(query, step string, points int) (a answer) {
+		t.Helper()
+		w := s.do("GET /hits:1/range"+query, "")
+		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil || w.Code != 200 || a.Key != "hits:1" || a.Step != step || len(a.Points) != points {
+			t.Errorf("%s: %d %s", query, w.Code, w.Body)
+		}
+		return a
+	}
+	now := time.Now().UTC()
+	a := get("", "1m", 60)
+	if last := a.Points[59]; a.Total != 3 || a.Points[58].Value+last.Value != 3 || last.At.After(now) || now.Sub(last.At) > 2*time.Minute {
+		t.Errorf("%+v", a)
+	}
+	later := now.Add(time.Hour).Format(time.RFC3339)
+	if a := get("?step=1h&to="+url.QueryEscape(later), "1h", 60); a.Total != 3 {
+		t.Errorf("%+v", a)
+	}
+	from := now.Add(-36 * time.Hour).In(time.FixedZone("", 2*3600)).Format(time.RFC3339)
+	if a := get("?step=12h&from="+url.QueryEscape(from), "12h", 4); a.Total != 3 || a.Points[3].Value != 3 {
+		t.Errorf("%+v", a)
+	}
+	for call, detail := range map[string]string{
+		"GET /hits:1/range?from=yesterday":                                    "one time such as",
+		"GET /hits:1/range?from=2030-10-10T12:00:00Z&from=x":                  "one time such as",
+		"GET /hits:1/range?to=1700000000":                                     "one time such as",
+		"GET /hits:1/range?step=x":                                            "one duration such as",
+		"GET /hits:1/range?step=0s":                                           "one duration such as",
+		"GET /hits:1/range?step=90s":                                          "no multiple of a step that is kept (1m:1d, 1h:90d)",
+		"GET /hits:1/range?from=2020-10-10T12:00:00Z":                         "at most 1500",
+		"GET /hits:1/range?from=2020-10-10T12:00:00Z&step=10d":                "longer ago than is kept",
+		"GET /hits:1/range?from=2020-10-10T12:00:00Z&to=2020-10-10T11:00:00Z": "not before to",
+		"GET /hits:1/range?%zz":                                               "cannot be read",
+		"GET /hits:1/window":                                                  `"last" is missing`,
+		"GET /hits:1/window?last=-1h":                                         "one duration such as",
+		"GET /hits:1/window?last=91d":                                         "longer than is kept",
+		"GET /votes:1/window?last=x":                                          "one duration such as",
+	} {
+		wantProblem(t, s.do(call, ""), 400, detail)
+	}
+	wantProblem(t, s.do("GET /private:1/range", ""), 403, "not public")
+	s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
+	wantConflict(t, s.do("GET /votes:1/range", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
+	wantConflict(t, s.do("GET /votes:1/window?last=1h", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
+	wantConflict(t, s.do("GET /people:1/range", ""), "people:1", 0, "of kind unique")
+	s.want("DELETE /hits:1", "", 204, "")
+	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":0}`)
+}
+
 // wantProblem checks a problem that says what to do.
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail string) {
 	t.Helper()
@@ -399,7 +468,7 @@ func TestProblems(t *testing.T) {
 	// Paths without a route: calls of later versions, and methods that a path does not
 	// have.
 	for call, status := range map[string]int{
-		"GET /views:1/range": 404, "GET /views:1/window": 404, "GET /views:1/dimensions/country": 404, "GET /": 404, "PUT /views:1": 405, "GET /views:1/increment": 405, "POST /views:1": 405,
+		"GET /views:1/dimensions/country": 404, "GET /": 404, "PUT /views:1": 405, "GET /views:1/increment": 405, "POST /views:1": 405,
 	} {
 		if w := s.do(call, "", key); w.Code != status {
 			t.Errorf("%s: %d, want %d", call, w.Code, status)

@@ -43,7 +43,7 @@
 //
 // # What comes later
 //
-// Calls for time, dimensions and top have no route yet, so they are 404.
+// Calls for dimensions and top have no route yet, so they are 404.
 package counters
 
 import (
@@ -172,6 +172,8 @@ func (a *API) Routes(e *gin.Engine) {
 	policy.Get(e, one+"/members/:member", a.getMember)
 	policy.Get(e, one+"/ledger", a.getLedger)
 	policy.Get(e, one+"/aggregate", a.getAggregate)
+	policy.Get(e, one+"/range", a.getRange)
+	policy.Get(e, one+"/window", a.getWindow)
 	e.POST(LimitsRoot+"/:key", a.postLimit)
 }
 

@@ -59,6 +59,10 @@ func (s *scripted) Ledger(context.Context, string, uint64, int) (counter.Ledger,
 	panic("not asked for")
 }
 
+func (s *scripted) History(context.Context, string, time.Duration, int64, int64) (counter.Counter, []counter.Gain, error) {
+	panic("not asked for")
+}
+
 func (s *scripted) Aggregate(context.Context, string) (counter.Aggregate, error) {
 	panic("not asked for")
 }

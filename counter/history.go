@@ -1,0 +1,320 @@
+package counter
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/presence"
+)
+
+// Bounds of what is asked about history.
+const (
+	MaxPoints     = 1500
+	defaultPoints = 60
+)
+
+var (
+	// ErrTime is in every error about a time that cannot be asked about. Its text says
+	// what to ask instead.
+	ErrTime = errors.New("bad time")
+	// ErrHistory says that a counter has no history.
+	ErrHistory = errors.New("the counter keeps no such history")
+)
+
+// Gain is what a counter gained in one step of time.
+type Gain struct {
+	Number int64 // of the step since the Unix epoch
+	Value  int64
+}
+
+// Slot is the step in which a counter gained last, one for each bucket: it stands in
+// the counter's State, so a change in the same step writes nothing else. When the
+// next step begins the slot goes to the history beside the counter.
+type Slot struct {
+	Value  int64
+	Number uint32 // of the step since the Unix epoch
+	Step   uint32 // seconds; 0: the slot is free
+}
+
+// Slots are those of one counter, in no order.
+type Slots [MaxBuckets]Slot
+
+// Past is what a counter gained in a step that is over, and how long that is kept.
+type Past struct {
+	Slot
+	Kept time.Duration
+}
+
+// Gain adds what c has made of s to the slots of its buckets. A step never goes back when
+// the clock does.
+func (s *State) Gain(step Step, c *Change, now time.Time) {
+	if s.Kind != Sum || c.Verb != Add {
+		return
+	}
+	for i := range c.Rule.Buckets {
+		b := &c.Rule.Buckets[i]
+		seconds := uint32(b.Step / time.Second)
+		slot := s.Slots.of(seconds, c.Rule)
+		number := max(uint32(now.Unix()/int64(seconds)), slot.Number)
+		if slot.Step == 0 || slot.Number != number {
+			if slot.Step != 0 {
+				step.Past(c.Key, *slot, b.Kept)
+			}
+			*slot = Slot{Number: number, Step: seconds}
+		}
+		slot.Value = saturated(slot.Value, c.Delta)
+	}
+}
+
+// of is the slot of a step, or one that is free, or else one that the rule does not
+// name any more, as a free one.
+func (s *Slots) of(seconds uint32, rule *Rule) *Slot {
+	for i := range s {
+		if s[i].Step == seconds {
+			return &s[i]
+		}
+	}
+	for i := range s {
+		if s[i].Step == 0 {
+			return &s[i]
+		}
+	}
+	for i := range s {
+		if rule.bucketOf(s[i].Step) == nil {
+			s[i] = Slot{}
+			return &s[i]
+		}
+	}
+	panic("a rule has more buckets than there are slots") // parseRule counts them
+}
+
+// bucketOf is the rule's bucket with that step, or nil.
+func (rule *Rule) bucketOf(seconds uint32) *Bucket {
+	for i := range rule.Buckets {
+		if rule.Buckets[i].Step == time.Duration(seconds)*time.Second {
+			return &rule.Buckets[i]
+		}
+	}
+	return nil
+}
+
+// saturated is a + b, or the nearest number that 64 bits hold.
+func saturated(a, b int64) int64 {
+	sum, over := plus(a, b)
+	switch {
+	case !over:
+		return sum
+	case a < 0:
+		return math.MinInt64
+	default:
+		return math.MaxInt64
+	}
+}
+
+// Append appends the slots in use as text: " step:number:value" for each.
+func (s *Slots) Append(b []byte) []byte {
+	for i := range s {
+		if s[i].Step != 0 {
+			b = append(b, ' ')
+			b = strconv.AppendUint(b, uint64(s[i].Step), 10)
+			b = append(b, ':')
+			b = strconv.AppendUint(b, uint64(s[i].Number), 10)
+			b = append(b, ':')
+			b = strconv.AppendInt(b, s[i].Value, 10)
+		}
+	}
+	return b
+}
+
+// ParseSlots reads what Append wrote.
+func ParseSlots(text string) (s Slots, err error) {
+	for i, field := range strings.Fields(text) {
+		step, rest, _ := strings.Cut(field, ":")
+		number, value, _ := strings.Cut(rest, ":")
+		n, err := strconv.ParseUint(step, 10, 32)
+		m, err1 := strconv.ParseUint(number, 10, 32)
+		v, err2 := strconv.ParseInt(value, 10, 64)
+		if err := errors.Join(err, err1, err2); err != nil || i == len(s) {
+			return Slots{}, fmt.Errorf("slots %q: %w", text, err)
+		}
+		s[i] = Slot{Value: v, Number: uint32(m), Step: uint32(n)}
+	}
+	return s, nil
+}
+
+// Over reports whether what was gained in a step that is kept for so long may be
+// forgotten. It is kept a step longer, for who asks with a clock that is late.
+func Over(number int64, step, kept time.Duration, now time.Time) bool {
+	return (number+2)*int64(step/time.Second) <= now.Add(-kept).Unix()
+}
+
+// With adds the running steps of s to the gains of steps that are over, from the
+// number from to that before to.
+func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {
+	for _, slot := range s.Slots {
+		n := int64(slot.Number)
+		if time.Duration(slot.Step)*time.Second != step || step == 0 || n < from || n >= to {
+			continue
+		}
+		if last := len(gains) - 1; last < 0 || gains[last].Number < n { // else it is over since s was read
+			gains = append(gains, Gain{n, slot.Value})
+		}
+	}
+	return gains
+}
+
+// Question is what is asked about the history of a counter: of which bucket, from which
+// of its steps to that before which, and how many of them make a point.
+type Question struct {
+	Step     time.Duration // of the bucket
+	From, To int64
+	Points   int64         // steps in one; 0: no points are asked for
+	Each     time.Duration // the length of a point
+}
+
+// Range is the question of a range. A zero time or step takes its default. The error is
+// ErrTime, or ErrHistory when the rule keeps none.
+func (rule *Rule) Range(from, to time.Time, each time.Duration, now time.Time) (Question, error) {
+	if len(rule.Buckets) == 0 {
+		return Question{}, ErrHistory
+	}
+	if each == 0 {
+		each = rule.Buckets[0].Step
+	}
+	length := int64(each / time.Second)
+	if length < 1 || each%time.Second != 0 {
+		return Question{}, fmt.Errorf("%w: step: %s has no whole seconds; ask for a multiple of %s", ErrTime, each, stepText(rule.Buckets[0].Step))
+	}
+	last := floor(now.Unix(), length) + 1 // the point after the running one
+	if !to.IsZero() {
+		last = floor(to.Add(time.Second-1).Unix()+length-1, length)
+	}
+	first := last - defaultPoints
+	if !from.IsZero() {
+		first = floor(from.Unix(), length)
+	} else { // what nobody keeps is not asked for unless somebody says so
+		kept := int64(math.MaxInt64)
+		for _, b := range rule.Buckets {
+			if each%b.Step == 0 {
+				kept = min(kept, floor(oldest(b, now)+length-1, length))
+			}
+		}
+		first = max(first, min(kept, last-1))
+	}
+	switch {
+	case first >= last:
+		return Question{}, fmt.Errorf("%w: from is not before to; swap them", ErrTime)
+	case last-first > MaxPoints:
+		return Question{}, fmt.Errorf("%w: that is %d points; ask for at most %d, in longer steps", ErrTime, last-first, MaxPoints)
+	}
+	divides := false
+	for _, b := range rule.Buckets {
+		if each%b.Step != 0 {
+			continue
+		}
+		divides = true
+		if first*length >= oldest(b, now) {
+			n := int64(each / b.Step)
+			return Question{Step: b.Step, From: first * n, To: last * n, Points: n, Each: each}, nil
+		}
+	}
+	if !divides {
+		return Question{}, fmt.Errorf("%w: step: %s is no multiple of a step that is kept (%s)", ErrTime, stepText(each), rule.bucketsText())
+	}
+	return Question{}, fmt.Errorf("%w: from is longer ago than is kept in steps of which %s is a multiple (%s)", ErrTime, stepText(each), rule.bucketsText())
+}
+
+// Window is the question of what was gained in the time before now.
+func (rule *Rule) Window(last time.Duration, now time.Time) (Question, error) {
+	if len(rule.Buckets) == 0 {
+		return Question{}, ErrHistory
+	}
+	for _, b := range rule.Buckets {
+		if last <= b.Kept {
+			from := floor(now.Add(-last).Unix(), int64(b.Step/time.Second))
+			return Question{Step: b.Step, From: from, To: math.MaxUint32}, nil
+		}
+	}
+	return Question{}, fmt.Errorf("%w: last: %s is longer than is kept (%s)", ErrTime, stepText(last), rule.bucketsText())
+}
+
+// oldest is the moment, in unix seconds, from which what was gained is surely kept.
+func oldest(b Bucket, now time.Time) int64 {
+	step := int64(b.Step / time.Second)
+	return (floor(now.Add(-b.Kept).Unix(), step) - 1) * step
+}
+
+// floor is a / b, rounded down.
+func floor(a, b int64) int64 {
+	n := a / b
+	if a%b < 0 {
+		n--
+	}
+	return n
+}
+
+func (rule *Rule) bucketsText() string {
+	var list []string
+	for _, b := range rule.Buckets {
+		list = append(list, stepText(b.Step)+":"+stepText(b.Kept))
+	}
+	return strings.Join(list, ", ")
+}
+
+// stepText writes a duration as rules do.
+func stepText(d time.Duration) string {
+	switch {
+	case d > 0 && d%(24*time.Hour) == 0:
+		return strconv.FormatInt(int64(d/(24*time.Hour)), 10) + "d"
+	case d > 0 && d%time.Hour == 0:
+		return strconv.FormatInt(int64(d/time.Hour), 10) + "h"
+	case d > 0 && d%time.Minute == 0:
+		return strconv.FormatInt(int64(d/time.Minute), 10) + "m"
+	default:
+		return d.String()
+	}
+}
+
+// AppendJSON appends the answer to a range:
+// {"key":"views:1","step":"5m","points":[{"at":"2030-10-10T12:10:00Z","value":3}],"total":3}.
+func (q Question) AppendJSON(b []byte, key string, gains []Gain) []byte {
+	points := make([]int64, (q.To-q.From)/q.Points)
+	var total int64
+	for _, g := range gains {
+		if g.Number >= q.From && g.Number < q.To {
+			at := &points[(g.Number-q.From)/q.Points]
+			*at = saturated(*at, g.Value)
+			total = saturated(total, g.Value)
+		}
+	}
+	b = append(b, `{"key":`...)
+	b = presence.AppendString(b, key)
+	b = append(b, `,"step":`...)
+	b = presence.AppendString(b, stepText(q.Each))
+	b = append(b, `,"points":[`...)
+	for i, value := range points {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"at":`...)
+		b = presence.AppendTime(b, time.Unix((q.From+int64(i)*q.Points)*int64(q.Step/time.Second), 0).UTC())
+		b = append(b, `,"value":`...)
+		b = strconv.AppendInt(b, value, 10)
+		b = append(b, '}')
+	}
+	b = append(b, `],"total":`...)
+	b = strconv.AppendInt(b, total, 10)
+	return append(b, '}')
+}
+
+// Sum is all that was gained.
+func (q Question) Sum(gains []Gain) (total int64) {
+	for _, g := range gains {
+		total = saturated(total, g.Value)
+	}
+	return total
+}

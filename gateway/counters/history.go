@@ -1,0 +1,138 @@
+package counters
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/counter"
+	"headcount/gateway/policy"
+	"headcount/presence"
+)
+
+// getRange answers what a counter gained, step by step.
+func (a *API) getRange(c *gin.Context) {
+	const example = "?from=2030-10-10T12:00:00Z&to=2030-10-10T13:00:00Z&step=5m"
+	one, ok := a.begin(c, counter.PublicRead)
+	if !ok {
+		return
+	}
+	values, ok := query(c, example)
+	if !ok {
+		return
+	}
+	from, ok := moment(c, values, "from")
+	if !ok {
+		return
+	}
+	to, ok := moment(c, values, "to")
+	if !ok {
+		return
+	}
+	step, ok := duration(c, values, "step")
+	if !ok {
+		return
+	}
+	q, err := one.rule.Range(from, to, step, time.Now())
+	if gains, ok := a.history(c, one, q, err); ok {
+		answer(c, q.AppendJSON(nil, one.key, gains))
+	}
+}
+
+// getWindow answers what a counter gained in the time before now.
+func (a *API) getWindow(c *gin.Context) {
+	one, ok := a.begin(c, counter.PublicRead)
+	if !ok {
+		return
+	}
+	values, ok := query(c, "?last=1h")
+	if !ok {
+		return
+	}
+	last, ok := duration(c, values, "last")
+	if !ok {
+		return
+	}
+	if last == 0 {
+		problem(c, http.StatusBadRequest, `"last" is missing; ask as ?last=1h.`)
+		return
+	}
+	q, err := one.rule.Window(last, time.Now())
+	gains, ok := a.history(c, one, q, err)
+	if !ok {
+		return
+	}
+	b := append(make([]byte, 0, 128), `{"key":`...)
+	b = presence.AppendString(b, one.key)
+	b = append(b, `,"last":`...)
+	b = presence.AppendString(b, values.Get("last"))
+	b = append(b, `,"value":`...)
+	b = strconv.AppendInt(b, q.Sum(gains), 10)
+	answer(c, append(b, '}'))
+}
+
+// history answers the question q, or says why it cannot be asked. If ok is false, it has
+// written the error answer.
+func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (gains []counter.Gain, ok bool) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+	switch {
+	case errors.Is(err, counter.ErrHistory):
+		read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
+		if err != nil {
+			a.unavailable(c, err)
+			return nil, false
+		}
+		policy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Match)+" keeps none; add buckets to the rule.", one.key, read[0].Value)
+		return nil, false
+	case err != nil:
+		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
+		return nil, false
+	}
+	is, gains, err := a.cfg.Store.History(ctx, one.key, q.Step, q.From, q.To)
+	switch {
+	case err != nil:
+		a.unavailable(c, err)
+		return nil, false
+	case is.Kind != 0 && is.Kind != counter.Sum || one.rule.Kind != counter.Sum:
+		policy.Conflict(c.Writer, "The counter is of kind "+is.Or(one.rule.Kind).Kind.String()+", which keeps no history.", one.key, is.Value)
+		return nil, false
+	}
+	return gains, true
+}
+
+// moment returns a parameter that is a time, zero when it was not sent. If ok is false, it
+// has written the error answer.
+func moment(c *gin.Context, values url.Values, name string) (at time.Time, ok bool) {
+	given := values[name]
+	if len(given) == 0 {
+		return at, true
+	}
+	at, err := time.Parse(time.RFC3339, given[0])
+	if err != nil || len(given) > 1 || at.IsZero() {
+		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one time such as 2030-10-10T12:00:00Z, percent-encoded, or left out.", name))
+		return at, false
+	}
+	return at, true
+}
+
+// duration returns a parameter that is a duration, 0 when it was not sent. If ok is false,
+// it has written the error answer.
+func duration(c *gin.Context, values url.Values, name string) (d time.Duration, ok bool) {
+	given := values[name]
+	if len(given) == 0 {
+		return 0, true
+	}
+	d, err := counter.ParseDuration(given[0])
+	if err != nil || len(given) > 1 || d <= 0 {
+		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one duration such as 5m, 1h or 7d, or left out.", name))
+		return 0, false
+	}
+	return d, true
+}
