@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
@@ -24,6 +25,7 @@ import (
 	"headcount/counter/hyperloglog"
 	"headcount/counter/persistent"
 	"headcount/counter/pgtest"
+	"headcount/counter/redisstore"
 	"headcount/presence/redistest"
 )
 
@@ -614,4 +616,175 @@ func TestRegistersAreOfTheirCut(t *testing.T) {
 	})
 	cancel()
 	<-ended
+}
+
+var hits = &counter.Rule{Match: "h:*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
+
+// gained is what a counter gained in steps of that length, and in how many.
+func gained(t testing.TB, s counter.Reader, key string, step time.Duration) (total int64, steps int) {
+	t.Helper()
+	until(t, "it answers", func() bool {
+		_, gains, err := s.History(t.Context(), key, step, 0, 1<<32)
+		total, steps = 0, len(gains)
+		for _, g := range gains {
+			total += g.Value
+		}
+		return err == nil
+	})
+	return total, steps
+}
+
+// TestHistoryComesBack: what was gained survives a Redis that loses its memory, and leaves it and
+// comes back with its counter; a step goes on where it was.
+func TestHistoryComesBack(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	s := open(t, cfg)
+	want := int64(0)
+	hit := func(steps int) {
+		for _, n := gained(t, s, "h:1", time.Second); n < steps; _, n = gained(t, s, "h:1", time.Second) {
+			apply(t, s, op("", add(hits, "h:1", 3), add(stock, "k:1", 1), add(hits, "h:1", 2)))
+			want += 5
+		}
+	}
+	check := func(what string) {
+		t.Helper()
+		for _, step := range []time.Duration{time.Second, time.Hour} {
+			if total, _ := gained(t, s, "h:1", step); total != want {
+				t.Errorf("%s: it gained %d in steps of %s, want %d", what, total, step, want)
+			}
+		}
+		if n := value(t, s, "h:1"); n != want {
+			t.Errorf("%s: it is %d, want %d", what, n, want)
+		}
+	}
+	empty := func() bool {
+		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+			if name := key.(string); strings.HasSuffix(name, "}:c") || strings.Contains(name, "}:b") || strings.Contains(name, "}:g") {
+				return false
+			}
+		}
+		return true
+	}
+	hit(2)
+	check("hot")
+	until(t, "Redis is empty", empty)
+	check("cold")
+	hit(3)
+	check("hot again")
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "h:1") == want })
+	redis.Flush(t)
+	check("after a loss of memory")
+	hit(5)
+	check("and it goes on")
+	apply(t, s, op("", counter.Change{Key: "h:1", Rule: hits, Verb: counter.Delete}))
+	if total, _ := gained(t, s, "h:1", time.Second); total != 0 {
+		t.Errorf("%d after a delete", total)
+	}
+	want = 0
+	until(t, "it is deleted there, too", func() bool { return row(t, cfg.Postgres, "h:1") == -1 })
+	hit(1)
+	check("its next life")
+}
+
+// TestHistoryIsOfItsCut: in PostgreSQL the gains of all steps add up to the value at any moment.
+func TestHistoryIsOfItsCut(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
+	s := open(t, cfg)
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { // awaited below
+		defer close(ended)
+		for n := 0; ctx.Err() == nil; n++ {
+			c := add(hits, "h:1", 1)
+			if n%500 == 499 {
+				c = counter.Change{Key: "h:1", Rule: hits, Verb: counter.Delete}
+			}
+			if r := s.Apply(t.Context(), []counter.Op{op("", c)})[0]; r.Err != nil {
+				t.Error(r.Err)
+				return
+			}
+		}
+	}()
+	seen := map[int64]bool{}
+	began := time.Now()
+	until(t, "different values are persisted", func() bool {
+		found := pgtest.Query[string](t, cfg.Postgres, `select coalesce((select concat_ws(' ', value,
+			coalesce((select sum(gain) from headcount_gains g where g.history_id = c.history_id and step = 1), 0), ltrim(slots))
+			from headcount_counters c where key = 'h:1'), '0 0')`)
+		f := strings.SplitN(found, " ", 3)
+		value, err := strconv.ParseInt(f[0], 10, 64)
+		sum, err1 := strconv.ParseInt(f[1], 10, 64)
+		if len(f) == 3 {
+			slots, err := counter.ParseSlots(f[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, slot := range slots {
+				if slot.Step == 1 {
+					sum += slot.Value
+				}
+			}
+		}
+		if err := errors.Join(err, err1); err != nil || sum != value {
+			t.Fatalf("%q: %d were gained, %v", found, sum, err)
+		}
+		seen[value] = true
+		return len(seen) > 10 && time.Since(began) > 2*time.Second // some seconds are over
+	})
+	cancel()
+	<-ended
+}
+
+// TestRedisEmptiedWhileItIsPersisted: a cut that Redis forgets on its way takes nothing away from
+// PostgreSQL. A lock holds the cut up in the midst of a bucket, which Redis tells of in one piece.
+func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
+	redis, pg := redistest.Start(t, "--hash-max-listpack-entries", "10000"), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	s := open(t, cfg)
+	const counters = 1200
+	var ops []counter.Op
+	for n := 0; len(ops) < counters; n++ {
+		if key := fmt.Sprint("v:", n); redisstore.BucketOf(key) == 0 {
+			ops = append(ops, op("", add(views, key, 1)))
+		}
+	}
+	made := func() {
+		for _, r := range s.Apply(t.Context(), ops) {
+			if r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+	}
+	count := func() int64 {
+		return pgtest.Query[int64](t, cfg.Postgres, "select count(*) from headcount_counters")
+	}
+	made()
+	until(t, "all are persisted", func() bool { return count() == counters })
+	c, err := pgx.Connect(t.Context(), cfg.Postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context())
+	if _, err := c.Exec(t.Context(), "begin; lock table headcount_counters in share mode"); err != nil {
+		t.Fatal(err)
+	}
+	made()
+	until(t, "a cut waits", func() bool {
+		return pgtest.Query[bool](t, cfg.Postgres, "select exists (select from pg_locks where not granted)")
+	})
+	redis.Flush(t)
+	if _, err := c.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{ops[0].Changes[0].Key, ops[counters-1].Changes[0].Key} {
+		until(t, "it answers", func() bool {
+			got, err := s.Read(t.Context(), []string{key}, "", 0)
+			return err == nil && got[0].Value >= 1
+		})
+	}
+	if n := count(); n != counters {
+		t.Errorf("%d counters are persisted, want %d", n, counters)
+	}
 }

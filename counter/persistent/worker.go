@@ -179,6 +179,15 @@ func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted 
 	if err != nil {
 		return 0, 0, err
 	}
+	// A bucket that has lost its memory meanwhile has told of counters as if they did not exist.
+	if all, err = s.redis.Status(ctx); err != nil {
+		return 0, 0, err
+	}
+	for _, b := range all {
+		if !b.Good || b.Generation != p.Generation || b.Taken != epoch {
+			return 0, 0, redisstore.ErrLost
+		}
+	}
 	if len(p.Refused) > 0 {
 		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
 	}

@@ -145,8 +145,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gains []counter.Gain, err error) {
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		st, gains = counter.State{}, nil
-		b := &pgx.Batch{}
-		b.Queue(repeatable)
+		b := &pgx.Batch{} // the counter first: With knows a step that is over by then
 		b.Queue(readCounters, []string{key}, "").Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				var r record
@@ -163,7 +162,6 @@ func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from,
 			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value}, func() error { gains = append(gains, g); return nil })
 			return err
 		})
-		b.Queue("commit")
 		return c.SendBatch(ctx, b).Close()
 	})
 	return st, gains, err
