@@ -46,11 +46,25 @@
 // register changes nothing. Registers know no member: so nobody can be asked about
 // or taken out, and the feed names nobody.
 //
+// # History
+//
+// A sum whose rule has buckets keeps what it gained in each step of time. The steps that
+// are running are [Slots] of its state: a change writes nothing else. When a step is over
+// [State.Gain] hands it to the store, which keeps it under its number beside the counter,
+// as long as the rule says. [Rule.Range] and [Rule.Window] make of a question which steps
+// to read; [Reader.History] reads them. Adjustments and resets are in no step, so the
+// gains of all time are the value without them. Only the store's clock counts, and when it
+// goes back the step stays.
+//
 // # What comes next
 //
-// Time buckets, dimensions, top, and the 16 parts of a hot sum have their place
-// already: a [Rule] names them, a [Change] carries its dimensions, and [Reader.Read]
-// says how old an answer may be.
+// A unique has no history yet. It cannot have slots: each of its steps has registers, and
+// a member who is in the counter already may be new in the step, which moves no version. So
+// they go beside the counter under (step, number), changed at once; behind Redis they can be
+// persisted as they are when the cut is taken and merged into what PostgreSQL has, since
+// registers only grow. Dimensions, top, and the 16 parts of a hot sum have their place
+// already: a [Rule] names them, a [Change] carries its dimensions, and [Reader.Read] says
+// how old an answer may be.
 package counter
 
 import (

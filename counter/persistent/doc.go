@@ -22,12 +22,14 @@
 // # Cuts
 //
 // What is hot is persisted in cuts. A change notes its counter as dirty, the names of
-// members that moved, and its identity. A cut sets all that aside, in all buckets at once,
+// members that moved, steps of time that are over, and its identity. A cut sets all that aside, in all buckets at once,
 // and begins the next epoch; who then changes a counter that was set aside keeps its
-// state of the cut beside it, of a unique with its registers. So what is persisted is the state of all counters at one moment,
-// while changes go on. It goes into PostgreSQL in one transaction, with members, registers, resets,
-// ledger entries, identities and the number of the epoch, one row for each counter that
-// changed; then Redis forgets what was set aside. PostgreSQL thus holds a moment of the
+// state of the cut beside it, of a unique with its registers. So what is persisted is the state
+// of all counters at one moment, while changes go on. It goes into PostgreSQL in one transaction,
+// with members, registers, history, resets, ledger entries, identities and the number of the
+// epoch, one row for each counter that changed; then Redis forgets what was set aside. Before
+// the commit it is looked whether Redis still has all of the cut: what lost its memory meanwhile
+// would tell of counters as if they did not exist. PostgreSQL thus holds a moment of the
 // past with every operation whole or not at all. On a Cluster the buckets are cut one
 // after the other: a bucket with a transaction under way is not cut, and a transaction
 // whose buckets are in different epochs begins again.
