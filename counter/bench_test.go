@@ -38,6 +38,16 @@ func BenchmarkInMemory(b *testing.B) {
 			}
 			rate(b, 1)
 		})
+		b.Run(fmt.Sprintf("keys=%d/buckets", keys), func(b *testing.B) {
+			views := counter.BuiltinRules().Find("views:1")
+			c := start(b)
+			for i := range b.N {
+				if r := c.Do(context.Background(), add(views, names[i*7919%keys], 1)); r.Err != nil {
+					b.Fatal(r.Err)
+				}
+			}
+			rate(b, 1)
+		})
 		b.Run(fmt.Sprintf("keys=%d/parallel", keys), func(b *testing.B) {
 			c := start(b)
 			var n atomic.Int64

@@ -50,7 +50,7 @@ type Past struct {
 }
 
 // Gain adds what c has made of s to the slots of its buckets. A step never goes back when
-// the clock does.
+// the clock does. Without a step none is over: what is gained counts in the newest.
 func (s *State) Gain(step Step, c *Change, now time.Time) {
 	if s.Kind != Sum || c.Verb != Add {
 		return
@@ -60,6 +60,9 @@ func (s *State) Gain(step Step, c *Change, now time.Time) {
 		seconds := uint32(b.Step / time.Second)
 		slot := s.Slots.of(seconds, c.Rule)
 		number := max(uint32(now.Unix()/int64(seconds)), slot.Number)
+		if step == nil && slot.Step != 0 {
+			number = slot.Number
+		}
 		if slot.Step == 0 || slot.Number != number {
 			if slot.Step != 0 {
 				step.Past(c.Key, *slot, b.Kept)

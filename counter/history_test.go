@@ -156,6 +156,11 @@ func TestSlots(t *testing.T) {
 	if s.Slots != want {
 		t.Fatalf("%+v", s.Slots)
 	}
+	s.Gain(nil, &Change{Rule: views, Verb: Add, Delta: 2}, time.Unix(7200, 0)) // no step ends
+	s.Gain(nil, &Change{Rule: views, Verb: Add, Delta: -2}, time.Unix(7200, 0))
+	if s.Slots != want || len(h.past) != 1 {
+		t.Fatalf("%+v", s.Slots)
+	}
 	// Another rule has other steps; those of before stay as long as there is room.
 	other := &Rule{Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}}}
 	gain(other, 3, 3601*time.Second)

@@ -100,12 +100,12 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		c, s := &op.Changes[0], states[0]
 		switch c.Verb {
 		case Add, Adjust:
-			before := *s
+			before := s.Value
 			if err := add(s, c, step.Deleted(), now); err != nil {
 				return err
 			}
 			s.Gain(step, c, now)
-			enter(step, s, c, before.Value, now)
+			enter(step, s, c, before, now)
 			step.Changed(c.Key, nil, nil, false)
 			return nil
 		case Reset:
@@ -122,13 +122,14 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		}
 	}
 	// Numbers first: when one is refused, those before it go back.
-	before := make([]State, len(op.Changes))
+	before := make([]moves, len(op.Changes))
 	for i := range op.Changes {
 		c, s := &op.Changes[i], states[i]
-		before[i] = *s
+		before[i] = moves{s.Kind, s.Value, s.Updated, s.Version}
 		if err := add(s, c, step.Deleted(), now); err != nil {
 			for j := i; j >= 0; j-- {
-				*states[j] = before[j]
+				s, b := states[j], &before[j]
+				s.Kind, s.Value, s.Updated, s.Version = b.kind, b.value, b.updated, b.version
 			}
 			// The counter at fault is told as it is, not as the changes before would have made it.
 			err.Value = s.Value
@@ -139,10 +140,17 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		c := &op.Changes[i]
 		s := states[i]
 		s.Gain(step, c, now)
-		enter(step, s, c, before[i].Value, now)
+		enter(step, s, c, before[i].value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}
 	return nil
+}
+
+// moves is what add changes of a State.
+type moves struct {
+	kind           Kind
+	value, updated int64
+	version        Version
 }
 
 // begin gives a counter never touched its kind and its first version; moved

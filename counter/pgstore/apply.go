@@ -279,9 +279,6 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	for i := range ops {
 		need += 3 * int64(len(ops[i].Changes))
 	}
-	if w.behind != nil {
-		need += 3 * int64(len(w.behind.Hot))
-	}
 	if err := w.send(ctx, c, b, need); err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func (h *Behind) hold(w *step) error {
 			return callers{ErrRow}
 		}
 		r.Value += c.Delta
-		r.Gain(w, c, w.now)
+		r.Gain(nil, c, w.now) // which steps are over is Redis' to say
 		r.Version.Sequence++
 		r.Updated = w.now.UnixMilli()
 	}
