@@ -1,5 +1,12 @@
+-- Registers of counters of kind unique (4): package hyperloglog has their form.
 -- What sums gained in steps of time.
 -- +goose Up
+CREATE TABLE headcount_registers (
+    set_id    bigint PRIMARY KEY, -- as in headcount_members
+    registers bytea  NOT NULL     -- it does not compress
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE headcount_registers ALTER registers SET STORAGE EXTERNAL;
+
 ALTER TABLE headcount_counters
     ADD history_id bigint NOT NULL DEFAULT 0,           -- 0: it has none
     ADD slots      text COLLATE "C" NOT NULL DEFAULT ''; -- the steps that are running: " step:number:gained" for each
