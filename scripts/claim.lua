@@ -1,10 +1,10 @@
 -- claim.lua: take one partition. From now on, writes under its older epochs are refused.
 --
 -- KEYS[1]  {p}:o  hash: the owner of the partition, see README.md
--- KEYS[2]  {p}:d  set: pages whose new count may not be written yet
+-- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
 -- ARGV[1]  owner   ARGV[2]  generation   ARGV[3]  id of the calling process
 -- ARGV[4]  the process's number of this claim; it grows
--- Returns  {epoch, number of pages in KEYS[2], the epoch before or 0, shares, members,
+-- Returns  {epoch, bytes in KEYS[2], the epoch before or 0, shares, members,
 --          1 if the partition has all its members (members.lua)}. The epoch is '' if
 --          this process has claimed the partition again since: the call came late.
 -- Safe to repeat: a claim with the same number gets the same epoch, and a claim with a
@@ -13,7 +13,7 @@
 
 local old = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'claimant', 'claim', 'former', 'shares', 'members', 'whole')
 local whole = old[8] == ARGV[2] and 1 or 0
-local pages = redis.call('SCARD', KEYS[2])
+local pages = redis.call('STRLEN', KEYS[2])
 local shares, members = tonumber(old[6] or 1), tonumber(old[7] or 0)
 if old[1] and old[3] == ARGV[3] then
   local n = tonumber(old[4])

@@ -9,7 +9,7 @@
 -- ARGV[3]  the highest incarnation that the caller knows
 -- ARGV[4]  names of the peers, a,b,c; empty: the peers that the bucket has. The totals
 --          of a bucket that begins anew wait for the peers, and its log begins anew too
--- ARGV[5…] partition, epoch, partition, epoch, …
+-- ARGV[5…] partition, epoch, partition, epoch, …, by partition
 -- Returns  the number of partitions whose epoch was not known here.
 -- Safe to repeat and to arrive late: an epoch never falls, and a call without a new
 -- epoch changes nothing. So a late call cannot bring back an old generation.
@@ -17,13 +17,16 @@
 --#include fences.lua
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers')
-local fences, news = redis.call('GET', KEYS[2]) or '', {}
 redis.call('SCARD', KEYS[3]) -- if this is no set, the script fails here, before it writes
+local fences, news = openFences(KEYS[2], tonumber(ARGV[5]), tonumber(ARGV[#ARGV - 1])), 0
 for i = 5, #ARGV, 2 do
   local p, epoch = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-  if fenceOf(fences, p) < epoch then news[#news + 1] = {p, epoch} end
+  if fenceOf(fences, p) < epoch then
+    news = news + 1
+    putFence(fences, p, struct.pack(fenceForm, epoch, 0, 0))
+  end
 end
-if #news == 0 then return 0 end
+if news == 0 then return 0 end
 
 local again = ARGV[2] == '1'
 local rebuild = tonumber(state[2] or 0)
@@ -61,5 +64,5 @@ if other or again and raised ~= rebuild then
   redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'rebuild', rebuild, 'void', string.format('%.0f', void),
     'base', string.format('%.0f', base), 'raised', raised)
 end
-for _, n in ipairs(news) do setFence(KEYS[2], n[1], n[2], 0, 0) end
-return #news
+writeFences(fences)
+return news

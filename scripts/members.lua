@@ -2,17 +2,17 @@
 -- will get new counts, and sets and removes members.
 --
 -- KEYS[1]  {p}:o  hash, see README.md
--- KEYS[2]  {p}:d  set: pages whose new count may not be written yet
+-- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
 -- KEYS[3…] {p}:m:<i>  hashes: 8 bytes of user and the page -> end of the hold in
 --                 unix ms, or empty. The hashes to drop come first, then those to change
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  sequence of the change
 -- ARGV[4]  number of the batch in its change, from 0
--- ARGV[5]  sum of flags: 1 all counts before this change are written, so KEYS[2] begins
---          anew; 2 with this batch all members of this generation are written
+-- ARGV[5]  sum of flags: 1 ARGV[8] has all pages of KEYS[2], which begins anew; 2 with this batch all members of this generation are written
 -- ARGV[6]  number of hashes that hold the members   ARGV[7]  0; otherwise the script drops
 --          all members first, and this is the number of hashes from then on
--- ARGV[8]  number of pages, then the pages. Then for each hash to change: the number of
---          members to set, field and value of each, the number to remove, their fields
+-- ARGV[8]  pages for KEYS[2], in its form. Only batch 0 has pages
+-- ARGV[9…] for each hash to change: the number of members to set, field and value of
+--          each, the number to remove, their fields
 -- Returns  {status, number of hashes, members}; status 0 written now or before, 1 there is
 --          a newer owner, 2 data was lost, 3 the batch before this one is not written, 4
 --          the number of hashes is not ARGV[6].
@@ -32,7 +32,7 @@ local lastSequence, lastBatch = tonumber(owner[3]), tonumber(owner[4])
 if sequence < lastSequence or sequence == lastSequence and batch <= lastBatch then return answer(0) end
 if batch > 0 and (sequence > lastSequence or batch > lastBatch + 1) then return answer(3) end
 if shares ~= tonumber(ARGV[6]) then return answer(4) end
-redis.call('SCARD', KEYS[2]) -- with foreign data the script fails here, before it removes anything
+redis.call('STRLEN', KEYS[2]) -- with foreign data the script fails here, before it removes anything
 
 local first = 3
 if batch == 0 and ARGV[7] ~= '0' then
@@ -42,10 +42,12 @@ if batch == 0 and ARGV[7] ~= '0' then
   shares, members = tonumber(ARGV[7]), 0
   redis.call('HSET', KEYS[1], 'shares', ARGV[7], 'members', '0')
 end
-if batch == 0 and ARGV[5] % 2 == 1 then redis.call('UNLINK', KEYS[2]) end
-local pages = tonumber(ARGV[8])
-if pages > 0 then redis.call('SADD', KEYS[2], unpack(ARGV, 9, 8 + pages)) end
-local at = 9 + pages
+if batch == 0 and ARGV[5] % 2 == 1 then
+  redis.call('SET', KEYS[2], ARGV[8])
+elseif ARGV[8] ~= '' then
+  redis.call('APPEND', KEYS[2], ARGV[8])
+end
+local at = 9
 for i = first, #KEYS do
   local n = 2 * ARGV[at]
   if n > 0 then members = members + redis.call('HSET', KEYS[i], unpack(ARGV, at + 1, at + n)) end

@@ -2,7 +2,7 @@
 -- is that of pncounter.Copy.Merge.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
--- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  hashes, see README.md
+-- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4]  how many seconds a page without users is remembered
 -- ARGV[5]  length of the prefix of the pages' keys   ARGV[6]  prefix of the pages' topics
@@ -64,11 +64,14 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
   local at = 3 * k + 1
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
-  local old = redis.pcall('HMGET', KEYS[k], 'v', 'p')
+  local text = redis.pcall('GET', KEYS[k])
+  local foreign = text and (type(text) ~= 'string' or not isPage(text))
+  local r, users, updated, vinc, seq, own, fell, length, width, blocks
   local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
-  if old[2] then
+  if text and not foreign then
+    r, users, updated, vinc, seq, own, fell, length, width, blocks = readPage(text)
     local read = 0
-    for name, i, u, d in string.gmatch(old[2], '([%w_-]+) (%d+) (%d+) (%d+);') do
+    for name, i, u, d in string.gmatch(pairsOf(text, length), '([%w_-]+) (%d+) (%d+) (%d+);') do
       read = read + #name + #i + #u + #d + 4
       if name == region then
         hadInc, hadUp, hadDown = tonumber(i), tonumber(u), tonumber(d)
@@ -78,34 +81,34 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
         sum, held = sum + n, held or h
       end
     end
-    if read ~= #old[2] then malformed = malformed + 1 end -- the pairs are written anew without the unreadable part
+    if read ~= length then malformed = malformed + 1 end -- the pairs are written anew without the unreadable part
   end
-  if old.err then
-    malformed = malformed + 1 -- it is no hash, so it belongs to another program and stays as it is
+  if foreign then
+    malformed = malformed + 1 -- it belongs to another program and stays as it is
   elseif inc < math.max(hadInc or 0, least) then
     refused[#refused + 1] = k - 4
   elseif hadInc or up > down then
     if hadInc == inc then up, down = math.max(up, hadUp), math.max(down, hadDown) end
-    local r, users, updated, vinc, seq, own, fell = readPage(old[1])
-    if old[1] and not r then malformed = malformed + 1 end
-    local live = r == rebuild
-    if not live then
+    local live, body = r == rebuild, ''
+    if live then
+      body = string.sub(text, pageHead + 1, #text - length)
+    else
       users, updated, vinc, seq = 0, r and tonumber(state[5] or 0) or 0, math.max(first, (vinc or 0) + 1), 0
-      own, fell = vinc, 0
+      own, fell, width, blocks = vinc, 0, 1, 0
     end
     local same = hadInc == inc and hadUp == up and hadDown == down
     local w = {key = KEYS[k], page = string.sub(KEYS[k], prefix + 1), live = live}
     local before = users + sum + counted(peer, hadInc or 0, hadUp - hadDown)
-    if not same then w.p = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';' end
     local mine, silent = counted(peer, inc, up - down)
     local after = users + sum + mine
     held = held or silent
-    if not same and (before ~= after or not live) then
+    if not same then
       if before ~= after then
         seq, updated = seq + 1, tonumber(time[1])
-        records[#records + 1] = updateRecord(ARGV[6] .. w.page, whole(vinc), seq + offset, countValue(after, updated, out))
+        records[#records + 1] = updateRecord(ARGV[6] .. w.page, vinc, seq + offset, countValue(after, updated, out))
       end
-      w.v = pageValue(rebuild, users, updated, vinc, seq, own, fell)
+      local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
+      w.text = pageValue(rebuild, users, updated, vinc, seq, own, fell, #all, width, blocks, body .. all)
     end
     w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live
@@ -115,13 +118,12 @@ end
 
 local changed = 0
 for _, w in ipairs(writes) do
-  if w.p then
+  if w.text then
     changed = changed + 1
-    if not w.live then redis.call('UNLINK', w.key) end
-    if w.v then
-      redis.call('HSET', w.key, 'v', w.v, 'p', w.p)
+    if w.live then
+      redis.call('SET', w.key, w.text, 'KEEPTTL')
     else
-      redis.call('HSET', w.key, 'p', w.p)
+      redis.call('SET', w.key, w.text)
     end
   end
   if w.expire then

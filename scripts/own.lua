@@ -1,7 +1,7 @@
 -- own.lua: read this region's pairs of pages of one bucket.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:l  zset, see counts.lua
--- KEYS[3…] {b}:c:<page>  hashes, see README.md
+-- KEYS[3…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  length of the prefix of the pages' keys
 -- Returns  'incarnation increments decrements' per page, or '' if the page is void or
 --          forgotten. A forgotten page is also removed from the log.
@@ -16,13 +16,13 @@ local prefix, reply, gone, raised = tonumber(ARGV[1]), {}, {}, false
 redis.call('ZCARD', KEYS[2])
 for k = 3, #KEYS do
   reply[k - 2] = ''
-  local r, users, updated, inc, seq, own, down = readPage(redis.call('HGET', KEYS[k], 'v'))
+  local r, users, updated, inc, seq, own, down = readPage(redis.call('GET', KEYS[k]), KEYS[k])
   if not r then
     gone[#gone + 1] = string.sub(KEYS[k], prefix + 1)
   elseif r == rebuild then
     if own < floor then
       given, raised, own, down = given + 1, true, given + 1, 0
-      redis.call('HSET', KEYS[k], 'v', pageValue(r, users, updated, inc, seq, own, down))
+      redis.call('SETRANGE', KEYS[k], 0, pageCounts(r, users, updated, inc, seq, own, down))
     end
     reply[k - 2] = whole(own) .. ' ' .. users + down .. ' ' .. down
   end

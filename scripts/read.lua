@@ -3,7 +3,7 @@
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:r  set: complete partitions
 -- KEYS[3]  {b}:e  set of endpoints, see values.lua
--- KEYS[4…] {b}:c:<page>  hashes, see README.md
+-- KEYS[4…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4]  length of the prefix of the pages' keys   ARGV[5]  prefix of the pages' topics
 -- ARGV[6]  gateway; empty: only read   ARGV[7]  1: return the regions' parts too
@@ -21,17 +21,19 @@ local offset = tonumber(state[6] or 0)
 local peers, waits, out = readPeers(state[5], tonumber(redis.call('TIME')[1]))
 local stale = redis.call('SCARD', KEYS[2]) < tonumber(ARGV[3]) or waits
 local reply, parts = {stale and '1' or '0'}, {}
+local pages = redis.call('MGET', unpack(KEYS, 4))
 for k = 4, #KEYS do
-  local page = redis.call('HMGET', KEYS[k], 'v', 'p')
-  local r, users, updated, inc, seq = readPage(page[1])
+  local text = pages[k - 3]
+  local r, users, updated, inc, seq, _, _, length = readPage(text, KEYS[k])
+  local pairsText = r and pairsOf(text, length) or ''
   if r and r ~= rebuild then
     users, updated, inc, seq = 0, tonumber(state[4] or 0), math.max(void, inc + 1), 0
   end
   if not r then
     users = 0
     reply[k - 2] = string.format('%.0f 0 ', base) .. countValue(0, 0, out)
-  elseif page[2] or offset > 0 then
-    local others, latest = elsewhere(page[2], peers, updated)
+  elseif length > 0 or offset > 0 then
+    local others, latest = elsewhere(pairsText, peers, updated)
     reply[k - 2] = whole(inc) .. ' ' .. seq + offset .. ' ' .. countValue(users + others, latest, out)
   else
     reply[k - 2] = whole(inc) .. ' ' .. seq .. ' ' .. countValue(users, updated, out)
@@ -39,7 +41,7 @@ for k = 4, #KEYS do
   if ARGV[7] == '1' then
     local part = string.format('%.0f', users) -- a number in a reply would not be text
     for name, peer in pairs(peers) do
-      if peer.flag ~= '0' then part = part .. ' ' .. name .. '=' .. (elsewhere(page[2], {[name] = peer}, '0')) end
+      if peer.flag ~= '0' then part = part .. ' ' .. name .. '=' .. (elsewhere(pairsText, {[name] = peer}, '0')) end
     end
     parts[#parts + 1] = part
   end

@@ -1,7 +1,7 @@
 -- sweep.lua: let pages without users in one bucket expire, or forget them at once.
 --
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:z  zset: pages without users
--- KEYS[3…] {b}:c:<page>  hashes, see README.md
+-- KEYS[3…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  length of the prefix of the pages' keys   ARGV[2]  how many seconds a page
 --          without users is remembered   ARGV[3]  1: forget the pages without users
 -- ARGV[4]  number of the sweep that ends with this call, or empty
@@ -19,23 +19,23 @@ local second, prefix = tonumber(redis.call('TIME')[1]), tonumber(ARGV[1])
 local peers = readPeers(state[2], second)
 redis.call('ZCARD', KEYS[2])
 for k = 3, #KEYS do
-  local old, page = redis.pcall('HMGET', KEYS[k], 'v', 'p'), string.sub(KEYS[k], prefix + 1)
-  local r, users, updated, inc = readPage(old[1])
-  local others, _, held = elsewhere(old[2], peers, updated or 0)
-  if old.err then
-    -- it belongs to another program and stays as it is
-  elseif not r then
+  local text, page = redis.pcall('GET', KEYS[k]), string.sub(KEYS[k], prefix + 1)
+  if not text then
     redis.call('ZREM', KEYS[2], page)
-  elseif r == rebuild and users > 0 or others > 0 or held then
-    redis.call('PERSIST', KEYS[k])
-    redis.call('ZREM', KEYS[2], page)
-  elseif ARGV[3] == '1' then
-    past = math.max(past, inc)
-    redis.call('HSET', KEYS[1], 'past', whole(past))
-    redis.call('UNLINK', KEYS[k])
-    redis.call('ZREM', KEYS[2], page)
-  else
-    emptied(KEYS[k], page, KEYS[2], second, ARGV[2])
+  elseif type(text) == 'string' and isPage(text) then -- otherwise it is another program's, and stays as it is
+    local r, users, updated, inc, _, _, _, length = readPage(text)
+    local others, _, held = elsewhere(pairsOf(text, length), peers, updated)
+    if r == rebuild and users > 0 or others > 0 or held then
+      redis.call('PERSIST', KEYS[k])
+      redis.call('ZREM', KEYS[2], page)
+    elseif ARGV[3] == '1' then
+      past = math.max(past, inc)
+      redis.call('HSET', KEYS[1], 'past', whole(past))
+      redis.call('UNLINK', KEYS[k])
+      redis.call('ZREM', KEYS[2], page)
+    else
+      emptied(KEYS[k], page, KEYS[2], second, ARGV[2])
+    end
   end
 end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'swept', ARGV[4]) end

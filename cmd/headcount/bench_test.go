@@ -25,9 +25,9 @@ import (
 // flags, and returns its URL and process id.
 func benchServer(b *testing.B, flags ...string) (url string, pid int) {
 	b.Helper()
-	url, pid, ready := benchProcess(b, benchProgram(b), flags...)
-	ready()
-	return url, pid
+	p := benchProcess(b, benchProgram(b), flags...)
+	p.ready(b, 30*time.Second)
+	return p.url, p.PID()
 }
 
 // benchProgram is the program, built without the race detector.
@@ -40,26 +40,35 @@ func benchProgram(b *testing.B) string {
 	return bin
 }
 
-// benchProcess starts one server process; ready waits until it is.
-func benchProcess(b *testing.B, bin string, flags ...string) (url string, pid int, ready func()) {
+// process is one server process.
+type process struct {
+	servertest.Process
+	url, admin string
+}
+
+// benchProcess starts one server process.
+func benchProcess(b *testing.B, bin string, flags ...string) *process {
 	b.Helper()
 	public, admin := servertest.FreeAddr(), servertest.FreeAddr()
 	flags = append([]string{"serve", "--listen", public, "--admin-listen", admin, "--log-level", "error"}, flags...)
 	cmd := exec.Command(bin, flags...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
-	var p servertest.Process
+	p := &process{url: "http://" + public, admin: admin}
 	if err := p.Start(cmd); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(p.Kill)
-	return "http://" + public, p.PID(), func() {
-		b.Helper()
-		ctx, cancel := context.WithTimeout(b.Context(), 30*time.Second)
-		defer cancel()
-		if err := servertest.Await(ctx, &p, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
-			b.Fatalf("the server is not ready: %v", err)
-		}
+	return p
+}
+
+// ready waits until the process is ready.
+func (p *process) ready(b *testing.B, within time.Duration) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), within)
+	defer cancel()
+	if err := servertest.Await(ctx, &p.Process, func(ctx context.Context) error { return servertest.Ready(ctx, p.admin) }); err != nil {
+		b.Fatalf("the server is not ready: %v", err)
 	}
 }
 
@@ -108,16 +117,16 @@ func BenchmarkClusterLoneJoin(b *testing.B) {
 	redis := redistest.Start(b)
 	bin := benchProgram(b)
 	var urls []string
-	var ready []func()
+	var processes []*process
 	for _, role := range []string{presence.RolePresence, presence.RoleDispatcher, presence.RoleGateway, presence.RoleGateway} {
-		url, _, wait := benchProcess(b, bin, "--roles", role, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr())
-		ready = append(ready, wait)
+		p := benchProcess(b, bin, "--roles", role, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr())
+		processes = append(processes, p)
 		if role == presence.RoleGateway {
-			urls = append(urls, url)
+			urls = append(urls, p.url)
 		}
 	}
-	for _, wait := range ready {
-		wait()
+	for _, p := range processes {
+		p.ready(b, 30*time.Second)
 	}
 	for b.Loop() {
 		reportJoins(b, reported(b, simulate.Command{URL: urls, Users: 1, Pages: 1, Tabs: 1, Churn: 0, Duration: 20 * time.Second}))

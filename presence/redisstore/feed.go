@@ -170,40 +170,56 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 	stale := flags[1] == "1"
 	p.Lost = flags[2] == "1"
 	for rest != "" {
-		var line string
-		if line, rest, ok = strings.Cut(rest, "\n"); !ok {
-			return p, errPublication
+		var r record
+		var err error
+		if r, rest, err = cutRecord(rest); err != nil {
+			return p, err
 		}
-		what, numbers, _ := strings.Cut(line, " ")
-		var n [4]uint64 // two lengths; of an update then its version
-		count := 0
-		for ; numbers != "" && count < len(n); count++ {
-			var field string
-			field, numbers, _ = strings.Cut(numbers, " ")
-			var err error
-			if n[count], err = strconv.ParseUint(field, 10, 64); err != nil {
-				return p, fmt.Errorf("%w: %w", errPublication, err)
-			}
-		}
-		if numbers != "" || n[0] > uint64(len(rest)) || n[1] > uint64(len(rest))-n[0] {
-			return p, fmt.Errorf("%w: %q", errPublication, line)
-		}
-		topic, err := presence.ParseTopic(rest[:n[0]])
+		topic, err := presence.ParseTopic(r.topic)
 		if err != nil {
 			return p, fmt.Errorf("%w: %w", errPublication, err)
 		}
-		text := rest[n[0] : n[0]+n[1]]
-		switch {
-		case what == "u" && count == 4:
-			p.Updates = append(p.Updates, presence.Update{
-				Topic: topic, Version: presence.Version{Incarnation: n[2], Sequence: n[3]}, Stale: stale, Value: text,
-			})
-		case (what == "+" || what == "-") && count == 2:
-			p.Endpoints = append(p.Endpoints, presence.Endpoint{Topic: topic, Gateway: text, Gone: what == "-"})
-		default:
-			return p, fmt.Errorf("%w: %q", errPublication, line)
+		if r.what == "u" {
+			p.Updates = append(p.Updates, r.update(topic, stale))
+		} else {
+			p.Endpoints = append(p.Endpoints, presence.Endpoint{Topic: topic, Gateway: r.text, Gone: r.what == "-"})
 		}
-		rest = rest[n[0]+n[1]:]
 	}
 	return p, nil
+}
+
+// record is one record of a publication: the update of a topic ("u"), or an endpoint
+// that has come ("+") or gone ("-").
+type record struct {
+	what, topic, text string // text is the update's value, or the gateway
+	version           presence.Version
+}
+
+func (r record) update(t presence.Topic, stale bool) presence.Update {
+	return presence.Update{Topic: t, Version: r.version, Stale: stale, Value: r.text}
+}
+
+// cutRecord reads the first of some records.
+func cutRecord(records string) (r record, rest string, err error) {
+	line, rest, ok := strings.Cut(records, "\n")
+	if !ok {
+		return r, "", errPublication
+	}
+	what, numbers, _ := strings.Cut(line, " ")
+	var n [4]uint64 // two lengths; of an update then its version
+	count := 0
+	for ; numbers != "" && count < len(n); count++ {
+		var field string
+		field, numbers, _ = strings.Cut(numbers, " ")
+		if n[count], err = strconv.ParseUint(field, 10, 64); err != nil {
+			return r, "", fmt.Errorf("%w: %w", errPublication, err)
+		}
+	}
+	known := what == "u" && count == 4 || (what == "+" || what == "-") && count == 2
+	if !known || numbers != "" || n[0] > uint64(len(rest)) || n[1] > uint64(len(rest))-n[0] {
+		return r, "", fmt.Errorf("%w: %q", errPublication, line)
+	}
+	end := n[0] + n[1]
+	r = record{what, rest[:n[0]], rest[n[0]:end], presence.Version{Incarnation: n[2], Sequence: n[3]}}
+	return r, rest[end:], nil
 }

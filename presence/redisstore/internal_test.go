@@ -57,7 +57,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 				want[page][claim.Partition] = users
 				present[fmt.Sprint(claim.Partition, page)] = users > 0
 			}
-			calls := memberCalls(c, false, 1, 0)
+			calls := memberCalls(c, s.unwritten(c), 1, 0)
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
@@ -134,7 +134,7 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
 		}
 	}
-	members := memberCalls(c, false, sharesFor(len(c.Members)), 0)
+	members := memberCalls(c, pageList{}, sharesFor(len(c.Members)), 0)
 	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
 		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
 	}

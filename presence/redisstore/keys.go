@@ -10,7 +10,7 @@ import (
 // of a bucket or of the cluster into one slot, so that one script may touch them.
 //
 //	hc:{p17}:o       hash: owner, epoch, generation, last change (claim.lua)
-//	hc:{p17}:d       set: pages whose count may not have been written yet
+//	hc:{p17}:d       string: pages whose count may not have been written yet (members.lua)
 //	hc:{p17}:m:5     hash: members, user and page -> end of the hold (members.lua,
 //	                 resize.lua says how many hashes there are)
 //	hc:{b5}:s        hash: generation, rebuild, publications (fence.lua)
@@ -18,7 +18,7 @@ import (
 //	hc:{b5}:r        set: partitions that are complete
 //	hc:{b5}:e        set: endpoints (read.lua)
 //	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
-//	hc:{b5}:c:PAGE   hash: counts of a page (page.lua)
+//	hc:{b5}:c:PAGE   string: counts of a page (page.lua)
 //	hc:{b5}:z        zset: pages nobody is on, since when (page.lua)
 //	hc:{b5}:h:PAGE   hash: changes of a page (change.lua)
 //	hc:{b5}:i:HASH   string: an idempotency key of a change that was counted

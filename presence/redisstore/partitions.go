@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	memberBatch = 400  // pages and members in one run of members.lua
+	memberBatch = 400  // members in one run of members.lua
 	countBatch  = 300  // counts in one run of counts.lua
 	fenceBatch  = 1000 // partitions in one run of fence.lua
 	loadShares  = 64   // hashes of members in one run of load.lua
@@ -43,7 +43,8 @@ const (
 type partition struct {
 	epoch uint64
 	// unwritten are the pages that Redis may name as such. known says that there
-	// are no others, so that the set may begin anew when all are written.
+	// are no others, so that Redis gets a new list with each change, which has each
+	// page once. Until they are known, the list there only grows.
 	unwritten map[string]struct{}
 	known     bool
 	// shares is in how many hashes the members lie, members how many these are, as
@@ -194,6 +195,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 // fence makes the claims known to every bucket.
 func (s *Store) fence(ctx context.Context, claims []presence.Claim, gen string, again bool) error {
 	var calls []*call
+	claims = slices.SortedFunc(slices.Values(claims), func(a, b presence.Claim) int { return a.Partition - b.Partition })
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 4+2*len(chunk))
 		args = append(args, gen, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","))
@@ -301,9 +303,11 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 	if err := statusError(byte('0' + reply[0].(int64))); err != nil {
 		return err
 	}
-	for _, page := range reply[1].([]any) {
-		snap.Pages = append(snap.Pages, page.(string))
+	pages, err := pagesIn(reply[1].(string))
+	if err != nil {
+		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
+	snap.Pages = append(snap.Pages, pages...)
 	now := time.Now()
 	fields := reply[2].([]any)
 	for j := 0; j+1 < len(fields); j += 2 {
@@ -373,17 +377,12 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 // writeMembers runs members.lua for all changes, and before it resize.lua where the
 // members lie in too few or too many hashes.
 func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
-	fresh := make([]bool, len(changes))
+	lists := make([]pageList, len(changes))
 	todo := make([]int, len(changes)) // -> changes
 	s.mu.Lock()
 	for i, c := range changes {
 		todo[i] = i
-		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
-			fresh[i] = p.known && len(p.unwritten) == 0
-			for _, pu := range c.Counts {
-				p.unwritten[pu.Page] = struct{}{}
-			}
-		}
+		lists[i] = s.unwritten(c)
 	}
 	s.mu.Unlock()
 	for round := 1; len(todo) > 0; round++ {
@@ -395,7 +394,7 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
 				shares, members = p.shares, p.members
 			}
-			calls = append(calls, memberCalls(changes[i], fresh[i], shares, members)...)
+			calls = append(calls, memberCalls(changes[i], lists[i], shares, members)...)
 			ends[k] = len(calls)
 		}
 		s.mu.Unlock()
@@ -443,10 +442,66 @@ func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, e
 	return status, err
 }
 
-// memberCalls divides a change into batches: its pages first, so that all of
-// them are known as unwritten before the first member is changed. The members lie
-// in so many hashes, which are made to suit their number first.
-func memberCalls(c presence.Change, fresh bool, shares, members int) []*call {
+// pageList is a list of pages as members.lua takes it: each page after its length,
+// in two bytes. all says that Redis is to know no other pages as unwritten.
+type pageList struct {
+	all  bool
+	text []byte
+}
+
+func (l *pageList) add(page string) {
+	l.text = append(binary.BigEndian.AppendUint16(l.text, uint16(len(page))), page...)
+}
+
+// pagesIn reads a pageList that Redis has, which may name a page more than once.
+func pagesIn(text string) ([]string, error) {
+	var pages []string
+	seen := map[string]struct{}{}
+	for text != "" {
+		if len(text) < 2 || len(text)-2 < int(text[0])<<8+int(text[1]) {
+			return nil, fmt.Errorf("%w: a list of pages", ErrForeign)
+		}
+		end := 2 + int(text[0])<<8 + int(text[1])
+		page := text[2:end]
+		if _, twice := seen[page]; !twice {
+			seen[page] = struct{}{}
+			pages = append(pages, page)
+		}
+		text = text[end:]
+	}
+	return pages, nil
+}
+
+// unwritten notes the pages of a change as unwritten, and returns what Redis has to
+// note. Under mu.
+func (s *Store) unwritten(c presence.Change) pageList {
+	var list pageList
+	p := &s.partitions[c.Partition]
+	if p.epoch == c.Epoch {
+		list.all = p.known
+	}
+	if list.all && len(p.unwritten) > 0 { // a change before this one could not be written
+		for _, pu := range c.Counts {
+			p.unwritten[pu.Page] = struct{}{}
+		}
+		for page := range p.unwritten {
+			list.add(page)
+		}
+		return list
+	}
+	for _, pu := range c.Counts {
+		if p.epoch == c.Epoch {
+			p.unwritten[pu.Page] = struct{}{}
+		}
+		list.add(pu.Page)
+	}
+	return list
+}
+
+// memberCalls divides a change into batches. The first one has all pages, so that they
+// are known as unwritten before the first member is changed. The members lie in so
+// many hashes, which are made to suit their number first.
+func memberCalls(c presence.Change, list pageList, shares, members int) []*call {
 	gen := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	const flagsAt = 4 // of args
@@ -458,25 +513,22 @@ func memberCalls(c presence.Change, fresh bool, shares, members int) []*call {
 		calls = resizeCalls(c.Claim, shares, sharesAfter(c, shares, members))
 		shares = sharesAfter(c, shares, members)
 	}
-	pages, rest := c.Counts, c.Members
-	for batch := 0; batch == 0 || len(pages)+len(rest) > 0; batch++ {
-		np := min(len(pages), memberBatch)
-		nm := min(len(rest), memberBatch-np)
+	rest := c.Members
+	for batch := 0; batch == 0 || len(rest) > 0; batch++ {
+		nm := min(len(rest), memberBatch)
 		keys := append(make([]string, 0, 2+drop+min(nm, shares)), ownerKey(c.Partition), dirtyKey(c.Partition))
-		args := make([]any, 0, 8+np+4*nm)
+		args := make([]any, 0, 8+4*nm)
 		if batch == 0 && drop > 0 {
 			for i := range drop {
 				keys = append(keys, memberKey(c.Partition, i))
 			}
-			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(fresh), drop, shares, np)
+			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(list.all), drop, shares, list.text)
 		} else {
-			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(fresh), shares, 0, np)
+			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(list.all), shares, 0, list.text)
 		}
-		for _, pu := range pages[:np] {
-			args = append(args, pu.Page)
-		}
+		list.text = nil
 		keys, args = shareOut(keys, args, c.Partition, rest[:nm], shares)
-		if pages, rest = pages[np:], rest[nm:]; c.Complete && len(pages)+len(rest) == 0 {
+		if rest = rest[nm:]; c.Complete && len(rest) == 0 {
 			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch: with it the members are whole
 		}
 		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
@@ -581,6 +633,36 @@ type countsCall struct {
 	groups []group
 	gen    string
 	bucket int
+	head   []byte  // of the groups, for the script
+	counts []count // of the groups
+}
+
+// count is one count in a call.
+type count struct {
+	page, group int
+	users       int64
+}
+
+const (
+	groupsAt = 8 // of the arguments of counts.lua
+	countsAt = 9
+)
+
+// pack makes the groups and their counts arguments.
+func (cc *countsCall) pack() {
+	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
+	text := make([]byte, 0, 9*len(cc.counts))
+	for i, n := 0, 0; i < len(cc.counts); i += n {
+		for n = 1; i+n < len(cc.counts) && cc.counts[i+n].page == cc.counts[i].page; {
+			n++
+		}
+		text = binary.BigEndian.AppendUint16(text, uint16(n))
+		for _, c := range cc.counts[i : i+n] {
+			text = binary.BigEndian.AppendUint16(text, uint16(c.group))
+			text = appendNumber(text, uint64(max(c.users, 0)), 5)
+		}
+	}
+	cc.Args[groupsAt], cc.Args[countsAt] = cc.head, text
 }
 
 // writeCounts runs counts.lua for the changes whose members are written: one
@@ -641,9 +723,10 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 }
 
 // countCalls makes the calls of one bucket. A group may be divided over several;
-// each says how many of the change's counts here came before, so that it does not
-// matter where a repetition divides them.
+// each says how many of the change's counts here there are up to its end, so that it
+// does not matter where a repetition divides them.
 func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
+	slices.SortStableFunc(groups, func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition })
 	prefix := pagePrefix(b)
 	var calls []*countsCall
 	var cc *countsCall
@@ -657,19 +740,19 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 				cc = &countsCall{gen: gen, bucket: b, call: call{
 					Script: scripts.Counts,
 					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b)},
-					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), countHead, gen},
+					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), countHead, gen, nil, nil},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
 			}
 			n := min(len(g.counts)-before, countBatch-size)
 			last := before+n == len(g.counts)
 			part := group{change: g.change, counts: g.counts[before : before+n], pages: make([]int, 0, n)}
-			text := make([]byte, 0, 20+7*n)
-			text = binary.BigEndian.AppendUint32(text, uint32(c.Partition))
-			text = appendNumber(text, c.Epoch, 6)
-			text = appendNumber(text, c.Sequence, 6)
-			text = appendNumber(text, uint64(before), 3)
-			text = append(text, byte(flag(last && c.Complete)))
+			cc.head = binary.BigEndian.AppendUint32(cc.head, uint32(c.Partition))
+			cc.head = appendNumber(cc.head, c.Epoch, 6)
+			cc.head = appendNumber(cc.head, c.Sequence, 6)
+			cc.head = appendNumber(cc.head, uint64(before+n), 3)
+			cc.head = binary.BigEndian.AppendUint16(cc.head, uint16(n))
+			cc.head = append(cc.head, byte(flag(last && c.Complete)))
 			for _, j := range part.counts {
 				pu := c.Counts[j]
 				k, ok := numbers[pu.Page]
@@ -680,10 +763,8 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 					numbers[pu.Page] = k
 				}
 				part.pages = append(part.pages, k)
-				text = binary.BigEndian.AppendUint16(text, uint16(k))
-				text = appendNumber(text, uint64(max(pu.Users, 0)), 5)
+				cc.counts = append(cc.counts, count{k, len(cc.groups) + 1, pu.Users})
 			}
-			cc.Args = append(cc.Args, text)
 			cc.groups = append(cc.groups, part)
 			size += max(n, 1)
 			before += n
@@ -691,6 +772,9 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 				break
 			}
 		}
+	}
+	for _, cc := range calls {
+		cc.pack()
 	}
 	return calls
 }
@@ -716,8 +800,16 @@ func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool
 	status := reply[1].(string)
 	s.tidy(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
 	counts := make([]presence.Count, len(cc.names))
+	records, stale := reply[4].(string), reply[0] == "1"
 	for i, name := range cc.names {
-		counts[i], _ = presence.CountOf(s.update(presence.CountTopic(name), reply[4+i].(string), reply[0] == "1"))
+		var r record
+		var err error
+		if r, records, err = cutRecord(records); err != nil {
+			cc.Err = fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
+			return s.counted(cc, outcomes, false)
+		}
+		counts[i], _ = presence.CountOf(r.update(presence.CountTopic(name), stale))
+		s.seen(counts[i].Version.Incarnation)
 	}
 	for i, g := range cc.groups {
 		switch err := statusError(status[i]); {

@@ -90,7 +90,7 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 // TestAnotherFormatIsRefused: the format may be older than numbered formats, or a later
 // one.
 func TestAnotherFormatIsRefused(t *testing.T) {
-	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`} {
+	for is, says := range map[string]string{"": `is of format "1"`, "3": `is of format "3"`, "5": `is of format "5"`} {
 		server := redistest.Single(t)
 		p := presence.Process{Name: "a", Incarnation: 1}
 		if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {
@@ -103,7 +103,7 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 		}
 		p.Name = "b"
 		_, err := renew(t, open(t, server.URL(), quick), p)
-		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 3; run the version that wrote it") {
+		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 4; run the version that wrote it") {
 			t.Errorf("%q: %v", is, err)
 		}
 	}

@@ -337,13 +337,11 @@ func TestRegionsShareCounts(t *testing.T) {
 			eu.HSet(t.Context(), key, "peer:us", future+" 77 "+future+" 1")
 		}
 		page := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
-		old, err := eu.HGet(t.Context(), page, "p").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
-		i := strings.Index(old, "us ")
-		rest := old[i:][strings.Index(old[i:], ";")+1:]
-		eu.HSet(t.Context(), page, "p", old[:i]+"us "+future+" 9 0;"+rest)
+		editPairs(t, eu, page, func(old string) string {
+			i := strings.Index(old, "us ")
+			rest := old[i:][strings.Index(old[i:], ";")+1:]
+			return old[:i] + "us " + future + " 9 0;" + rest
+		})
 		w.share(0, urls(servers, "us"))
 		w.set("p", 2)
 		w.shows("p", 5)
@@ -385,7 +383,9 @@ func TestRegionsShareCounts(t *testing.T) {
 	})
 	t.Run("malformed state in a peer is written anew", func(t *testing.T) {
 		key := fmt.Sprintf("hc:{b%d}:c:p", presence.Bucket("p", presence.DefaultBuckets))
-		servers["ap"].Do(t, "HSET", key, "p", "us is not what it was;eu;;")
+		c := servers["ap"].Client()
+		defer c.Close()
+		editPairs(t, c, key, func(string) string { return "us is not what it was;eu;;" })
 		worlds["us"].set("p", 8)
 		worlds["eu"].set("p", 1)
 		all("p", 12)
@@ -413,6 +413,22 @@ func TestRegionsShareCounts(t *testing.T) {
 		worlds["us"].set("p", 10)
 		all("p", 14)
 	})
+}
+
+// editPairs changes the other regions' pairs of a page, whose form is that of page.lua.
+func editPairs(t *testing.T, c *redis.Client, key string, edit func(pairs string) string) {
+	t.Helper()
+	text, err := c.Get(t.Context(), key).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lengthAt = 40
+	body := len(text) - int(text[lengthAt])<<8 - int(text[lengthAt+1])
+	pairs := edit(text[body:])
+	length := string([]byte{byte(len(pairs) >> 8), byte(len(pairs))})
+	if err := c.Set(t.Context(), key, text[:lengthAt]+length+text[lengthAt+2:body]+pairs, redis.KeepTTL).Err(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // inBucket is a page of that bucket.

@@ -61,7 +61,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Fence, []string{state, fenceKey(b), readyKey(b), logKey(b)}, gen, 0, 0, "eu", 2, c.Epoch+1)
 	add(scripts.Peers, []string{state, readyKey(b), logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
 	add(scripts.Relog, []string{state, logKey(b)}, 0, len(pagePrefix(b)), "0")
-	calls = append(calls, memberCalls(change, false, 1, 0)...)
+	calls = append(calls, memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
 	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
 		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
 			calls = append(calls, &cc.call)
