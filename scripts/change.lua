@@ -41,5 +41,5 @@ end
 local value = string.format('%.0f %s', by, time[1])
 redis.call('HSET', KEYS[2], 'level', inc .. ' ' .. n .. ' ' .. value, unpack(sets))
 if KEYS[3] then redis.call('SET', KEYS[3], '', 'EX', ARGV[6]) end
-publish(KEYS[1], ARGV[1], ARGV[2], false, false, {updateRecord(ARGV[3], inc, n, value)})
+publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', {updateRecord(ARGV[3], inc, n, value)})
 return 1

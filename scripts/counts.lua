@@ -8,22 +8,23 @@
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4]  the highest incarnation that the caller knows   ARGV[5]  how many seconds a
 --          page without users is remembered   ARGV[6]  length of the prefix of the
---          pages' keys   ARGV[7]  prefix of the pages' topics   ARGV[8]  generation
--- ARGV[9]  groups of counts, by partition, 22 bytes each: partition (4), epoch (6), sequence of
+--          pages' keys   ARGV[7]  generation
+-- ARGV[8]  groups of counts, by partition, 22 bytes each: partition (4), epoch (6), sequence of
 --          the change (6), how many counts of this change in this bucket there are up to
 --          the end of this group (3), how many the group has (2), 1 if the partition is
 --          complete with this group (1)
--- ARGV[10] for each page: how many counts it gets (2), and for each count the number of
+-- ARGV[9]  for each page: how many counts it gets (2), and for each count the number of
 --          its group (2) and the users (5)
 -- Returns  {'1' if counts may lack users, otherwise '0'; a digit per group; the number of
---          pages without users; '1' if the bucket must be swept (sweep.lua); a record
---          per page, as publish.lua has them}. The digits: 0 written now or before, 1 there is a
---          newer owner, 2 data was lost, 3 earlier counts of the change are missing.
+--          pages without users; '1' if the bucket must be swept (sweep.lua); the regions that
+--          counts leave out; the record of each page's count, see publish.lua}. The digits: 0
+--          written now or before, 1 there is a newer owner, 2 data was lost, 3 earlier counts
+--          of the change are missing.
 -- Safe to repeat and to arrive late: the script skips groups that are not newer than
 -- (sequence, done), and all counts are absolute. It reads and checks everything before
 -- it writes. Pages of an older rebuild are void: they have no users of this region.
--- O(counts). Most of its time goes into commands, so it reads all pages with one, and
--- writes all pages with one.
+-- O(counts). This is the script that runs most, so it reads all pages with one command,
+-- writes them with one, and keeps the functions it calls for each page in locals.
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
@@ -42,11 +43,12 @@ local logging = state[8] and shared
 local peers, waits, out = readPeers(state[6], second)
 
 -- owners has the partitions of the groups that are to be written.
-local owners, status, ready, groups = {}, {}, {}, ARGV[9]
+local owners, status, ready, groups = {}, {}, {}, ARGV[8]
 local fences = openFences(KEYS[2], (struct.unpack('>I4', groups)), (struct.unpack('>I4', groups, #groups - 21)))
 local p, e, s, d = -1, 0, 0, 0
+local groupForm = '>I4I6I6I3I2I1'
 for at = 1, #groups, 22 do
-  local q, epoch, sequence, done, n, whether = struct.unpack('>I4I6I6I3I2I1', groups, at)
+  local q, epoch, sequence, done, n, whether = struct.unpack(groupForm, groups, at)
   if q ~= p then
     p = q
     e, s, d = fenceOf(fences, p)
@@ -54,7 +56,7 @@ for at = 1, #groups, 22 do
   local g, st = #status + 1, '0'
   if e > epoch then
     st = '1'
-  elseif e < epoch or state[1] ~= ARGV[8] then
+  elseif e < epoch or state[1] ~= ARGV[7] then
     st = '2'
   elseif sequence >= s then
     local before = sequence > s and 0 or d
@@ -75,14 +77,15 @@ end
 -- first user, and of pages that lost their last user.
 local sets, back, left = {}, {}, {}
 local records, changed, log, prefix = {}, {}, {}, tonumber(ARGV[6])
-local size, counts, at, topics = blockSize(total), ARGV[10], 1, ARGV[7]
+local size, counts, at = blockSize(total), ARGV[9], 1
+local sub, unpackBytes = string.sub, struct.unpack
 local olds = #KEYS > 5 and redis.call('MGET', unpack(KEYS, 6)) or {}
 for k = 6, #KEYS do
   local key, text = KEYS[k], olds[k - 5]
   local r, users, updated, inc, seq, own, down, length, width, blocks = readPage(text, key)
   local live, body = r == rebuild, nil
   if live then
-    body = string.sub(text, pageHead + 1)
+    body = sub(text, pageHead + 1)
   else
     users, seq, down, width, blocks = 0, 0, 0, 1, 0
     if r then
@@ -94,18 +97,19 @@ for k = 6, #KEYS do
   local others, latest, held = 0, updated, false
   if shared and length > 0 then others, latest, held = elsewhere(pairsOf(body, length), peers, updated) end
   local before, delta, moved, said = users + others, 0, false, false
-  local n = struct.unpack('>I2', counts, at)
-  for j = at + 2, at + 7 * n, 7 do -- of two counts of one partition, the later one holds
-    local g, is = struct.unpack('>I2I5', counts, j)
-    if owners[g] then
+  local n, g, is = unpackBytes('>I2I2I5', counts, at)
+  for j = 1, n do -- of two counts of one partition, the later one holds
+    if j > 1 then g, is = unpackBytes('>I2I5', counts, at + 7 * j - 5) end
+    local p = owners[g]
+    if p then
       local had
-      had, body, width, blocks = setCount(body, size, width, blocks, owners[g], is)
+      had, body, width, blocks = setCount(body, size, width, blocks, p, is)
       said = true
       if had ~= is then delta, moved = delta + is - had, true end
     end
   end
   at = at + 2 + 7 * n
-  local page, news = string.sub(key, prefix + 1), false
+  local page, news = sub(key, prefix + 1), false
   if moved and (live or delta > 0) then
     if not live then
       own = math.max(second * 1000 + math.floor(time[2] / 1000), floor + 1, inc, void, base, past + 1)
@@ -126,7 +130,7 @@ for k = 6, #KEYS do
   elseif said and r and before == 0 and not held then
     left[#left + 1] = key
   end
-  local record = updateRecord(topics .. page, inc, seq + offset, countValue(users + others, latest, out))
+  local record = countRecord(page, users + others, latest, inc, seq + offset)
   records[#records + 1] = record
   if news then changed[#changed + 1] = record end
 end
@@ -155,6 +159,6 @@ end
 local stale = waits or complete < total
 local all = table.concat(records)
 if #changed > 0 or again then
-  publish(KEYS[1], ARGV[1], ARGV[2], stale, again, #changed == #records and {all} or changed)
+  publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, #changed == #records and {all} or changed)
 end
-return {stale and '1' or '0', table.concat(status), empties, state[10] ~= state[11] and '1' or '0', all}
+return {stale and '1' or '0', table.concat(status), empties, state[10] ~= state[11] and '1' or '0', out, all}

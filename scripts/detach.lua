@@ -13,5 +13,5 @@ for i = 4, #ARGV do
     records[#records + 1] = endpointRecord('-', ARGV[i], gateway)
   end
 end
-if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], false, false, records) end
+if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', records) end
 return #records

@@ -5,9 +5,9 @@
 -- KEYS[3]  {b}:z  zset: pages without users   KEYS[4…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4]  how many seconds a page without users is remembered
--- ARGV[5]  length of the prefix of the pages' keys   ARGV[6]  prefix of the pages' topics
--- ARGV[7]  region   ARGV[8]  log   ARGV[9]  from   ARGV[10]  to   ARGV[11]  floor
--- ARGV[12] 1: complete   ARGV[13…] incarnation, increments, decrements per page
+-- ARGV[5]  length of the prefix of the pages' keys   ARGV[6]  region   ARGV[7]  log
+-- ARGV[8]  from   ARGV[9]  to   ARGV[10] floor   ARGV[11] 1: complete
+-- ARGV[12…] incarnation, increments, decrements per page
 -- Returns  {status, log, cursor, highest incarnation, done, pages that changed,
 --          pages whose pair could not be read, then the places of refused pairs}; status
 --          0 merged, 1 this bucket has no owner yet, 2 a later log is known, 3 a gap.
@@ -17,8 +17,8 @@
 --#include publish.lua
 --#include page.lua
 
-local region, log = ARGV[7], tonumber(ARGV[8])
-local from, to, floor = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local region, log = ARGV[6], tonumber(ARGV[7])
+local from, to, floor = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'peer:' .. region, 'past')
 local complete, empties = redis.call('SCARD', KEYS[2]), redis.call('ZCARD', KEYS[3])
 local known, cursor, high, done = string.match(state[8] or '', '^(%d+) (%d+) (%d+) (%d)$')
@@ -61,7 +61,7 @@ local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), to
 local prefix = tonumber(ARGV[5])
 local writes, records, refused, malformed = {}, {}, {}, 0
 for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was forgotten since
-  local at = 3 * k + 1
+  local at = 3 * k
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
   local text = redis.pcall('GET', KEYS[k])
@@ -105,7 +105,7 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
     if not same then
       if before ~= after then
         seq, updated = seq + 1, tonumber(time[1])
-        records[#records + 1] = updateRecord(ARGV[6] .. w.page, vinc, seq + offset, countValue(after, updated, out))
+        records[#records + 1] = countRecord(w.page, after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
       w.text = pageValue(rebuild, users, updated, vinc, seq, own, fell, #all, width, blocks, body .. all)
@@ -135,7 +135,7 @@ for _, w in ipairs(writes) do
 end
 cursor = math.max(cursor, to)
 local again = false
-if ARGV[12] == '1' and to >= cursor and not done then
+if ARGV[11] == '1' and to >= cursor and not done then
   done = true
   if peer and (floor > peer.floor or peer.flag == '2') then
     if peer.floor > 0 and floor > peer.floor then
@@ -157,6 +157,6 @@ if ARGV[12] == '1' and to >= cursor and not done then
 end
 redis.call('HSET', KEYS[1], 'peer:' .. region, whole(known) .. ' ' .. whole(cursor) .. ' ' .. whole(high) .. ' ' .. (done and 1 or 0))
 if #records > 0 or again then
-  publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), again, records)
+  publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), again, out, records)
 end
 return answer(0, known, changed, malformed, refused)

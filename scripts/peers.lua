@@ -53,5 +53,5 @@ end
 redis.call('HINCRBY', KEYS[1], 'offset', 1)
 redis.call('HINCRBY', KEYS[1], 'sweep', 1)
 local _, waits = readPeers(table.concat(z), tonumber(now))
-publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), true, {})
+publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), true, '', {})
 return 1

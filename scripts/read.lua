@@ -52,6 +52,6 @@ if gateway ~= '' then
   local prefix, records = tonumber(ARGV[4]), {}
   redis.call('SCARD', KEYS[3]) -- with foreign data the script fails here, before it writes
   for k = 4, #KEYS do attach(KEYS[3], gateway, ARGV[5] .. string.sub(KEYS[k], prefix + 1), records) end
-  if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], stale, false, records) end
+  if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], stale, false, '', records) end
 end
 return reply

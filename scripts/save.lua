@@ -32,5 +32,5 @@ if redis.call('HLEN', KEYS[2]) > 1 then
 else
   redis.call('EXPIRE', KEYS[2], ARGV[6])
 end
-publish(KEYS[1], ARGV[1], ARGV[2], false, false, {updateRecord(ARGV[3], inc, seq, ARGV[5])})
+publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', {updateRecord(ARGV[3], inc, seq, ARGV[5])})
 return inc .. ' ' .. seq

@@ -18,6 +18,6 @@ if gateway ~= '' then
   redis.call('HLEN', KEYS[1]) -- with foreign data the script fails here, before it writes
   redis.call('SCARD', KEYS[2])
   for k = 3, #KEYS do attach(KEYS[2], gateway, ARGV[k + 2], records) end
-  if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], false, false, records) end
+  if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', records) end
 end
 return reply

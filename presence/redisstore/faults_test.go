@@ -559,7 +559,7 @@ func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
 	if err := s2.Leave(t.Context(), presence.Process{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall hincrby sadd srem scard smembers smismember sscan unlink expire persist ttl getrange setrange zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
+	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget mset zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
 	for line := range strings.Lines(server.Do(t, "INFO", "commandstats").(string)) {
 		name, _, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
 		if ok && strings.HasPrefix(line, "cmdstat_") && !slices.Contains(known, name) {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -164,14 +165,27 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 	p := presence.Publication{Bucket: bucket}
 	head, rest, ok := strings.Cut(payload, "\n")
 	flags := strings.Split(head, " ")
-	if !ok || len(flags) != 3 {
+	if !ok || len(flags) != 4 {
 		return p, errPublication
 	}
-	stale := flags[1] == "1"
+	stale, without := flags[1] == "1", flags[3]
 	p.Lost = flags[2] == "1"
 	for rest != "" {
-		var r record
 		var err error
+		if rest[0] == 'c' {
+			var c presence.Count
+			if c, rest, err = cutCount(rest); err != nil {
+				return p, err
+			}
+			c.Stale, c.Without = stale, without
+			u := c.Update()
+			if err := u.Topic.Check(); err != nil {
+				return p, fmt.Errorf("%w: %w", errPublication, err)
+			}
+			p.Updates = append(p.Updates, u)
+			continue
+		}
+		var r record
 		if r, rest, err = cutRecord(rest); err != nil {
 			return p, err
 		}
@@ -188,8 +202,31 @@ func parsePublication(bucket int, payload string) (presence.Publication, error) 
 	return p, nil
 }
 
-// record is one record of a publication: the update of a topic ("u"), or an endpoint
-// that has come ("+") or gone ("-").
+// cutCount reads the first of some records, which is that of a count.
+func cutCount(records string) (c presence.Count, rest string, err error) {
+	const head, tail = 3, 23 // bytes before and after the page
+	if len(records) < head || records[0] != 'c' || len(records) < head+tail+int(records[1])<<8+int(records[2]) {
+		return c, "", fmt.Errorf("%w: a count of %d bytes", errPublication, len(records))
+	}
+	end := head + int(records[1])<<8 + int(records[2])
+	number := func(bytes int) (n uint64) {
+		for _, b := range []byte(records[end : end+bytes]) {
+			n = n<<8 | uint64(b)
+		}
+		end += bytes
+		return n
+	}
+	c.Page = records[head:end]
+	c.Users = int64(number(5))
+	if at := number(5); at > 0 {
+		c.Updated = time.Unix(int64(at), 0).UTC()
+	}
+	c.Version = presence.Version{Incarnation: number(7), Sequence: number(6)}
+	return c, records[end:], nil
+}
+
+// record is another record of a publication: the update of a topic ("u"), or an
+// endpoint that has come ("+") or gone ("-").
 type record struct {
 	what, topic, text string // text is the update's value, or the gateway
 	version           presence.Version

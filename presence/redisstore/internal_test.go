@@ -323,13 +323,13 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 		lost bool
 		todo int
 	}{
-		"in order":              {[]string{"1 0 0\n", "2 0 0\n", "3 0 0\n"}, false, 3},
-		"any beginning":         {[]string{"17 0 0\n", "18 0 0\n"}, false, 2},
-		"a gap":                 {[]string{"1 0 0\n", "3 0 0\n"}, true, 0},
-		"from the beginning":    {[]string{"5 0 0\n", "1 0 0\n"}, true, 0},
-		"twice":                 {[]string{"1 0 0\n", "1 0 0\n"}, true, 0},
-		"more than there is to": {[]string{"1 0 0\n", "2 0 0\nmore than the backlog has room for"}, true, 0},
-		"after that nothing":    {[]string{"1 0 0\n", "3 0 0\n", "4 0 0\n"}, true, 0},
+		"in order":              {[]string{"1 0 0 \n", "2 0 0 \n", "3 0 0 \n"}, false, 3},
+		"any beginning":         {[]string{"17 0 0 \n", "18 0 0 \n"}, false, 2},
+		"a gap":                 {[]string{"1 0 0 \n", "3 0 0 \n"}, true, 0},
+		"from the beginning":    {[]string{"5 0 0 \n", "1 0 0 \n"}, true, 0},
+		"twice":                 {[]string{"1 0 0 \n", "1 0 0 \n"}, true, 0},
+		"more than there is to": {[]string{"1 0 0 \n", "2 0 0 \nmore than the backlog has room for"}, true, 0},
+		"after that nothing":    {[]string{"1 0 0 \n", "3 0 0 \n", "4 0 0 \n"}, true, 0},
 		"not ours":              {[]string{"hello"}, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -337,7 +337,7 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 			for _, p := range tc.hear {
 				w.Heard(1, p)
 			}
-			w.Heard(3, "1 0 0\n")
+			w.Heard(3, "1 0 0 \n")
 			lost, todo := w.take()
 			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
 				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
@@ -350,10 +350,10 @@ func TestWatcherTellsWhatItLost(t *testing.T) {
 // would bring back endpoints that have gone since.
 func TestLostDropsWhatWaits(t *testing.T) {
 	w := newWatcher(100)
-	w.Heard(1, "1 0 0\n")
-	w.Heard(2, "1 0 0\n")
+	w.Heard(1, "1 0 0 \n")
+	w.Heard(2, "1 0 0 \n")
 	w.Subscribed(nil, 1)
-	w.Heard(2, "2 0 0\n")
+	w.Heard(2, "2 0 0 \n")
 	lost, todo := w.take()
 	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
 		t.Fatalf("lost %v, waiting %+v", lost, todo)
@@ -361,10 +361,11 @@ func TestLostDropsWhatWaits(t *testing.T) {
 }
 
 func FuzzParsePublication(f *testing.F) {
-	f.Add("1 0 0\nu 10 12 1700000000000 7\ncount//a b5 1700000000+ 8 2\ncount//pgw- 8 2\ncount//pgw")
-	f.Add("1 1 1\n")
-	f.Add("1 0 0\nu 9 5 1 7\nshort")
-	f.Add("1 0 0\n+ 18446744073709551615 1\nx")
+	f.Add("1 0 0 \nu 10 12 1700000000000 7\ncount//a b5 1700000000+ 8 2\ncount//pgw- 8 2\ncount//pgw")
+	f.Add("1 1 1 \n")
+	f.Add("1 0 1 eu\n" + aCount + aCount)
+	f.Add("1 0 0 \nu 9 5 1 7\nshort")
+	f.Add("1 0 0 \n+ 18446744073709551615 1\nx")
 	f.Fuzz(func(t *testing.T, payload string) {
 		p, err := parsePublication(3, payload)
 		if err != nil && !errors.Is(err, errPublication) {
@@ -374,32 +375,39 @@ func FuzzParsePublication(f *testing.F) {
 			return
 		}
 		for _, u := range p.Updates {
-			if u.Topic.Check() != nil || len(u.Topic.String())+len(u.Value) > len(payload) {
+			if u.Topic.Check() != nil || len(u.Key) > len(payload) {
 				t.Fatalf("%+v out of nothing", u)
 			}
 		}
 	})
 }
 
+// aCount is the record of the count of page "pq", see publish.lua.
+const aCount = "c\x00\x02pq" + "\x00\x00\x00\x01\x02" + "\x00\x65\x53\xf1\x00" + "\x00\x01\x8b\xcf\xe5\x68\x00" + "\x00\x00\x00\x00\x02\x03"
+
 func TestParsePublication(t *testing.T) {
-	p, err := parsePublication(3, "9 1 1\nu 11 8 1700000000000 7\ncount/s/a/b5 1 eu,u- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
-	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 1 || len(p.Endpoints) != 2 {
+	p, err := parsePublication(3, "9 1 1 eu,u\nu 11 8 1700000000000 7\nlevel/s/a/b5 1 17 1"+aCount+"- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
+	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 2 || len(p.Endpoints) != 2 {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	want := presence.Update{
-		Topic: presence.Topic{Site: "s", Kind: "count", Key: "a/b"}, Stale: true, Value: "5 1 eu,u",
+	level := presence.Update{
+		Topic: presence.Topic{Site: "s", Kind: "level", Key: "a/b"}, Stale: true, Value: "5 1 17 1",
 		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
 	}
-	if p.Updates[0] != want {
-		t.Errorf("%+v, want %+v", p.Updates[0], want)
+	count := presence.Update{
+		Topic: presence.CountTopic("pq"), Stale: true, Value: "258 1700000000 eu,u",
+		Version: presence.Version{Incarnation: 1700000000000, Sequence: 515},
+	}
+	if p.Updates[0] != level || p.Updates[1] != count {
+		t.Errorf("%+v, want %+v and %+v", p.Updates, level, count)
 	}
 	if e := p.Endpoints; e[0] != (presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "gw", Gone: true}) ||
 		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: "level", Key: "q"}, Gateway: "gw"}) {
 		t.Errorf("%+v", e)
 	}
 	for _, bad := range []string{
-		"", "1 0\n", "1 0 0", "1 0 0\nu 1 1 1\nab", "1 0 0\nu 8 1 1 1 1\ncount//pv", "1 0 0\nx 8 1\ncount//pv", "1 0 0\n+ 8 2 3 4\ncount//pgw",
-		"1 0 0\nu 5 1 1 1\ncountv", "1 0 0\nu 8 9 1 1\ncount//pv", "1 0 0\nu 8 18446744073709551615 1 1\ncount//pv",
+		"", "1 0 \n", "1 0 0 ", "1 0 0 \n" + aCount[:len(aCount)-1], "1 0 0 \nc\x00\x00" + aCount[5:], "1 0 0 \nc", "1 0 0 \nu 1 1 1\nab", "1 0 0 \nu 8 1 1 1 1\ncount//pv", "1 0 0 \nx 8 1\ncount//pv", "1 0 0 \n+ 8 2 3 4\ncount//pgw",
+		"1 0 0 \nu 5 1 1 1\ncountv", "1 0 0 \nu 8 9 1 1\ncount//pv", "1 0 0 \nu 8 18446744073709551615 1 1\ncount//pv",
 	} {
 		if p, err := parsePublication(3, bad); !errors.Is(err, errPublication) {
 			t.Errorf("%q is read as %+v, %v", bad, p, err)

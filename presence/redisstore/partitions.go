@@ -644,8 +644,8 @@ type count struct {
 }
 
 const (
-	groupsAt = 8 // of the arguments of counts.lua
-	countsAt = 9
+	groupsAt = 7 // of the arguments of counts.lua
+	countsAt = 8
 )
 
 // pack makes the groups and their counts arguments.
@@ -740,7 +740,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 				cc = &countsCall{gen: gen, bucket: b, call: call{
 					Script: scripts.Counts,
 					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b)},
-					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), countHead, gen, nil, nil},
+					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), gen, nil, nil},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
 			}
@@ -800,15 +800,14 @@ func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool
 	status := reply[1].(string)
 	s.tidy(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
 	counts := make([]presence.Count, len(cc.names))
-	records, stale := reply[4].(string), reply[0] == "1"
-	for i, name := range cc.names {
-		var r record
+	stale, without, records := reply[0] == "1", reply[4].(string), reply[5].(string)
+	for i := range counts {
 		var err error
-		if r, records, err = cutRecord(records); err != nil {
+		if counts[i], records, err = cutCount(records); err != nil {
 			cc.Err = fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
 			return s.counted(cc, outcomes, false)
 		}
-		counts[i], _ = presence.CountOf(r.update(presence.CountTopic(name), stale))
+		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // not a piece of a long text
 		s.seen(counts[i].Version.Incarnation)
 	}
 	for i, g := range cc.groups {

@@ -380,7 +380,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Script: scripts.Merge,
 			Keys:   append(make([]string, 0, 3+len(b.Pages)), stateKey(b.Bucket), readyKey(b.Bucket), emptiesKey(b.Bucket)),
 			Args: append(make([]any, 0, 12+3*len(b.Pages)), channel(b.Bucket, p.s.db), c.Publish, p.s.cfg.Partitions,
-				int(p.s.cfg.RememberFor.Seconds()), len(prefix), countHead, b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
+				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
 		}
 		for _, pp := range b.Pages {
 			cl.Keys = append(cl.Keys, prefix+pp.Page)

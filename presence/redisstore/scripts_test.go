@@ -71,7 +71,7 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Resize, []string{ownerKey(1), memberKey(1, 0), memberKey(1, 1)}, c.Epoch, gen, 1, 2)
 	add(scripts.Log, []string{state, logKey(b), readyKey(b)}, s.cfg.Partitions, 0, 0, 10)
 	add(scripts.Own, []string{state, logKey(b), pageKey}, len(pagePrefix(b)))
-	add(scripts.Merge, []string{state, readyKey(b), emptiesKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, 60, len(pagePrefix(b)), countHead,
+	add(scripts.Merge, []string{state, readyKey(b), emptiesKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, 60, len(pagePrefix(b)),
 		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
 	add(scripts.Sweep, []string{state, emptiesKey(b), pageKey}, len(pagePrefix(b)), 60, 0, "1")
 	add(scripts.Change, []string{state, historyKey(b, "p"), onceKey(b, "k")}, bell, "PUBLISH", level, u.String(), 10, 60)
