@@ -24,16 +24,17 @@
 -- (sequence, done), and all counts are absolute. It reads and checks everything before
 -- it writes. Pages of an older rebuild are void: they have no users of this region.
 -- O(counts). This is the script that runs most, so it reads all pages with one command,
--- writes them with one, and keeps the functions it calls for each page in locals.
+-- and writes all pages with one.
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
---#include blocks.lua
 --#include fences.lua
+local partitions = tonumber(ARGV[3])
+--#include blocks.lua
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'log', 'past', 'sweep', 'swept')
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
-local total, floor = tonumber(ARGV[3]), tonumber(ARGV[4])
+local floor = tonumber(ARGV[4])
 local time = redis.call('TIME')
 local second = tonumber(time[1])
 local rebuild = tonumber(state[2] or 0)
@@ -76,52 +77,53 @@ end
 -- What the script will write: the pages' keys and values; those of pages that get their
 -- first user, and of pages that lost their last user.
 local sets, back, left = {}, {}, {}
-local records, changed, log, prefix = {}, {}, {}, tonumber(ARGV[6])
-local size, counts, at = blockSize(total), ARGV[9], 1
-local sub, unpackBytes = string.sub, struct.unpack
+-- records are those of all pages, in three parts each; fresh says which of them changed.
+local records, fresh, changed, log, prefix = {}, {}, 0, {}, tonumber(ARGV[6])
+local counts, at = ARGV[9], 1
 local olds = #KEYS > 5 and redis.call('MGET', unpack(KEYS, 6)) or {}
 for k = 6, #KEYS do
-  local key, text = KEYS[k], olds[k - 5]
-  local r, users, updated, inc, seq, own, down, length, width, blocks = readPage(text, key)
-  local live, body = r == rebuild, nil
+  local key, old = KEYS[k], olds[k - 5]
+  local r, users, updated, inc, seq, own, down, length, wide, full = readPage(old, key)
+  local live = r == rebuild
   if live then
-    body = sub(text, pageHead + 1)
+    openPage(old, pageHead + 1, wide, full)
   else
-    users, seq, down, width, blocks = 0, 0, 0, 1, 0
+    users, seq, down = 0, 0, 0
     if r then
-      updated, inc, body = tonumber(state[5] or 0), math.max(void, inc + 1), pairsOf(text, length)
+      updated, inc, old = tonumber(state[5] or 0), math.max(void, inc + 1), pairsOf(old, length)
     else
-      updated, inc, length, body = 0, base, 0, ''
+      updated, inc, length, old = 0, base, 0, ''
     end
+    openPage(old, 1, 1, 0)
   end
   local others, latest, held = 0, updated, false
-  if shared and length > 0 then others, latest, held = elsewhere(pairsOf(body, length), peers, updated) end
+  if shared and length > 0 then others, latest, held = elsewhere(pairsOf(old, length), peers, updated) end
   local before, delta, moved, said = users + others, 0, false, false
-  local n, g, is = unpackBytes('>I2I2I5', counts, at)
+  local n, g, is = struct.unpack('>I2I2I5', counts, at)
   for j = 1, n do -- of two counts of one partition, the later one holds
-    if j > 1 then g, is = unpackBytes('>I2I5', counts, at + 7 * j - 5) end
-    local p = owners[g]
-    if p then
-      local had
-      had, body, width, blocks = setCount(body, size, width, blocks, p, is)
+    if j > 1 then g, is = struct.unpack('>I2I5', counts, at + 7 * j - 5) end
+    if owners[g] then
+      local had = setCount(owners[g], is)
       said = true
       if had ~= is then delta, moved = delta + is - had, true end
     end
   end
   at = at + 2 + 7 * n
-  local page, news = sub(key, prefix + 1), false
+  local page, start = part(key, prefix + 1), nil
   if moved and (live or delta > 0) then
     if not live then
       own = math.max(second * 1000 + math.floor(time[2] / 1000), floor + 1, inc, void, base, past + 1)
       inc = own
     end
     if delta ~= 0 then
-      users, seq, updated, latest, news = users + delta, seq + 1, second, second, true
+      users, seq, updated, latest = users + delta, seq + 1, second, second
       if delta < 0 then down = down - delta end
       if logging then log[#log + 1] = page end
+      fresh[k], changed = true, changed + 1
     end
+    start = pageStart(rebuild, users, updated, inc, seq, own, down, length, closePage())
     sets[#sets + 1] = key
-    sets[#sets + 1] = pageValue(rebuild, users, updated, inc, seq, own, down, length, width, blocks, body)
+    sets[#sets + 1] = pageText(start)
     if users + others == 0 and not held then
       left[#left + 1] = key
     elseif empties > 0 and before == 0 and r then
@@ -130,9 +132,13 @@ for k = 6, #KEYS do
   elseif said and r and before == 0 and not held then
     left[#left + 1] = key
   end
-  local record = countRecord(page, users + others, latest, inc, seq + offset)
-  records[#records + 1] = record
-  if news then changed[#changed + 1] = record end
+  local m = 3 * k - 18
+  records[m + 1], records[m + 2] = countHead(#page), page
+  if start and others == 0 and latest == updated and offset == 0 then
+    records[m + 3] = part(start, countFrom, countTo)
+  else
+    records[m + 3] = countTail(users + others, latest, inc, seq + offset)
+  end
 end
 
 if #sets > 0 then redis.call('MSET', unpack(sets)) end -- which also ends the times to live
@@ -153,12 +159,17 @@ writeFences(fences)
 local again = false
 if #ready > 0 and redis.call('SADD', KEYS[3], unpack(ready)) > 0 then
   local is = redis.call('SCARD', KEYS[3])
-  if complete < total and is >= total then again = true end
+  if complete < partitions and is >= partitions then again = true end
   complete = is
 end
-local stale = waits or complete < total
+local stale = waits or complete < partitions
 local all = table.concat(records)
-if #changed > 0 or again then
-  publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, #changed == #records and {all} or changed)
+if changed > 0 or again then
+  local news = {all}
+  if changed < #KEYS - 5 then
+    news = {}
+    for k in pairs(fresh) do news[#news + 1] = table.concat(records, '', 3 * k - 17, 3 * k - 15) end
+  end
+  publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, news)
 end
 return {stale and '1' or '0', table.concat(status), empties, state[10] ~= state[11] and '1' or '0', out, all}

@@ -105,10 +105,10 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
     if not same then
       if before ~= after then
         seq, updated = seq + 1, tonumber(time[1])
-        records[#records + 1] = countRecord(w.page, after, updated, vinc, seq + offset)
+        records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      w.text = pageValue(rebuild, users, updated, vinc, seq, own, fell, #all, width, blocks, body .. all)
+      w.text = pageStart(rebuild, users, updated, vinc, seq, own, fell, #all, width, blocks) .. body .. all
     end
     w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live

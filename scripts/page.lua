@@ -9,7 +9,7 @@
 --       decrements plus users; the length of the pairs; the width of a number; how many
 --       blocks there are
 --   a byte for each block: its number. Block n has the users of the partitions from
---       n * size on (blockSize); blocks with users come in any order, others are left out
+--       n * size on (blocks.lua); blocks without users are left out
 --   the blocks: size numbers each, all of one width
 --   the pairs of the other regions, see pairs.lua
 -- A page with one user takes 53 bytes, one with users in all of 271 partitions 350.
@@ -33,9 +33,9 @@ local function readPage(text, key)
   return struct.unpack(pageForm, text)
 end
 
--- pageValue returns the text of a page. body are its numbers of blocks, blocks and pairs.
-local function pageValue(rebuild, users, updated, inc, seq, own, down, length, width, blocks, body)
-  return struct.pack(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, blocks) .. body
+-- pageStart returns what the text of a page begins with.
+local function pageStart(rebuild, users, updated, inc, seq, own, down, length, width, blocks)
+  return struct.pack(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, blocks)
 end
 
 -- pageCounts returns what the text of a page begins with, up to the length of the pairs.

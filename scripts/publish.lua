@@ -25,8 +25,11 @@ local function countHead(bytes)
   return countHeads[bytes]
 end
 
-local function countRecord(page, users, updated, incarnation, sequence)
-  return countHead(#page) .. page .. struct.pack('>I5I5I7I6', users, updated, incarnation, sequence)
+-- countTail returns what the record of a count ends with. The text of a page has the same
+-- from countFrom to countTo, see page.lua.
+local countFrom, countTo = 5, 27
+local function countTail(users, updated, incarnation, sequence)
+  return struct.pack('>I5I5I7I6', users, updated, incarnation, sequence)
 end
 
 local function endpointRecord(sign, topic, gateway)
