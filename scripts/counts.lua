@@ -30,7 +30,7 @@
 --#include page.lua
 --#include fences.lua
 local partitions = tonumber(ARGV[3])
---#include blocks.lua
+--#include numbers.lua
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'log', 'past', 'sweep', 'swept')
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
@@ -83,10 +83,10 @@ local counts, at = ARGV[9], 1
 local olds = #KEYS > 5 and redis.call('MGET', unpack(KEYS, 6)) or {}
 for k = 6, #KEYS do
   local key, old = KEYS[k], olds[k - 5]
-  local r, users, updated, inc, seq, own, down, length, wide, full = readPage(old, key)
+  local r, users, updated, inc, seq, own, down, length, wide, n = readPage(old, key)
   local live = r == rebuild
   if live then
-    openPage(old, pageHead + 1, wide, full)
+    openPage(old, pageHead + 1, wide, n)
   else
     users, seq, down = 0, 0, 0
     if r then
@@ -99,8 +99,8 @@ for k = 6, #KEYS do
   local others, latest, held = 0, updated, false
   if shared and length > 0 then others, latest, held = elsewhere(pairsOf(old, length), peers, updated) end
   local before, delta, moved, said = users + others, 0, false, false
-  local n, g, is = struct.unpack('>I2I2I5', counts, at)
-  for j = 1, n do -- of two counts of one partition, the later one holds
+  local given, g, is = struct.unpack('>I2I2I5', counts, at)
+  for j = 1, given do -- of two counts of one partition, the later one holds
     if j > 1 then g, is = struct.unpack('>I2I5', counts, at + 7 * j - 5) end
     if owners[g] then
       local had = setCount(owners[g], is)
@@ -108,7 +108,7 @@ for k = 6, #KEYS do
       if had ~= is then delta, moved = delta + is - had, true end
     end
   end
-  at = at + 2 + 7 * n
+  at = at + 2 + 7 * given
   local page, start = part(key, prefix + 1), nil
   if moved and (live or delta > 0) then
     if not live then
@@ -121,7 +121,7 @@ for k = 6, #KEYS do
       if logging then log[#log + 1] = page end
       fresh[k], changed = true, changed + 1
     end
-    start = pageStart(rebuild, users, updated, inc, seq, own, down, length, closePage())
+    start = pageStart(rebuild, users, updated, inc, seq, own, down, length, closePage(users))
     sets[#sets + 1] = key
     sets[#sets + 1] = pageText(start)
     if users + others == 0 and not held then

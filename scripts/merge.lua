@@ -66,10 +66,10 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
   high = math.max(high, inc)
   local text = redis.pcall('GET', KEYS[k])
   local foreign = text and (type(text) ~= 'string' or not isPage(text))
-  local r, users, updated, vinc, seq, own, fell, length, width, blocks
+  local r, users, updated, vinc, seq, own, fell, length, width, numbers
   local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
   if text and not foreign then
-    r, users, updated, vinc, seq, own, fell, length, width, blocks = readPage(text)
+    r, users, updated, vinc, seq, own, fell, length, width, numbers = readPage(text)
     local read = 0
     for name, i, u, d in string.gmatch(pairsOf(text, length), '([%w_-]+) (%d+) (%d+) (%d+);') do
       read = read + #name + #i + #u + #d + 4
@@ -94,7 +94,7 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
       body = string.sub(text, pageHead + 1, #text - length)
     else
       users, updated, vinc, seq = 0, r and tonumber(state[5] or 0) or 0, math.max(first, (vinc or 0) + 1), 0
-      own, fell, width, blocks = vinc, 0, 1, 0
+      own, fell, width, numbers = vinc, 0, 1, 0
     end
     local same = hadInc == inc and hadUp == up and hadDown == down
     local w = {key = KEYS[k], page = string.sub(KEYS[k], prefix + 1), live = live}
@@ -108,7 +108,7 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      w.text = pageStart(rebuild, users, updated, vinc, seq, own, fell, #all, width, blocks) .. body .. all
+      w.text = pageStart(rebuild, users, updated, vinc, seq, own, fell, #all, width, numbers) .. body .. all
     end
     w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live

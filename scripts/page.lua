@@ -3,26 +3,26 @@
 --
 -- {b}:c:<page> is one string, so that a change reads and writes many pages with one
 -- command each. It has
---   44 bytes: the rebuild to which the counts belong, whose first byte is 0; users of this
+--   45 bytes: the rebuild to which the counts belong, whose first byte is 0; users of this
 --       region; time of their last change; incarnation and sequence of the version;
 --       incarnation and decrements of this region's pair, whose increments are its
 --       decrements plus users; the length of the pairs; the width of a number; how many
---       blocks there are
---   a byte for each block: its number. Block n has the users of the partitions from
---       n * size on (blocks.lua); blocks without users are left out
---   the blocks: size numbers each, all of one width
+--       numbers there are
+--   the numbers: users by partition, each after the partition (2 bytes, the lower first), in
+--       any order. Partitions without users are left out. But if that would be longer than a
+--       number for every partition, then those are there, in their order. See numbers.lua
 --   the pairs of the other regions, see pairs.lua
--- A page with one user takes 53 bytes, one with users in all of 271 partitions 350.
+-- A page with one user takes 48 bytes, one with users in all of 271 partitions 316.
 -- {b}:z is a sorted set: pages without users -> since when, in unix seconds. They expire.
 
-local pageForm, pageHead = '>I4I5I5I7I6I7I6I2I1I1', 44
+local pageForm, pageHead = '>I4I5I5I7I6I7I6I2I1I2', 45
 
 -- isPage tells a page from what another program has written there.
 local function isPage(text) return #text >= pageHead and string.byte(text) == 0 end
 
 -- readPage returns rebuild, users, updated, incarnation, sequence, incarnation and
--- decrements of the pair, the length of the pairs, the width of a number and the number
--- of blocks. It returns nil if there is no page (text is false), and fails with WRONGTYPE
+-- decrements of the pair, the length of the pairs, the width of a number and how many
+-- numbers there are. It returns nil if there is no page (text is false), and fails with WRONGTYPE
 -- if the key is another program's.
 local function readPage(text, key)
   if not text then
@@ -34,8 +34,8 @@ local function readPage(text, key)
 end
 
 -- pageStart returns what the text of a page begins with.
-local function pageStart(rebuild, users, updated, inc, seq, own, down, length, width, blocks)
-  return struct.pack(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, blocks)
+local function pageStart(rebuild, users, updated, inc, seq, own, down, length, width, numbers)
+  return struct.pack(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, numbers)
 end
 
 -- pageCounts returns what the text of a page begins with, up to the length of the pairs.

@@ -1,0 +1,106 @@
+-- numbers.lua: how the numbers of a page change, see page.lua. Other scripts include this
+-- file; it does not run by itself. They say in partitions how many of them there are.
+--
+-- Lua hashes every byte of every text that it makes. So a page is not made anew for each
+-- number: its pieces are noted, and put together once. The functions work on one page at
+-- a time, from openPage to pageText. It is fastest if the partitions come in their order.
+
+local part, byte, char, find = string.sub, string.byte, string.char, string.find
+local numberForms = {'>I1', '>I2', '>I3', '>I4', '>I5'}
+
+-- text has the page's numbers from origin to before stop, then the rest. dense: a number for
+-- each partition; otherwise each is after its partition. Up to from it stands, as changed, in
+-- pieces, of which there are count. numbers is how many numbers the page has, and last the
+-- partition that was changed last.
+local text, origin, stop, dense, from, pieces, count, width, numbers, last
+
+local function begin(page, at, wide, n, full)
+  text, origin, from, pieces, count, width, numbers, dense, last = page, at, at, {}, 0, wide, n, full, -1
+  stop = origin + numbers * (dense and width or 2 + width)
+end
+
+local function openPage(page, at, wide, n) begin(page, at, wide, n, n == partitions) end
+
+-- pageText returns the page as it is now, from origin on, after head.
+local function pageText(head)
+  if count == 2 then return head .. pieces[1] .. pieces[2] .. part(text, from) end
+  return head .. table.concat(pieces, '', 1, count) .. part(text, from)
+end
+
+-- layOut writes the numbers anew, in another width or form.
+local function layOut(wide, full)
+  begin(pageText(''), 1, width, numbers, dense)
+  local list, form = {}, numberForms[wide]
+  if full then
+    for p = 1, partitions do list[p] = string.rep('\0', wide) end
+  end
+  for i = 0, numbers - 1 do
+    local p, at = i, 1 + i * width
+    if not dense then p, at = struct.unpack('<I2', text, 1 + i * (2 + width)) end
+    local n = struct.unpack(numberForms[width], text, at)
+    if full then
+      list[p + 1] = struct.pack(form, n)
+    elseif n > 0 then
+      list[#list + 1] = struct.pack('<I2', p) .. struct.pack(form, n)
+    end
+  end
+  begin(table.concat(list) .. part(text, stop), 1, wide, #list, full)
+end
+
+-- place returns where the number of partition p is in a list that is not dense, or nil.
+local function place(name)
+  local at, step = origin - 1, 2 + width
+  repeat at = find(text, name, at + 1, true) until not at or (at - origin) % step == 0
+  return at and at < stop and at + 2 or nil
+end
+
+-- setCount sets the number of partition p to n, and returns the number that was there.
+local function setCount(p, n)
+  if p == last then begin(pageText(''), 1, width, numbers, dense) end
+  last = p
+  if n > 255 and n >= 256 ^ width then
+    local wide = width + 1
+    while n >= 256 ^ wide do wide = wide + 1 end
+    layOut(wide, dense)
+  end
+  local is = width == 1 and char(n) or struct.pack(numberForms[width], n)
+  local first, after, more = nil, stop, 0
+  if dense then
+    first = origin + p * width
+  else
+    local name = char(p % 256, (p - p % 256) / 256)
+    first = place(name)
+    if not first then
+      if n == 0 then return 0 end
+      is, more = name .. is, 1
+    end
+  end
+  local had = 0
+  if first then
+    had = struct.unpack(numberForms[width], text, first)
+    if had == n then return had end
+    after = first + width
+    if n == 0 and not dense then first, is, more = first - 2, '', -1 end
+  else
+    first = stop
+  end
+  if first < from then -- the number stands before the one that was changed last
+    begin(pageText(''), 1, width, numbers, dense)
+    return setCount(p, n)
+  end
+  pieces[count + 1], pieces[count + 2] = part(text, from, first - 1), is
+  count, from, numbers = count + 2, after, numbers + more
+  return had
+end
+
+-- closePage chooses the form that suits a page with so many users. It returns the width of
+-- the page's numbers and how many numbers it has.
+local function closePage(users)
+  local most = partitions * width / (2 + width) -- a list of more numbers is longer than the dense form
+  if not dense and numbers > most then
+    layOut(width, true)
+  elseif dense and 2 * users < most then
+    layOut(width, false)
+  end
+  return width, numbers
+end
