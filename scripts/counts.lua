@@ -49,7 +49,7 @@ local fences = openFences(KEYS[2], (struct.unpack('>I4', groups)), (struct.unpac
 local p, e, s, d = -1, 0, 0, 0
 local groupForm = '>I4I6I6I3I2I1'
 for at = 1, #groups, 22 do
-  local q, epoch, sequence, done, n, whether = struct.unpack(groupForm, groups, at)
+  local q, epoch, sequence, done, n, whether = unpackBytes(groupForm, groups, at)
   if q ~= p then
     p = q
     e, s, d = fenceOf(fences, p)
@@ -66,7 +66,7 @@ for at = 1, #groups, 22 do
     else
       if sequence > s or done > before then
         owners[g], s, d = p, sequence, done
-        putFence(fences, p, string.sub(groups, at + 4, at + 18))
+        putFence(fences, p, part(groups, at + 4, at + 18))
       end
       if whether == 1 then ready[#ready + 1] = p end
     end
@@ -99,9 +99,9 @@ for k = 6, #KEYS do
   local others, latest, held = 0, updated, false
   if shared and length > 0 then others, latest, held = elsewhere(pairsOf(old, length), peers, updated) end
   local before, delta, moved, said = users + others, 0, false, false
-  local given, g, is = struct.unpack('>I2I2I5', counts, at)
+  local given, g, is = unpackBytes('>I2I2I5', counts, at)
   for j = 1, given do -- of two counts of one partition, the later one holds
-    if j > 1 then g, is = struct.unpack('>I2I5', counts, at + 7 * j - 5) end
+    if j > 1 then g, is = unpackBytes('>I2I5', counts, at + 7 * j - 5) end
     if owners[g] then
       local had = setCount(owners[g], is)
       said = true

@@ -5,7 +5,7 @@
 -- number: its pieces are noted, and put together once. The functions work on one page at
 -- a time, from openPage to pageText. It is fastest if the partitions come in their order.
 
-local part, byte, char, find = string.sub, string.byte, string.char, string.find
+local part, char, find = string.sub, string.char, string.find
 local numberForms = {'>I1', '>I2', '>I3', '>I4', '>I5'}
 
 -- text has the page's numbers from origin to before stop, then the rest. dense: a number for
@@ -36,12 +36,12 @@ local function layOut(wide, full)
   end
   for i = 0, numbers - 1 do
     local p, at = i, 1 + i * width
-    if not dense then p, at = struct.unpack('<I2', text, 1 + i * (2 + width)) end
-    local n = struct.unpack(numberForms[width], text, at)
+    if not dense then p, at = unpackBytes('<I2', text, 1 + i * (2 + width)) end
+    local n = unpackBytes(numberForms[width], text, at)
     if full then
-      list[p + 1] = struct.pack(form, n)
+      list[p + 1] = packBytes(form, n)
     elseif n > 0 then
-      list[#list + 1] = struct.pack('<I2', p) .. struct.pack(form, n)
+      list[#list + 1] = packBytes('<I2', p) .. packBytes(form, n)
     end
   end
   begin(table.concat(list) .. part(text, stop), 1, wide, #list, full)
@@ -63,7 +63,7 @@ local function setCount(p, n)
     while n >= 256 ^ wide do wide = wide + 1 end
     layOut(wide, dense)
   end
-  local is = width == 1 and char(n) or struct.pack(numberForms[width], n)
+  local is = width == 1 and char(n) or packBytes(numberForms[width], n)
   local first, after, more = nil, stop, 0
   if dense then
     first = origin + p * width
@@ -77,7 +77,7 @@ local function setCount(p, n)
   end
   local had = 0
   if first then
-    had = struct.unpack(numberForms[width], text, first)
+    had = unpackBytes(numberForms[width], text, first)
     if had == n then return had end
     after = first + width
     if n == 0 and not dense then first, is, more = first - 2, '', -1 end

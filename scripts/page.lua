@@ -15,10 +15,11 @@
 -- A page with one user takes 48 bytes, one with users in all of 271 partitions 316.
 -- {b}:z is a sorted set: pages without users -> since when, in unix seconds. They expire.
 
+local packBytes, unpackBytes, byte = struct.pack, struct.unpack, string.byte
 local pageForm, pageHead = '>I4I5I5I7I6I7I6I2I1I2', 45
 
 -- isPage tells a page from what another program has written there.
-local function isPage(text) return #text >= pageHead and string.byte(text) == 0 end
+local function isPage(text) return #text >= pageHead and byte(text) == 0 end
 
 -- readPage returns rebuild, users, updated, incarnation, sequence, incarnation and
 -- decrements of the pair, the length of the pairs, the width of a number and how many
@@ -30,17 +31,17 @@ local function readPage(text, key)
     return nil
   end
   if not isPage(text) then redis.call('HLEN', key) end
-  return struct.unpack(pageForm, text)
+  return unpackBytes(pageForm, text)
 end
 
 -- pageStart returns what the text of a page begins with.
 local function pageStart(rebuild, users, updated, inc, seq, own, down, length, width, numbers)
-  return struct.pack(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, numbers)
+  return packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, numbers)
 end
 
 -- pageCounts returns what the text of a page begins with, up to the length of the pairs.
 local function pageCounts(rebuild, users, updated, inc, seq, own, down)
-  return struct.pack('>I4I5I5I7I6I7I6', rebuild, users, updated, inc, seq, own, down)
+  return packBytes('>I4I5I5I7I6I7I6', rebuild, users, updated, inc, seq, own, down)
 end
 
 -- pairsOf returns the pairs of the other regions; length is theirs.
