@@ -57,7 +57,6 @@ end
 -- setCount sets the number of partition p to n, and returns the number that was there.
 local function setCount(p, n)
   if p == last then begin(pageText(''), 1, width, numbers, dense) end
-  last = p
   if n > 255 and n >= 256 ^ width then
     local wide = width + 1
     while n >= 256 ^ wide do wide = wide + 1 end
@@ -89,7 +88,7 @@ local function setCount(p, n)
     return setCount(p, n)
   end
   pieces[count + 1], pieces[count + 2] = part(text, from, first - 1), is
-  count, from, numbers = count + 2, after, numbers + more
+  count, from, numbers, last = count + 2, after, numbers + more, p
   return had
 end
 

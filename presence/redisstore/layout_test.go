@@ -169,7 +169,8 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	}
 }
 
-// The numbers of one partition's users on one page are kept as they are, however large.
+// The numbers of the partitions' users on one page are kept as they are, few or many, and
+// however large.
 func TestCountsOfAnySizeAreKept(t *testing.T) {
 	s := open(t, Config{URL: redistest.Single(t).URL()})
 	all := make([]int, s.cfg.Partitions)
@@ -185,12 +186,21 @@ func TestCountsOfAnySizeAreKept(t *testing.T) {
 		page := fmt.Sprint("p", seq)
 		users := map[int]int64{}
 		for range rapid.IntRange(1, 12).Draw(rt, "writes") {
-			seq++
 			var changes []presence.Change
-			for _, p := range rapid.SliceOfNDistinct(rapid.IntRange(0, 40), 1, 6, rapid.ID).Draw(rt, "partitions") {
-				n := rapid.OneOf(rapid.Int64Range(0, 3), rapid.Int64Range(0, 1<<9), rapid.Int64Range(0, 1<<17), rapid.Int64Range(0, 1<<31)).Draw(rt, "users")
+			write := func(p int, n int64) {
+				seq++
 				users[p] = n
 				changes = append(changes, presence.Change{Claim: claims[p], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}})
+			}
+			if rapid.IntRange(0, 4).Draw(rt, "everybody leaves") == 0 {
+				for p := range users {
+					write(p, 0)
+				}
+			}
+			most := rapid.SampledFrom([]int{1, 6, 120, s.cfg.Partitions}).Draw(rt, "most")
+			size := rapid.SampledFrom([]int64{1, 3, 1 << 9, 1 << 17, 1 << 31}).Draw(rt, "size")
+			for _, p := range rapid.SliceOfN(rapid.IntRange(0, s.cfg.Partitions-1), 1, most).Draw(rt, "partitions") { // one may come twice
+				write(p, rapid.Int64Range(0, size).Draw(rt, "users"))
 			}
 			for _, o := range s.Write(t.Context(), changes) {
 				if o.Err != nil {
