@@ -163,7 +163,7 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // ends with the process, which ends with the test
 	eventually(t, 30*time.Second, "the simulator's first round", func() bool {
-		return len(ended) > 0 || strings.Contains(progress.String(), ": counting")
+		return len(ended) > 0 || strings.Contains(progress.String(), "counting:")
 	})
 	for {
 		select {
