@@ -75,7 +75,10 @@ func TestPongToOurPingIsFree(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r := s.socket("")
 	var c *conn
-	s.g.each(func(only *conn) { c = only })
+	await(t, "the connection", func() bool {
+		s.g.each(func(only *conn) { c = only })
+		return c != nil
+	})
 	for range 3 {
 		await(t, "a wire that is not busy", c.Ping)
 		r.expect(websocket.Ping, "")
