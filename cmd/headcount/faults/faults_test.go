@@ -46,6 +46,13 @@ func TestCrashes(t *testing.T) {
 		}})
 }
 
+// The process that dies was gateway, presence node and dispatcher in one.
+func TestAWholeProcessDies(t *testing.T) {
+	t.Parallel()
+	top := newWholes(t, redistest.Start(t).URL())
+	top.suffer(t, killed("kill -9 of a process that has all roles", top.members[0]))
+}
+
 func TestFrozenNode(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

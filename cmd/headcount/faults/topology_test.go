@@ -44,10 +44,28 @@ func newTopology(t *testing.T, redis string, between func() *proxy, flags ...str
 		}
 		top.members = append(top.members, *role.to...)
 	}
+	top.begin(t)
+	return top
+}
+
+// newWholes is newTopology with three processes that have all roles.
+func newWholes(t *testing.T, redis string) *topology {
+	t.Helper()
+	top := &topology{}
+	for i := range 3 {
+		top.members = append(top.members, newMember(fmt.Sprint("process ", i), allRoles, redis, nil))
+	}
+	top.gateways = top.members
+	top.begin(t)
+	return top
+}
+
+// begin starts the processes and brings the clients in.
+func (top *topology) begin(t *testing.T) {
+	t.Helper()
 	startAll(t, top.members...)
 	awaitReady(t, readyWithin, top.members...)
 	top.crowd = newCrowd(t, top.gateways)
-	return top
 }
 
 // fault is one row of the table. break does the damage and returns when it was
