@@ -5,35 +5,18 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/fstest"
 
 	"github.com/rs/zerolog"
+
+	"headcount/servertest"
 )
-
-// book is a log that may be read while it is written.
-type book struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *book) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *book) count(s string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.text.String(), s)
-}
 
 // Behind a proxy that replaces the Host every origin is foreign: the answer and the log
 // say so.
 func TestRefusedOriginNamesTheHost(t *testing.T) {
-	log := &book{}
+	log := &servertest.Log{}
 	s := serveGateway(t, true, func(cfg *Config) { cfg.Log = zerolog.New(log) })
 	for range 3 {
 		r := s.open("/-/ws", "", "Origin: http://counter.example", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
@@ -44,7 +27,7 @@ func TestRefusedOriginNamesTheHost(t *testing.T) {
 		}
 		_ = r.Close()
 	}
-	if n := log.count(`"host":"h"`); n != 1 {
+	if n := strings.Count(log.String(), `"host":"h"`); n != 1 {
 		t.Fatalf("%d lines in the log", n)
 	}
 }

@@ -579,27 +579,37 @@ func TestUniquesComeBack(t *testing.T) {
 	until(t, "it is deleted there, too", func() bool { return row(t, cfg.Postgres, "u:many") == -1 })
 }
 
+// meanwhile makes one change after the other until stop, which waits for the last.
+func meanwhile(t *testing.T, s counter.Writer, change func(n int) counter.Change) (stop func()) {
+	ended := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { // awaited by stop
+		defer close(ended)
+		for n := 0; ctx.Err() == nil; n++ {
+			if r := s.Apply(t.Context(), []counter.Op{op("", change(n))})[0]; r.Err != nil {
+				t.Error(r.Err)
+				return
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
 // TestRegistersAreOfTheirCut: while members are added and reset, PostgreSQL never has registers of
 // another moment than the counter's value.
 func TestRegistersAreOfTheirCut(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
 	s := open(t, cfg)
-	ended := make(chan struct{})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { // awaited below
-		defer close(ended)
-		for n := 0; ctx.Err() == nil; n++ {
-			c := see("u:1", fmt.Sprint("visitor ", n))
-			if n%100 == 99 {
-				c = counter.Change{Key: "u:1", Rule: visitors, Verb: counter.Reset, Reason: "r", By: "b"}
-			}
-			if r := s.Apply(t.Context(), []counter.Op{op("", c)})[0]; r.Err != nil {
-				t.Error(r.Err)
-				return
-			}
+	stop := meanwhile(t, s, func(n int) counter.Change {
+		if n%100 == 99 {
+			return counter.Change{Key: "u:1", Rule: visitors, Verb: counter.Reset, Reason: "r", By: "b"}
 		}
-	}()
+		return see("u:1", fmt.Sprint("visitor ", n))
+	})
 	seen := map[int64]bool{}
 	until(t, "different values are persisted", func() bool {
 		found := pgtest.Query[string](t, cfg.Postgres, `select coalesce((select value || ' ' || encode(coalesce(registers, ''), 'hex')
@@ -614,8 +624,7 @@ func TestRegistersAreOfTheirCut(t *testing.T) {
 		seen[n] = true
 		return len(seen) > 10
 	})
-	cancel()
-	<-ended
+	stop()
 }
 
 var hits = &counter.Rule{Match: "h:*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
@@ -692,21 +701,12 @@ func TestHistoryIsOfItsCut(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
 	s := open(t, cfg)
-	ended := make(chan struct{})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { // awaited below
-		defer close(ended)
-		for n := 0; ctx.Err() == nil; n++ {
-			c := add(hits, "h:1", 1)
-			if n%500 == 499 {
-				c = counter.Change{Key: "h:1", Rule: hits, Verb: counter.Delete}
-			}
-			if r := s.Apply(t.Context(), []counter.Op{op("", c)})[0]; r.Err != nil {
-				t.Error(r.Err)
-				return
-			}
+	stop := meanwhile(t, s, func(n int) counter.Change {
+		if n%500 == 499 {
+			return counter.Change{Key: "h:1", Rule: hits, Verb: counter.Delete}
 		}
-	}()
+		return add(hits, "h:1", 1)
+	})
 	seen := map[int64]bool{}
 	began := time.Now()
 	until(t, "different values are persisted", func() bool {
@@ -733,8 +733,7 @@ func TestHistoryIsOfItsCut(t *testing.T) {
 		seen[value] = true
 		return len(seen) > 10 && time.Since(began) > 2*time.Second // some seconds are over
 	})
-	cancel()
-	<-ended
+	stop()
 }
 
 // TestRedisEmptiedWhileItIsPersisted: a cut that Redis forgets on its way takes nothing away from

@@ -33,6 +33,18 @@ func timed(t *testing.T) string {
 	return text
 }
 
+// loaded returns a client of a server that has the script of timed, and its digest.
+func loaded(t *testing.T) (*redis.Client, string) {
+	t.Helper()
+	c := redistest.Single(t).Client()
+	t.Cleanup(func() { _ = c.Close() })
+	sha, err := c.ScriptLoad(t.Context(), timed(t)).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, sha
+}
+
 // at is a call at a time.
 type at struct {
 	limit.Call
@@ -62,13 +74,7 @@ func judged(ctx context.Context, t rapid.TB, c *redis.Client, sha string, calls 
 
 // The script says what package limit says, whatever the clock does.
 func TestTheScriptJudgesAsGo(t *testing.T) {
-	server := redistest.Single(t)
-	c := server.Client()
-	defer c.Close()
-	sha, err := c.ScriptLoad(t.Context(), timed(t)).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, sha := loaded(t)
 	ctx, names := t.Context(), time.Now().UnixNano()
 	rapid.Check(t, func(t *rapid.T) {
 		names++
@@ -100,13 +106,7 @@ func TestTheScriptJudgesAsGo(t *testing.T) {
 
 // A long log is judged alike, and what is too old leaves Redis.
 func TestALongLog(t *testing.T) {
-	server := redistest.Single(t)
-	c := server.Client()
-	defer c.Close()
-	sha, err := c.ScriptLoad(t.Context(), timed(t)).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, sha := loaded(t)
 	name := limit.Name{Key: fmt.Sprint("long ", time.Now().UnixNano()), Algorithm: limit.Log, Window: 5000}
 	var s limit.State
 	run := func(calls []at) {

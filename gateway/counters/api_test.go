@@ -595,6 +595,8 @@ func TestPublicCalls(t *testing.T) {
 	}
 }
 
+var errAway = fmt.Errorf("test: %w", counter.ErrUnavailable)
+
 // outage is a store of a server that may be away.
 type outage struct {
 	*memstore.Store
@@ -608,7 +610,7 @@ func (o *outage) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	if o.away.Load() {
 		results := make([]counter.Result, len(ops))
 		for i := range results {
-			results[i].Err = fmt.Errorf("test: %w", counter.ErrUnavailable)
+			results[i].Err = errAway
 		}
 		return results
 	}
@@ -618,14 +620,14 @@ func (o *outage) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func (o *outage) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	o.reads.Add(1)
 	if o.away.Load() {
-		return nil, fmt.Errorf("test: %w", counter.ErrUnavailable)
+		return nil, errAway
 	}
 	return o.Store.Read(ctx, keys, member, lag)
 }
 
 func (o *outage) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	if o.away.Load() {
-		return counter.Ledger{}, fmt.Errorf("test: %w", counter.ErrUnavailable)
+		return counter.Ledger{}, errAway
 	}
 	return o.Store.Ledger(ctx, key, after, limit)
 }
@@ -634,7 +636,7 @@ func (o *outage) Limit(ctx context.Context, calls []limit.Call) []counter.LimitR
 	if o.away.Load() {
 		results := make([]counter.LimitResult, len(calls))
 		for i := range results {
-			results[i].Err = fmt.Errorf("test: %w", counter.ErrUnavailable)
+			results[i].Err = errAway
 		}
 		return results
 	}
@@ -643,7 +645,7 @@ func (o *outage) Limit(ctx context.Context, calls []limit.Call) []counter.LimitR
 
 func (o *outage) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	if o.away.Load() {
-		return counter.Aggregate{}, fmt.Errorf("test: %w", counter.ErrUnavailable)
+		return counter.Aggregate{}, errAway
 	}
 	return o.Store.Aggregate(ctx, prefix)
 }

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"headcount/cmd/headcount/programtest"
+	"headcount/servertest"
 )
 
 // patience is the upper limit for everything that ought to be quick. It is long because
@@ -56,7 +57,7 @@ type server struct {
 	admin string // http://127.0.0.1:port
 	cmd   *exec.Cmd
 	gone  chan struct{} // closed when the process has ended
-	log   *programtest.Log
+	log   *servertest.Log
 	ended sync.Once
 	what  string // what end found
 }
@@ -135,7 +136,7 @@ func spawnBy(command []string, flags ...string) (*server, error) {
 			flags = append(flags, d)
 		}
 	}
-	s := &server{cmd: exec.Command(command[0], slices.Concat(command[1:], []string{"serve"}, flags)...), gone: make(chan struct{}), log: &programtest.Log{}}
+	s := &server{cmd: exec.Command(command[0], slices.Concat(command[1:], []string{"serve"}, flags)...), gone: make(chan struct{}), log: &servertest.Log{}}
 	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
 	s.cmd.Env = append(s.cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	stderr, err := s.cmd.StderrPipe()

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
 	"headcount/counter/pgtest"
 	"headcount/presence/redistest"
 	"headcount/servertest"
@@ -154,7 +153,7 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 		args = append(args, "--url=http://"+m.addr)
 	}
 	var out bytes.Buffer
-	var progress programtest.Log
+	var progress servertest.Log
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Stdout, cmd.Stderr = &out, &progress
 	if err := cmd.Start(); err != nil {

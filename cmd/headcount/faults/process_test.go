@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
 	"headcount/servertest"
 )
 
@@ -27,7 +26,7 @@ type member struct {
 	admin string
 	self  string // where the others reach it
 	flags []string
-	log   programtest.Log
+	log   servertest.Log
 
 	process servertest.Process
 	still   atomic.Bool // it is frozen, or was killed
