@@ -56,13 +56,16 @@
 // gains of all time are the value without them. Only the store's clock counts, and when it
 // goes back the step stays.
 //
+// A unique whose rule has buckets keeps registers for each step of time, beside the counter
+// under the step's number ([Step.See]), and changes those of the running steps at once: a
+// member who is in the counter already may be new in the step. That moves no version, for the
+// value is the same. A point of a range, a window and a total are unions of steps ([Tally]),
+// so nobody is counted twice; they are read and united a part at a time. A reset leaves
+// all steps, a delete takes them away.
+//
 // # What comes next
 //
-// A unique has no history yet. It cannot have slots: each of its steps has registers, and
-// a member who is in the counter already may be new in the step, which moves no version. So
-// they go beside the counter under (step, number), changed at once; behind Redis they can be
-// persisted as they are when the cut is taken and merged into what PostgreSQL has, since
-// registers only grow. Dimensions, top, and the 16 parts of a hot sum have their place
+// Dimensions, top, and the 16 parts of a hot sum have their place
 // already: a [Rule] names them, a [Change] carries its dimensions, and [Reader.Read] says
 // how old an answer may be.
 package counter

@@ -13,6 +13,7 @@ type Cut struct {
 	Left    []string
 	// Registers are all of a counter of kind Unique.
 	Registers hyperloglog.Registers
-	// Past is what it gained in steps that are over.
+	// Past is what it gained in steps that are over. Of a Unique it is what was seen in steps, also
+	// in running ones, since the cut before or longer: it is to be merged into what is known.
 	Past []Past
 }

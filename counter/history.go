@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"headcount/counter/hyperloglog"
 	"headcount/presence"
 )
 
@@ -28,7 +29,9 @@ var (
 // Gain is what a counter gained in one step of time.
 type Gain struct {
 	Number int64 // of the step since the Unix epoch
-	Value  int64
+	Value  int64 // of a Sum
+	// Seen are the registers of a Unique: of all who were added in the step. Nobody changes them.
+	Seen *hyperloglog.Registers
 }
 
 // Slot is the step in which a counter gained last, one for each bucket: it stands in
@@ -43,10 +46,12 @@ type Slot struct {
 // Slots are those of one counter, in no order.
 type Slots [MaxBuckets]Slot
 
-// Past is what a counter gained in a step that is over, and how long that is kept.
+// Past is what a counter gained in a step that is over, and how long that is kept. Of a
+// Unique it is of any step, and has Seen in place of a value.
 type Past struct {
 	Slot
 	Kept time.Duration
+	Seen *hyperloglog.Registers
 }
 
 // Gain adds what c has made of s to the slots of its buckets. A step never goes back when
@@ -164,7 +169,7 @@ func (s *State) With(gains []Gain, step time.Duration, from, to int64) []Gain {
 			continue
 		}
 		if last := len(gains) - 1; last < 0 || gains[last].Number < n { // else it is over since s was read
-			gains = append(gains, Gain{n, slot.Value})
+			gains = append(gains, Gain{Number: n, Value: slot.Value})
 		}
 	}
 	return gains
@@ -282,24 +287,106 @@ func stepText(d time.Duration) string {
 	}
 }
 
-// AppendJSON appends the answer to a range:
-// {"key":"views:1","step":"5m","points":[{"at":"2030-10-10T12:10:00Z","value":3}],"total":3}.
-func (q Question) AppendJSON(b []byte, key string, gains []Gain) []byte {
-	points := make([]int64, (q.To-q.From)/q.Points)
-	var total int64
+// Parts calls read with the parts in which a question about a Unique is to be read, since each
+// of its steps may have 12 KB. The last one has no end when the question has none.
+func (q Question) Parts(now time.Time, read func(from, to int64) error) error {
+	const atOnce = 256
+	newest := now.Unix() / int64(q.Step/time.Second)
+	for from := q.From; from < q.To; {
+		to := min(from+atOnce, q.To)
+		if from > newest {
+			to = q.To
+		}
+		if err := read(from, to); err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
+
+// Tally adds up the answer to a question.
+type Tally struct {
+	q      Question
+	points []int64
+	total  int64
+
+	// Of a Unique: all that was seen, and in the point at. They are nil while nothing was.
+	all, some *hyperloglog.Union
+	at        int64
+}
+
+// Tally begins to add up.
+func (q Question) Tally() *Tally {
+	t := &Tally{q: q}
+	if q.Points > 0 {
+		t.points = make([]int64, (q.To-q.From)/q.Points)
+	}
+	return t
+}
+
+// Add adds gains, which come oldest first, perhaps in several calls.
+func (t *Tally) Add(gains []Gain) {
 	for _, g := range gains {
-		if g.Number >= q.From && g.Number < q.To {
-			at := &points[(g.Number-q.From)/q.Points]
-			*at = saturated(*at, g.Value)
-			total = saturated(total, g.Value)
+		if g.Number < t.q.From || g.Number >= t.q.To {
+			continue
+		}
+		at := int64(-1)
+		if t.q.Points > 0 {
+			at = (g.Number - t.q.From) / t.q.Points
+		}
+		if g.Seen != nil {
+			t.see(at, *g.Seen)
+			continue
+		}
+		t.total = saturated(t.total, g.Value)
+		if at >= 0 {
+			t.points[at] = saturated(t.points[at], g.Value)
 		}
 	}
+}
+
+func (t *Tally) see(at int64, seen hyperloglog.Registers) {
+	if t.all == nil {
+		t.all, t.some, t.at = &hyperloglog.Union{}, &hyperloglog.Union{}, at
+	}
+	t.all.Merge(seen)
+	if at < 0 {
+		return
+	}
+	if at != t.at {
+		t.point()
+		*t.some, t.at = hyperloglog.Union{}, at
+	}
+	t.some.Merge(seen)
+}
+
+// point puts down how many were seen in the point at.
+func (t *Tally) point() {
+	if t.some != nil && t.at >= 0 {
+		t.points[t.at] = t.some.Count()
+	}
+}
+
+// Total is all that was gained, or how many distinct members were seen.
+func (t *Tally) Total() int64 {
+	if t.all != nil {
+		return t.all.Count()
+	}
+	return t.total
+}
+
+// AppendJSON appends the answer to a range:
+// {"key":"views:1","step":"5m","points":[{"at":"2030-10-10T12:10:00Z","value":3}],"total":3}.
+func (t *Tally) AppendJSON(b []byte, key string) []byte {
+	t.point()
+	q := t.q
 	b = append(b, `{"key":`...)
 	b = presence.AppendString(b, key)
 	b = append(b, `,"step":`...)
 	b = presence.AppendString(b, stepText(q.Each))
 	b = append(b, `,"points":[`...)
-	for i, value := range points {
+	for i, value := range t.points {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -310,14 +397,6 @@ func (q Question) AppendJSON(b []byte, key string, gains []Gain) []byte {
 		b = append(b, '}')
 	}
 	b = append(b, `],"total":`...)
-	b = strconv.AppendInt(b, total, 10)
+	b = strconv.AppendInt(b, t.Total(), 10)
 	return append(b, '}')
-}
-
-// Sum is all that was gained.
-func (q Question) Sum(gains []Gain) (total int64) {
-	for _, g := range gains {
-		total = saturated(total, g.Value)
-	}
-	return total
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"headcount/counter/hyperloglog"
 )
 
 var noon = time.Date(2030, 10, 10, 12, 11, 42, 0, time.UTC)
@@ -103,11 +105,59 @@ func TestPoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	minute := noon.Unix() / 60
-	gains := []Gain{{q.From - 1, 100}, {q.From, 1}, {q.From + 4, -3}, {minute, 7}, {q.To, 100}}
+	gains := []Gain{{Number: q.From - 1, Value: 100}, {Number: q.From, Value: 1}, {Number: q.From + 4, Value: -3}, {Number: minute, Value: 7}, {Number: q.To, Value: 100}}
 	want := `{"key":"views:1","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":-2},{"at":"2030-10-10T12:00:00Z","value":0},` +
 		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":7}],"total":5}`
-	if got := string(q.AppendJSON(nil, "views:1", gains)); got != want {
+	all := q.Tally()
+	all.Add(gains[:3])
+	all.Add(gains[3:])
+	if got := string(all.AppendJSON(nil, "views:1")); got != want {
 		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+// TestPointsOfUniques: a point counts who was seen in one of its steps once, and so does the total.
+func TestPointsOfUniques(t *testing.T) {
+	q, err := views.Range(noon.Add(-12*time.Minute), noon, 5*time.Minute, noon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saw := func(number int64, members ...string) Gain {
+		var r hyperloglog.Registers
+		r.Add(members...)
+		return Gain{Number: number, Seen: &r}
+	}
+	gains := []Gain{saw(q.From-1, "x"), saw(q.From, "a", "b"), saw(q.From+4, "b", "c"), saw(q.From+5, "a"), saw(noon.Unix()/60, "d", "a"), saw(q.To, "y")}
+	want := `{"key":"u","step":"5m","points":[{"at":"2030-10-10T11:55:00Z","value":3},{"at":"2030-10-10T12:00:00Z","value":1},` +
+		`{"at":"2030-10-10T12:05:00Z","value":0},{"at":"2030-10-10T12:10:00Z","value":2}],"total":4}`
+	for parts := 1; parts < len(gains); parts++ {
+		all := q.Tally()
+		all.Add(gains[:parts])
+		all.Add(gains[parts:])
+		if got := string(all.AppendJSON(nil, "u")); got != want {
+			t.Errorf("%s\nwant %s", got, want)
+		}
+	}
+	window, err := views.Window(time.Hour, noon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := window.Tally()
+	var from, parts int64
+	err = window.Parts(noon, func(first, to int64) error {
+		if parts++; from != 0 && first != from {
+			t.Errorf("a part begins at %d, the one before ended at %d", first, from)
+		}
+		from = to
+		for _, g := range gains {
+			if g.Number >= first && g.Number < to {
+				all.Add([]Gain{g})
+			}
+		}
+		return nil
+	})
+	if err != nil || from != window.To || parts != 2 || all.Total() != 6 {
+		t.Errorf("%d in %d parts to %d, %v", all.Total(), parts, from, err)
 	}
 }
 
@@ -134,7 +184,7 @@ type history struct {
 	past []Past
 }
 
-func (h *history) Past(_ string, s Slot, kept time.Duration) { h.past = append(h.past, Past{s, kept}) }
+func (h *history) Past(_ string, s Slot, kept time.Duration) { h.past = append(h.past, Past{Slot: s, Kept: kept}) }
 
 // TestSlots: what is gained goes to the running steps, and from there to the history, also when
 // the clock goes back or the rule changes.
@@ -148,7 +198,7 @@ func TestSlots(t *testing.T) {
 	gain(views, -2, 61*time.Second)
 	gain(views, 1, 30*time.Second) // the clock goes back
 	want := Slots{{-1, 1, 60}, {4, 0, 3600}}
-	if s.Slots != want || len(h.past) != 1 || h.past[0] != (Past{Slot{5, 0, 60}, 24 * time.Hour}) {
+	if s.Slots != want || len(h.past) != 1 || h.past[0] != (Past{Slot: Slot{5, 0, 60}, Kept: 24 * time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
 	s.Gain(&h, &Change{Rule: views, Verb: Adjust, Delta: 9}, time.Unix(7200, 0))
@@ -164,7 +214,7 @@ func TestSlots(t *testing.T) {
 	// Another rule has other steps; those of before stay as long as there is room.
 	other := &Rule{Kind: Sum, Buckets: []Bucket{{time.Second, time.Hour}, {10 * time.Second, time.Hour}, {time.Hour, time.Hour}}}
 	gain(other, 3, 3601*time.Second)
-	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 || h.past[1] != (Past{Slot{4, 0, 3600}, time.Hour}) {
+	if want := (Slots{{-1, 1, 60}, {3, 1, 3600}, {3, 3601, 1}, {3, 360, 10}}); s.Slots != want || len(h.past) != 2 || h.past[1] != (Past{Slot: Slot{4, 0, 3600}, Kept: time.Hour}) {
 		t.Fatalf("%+v, %+v", s.Slots, h.past)
 	}
 	gain(&Rule{Kind: Sum, Buckets: []Bucket{{24 * time.Hour, 24 * time.Hour}}}, 3, 3601*time.Second)

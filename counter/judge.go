@@ -57,6 +57,9 @@ type Step interface {
 	Enter(key string, e Entry, kept time.Duration)
 	// Past keeps what a counter gained in a step of time that is over, as long as kept says.
 	Past(key string, s Slot, kept time.Duration)
+	// See adds members to those whom key, of kind Unique, has seen in a step of time, and
+	// keeps these as long as kept says. s has no value.
+	See(key string, s Slot, members []string, kept time.Duration)
 	// Drop takes away members, registers, ledger and history of a counter that existed with version;
 	// Judge makes its State zero.
 	Drop(key string, v Version)
@@ -302,14 +305,20 @@ func edit(step Step, s *State, c *Change, now time.Time) error {
 
 // observe adds members to registers. Nobody can tell which of them are new.
 func observe(step Step, s *State, c *Change, now time.Time) {
-	r := step.Registers(c.Key)
-	if !r.Add(c.Join...) {
+	if r := step.Registers(c.Key); r.Add(c.Join...) {
+		begin(s, c, step.Deleted(), now)
+		s.Value = r.Count()
+		moved(s, now)
+		step.Changed(c.Key, nil, nil, false)
+	}
+	if c.Rule.Kind != Unique {
 		return
 	}
-	begin(s, c, step.Deleted(), now)
-	s.Value = r.Count()
-	moved(s, now)
-	step.Changed(c.Key, nil, nil, false)
+	for i := range c.Rule.Buckets {
+		b := &c.Rule.Buckets[i]
+		seconds := int64(b.Step / time.Second)
+		step.See(c.Key, Slot{Number: uint32(now.Unix() / seconds), Step: uint32(seconds)}, c.Join, b.Kept)
+	}
 }
 
 // grow appends all[i] to some. As long as some are the first of all, it is a

@@ -197,7 +197,8 @@ type Reader interface {
 	Ledger(ctx context.Context, key string, after uint64, limit int) (Ledger, error)
 	// History returns a counter, and what it gained in steps of that length, from the
 	// step with the number from to that before to, oldest first. Steps without a gain
-	// may be missing, and steps that are not kept any more are.
+	// may be missing, and steps that are not kept any more are. A step of a Unique may
+	// have 12 KB: see Question.Parts.
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (Counter, []Gain, error)
 	// Aggregate is over the counters whose key begins with prefix, also the empty
 	// one, as all of them were at some moment of the call. A sum that leaves 64 bits

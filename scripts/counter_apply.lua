@@ -26,6 +26,7 @@
 --#include counter_number.lua
 --#include counter_set.lua
 --#include counter_front.lua
+--#include counter_steps.lua
 
 local command, mode, call, remember = ARGV[1], ARGV[2], cjson.decode(ARGV[3]), ARGV[4]
 local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%-?%d+)$')
@@ -326,6 +327,39 @@ local function dropRegisters(s, c)
   redis.call('UNLINK', KEYS[c.registers])
 end
 
+-- see adds members to those whom a unique has seen in the running steps of time. In front a step stays in
+-- Redis until it is persisted and over.
+local function see(s, c, names)
+  if not c.buckets then return end
+  local list, b = KEYS[c.steps], s.bucket
+  for _, bucket in ipairs(c.buckets) do
+    local name = tostring(bucket.step) .. ':' .. string.format('%.0f', math.floor(now / 1000 / bucket.step))
+    local registers = stepKey(list, name)
+    if redis.call('PFADD', registers, unpack(names)) == 1 then
+      local keeps = bucket.kept + 3000 * bucket.step
+      local fresh = redis.call('ZADD', list, string.format('%.0f', now + keeps), name) == 1
+      if call.front then
+        s.saw = true
+        if redis.call('HSET', KEYS[c.past[b.front.parity]], name, '0 ' .. string.format('%.0f', bucket.kept)) == 1 then
+          redis.call('HINCRBY', b.state, 'pending', 1)
+        end
+      else
+        redis.call('PEXPIRE', registers, string.format('%.0f', keeps))
+        redis.call('PEXPIRE', list, string.format('%.0f', math.max(keeps, 1000 * redis.call('TTL', list) + 1000)))
+      end
+      if fresh then
+        for _, old in ipairs(redis.call('ZRANGEBYSCORE', list, '-inf', call.front and '+inf' or string.format('%.0f', now))) do
+          local step, number = string.match(old, '^(%d+):(%d+)$')
+          if not call.front or (number + 1) * step * 1000 <= now and redis.call('HEXISTS', KEYS[c.past[1]], old) + redis.call('HEXISTS', KEYS[c.past[2]], old) == 0 then
+            redis.call('UNLINK', stepKey(list, old))
+            redis.call('ZREM', list, old)
+          end
+        end
+      end
+    end
+  end
+end
+
 -- observe adds members to registers, of which nobody can tell who is new.
 local function observe(s, c)
   if c.leave then return refuse(s, c, 'kind', 'unique') end
@@ -333,11 +367,13 @@ local function observe(s, c)
   keepRegisters(s, c)
   local names = {}
   for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
-  if redis.call('PFADD', KEYS[c.registers], unpack(names)) == 0 then return nil end
-  begin(s, c)
-  s.value = string.format('%.0f', redis.call('PFCOUNT', KEYS[c.registers]))
-  moved(s)
-  tell(s)
+  if redis.call('PFADD', KEYS[c.registers], unpack(names)) == 1 then
+    begin(s, c)
+    s.value = string.format('%.0f', redis.call('PFCOUNT', KEYS[c.registers]))
+    moved(s)
+    tell(s)
+  end
+  see(s, c, names)
 end
 
 local function make(op)
@@ -370,6 +406,7 @@ local function make(op)
       journal(s, c, true)
     elseif s.kind == 'unique' then
       dropRegisters(s, c)
+      if not judges then dropSteps(KEYS[c.steps]) end
     end
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}
@@ -455,7 +492,7 @@ for _, key in ipairs(order) do
   local is = text(s)
   if call.front then
     is = is or '-'
-    if not s.cold and not s.behind and (is ~= s.was or s.dropped) then
+    if not s.cold and not s.behind and (is ~= s.was or s.dropped or s.saw) then
       local b = s.bucket
       if redis.call('HEXISTS', b.taken, key) == 1 then
         s.taken = true

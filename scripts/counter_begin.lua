@@ -6,6 +6,7 @@
 -- Returns  1; 0 when the bucket is of a newer generation, or, for adopt, of another
 -- Safe to repeat and to arrive late: a generation begins once. begin removes all there is of the bucket; its
 -- names are made here, all in its slot, because only the bucket knows them. O(what is in the bucket).
+--#include counter_steps.lua
 
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local is = redis.call('HGET', KEYS[2], 'generation')
@@ -23,6 +24,7 @@ for _, from in ipairs({1, 4, 5}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
     redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'r:' .. key, ARGV[5] .. 'q:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key,
       ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key)
+    dropSteps(ARGV[5] .. 'v:' .. key)
   end
 end
 for _, from in ipairs({7, 9}) do

@@ -5,6 +5,7 @@
 -- Returns  how many were old enough
 -- Safe to repeat: what is dirty, on its way to PostgreSQL or locked stays. The names of sets are made here, in the
 -- bucket's slot. O(counters).
+--#include counter_steps.lua
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -15,6 +16,7 @@ for _, key in ipairs(old) do
     redis.call('ZREM', KEYS[8], key)
     redis.call('HDEL', KEYS[1], key)
     redis.call('UNLINK', ARGV[3] .. 'm:' .. key, ARGV[3] .. 'r:' .. key, ARGV[3] .. 'l:' .. key)
+    dropSteps(ARGV[3] .. 'v:' .. key)
     gone = gone + 1
   end
 end

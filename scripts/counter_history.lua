@@ -1,17 +1,32 @@
 -- counter_history.lua: read what a counter gained.
 --
--- KEYS     hc:{n}:c, hc:{n}:s; then its history of the step; in front instead hc:{n}:d, hc:{n}:t and what is not
---          persisted of the epoch of even and of odd number
--- ARGV     its key
--- Returns  its state or ""; its history. In front its state or ""; 1 when PostgreSQL has the history of an earlier life
---          at most; what is not persisted, of the cut that is on its way first. Or "lost".
+-- KEYS     hc:{n}:c, hc:{n}:s, the list of steps of a unique; then its history of the step; in front instead
+--          hc:{n}:d, hc:{n}:t and what is not persisted of the epoch of even and of odd number
+-- ARGV     its key, the step in seconds, the number of the first and of the last step
+-- Returns  its state or ""; its history; of a unique instead, at the end, a list of numbers and registers. In front
+--          its state or ""; 1 when PostgreSQL has the history of an earlier life at most; what is not persisted, of the
+--          cut that is on its way first. Or "lost".
 -- It writes nothing. O(what is kept).
 --#include counter_front.lua
+--#include counter_steps.lua
 
 local state = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-if #KEYS == 3 then return {state, redis.call('GET', KEYS[3]) or ''} end
+local seen = {}
+if string.sub(state, 1, 7) == 'unique ' then
+  for _, name in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+    local step, number = string.match(name, '^(%d+):(%d+)$')
+    if step == ARGV[2] and tonumber(number) >= tonumber(ARGV[3]) and tonumber(number) <= tonumber(ARGV[4]) then
+      local registers = redis.call('GET', stepKey(KEYS[3], name))
+      if registers then
+        seen[#seen + 1] = number
+        seen[#seen + 1] = registers
+      end
+    end
+  end
+end
+if #KEYS == 4 then return {state, redis.call('GET', KEYS[4]) or '', seen} end
 local f = front(KEYS[2])
 if not f then return 'lost' end
-local now, before = KEYS[4 + f.parity], KEYS[7 - f.parity]
-local died, diedBefore = redis.call('HGET', KEYS[3], ARGV[1]) == 'x', redis.call('HGET', KEYS[4], ARGV[1]) == 'x'
-return {state, (died or diedBefore) and 1 or 0, died and {} or redis.call('HGETALL', before), redis.call('HGETALL', now)}
+local now, before = KEYS[5 + f.parity], KEYS[8 - f.parity]
+local died, diedBefore = redis.call('HGET', KEYS[4], ARGV[1]) == 'x', redis.call('HGET', KEYS[5], ARGV[1]) == 'x'
+return {state, (died or diedBefore) and 1 or 0, died and {} or redis.call('HGETALL', before), redis.call('HGETALL', now), seen}

@@ -42,7 +42,8 @@ const File = "counters.db"
 //	members   8 bytes: set, member -> nothing
 //	registers 8 bytes: set -> registers, see package hyperloglog
 //	ledgers   8 bytes: ledger, 8 bytes: seq -> see appendEntry
-//	gains     8 bytes: history, 4 bytes: seconds of a step, 8 bytes: its number -> 8 bytes: gained in it
+//	gains     8 bytes: history, 4 bytes: seconds of a step, 8 bytes: its number -> 8 bytes: gained in it; of a
+//	          unique registers
 //	kept      8 bytes: history, 4 bytes: seconds of a step -> 8 bytes: how long gains are kept, seconds,
 //	          8 bytes: when somebody looks for those to forget, unix seconds
 //	due       8 bytes: unix seconds, 8 bytes: history, 4 bytes: seconds of a step -> nothing
@@ -382,13 +383,26 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 				if number >= to {
 					break
 				}
-				gains = append(gains, counter.Gain{Number: number, Value: int64(binary.BigEndian.Uint64(v))})
+				g, err := parseGain(number, v)
+				if err != nil {
+					return fmt.Errorf("the history of %q: %w", key, err)
+				}
+				gains = append(gains, g)
 			}
 		}
 		gains = r.With(gains, step, from, to)
 		return nil
 	})
 	return out, gains, err
+}
+
+// parseGain reads a value of the bucket gains.
+func parseGain(number int64, v []byte) (counter.Gain, error) {
+	if len(v) == 8 {
+		return counter.Gain{Number: number, Value: int64(binary.BigEndian.Uint64(v))}, nil
+	}
+	seen, err := hyperloglog.Parse(bytes.Clone(v))
+	return counter.Gain{Number: number, Seen: &seen}, err
 }
 
 // historyKey is the beginning of the keys of what was gained in steps of one length.
@@ -428,8 +442,8 @@ func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)
 }
 
-// record is a counter in the file: kind, then seven numbers of 8 bytes. One with buckets has
-// the number of its history and its slots as text, too.
+// record is a counter in the file: kind, then seven numbers of 8 bytes. One with a history has
+// its number and its slots as text, too.
 type record struct {
 	counter.State
 	set     uint64 // its members or registers; 0: it never had any
@@ -444,7 +458,7 @@ func (r *record) append(b []byte) []byte {
 	for _, n := range [...]uint64{uint64(r.Value), uint64(r.Updated), r.Version.Incarnation, r.Version.Sequence, r.Entries, r.set, r.ledger} {
 		b = binary.BigEndian.AppendUint64(b, n)
 	}
-	if r.Slots == (counter.Slots{}) {
+	if r.Slots == (counter.Slots{}) && r.history == 0 {
 		return b
 	}
 	return r.Slots.Append(binary.BigEndian.AppendUint64(b, r.history))
@@ -697,14 +711,32 @@ func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 	t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(prefix, e.Seq), appendEntry(nil, e)))
 }
 
-// Past also has somebody look for what was kept long enough, once for each history and step.
 func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
+	t.keep(t.gainKey(key, s), binary.BigEndian.AppendUint64(nil, uint64(s.Value)), s, kept)
+}
+
+func (t *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
+	at := t.gainKey(key, s)
+	seen, err := hyperloglog.Parse(bytes.Clone(t.gains.Get(at)))
+	if t.check(err); seen.Add(members...) {
+		t.keep(at, seen.Bytes(), s, kept)
+	}
+}
+
+// gainKey is where the gains of a step are.
+func (t *step) gainKey(key string, s counter.Slot) []byte {
 	r := t.record(key)
 	if r.history == 0 {
 		r.history = t.number()
 	}
-	prefix := historyKey(r.history, s.Step)
-	t.check(t.gains.Put(binary.BigEndian.AppendUint64(prefix[:len(prefix):len(prefix)], uint64(s.Number)), binary.BigEndian.AppendUint64(nil, uint64(s.Value))))
+	return binary.BigEndian.AppendUint64(historyKey(r.history, s.Step), uint64(s.Number))
+}
+
+// keep puts what was gained, and has somebody look for what was kept long enough, once for each
+// history and step.
+func (t *step) keep(at, value []byte, s counter.Slot, kept time.Duration) {
+	t.check(t.gains.Put(at, value))
+	prefix := at[: len(at)-8 : len(at)-8]
 	seconds := uint64(kept / time.Second)
 	if is := t.kept.Get(prefix); len(is) != 16 || binary.BigEndian.Uint64(is) != seconds {
 		t.await(prefix, seconds, (uint64(s.Number)+2)*uint64(s.Step)+seconds)

@@ -112,6 +112,9 @@ func (r *Registers) Add(members ...string) bool {
 		}
 		return changed
 	}
+	if r.has(members) {
+		return false
+	}
 	var u Union
 	u.Merge(*r)
 	changed := false
@@ -124,6 +127,29 @@ func (r *Registers) Add(members ...string) bool {
 		r.b = u.encode(r.b)
 	}
 	return changed
+}
+
+// has reports whether no register of the sparse form would change: who comes again is told
+// apart without writing anything. Few members are few runs.
+func (r *Registers) has(members []string) bool {
+	if r.Empty() || len(members) > 4 { // then it is not cheaper
+		return false
+	}
+	for _, m := range members {
+		index, rank := place(m)
+		at, i := head, 0
+		for {
+			value, run, size := opcode(r.b[at:])
+			if i += run; index < i {
+				if value < rank {
+					return false
+				}
+				break
+			}
+			at += size
+		}
+	}
+	return true
 }
 
 // raise makes a register of the dense form at least rank.

@@ -188,6 +188,12 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 			return i
 		}
 		gains = append(gains, p.gains[at(from):at(to)]...)
+		for i := range gains {
+			if gains[i].Seen != nil { // the running one will change
+				own := gains[i].Seen.Clone()
+				gains[i].Seen = &own
+			}
+		}
 	}
 	return r.Counter(key), r.With(gains, step, from, to), nil
 }
@@ -295,6 +301,13 @@ func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
 }
 
 func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
+	p := t.past(key, s, kept)
+	p.gains = append(p.gains, counter.Gain{Number: int64(s.Number), Value: s.Value})
+	t.store.await(p, t.store.now())
+}
+
+// past is the history of a step of that length, which may be new.
+func (t *step) past(key string, s counter.Slot, kept time.Duration) *past {
 	r, length := t.record(key), time.Duration(s.Step)*time.Second
 	p := r.past(length)
 	if p == nil {
@@ -302,8 +315,18 @@ func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
 		r.history = append(r.history, p)
 	}
 	p.kept = kept
-	p.gains = append(p.gains, counter.Gain{Number: int64(s.Number), Value: s.Value})
-	t.store.await(p, t.store.now())
+	return p
+}
+
+func (t *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
+	p := t.past(key, s, kept)
+	last := len(p.gains) - 1
+	if last < 0 || p.gains[last].Number < int64(s.Number) { // the step stays when the clock goes back
+		p.gains = append(p.gains, counter.Gain{Number: int64(s.Number), Seen: &hyperloglog.Registers{}})
+		t.store.await(p, t.store.now())
+		last++
+	}
+	p.gains[last].Seen.Add(members...)
 }
 
 func (t *step) Drop(key string, v counter.Version) {

@@ -25,7 +25,9 @@
 // members that moved, steps of time that are over, and its identity. A cut sets all that aside, in all buckets at once,
 // and begins the next epoch; who then changes a counter that was set aside keeps its
 // state of the cut beside it, of a unique with its registers. So what is persisted is the state
-// of all counters at one moment, while changes go on. It goes into PostgreSQL in one transaction,
+// of all counters at one moment, while changes go on. Only the steps of uniques are persisted as they
+// are a little later: their registers grow and are merged into those that are there, in any order. They
+// leave Redis when their step is over. It goes into PostgreSQL in one transaction,
 // with members, registers, history, resets, ledger entries, identities and the number of the
 // epoch, one row for each counter that changed; then Redis forgets what was set aside. Before
 // the commit it is looked whether Redis still has all of the cut: what lost its memory meanwhile

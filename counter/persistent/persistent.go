@@ -589,10 +589,10 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 		return counter.Counter{}, nil, fmt.Errorf("persistent: history of %q: %w", key, unavailable(err))
 	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	st, gained, alone, hot, err := s.redis.HistoryHot(ctx, key, step)
+	st, gained, alone, hot, err := s.redis.HistoryHot(ctx, key, step, from, to)
 	if errors.Is(err, redisstore.ErrLost) {
 		if err = s.heal(ctx); err == nil {
-			st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step)
+			st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step, from, to)
 		}
 	}
 	if err != nil {
@@ -608,16 +608,20 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 			st = behind
 		}
 	}
-	by := map[int64]int64{}
-	for _, g := range gains {
-		by[g.Number] = g.Value
+	if gained == nil {
+		gained = map[int64]counter.Gain{}
 	}
-	maps.Copy(by, gained)
-	gains = gains[:0]
-	for _, number := range slices.Sorted(maps.Keys(by)) {
-		if number >= from && number < to {
-			gains = append(gains, counter.Gain{Number: number, Value: by[number]})
+	for _, g := range gains {
+		switch newer, ok := gained[g.Number]; {
+		case !ok:
+			gained[g.Number] = g
+		case newer.Seen != nil && g.Seen != nil: // Redis may have only what was added since
+			newer.Seen.Merge(*g.Seen)
 		}
+	}
+	gains = gains[:0]
+	for _, number := range slices.Sorted(maps.Keys(gained)) {
+		gains = append(gains, gained[number])
 	}
 	return st.Counter(key), st.With(gains, step, from, to), nil
 }

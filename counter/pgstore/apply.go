@@ -33,6 +33,13 @@ const (
 		join headcount_members m on m.set_id = c.set_id and m.member = u.member`
 	readRegisters = `select c.key, r.registers
 		from headcount_counters c join headcount_registers r on r.set_id = c.set_id where c.key = any($1::text[])`
+	// readSeen finds the running steps by the server's clock, which may go on until it is read for
+	// the judge, and steps of a cut by their numbers.
+	readSeen = `select c.key, g.step, g.number, g.registers from unnest($1::text[], $2::int[], $3::bigint[]) u (key, step, number)
+		join headcount_counters c on c.key = u.key
+		join headcount_gains g on g.history_id = c.history_id and g.step = u.step and `
+	runningSeen = readSeen + `g.number >= ` + now + ` / 1000 / u.step - u.number where c.history_id <> 0`
+	cutSeen     = readSeen + `g.number = u.number where c.history_id <> 0`
 	// claimIdentities returns those that are new; one whose day is over is new again.
 	claimIdentities = `insert into headcount_identities as i (id, until)
 		select id, ` + now + ` + $2 from unnest($1::uuid[]) id order by id
@@ -55,8 +62,9 @@ const (
 		where m.set_id = u.set_id and m.member = u.member`
 	insertEntries = `insert into headcount_ledger (ledger_id, seq, at, delta, before, op, reason, author)
 		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[])`
-	writeGains = `insert into headcount_gains (history_id, step, number, gain) select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[])
-		on conflict (history_id, step, number) do update set gain = excluded.gain`
+	writeGains = `insert into headcount_gains (history_id, step, number, gain, registers)
+		select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::bytea[])
+		on conflict (history_id, step, number) do update set gain = excluded.gain, registers = excluded.registers`
 	// A history that is swept already is so no later, unless it is kept differently now.
 	sweepGains = `insert into headcount_sweeps (id, step, due, kept, garbage)
 		select distinct on (id, step) id, step, due, kept, false from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[]) u (id, step, due, kept)
@@ -133,6 +141,14 @@ type row struct {
 	unique  hyperloglog.Registers
 	entries []counter.Entry // of the ledger, not written yet
 	past    []counter.Past  // of the history, not written yet
+	seen    map[counter.Slot]*seen
+}
+
+// seen are the registers of a step of time.
+type seen struct {
+	registers hyperloglog.Registers
+	known     bool // the table has it
+	changed   bool // it is in past
 }
 
 // step is the counter.Step of one transaction: what the first round trip read,
@@ -145,7 +161,8 @@ type step struct {
 	keys       []string
 	edited     []string // with asked: pairs of key and member
 	asked      []string
-	observed   []string // counters whose registers may be asked for
+	observed   []string    // counters whose registers may be asked for
+	steps      stepColumns // their running steps
 	identities [][16]byte
 
 	records    map[string]*row
@@ -193,6 +210,11 @@ func (s *Store) newStep(ops []counter.Op) *step {
 			}
 			if c.Verb == counter.Edit {
 				w.observed = append(w.observed, c.Key)
+				if c.Rule.Kind == counter.Unique {
+					for k := range c.Rule.Buckets {
+						w.steps.add(c.Key, int32(c.Rule.Buckets[k].Step/time.Second), 1)
+					}
+				}
 			}
 			for _, members := range [...][]string{c.Join, c.Leave} {
 				for _, m := range members {
@@ -268,6 +290,7 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 			return err
 		})
 	}
+	w.queueSeen(b, runningSeen)
 	if len(w.identities) > 0 {
 		b.Queue(claimIdentities, w.identities, counter.IdentityKept.Milliseconds()).Query(func(rows pgx.Rows) error {
 			var id [16]byte
@@ -287,6 +310,37 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 		w.deleted = max(w.deleted, int64(w.behind.Deleted))
 	}
 	return nil
+}
+
+// queueSeen reads whom uniques saw in steps.
+func (w *step) queueSeen(b *pgx.Batch, statement string) {
+	if len(w.steps.key) == 0 {
+		return
+	}
+	b.Queue(statement, w.steps.key, w.steps.step, w.steps.number).Query(func(rows pgx.Rows) error {
+		var key string
+		var step int32
+		var number int64
+		var bytes []byte
+		_, err := pgx.ForEachRow(rows, []any{&key, &step, &number, &bytes}, func() error {
+			registers, err := parseRegisters(bytes)
+			bytes = nil // they are the row's now
+			w.records[key].step(counter.Slot{Number: uint32(number), Step: uint32(step)}, &seen{registers: registers, known: true})
+			return err
+		})
+		return err
+	})
+}
+
+// step is what is known of a step of time; what is not known yet is found.
+func (r *row) step(at counter.Slot, found *seen) *seen {
+	if r.seen == nil {
+		r.seen = map[counter.Slot]*seen{}
+	}
+	if r.seen[at] == nil {
+		r.seen[at] = found
+	}
+	return r.seen[at]
 }
 
 // queueRows locks and reads the rows of keys.
@@ -403,7 +457,9 @@ func (w *step) queueWrites(b *pgx.Batch) {
 			entries.add(r.ledger, &r.entries[i])
 		}
 		for i := range r.past {
-			gains.add(r.history, &r.past[i])
+			p := &r.past[i]
+			known := r.seen[counter.Slot{Number: p.Number, Step: p.Step}]
+			gains.add(r.history, p, known == nil || !known.known)
 		}
 	}
 	if len(rows.key) > 0 {
@@ -425,8 +481,10 @@ func (w *step) queueWrites(b *pgx.Batch) {
 		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
 	}
 	if len(gains.id) > 0 {
-		b.Queue(writeGains, gains.id, gains.step, gains.number, gains.gain)
-		b.Queue(sweepGains, gains.id, gains.step, gains.due, gains.kept)
+		b.Queue(writeGains, gains.id, gains.step, gains.number, gains.gain, gains.registers)
+	}
+	if len(gains.swept) > 0 {
+		b.Queue(sweepGains, gains.swept, gains.sweptStep, gains.due, gains.kept)
 	}
 	if len(w.sweeps) > 0 {
 		var ids, dues, kepts []int64
@@ -460,8 +518,17 @@ type (
 		slots                                                                      []string
 	}
 	gainColumns struct {
-		id, number, gain, due, kept []int64
-		step                        []int32
+		id, number, gain []int64
+		step             []int32
+		registers        [][]byte
+		// Of those that are new: they are to be swept some day.
+		swept, due, kept []int64
+		sweptStep        []int32
+	}
+	stepColumns struct {
+		key    []string
+		step   []int32
+		number []int64
 	}
 	pairs struct {
 		id   []int64
@@ -487,9 +554,22 @@ func (c *columns) add(key string, r *record) {
 	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.Slots.Append(nil)))
 }
 
-func (c *gainColumns) add(history int64, p *counter.Past) {
+func (c *stepColumns) add(key string, step int32, number int64) {
+	c.key, c.step, c.number = append(c.key, key), append(c.step, step), append(c.number, number)
+}
+
+func (c *gainColumns) add(history int64, p *counter.Past, fresh bool) {
 	c.id, c.step = append(c.id, history), append(c.step, int32(p.Step))
 	c.number, c.gain = append(c.number, int64(p.Number)), append(c.gain, p.Value)
+	var registers []byte
+	if p.Seen != nil {
+		registers = p.Seen.Bytes()
+	}
+	c.registers = append(c.registers, registers)
+	if !fresh {
+		return
+	}
+	c.swept, c.sweptStep = append(c.swept, history), append(c.sweptStep, int32(p.Step))
 	kept := p.Kept.Milliseconds()
 	c.kept, c.due = append(c.kept, kept), append(c.due, (int64(p.Number)+2)*int64(p.Step)*1000+kept)
 }
@@ -590,11 +670,30 @@ func (w *step) Enter(key string, e counter.Entry, kept time.Duration) {
 }
 
 func (w *step) Past(key string, s counter.Slot, kept time.Duration) {
+	w.past(key, counter.Past{Slot: s, Kept: kept})
+}
+
+func (w *step) past(key string, p counter.Past) {
 	r := w.records[key]
 	if r.history == 0 {
 		r.history = w.id()
 	}
-	r.past = append(r.past, counter.Past{Slot: s, Kept: kept})
+	r.past = append(r.past, p)
+}
+
+func (w *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
+	if seen := w.records[key].step(s, &seen{}); seen.registers.Add(members...) {
+		w.keep(key, s, seen, kept)
+	}
+}
+
+// keep writes whom a unique saw in a step.
+func (w *step) keep(key string, s counter.Slot, seen *seen, kept time.Duration) {
+	w.changed = true
+	if !seen.changed {
+		seen.changed = true
+		w.past(key, counter.Past{Slot: s, Kept: kept, Seen: &seen.registers})
+	}
 }
 
 func (w *step) Drop(key string, v counter.Version) {
@@ -603,7 +702,7 @@ func (w *step) Drop(key string, v counter.Version) {
 	w.discard(r.set, r.was.set)
 	w.discard(r.ledger, r.was.ledger)
 	w.discard(r.history, r.was.history)
-	r.history, r.past = 0, nil
+	r.history, r.past, r.seen = 0, nil, nil
 	r.set, r.members, r.unique, r.ledger, r.kept, r.entries = 0, nil, hyperloglog.Registers{}, 0, 0, nil
 }
 

@@ -389,10 +389,16 @@ func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) 
 	w := p.s.newStep(nil)
 	for i := range cuts {
 		w.records[cuts[i].Key] = &row{}
+		for j := range cuts[i].Past {
+			if p := &cuts[i].Past[j]; p.Seen != nil {
+				w.steps.add(cuts[i].Key, int32(p.Step), int64(p.Number))
+			}
+		}
 	}
 	w.keys = sortedKeys(w.records)
 	b := &pgx.Batch{}
 	w.queueRows(b)
+	w.queueSeen(b, cutSeen)
 	if err := w.send(ctx, p.c, b, 3*int64(len(cuts))); err != nil {
 		return err
 	}
@@ -438,7 +444,13 @@ func (w *step) put(cut *counter.Cut) bool {
 		r.had[m] = true
 	}
 	for _, p := range cut.Past {
-		w.Past(cut.Key, p.Slot, p.Kept)
+		if p.Seen == nil {
+			w.past(cut.Key, p)
+			continue
+		}
+		seen := r.step(p.Slot, &seen{})
+		seen.registers.Merge(*p.Seen)
+		w.keep(cut.Key, p.Slot, seen, p.Kept)
 	}
 	for _, e := range cut.Entries {
 		w.Enter(cut.Key, e, counter.DefaultLedger)

@@ -42,7 +42,8 @@
 //     which happens the less the more members there are.
 //   - headcount_gains has what a counter gained in steps of time that are over. The steps
 //     that are running stand in the counter's row, so a change of it writes no other row
-//     until a step is over; then that is one row, written at the end of its history.
+//     until a step is over; then that is one row, written at the end of its history. Of a unique
+//     they have registers of each step, also of the running ones: an add writes those that change.
 //   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
 //     how it is read and how its oldest entries are found. Its pages are written at
 //     the end, its index within each ledger at the end.

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 )
 
 const (
@@ -24,7 +25,7 @@ const (
 	readEntries = `select l.seq, l.at, l.delta, l.before, l.op, l.reason, l.author
 		from headcount_counters c join headcount_ledger l on l.ledger_id = c.ledger_id
 		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
-	readGains = `select g.number, g.gain from headcount_counters c join headcount_gains g on g.history_id = c.history_id
+	readGains = `select g.number, g.gain, g.registers from headcount_counters c join headcount_gains g on g.history_id = c.history_id
 		where c.key = $1 and c.history_id <> 0 and g.step = $2 and g.number >= $3 and g.number < $4 order by g.number`
 	// A range of the key's index is all keys with a prefix: no key is longer than
 	// MaxKeyLength, and no character is greater than the one repeated.
@@ -159,7 +160,16 @@ func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from,
 		})
 		b.Queue(readGains, key, int32(step/time.Second), from, to).Query(func(rows pgx.Rows) error {
 			var g counter.Gain
-			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value}, func() error { gains = append(gains, g); return nil })
+			var bytes []byte
+			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value, &bytes}, func() (err error) {
+				if g.Seen = nil; bytes != nil {
+					var seen hyperloglog.Registers
+					seen, err = parseRegisters(bytes)
+					g.Seen, bytes = &seen, nil
+				}
+				gains = append(gains, g)
+				return err
+			})
 			return err
 		})
 		return c.SendBatch(ctx, b).Close()

@@ -55,11 +55,12 @@ type (
 		Moved   []int    `json:"moved,omitempty"` // numbers of the keys of what became of members, by epoch
 		Old     int      `json:"old,omitempty"`   // number of the key of a ledger that a cut needs
 
-		Buckets []bucket `json:"buckets,omitempty"` // of Add
+		Buckets []bucket `json:"buckets,omitempty"` // of Add, and of Edit for a unique
 		Past    []int    `json:"past,omitempty"`    // numbers of the keys of histories, in front of those by epoch
 
 		Registers    int `json:"registers,omitempty"`    // number of the key of registers
 		OldRegisters int `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
+		Steps        int `json:"steps,omitempty"`        // number of the key of the list of steps of a unique
 	}
 	bucket struct {
 		Step int64 `json:"step"`           // seconds
@@ -155,7 +156,7 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 	}
 	if c.Verb == counter.Edit || c.Verb == counter.Reset || c.Verb == counter.Delete {
 		out.Set = g.names.key(membersKey(b, c.Key))
-		out.Registers = g.names.key(registersKey(b, c.Key))
+		out.Registers, out.Steps = g.names.key(registersKey(b, c.Key)), g.names.key(stepsKey(b, c.Key))
 		if g.call.Front {
 			out.OldRegisters = g.names.key(oldRegistersKey(b, c.Key))
 			out.Moved = []int{g.names.key(movedKey(b, 0, c.Key)), g.names.key(movedKey(b, 1, c.Key))}
@@ -163,11 +164,12 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 		}
 	}
 	switch {
-	case c.Verb == counter.Add && len(c.Rule.Buckets) > 0, c.Verb == counter.Delete && g.call.Front:
+	case c.Verb == counter.Add && len(c.Rule.Buckets) > 0, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique && len(c.Rule.Buckets) > 0,
+		c.Verb == counter.Delete && g.call.Front:
 		for i := range c.Rule.Buckets {
 			r := &c.Rule.Buckets[i]
 			bk := bucket{Step: int64(r.Step / time.Second), Kept: r.Kept.Milliseconds()}
-			if !g.call.Front {
+			if !g.call.Front && c.Verb == counter.Add {
 				bk.Past = g.names.key(gainsKey(b, r.Step, c.Key))
 			}
 			out.Buckets = append(out.Buckets, bk)

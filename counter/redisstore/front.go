@@ -31,7 +31,8 @@ import (
 //	hc:{n5}:a       zset: when counters were touched
 //	hc:{n5}:p1:KEY, p2:KEY  hash: members that moved, in epochs of even and of odd number
 //	hc:{n5}:o:KEY   stream: ledger of the cut, of a counter that was deleted since
-//	hc:{n5}:b1:KEY, b2:KEY  hash: what a sum gained in steps that are over, in epochs of even and of odd number
+//	hc:{n5}:b1:KEY, b2:KEY  hash: what a sum gained in steps that are over, and in which steps a unique saw
+//	                somebody, in epochs of even and of odd number
 //	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
@@ -52,6 +53,7 @@ const (
 	stagePage   = 5000 // members in one run of counter_stage.lua
 	evictAtOnce = 1000 // counters of a bucket in one run of counter_evict.lua
 	cutFor      = 2 * time.Second
+	stepsAtOnce = 8 << 20
 )
 
 var (
@@ -88,7 +90,10 @@ func bucketKeys(b int, front bool) []string {
 func takenIdentitiesKey(b int) string          { return tag(b) + "u" }
 func oldLedgerKey(b int, key string) string    { return tag(b) + "o:" + key }
 func oldRegistersKey(b int, key string) string { return tag(b) + "q:" + key }
-func stagedKey(b int, id string) string        { return tag(b) + "y:" + id }
+func stepKey(b int, s counter.Slot, key string) string {
+	return tag(b) + "v" + strconv.FormatUint(uint64(s.Step), 10) + ":" + strconv.FormatUint(uint64(s.Number), 10) + ":" + key
+}
+func stagedKey(b int, id string) string { return tag(b) + "y:" + id }
 func movedKey(b int, e uint64, key string) string {
 	return tag(b) + "p" + strconv.FormatUint(e%2+1, 10) + ":" + key
 }
@@ -288,14 +293,15 @@ func parsePast(reply any) ([]counter.Past, error) {
 
 // HistoryHot returns the state of a counter and what it gained that may not be persisted, by the
 // numbers of steps. alone: all there is. It is not hot when PostgreSQL has all.
-func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration) (st counter.State, gained map[int64]int64, alone, hot bool, err error) {
+func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gained map[int64]counter.Gain, alone, hot bool, err error) {
 	if err := s.open(); err != nil {
 		return st, nil, false, false, err
 	}
 	b := bucketOf(key)
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{
-		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], k[3], k[4], gainedKey(b, 0, key), gainedKey(b, 1, key)}, Args: []any{key},
+		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], stepsKey(b, key), k[3], k[4], gainedKey(b, 0, key), gainedKey(b, 1, key)},
+		Args: historyArgs(key, step, from, to),
 	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return st, nil, false, false, err
@@ -304,25 +310,32 @@ func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration) 
 		return st, nil, false, false, ErrLost
 	}
 	row, _ := cl.Reply.([]any)
-	if len(row) != 4 {
+	if len(row) != 5 {
 		return st, nil, false, false, errReplied()
 	}
 	state, _ := row[0].(string)
 	if state == "" || state == behindState {
 		return st, nil, false, false, nil
 	}
+	seen, err := parseSeen(row[4])
+	if err != nil {
+		return st, nil, false, false, err
+	}
 	if _, st, err = parseState(key, state); err != nil {
 		return st, nil, false, false, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 	}
-	gained = map[int64]int64{}
-	for _, reply := range row[2:] {
+	gained = map[int64]counter.Gain{}
+	for _, g := range seen {
+		gained[g.Number] = g
+	}
+	for _, reply := range row[2:4] {
 		past, err := parsePast(reply)
 		if err != nil {
 			return st, nil, false, false, err
 		}
 		for _, p := range past {
-			if time.Duration(p.Step)*time.Second == step {
-				gained[int64(p.Number)] = p.Value
+			if n := int64(p.Number); time.Duration(p.Step)*time.Second == step && n >= from && n < to && st.Kind != counter.Unique {
+				gained[n] = counter.Gain{Number: n, Value: p.Value}
 			}
 		}
 	}
@@ -696,7 +709,7 @@ func (s *Store) Take(ctx context.Context, epoch uint64, each func([]counter.Cut)
 			if err != nil {
 				return err
 			}
-			return each(taken)
+			return s.withSteps(ctx, b, taken, each)
 		})
 		if err != nil {
 			return err
@@ -819,6 +832,65 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 		out[i] = t
 	}
 	return out, nil
+}
+
+// withSteps calls each with counters of a cut, when it has read whom uniques saw in steps: of so many
+// at a time that a process holds little more than stepsAtOnce bytes of them. Registers only grow, so they may
+// be newer than the cut.
+func (s *Store) withSteps(ctx context.Context, b int, taken []counter.Cut, each func([]counter.Cut) error) error {
+	first, size := 0, 0
+	for i := range taken {
+		t := &taken[i]
+		if t.State.Kind != counter.Unique || len(t.Past) == 0 {
+			continue
+		}
+		n, err := s.readSteps(ctx, b, t)
+		if err != nil {
+			return err
+		}
+		if size += n; size > stepsAtOnce {
+			if err := each(taken[first : i+1]); err != nil {
+				return err
+			}
+			clear(taken[first : i+1])
+			first, size = i+1, 0
+		}
+	}
+	return each(taken[first:])
+}
+
+func (s *Store) readSteps(ctx context.Context, b int, t *counter.Cut) (size int, err error) {
+	return size, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		texts := make([]*redis.StringCmd, len(t.Past))
+		for i := range t.Past {
+			texts[i] = pipe.Get(ctx, stepKey(b, t.Past[i].Slot, t.Key))
+		}
+		s.conn.Metrics.Commands.Add(float64(len(texts)))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		past := t.Past[:0]
+		size = 0
+		for i, cmd := range texts {
+			text, err := cmd.Bytes()
+			if errors.Is(err, redis.Nil) {
+				continue // the counter was deleted since
+			}
+			if err != nil {
+				return err
+			}
+			seen, err := hyperloglog.Parse(text)
+			if err != nil {
+				return fmt.Errorf("%q: %w", t.Key, err)
+			}
+			p := t.Past[i]
+			p.Seen = &seen
+			past, size = append(past, p), size+len(text)
+		}
+		t.Past = past
+		return nil
+	})
 }
 
 // Done forgets the cut that ended epoch: it is persisted.

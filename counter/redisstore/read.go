@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -181,21 +182,24 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 		return fail(err)
 	}
 	b := bucketOf(key)
-	cl := &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), gainsKey(b, step, key)}, Args: []any{key}}
+	cl := &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return fail(err)
 	}
 	row, _ := cl.Reply.([]any)
-	if len(row) != 2 {
+	if len(row) != 3 {
 		return fail(errReplied())
 	}
 	state, _ := row[0].(string)
 	text, _ := row[1].(string)
+	gains, err := parseSeen(row[2])
+	if err != nil {
+		return fail(err)
+	}
 	c, st, err := parseState(key, state)
 	if err != nil {
 		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
-	var gains []counter.Gain
 	for _, f := range strings.Fields(text) {
 		number, value, _ := strings.Cut(f, ":")
 		var g counter.Gain
@@ -211,6 +215,32 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 		}
 	}
 	return c, st.With(gains, step, from, to), nil
+}
+
+// historyArgs are those of counter_history.lua.
+func historyArgs(key string, step time.Duration, from, to int64) []any {
+	return []any{key, strconv.Itoa(int(step / time.Second)), strconv.FormatInt(from, 10), strconv.FormatInt(to-1, 10)}
+}
+
+// parseSeen reads numbers of steps and registers, in no order, and puts them in order.
+func parseSeen(reply any) ([]counter.Gain, error) {
+	list, ok := reply.([]any)
+	if !ok || len(list)%2 != 0 {
+		return nil, errReplied()
+	}
+	var gains []counter.Gain
+	for i := 0; i < len(list); i += 2 {
+		number, _ := list[i].(string)
+		text, _ := list[i+1].(string)
+		n, err := strconv.ParseInt(number, 10, 64)
+		registers, err1 := hyperloglog.Parse([]byte(text))
+		if err := errors.Join(err, err1); err != nil {
+			return nil, fmt.Errorf("%w: registers of a step: %w", counter.ErrUnavailable, err)
+		}
+		gains = append(gains, counter.Gain{Number: n, Seen: &registers})
+	}
+	slices.SortFunc(gains, func(a, b counter.Gain) int { return cmp.Compare(a.Number, b.Number) })
+	return gains, nil
 }
 
 var ledgerOps = map[string]counter.LedgerOp{

@@ -19,6 +19,8 @@
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
 //	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
 //	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
+//	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
+//	hc:{n5}:v:KEY   zset: these steps
 //	hc:{n5}:i:ID    string: an identity, for a day
 //	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
 //	hc:{n5}:n/0     channel of the bucket, with the number of the database
@@ -41,6 +43,9 @@
 // The steps of time that are running stand in the state, so a change in the same step writes nothing
 // else. A step that is over is appended to a string, from which the oldest go in bulk; it expires
 // when all of it is old.
+//
+// Each step of a unique is a HyperLogLog by itself, to which PFADD adds at once; it expires. A list of
+// them is kept beside, so that a read or a DELETE finds those that exist.
 //
 // # Operations of several buckets
 //
@@ -232,6 +237,7 @@ func membersKey(b int, key string) string { return tag(b) + "m:" + key }
 func gainsKey(b int, step time.Duration, key string) string {
 	return tag(b) + "g" + strconv.Itoa(int(step/time.Second)) + ":" + key
 }
+func stepsKey(b int, key string) string     { return tag(b) + "v:" + key }
 func registersKey(b int, key string) string { return tag(b) + "r:" + key }
 func transactionKey(b int, id string) string {
 	return tag(b) + "x:" + id

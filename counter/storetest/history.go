@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/hyperloglog"
 )
 
 // gained is what a counter gained in steps of that length, all that is kept.
@@ -52,6 +53,93 @@ func history(t *testing.T, s counter.Reader, key string, want int64) {
 			}
 		}
 	}
+}
+
+// distinct is how many a unique saw in steps.
+func distinct(gains []counter.Gain) int64 {
+	var all hyperloglog.Union
+	for _, g := range gains {
+		if g.Seen != nil {
+			all.Merge(*g.Seen)
+		}
+	}
+	return all.Count()
+}
+
+// saw says that a unique saw these members in the steps of every length, and nobody else.
+func saw(t *testing.T, s counter.Reader, key string, members ...string) {
+	t.Helper()
+	for _, b := range unique.Buckets {
+		if gains := gained(t, s, key, b.Step); distinct(gains) != estimate(members) || total(gains) != 0 {
+			t.Fatalf("%q saw %d in steps of %s, want %d", key, distinct(gains), b.Step, estimate(members))
+		}
+	}
+}
+
+func seenInSteps(t *testing.T, i Instance) {
+	s, peer := i.Store, i.Peer
+	if peer == nil {
+		peer = s
+	}
+	saw(t, s, "u:none")
+	one(t, s, see("u:1", "a", "b"))
+	one(t, peer, see("u:1", "b", "c"))
+	saw(t, s, "u:1", "a", "b", "c")
+	for _, g := range gained(t, s, "u:1", time.Hour) {
+		if n := len(g.Seen.Bytes()); n > 27 {
+			t.Errorf("three members take %d bytes", n)
+		}
+	}
+	// Some seconds later they are new in their step, and the counter is as it was.
+	unchanged(t, s, "u:1", func() {
+		for began := time.Now(); len(gained(t, s, "u:1", time.Second)) < 3; {
+			if time.Since(began) > 20*time.Second {
+				t.Fatalf("%v", gained(t, s, "u:1", time.Second))
+			}
+			one(t, s, see("u:1", "b"))
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	saw(t, peer, "u:1", "a", "b", "c")
+	last := gained(t, s, "u:1", time.Second)
+	middle := last[len(last)-2]
+	if distinct([]counter.Gain{middle}) != 1 {
+		t.Errorf("%d in one step", distinct([]counter.Gain{middle}))
+	}
+	if _, part, err := s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1); err != nil || len(part) != 1 || part[0].Number != middle.Number || distinct(part) != 1 {
+		t.Errorf("%v, %v, want %v", part, err, middle)
+	}
+	one(t, s, reset(unique, "u:1"))
+	saw(t, s, "u:1", "a", "b", "c")
+	o := with("seen", op(see("u:1", "d")))
+	do(t, s, o, op(reset(unique, "u:1")), o)
+	// A rule without buckets keeps nothing.
+	one(t, s, counter.Change{Key: "u:1", Rule: &counter.Rule{Match: "*", Kind: counter.Unique}, Verb: counter.Edit, Join: []string{"x"}})
+	want := []string{"a", "b", "c", "d"}
+	saw(t, peer, "u:1", want...)
+	many := visitors(0, counter.MaxMembers) // no form of theirs is sparse
+	one(t, s, see("u:1", many...))
+	want = append(want, many...)
+	saw(t, s, "u:1", want...)
+	if i.Crash != nil {
+		s = i.Crash(t)
+		saw(t, s, "u:1", want...)
+		one(t, s, see("u:1", "e"))
+		want = append(want, "e")
+		saw(t, s, "u:1", want...)
+	}
+	// All in one step: what was seen goes with the counter.
+	r := do(t, s, op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
+	for j := range r {
+		if r[j].Err != nil {
+			t.Fatal(r[j].Err)
+		}
+	}
+	saw(t, s, "u:1", "g")
+	one(t, s, drop(unique, "u:1"))
+	saw(t, s, "u:1")
+	one(t, s, see("u:1", "h"))
+	saw(t, s, "u:1", "h")
 }
 
 func historiesAddUp(t *testing.T, i Instance) {

@@ -28,8 +28,9 @@ type trueCounter struct {
 	value   *big.Int
 	members map[string]bool // so few that also the value of a unique is their number
 	ledger  []trueEntry
-	gained  int64 // under rules with buckets, but adjustments and resets
-	changes int   // how often it changed: versions that were answered must order like this
+	gained  int64           // under rules with buckets, but adjustments and resets
+	seen    map[string]bool // by a unique under rules with buckets, also before a reset
+	changes int             // how often it changed: versions that were answered must order like this
 }
 
 type trueEntry struct {
@@ -41,7 +42,7 @@ type trueEntry struct {
 func (m truth) clone() truth {
 	c := truth{map[string]*trueCounter{}, maps.Clone(m.ids), m.deleted}
 	for k, v := range m.counters {
-		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.gained, v.changes}
+		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.gained, maps.Clone(v.seen), v.changes}
 	}
 	return c
 }
@@ -49,7 +50,7 @@ func (m truth) clone() truth {
 func (m truth) get(key string, kind counter.Kind) *trueCounter {
 	c := m.counters[key]
 	if c == nil {
-		c = &trueCounter{kind: kind, value: new(big.Int), members: map[string]bool{}}
+		c = &trueCounter{kind: kind, value: new(big.Int), members: map[string]bool{}, seen: map[string]bool{}}
 		m.counters[key] = c
 	}
 	return c
@@ -127,6 +128,9 @@ func (m truth) change(c counter.Change) error {
 		was := maps.Clone(t.members)
 		for _, member := range c.Join {
 			t.members[member] = true
+			if t.kind == counter.Unique && c.Rule.Kind == counter.Unique {
+				t.seen[member] = true
+			}
 		}
 		for _, member := range c.Leave {
 			delete(t.members, member)
@@ -308,11 +312,12 @@ func model(t *testing.T, i Instance) {
 					}
 				}
 				key, step, gained := rapid.SampledFrom(keys).Draw(rt, "whose history"), rapid.SampledFrom(sum.Buckets).Draw(rt, "bucket").Step, int64(0)
+				seen := map[string]bool{}
 				if c := m.counters[key]; c != nil {
-					gained = c.gained
+					gained, seen = c.gained, c.seen
 				}
-				if _, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32); err != nil || total(gains) != gained {
-					rt.Fatalf("the history of %q in steps of %s: %v, %v, want %d in all", key, step, gains, err, gained)
+				if _, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32); err != nil || total(gains) != gained || distinct(gains) != int64(len(seen)) {
+					rt.Fatalf("the history of %q in steps of %s: %v, %v, want %d in all and %d distinct", key, step, gains, err, gained, len(seen))
 				}
 				for _, key := range keys {
 					page, err := s.Ledger(t.Context(), key, 0, counter.MaxLedger)

@@ -11,7 +11,7 @@ import (
 	"headcount/counter/hyperloglog"
 )
 
-var unique = &counter.Rule{Match: "u:*", Kind: counter.Unique, Ledger: counter.DefaultLedger}
+var unique = &counter.Rule{Match: "u:*", Kind: counter.Unique, Ledger: counter.DefaultLedger, Buckets: sum.Buckets}
 
 func see(key string, members ...string) counter.Change {
 	return counter.Change{Key: key, Rule: unique, Verb: counter.Edit, Join: members}

@@ -40,8 +40,8 @@ func (a *API) getRange(c *gin.Context) {
 		return
 	}
 	q, err := one.rule.Range(from, to, step, time.Now())
-	if gains, ok := a.history(c, one, q, err); ok {
-		answer(c, q.AppendJSON(nil, one.key, gains))
+	if all, ok := a.history(c, one, q, err); ok {
+		answer(c, all.AppendJSON(nil, one.key))
 	}
 }
 
@@ -64,7 +64,7 @@ func (a *API) getWindow(c *gin.Context) {
 		return
 	}
 	q, err := one.rule.Window(last, time.Now())
-	gains, ok := a.history(c, one, q, err)
+	all, ok := a.history(c, one, q, err)
 	if !ok {
 		return
 	}
@@ -73,13 +73,13 @@ func (a *API) getWindow(c *gin.Context) {
 	b = append(b, `,"last":`...)
 	b = presence.AppendString(b, values.Get("last"))
 	b = append(b, `,"value":`...)
-	b = strconv.AppendInt(b, q.Sum(gains), 10)
+	b = strconv.AppendInt(b, all.Total(), 10)
 	answer(c, append(b, '}'))
 }
 
 // history answers the question q, or says why it cannot be asked. If ok is false, it has
 // written the error answer.
-func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (gains []counter.Gain, ok bool) {
+func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all *counter.Tally, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 	switch {
@@ -95,16 +95,29 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
 		return nil, false
 	}
-	is, gains, err := a.cfg.Store.History(ctx, one.key, q.Step, q.From, q.To)
+	all = q.Tally()
+	var is counter.Counter
+	read := func(from, to int64) error {
+		counter, gains, err := a.cfg.Store.History(ctx, one.key, q.Step, from, to)
+		is = counter
+		all.Add(gains)
+		return err
+	}
+	if one.rule.Kind == counter.Unique {
+		err = q.Parts(time.Now(), read)
+	} else {
+		err = read(q.From, q.To)
+	}
 	switch {
 	case err != nil:
 		a.unavailable(c, err)
 		return nil, false
-	case is.Kind != 0 && is.Kind != counter.Sum || one.rule.Kind != counter.Sum:
-		policy.Conflict(c.Writer, "The counter is of kind "+is.Or(one.rule.Kind).Kind.String()+", which keeps no history.", one.key, is.Value)
+	case is.Kind != 0 && is.Kind != one.rule.Kind:
+		a.isDifferent(one.rule)
+		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", one.key, is.Value)
 		return nil, false
 	}
-	return gains, true
+	return all, true
 }
 
 // moment returns a parameter that is a time, zero when it was not sent. If ok is false, it
