@@ -184,7 +184,9 @@ type history struct {
 	past []Past
 }
 
-func (h *history) Past(_ string, s Slot, kept time.Duration) { h.past = append(h.past, Past{Slot: s, Kept: kept}) }
+func (h *history) Past(_ string, s Slot, kept time.Duration) {
+	h.past = append(h.past, Past{Slot: s, Kept: kept})
+}
 
 // TestSlots: what is gained goes to the running steps, and from there to the history, also when
 // the clock goes back or the rule changes.

@@ -696,6 +696,76 @@ func TestHistoryComesBack(t *testing.T) {
 	check("its next life")
 }
 
+var guests = &counter.Rule{Match: "g:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
+
+// TestStepsOfUniquesComeBack: whom a unique saw in steps survives a Redis that loses its memory, leaves
+// it with its counter, and is whole when the parts of a step are in both.
+func TestStepsOfUniquesComeBack(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	s := open(t, cfg)
+	var want []string
+	came := func(member string) {
+		if apply(t, s, op("", counter.Change{Key: "g:1", Rule: guests, Verb: counter.Edit, Join: []string{member}})); !slices.Contains(want, member) {
+			want = append(want, member)
+		}
+	}
+	saw := func(what string) (steps int) {
+		t.Helper()
+		for _, b := range guests.Buckets {
+			var gains []counter.Gain
+			until(t, "it answers", func() (ok bool) {
+				var err error
+				_, gains, err = s.History(t.Context(), "g:1", b.Step, 0, 1<<32)
+				return err == nil
+			})
+			var all hyperloglog.Union
+			for _, g := range gains {
+				all.Merge(*g.Seen)
+			}
+			if n := all.Count(); n != int64(len(want)) {
+				t.Fatalf("%s: %d in steps of %s, want %d", what, n, b.Step, len(want))
+			}
+			steps = max(steps, len(gains))
+		}
+		return steps
+	}
+	empty := func() bool {
+		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+			if name := key.(string); strings.HasSuffix(name, "}:c") || strings.Contains(name, "}:v") || strings.Contains(name, "}:b") {
+				return false
+			}
+		}
+		return true
+	}
+	came("a")
+	for saw("hot") < 2 {
+		came("a")
+	}
+	came("b")
+	until(t, "Redis is empty", empty)
+	saw("cold")
+	came("a") // who is in the counter is not new to it, perhaps to the step
+	came("c")
+	steps := saw("hot again")
+	until(t, "c is persisted, and so is the step", func() bool { return row(t, cfg.Postgres, "g:1") == 3 })
+	redis.Flush(t)
+	saw("after a loss of memory")
+	for saw("and it goes on") < steps+2 {
+		came("d")
+	}
+	apply(t, s, op("", counter.Change{Key: "g:1", Rule: guests, Verb: counter.Delete}))
+	want = nil
+	saw("after a delete")
+	came("e")
+	saw("its next life")
+	until(t, "the life before is gone there, too", func() bool {
+		return pgtest.Query[int](t, cfg.Postgres, "select count(*) from headcount_gains g join headcount_counters c on c.history_id = g.history_id where key = 'g:1' and step = 3600") == 1
+	})
+	until(t, "Redis is empty", empty)
+	saw("cold again")
+}
+
 // TestHistoryIsOfItsCut: in PostgreSQL the gains of all steps add up to the value at any moment.
 func TestHistoryIsOfItsCut(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)

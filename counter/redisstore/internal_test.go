@@ -345,6 +345,45 @@ func TestAFewUniquesAreSmall(t *testing.T) {
 	}
 }
 
+// TestStepsOfUniquesAreForgotten: whom a unique saw in a step expires; what is over leaves the list of
+// steps when the next one begins, and all of it goes with the counter.
+func TestStepsOfUniquesAreForgotten(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	rule := &counter.Rule{Match: "*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}}}
+	see := func(verb counter.Verb, members ...string) {
+		t.Helper()
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "w", Rule: rule, Verb: verb, Join: members}}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+	list, old := stepsKey(bucketOf("w"), "w"), stepKey(bucketOf("w"), counter.Slot{Step: 1, Number: 7}, "w")
+	server.Do(t, "ZADD", list, "8000", "1:7")
+	server.Do(t, "PFADD", old, "a")
+	see(counter.Edit, "a", "b")
+	names := server.Do(t, "ZRANGE", list, "0", "-1").([]any)
+	if len(names) != 1 || server.Do(t, "EXISTS", old) != int64(0) {
+		t.Fatalf("%v are kept", names)
+	}
+	_, number, _ := strings.Cut(names[0].(string), ":")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := stepKey(bucketOf("w"), counter.Slot{Step: 1, Number: uint32(n)}, "w")
+	for _, name := range []string{list, now} {
+		if ttl := server.Do(t, "TTL", name).(int64); ttl < 3600 || ttl > 3610 {
+			t.Errorf("%q expires in %d s", name, ttl)
+		}
+	}
+	see(counter.Delete)
+	for _, name := range []string{list, now} {
+		if server.Do(t, "EXISTS", name) != int64(0) {
+			t.Errorf("%q is there after a DELETE", name)
+		}
+	}
+}
+
 // TestHistoryIsForgotten: what was gained goes when it is kept long enough, with all of it when nobody
 // touches the counter any more, and with the counter.
 func TestHistoryIsForgotten(t *testing.T) {

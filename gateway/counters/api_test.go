@@ -212,39 +212,41 @@ func TestMembers(t *testing.T) {
 	s.want("GET /likes:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"reset","delta":-2,"before":2,"after":0,"reason":"new","by":"ops"}]}`)
 }
 
+// estimated is a counter of kind unique.
+func estimated(key string, value int, version string, more ...string) string {
+	text := one(key, "unique", value, version, append([]string{`,"error":0.0081`}, more...)...)
+	return strings.Replace(text, `"exact":true`, `"exact":false`, 1)
+}
+
 func TestUniques(t *testing.T) {
 	s := serve(t, nil)
-	visitors := func(key string, value int, version string, more ...string) string {
-		text := one(key, "unique", value, version, append([]string{`,"error":0.0081`}, more...)...)
-		return strings.Replace(text, `"exact":true`, `"exact":false`, 1)
-	}
 	const yes = `,"member":true`
-	s.want("GET /visitors:1", "", 200, visitors("visitors:1", 0, "0"))
-	s.want("PUT /visitors:1/members/a", "", 200, visitors("visitors:1", 1, "1", yes))
-	s.want("PUT /visitors:1/members/a", "", 200, visitors("visitors:1", 1, "1", yes))
-	s.want("PUT /visitors:1/members/me", "", 200, visitors("visitors:1", 2, "2", yes), "User: ann")
+	s.want("GET /visitors:1", "", 200, estimated("visitors:1", 0, "0"))
+	s.want("PUT /visitors:1/members/a", "", 200, estimated("visitors:1", 1, "1", yes))
+	s.want("PUT /visitors:1/members/a", "", 200, estimated("visitors:1", 1, "1", yes))
+	s.want("PUT /visitors:1/members/me", "", 200, estimated("visitors:1", 2, "2", yes), "User: ann")
 	if w := s.do("PUT /visitors:1/members/me", "", "User: ann"); w.Code != 200 || w.Header().Get("Issued") != "ann" {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	wantConflict(t, s.do("DELETE /visitors:1/members/me", "", "User: ann"), "visitors:1", 2, "it does not know its members")
 	wantConflict(t, s.do("GET /visitors:1/members/me", "", "User: bob"), "visitors:1", 2, "it does not know its members")
-	s.want("POST /visitors:1/members", `{"add":["a","b","c","b"]}`, 200, visitors("visitors:1", 4, "3"))
-	s.want("POST /visitors:1/members", `{"add":["d"]}`, 200, visitors("visitors:1", 5, "4"), "Idempotency-Key: d")
+	s.want("POST /visitors:1/members", `{"add":["a","b","c","b"]}`, 200, estimated("visitors:1", 4, "3"))
+	s.want("POST /visitors:1/members", `{"add":["d"]}`, 200, estimated("visitors:1", 5, "4"), "Idempotency-Key: d")
 	wantProblem(t, s.do("POST /visitors:1/members", `{"remove":["a"]}`, key), 400, `send only "add"`)
-	s.want("GET /visitors:1/exact", "", 200, visitors("visitors:1", 5, "4"))
-	s.want("POST /visitors:2/members", `{"add":["a","z"]}`, 200, visitors("visitors:2", 2, "1"))
+	s.want("GET /visitors:1/exact", "", 200, estimated("visitors:1", 5, "4"))
+	s.want("POST /visitors:2/members", `{"add":["a","z"]}`, 200, estimated("visitors:2", 2, "1"))
 	s.want("GET ?key=visitors:2&key=views:1&key=visitors:1", "", 200,
-		`{"counters":[`+visitors("visitors:2", 2, "1")+","+one("views:1", "sum", 0, "0")+","+visitors("visitors:1", 5, "4")+`]}`)
+		`{"counters":[`+estimated("visitors:2", 2, "1")+","+one("views:1", "sum", 0, "0")+","+estimated("visitors:1", 5, "4")+`]}`)
 	s.want("GET /visitors:*/aggregate", "", 200, `{"match":"visitors:*","counters":2,"value":6}`)
 	s.want("POST /views:1/increment", "", 200, one("views:1", "sum", 1, "1"))
 	wantConflict(t, s.do("GET /*/aggregate", "", key), "*", 0, "kind unique and of other kinds")
-	s.want("POST /visitors:1/reset", `{"reason":"new","by":"ops"}`, 200, visitors("visitors:1", 0, "5"))
+	s.want("POST /visitors:1/reset", `{"reason":"new","by":"ops"}`, 200, estimated("visitors:1", 0, "5"))
 	s.want("GET /visitors:1/ledger", "", 200, `{"entries":[{"seq":1,"op":"reset","delta":-5,"before":5,"after":0,"reason":"new","by":"ops"}]}`)
-	if w := s.do("POST /visitors:1/members", `{"add":["d"]}`, key, "Idempotency-Key: d"); w.Header().Get("Idempotent-Replay") != "true" || plain(w.Body.String()) != visitors("visitors:1", 0, "5") {
+	if w := s.do("POST /visitors:1/members", `{"add":["d"]}`, key, "Idempotency-Key: d"); w.Header().Get("Idempotent-Replay") != "true" || plain(w.Body.String()) != estimated("visitors:1", 0, "5") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	s.want("DELETE /visitors:1", "", 204, "")
-	s.want("GET /visitors:1", "", 200, visitors("visitors:1", 0, "0"))
+	s.want("GET /visitors:1", "", 200, estimated("visitors:1", 0, "0"))
 }
 
 func TestHistory(t *testing.T) {
@@ -309,7 +311,17 @@ func TestHistory(t *testing.T) {
 	s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
 	wantConflict(t, s.do("GET /votes:1/range", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
 	wantConflict(t, s.do("GET /votes:1/window?last=1h", ""), "votes:1", 1, `the rule "votes:*" keeps none`)
-	wantConflict(t, s.do("GET /people:1/range", ""), "people:1", 0, "of kind unique")
+	s.want("POST /people:1/members", `{"add":["a","b","c"]}`, 200, estimated("people:1", 3, "1"))
+	s.want("POST /people:1/members", `{"add":["b"]}`, 200, estimated("people:1", 3, "1"))
+	s.want("GET /people:1/window?last=1d", "", 200, `{"key":"people:1","last":"1d","value":3}`)
+	w := s.do("GET /people:1/range?step=12h", "")
+	var people answer
+	if err := json.Unmarshal(w.Body.Bytes(), &people); err != nil || w.Code != 200 || len(people.Points) != 60 || people.Total != 3 || people.Points[58].Value+people.Points[59].Value != 3 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	s.want("GET /people:2/window?last=90d", "", 200, `{"key":"people:2","last":"90d","value":0}`)
+	wantProblem(t, s.do("GET /people:1/range?step=1m", ""), 400, "no multiple")
+	wantConflict(t, s.do("GET /visitors:1/range", ""), "visitors:1", 0, `the rule "visitors:*" keeps none`)
 	s.want("DELETE /hits:1", "", 204, "")
 	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":0}`)
 }

@@ -351,6 +351,22 @@ func TestCountersInEveryPlace(t *testing.T) {
 				t.Errorf("%+v after %+v was deleted", after, before)
 			}
 
+			// Visitors of the hour: who comes again, to whichever process, is counted once.
+			people := url.PathEscape("visitors:" + fresh(t))
+			a.call(t, "POST", people+"/members", `{"add":["ann","bob"]}`)
+			b.call(t, "POST", people+"/members", `{"add":["bob","eve"]}`)
+			a.call(t, "POST", people+"/reset", `{"reason":"a new page","by":"ops"}`)
+			visited := func(s *server) {
+				t.Helper()
+				if r := s.call(t, "GET", people+"/window?last=1h", ""); r.status != 200 || !strings.Contains(r.body, `"value":3}`) {
+					t.Errorf("window: %d %s", r.status, r.body)
+				}
+				if r := s.call(t, "GET", people+"/range?step=1d", ""); r.status != 200 || !strings.Contains(r.body, `"value":3}`) || !strings.Contains(r.body, `"total":3}`) {
+					t.Errorf("range: %d %s", r.status, r.body)
+				}
+			}
+			visited(b)
+
 			if !p.lasts {
 				return
 			}
@@ -362,6 +378,7 @@ func TestCountersInEveryPlace(t *testing.T) {
 			if n := ps.at(0).exact(t, stock); n != 6 {
 				t.Errorf("stock %d after a crash", n)
 			}
+			visited(ps.at(1))
 			if c := ps.at(1).call(t, "POST", v+"/decrement", "", withKey, "Idempotency-Key: once"); c.header.Get("Idempotent-Replay") != "true" {
 				t.Errorf("a key was forgotten: %s", c.body)
 			}
