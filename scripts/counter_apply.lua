@@ -57,7 +57,8 @@ for _, op in ipairs(call.ops) do
 end
 
 local function text(s)
-  return s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots
+  local is = s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots
+  return s.loose and '?' .. (is or '-') or is
 end
 
 local function load()
@@ -68,6 +69,7 @@ local function load()
         local s = states[some[i]]
         s.was = found
         s.value, s.sequence, s.entries, s.slots = '0', 0, 0, ''
+        if found and string.sub(found, 1, 1) == '?' then s.loose, found = true, string.sub(found, 2) end
         if found == false then
           s.cold = call.front
         elseif found == 'pg' then
@@ -125,21 +127,24 @@ end
 load()
 
 -- route is where an operation is made, hot is here, and which of its counters have to be
--- loaded first; an exact one is not made here. The first change of a counter makes it.
+-- loaded first; an exact one is not made here. The first change of a counter makes it. A loose
+-- counter can be added to and edited without its row.
 local function route(op)
-  local cold, here, behind, seen = {}, nil, nil, {}
+  local cold, here, behind, seen, loose = {}, nil, home == '-1', {}, {}
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
     local first = not seen[c.key]
     seen[c.key] = true
-    if s.cold or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
+    if s.cold or s.loose and (c.kind == 'exact' or c.verb ~= 'add' and c.verb ~= 'edit') or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
       cold[#cold + 1] = c.key
     elseif s.behind then
       behind = true
     else
       here = true
+      if s.loose then loose[#loose + 1] = c.key end
     end
   end
+  if behind and #cold == 0 then cold = loose end
   return #cold > 0 and 'cold' or behind and (here and 'both' or 'behind') or 'hot', cold
 end
 if mode == 'commit' and redis.call('EXISTS', record) == 0 then
@@ -166,7 +171,13 @@ local function begin(s, c)
   if not s.kind then
     s.kind = c.kind
     -- In front only the generation's number is newer than all that was lost.
-    s.incarnation = string.format('%.0f', math.max(call.front and s.bucket.front.generation or now, deleted(s.bucket) + 1))
+    local least = call.front and s.bucket.front.generation or now
+    if s.loose then
+      -- It is newer than its row, whose counter left Redis earlier, if it ever was in it.
+      s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket)) + s.bucket.front.left + 1)
+    else
+      s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket) + 1))
+    end
   end
 end
 
@@ -245,6 +256,9 @@ local function gain(s, c)
         local h = history(call.front and c.past[s.bucket.front.parity] or b.past, s)
         h.step, h.kept = b.step, b.kept
         h[#h + 1] = {step .. ':' .. string.format('%.0f', slot[1]), string.format('%.0f', slot[1]), slot[2], string.format('%.0f', b.kept)}
+      elseif s.loose then -- how long the steps of its row are to be kept
+        local h = history(c.past[s.bucket.front.parity], s)
+        h[#h + 1] = {step .. ':0', '0', '0', string.format('%.0f', b.kept)}
       end
       slot = {number, c.delta}
     end
@@ -421,13 +435,16 @@ local function make(op)
     for _, m in ipairs(c.join or {}) do
       if join(members, string.sub(m, 1, WIDTH), size) then
         size = size + 1
-        changed[#changed + 1] = {string.sub(m, WIDTH + 1), true}
+        changed[#changed + 1] = {string.sub(m, WIDTH + 1), true, string.sub(m, 1, WIDTH)}
       end
     end
     for _, m in ipairs(c.leave or {}) do
-      if leave(members, string.sub(m, 1, WIDTH)) then
+      local hash, name = string.sub(m, 1, WIDTH), string.sub(m, WIDTH + 1)
+      if leave(members, hash) then
         size = size - 1
-        changed[#changed + 1] = {string.sub(m, WIDTH + 1), false}
+        changed[#changed + 1] = {name, false, hash}
+      elseif s.loose and string.sub(journal(s, c)[name] or redis.call('HGET', KEYS[c.moved[s.bucket.front.parity]], name) or '', 1, 1) ~= '0' then
+        changed[#changed + 1] = {name, false, hash} -- of its row, perhaps
       end
     end
     if #changed == 0 then return nil end
@@ -438,7 +455,7 @@ local function make(op)
     local t, places = tell(s), journal(s, c)
     for _, m in ipairs(changed) do
       tellMember(t, m[1], m[2])
-      places[m[1]] = m[2] and '1' or '0'
+      places[m[1]] = (m[2] and '1' or '0') .. (s.loose and m[3] or '')
     end
   end
 end

@@ -196,8 +196,7 @@ func TestColdCountersLeaveAndComeBack(t *testing.T) {
 	}
 }
 
-// TestPostgresAway: hot counters go on, exact counters and cold ones do not, and the lag
-// grows.
+// TestPostgresAway: sums go on, exact counters do not, and the lag grows.
 func TestPostgresAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Start(t)
 	registry := prometheus.NewRegistry()
@@ -212,7 +211,7 @@ func TestPostgresAway(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	for _, o := range []counter.Op{op("", add(stock, "k:1", 1)), op("", add(views, "v:cold", 1)), op("", add(views, "v:hot", 1), add(stock, "k:1", 1))} {
+	for _, o := range []counter.Op{op("", add(stock, "k:1", 1)), op("", add(stock, "k:new", 1)), op("", add(views, "v:hot", 1), add(stock, "k:1", 1)), op("", add(views, "v:new", 1), add(stock, "k:1", 1))} {
 		if r := s.Apply(t.Context(), []counter.Op{o})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 			t.Errorf("%+v: %+v", o, r)
 		}
@@ -240,6 +239,190 @@ func TestPostgresAway(t *testing.T) {
 	if got := value(t, s, "k:1"); got != 2 {
 		t.Errorf("k:1 is %d", got)
 	}
+}
+
+// cold waits until Redis has no counter.
+func cold(t testing.TB, redis *redistest.Server) {
+	t.Helper()
+	until(t, "Redis is empty", func() bool {
+		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+			if strings.HasSuffix(key.(string), "}:c") {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestColdCountersGoOn: while PostgreSQL is away, counters that Redis does not hold are changed, also by
+// a process that starts meanwhile. What is known of them is told as stale. When PostgreSQL is back, each is
+// what it was and what was added, once; and so it is after Redis has lost its memory.
+func TestColdCountersGoOn(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Start(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	first := open(t, cfg)
+	edit := func(key string, join, leave []string) counter.Op {
+		return op("", counter.Change{Key: key, Rule: likes, Verb: counter.Edit, Join: join, Leave: leave})
+	}
+	before := map[string]counter.Counter{}
+	for _, o := range []counter.Op{
+		op("", add(views, "v:1", 7)), op("", add(hits, "h:1", 2)), op("", see("u:1", "a", "b")), edit("l:1", []string{"a", "b", "c"}, nil), edit("l:gone", []string{"a"}, nil),
+	} {
+		c := apply(t, first, o).Counters[0]
+		before[c.Key] = c
+	}
+	cold(t, redis)
+	pg.Kill()
+	first.Close()
+	first = open(t, cfg)
+	second := open(t, cfg)
+	stale := map[string]counter.Counter{}
+	change := func(s counter.Store, want int64, o counter.Op) {
+		t.Helper()
+		c := apply(t, s, o).Counters[0]
+		if was := before[c.Key]; c.Value != want || !c.Stale || !c.Approx || c.Version.Compare(was.Version) < 0 {
+			t.Errorf("%+v after %+v, want %d, stale", c, was, want)
+		}
+		before[c.Key], stale[c.Key] = c, c
+	}
+	change(first, 5, op("once", add(views, "v:1", 5)))
+	if r := apply(t, second, op("once", add(views, "v:1", 5))); !r.Replay || r.Counters[0].Value != 5 || !r.Counters[0].Stale {
+		t.Errorf("%+v", r)
+	}
+	change(second, 3, op("", add(views, "v:1", -2), add(views, "v:new", 3)))
+	change(first, -1, op("", add(views, "v:below", -1)))
+	change(first, 1, op("", add(hits, "h:1", 1)))
+	began := time.Now().Unix()
+	change(first, 2, edit("l:1", []string{"b", "d"}, []string{"a", "none"}))
+	change(second, 2, edit("l:1", nil, []string{"a"})) // again
+	change(second, 1, edit("l:1", nil, []string{"b"}))
+	change(first, 2, edit("l:1", []string{"b"}, nil))
+	change(first, 2, edit("l:new", []string{"x", "y"}, []string{"z"}))
+	change(first, 0, edit("l:gone", nil, []string{"a"}))
+	change(first, 1, op("", see("u:1", "c")))
+	change(second, 2, op("", see("u:new", "a", "b")))
+	if got, err := first.Read(t.Context(), []string{"v:1", "l:1"}, "d", time.Second); err != nil || got[0].Value != 3 || !got[0].Stale || got[1].Value != 2 || !got[1].Mine {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, c := range []counter.Change{
+		{Key: "v:1", Rule: views, Verb: counter.Adjust, Delta: 1, Reason: "r", By: "b"}, {Key: "v:1", Rule: views, Verb: counter.Reset, Reason: "r", By: "b"},
+		{Key: "l:1", Rule: likes, Verb: counter.Delete}, add(stock, "v:1", 1),
+	} {
+		if r := first.Apply(t.Context(), []counter.Op{op("", c)})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Errorf("%+v without the row: %+v", c, r)
+		}
+	}
+	if _, err := first.Read(t.Context(), []string{"v:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("an exact read: %v", err)
+	}
+	// The step in which the row gained is over by now, for what was added.
+	until(t, "the next second", func() bool { return time.Now().Unix() > began })
+	change(first, 2, op("", add(hits, "h:1", 1)))
+	if r := first.Apply(t.Context(), []counter.Op{op("", add(views, "l:new", 1))})[0]; !errors.Is(r.Err, counter.ErrKind) {
+		t.Errorf("a number for a set: %+v", r)
+	}
+	var told sync.Map
+	w := second.Watch(func(updates []counter.Update) {
+		for _, u := range updates {
+			if !u.Counter.Stale {
+				told.Store(u.Counter.Key, u.Counter.Value)
+			}
+		}
+	}, nil)
+	defer w.Close()
+	if err := w.Follow(t.Context(), "v:1"); err != nil {
+		t.Fatal(err)
+	}
+
+	pg.Restart(t)
+	want := map[string]int64{"v:1": 10, "v:new": 3, "v:below": -1, "h:1": 4, "l:1": 3, "l:new": 2, "l:gone": 0, "u:1": 3, "u:new": 2}
+	check := func(s counter.Store) {
+		t.Helper()
+		for key, value := range want {
+			var got []counter.Reading
+			until(t, "it answers exactly", func() (ok bool) {
+				var err error
+				got, err = s.Read(t.Context(), []string{key}, "", 0)
+				return err == nil
+			})
+			if got[0].Value != value || got[0].Stale || got[0].Version.Compare(stale[key].Version) <= 0 {
+				t.Errorf("%+v after %+v, want %d", got[0], stale[key], value)
+			}
+		}
+		for member, in := range map[string]bool{"a": false, "b": true, "c": true, "d": true, "none": false} {
+			if got, err := s.Read(t.Context(), []string{"l:1"}, member, 0); err != nil || got[0].Mine != in {
+				t.Errorf("%s: %+v, %v", member, got, err)
+			}
+		}
+		for _, step := range []time.Duration{time.Second, time.Hour} {
+			if total, _ := gained(t, s, "h:1", step); total != want["h:1"] {
+				t.Errorf("it gained %d in steps of %s", total, step)
+			}
+		}
+		if a, err := s.Aggregate(t.Context(), "v:"); err != nil || a != (counter.Aggregate{Counters: 3, Value: 12}) {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
+	check(first)
+	until(t, "its watchers are told the whole value", func() bool { v, _ := told.Load("v:1"); return v == int64(10) })
+	until(t, "all is persisted", func() bool {
+		for key, value := range want {
+			if row(t, cfg.Postgres, key) != value {
+				return false
+			}
+		}
+		return true
+	})
+	redis.Flush(t)
+	check(second)
+	if r := apply(t, second, op("once", add(views, "v:1", 5))); !r.Replay || r.Counters[0].Value != 10 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestKilledWithLooseCounters: processes that change cold and new counters are killed while PostgreSQL is
+// away, comes and goes. Every operation that was acknowledged is made once, in all of its parts.
+func TestKilledWithLooseCounters(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Start(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 50 * time.Millisecond}
+	s := open(t, cfg)
+	apply(t, s, op("", add(views, "v:1", 1))) // Redis has a generation
+	made := int64(0)
+	for round := range 4 {
+		cold(t, redis)
+		pg.Kill()
+		var back sync.WaitGroup
+		pending, acknowledged := run(t, cfg, 40+rand.IntN(100), "loose", func(line int) {
+			if line == 20 && round%2 == 1 {
+				back.Go(func() { pg.Restart(t) })
+			}
+		})
+		back.Wait()
+		if round%2 == 0 {
+			pg.Restart(t)
+		}
+		for _, id := range append(acknowledged, pending...) {
+			o := relative(id)
+			var r counter.Result
+			until(t, "it is repeated", func() bool { r = s.Apply(t.Context(), []counter.Op{o})[0]; return r.Err == nil })
+			if !r.Replay && !slices.Contains(pending, id) {
+				t.Fatalf("%s was acknowledged and is not remembered", id)
+			}
+		}
+		made += int64(len(pending) + len(acknowledged))
+		for _, prefix := range []string{"v:a", "v:b"} {
+			until(t, "they add up", func() bool {
+				a, err := s.Aggregate(t.Context(), prefix)
+				if err == nil && a.Value != made {
+					t.Fatalf("round %d: %s is %d, %d were made", round, prefix, a.Value, made)
+				}
+				return err == nil
+			})
+		}
+	}
+	until(t, "all is persisted", func() bool {
+		return pgtest.Query[int64](t, cfg.Postgres, "select coalesce(sum(value), 0)::bigint from headcount_counters where key like 'v:a%'") == made
+	})
 }
 
 // TestRefusedBatches: a batch that is refused leaves a note that a counter is in
@@ -339,10 +522,20 @@ func moves(id string) []counter.Op {
 	return []counter.Op{op(id+"h", add(views, "v:1", 1), add(views, "v:2", 1)), op(id+"b", add(views, "v:3", 1), add(stock, "k:3", 1))}
 }
 
+// relative is the operation of id on two of many counters.
+func relative(id string) counter.Op {
+	n := len(id) * int(id[len(id)-1]) % 7
+	return op(id, add(views, fmt.Sprint("v:a", n), 1), add(views, fmt.Sprint("v:b", n*3%7), 1))
+}
+
 // client is a process that changes counters until it is killed. It prints what it tries
 // and what was acknowledged.
-func client(redis, postgres string) {
+func client(redis, postgres, what string) {
 	s, err := persistent.Open(context.Background(), persistent.Config{Redis: redis, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+	ops := moves
+	if what == "loose" {
+		ops = func(id string) []counter.Op { return []counter.Op{relative(id)} }
+	}
 	if err != nil {
 		fmt.Println("fault", err)
 		return
@@ -355,8 +548,8 @@ func client(redis, postgres string) {
 				id := fmt.Sprintf("%d/%d/%d", os.Getpid(), worker, n)
 				for _, what := range []string{"try", "ack"} {
 					for what == "ack" {
-						r := s.Apply(context.Background(), moves(id))
-						if r[0].Err == nil && r[1].Err == nil {
+						failed := func(r counter.Result) bool { return r.Err != nil }
+						if !slices.ContainsFunc(s.Apply(context.Background(), ops(id)), failed) {
 							break
 						}
 						time.Sleep(time.Millisecond)
@@ -371,11 +564,12 @@ func client(redis, postgres string) {
 	wg.Wait()
 }
 
-// run starts a client and kills it after so many lines.
-func run(t testing.TB, cfg persistent.Config, lines int) (open, acknowledged []string) {
+// run starts a client that makes such operations, and kills it after so many lines. seen is called
+// with the number of each.
+func run(t testing.TB, cfg persistent.Config, lines int, ops string, seen func(line int)) (open, acknowledged []string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "PERSISTENT_REDIS="+cfg.Redis, "PERSISTENT_POSTGRES="+cfg.Postgres)
+	cmd.Env = append(os.Environ(), "PERSISTENT_REDIS="+cfg.Redis, "PERSISTENT_POSTGRES="+cfg.Postgres, "PERSISTENT_OPS="+ops)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -391,6 +585,7 @@ func run(t testing.TB, cfg persistent.Config, lines int) (open, acknowledged []s
 			t.Error(text.Text())
 		}
 		state[id] = what
+		seen(n)
 		if n == lines {
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
@@ -430,7 +625,7 @@ func TestProcessKilledInALoop(t *testing.T) {
 	s := open(t, cfg)
 	made := int64(0)
 	for range 8 {
-		pending, acknowledged := run(t, cfg, 30+rand.IntN(150))
+		pending, acknowledged := run(t, cfg, 30+rand.IntN(150), "moves", func(int) {})
 		for _, id := range append(acknowledged, pending...) {
 			for _, o := range moves(id) {
 				var r counter.Result

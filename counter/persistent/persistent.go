@@ -180,10 +180,19 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 					s.pause(ctx)
 					continue
 				}
-				// What is cold cannot be changed; the rest can.
-				var cold []int
-				cold, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold })
-				fail(cold, err)
+				// Of what is cold only that can be changed which does not need its row. The rest can.
+				var needs []int
+				needs, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold && !ops[i].Relative() })
+				fail(needs, err)
+				fault := s.loosen(ctx, ops, todo, left)
+				switch {
+				case errors.Is(fault, redisstore.ErrMoved) || errors.Is(fault, redisstore.ErrLost):
+					s.pause(ctx)
+				case fault != nil:
+					var cold []int
+					cold, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold })
+					fail(cold, errors.Join(err, fault))
+				}
 			}
 			continue
 		case left.Ask:
@@ -220,6 +229,39 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 		}
 	}
 	s.replays(ctx, ops, all, results)
+}
+
+// loosen has those counters of todo be loose that are cold.
+func (s *Store) loosen(ctx context.Context, ops []counter.Op, todo []int, left redisstore.Left) error {
+	cold := map[string]bool{}
+	for _, key := range left.Cold {
+		cold[key] = true
+	}
+	var keys []string
+	for _, i := range todo {
+		if left.Ways[i] != redisstore.Cold {
+			continue
+		}
+		for j := range ops[i].Changes {
+			if key := ops[i].Changes[j].Key; cold[key] {
+				delete(cold, key)
+				keys = append(keys, key)
+			}
+		}
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	t, err := s.tickets(ctx, keys)
+	if err != nil {
+		return err
+	}
+	entries := make([]redisstore.Entry, len(keys))
+	for i, key := range keys {
+		entries[i] = redisstore.Entry{Key: key, Way: redisstore.Loose}
+	}
+	_, err = s.redis.Load(ctx, t.of, entries)
+	return err
 }
 
 // unavailable is err as counter.ErrUnavailable.
@@ -494,14 +536,32 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 // read reads counters where they are. Those that are cold come to Redis.
 func (s *Store) read(ctx context.Context, keys []string, member string, lag time.Duration, whole bool) ([]counter.Reading, error) {
 	start := time.Now()
-	out, places, err := s.redis.ReadHot(ctx, keys, member, whole)
-	if errors.Is(err, redisstore.ErrLost) {
-		if err = s.heal(ctx); err == nil {
-			out, places, err = s.redis.ReadHot(ctx, keys, member, whole)
-		}
-	}
+	var out []counter.Reading
+	var places *redisstore.Places
+	err := s.mend(ctx, func() (err error) {
+		out, places, err = s.redis.ReadHot(ctx, keys, member, whole)
+		return err
+	})
 	if err != nil {
 		return nil, err
+	}
+	if lag == 0 && !whole && slices.Contains(places.Loose, true) {
+		// What is known of a loose counter is not exact.
+		var loose []string
+		for i, key := range keys {
+			if places.Loose[i] {
+				loose = append(loose, key)
+			}
+		}
+		if err := s.load(ctx, loose, nil, true); err != nil {
+			return nil, err
+		}
+		if out, places, err = s.redis.ReadHot(ctx, keys, member, whole); err != nil {
+			return nil, err
+		}
+		if slices.Contains(places.Loose, true) {
+			return nil, redisstore.ErrLoose
+		}
 	}
 	var rest []string
 	var at []int
@@ -534,6 +594,24 @@ func (s *Store) read(ctx context.Context, keys []string, member string, lag time
 	return out, nil
 }
 
+// mend calls do, and once more when it has mended what do met: a Redis that may have lost its
+// memory, or loose counters.
+func (s *Store) mend(ctx context.Context, do func() error) error {
+	err := do()
+	switch {
+	case errors.Is(err, redisstore.ErrLost):
+		err = s.heal(ctx)
+	case errors.Is(err, redisstore.ErrLoose):
+		err = s.settle(ctx)
+	default:
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return do()
+}
+
 // since is the version of a counter of PostgreSQL under a generation of Redis: newer than
 // what an earlier one may have had and lost.
 func since(v counter.Version, generation uint64) counter.Version {
@@ -552,12 +630,12 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 		return counter.Ledger{}, nil
 	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	newer, alone, err := s.redis.LedgerHot(ctx, key, after, limit+1)
-	if errors.Is(err, redisstore.ErrLost) {
-		if err = s.heal(ctx); err == nil {
-			newer, alone, err = s.redis.LedgerHot(ctx, key, after, limit+1)
-		}
-	}
+	var newer []counter.Entry
+	var alone bool
+	err := s.mend(ctx, func() (err error) {
+		newer, alone, err = s.redis.LedgerHot(ctx, key, after, limit+1)
+		return err
+	})
 	if err != nil {
 		return fail(err)
 	}
@@ -589,12 +667,13 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 		return counter.Counter{}, nil, fmt.Errorf("persistent: history of %q: %w", key, unavailable(err))
 	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
-	st, gained, alone, hot, err := s.redis.HistoryHot(ctx, key, step, from, to)
-	if errors.Is(err, redisstore.ErrLost) {
-		if err = s.heal(ctx); err == nil {
-			st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step, from, to)
-		}
-	}
+	var st counter.State
+	var gained map[int64]int64
+	var alone, hot bool
+	err := s.mend(ctx, func() (err error) {
+		st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step, from, to)
+		return err
+	})
 	if err != nil {
 		return fail(err)
 	}
@@ -636,16 +715,10 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 		return total, hot, err
 	}
 	var total *counter.Total
-	var err error
-	for range 2 {
-		if total, err = s.pg.AggregateBut(ctx, prefix, freeze); !errors.Is(err, redisstore.ErrLost) {
-			break
-		}
-		if fault := s.heal(ctx); fault != nil {
-			err = fault
-			break
-		}
-	}
+	err := s.mend(ctx, func() (err error) {
+		total, err = s.pg.AggregateBut(ctx, prefix, freeze)
+		return err
+	})
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("persistent: aggregate %q: %w", prefix, unavailable(err))
 	}

@@ -18,7 +18,7 @@ import (
 // TestMain is also the process that a test starts to kill.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
-		client(url, os.Getenv("PERSISTENT_POSTGRES"))
+		client(url, os.Getenv("PERSISTENT_POSTGRES"), os.Getenv("PERSISTENT_OPS"))
 		return
 	}
 	servertest.Main(m, redistest.Stop, pgtest.Stop)

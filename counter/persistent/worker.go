@@ -110,17 +110,23 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	if err != nil {
 		return err
 	}
-	due, lag := hurry, time.Duration(0)
+	due, lag, loose := hurry, time.Duration(0), false
 	for _, b := range all {
 		if !b.Good {
 			return s.heal(ctx)
 		}
+		loose = loose || b.Loose > 0
 		if !b.Since.IsZero() {
 			lag = max(lag, b.Now.Sub(b.Since))
 		}
 		due = due || b.Taken != 0 && lag > s.cfg.PersistInterval // somebody died over it
 	}
 	s.metrics.lag.Store(int64(lag))
+	if loose {
+		if err := s.settle(ctx); err != nil {
+			return err
+		}
+	}
 	if !due && lag < s.cfg.PersistInterval*17/20 {
 		return nil
 	}
@@ -168,7 +174,13 @@ func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted 
 		return 0, 0, nil
 	}
 	epoch = p.Epoch + 1
-	if err := s.redis.Cut(ctx, p.Generation, epoch); err != nil {
+	err = s.redis.Cut(ctx, p.Generation, epoch)
+	if errors.Is(err, redisstore.ErrLoose) { // of a process that does not reach PostgreSQL
+		if err = s.settle(ctx); err == nil {
+			err = s.redis.Cut(ctx, p.Generation, epoch)
+		}
+	}
+	if err != nil {
 		return 0, 0, err
 	}
 	n := 0
@@ -244,10 +256,38 @@ func (s *Store) heal(ctx context.Context) error {
 	return nil
 }
 
-// load says in Redis of counters that are cold where their truth is, and brings it there when
-// that is Redis. kinds are those of rules, for counters that do not exist; wanted says that these are
-// to be known, too.
-func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
+// settle adds to all loose counters what PostgreSQL has of them.
+func (s *Store) settle(ctx context.Context) error {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range all {
+		if b.Loose == 0 {
+			continue
+		}
+		err := s.redis.EachLoose(ctx, b.Number, func(keys []string) error {
+			for deadline := time.Now().Add(patience); ; s.pause(ctx) {
+				err := s.load(ctx, keys, nil, true)
+				if !errors.Is(err, redisstore.ErrMoved) || time.Now().After(deadline) || ctx.Err() != nil {
+					return err
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tickets are those of the buckets of keys, and the generation.
+type tickets struct {
+	of         map[int]string
+	generation uint64
+}
+
+func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 	var numbers []int
 	seen := map[int]bool{}
 	for _, key := range keys {
@@ -258,15 +298,26 @@ func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counte
 	}
 	buckets, err := s.redis.Status(ctx, numbers...)
 	if err != nil {
-		return err
+		return tickets{}, err
 	}
-	tickets, generation := map[int]string{}, uint64(0)
+	t := tickets{of: map[int]string{}}
 	for i := range buckets {
 		if !buckets[i].Good {
-			return redisstore.ErrLost
+			return tickets{}, redisstore.ErrLost
 		}
-		tickets[buckets[i].Number] = buckets[i].Ticket()
-		generation = max(generation, buckets[i].Generation)
+		t.of[buckets[i].Number] = buckets[i].Ticket()
+		t.generation = max(t.generation, buckets[i].Generation)
+	}
+	return t, nil
+}
+
+// load says in Redis of counters that are cold where their truth is, and brings it there when
+// that is Redis; to those that are loose it adds it. kinds are those of rules, for counters that do not
+// exist; wanted says that these are to be known, too.
+func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
+	t, err := s.tickets(ctx, keys)
+	if err != nil {
+		return err
 	}
 	rows, err := s.pg.Rows(ctx, keys)
 	if err != nil {
@@ -309,16 +360,14 @@ func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counte
 				return err
 			}
 		}
-		if e.Way == redisstore.Hot {
-			st.Version = since(st.Version, generation)
-			e.State = st
-		}
+		st.Version = since(st.Version, t.generation)
+		e.State = st
 		entries = append(entries, e)
 	}
 	if len(entries) == 0 {
 		return nil
 	}
-	dirty, err := s.redis.Load(ctx, tickets, entries)
+	dirty, err := s.redis.Load(ctx, t.of, entries)
 	if err == nil && dirty && wanted {
 		s.hurry()
 		return redisstore.ErrMoved

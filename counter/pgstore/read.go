@@ -73,6 +73,9 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 // Remember takes what was read elsewhere at the moment at, for Recall and for reads that may lag.
 func (s *Store) Remember(read []counter.Reading, member string, at time.Time) {
 	for i := range read {
+		if read[i].Stale {
+			continue // it is less than what was known
+		}
 		s.cache.put(read[i].Counter, member, read[i].Mine, at)
 	}
 }

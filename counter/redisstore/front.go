@@ -36,11 +36,13 @@ import (
 //	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
-// and the state of a counter is "pg" when its truth is behind, "-" when it does not exist.
+// and the state of a counter is "pg" when its truth is behind, "-" when it does not exist. It begins with "?"
+// when the counter is loose.
 
 const (
 	absentState = "-"
 	behindState = "pg"
+	looseMark   = "?" // before a state, of which it is not known what is behind
 	lostReply   = "lost"
 
 	behind = -1 // home of a transaction that is decided behind
@@ -61,6 +63,8 @@ var (
 	ErrLost = fmt.Errorf("%w: Redis may have lost its memory", counter.ErrUnavailable)
 	// ErrMoved says that something has to be looked at anew.
 	ErrMoved = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
+	// ErrLoose says that counters are loose: Settle them first.
+	ErrLoose = fmt.Errorf("%w: what PostgreSQL has of counters is not known", counter.ErrUnavailable)
 	errFull  = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
 )
 
@@ -118,6 +122,8 @@ const (
 	Pg   Way = "behind" // behind
 	Both Way = "both"
 	Cold Way = "cold" // it is not known: load its counters
+
+	Loose Way = "loose" // of an Entry: here, and what is behind is added later
 )
 
 // Left is what MakeHot could not make.
@@ -221,6 +227,7 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 		return "", err
 	}
 	var hot, back bool
+	var loose []string
 	seen := map[string]bool{} // the first change of a counter makes it
 	for i := range op.Changes {
 		c := &op.Changes[i]
@@ -233,7 +240,13 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 			back = true
 		default:
 			hot = true
+			if strings.HasPrefix(state, looseMark) {
+				loose = append(loose, c.Key)
+			}
 		}
+	}
+	if back || !op.Relative() {
+		left.Cold = append(left.Cold, loose...)
 	}
 	switch {
 	case known:
@@ -254,10 +267,12 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 type Places struct {
 	Generation uint64
 	Hot        []bool // it is in Redis, or does not exist
+	Loose      []bool // what is behind has to be added to it
 }
 
 func (p *Places) note(at int, state string, more []any) {
 	p.Hot[at] = state != "" && state != behindState
+	p.Loose[at] = strings.HasPrefix(state, looseMark)
 	for _, g := range more {
 		text, _ := g.(string)
 		n, _ := strconv.ParseUint(text, 10, 64)
@@ -314,8 +329,11 @@ func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration, 
 		return st, nil, false, false, errReplied()
 	}
 	state, _ := row[0].(string)
-	if state == "" || state == behindState {
+	switch {
+	case state == "", state == behindState:
 		return st, nil, false, false, nil
+	case strings.HasPrefix(state, looseMark):
+		return st, nil, false, false, ErrLoose
 	}
 	seen, err := parseSeen(row[4])
 	if err != nil {
@@ -417,6 +435,9 @@ func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot []strin
 		}
 		hot := make([]string, 0, len(states))
 		for key, text := range states {
+			if strings.HasPrefix(text, looseMark) {
+				return ErrLoose
+			}
 			if text == behindState {
 				delete(states, key)
 				continue
@@ -441,6 +462,7 @@ type Bucket struct {
 	Left         uint64
 	Now, Asks    time.Time
 	Deleted      uint64
+	Loose        uint64 // counters
 }
 
 // Ticket is for Load.
@@ -475,10 +497,10 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 		rows, _ := cl.Reply.([]any)
 		for _, r := range rows {
 			f, _ := r.([]any)
-			if len(f) != 9 || len(out) == len(buckets) {
+			if len(f) != 10 || len(out) == len(buckets) {
 				return nil, errReplied()
 			}
-			var n [9]uint64
+			var n [10]uint64
 			for i, v := range f {
 				switch v := v.(type) {
 				case string:
@@ -489,7 +511,7 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 			}
 			b := Bucket{
 				Number: buckets[len(out)], Generation: n[0], Good: n[1] == 1 && n[0] != 0, Epoch: n[2], Taken: n[3], Left: n[5],
-				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8],
+				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8], Loose: n[9],
 			}
 			if n[4] != 0 {
 				b.Since = time.UnixMilli(int64(n[4]))
@@ -543,8 +565,8 @@ func (s *Store) begin(ctx context.Context, what string, generation, deleted uint
 // Entry says of a counter where its truth is.
 type Entry struct {
 	Key   string
-	Way   Way           // Hot, Pg
-	State counter.State // of a hot one; zero: it does not exist
+	Way   Way           // Hot, Pg, Loose
+	State counter.State // of its row; zero: there is none
 	// Staged is from Stage or StageRegisters, of a set that is not empty.
 	Staged string
 }
@@ -552,6 +574,7 @@ type Entry struct {
 // Load says of counters where their truth is, for which nobody else has said so. The
 // tickets are from before it was looked at, by bucket. Its error is ErrMoved when it has to
 // be looked at again. dirty: one that is to be Pg does not exist, and that is not persisted.
+// What is behind is added to counters that are loose.
 func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entry) (dirty bool, err error) {
 	type entry struct {
 		Key    string `json:"key"`
@@ -560,6 +583,7 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 		Staged int    `json:"staged,omitempty"`
 	}
 	by := map[int][]entry{}
+	whole := map[int][]Entry{}
 	keys := map[int][]string{}
 	for _, e := range entries {
 		b := bucketOf(e.Key)
@@ -567,9 +591,7 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 			keys[b] = bucketKeys(b, true)
 		}
 		out := entry{Key: e.Key, State: behindState}
-		if e.Way == Hot {
-			out.State = formatState(e.State)
-		}
+		out.State = e.state()
 		if e.Staged != "" {
 			to := membersKey(b, e.Key)
 			if e.State.Kind == counter.Unique {
@@ -579,21 +601,27 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 			out.Set, out.Staged = len(keys[b])-1, len(keys[b])
 		}
 		by[b] = append(by[b], out)
+		whole[b] = append(whole[b], e)
 	}
 	var calls []*redisconn.Call
+	var buckets []int // of calls
 	for b, list := range by {
 		text, err := json.Marshal(list)
 		if err != nil {
 			return false, err
 		}
 		calls = append(calls, &redisconn.Call{Script: scripts.CounterLoad, Keys: keys[b], Args: []any{tickets[b], string(text)}})
+		buckets = append(buckets, b)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return false, err
 	}
-	for _, cl := range calls {
+	var loose []Entry
+	for i, cl := range calls {
 		switch cl.Reply {
 		case "ok":
+		case "loose":
+			loose = append(loose, whole[buckets[i]]...)
 		case "dirty":
 			dirty = true
 		case lostReply:
@@ -602,7 +630,73 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 			err = ErrMoved
 		}
 	}
+	if len(loose) > 0 && err == nil {
+		err = s.settle(ctx, tickets, loose)
+	}
 	return dirty, err
+}
+
+// state is the state that says so.
+func (e *Entry) state() string {
+	switch e.Way {
+	case Hot:
+		return formatState(e.State)
+	case Loose:
+		return looseMark + absentState
+	}
+	return behindState
+}
+
+// settle adds what is behind to those of entries that are loose.
+func (s *Store) settle(ctx context.Context, tickets map[int]string, entries []Entry) error {
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return err
+	}
+	calls := make([]*redisconn.Call, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		b, row, staged := bucketOf(e.Key), e.state(), 0
+		if e.State.Kind == 0 {
+			row = absentState // whatever a rule makes of it
+		}
+		if e.Staged != "" {
+			staged = 1
+		}
+		calls[i] = &redisconn.Call{
+			Script: scripts.CounterSettle,
+			Keys: append(bucketKeys(b, true)[:4:4], membersKey(b, e.Key), registersKey(b, e.Key), movedKey(b, 0, e.Key), movedKey(b, 1, e.Key),
+				gainedKey(b, 0, e.Key), gainedKey(b, 1, e.Key), stagedKey(b, e.Staged), stepsKey(b, e.Key)),
+			Args: []any{c.Publish, channel(b, s.conn.DB), tickets[b], e.Key, row, staged},
+		}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return err
+	}
+	for i, cl := range calls {
+		switch cl.Reply {
+		case "ok":
+		case "moved":
+			err = ErrMoved
+		case lostReply:
+			return ErrLost
+		default:
+			s.cfg.Log.Error().Str("counter", entries[i].Key).Any("lost", cl.Reply).
+				Msg("counters: what was changed while PostgreSQL was away does not fit what PostgreSQL has, whose kind is another; it is dropped")
+		}
+	}
+	return err
+}
+
+// EachLoose calls each with the loose counters of a bucket, a part at a time.
+func (s *Store) EachLoose(ctx context.Context, bucket int, each func(keys []string) error) error {
+	return s.scanDirty(ctx, bucketKeys(bucket, true)[3], func(keys []string, flags map[string]string) error {
+		keys = slices.DeleteFunc(keys, func(key string) bool { return flags[key] != looseMark })
+		if len(keys) == 0 {
+			return nil
+		}
+		return each(keys)
+	})
 }
 
 // Stage puts members of key aside for Load. It begins with an empty staged, and goes on with
@@ -644,7 +738,8 @@ func formatState(st counter.State) string {
 }
 
 // Cut ends an epoch of a generation in all buckets. Changes wait meanwhile when a transaction
-// has to end first.
+// has to end first. Its error is ErrLoose when counters are loose: then no more of them become so
+// for a second.
 func (s *Store) Cut(ctx context.Context, generation, epoch uint64) error {
 	locked, err := s.cut(ctx, generation, epoch)
 	if err != nil || !locked {
@@ -693,11 +788,13 @@ func (s *Store) cut(ctx context.Context, generation, epoch uint64) (locked bool,
 		case "ok":
 		case "locked":
 			locked = true
+		case "loose":
+			err = ErrLoose
 		default:
 			return false, ErrLost
 		}
 	}
-	return locked, nil
+	return locked, err
 }
 
 // Take calls each with the counters of the cut that ended epoch, a part at a time, and
@@ -743,11 +840,16 @@ func (s *Store) Take(ctx context.Context, epoch uint64, each func([]counter.Cut)
 
 // takenOf calls each with the counters of a bucket that were taken, perhaps with one twice.
 func (s *Store) takenOf(ctx context.Context, b int, each func(keys []string, flags map[string]string) error) error {
+	return s.scanDirty(ctx, bucketKeys(b, true)[4], each)
+}
+
+// scanDirty calls each with the counters of such a hash, perhaps with one twice.
+func (s *Store) scanDirty(ctx context.Context, hash string, each func(keys []string, flags map[string]string) error) error {
 	for cursor := uint64(0); ; {
 		var pairs []string
 		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 			s.conn.Metrics.Commands.Inc()
-			pairs, cursor, err = c.HScan(ctx, bucketKeys(b, true)[4], cursor, "", page).Result()
+			pairs, cursor, err = c.HScan(ctx, hash, cursor, "", page).Result()
 			return err
 		})
 		if err != nil {
@@ -822,7 +924,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 				switch {
 				case m == "":
 					t.Emptied = true
-				case is == "1":
+				case strings.HasPrefix(is, "1"):
 					t.Joined = append(t.Joined, m)
 				default:
 					t.Left = append(t.Left, m)

@@ -303,8 +303,9 @@ var errState = errors.New("a state that cannot be read")
 // parseState reads what counter_apply.lua writes; nothing is a counter never touched.
 func parseState(key, text string) (counter.Counter, counter.State, error) {
 	var st counter.State
+	text, loose := strings.CutPrefix(text, looseMark)
 	if text == "" || text == absentState || text == behindState {
-		return counter.Counter{Key: key}, st, nil
+		return counter.Counter{Key: key, Approx: loose, Stale: loose}, st, nil
 	}
 	f := strings.Split(text, " ")
 	if len(f) < 6 {
@@ -324,5 +325,7 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 	if err := errors.Join(errs[:]...); err != nil || !ok {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}
-	return st.Counter(key), st, nil
+	c := st.Counter(key)
+	c.Approx, c.Stale = loose, loose
+	return c, st, nil
 }
