@@ -242,12 +242,14 @@ func TestPostgresAway(t *testing.T) {
 }
 
 // cold waits until Redis has no counter.
-func cold(t testing.TB, redis *redistest.Server) {
+func cold(t testing.TB, servers ...*redistest.Server) {
 	t.Helper()
 	until(t, "Redis is empty", func() bool {
-		for _, key := range redis.Do(t, "KEYS", "*").([]any) {
-			if strings.HasSuffix(key.(string), "}:c") {
-				return false
+		for _, redis := range servers {
+			for _, key := range redis.Do(t, "KEYS", "*").([]any) {
+				if strings.HasSuffix(key.(string), "}:c") {
+					return false
+				}
 			}
 		}
 		return true
@@ -258,8 +260,19 @@ func cold(t testing.TB, redis *redistest.Server) {
 // a process that starts meanwhile. What is known of them is told as stale. When PostgreSQL is back, each is
 // what it was and what was added, once; and so it is after Redis has lost its memory.
 func TestColdCountersGoOn(t *testing.T) {
-	redis, pg := redistest.Start(t), pgtest.Start(t)
-	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
+	t.Run("one server", func(t *testing.T) {
+		redis := redistest.Start(t)
+		coldCountersGoOn(t, redis.URL(), []*redistest.Server{redis}, redis.Flush)
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		cluster := redistest.StartCluster(t, 3, 0)
+		coldCountersGoOn(t, cluster.URL(), cluster.Masters, cluster.Flush)
+	})
+}
+
+func coldCountersGoOn(t *testing.T, url string, redis []*redistest.Server, flush func(testing.TB)) {
+	pg := pgtest.Start(t)
+	cfg := persistent.Config{Redis: url, Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 100 * time.Millisecond}
 	first := open(t, cfg)
 	edit := func(key string, join, leave []string) counter.Op {
 		return op("", counter.Change{Key: key, Rule: likes, Verb: counter.Edit, Join: join, Leave: leave})
@@ -271,9 +284,11 @@ func TestColdCountersGoOn(t *testing.T) {
 		c := apply(t, first, o).Counters[0]
 		before[c.Key] = c
 	}
-	cold(t, redis)
+	cold(t, redis...)
 	pg.Kill()
-	first.Close()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
 	first = open(t, cfg)
 	second := open(t, cfg)
 	stale := map[string]counter.Counter{}
@@ -373,7 +388,7 @@ func TestColdCountersGoOn(t *testing.T) {
 		}
 		return true
 	})
-	redis.Flush(t)
+	flush(t)
 	check(second)
 	if r := apply(t, second, op("once", add(views, "v:1", 5))); !r.Replay || r.Counters[0].Value != 10 {
 		t.Errorf("%+v", r)
