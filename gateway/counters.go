@@ -21,13 +21,12 @@ import (
 const mineForm fanout.Form = 1
 
 // openCounters opens what serves counters, if there are any.
-func (g *Gateway) openCounters() (err error) {
+func (g *Gateway) openCounters() {
 	if g.cfg.Counters == nil {
-		return nil
+		return
 	}
 	g.live = counters.NewLive(*g.cfg.Counters, g.hub)
-	g.counters, err = counters.New(*g.cfg.Counters, callers{g}, g.live)
-	return err
+	g.counters = counters.New(*g.cfg.Counters, callers{g}, g.live)
 }
 
 // CountersChanged must be called when the State of the counters' store has changed.
@@ -67,11 +66,11 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 	if !ok {
 		return b, 0
 	}
-	if u.Stale {
+	if u.Stale && !saysStale(u) {
 		members = strings.Replace(members, `"exact":true`, `"exact":false`, 1) + `,"stale":true` // a key has no bare quotes
 	}
 	if form == eventForm {
-		if !u.Stale {
+		if !u.Stale && !saysStale(u) {
 			shown = shownVersion(version)
 		}
 		b = append(b, "event: counter\nid: "...)
@@ -89,7 +88,10 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 }
 
 // Exact implements fanout.Encoder.
-func (counterEncoder) Exact(u presence.Update) bool { return !u.Stale }
+func (counterEncoder) Exact(u presence.Update) bool { return !u.Stale && !saysStale(u) }
+
+// saysStale reports whether the counter of an update was stale when it was known.
+func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"stale":true`) }
 
 // readable returns the rules of these counters, or the fault of the first that the
 // client may not see.

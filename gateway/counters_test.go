@@ -334,10 +334,15 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	s.call("PUT", "/likes:1/members/"+a.user, "")
 	a.say(`{"type":"subscribe","counters":["likes:1"]}`)
 	a.until("likes:1", 1, true)
+	s.call("POST", "/views:known/increment", "")
 	store.away.Store(true)
 	s.g.CountersChanged()
 	if f := a.next(); !f.Stale || f.Exact || f.Value != 1 || !f.Mine {
 		t.Errorf("got %+v, want it stale", f)
+	}
+	stream := bufio.NewReader(s.open("/api/v1/counters/views:known/events", "", "Connection: close").response(http.StatusOK).Body)
+	if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || !strings.Contains(text, `"exact":false,"stale":true}`) {
+		t.Errorf("an event stream that was opened meanwhile: %s", text)
 	}
 	b := s.looker()
 	b.say(`{"type":"subscribe","counters":["likes:2"]}`)
@@ -349,6 +354,9 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 		t.Errorf("got %+v, want it as it is", f)
 	}
 	b.until("likes:2", 1, true)
+	if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || strings.Contains(text, "stale") {
+		t.Errorf("the event stream, afterwards: %s", text)
+	}
 	await(t, "an answer from the copy of what is heard here", func() bool {
 		return strings.Contains(s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id), `"exact":false`)
 	})

@@ -187,9 +187,7 @@ func New(cfg Config) (*Gateway, error) {
 		Life: life, Store: cfg.Unread, Hub: g.hub, Lives: cfg.Cluster,
 		Group: &g.conns, Grace: cfg.LeaveGrace, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
-	if err := g.openCounters(); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
+	g.openCounters()
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)

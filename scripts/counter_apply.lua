@@ -130,7 +130,7 @@ load()
 -- loaded first; an exact one is not made here. The first change of a counter makes it. A loose
 -- counter can be added to and edited without its row.
 local function route(op)
-  local cold, here, behind, seen, loose = {}, nil, home == '-1', {}, {}
+  local cold, here, behind, seen, loose = {}, nil, nil, {}, {}
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
     local first = not seen[c.key]
@@ -144,7 +144,7 @@ local function route(op)
       if s.loose then loose[#loose + 1] = c.key end
     end
   end
-  if behind and #cold == 0 then cold = loose end
+  if (behind or home == '-1') and #cold == 0 then cold = loose end -- with exact ones, its row has to be known
   return #cold > 0 and 'cold' or behind and (here and 'both' or 'behind') or 'hot', cold
 end
 if mode == 'commit' and redis.call('EXISTS', record) == 0 then

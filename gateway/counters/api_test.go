@@ -91,10 +91,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 	if tune != nil {
 		tune(&cfg)
 	}
-	api, err := New(cfg, users{}, NewLive(cfg, nowhere{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := New(cfg, users{}, NewLive(cfg, nowhere{}))
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath, e.UnescapePathValues, e.HandleMethodNotAllowed, e.RedirectTrailingSlash = true, false, true, false

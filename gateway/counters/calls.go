@@ -391,16 +391,21 @@ func (a *API) getAggregate(c *gin.Context) {
 	answer(c, append(b, '}'))
 }
 
-// Readable returns the counter whose event stream the request asks for, if it may.
+// Readable returns the counter whose event stream the request asks for, if it may, and if
+// anything is known of it.
 // It does not look at tokens. If ok is false, it has written the error answer.
 func (a *API) Readable(c *gin.Context) (key string, ok bool) {
 	one, ok := a.named(c)
 	if !ok || !a.allowed(c, one.server, one.rule, counter.PublicRead) {
 		return "", false
 	}
-	if _, known := a.live.last(one.key); !known && !a.live.up() {
-		a.unavailable(c, counter.ErrUnavailable)
-		return "", false
+	if _, known := a.live.last(one.key); !known {
+		ctx, cancel := a.within(c)
+		defer cancel()
+		if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, 1)); err != nil {
+			a.unavailable(c, err)
+			return "", false
+		}
 	}
 	return one.key, true
 }

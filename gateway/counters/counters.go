@@ -61,7 +61,6 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
-	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
@@ -82,7 +81,6 @@ const (
 	defaultLedger = 100              // entries of one page
 	publicRate    = 10               // changes a second of a caller without API key
 	publicBurst   = 20               // at once
-	maxLast       = 1 << 14          // counters last read that are remembered, about 4 MB
 )
 
 // Callers finds out who a request is from.
@@ -131,27 +129,17 @@ type API struct {
 	live    *Live
 	rates   *policy.Rates
 	metrics *metrics
-	// last is what was last read or made, for when the store is away; beyond maxLast
-	// the one not asked for longest is forgotten. Nil for a store within the process.
-	last *lru.Cache[string, counter.Counter]
 
 	mu      sync.Mutex
 	differs map[*counter.Rule]bool // rules of which a log line said that a counter is of another kind; guarded by mu
 }
 
 // New returns the API of counters that live follows.
-func New(cfg Config, callers Callers, live *Live) (*API, error) {
-	a := &API{
+func New(cfg Config, callers Callers, live *Live) *API {
+	return &API{
 		cfg: cfg, callers: callers, live: live, rates: policy.NewRates(publicRate, publicBurst),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}
-	if cfg.State != nil {
-		var err error
-		if a.last, err = lru.New[string, counter.Counter](maxLast); err != nil {
-			return nil, fmt.Errorf("counters: %w", err)
-		}
-	}
-	return a, nil
 }
 
 // Routes adds the routes.
@@ -354,7 +342,7 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 		a.metrics.made.Inc()
 	}
 	for i := range result.Counters {
-		a.note(result.Counters[i])
+		a.live.note(result.Counters[i])
 	}
 	return result.Counters, true
 }
@@ -473,7 +461,7 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 	for i := range readings {
 		r := &readings[i]
 		if !r.Stale {
-			a.note(r.Counter)
+			a.live.note(r.Counter)
 		}
 		rule := a.cfg.Rules.Find(r.Key)
 		if r.Kind != 0 && r.Kind != rule.Kind {
@@ -487,29 +475,11 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 	return readings, nil
 }
 
-// note remembers a counter for when the store is away.
-func (a *API) note(c counter.Counter) {
-	if a.last == nil {
-		return
-	}
-	if was, ok := a.last.Peek(c.Key); ok && c.Touched() && was.Version.Compare(c.Version) > 0 {
-		return
-	}
-	c.Key = strings.Clone(c.Key) // a part of a request, which must not stay
-	a.last.Add(c.Key, c)
-}
-
 // known is what was last known of counters, as stale; nil when that is not all.
 func (a *API) known(keys []string) []counter.Reading {
-	if a.last == nil {
-		return nil
-	}
 	known := make([]counter.Reading, len(keys))
 	for i, key := range keys {
 		c, ok := a.live.last(key)
-		if !ok {
-			c, ok = a.last.Get(key)
-		}
 		if !ok {
 			return nil
 		}

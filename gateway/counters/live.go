@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
@@ -33,8 +34,12 @@ const (
 	lookers     = 4   // goroutines that ask whether somebody is a member
 	readTime    = 5 * time.Second
 	pulseEvery  = time.Second // between two reads that show that the store is there
-	retryLeast  = 100 * time.Millisecond
-	retryMost   = 2 * time.Second
+	maxLast     = 1 << 14     // counters last read that are remembered, about 4 MB
+
+	// noLag is that of a read that is not to lag, and yet to say what is known when the store is away.
+	noLag      = time.Nanosecond
+	retryLeast = 100 * time.Millisecond
+	retryMost  = 2 * time.Second
 )
 
 // Hub delivers updates to those who want them. It asks for topics with Want and
@@ -64,6 +69,10 @@ type Viewer interface {
 // A store that has gone tells nothing, so some of the counters are read once a second.
 // One that is not as it was told is read in earnest.
 //
+// While the store is away, all counters are told as stale: those that were heard, and of those that
+// somebody began to look at since, what was last read. A store may also know some counters and of others
+// only what they were, as one with Redis and PostgreSQL does; then these alone are stale.
+//
 // # Whose it is
 //
 // Connections whose user is a member are shown that in their frames. For a set, each
@@ -78,7 +87,7 @@ type Live struct {
 	state State
 	hub   Hub
 	log   zerolog.Logger
-	wake  chan struct{} // holds one: fresh or gone has something, or all is to be read
+	wake  chan struct{} // holds one: unread or gone has something, or all is to be read
 	ask   chan struct{} // holds one for each looker: asking has something
 
 	// telling is held while viewers and the hub are told, so that they are told in
@@ -86,13 +95,17 @@ type Live struct {
 	// them under its lock.
 	telling sync.Mutex
 
-	mu    sync.Mutex // guards all below
-	keys  map[string]*heard
-	fresh map[string]struct{} // of keys: to be followed and read
-	gone  map[string]struct{} // followed at the store, and not of keys: to be unfollowed
-	lost  bool                // all keys and viewers are to be read anew
-	away  bool                // the store cannot be reached, or not all has been read since
-	seq   uint64              // of the newest update
+	// memory is what was last read or made, for when the store is away; beyond maxLast
+	// the one not asked for longest is forgotten. Nil for a store within the process.
+	memory *lru.Cache[string, counter.Counter]
+
+	mu     sync.Mutex // guards all below
+	keys   map[string]*heard
+	unread map[string]struct{} // of keys: to be followed and read
+	gone   map[string]struct{} // followed at the store, and not of keys: to be unfollowed
+	lost   bool                // all keys and viewers are to be read anew
+	away   bool                // the store cannot be reached, or not all has been read since
+	seq    uint64              // of the newest update
 	// asking are the members to be asked about, with the keys of each: at most those
 	// of the viewers.
 	asking map[string]map[string]struct{}
@@ -117,10 +130,29 @@ type viewer struct {
 
 // NewLive returns a Live that does nothing until Run.
 func NewLive(cfg Config, hub Hub) *Live {
-	return &Live{
+	l := &Live{
 		rules: cfg.Rules, store: cfg.Store, state: cfg.State, hub: hub, log: cfg.Log, wake: make(chan struct{}, 1), ask: make(chan struct{}, lookers),
-		keys: map[string]*heard{}, fresh: map[string]struct{}{}, gone: map[string]struct{}{}, asking: map[string]map[string]struct{}{},
+		keys: map[string]*heard{}, unread: map[string]struct{}{}, gone: map[string]struct{}{}, asking: map[string]map[string]struct{}{},
 	}
+	if cfg.State != nil {
+		var err error
+		if l.memory, err = lru.New[string, counter.Counter](maxLast); err != nil { // a size under 1
+			panic(err)
+		}
+	}
+	return l
+}
+
+// note remembers a counter for when the store is away.
+func (l *Live) note(c counter.Counter) {
+	if l.memory == nil {
+		return
+	}
+	if was, ok := l.memory.Peek(c.Key); ok && c.Touched() && was.Version.Compare(c.Version) > 0 {
+		return
+	}
+	c.Key = strings.Clone(c.Key) // a part of a request, which must not stay
+	l.memory.Add(c.Key, c)
 }
 
 func signal(c chan struct{}) {
@@ -136,7 +168,7 @@ func (l *Live) Want(t presence.Topic) {
 	defer l.mu.Unlock()
 	if l.keys[t.Key] == nil {
 		l.keys[t.Key] = &heard{}
-		l.fresh[t.Key] = struct{}{}
+		l.unread[t.Key] = struct{}{}
 		delete(l.gone, t.Key)
 		signal(l.wake)
 	}
@@ -147,7 +179,7 @@ func (l *Live) Unwant(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.keys, t.Key)
-	delete(l.fresh, t.Key)
+	delete(l.unread, t.Key)
 	l.gone[t.Key] = struct{}{}
 	signal(l.wake)
 }
@@ -165,14 +197,17 @@ func (l *Live) followed() int {
 	return len(l.keys)
 }
 
-// last is the newest counter known here, if somebody looks at it.
+// last is the newest counter known here.
 func (l *Live) last(key string) (counter.Counter, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k := l.keys[key]; k != nil && k.known {
 		return k.counter, true
 	}
-	return counter.Counter{}, false
+	if l.memory == nil {
+		return counter.Counter{}, false
+	}
+	return l.memory.Get(key)
 }
 
 // heardAll is last of keys, when all of them are known and the store can be reached.
@@ -325,9 +360,17 @@ func (l *Live) goAway() {
 	l.mu.Lock()
 	l.away = true
 	for key, k := range l.keys {
-		if k.known && !k.stale {
+		switch {
+		case k.known && !k.stale:
 			k.stale = true
 			stale = append(stale, presence.Update{Topic: Topic(key), Stale: true})
+		case !k.known && l.memory != nil:
+			if c, ok := l.memory.Get(key); ok {
+				c.Approx, c.Stale = true, true
+				u, _ := l.take(k, c)
+				k.stale = true
+				stale = append(stale, u)
+			}
 		}
 	}
 	l.mu.Unlock()
@@ -364,19 +407,19 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 	if l.lost || l.away {
 		l.lost = false
 		for key := range l.keys {
-			l.fresh[key] = struct{}{}
+			l.unread[key] = struct{}{}
 		}
 	}
 	l.mu.Unlock()
 	for {
 		l.mu.Lock()
-		keys := make([]string, 0, min(len(l.fresh), followBatch))
-		for key := range l.fresh {
+		keys := make([]string, 0, min(len(l.unread), followBatch))
+		for key := range l.unread {
 			if len(keys) == followBatch {
 				break
 			}
 			keys = append(keys, key)
-			delete(l.fresh, key)
+			delete(l.unread, key)
 		}
 		if len(keys) == 0 {
 			l.away = false
@@ -389,7 +432,7 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 			l.mu.Lock()
 			for _, key := range keys {
 				if l.keys[key] != nil {
-					l.fresh[key] = struct{}{}
+					l.unread[key] = struct{}{}
 				}
 			}
 			l.mu.Unlock()
@@ -444,14 +487,14 @@ func (l *Live) some() []string {
 func (l *Live) look(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	read, err := l.store.Read(ctx, keys, "", 0)
+	read, err := l.fresh(ctx, keys)
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range read {
-		if k := l.keys[r.Key]; k != nil && k.counter.Version != r.Version {
+		if k := l.keys[r.Key]; k != nil && (k.counter.Version != r.Version || k.counter.Stale != r.Stale) {
 			l.again(r.Key)
 		}
 	}
@@ -460,7 +503,7 @@ func (l *Live) look(ctx context.Context, keys []string) error {
 
 // again has key followed and read once more; under mu.
 func (l *Live) again(key string) {
-	l.fresh[key] = struct{}{}
+	l.unread[key] = struct{}{}
 	signal(l.wake)
 }
 
@@ -475,7 +518,7 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 		}
 	}
 	l.mu.Unlock()
-	read, err := l.store.Read(ctx, keys, "", 0)
+	read, err := l.fresh(ctx, keys)
 	if err != nil {
 		return err
 	}
@@ -500,12 +543,26 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 	return nil
 }
 
+// fresh reads counters as they are. It fails when the store knows of none more than what it was.
+func (l *Live) fresh(ctx context.Context, keys []string) ([]counter.Reading, error) {
+	read, err := l.store.Read(ctx, keys, "", noLag)
+	if err != nil {
+		return nil, err
+	}
+	for i := range read {
+		if !read[i].Stale {
+			return read, nil
+		}
+	}
+	return nil, counter.ErrUnavailable
+}
+
 // take has c be the newest of k, and reports whether that is news; under mu.
 func (l *Live) take(k *heard, c counter.Counter) (u presence.Update, news bool) {
 	if rule := l.rules.Find(c.Key); rule != nil {
 		c = c.Or(rule.Kind)
 	}
-	if k.known && !k.stale && k.counter.Version == c.Version && k.counter.Value == c.Value {
+	if k.known && !k.stale && k.counter.Version == c.Version && k.counter.Value == c.Value && k.counter.Stale == c.Stale {
 		return u, false
 	}
 	c.Key = strings.Clone(c.Key)
@@ -649,7 +706,7 @@ func (l *Live) next() (member string, keys []string) {
 func (l *Live) askAbout(ctx context.Context, member string, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	read, err := l.store.Read(ctx, keys, member, 0)
+	read, err := l.store.Read(ctx, keys, member, noLag)
 	if err != nil {
 		return err
 	}
@@ -659,7 +716,7 @@ func (l *Live) askAbout(ctx context.Context, member string, keys []string) error
 		var tell []Viewer
 		l.mu.Lock()
 		if k := l.keys[r.Key]; k != nil {
-			if w := k.viewers[member]; w != nil && !w.told {
+			if w := k.viewers[member]; w != nil && !w.told && !(w.known && r.Stale) {
 				w.known, w.mine = true, r.Mine
 				for v := range w.conns {
 					tell = append(tell, v)

@@ -124,7 +124,10 @@ func (p *pages) Update(u presence.Update) {
 		p.log = append(p.log, "stale")
 		return
 	}
-	_, version, _ := Members(u)
+	members, version, _ := Members(u)
+	if strings.HasSuffix(members, `,"stale":true`) {
+		version += " as it was"
+	}
 	if u.Version.Compare(p.seq) <= 0 {
 		version = "an update that the hub would drop: " + version
 	}
@@ -359,5 +362,48 @@ func TestAwayAndBack(t *testing.T) {
 		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
 			t.Errorf("heard %+v", all)
 		}
+	})
+}
+
+// Who begins to look while the store is away is told what was last read, as stale.
+func TestKnownWhileAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		c := s.set(1, 1)
+		l.note(c)
+		s.mu.Lock()
+		s.away = true
+		s.mu.Unlock()
+		l.StateChanged()
+		l.Want(likes)
+		want("1-1 as it was")
+		time.Sleep(10 * time.Second)
+		want()
+		s.mu.Lock()
+		s.away = false
+		s.mu.Unlock()
+		l.StateChanged()
+		want("1-1")
+	})
+}
+
+// A store that knows only what one counter was knows the others.
+func TestOneIsStale(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		c := s.set(1, 1)
+		c.Approx, c.Stale = true, true
+		s.mu.Lock()
+		s.counters[c.Key] = c
+		s.mu.Unlock()
+		l.Want(Topic("views:1"))
+		l.Want(likes)
+		want("0-0", "1-1 as it was")
+		time.Sleep(10 * time.Second)
+		want()
+		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Stale || all[1].Stale {
+			t.Errorf("heard %+v", all)
+		}
+		s.set(1, 1) // the store knows it again, and does not say so
+		time.Sleep(pulseEvery)
+		want("1-1")
 	})
 }
