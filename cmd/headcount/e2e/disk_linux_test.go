@@ -101,6 +101,15 @@ func TestKilledAgainAndAgain(t *testing.T) {
 	}
 }
 
+// limitFiles has no file of the process grow beyond so many bytes.
+func (s *server) limitFiles(t *testing.T, bytes uint64) {
+	t.Helper()
+	limit := unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}
+	if err := unix.Prlimit(s.cmd.Process.Pid, unix.RLIMIT_FSIZE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The disk is full. What is refused does not count, is refused at once, and /readyz says
 // why. With room again everything works as before.
 func TestDiskFull(t *testing.T) {
@@ -118,14 +127,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	// The file does not grow any more. Changes that fit into its free pages still
 	// succeed.
-	limitFiles := func(bytes uint64) {
-		t.Helper()
-		limit := unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}
-		if err := unix.Prlimit(s.cmd.Process.Pid, unix.RLIMIT_FSIZE, &limit, nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	limitFiles(uint64(file.Size()))
+	s.limitFiles(t, uint64(file.Size()))
 	sent, kept := 0, 1
 	send := func() (status int) {
 		t.Helper()
@@ -164,7 +166,7 @@ func TestDiskFull(t *testing.T) {
 	c.join(page) // counts go on
 	c.awaitCount(page, 1)
 
-	limitFiles(unix.RLIM_INFINITY)
+	s.limitFiles(t, unix.RLIM_INFINITY)
 	eventually(t, "it is ready again", func() bool { return do(t, "GET", s.admin+"/readyz", "").status == http.StatusOK })
 	total := sent + 1
 	for i := 1; i <= sent; i++ {
@@ -183,4 +185,86 @@ func TestDiskFull(t *testing.T) {
 	s.ended.Do(func() {}) // the log has the error that was wanted
 	s = startWithKey(t, "--data-dir="+dir)
 	s.wantUnread(t, c.as(), total)
+}
+
+// The disk is full for counters. What is refused is not made, not even in part, is refused at once, and what
+// there is can be read. With room again everything that is repeated counts once.
+func TestDiskFullOfCounters(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := startWithKey(t, "--data-dir="+dir)
+	stock, likes := "stock:"+fresh(t), "likes:"+fresh(t)
+	path := url.PathEscape(stock)
+	s.call(t, "POST", path+"/increment", "", withKey).lasting(t)
+	sent, kept := 0, 0
+	// change makes the changes of i: a batch on two counters, and a member.
+	change := func(i int) (made bool) {
+		t.Helper()
+		made = true
+		body := fmt.Sprintf(`{"changes":[{"key":%s},{"key":%s}]}`, quoted(stock), quoted(fmt.Sprint("views:", stock, i%50)))
+		for _, a := range []answer{
+			do(t, "POST", s.url+"/api/v1/counters", body, withKey, "Content-Type: application/json", "Idempotency-Key: "+strconv.Itoa(i)),
+			s.call(t, "PUT", url.PathEscape(likes)+"/members/"+strconv.Itoa(i), "", withKey),
+		} {
+			switch {
+			case a.status == http.StatusServiceUnavailable && a.header.Get("Retry-After") != "":
+				made = false
+			case a.status != http.StatusOK:
+				t.Fatalf("changes %d: %d %s", i, a.status, a.body)
+			}
+		}
+		return made
+	}
+	check := func(least, most int) {
+		t.Helper()
+		value := int(s.exact(t, stock)) - 1
+		if value < least || value > most {
+			t.Errorf("%d batches are made, want %d to %d", value, least, most)
+		}
+		if n := len(s.ledger(t, stock)) - 1; n != value {
+			t.Errorf("%d entries for a value of %d", n, value)
+		}
+		a := do(t, "GET", s.url+"/api/v1/counters/views:*/aggregate", "", withKey)
+		if !strings.Contains(a.body, fmt.Sprintf(`"value":%d}`, value)) {
+			t.Errorf("%d batches are made, and of their other counters %s", value, a.body)
+		}
+	}
+	file, err := os.Stat(filepath.Join(dir, "counters.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.limitFiles(t, uint64(file.Size())) // the file does not grow any more
+	for full := false; !full; sent++ {
+		if full = !change(sent); !full {
+			kept++
+		}
+		if sent > 20_000 {
+			t.Fatal("the file cannot grow, and nothing is refused")
+		}
+	}
+	begin := time.Now()
+	for range 100 {
+		if change(sent) {
+			kept++ // it fitted into what is free in the file
+		}
+		sent++
+	}
+	if took := time.Since(begin); took > patience {
+		t.Errorf("200 refusals took %s", took)
+	}
+	check(kept, sent)
+
+	s.limitFiles(t, unix.RLIM_INFINITY)
+	for i := range sent {
+		eventually(t, "changes with room again", func() bool { return change(i) })
+	}
+	check(sent, sent)
+	s.signal(syscall.SIGKILL)
+	<-s.gone
+	s.ended.Do(func() {}) // the log has the error that was wanted
+	s = startWithKey(t, "--data-dir="+dir)
+	check(sent, sent)
+	if c := s.call(t, "GET", url.PathEscape(likes)+"/exact", "").lasting(t); c.Value != int64(sent) {
+		t.Errorf("%+v, want %d members", c, sent)
+	}
 }

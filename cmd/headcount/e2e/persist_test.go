@@ -177,6 +177,14 @@ func TestPostgresIsAwayBehindRedis(t *testing.T) {
 		}
 	}
 	look.awaitCounter(votes, 21, false)
+	for n := range int64(4) { // a counter that nobody has touched before
+		if c := ps.at(int(n)).call(t, "POST", v+"new/increment", "").lasting(t); c.Value != n+1 || c.Exact || !c.Stale {
+			t.Fatalf("%+v, want %d, stale", c, n+1)
+		}
+	}
+	look.send(`{"type":"subscribe","counters":` + quoted([]string{votes + "new"}) + `}`)
+	look.await("a new counter, stale", func(f frame) bool { return f.Key == votes+"new" && f.Value == 4 && f.Stale && !f.Exact })
+	a.call(t, "GET", v+"new/exact", "").problem(t, http.StatusServiceUnavailable)
 	if c := a.call(t, "PUT", l+"/members/b", "").lasting(t); c.Value != 2 {
 		t.Errorf("%+v", c)
 	}
@@ -201,7 +209,8 @@ func TestPostgresIsAwayBehindRedis(t *testing.T) {
 
 	f.postgres.Restart(t)
 	ps.restart(0)
-	eventually(t, "all is persisted", func() bool { return f.row(t, votes) == 21 && f.row(t, likes) == 2 })
+	look.awaitCounter(votes+"new", 4, false)
+	eventually(t, "all is persisted", func() bool { return f.row(t, votes) == 21 && f.row(t, likes) == 2 && f.row(t, votes+"new") == 4 })
 	eventually(t, "there is no lag", func() bool { return ps.at(0).metric(t, lag) == 0 && b.metric(t, lag) == 0 })
 	for _, s := range []*server{ps.at(0), b} {
 		eventually(t, "exact counters are back", func() bool {
