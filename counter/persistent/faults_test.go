@@ -260,11 +260,14 @@ func cold(t testing.TB, servers ...*redistest.Server) {
 // a process that starts meanwhile. What is known of them is told as stale. When PostgreSQL is back, each is
 // what it was and what was added, once; and so it is after Redis has lost its memory.
 func TestColdCountersGoOn(t *testing.T) {
+	t.Parallel()
 	t.Run("one server", func(t *testing.T) {
+		t.Parallel()
 		redis := redistest.Start(t)
 		coldCountersGoOn(t, redis.URL(), []*redistest.Server{redis}, redis.Flush)
 	})
 	t.Run("Cluster", func(t *testing.T) {
+		t.Parallel()
 		cluster := redistest.StartCluster(t, 3, 0)
 		coldCountersGoOn(t, cluster.URL(), cluster.Masters, cluster.Flush)
 	})
@@ -279,7 +282,7 @@ func coldCountersGoOn(t *testing.T, url string, redis []*redistest.Server, flush
 	}
 	before := map[string]counter.Counter{}
 	for _, o := range []counter.Op{
-		op("", add(views, "v:1", 7)), op("", add(hits, "h:1", 2)), op("", see("u:1", "a", "b")), edit("l:1", []string{"a", "b", "c"}, nil), edit("l:gone", []string{"a"}, nil),
+		op("", add(views, "v:1", 7)), op("", add(hits, "h:1", 2)), op("", see("u:1", "a", "b")), op("", greet("a", "b")), edit("l:1", []string{"a", "b", "c"}, nil), edit("l:gone", []string{"a"}, nil),
 	} {
 		c := apply(t, first, o).Counters[0]
 		before[c.Key] = c
@@ -316,6 +319,7 @@ func coldCountersGoOn(t *testing.T, url string, redis []*redistest.Server, flush
 	change(first, 0, edit("l:gone", nil, []string{"a"}))
 	change(first, 1, op("", see("u:1", "c")))
 	change(second, 2, op("", see("u:new", "a", "b")))
+	change(second, 2, op("", greet("b", "c")))
 	if got, err := first.Read(t.Context(), []string{"v:1", "l:1"}, "d", time.Second); err != nil || got[0].Value != 3 || !got[0].Stale || got[1].Value != 2 || !got[1].Mine {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -350,7 +354,7 @@ func coldCountersGoOn(t *testing.T, url string, redis []*redistest.Server, flush
 	}
 
 	pg.Restart(t)
-	want := map[string]int64{"v:1": 10, "v:new": 3, "v:below": -1, "h:1": 4, "l:1": 3, "l:new": 2, "l:gone": 0, "u:1": 3, "u:new": 2}
+	want := map[string]int64{"v:1": 10, "v:new": 3, "v:below": -1, "h:1": 4, "l:1": 3, "l:new": 2, "l:gone": 0, "u:1": 3, "u:new": 2, "g:1": 3}
 	check := func(s counter.Store) {
 		t.Helper()
 		for key, value := range want {
@@ -373,6 +377,9 @@ func coldCountersGoOn(t *testing.T, url string, redis []*redistest.Server, flush
 			if total, _ := gained(t, s, "h:1", step); total != want["h:1"] {
 				t.Errorf("it gained %d in steps of %s", total, step)
 			}
+		}
+		if n, _ := greeted(t, s, time.Hour); n != want["g:1"] {
+			t.Errorf("it saw %d in the hour", n)
 		}
 		if a, err := s.Aggregate(t.Context(), "v:"); err != nil || a != (counter.Aggregate{Counters: 3, Value: 12}) {
 			t.Errorf("%+v, %v", a, err)
@@ -398,12 +405,13 @@ func coldCountersGoOn(t *testing.T, url string, redis []*redistest.Server, flush
 // TestKilledWithLooseCounters: processes that change cold and new counters are killed while PostgreSQL is
 // away, comes and goes. Every operation that was acknowledged is made once, in all of its parts.
 func TestKilledWithLooseCounters(t *testing.T) {
+	t.Parallel()
 	redis, pg := redistest.Start(t), pgtest.Start(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond, ColdAfter: 50 * time.Millisecond}
 	s := open(t, cfg)
 	apply(t, s, op("", add(views, "v:1", 1))) // Redis has a generation
 	made := int64(0)
-	for round := range 4 {
+	for round := range 2 {
 		cold(t, redis)
 		pg.Kill()
 		var back sync.WaitGroup
@@ -908,6 +916,25 @@ func TestHistoryComesBack(t *testing.T) {
 
 var guests = &counter.Rule{Match: "g:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
 
+func greet(members ...string) counter.Change {
+	return counter.Change{Key: "g:1", Rule: guests, Verb: counter.Edit, Join: members}
+}
+
+// greeted is how many g:1 saw in steps of that length, and in how many of these.
+func greeted(t testing.TB, s counter.Reader, step time.Duration) (members int64, steps int) {
+	t.Helper()
+	var all hyperloglog.Union
+	until(t, "it answers", func() bool {
+		_, gains, err := s.History(t.Context(), "g:1", step, 0, 1<<32)
+		for _, g := range gains {
+			all.Merge(*g.Seen)
+		}
+		steps = len(gains)
+		return err == nil
+	})
+	return all.Count(), steps
+}
+
 // TestStepsOfUniquesComeBack: whom a unique saw in steps survives a Redis that loses its memory, leaves
 // it with its counter, and is whole when the parts of a step are in both.
 func TestStepsOfUniquesComeBack(t *testing.T) {
@@ -916,27 +943,18 @@ func TestStepsOfUniquesComeBack(t *testing.T) {
 	s := open(t, cfg)
 	var want []string
 	came := func(member string) {
-		if apply(t, s, op("", counter.Change{Key: "g:1", Rule: guests, Verb: counter.Edit, Join: []string{member}})); !slices.Contains(want, member) {
+		if apply(t, s, op("", greet(member))); !slices.Contains(want, member) {
 			want = append(want, member)
 		}
 	}
 	saw := func(what string) (steps int) {
 		t.Helper()
 		for _, b := range guests.Buckets {
-			var gains []counter.Gain
-			until(t, "it answers", func() (ok bool) {
-				var err error
-				_, gains, err = s.History(t.Context(), "g:1", b.Step, 0, 1<<32)
-				return err == nil
-			})
-			var all hyperloglog.Union
-			for _, g := range gains {
-				all.Merge(*g.Seen)
-			}
-			if n := all.Count(); n != int64(len(want)) {
+			n, all := greeted(t, s, b.Step)
+			if n != int64(len(want)) {
 				t.Fatalf("%s: %d in steps of %s, want %d", what, n, b.Step, len(want))
 			}
-			steps = max(steps, len(gains))
+			steps = max(steps, all)
 		}
 		return steps
 	}

@@ -668,7 +668,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	}
 	// First what is not persisted: what is missing in it is in PostgreSQL by then.
 	var st counter.State
-	var gained map[int64]int64
+	var gained map[int64]counter.Gain
 	var alone, hot bool
 	err := s.mend(ctx, func() (err error) {
 		st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step, from, to)
