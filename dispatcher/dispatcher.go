@@ -53,8 +53,8 @@ type Dispatcher struct {
 	// Only the goroutine in which Watch calls publication changes these maps, under mu.
 	// sweep reads them under mu.
 	mu        sync.Mutex
-	endpoints map[int]map[presence.Topic][]string // bucket -> topic -> gateways
-	outs      map[string]*out                     // by gateway; one per gateway that has an endpoint
+	endpoints map[int]map[presence.Topic]presence.Lives // bucket -> topic -> gateways
+	outs      map[string]*out                           // by gateway; one per gateway that has an endpoint
 }
 
 // out holds the updates that one gateway has still to get. A newer update of a topic
@@ -124,7 +124,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	d.endpoints, d.outs = map[int]map[presence.Topic][]string{}, map[string]*out{}
+	d.endpoints, d.outs = map[int]map[presence.Topic]presence.Lives{}, map[string]*out{}
 	var senders sync.WaitGroup // the senders and sweep
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -164,12 +164,12 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 	}
 	d.mu.Lock()
 	old := d.endpoints[bucket]
-	d.endpoints[bucket] = map[presence.Topic][]string{}
+	d.endpoints[bucket] = map[presence.Topic]presence.Lives{}
 	for _, e := range endpoints {
 		d.endpoint(ctx, senders, bucket, e)
 	}
 	for topic, gateways := range old { // after the new endpoints, so that senders in use go on
-		for _, gw := range gateways {
+		for gw := range gateways.All() {
 			d.unref(gw)
 		}
 		delete(old, topic)
@@ -195,26 +195,21 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, bucket int, e presence.Endpoint) {
 	topics := d.endpoints[bucket]
 	if topics == nil {
-		topics = map[presence.Topic][]string{}
+		topics = map[presence.Topic]presence.Lives{}
 		d.endpoints[bucket] = topics
 	}
-	for i, gw := range topics[e.Topic] {
-		if gw != e.Gateway {
-			continue
-		}
-		if e.Gone {
-			rest := append(append([]string(nil), topics[e.Topic][:i]...), topics[e.Topic][i+1:]...)
-			if topics[e.Topic] = rest; len(rest) == 0 {
-				delete(topics, e.Topic)
-			}
-			d.unref(gw)
-		}
+	gateways := topics[e.Topic]
+	if gateways.Has(e.Gateway) != e.Gone {
 		return
 	}
 	if e.Gone {
+		if topics[e.Topic] = gateways.Without(e.Gateway); topics[e.Topic] == (presence.Lives{}) {
+			delete(topics, e.Topic)
+		}
+		d.unref(e.Gateway)
 		return
 	}
-	topics[e.Topic] = append(topics[e.Topic], e.Gateway)
+	topics[e.Topic] = gateways.With(e.Gateway)
 	o := d.outs[e.Gateway]
 	if o == nil {
 		sctx, stop := context.WithCancel(ctx)
@@ -237,7 +232,7 @@ func (d *Dispatcher) unref(gateway string) {
 
 func (d *Dispatcher) enqueue(bucket int, updates []presence.Update) {
 	for _, u := range updates {
-		for _, gw := range d.endpoints[bucket][u.Topic] {
+		for gw := range d.endpoints[bucket][u.Topic].All() {
 			d.outs[gw].add(u)
 		}
 	}

@@ -92,7 +92,7 @@ func (d *Dispatcher) attached(bucket int, life string) (topics []presence.Topic)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for topic, gateways := range d.endpoints[bucket] {
-		if slices.Contains(gateways, life) {
+		if gateways.Has(life) {
 			topics = append(topics, topic)
 		}
 	}

@@ -72,7 +72,7 @@ func (t *top) take(bucket int, updates []presence.Update) {
 }
 
 // beside returns the known topics of a bucket that are not in attached.
-func (t *top) beside(bucket int, attached map[presence.Topic][]string) (topics []presence.Topic) {
+func (t *top) beside(bucket int, attached map[presence.Topic]presence.Lives) (topics []presence.Topic) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for page := range t.pages[bucket] {

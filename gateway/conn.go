@@ -42,15 +42,24 @@ type conn struct {
 	// Set before start, and not changed after that.
 	g      *Gateway
 	user   presence.User
-	sum    *sums.Sum // of the user's unread; nil for an event stream
-	events bool
-	server bool          // the upgrade had an API key
+	sum    *sums.Sum     // of the user's unread; nil for an event stream
 	name   string        // of the user, for sets that it may be a member of; empty for an event stream
 	crowd  *policy.Crowd // of its address, to leave at the end
 	addr   netip.Addr    // of the client; unset for an event stream
+	events bool
+	server bool // the upgrade had an API key
+
+	// The turn's own. What is small stands beside what is small above and below: idle
+	// connections are many.
+	errors uint8
+
+	// Any goroutine's.
+	ended  atomic.Bool                // a close frame has been sent, or is about to be
+	over   atomic.Bool                // the client's has come, too: the close handshake is done
+	asks   atomic.Bool                // a ping has been sent whose answer is free
+	linger atomic.Pointer[time.Timer] // it is out, and the client has until then
 
 	// The turn's own.
-	errors  uint8
 	paid    time.Duration // what the client has sent is paid for until then, see allow
 	brought time.Duration // the new pages it has brought are paid for until then, see bring
 	wants   []wanted
@@ -59,12 +68,6 @@ type conn struct {
 	held     []byte // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
 	reader   websocket.Reader
 	rests    time.Duration // nothing is read of it until then; 0: it may speak
-
-	// Any goroutine's.
-	ended  atomic.Bool                // a close frame has been sent, or is about to be
-	over   atomic.Bool                // the client's has come, too: the close handshake is done
-	linger atomic.Pointer[time.Timer] // it is out, and the client has until then
-	asks   atomic.Bool                // a ping has been sent whose answer is free
 }
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
@@ -79,7 +82,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 		return nil, err
 	}
 	c := &conn{g: g, user: user, crowd: crowd, held: bytes.Clone(early)}
-	c.wire.Use(tcp, g.cfg.WriteTimeout, c)
+	c.wire.Use(tcp, c)
 	lasts := time.Duration(0)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
@@ -116,6 +119,9 @@ func (c *conn) start() { c.wire.Start(c.g.pollers.next()) }
 
 // Spawn implements socket.Owner.
 func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
+
+// WriteTimeout implements socket.Owner.
+func (c *conn) WriteTimeout() time.Duration { return c.g.cfg.WriteTimeout }
 
 // Freed implements socket.Owner: what waited for the client is done now.
 func (c *conn) Freed(taken bool) {

@@ -39,10 +39,9 @@ func (h *Hub) keepAttached(ctx context.Context) {
 			}
 		case <-h.back:
 		case <-retry.C:
-		case now := <-tick.C:
-			h.expire(now)
-			h.verify(ctx)
-			h.reread()
+		case <-tick.C:
+			h.expire()
+			h.look(ctx)
 			if failed > 0 {
 				continue
 			}
@@ -77,22 +76,6 @@ func (h *Hub) keepAttached(ctx context.Context) {
 	}
 }
 
-// reread has the topics read again whose update is stale, or not known, though the
-// store answers: the word that it is complete again may have been lost, or
-// overtaken by one that it is not.
-func (h *Hub) reread() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.down || h.fresh.len > 0 {
-		return
-	}
-	for _, w := range h.topics {
-		if w.update.Stale || !w.known {
-			h.renew(w)
-		}
-	}
-}
-
 // attachAll has every topic attached and read anew; under mu.
 func (h *Hub) attachAll() {
 	h.era++
@@ -113,49 +96,78 @@ func (h *Hub) renew(w *watched) {
 	}
 }
 
-// verify has every topic attached again when the store lacks one that was: this
-// gateway may have been taken for dead. It looks at some of the buckets in turn
-// that have topics of this gateway, so a loss is found within eight looks, and
-// within three when the topics are in few buckets. This goroutine attaches and
-// detaches, too, so what it takes for attached has to be there.
-func (h *Hub) verify(ctx context.Context) {
+// look goes through all topics, once: they are many, and most of them have not been
+// touched for long. It verifies the endpoints of some, and has the topics read again
+// whose update is stale, or not known, though the store answers: the word that it is
+// complete again may have been lost, or overtaken by one that it is not.
+//
+// What it verifies are the endpoints in some of the buckets that had any when it
+// looked last, in turn. So a loss is found within eight looks, and within three when
+// the topics are in few buckets.
+func (h *Hub) look(ctx context.Context) {
 	h.mu.Lock()
 	if h.down {
 		h.mu.Unlock()
 		return
 	}
-	used, chosen := [presence.DefaultBuckets]bool{}, [presence.DefaultBuckets]bool{}
-	for _, w := range h.topics {
-		used[w.bucket] = used[w.bucket] || w.verifiable()
+	chosen, next := h.used, h.verified
+	if !h.lost {
+		chosen, next = h.used.some(h.verified)
 	}
-	next := h.verified
-	for looked, i := 0, 0; i < len(used) && (looked < verifyPart || h.lost); i++ {
-		if used[next] {
-			chosen[next] = true
-			looked++
-		}
-		next = (next + 1) % len(used)
-	}
+	h.used = buckets{}
+	reread := h.fresh.len == 0 // else these come first
 	var topics []presence.Topic
 	for t, w := range h.topics {
-		if chosen[w.bucket] && w.verifiable() {
-			topics = append(topics, t)
+		if w.verifiable() {
+			h.used[w.bucket] = true
+			if chosen[w.bucket] {
+				topics = append(topics, t)
+			}
+		}
+		if reread && (w.update.Stale || !w.known) {
+			h.renew(w)
 		}
 	}
 	h.mu.Unlock()
-	vctx, cancel := context.WithTimeout(ctx, verifyLimit)
-	defer cancel()
-	missing, err := h.store.Missing(vctx, h.life, topics)
-	if err != nil {
-		return // the store says so itself; these are looked at next time
+	if h.verify(ctx, topics) {
+		h.verified = next
 	}
-	h.verified = next
+}
+
+// buckets is a set of them.
+type buckets [presence.DefaultBuckets]bool
+
+// some returns verifyPart of the buckets, from the one at first, and where to go on.
+func (b *buckets) some(first int) (part buckets, next int) {
+	next = first
+	for n, looked := 0, 0; looked < len(b) && n < verifyPart; looked++ {
+		if b[next] {
+			part[next] = true
+			n++
+		}
+		next = (next + 1) % len(b)
+	}
+	return part, next
+}
+
+// verify has every topic attached again when the store lacks one of these: this
+// gateway may have been taken for dead. The goroutine that calls it attaches and
+// detaches, too, so what it takes for attached has to be there. ok is false when the
+// store did not answer; it says so itself.
+func (h *Hub) verify(ctx context.Context, topics []presence.Topic) (ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
+	defer cancel()
+	missing, err := h.store.Missing(ctx, h.life, topics)
+	if err != nil {
+		return false
+	}
 	if h.lost = len(missing) > 0; h.lost {
 		h.log.Warn().Int("endpoints", len(missing)).Msg("the store lacks endpoints of this gateway; attaching all topics again")
 		h.mu.Lock()
 		h.attachAll()
 		h.mu.Unlock()
 	}
+	return true
 }
 
 // verifiable reports whether the store should have the endpoint of the topic. The
@@ -173,7 +185,7 @@ func (h *Hub) attach(ctx context.Context, most int) error {
 		w := h.fresh.first
 		w.leaveLine()
 		w.asked = true
-		batch, topics = append(batch, w), append(topics, w.name)
+		batch, topics = append(batch, w), append(topics, w.update.Topic)
 	}
 	h.mu.Unlock()
 	if len(batch) == 0 {
@@ -183,7 +195,7 @@ func (h *Hub) attach(ctx context.Context, most int) error {
 	h.mu.Lock()
 	for _, w := range batch {
 		switch {
-		case h.topics[w.name] != w: // it was dropped meanwhile, and is to be detached
+		case h.topics[w.update.Topic] != w: // it was dropped meanwhile, and is to be detached
 		case err != nil:
 			h.renew(w)
 		default:
@@ -202,10 +214,11 @@ func (h *Hub) attach(ctx context.Context, most int) error {
 }
 
 // expire drops the topics that nobody has wanted for a while.
-func (h *Hub) expire(now time.Time) {
+func (h *Hub) expire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for w := h.lingering.first; w != nil && now.Sub(w.left) >= lingerFor; w = h.lingering.first {
+	now := time.Since(h.born)
+	for w := h.lingering.first; w != nil && now-w.left >= lingerFor; w = h.lingering.first {
 		h.drop(w)
 	}
 }

@@ -41,7 +41,8 @@ type Hub struct {
 
 	// keepAttached's own. It verifies the endpoints of some buckets at a time, and
 	// after a loss all of them until none is missing.
-	verified int // the bucket to look at next
+	verified int     // the bucket to look at next
+	used     buckets // those that had endpoints of this gateway at the last look
 	lost     bool
 
 	mu     sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
@@ -99,7 +100,7 @@ func (h *Hub) Supply(k presence.Kind, e Encoder, source Source) {
 
 // source is who has the updates of w, or nil when the store has.
 func (h *Hub) source(w *watched) Source {
-	if k := h.kinds[w.name.Kind]; k != nil {
+	if k := h.kinds[w.update.Kind]; k != nil {
 		return k.source
 	}
 	return nil
@@ -180,7 +181,7 @@ func (h *Hub) Want(t presence.Topic) (presence.Update, bool) {
 	if w == nil {
 		_, asked := h.gone[t]
 		delete(h.gone, t)
-		w = &watched{name: t, bucket: t.Bucket(presence.DefaultBuckets), asked: asked}
+		w = &watched{update: presence.Update{Topic: t}, bucket: uint16(t.Bucket(presence.DefaultBuckets)), asked: asked}
 		h.topics[t] = w
 		if source := h.source(w); source != nil {
 			w.sourced, w.asked, w.attached, w.current = true, true, true, true
@@ -211,7 +212,7 @@ func (h *Hub) Unwant(t presence.Topic) {
 		delete(h.topics, t)
 		return
 	}
-	w.left = time.Now()
+	w.left = time.Since(h.born)
 	h.lingering.push(w)
 	if h.lingering.len > maxLingering {
 		h.drop(h.lingering.first)
@@ -222,15 +223,15 @@ func (h *Hub) Unwant(t presence.Topic) {
 // drop forgets a topic that nobody wants and that the store may have; under mu.
 func (h *Hub) drop(w *watched) {
 	w.leaveLine()
-	delete(h.topics, w.name)
+	delete(h.topics, w.update.Topic)
 	if source := h.source(w); source != nil {
-		source.Unwant(w.name)
+		source.Unwant(w.update.Topic)
 		return
 	}
-	if w.known && h.kinds[w.name.Kind].encoder != nil {
-		h.read.Add(w.name, w.update)
+	if w.known && h.kinds[w.update.Kind].encoder != nil {
+		h.read.Add(w.update.Topic, w.update)
 	}
-	h.gone[w.name] = struct{}{}
+	h.gone[w.update.Topic] = struct{}{}
 }
 
 func signal(c chan struct{}) {
@@ -300,8 +301,8 @@ func (h *Hub) Acknowledged(u presence.Update) {
 
 // hint keeps an update for when the topic is known: then none older is told.
 func (w *watched) hint(u presence.Update) {
-	if !u.Stale && (w.update.Topic == (presence.Topic{}) || u.Newer(w.update)) {
-		w.update = u
+	if !u.Stale && (!w.heard || u.Newer(w.update)) {
+		w.update, w.heard = u, true
 	}
 }
 

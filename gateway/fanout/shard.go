@@ -16,6 +16,9 @@ import (
 // interval, at once if it asks at once: as many as a connection may have pages.
 const answersAtOnce = presence.MaxPages
 
+// atOnce is a time on the shard's clock that is always over.
+const atOnce = time.Duration(1)
+
 // shard delivers updates to a part of the subscribers. Its state has one lock,
 // which is never held while something is written; one goroutine, run, writes.
 //
@@ -142,12 +145,12 @@ func (s *shard) renew(sub *Subscriber, p *place) {
 		return
 	}
 	x.asked = true
-	if x.at == 0 {
-		sub.answerAt = 0
-	}
-	if !sub.asking {
-		sub.asking = true
+	switch {
+	case sub.answerAt == 0:
 		s.asking = append(s.asking, sub)
+		sub.answerAt = atOnce
+	case x.at == 0:
+		sub.answerAt = atOnce
 	}
 	s.wakeUp()
 }
@@ -293,7 +296,6 @@ func (s *shard) answerAll(now time.Duration) (next time.Duration) {
 			sub.answerAt = s.answer(sub, now)
 		}
 		if sub.answerAt == 0 {
-			sub.asking = false
 			continue
 		}
 		later = append(later, sub)
@@ -310,9 +312,8 @@ func (s *shard) answerAll(now time.Duration) (next time.Duration) {
 // interval, and answersAtOnce in all, since a topic that was left and is wanted
 // again has no past. It returns when to go on, or 0 when all are answered.
 func (s *shard) answer(sub *Subscriber, now time.Duration) (again time.Duration) {
-	if now-sub.answersSince >= s.interval {
-		sub.answers, sub.answersSince = 0, now
-	}
+	step := s.interval / answersAtOnce
+	sub.answered = max(sub.answered, now-s.interval)
 	for i := range sub.places {
 		t := sub.places[i].topic
 		x := &t.subs[sub.places[i].index]
@@ -325,14 +326,14 @@ func (s *shard) answer(sub *Subscriber, now time.Duration) (again time.Duration)
 			x.asked = false
 			continue
 		case x.at == 0 || at <= now:
-			if sub.answers < answersAtOnce {
+			if sub.answered+step <= now {
 				x.asked = false
 				before := len(s.batch)
 				s.offer(t, x, now)
-				sub.answers += uint16(len(s.batch) - before)
+				sub.answered += step * time.Duration(len(s.batch)-before)
 				continue
 			}
-			at = sub.answersSince + s.interval
+			at = sub.answered + s.interval // not one by one
 		}
 		if again == 0 || at < again {
 			again = at
@@ -399,7 +400,7 @@ func (s *shard) chain(sub *Subscriber, bytes []byte) {
 func (s *shard) undelivered(sub *Subscriber, err error) {
 	if !errors.Is(err, ErrBusy) {
 		if !errors.Is(err, net.ErrClosed) {
-			closeClient(sub.client)
+			_ = sub.client.Close() // which has it leave
 		}
 		return
 	}

@@ -112,6 +112,7 @@ func (c *client) Ping() bool   { return c.Try([]byte("ping")) == nil }
 func (c *client) Expire()      { _ = c.Try([]byte("expired")) }
 
 // These are for socket.Owner. Nothing is read here.
+func (c *client) WriteTimeout() time.Duration             { return time.Minute }
 func (c *client) Spawn(f func())                          { go f() }
 func (c *client) Look(*socket.Input) (more bool, _ error) { return false, nil }
 func (c *client) Freed(bool)                              { c.Free() }
@@ -130,7 +131,7 @@ func (s *shard) watcher(t testing.TB) watcher {
 		t.Fatal(err)
 	}
 	c := &client{}
-	c.wire.Use(nc, time.Minute, c)
+	c.wire.Use(nc, c)
 	s.hub.Prepare(&c.Subscriber, c, 0)
 	c.Enter()
 	return watcher{c, fds[1]}

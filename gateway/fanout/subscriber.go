@@ -25,10 +25,8 @@ type Subscriber struct {
 	places  []place
 	number  number
 
-	answerAt     time.Duration // its subscribes are not answered before
-	answersSince time.Duration // answers are counted since
-	answers      uint16
-	asking       bool // in shard.asking
+	answerAt time.Duration // it is in shard.asking, and answered then at the earliest; 0: it is not there
+	answered time.Duration // the answers that it got are paid for until then
 
 	// What a delivery looks at is together at the end, and before what the embedding
 	// struct has next: that should be what Busy reads.

@@ -34,9 +34,9 @@ func (l liveness) next(heard, pinged time.Duration) time.Duration {
 // sweep pings the clients that have been silent, closes those that do not answer,
 // and tells those whose time is over.
 func (s *shard) sweep() {
-	type task struct {
-		client Client
-		do     func(Client)
+	type task struct { // without a closure: pings are most of what an idle gateway does
+		sub *Subscriber
+		do  func(s *shard, sub *Subscriber, at time.Duration)
 	}
 	var tasks []task
 	s.mu.Lock()
@@ -55,13 +55,13 @@ func (s *shard) sweep() {
 		ping, dead := s.live.verdict(now, sub.lastHeard(), sub.pinged)
 		switch {
 		case dead:
-			tasks = append(tasks, task{sub.client, closeClient})
+			tasks = append(tasks, task{sub, (*shard).close})
 		case sub.expires != 0 && now >= sub.expires:
 			sub.expires = 0 // once is enough
-			tasks = append(tasks, task{sub.client, Client.Expire})
+			tasks = append(tasks, task{sub, (*shard).expire})
 		case ping:
 			sub.pinged = now
-			tasks = append(tasks, task{sub.client, func(Client) { s.ping(sub, now) }})
+			tasks = append(tasks, task{sub, (*shard).ping})
 		}
 		seat.look = s.live.next(sub.lastHeard(), sub.pinged)
 		if sub.expires != 0 {
@@ -80,7 +80,7 @@ func (s *shard) sweep() {
 	}
 	s.mu.Unlock()
 	for _, t := range tasks {
-		t.do(t.client)
+		t.do(s, t.sub, now)
 	}
 }
 
@@ -98,4 +98,5 @@ func (s *shard) ping(sub *Subscriber, at time.Duration) {
 	}
 }
 
-func closeClient(c Client) { _ = c.Close() } // which has it leave
+func (s *shard) close(sub *Subscriber, _ time.Duration)  { _ = sub.client.Close() } // which has it leave
+func (s *shard) expire(sub *Subscriber, _ time.Duration) { sub.client.Expire() }

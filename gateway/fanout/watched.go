@@ -9,16 +9,16 @@ import (
 // watched is a topic that a shard has subscribers for, or had a moment ago. The
 // hub's lock guards it.
 type watched struct {
-	name     presence.Topic
-	update   presence.Update
-	known    bool // update may be told; until then it is the newest heard of, or zero
-	asked    bool // the store was asked to attach it, and may have it
+	update   presence.Update // its Topic is set from the beginning
+	heard    bool            // update is one that was heard of
+	known    bool            // update may be told; until then it is the newest heard of, if any
+	asked    bool            // the store was asked to attach it, and may have it
 	attached bool
-	current  bool      // attached and read since everything was last to be attached anew
-	sourced  bool      // its kind has a Source: it is not the store's
-	bucket   int       // among presence.DefaultBuckets
-	refs     int       // shards with subscribers, and watchers
-	left     time.Time // when refs fell to 0
+	current  bool          // attached and read since everything was last to be attached anew
+	sourced  bool          // its kind has a Source: it is not the store's
+	bucket   uint16        // among presence.DefaultBuckets
+	refs     int32         // shards with subscribers, and watchers
+	left     time.Duration // when refs fell to 0, since the hub's birth
 
 	in         *line // the one it stands in; nil: none
 	prev, next *watched

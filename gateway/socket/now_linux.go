@@ -11,7 +11,7 @@ import (
 
 // descriptor is the file descriptor of a socket, for calls that do not wait. The
 // caller must make sure that the socket is open.
-type descriptor int
+type descriptor int32
 
 const noDescriptor descriptor = -1
 

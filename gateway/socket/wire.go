@@ -5,6 +5,7 @@
 package socket
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"sync"
@@ -18,7 +19,7 @@ var ErrBusy = errors.New("the client has not taken what was sent")
 // Wire is a client's connection below the protocol. All bytes to the client go
 // through it. Each call writes one or more whole frames, so frames never mix. A write
 // never waits: the Wire keeps the bytes that the socket does not take at once and
-// writes them in the background. If they are not out after the timeout, it closes the
+// writes them in the background. If they are not out after Owner.WriteTimeout, it closes the
 // connection.
 //
 // The kept bytes are bounded: the fan-out writes nothing to a busy wire, and the
@@ -26,19 +27,23 @@ var ErrBusy = errors.New("the client has not taken what was sent")
 // the answers to one message, a pong, and two frames that are sent once per
 // connection: the request to reconnect, and the reason for the close.
 type Wire struct {
-	busy    atomic.Bool   // rest is not nil; may be read without mu
-	closed  atomic.Bool   // set under mu
-	ending  bool          // no more frames: the last one has been written; guarded by mu
-	mu      sync.Mutex    // guards what follows, up to free, and that the descriptor stays open
-	fd      descriptor    // for calls that do not wait; noDescriptor: such calls are impossible
-	rest    []byte        // the bytes that the socket has not taken; finish writes them
-	more    []byte        // the bytes that follow rest
-	free    chan struct{} // closed when rest is out; nil unless a goroutine waits in Wait
-	timeout time.Duration // how long a write may take to finish
-	owner   Owner
-	conn    net.Conn
+	busy   atomic.Bool // late is not nil; may be read without mu
+	closed atomic.Bool // set under mu
+	mu     sync.Mutex  // guards what follows, up to late, and that the descriptor stays open
+	fd     descriptor  // for calls that do not wait; noDescriptor: such calls are impossible
+	ending bool        // no more frames: the last one has been written
+	late   *late       // what the socket has not taken; nil: nothing
+	owner  Owner
+	conn   net.Conn
 
 	turn
+}
+
+// late is what the client is late to take. The wire's lock guards it.
+type late struct {
+	rest []byte        // finish writes it; only finish changes it
+	more []byte        // the bytes that follow rest
+	free chan struct{} // closed when all is out; nil unless a goroutine waits in Wait
 }
 
 // Owner serves the client of a Wire.
@@ -49,6 +54,8 @@ type Owner interface {
 	// be more to read. An error ends the connection. One goroutine at a time calls Look.
 	// Look must not wait for a client, unless the wire is not polled.
 	Look(in *Input) (more bool, err error)
+	// WriteTimeout is how long a write may take to finish.
+	WriteTimeout() time.Duration
 	// Freed says that a busy wire is free again. taken says that the client has taken
 	// bytes, which is a sign of life. Any goroutine may call it.
 	Freed(taken bool)
@@ -59,8 +66,8 @@ type Owner interface {
 
 // Use gives the wire its connection. From then on only the wire may close it. The
 // caller has the wire's turn until Start.
-func (w *Wire) Use(c net.Conn, timeout time.Duration, o Owner) {
-	w.conn, w.timeout, w.owner, w.fd = c, timeout, o, descriptorOf(c)
+func (w *Wire) Use(c net.Conn, o Owner) {
+	w.conn, w.owner, w.fd = c, o, descriptorOf(c)
 	w.turns.Store(1)
 }
 
@@ -89,7 +96,7 @@ func (w *Wire) Try(p []byte) error {
 	switch {
 	case w.closed.Load() || w.ending:
 		return net.ErrClosed
-	case w.rest != nil:
+	case w.late != nil:
 		return ErrBusy
 	}
 	return w.write(p)
@@ -108,8 +115,8 @@ func (w *Wire) put(p []byte, last bool) error {
 		return net.ErrClosed
 	}
 	w.ending = last
-	if w.rest != nil {
-		w.more = append(w.more, p...)
+	if w.late != nil {
+		w.late.more = append(w.late.more, p...)
 		return nil
 	}
 	return w.write(p)
@@ -125,7 +132,7 @@ func (w *Wire) write(p []byte) error {
 			return err
 		}
 	}
-	w.rest = append([]byte(nil), p[n:]...)
+	w.late = &late{rest: bytes.Clone(p[n:])}
 	w.busy.Store(true)
 	w.owner.Spawn(w.finish) // finish ends within the timeout, or when the wire is closed
 	return nil
@@ -138,24 +145,24 @@ const stalled = 100 * time.Millisecond
 func (w *Wire) finish() {
 	began := time.Now()
 	w.mu.Lock()
-	rest := w.rest // only finish changes it while it is not nil
+	late := w.late
 	w.mu.Unlock()
 	var err error
-	for rest != nil {
-		_ = w.conn.SetWriteDeadline(time.Now().Add(w.timeout))
+	for rest := late.rest; rest != nil; {
+		_ = w.conn.SetWriteDeadline(time.Now().Add(w.owner.WriteTimeout()))
 		if _, err = w.conn.Write(rest); err != nil {
 			_ = w.Close()
 		}
 		w.mu.Lock()
-		if rest = w.more; err != nil {
+		if rest = late.more; err != nil {
 			rest = nil
 		}
-		if w.rest, w.more = rest, nil; rest == nil {
+		if late.rest, late.more = rest, nil; rest == nil {
 			_ = w.conn.SetWriteDeadline(time.Time{})
+			w.late = nil
 			w.busy.Store(false)
-			if w.free != nil {
-				close(w.free)
-				w.free = nil
+			if late.free != nil {
+				close(late.free)
 			}
 		}
 		w.mu.Unlock()
@@ -171,14 +178,14 @@ func (w *Wire) finish() {
 // Wait returns when the client has taken everything, or the wire is closed.
 func (w *Wire) Wait() {
 	w.mu.Lock()
-	if w.rest == nil {
+	if w.late == nil {
 		w.mu.Unlock()
 		return
 	}
-	if w.free == nil {
-		w.free = make(chan struct{})
+	if w.late.free == nil {
+		w.late.free = make(chan struct{})
 	}
-	free := w.free
+	free := w.late.free
 	w.mu.Unlock()
 	<-free
 }

@@ -13,15 +13,17 @@ import (
 // reader is an Owner that collects what it reads. Before that it reads into no buffer at
 // all.
 type reader struct {
-	wire  Wire
-	group sync.WaitGroup
-	got   strings.Builder
-	freed chan struct{}
-	ended chan struct{}
+	wire    Wire
+	timeout time.Duration
+	group   sync.WaitGroup
+	got     strings.Builder
+	freed   chan struct{}
+	ended   chan struct{}
 }
 
-func (r *reader) Spawn(f func()) { r.group.Go(f) }
-func (r *reader) Ended()         { close(r.ended) }
+func (r *reader) Spawn(f func())              { r.group.Go(f) }
+func (r *reader) Ended()                      { close(r.ended) }
+func (r *reader) WriteTimeout() time.Duration { return r.timeout }
 
 func (r *reader) Freed(bool) {
 	select {
@@ -55,8 +57,8 @@ func newReader(t *testing.T, timeout time.Duration) (*reader, net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &reader{freed: make(chan struct{}, 1), ended: make(chan struct{})}
-	r.wire.Use(server, timeout, r)
+	r := &reader{timeout: timeout, freed: make(chan struct{}, 1), ended: make(chan struct{})}
+	r.wire.Use(server, r)
 	r.wire.Start(nil)
 	t.Cleanup(func() {
 		_ = r.wire.Close()

@@ -9,7 +9,6 @@ import (
 	"container/list"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -48,8 +47,8 @@ type Store struct {
 	incomplete  int    // partitions whose owner has not written all of them
 	partitions  []partition
 	pages       map[string]*page
-	empty       *list.List                    // of each *page without users; the page left longest ago comes first
-	endpoints   []map[presence.Topic][]string // by bucket: topic -> gateways
+	empty       *list.List                          // of each *page without users; the page left longest ago comes first
+	endpoints   []map[presence.Topic]presence.Lives // by bucket: topic -> gateways
 	watchers    map[*watcher]struct{}
 	leases      map[string]lease // by process
 }
@@ -91,7 +90,7 @@ func New(cfg Config) *Store {
 		pages:      map[string]*page{},
 		empty:      list.New(),
 		incomplete: cfg.Partitions,
-		endpoints:  make([]map[presence.Topic][]string, cfg.Buckets),
+		endpoints:  make([]map[presence.Topic]presence.Lives, cfg.Buckets),
 		watchers:   map[*watcher]struct{}{},
 		leases:     map[string]lease{},
 		notices:    newNotices(),
@@ -100,7 +99,7 @@ func New(cfg Config) *Store {
 		s.partitions[i].members = map[member]int64{}
 	}
 	for i := range s.endpoints {
-		s.endpoints[i] = map[presence.Topic][]string{}
+		s.endpoints[i] = map[presence.Topic]presence.Lives{}
 	}
 	return s
 }
@@ -357,7 +356,7 @@ func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Top
 	defer s.mu.Unlock()
 	var missing []presence.Topic
 	for _, t := range topics {
-		if !slices.Contains(s.endpoints[t.Bucket(s.cfg.Buckets)][t], gateway) {
+		if !s.endpoints[t.Bucket(s.cfg.Buckets)][t].Has(gateway) {
 			missing = append(missing, t)
 		}
 	}
@@ -368,17 +367,15 @@ func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Top
 func (s *Store) endpoint(e presence.Endpoint) {
 	b := e.Topic.Bucket(s.cfg.Buckets)
 	gateways := s.endpoints[b][e.Topic]
-	i := slices.Index(gateways, e.Gateway)
-	if (i >= 0) != e.Gone {
+	if gateways.Has(e.Gateway) != e.Gone {
 		return
 	}
-	switch {
-	case !e.Gone:
-		s.endpoints[b][e.Topic] = append(gateways, e.Gateway)
-	case len(gateways) == 1:
+	if !e.Gone {
+		s.endpoints[b][e.Topic] = gateways.With(e.Gateway)
+	} else if rest := gateways.Without(e.Gateway); rest != (presence.Lives{}) {
+		s.endpoints[b][e.Topic] = rest
+	} else {
 		delete(s.endpoints[b], e.Topic)
-	default:
-		s.endpoints[b][e.Topic] = slices.Delete(gateways, i, i+1)
 	}
 	s.tell(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
 }
@@ -389,7 +386,7 @@ func (s *Store) Attached(_ context.Context, bucket int) ([]presence.Endpoint, er
 	defer s.mu.Unlock()
 	var all []presence.Endpoint
 	for topic, gateways := range s.endpoints[bucket] {
-		for _, gw := range gateways {
+		for gw := range gateways.All() {
 			all = append(all, presence.Endpoint{Topic: topic, Gateway: gw})
 		}
 	}
