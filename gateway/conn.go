@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -63,8 +64,9 @@ type conn struct {
 	paid    time.Duration // what the client has sent is paid for until then, see allow
 	brought time.Duration // the new pages it has brought are paid for until then, see bring
 	wants   []wanted
-	// counters are those that the client subscribes to; with wants at most presence.MaxPages.
-	counters []string
+	// counters are those that the client subscribes to; with wants at most
+	// presence.MaxPages. nil: none, as for most clients.
+	counters *[]string
 	held     []byte // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
 	reader   websocket.Reader
 	rests    time.Duration // nothing is read of it until then; 0: it may speak
@@ -193,7 +195,7 @@ func (c *conn) awaitClose() {
 func (c *conn) Ended() {
 	g := c.g
 	c.Leave()
-	for _, key := range c.counters {
+	for _, key := range c.counted() {
 		g.live.Unview(key, c.name, c)
 	}
 	var joined []string
@@ -268,7 +270,8 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	}
 	c.sum = sum
 	c.addr = g.cfg.Proxies.Addr(r)
-	c.name, c.server = id.User, g.keys.Has(policy.APIKey(r))
+	c.name = strings.Clone(id.User) // without the signature behind it
+	c.server = g.keys.Has(policy.APIKey(r))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

@@ -113,20 +113,36 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	return rules, nil
 }
 
+// counted returns the counters that the client subscribes to.
+func (c *conn) counted() []string {
+	if c.counters == nil {
+		return nil
+	}
+	return *c.counters
+}
+
+// count adds one of them.
+func (c *conn) count(key string) {
+	if c.counters == nil {
+		c.counters = new([]string)
+	}
+	*c.counters = append(*c.counters, key)
+}
+
 // subscribeCounters subscribes to counters that the client may see and has room for.
 // The frame of a set is held back until it is known whether the user is a member.
 func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 	for i, key := range keys {
 		topic := counters.Topic(key)
 		switch {
-		case slices.Contains(c.counters, key):
+		case slices.Contains(c.counted(), key):
 			c.Renew(topic)
 		case rules[i].Kind == counter.Members:
-			c.counters = append(c.counters, key)
+			c.count(key)
 			c.Hold(topic)
 			c.g.live.View(key, c.name, c)
 		default:
-			c.counters = append(c.counters, key)
+			c.count(key)
 			c.Renew(topic)
 		}
 	}
@@ -134,11 +150,11 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 
 func (c *conn) unsubscribeCounters(keys []string) {
 	for _, key := range keys {
-		i := slices.Index(c.counters, key)
+		i := slices.Index(c.counted(), key)
 		if i < 0 {
 			continue
 		}
-		c.counters = slices.Delete(c.counters, i, i+1)
+		*c.counters = slices.Delete(*c.counters, i, i+1)
 		c.Unsubscribe(counters.Topic(key))
 		c.g.live.Unview(key, c.name, c)
 	}

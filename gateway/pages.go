@@ -24,7 +24,7 @@ func (c *conn) want(name string) *wanted {
 			return &c.wants[i]
 		}
 	}
-	if len(c.wants)+len(c.counters) >= presence.MaxPages {
+	if len(c.wants)+len(c.counted()) >= presence.MaxPages {
 		return nil
 	}
 	c.wants = append(c.wants, wanted{name: name})
@@ -130,7 +130,7 @@ func (c *conn) subscribe(m message) error {
 		if !has && !slices.Contains(fresh, t) {
 			fresh = append(fresh, t)
 		}
-		return len(c.wants)+len(c.counters)+len(fresh) <= presence.MaxPages
+		return len(c.wants)+len(c.counted())+len(fresh) <= presence.MaxPages
 	}
 	names := m.pages
 	for _, name := range names {
@@ -139,7 +139,7 @@ func (c *conn) subscribe(m message) error {
 		}
 	}
 	for _, key := range m.counters {
-		if !add(counters.Topic(key), slices.Contains(c.counters, key)) {
+		if !add(counters.Topic(key), slices.Contains(c.counted(), key)) {
 			return tooManyPages("")
 		}
 	}
