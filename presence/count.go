@@ -9,7 +9,7 @@ import (
 // KindCount is the kind of a page's count of users; the whole site's count has it
 // too. The value is "users updated", or "users updated without": updated is in
 // unix seconds, or 0, and without is as in Count.
-const KindCount Kind = "count"
+var KindCount = KindOf("count")
 
 // CountTopic is the topic of the page's count.
 func CountTopic(page string) Topic { return Topic{Site: DefaultSite, Kind: KindCount, Key: page} }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+	"unique"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -14,14 +15,48 @@ import (
 // and hubs carry all kinds alike. Only the publisher of a kind knows it, and the
 // places that register it: the store that reads it (kinds.go of memstore and
 // redisstore) and the gateway that shows it (kinds.go of gateway).
-type Kind string
+type Kind struct{ word shared }
+
+// KindOf returns the kind with that name.
+func KindOf(name string) Kind { return Kind{share(name)} }
+
+// String returns the kind's name.
+func (k Kind) String() string { return k.word.String() }
+
+// Namespace is the site of a topic: lower case letters, digits and hyphens. The zero
+// value is DefaultSite, and its name is empty.
+type Namespace struct{ word shared }
+
+// NamespaceOf returns the namespace with that name.
+func NamespaceOf(name string) Namespace { return Namespace{share(name)} }
+
+// String returns the namespace's name.
+func (n Namespace) String() string { return n.word.String() }
 
 // DefaultSite is the namespace of all topics today.
-const DefaultSite = ""
+var DefaultSite Namespace
+
+// shared is a short string that very many topics have. It takes one word of memory,
+// not two, and equal ones are the same pointer. The zero value is empty.
+type shared struct{ handle unique.Handle[string] }
+
+func share(s string) shared {
+	if s == "" {
+		return shared{}
+	}
+	return shared{unique.Make(s)}
+}
+
+func (s shared) String() string {
+	if s == (shared{}) {
+		return ""
+	}
+	return s.handle.Value()
+}
 
 // Topic names a value that is published. Topics are comparable.
 type Topic struct {
-	Site string // the namespace; lower case letters, digits and hyphens; may be empty
+	Site Namespace
 	Kind Kind
 	Key  string // the page or the user, for instance; no control characters
 }
@@ -54,13 +89,13 @@ const (
 
 // String returns the topic as processes and stores write it: "kind/site/key".
 // ParseTopic reads this form.
-func (t Topic) String() string { return string(t.Kind) + "/" + t.Site + "/" + t.Key }
+func (t Topic) String() string { return t.Kind.String() + "/" + t.Site.String() + "/" + t.Key }
 
 // ParseTopic reads what String wrote.
 func ParseTopic(s string) (Topic, error) {
 	kind, rest, ok := strings.Cut(s, "/")
 	site, key, more := strings.Cut(rest, "/")
-	t := Topic{Site: site, Kind: Kind(kind), Key: key}
+	t := Topic{Site: NamespaceOf(site), Kind: KindOf(kind), Key: key}
 	if !ok || !more {
 		return t, fmt.Errorf("%w: %q is not kind/site/key", ErrTopic, Excerpt(s))
 	}
@@ -71,10 +106,10 @@ func ParseTopic(s string) (Topic, error) {
 // the key is one of the kind's.
 func (t Topic) Check() error {
 	switch {
-	case t.Kind == "" || !word(string(t.Kind)):
-		return fmt.Errorf("%w: %q: %q is no kind", ErrTopic, Excerpt(t.Key), Excerpt(string(t.Kind)))
-	case !word(t.Site):
-		return fmt.Errorf("%w: %q: %q is no site", ErrTopic, Excerpt(t.Key), Excerpt(t.Site))
+	case t.Kind == (Kind{}) || !word(t.Kind.String()):
+		return fmt.Errorf("%w: %q: %q is no kind", ErrTopic, Excerpt(t.Key), Excerpt(t.Kind.String()))
+	case !word(t.Site.String()):
+		return fmt.Errorf("%w: %q: %q is no site", ErrTopic, Excerpt(t.Key), Excerpt(t.Site.String()))
 	case t.Key == "" || !printable(t.Key, maxKey):
 		return fmt.Errorf("%w: %q is no key", ErrTopic, Excerpt(t.Key))
 	}
@@ -125,7 +160,7 @@ func (t Topic) Bucket(b int) int {
 	if t.Site == DefaultSite {
 		return Bucket(t.Key, b)
 	}
-	return Bucket(t.Site+"\x00"+t.Key, b) // no key has a zero byte
+	return Bucket(t.Site.String()+"\x00"+t.Key, b) // no key has a zero byte
 }
 
 // Bucket returns the bucket, among b buckets, of the default site's topics with

@@ -13,8 +13,8 @@ import (
 func TestTopicsAsText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		topic := presence.Topic{
-			Site: rapid.StringMatching(`[a-z0-9-]{0,8}`).Draw(t, "site"),
-			Kind: presence.Kind(rapid.StringMatching(`[a-z]{1,8}`).Draw(t, "kind")),
+			Site: presence.NamespaceOf(rapid.StringMatching(`[a-z0-9-]{0,8}`).Draw(t, "site")),
+			Kind: presence.KindOf(rapid.StringMatching(`[a-z]{1,8}`).Draw(t, "kind")),
 			Key:  rapid.StringMatching(`[/ a-zäö"\\*]{1,20}`).Draw(t, "key"),
 		}
 		got, err := presence.ParseTopic(topic.String())
@@ -44,8 +44,8 @@ func TestInvalidUpdates(t *testing.T) {
 }
 
 func TestBucketsOfTopics(t *testing.T) {
-	at := func(site string, kind presence.Kind, key string) int {
-		return presence.Topic{Site: site, Kind: kind, Key: key}.Bucket(1 << 30)
+	at := func(site, kind, key string) int {
+		return presence.Topic{Site: presence.NamespaceOf(site), Kind: presence.KindOf(kind), Key: key}.Bucket(1 << 30)
 	}
 	for _, key := range []string{"p", "another page", "ページ"} {
 		if at("", "a", key) != at("", "b", key) || at("s", "a", key) != at("s", "b", key) {
@@ -79,7 +79,7 @@ func TestCountsAsUpdates(t *testing.T) {
 			t.Errorf("%q is read as %+v", value, c)
 		}
 	}
-	topic.Kind = "level"
+	topic.Kind = presence.KindOf("level")
 	if c, ok := presence.CountOf(presence.Update{Topic: topic, Value: "1 0"}); ok {
 		t.Errorf("another kind is read as %+v", c)
 	}

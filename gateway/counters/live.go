@@ -15,7 +15,7 @@ import (
 )
 
 // Kind is the kind of topics that are counters.
-const Kind presence.Kind = "counter"
+var Kind = presence.KindOf("counter")
 
 // Topic is the topic of a counter.
 func Topic(key string) presence.Topic { return presence.Topic{Kind: Kind, Key: key} }

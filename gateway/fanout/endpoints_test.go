@@ -220,7 +220,7 @@ func (w wants) Unwant(t presence.Topic) { delete(w, t) }
 // and the source says whether they are stale. They linger as other topics do.
 func TestTopicsOfASource(t *testing.T) {
 	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
-		const kind presence.Kind = "sourced"
+		kind := presence.KindOf("sourced")
 		source := wants{}
 		h.Supply(kind, exactly{}, source)
 		topic := presence.Topic{Kind: kind, Key: "k"}

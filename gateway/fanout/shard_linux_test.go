@@ -33,10 +33,9 @@ func loneShard(interval time.Duration) *shard {
 	return h.shards[0]
 }
 
-const (
-	testKind      = presence.Kind("test")
-	events   Form = 1 << 7
-)
+const events Form = 1 << 7
+
+var testKind = presence.KindOf("test")
 
 func topicOf(key string) presence.Topic { return presence.Topic{Kind: testKind, Key: key} }
 

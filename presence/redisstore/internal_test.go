@@ -391,7 +391,7 @@ func TestParsePublication(t *testing.T) {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	level := presence.Update{
-		Topic: presence.Topic{Site: "s", Kind: "level", Key: "a/b"}, Stale: true, Value: "5 1 17 1",
+		Topic: presence.Topic{Site: presence.NamespaceOf("s"), Kind: presence.KindOf("level"), Key: "a/b"}, Stale: true, Value: "5 1 17 1",
 		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
 	}
 	count := presence.Update{
@@ -402,7 +402,7 @@ func TestParsePublication(t *testing.T) {
 		t.Errorf("%+v, want %+v and %+v", p.Updates, level, count)
 	}
 	if e := p.Endpoints; e[0] != (presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "gw", Gone: true}) ||
-		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: "level", Key: "q"}, Gateway: "gw"}) {
+		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: presence.KindOf("level"), Key: "q"}, Gateway: "gw"}) {
 		t.Errorf("%+v", e)
 	}
 	for _, bad := range []string{

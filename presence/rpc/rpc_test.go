@@ -87,8 +87,8 @@ func TestUpdatesComeBack(t *testing.T) {
 	gen := rapid.Custom(func(t *rapid.T) presence.Update {
 		return presence.Update{
 			Topic: presence.Topic{
-				Site: rapid.SampledFrom([]string{"", "shop-1"}).Draw(t, "site"),
-				Kind: rapid.SampledFrom([]presence.Kind{presence.KindCount, "level", "of-tomorrow"}).Draw(t, "kind"),
+				Site: presence.NamespaceOf(rapid.SampledFrom([]string{"", "shop-1"}).Draw(t, "site")),
+				Kind: rapid.SampledFrom([]presence.Kind{presence.KindCount, presence.KindOf("level"), presence.KindOf("of-tomorrow")}).Draw(t, "kind"),
 				Key:  key.Draw(t, "key"),
 			},
 			Version: presence.Version{Incarnation: rapid.Uint64().Draw(t, "incarnation"), Sequence: rapid.Uint64().Draw(t, "sequence")},

@@ -520,7 +520,7 @@ func attach(t *testing.T, s presence.Store) {
 // process knows.
 func unknownTopics(t *testing.T, s presence.Store) {
 	list := []presence.Topic{
-		{Kind: "later", Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: "other", Kind: presence.KindCount, Key: "p"},
+		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.NamespaceOf("other"), Kind: presence.KindCount, Key: "p"},
 	}
 	e := listen(t, s, allBuckets())
 	claim(t, s, 3).set("p", 4)

@@ -8,14 +8,14 @@ import (
 	"headcount/presence"
 )
 
-const (
+var (
 	// KindLevel is the kind of a page's level. The version is the level's
 	// incarnation and All; the value is "by at", with at in unix seconds.
-	KindLevel presence.Kind = "level"
+	KindLevel = presence.KindOf("level")
 	// KindRecord is the kind of a user's record. The version is the record's; the
 	// value is when the record was updated, in unix seconds. A receiver that needs
 	// the follows reads them from the Store.
-	KindRecord presence.Kind = "record"
+	KindRecord = presence.KindOf("record")
 )
 
 // LevelTopic is the topic of the page's level. It is in the bucket of the page.
