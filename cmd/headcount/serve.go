@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -58,7 +59,11 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	failed := make(chan error, 3) // one place for each goroutine that sends to it
 	running := make(chan error, 1)
 	go func() { // ends with roles
+		var memory sync.WaitGroup
+		memory.Go(func() { machine.ReturnMemory(roles) })
 		err := sys.run(roles)
+		stopRoles()
+		memory.Wait()
 		running <- err
 		if err != nil {
 			failed <- err
