@@ -41,7 +41,7 @@ func main() {
 	var only string
 	flag.StringVar(&h.program, "program", "bin/headcount", "the server")
 	flag.DurationVar(&h.lasts, "lasts", 8*time.Second, "how long each attack lasts")
-	flag.DurationVar(&h.rests, "rests", 20*time.Second, "how long after it the memory must be back")
+	flag.DurationVar(&h.rests, "rests", time.Minute, "how long after it the memory must be back")
 	flag.BoolVar(&h.redis, "redis", false, "a server over Redis, not the embedded store")
 	flag.StringVar(&only, "only", "", "names of attacks, separated by commas")
 	flag.Parse()
@@ -95,6 +95,9 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 // memory is that of one process, in bytes, before, at most and after.
 type memory struct{ before, most, after int64 }
 
+// back reports whether what the attack took has been given back.
+func (m memory) back() bool { return m.after-m.before <= leftGrowth }
+
 func (m memory) String() string {
 	return fmt.Sprintf("%d, %d, %d", m.before>>20, m.most>>20, m.after>>20)
 }
@@ -125,7 +128,7 @@ func (r *result) broken() string {
 		if m.most-m.before > mostGrowth {
 			why = append(why, name+" grows")
 		}
-		if m.after-m.before > leftGrowth {
+		if !m.back() {
 			why = append(why, name+" keeps memory")
 		}
 	}
@@ -190,13 +193,14 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	r.seen[1], r.first[1], r.lost = o.measure(attacked, h.lasts)
 	attacking.Wait()
 	over()
-	select {
-	case <-ctx.Done():
-	case <-time.After(h.rests):
+	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
+		r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
+		if r.server.back() && r.store.back() || time.Now().After(end) || ctx.Err() != nil {
+			break
+		}
 	}
 	watched()
 	watch.Wait()
-	r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
 	if n, err := o.count(); err != nil || n != 1 {
 		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
 	}
