@@ -39,7 +39,8 @@ var layers = []layer{
 	{"presence/pncounter", nil},
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
-	{"presence/storetest", []string{"presence", "presence/unread"}}, // for the tests of stores; only they import it
+	{"presence/minutes", []string{"presence", "counter/hyperloglog"}}, // what pages remember
+	{"presence/storetest", []string{"presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
 	{"servertest", nil},                            // processes of servers for tests
 	{"presence/redistest", []string{"servertest"}}, // real servers for tests
 	{"cmd/headcount/programtest", nil},             // the program for tests
@@ -57,8 +58,8 @@ var layers = []layer{
 	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/memstore/...", []string{"presence", "presence/unread", "presence/hashkey"}},
-	{"presence/redisstore/...", []string{"presence", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
+	{"presence/memstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
+	{"presence/redisstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                                     // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
 	{"dispatcher/...", []string{"presence"}},
@@ -73,7 +74,7 @@ var layers = []layer{
 	{"gateway", []string{
 		"counter", "gateway/counters",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
-		"presence", "presence/unread", "presence/heartbeat",
+		"presence", "presence/minutes", "presence/unread", "presence/heartbeat",
 	}},
 	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
@@ -83,7 +84,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "gateway/counters",
-		"presence", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
+		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
 		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
 	}},
 }

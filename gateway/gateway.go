@@ -29,6 +29,7 @@ import (
 	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
+	"headcount/presence/minutes"
 	"headcount/presence/unread"
 )
 
@@ -89,6 +90,11 @@ type Config struct {
 	// nil means that there is no other region.
 	Region  string
 	Regions Regions
+
+	// PageStats is how long the minutes of pages are kept, and Minutes has them. 0: they
+	// are not kept.
+	PageStats time.Duration
+	Minutes   minutes.Store
 
 	// Counters serves counters that last; nil: there are none.
 	Counters *counters.Config

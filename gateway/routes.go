@@ -35,6 +35,7 @@ func (g *Gateway) routes() http.Handler {
 	policy.Get(e, "/:page/counter", g.getCounter)
 	e.PUT("/:page/counter", g.putCounter)
 	e.GET("/:page/counter/events", g.getEvents)
+	policy.Get(e, "/:page/stats", g.getStats)
 	policy.Get(e, "/-/counters", g.getCounters)
 	e.GET("/-/ws", g.getSocket)
 	g.unreadRoutes(e)

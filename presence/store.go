@@ -46,6 +46,13 @@ type MemberChange struct {
 	Gone bool
 }
 
+// Arrival is a user who came to a page, or to Site. Who was there already, from another
+// connection or within a grace, does not arrive.
+type Arrival struct {
+	User User
+	Page string
+}
+
 // PageUsers is the number of a partition's users on one page. The number is
 // absolute, not a difference, so writing it twice has the effect of writing it once.
 type PageUsers struct {
@@ -61,6 +68,9 @@ type Change struct {
 	Sequence uint64
 	Members  []MemberChange
 	Counts   []PageUsers
+	// Arrivals are for stores that remember them, see package minutes. Unlike counts,
+	// they are not absolute: they are in one change that is written without an error.
+	Arrivals []Arrival
 	// Reset says that Members has all members of the partition: the store first
 	// drops the members that it has.
 	Reset bool

@@ -15,9 +15,11 @@
 --          complete with this group (1)
 -- ARGV[9]  for each page: how many counts it gets (2), and for each count the number of
 --          its group (2) and the users (5)
+-- ARGV[10] 1: pages remember minutes
 -- Returns  {'1' if counts may lack users, otherwise '0'; a digit per group; the number of
 --          pages without users; '1' if the bucket must be swept (sweep.lua); the regions that
---          counts leave out; the record of each page's count, see publish.lua}. The digits: 0
+--          counts leave out; the record of each page's count, see publish.lua; the minutes that
+--          ended: for each the number of the page (2), and 14 bytes, see remember.lua}. The digits: 0
 --          written now or before, 1 there is a newer owner, 2 data was lost, 3 earlier counts
 --          of the change are missing.
 -- Safe to repeat and to arrive late: the script skips groups that are not newer than
@@ -77,13 +79,14 @@ end
 -- What the script will write: the pages' keys and values; those of pages that get their
 -- first user, and of pages that lost their last user.
 local sets, back, left = {}, {}, {}
+local remembers, ended = ARGV[10] == '1', {}
 -- records are those of all pages, in three parts each; fresh says which of them changed.
 local records, fresh, changed, log, prefix = {}, {}, 0, {}, tonumber(ARGV[6])
 local counts, at = ARGV[9], 1
 local olds = #KEYS > 5 and redis.call('MGET', unpack(KEYS, 6)) or {}
 for k = 6, #KEYS do
   local key, old = KEYS[k], olds[k - 5]
-  local r, users, updated, inc, seq, own, down, length, wide, n = readPage(old, key)
+  local r, users, updated, inc, seq, own, down, length, most, wide, n = readPage(old, key)
   local live = r == rebuild
   if live then
     openPage(old, pageHead + 1, wide, n)
@@ -116,12 +119,15 @@ for k = 6, #KEYS do
       inc = own
     end
     if delta ~= 0 then
+      local over
+      if remembers then most, over = remembered(live, updated, most, before, before + delta, second) else most = 0 end
+      if over then ended[#ended + 1] = packBytes('>I2', k - 6) .. over end
       users, seq, updated, latest = users + delta, seq + 1, second, second
       if delta < 0 then down = down - delta end
       if logging then log[#log + 1] = page end
       fresh[k], changed = true, changed + 1
     end
-    start = pageStart(rebuild, users, updated, inc, seq, own, down, length, closePage(users))
+    start = pageStart(rebuild, users, updated, inc, seq, own, down, length, most, closePage(users))
     sets[#sets + 1] = key
     sets[#sets + 1] = pageText(start)
     if users + others == 0 and not held then
@@ -172,4 +178,4 @@ if changed > 0 or again then
   end
   publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, news)
 end
-return {stale and '1' or '0', table.concat(status), empties, state[10] ~= state[11] and '1' or '0', out, all}
+return {stale and '1' or '0', table.concat(status), empties, state[10] ~= state[11] and '1' or '0', out, all, table.concat(ended)}

@@ -9,7 +9,9 @@
 -- ARGV[8]  from   ARGV[9]  to   ARGV[10] floor   ARGV[11] 1: complete
 -- ARGV[12…] incarnation, increments, decrements per page
 -- Returns  {status, log, cursor, highest incarnation, done, pages that changed,
---          pages whose pair could not be read, then the places of refused pairs}; status
+--          pages whose pair could not be read, the minutes that ended, then the places of
+--          refused pairs}. A minute: the length of the page (2), the page, and 14 bytes, see
+--          remember.lua; status
 --          0 merged, 1 this bucket has no owner yet, 2 a later log is known, 3 a gap.
 -- Safe to repeat and to arrive late: a pair never falls. The script reads and checks
 -- everything before it writes. O(pages).
@@ -36,8 +38,8 @@ local function counted(peer, inc, n)
   return n, false
 end
 
-local function answer(status, at, changed, malformed, refused)
-  local reply = {status, whole(at), whole(cursor), whole(math.max(high, least)), done and 1 or 0, changed, malformed}
+local function answer(status, at, changed, malformed, refused, ended)
+  local reply = {status, whole(at), whole(cursor), whole(math.max(high, least)), done and 1 or 0, changed, malformed, ended or ''}
   for _, i in ipairs(refused) do reply[#reply + 1] = i end
   return reply
 end
@@ -59,17 +61,17 @@ end
 local rebuild, offset = tonumber(state[2] or 0), tonumber(state[7] or 0)
 local first = math.max(now, tonumber(state[3] or 0), tonumber(state[4] or 0), tonumber(state[9] or 0) + 1) -- the incarnation of a version that begins now
 local prefix = tonumber(ARGV[5])
-local writes, records, refused, malformed = {}, {}, {}, 0
+local writes, records, refused, ended, malformed = {}, {}, {}, {}, 0
 for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was forgotten since
   local at = 3 * k
   local inc, up, down = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   high = math.max(high, inc)
   local text = redis.pcall('GET', KEYS[k])
   local foreign = text and (type(text) ~= 'string' or not isPage(text))
-  local r, users, updated, vinc, seq, own, fell, length, width, numbers
+  local r, users, updated, vinc, seq, own, fell, length, most, width, numbers
   local others, sum, held, hadInc, hadUp, hadDown = '', 0, false, nil, 0, 0
   if text and not foreign then
-    r, users, updated, vinc, seq, own, fell, length, width, numbers = readPage(text)
+    r, users, updated, vinc, seq, own, fell, length, most, width, numbers = readPage(text)
     local read = 0
     for name, i, u, d in string.gmatch(pairsOf(text, length), '([%w_-]+) (%d+) (%d+) (%d+);') do
       read = read + #name + #i + #u + #d + 4
@@ -104,11 +106,14 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
     held = held or silent
     if not same then
       if before ~= after then
+        local over
+        most, over = remembered(live, updated, most or 0, before, after, tonumber(time[1]))
+        if over then ended[#ended + 1] = packBytes('>I2', #w.page) .. w.page .. over end
         seq, updated = seq + 1, tonumber(time[1])
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end
       local all = others .. region .. ' ' .. ARGV[at] .. ' ' .. up .. ' ' .. down .. ';'
-      w.text = pageStart(rebuild, users, updated, vinc, seq, own, fell, #all, width, numbers) .. body .. all
+      w.text = pageStart(rebuild, users, updated, vinc, seq, own, fell, #all, most or 0, width, numbers) .. body .. all
     end
     w.expire = after == 0 and not held
     w.persist = (after > 0 or held) and (before == 0 or not done) -- the key may have a time to live
@@ -159,4 +164,4 @@ redis.call('HSET', KEYS[1], 'peer:' .. region, whole(known) .. ' ' .. whole(curs
 if #records > 0 or again then
   publish(KEYS[1], ARGV[1], ARGV[2], waits or complete < tonumber(ARGV[3]), again, out, records)
 end
-return answer(0, known, changed, malformed, refused)
+return answer(0, known, changed, malformed, refused, table.concat(ended))

@@ -3,27 +3,28 @@
 --
 -- {b}:c:<page> is one string, so that a change reads and writes many pages with one
 -- command each. It has
---   45 bytes: the rebuild to which the counts belong, whose first byte is 0; users of this
+--   50 bytes: the rebuild to which the counts belong, whose first byte is 0; users of this
 --       region; time of their last change; incarnation and sequence of the version;
 --       incarnation and decrements of this region's pair, whose increments are its
---       decrements plus users; the length of the pairs; the width of a number; how many
---       numbers there are
+--       decrements plus users; the length of the pairs; the greatest total in the minute of
+--       the last change (kept only if pages remember minutes); the width of a number; how
+--       many numbers there are
 --   the numbers: users by partition, each after the partition (2 bytes, the lower first), in
 --       any order. Partitions without users are left out. But if that would be longer than a
 --       number for every partition, then those are there, in their order. See numbers.lua
 --   the pairs of the other regions, see pairs.lua
--- A page with one user takes 48 bytes, one with users in all of 271 partitions 316.
+-- A page with one user takes 53 bytes, one with users in all of 271 partitions 321.
 -- {b}:z is a sorted set: pages without users -> since when, in unix seconds. They expire.
 
 local packBytes, unpackBytes, byte = struct.pack, struct.unpack, string.byte
-local pageForm, pageHead = '>I4I5I5I7I6I7I6I2I1I2', 45
+local pageForm, pageHead = '>I4I5I5I7I6I7I6I2I5I1I2', 50
 
 -- isPage tells a page from what another program has written there.
 local function isPage(text) return #text >= pageHead and byte(text) == 0 end
 
 -- readPage returns rebuild, users, updated, incarnation, sequence, incarnation and
--- decrements of the pair, the length of the pairs, the width of a number and how many
--- numbers there are. It returns nil if there is no page (text is false), and fails with WRONGTYPE
+-- decrements of the pair, the length of the pairs, the greatest total, the width of a number and
+-- how many numbers there are. It returns nil if there is no page (text is false), and fails with WRONGTYPE
 -- if the key is another program's.
 local function readPage(text, key)
   if not text then
@@ -35,8 +36,22 @@ local function readPage(text, key)
 end
 
 -- pageStart returns what the text of a page begins with.
-local function pageStart(rebuild, users, updated, inc, seq, own, down, length, width, numbers)
-  return packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, width, numbers)
+local function pageStart(rebuild, users, updated, inc, seq, own, down, length, most, width, numbers)
+  return packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, most, width, numbers)
+end
+
+-- remembered returns the greatest total in the minute of a change from before to after,
+-- which is now (in seconds). If that is the first change in the minute, it also returns
+-- the bytes of the last minute with a change, see remember.lua. most is its greatest total,
+-- and updated its time; live is false if the page was void.
+local function remembered(live, updated, most, before, after, now)
+  if not live then return math.max(before, after) end
+  local was, ended = math.floor(updated / 60), nil
+  if was < math.floor(now / 60) then
+    ended = packBytes('>I4I5I5', was, math.max(most, before), before)
+    most = before
+  end
+  return math.max(most, before, after), ended
 end
 
 -- pageCounts returns what the text of a page begins with, up to the length of the pairs.

@@ -12,26 +12,28 @@ type Name string
 
 // The scripts there are.
 const (
-	Change  Name = "change"
-	Claim   Name = "claim"
-	Counts  Name = "counts"
-	Detach  Name = "detach"
-	Fence   Name = "fence"
-	Hello   Name = "hello"
-	Leave   Name = "leave"
-	Load    Name = "load"
-	Log     Name = "log"
-	Members Name = "members"
-	Merge   Name = "merge"
-	Own     Name = "own"
-	Peers   Name = "peers"
-	Read    Name = "read"
-	Relog   Name = "relog"
-	Renew   Name = "renew"
-	Resize  Name = "resize"
-	Save    Name = "save"
-	Sweep   Name = "sweep"
-	Values  Name = "values"
+	Change   Name = "change"
+	Claim    Name = "claim"
+	Counts   Name = "counts"
+	Detach   Name = "detach"
+	Fence    Name = "fence"
+	Hello    Name = "hello"
+	Leave    Name = "leave"
+	Load     Name = "load"
+	Log      Name = "log"
+	Members  Name = "members"
+	Merge    Name = "merge"
+	Minutes  Name = "minutes"
+	Own      Name = "own"
+	Peers    Name = "peers"
+	Read     Name = "read"
+	Relog    Name = "relog"
+	Remember Name = "remember"
+	Renew    Name = "renew"
+	Resize   Name = "resize"
+	Save     Name = "save"
+	Sweep    Name = "sweep"
+	Values   Name = "values"
 
 	CounterAbort   Name = "counter_abort"
 	CounterApply   Name = "counter_apply"
@@ -61,7 +63,7 @@ var Counters = []Name{
 
 // Presence are the scripts of presence, in the order of the alphabet.
 var Presence = []Name{
-	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Own, Peers, Read, Relog, Renew, Resize, Save, Sweep, Values,
+	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog, Remember, Renew, Resize, Save, Sweep, Values,
 }
 
 //go:embed *.lua

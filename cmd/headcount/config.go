@@ -44,6 +44,8 @@ type Config struct {
 	ColdAfter       time.Duration `type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody touched for this long leaves Redis. At least --persist-interval."`
 	HotRate         int           `type:"number" placeholder:"N" default:"1000" group:"counters" help:"How many changes per second of one sum spread it over several parts. 0 means the default."`
 
+	PageStats *time.Duration `type:"days-or-0" placeholder:"TIME" group:"counters" help:"How long the greatest count, the arrivals and the visitors of each minute of a page are kept, for /{page}/stats. From 1m to 31d; 0: they are not kept. The default is 24h, and 0 with --redis."`
+
 	HeartbeatInterval time.Duration `type:"span" placeholder:"TIME" default:"2s" group:"times" help:"The time between two heartbeats from a gateway to the presence nodes."`
 	PresenceTimeout   time.Duration `type:"span" placeholder:"TIME" default:"7s" group:"times" help:"A user is gone after this long without a heartbeat. At least 3 heartbeats."`
 	LeaveGrace        time.Duration `type:"span-or-0" placeholder:"TIME" default:"2s" group:"times" help:"A user stays counted for this long after a connection ended without a leave. Shorter than --presence-timeout; 0 is allowed."`
@@ -76,6 +78,17 @@ var (
 
 // HasRole tells whether this process does the role.
 func (c *Config) HasRole(role string) bool { return slices.Contains(c.Roles, role) }
+
+// KeptMinutes is how long minutes of pages are kept; 0: not at all.
+func (c *Config) KeptMinutes() time.Duration {
+	switch {
+	case c.PageStats != nil:
+		return *c.PageStats
+	case c.Redis != "":
+		return 0
+	}
+	return 24 * time.Hour
+}
 
 // AdvertiseAddr is the address other nodes use.
 func (c *Config) AdvertiseAddr() string {
@@ -157,6 +170,9 @@ func (c *Config) checkAddresses() error {
 func (c *Config) checkTimes() error {
 	if c.UpdateInterval < 10*time.Millisecond {
 		return setting.Refuse("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
+	}
+	if kept := c.KeptMinutes(); kept != 0 && (kept < time.Minute || kept > 31*24*time.Hour) {
+		return setting.Refuse("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", kept)
 	}
 	return node.CheckTimes(c.PresenceTimeout, c.HeartbeatInterval, c.LeaveGrace)
 }

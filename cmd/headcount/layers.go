@@ -171,7 +171,7 @@ func splitList(s string) []any {
 type reader func(value any, target reflect.Value) (problem string)
 
 // readers are the types of Config's tags: "text" is one string; "span" a
-// positive duration, "span-or-0" also 0, "days" one in which d stands for 24 h; "number" a whole number from 0; "list"
+// positive duration, "span-or-0" also 0, "days" one in which d stands for 24 h, "days-or-0" also 0; "number" a whole number from 0; "list"
 // is split at commas wherever it comes from; "each" is one value for each time
 // the flag is given and split at commas in the environment only, so that a
 // secret may hold a comma on the command line and in the file.
@@ -190,6 +190,7 @@ var readers = map[string]reader{
 	"span":      span(time.ParseDuration, 1, "%s is not positive; give a duration such as 2s or 250ms"),
 	"span-or-0": span(time.ParseDuration, 0, "%s is negative; give a duration such as 2s, or 0"),
 	"days":      span(counter.ParseDuration, 1, "%s is not positive; give a duration such as 2s, 24h or 7d"),
+	"days-or-0": span(counter.ParseDuration, 0, "%s is negative; give a duration such as 24h or 7d, or 0"),
 	"number": func(value any, target reflect.Value) string {
 		s, ok := value.(string)
 		if n, isNumber := value.(json.Number); isNumber {
@@ -239,6 +240,10 @@ func span(parse func(string) (time.Duration, error), least time.Duration, tooSho
 		}
 		if d < least {
 			return fmt.Sprintf(tooShort, d)
+		}
+		if target.Kind() == reflect.Pointer { // nil: it was not given
+			target.Set(reflect.New(target.Type().Elem()))
+			target = target.Elem()
 		}
 		target.SetInt(int64(d))
 		return ""

@@ -26,6 +26,7 @@ import (
 	"headcount/presence/heartbeat"
 	"headcount/presence/member"
 	"headcount/presence/memstore"
+	"headcount/presence/minutes"
 	"headcount/presence/node"
 	"headcount/presence/redisstore"
 	"headcount/presence/region"
@@ -47,6 +48,7 @@ type store interface {
 	presence.Store
 	presence.Processes
 	unread.Store
+	minutes.Store
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 
@@ -104,7 +106,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 
 	if s.member.Has(presence.RolePresence) {
 		if s.node, err = node.New(s.store, node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Registerer: s.registry, Log: log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: log,
 		}); err != nil {
 			return nil, err
 		}
@@ -141,7 +143,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
 func (s *system) openEmbedded() error {
-	config := memstore.Config{Region: s.cfg.Region, Log: s.log}
+	config := memstore.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), Log: s.log}
 	var opened *memstore.Store
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
@@ -196,6 +198,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 		URL:        s.cfg.Redis,
 		Facts:      redisstore.Facts{Region: s.cfg.Region, Secret: checkValue(keys)},
 		Peers:      s.cfg.peerNames(),
+		PageStats:  s.cfg.KeptMinutes(),
 		Registerer: s.registry,
 		Log:        s.log,
 		OnState:    s.member,
@@ -301,7 +304,7 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
 		opened, err := redisstore.Open(redisstore.Config{
-			URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger(),
+			URL: url, Dial: peerDial, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", name).Logger(),
 			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
 		})
 		if err != nil {
@@ -354,6 +357,8 @@ func (s *system) openGateway(self presence.Process) error {
 		MaxPerAddress:     cfg.MaxPerAddress,
 		Memory:            machine.NewPressure(),
 		DeliveryBudget:    cfg.DeliveryBudget,
+		PageStats:         cfg.KeptMinutes(),
+		Minutes:           s.store,
 		Counters:          s.counters.config(s),
 		Identities:        identities,
 		APIKeys:           cfg.APIKeys,

@@ -283,7 +283,7 @@ func (a *API) getSeveral(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := query(c, "?key=a&key=b")
+	values, ok := Query(c, "?key=a&key=b")
 	if !ok {
 		return
 	}
@@ -325,7 +325,7 @@ func (a *API) getLedger(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := query(c, "?after=7&limit=100")
+	values, ok := Query(c, "?after=7&limit=100")
 	if !ok {
 		return
 	}

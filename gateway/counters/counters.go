@@ -490,9 +490,9 @@ func (a *API) known(keys []string) []counter.Reading {
 	return known
 }
 
-// query returns the parameters of the request. If it returns false, it has written
+// Query returns the parameters of the request. If it returns false, it has written
 // the error answer.
-func query(c *gin.Context, example string) (url.Values, bool) {
+func Query(c *gin.Context, example string) (url.Values, bool) {
 	values, err := url.ParseQuery(c.Request.URL.RawQuery)
 	if err != nil {
 		problem(c, http.StatusBadRequest, "The query cannot be read: "+err.Error()+". Ask as "+example+", percent-encoded.")

@@ -23,7 +23,7 @@ func (a *API) getRange(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := query(c, example)
+	values, ok := Query(c, example)
 	if !ok {
 		return
 	}
@@ -35,7 +35,7 @@ func (a *API) getRange(c *gin.Context) {
 	if !ok {
 		return
 	}
-	step, ok := duration(c, values, "step")
+	step, ok := Duration(c, values, "step")
 	if !ok {
 		return
 	}
@@ -51,11 +51,11 @@ func (a *API) getWindow(c *gin.Context) {
 	if !ok {
 		return
 	}
-	values, ok := query(c, "?last=1h")
+	values, ok := Query(c, "?last=1h")
 	if !ok {
 		return
 	}
-	last, ok := duration(c, values, "last")
+	last, ok := Duration(c, values, "last")
 	if !ok {
 		return
 	}
@@ -135,9 +135,9 @@ func moment(c *gin.Context, values url.Values, name string) (at time.Time, ok bo
 	return at, true
 }
 
-// duration returns a parameter that is a duration, 0 when it was not sent. If ok is false,
+// Duration returns a parameter that is a duration, 0 when it was not sent. If ok is false,
 // it has written the error answer.
-func duration(c *gin.Context, values url.Values, name string) (d time.Duration, ok bool) {
+func Duration(c *gin.Context, values url.Values, name string) (d time.Duration, ok bool) {
 	given := values[name]
 	if len(given) == 0 {
 		return 0, true

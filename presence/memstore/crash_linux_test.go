@@ -28,7 +28,7 @@ func TestCrashes(t *testing.T) {
 		defer os.RemoveAll(root)
 		dir := filepath.Join(root, "data")
 		s := New(Config{})
-		d, _, err := openDisk(dir, &s.notices, zerolog.Nop())
+		d, _, err := openDisk(dir, &s.notices, &s.book, zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	}
 	n := newNotices()
 	var log bytes.Buffer
-	d, _, err := openDisk(dir, &n, zerolog.New(&log))
+	d, _, err := openDisk(dir, &n, &book{}, zerolog.New(&log))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,6 +34,7 @@ import (
 //	records  16 bytes of user -> "incarnation sequence updated"
 //	follows  16 bytes of user, page -> see unread.Follow
 //	keys     16 bytes of hash -> 8 bytes: unix seconds when it is forgotten
+//	minutes  what pages remember, see minutes.go
 const dataFile = "headcount.db"
 
 var (
@@ -43,8 +44,9 @@ var (
 	recordsBucket = []byte("records")
 	followsBucket = []byte("follows")
 	keysBucket    = []byte("keys")
+	minutesBucket = []byte("minutes")
 
-	buckets = [][]byte{metaBucket, pagesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket}
+	buckets = [][]byte{metaBucket, pagesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
 
 	formatKey = []byte("format")
 	secretKey = []byte("id-secret")
@@ -85,9 +87,9 @@ type put struct {
 	bucket, key, value []byte // value nil: the key is deleted
 }
 
-// openDisk opens the file in dir, creates it when it is missing, and fills n from it.
+// openDisk opens the file in dir, creates it when it is missing, and fills n and b from it.
 // secret is the secret of anonymous ids. No operation is written before run.
-func openDisk(dir string, n *notices, log zerolog.Logger) (d *disk, secret string, err error) {
+func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
@@ -104,7 +106,7 @@ func openDisk(dir string, n *notices, log zerolog.Logger) (d *disk, secret strin
 		return nil, "", fmt.Errorf("data directory: %s: %w", path, err)
 	}
 	err = guarded(func() (err error) {
-		secret, err = d.load(n)
+		secret, err = d.load(n, b)
 		return err
 	})
 	if err != nil {
@@ -126,10 +128,10 @@ func guarded(step func() error) (err error) {
 	return step()
 }
 
-// load creates what a new file lacks, reads the whole file into n, and repairs
+// load creates what a new file lacks, reads the whole file into n and b, and repairs
 // entries that do not fit together. When a repair cannot be written, the file counts
 // as not writable.
-func (d *disk) load(n *notices) (secret string, err error) {
+func (d *disk) load(n *notices, b *book) (secret string, err error) {
 	whole := false
 	if err := d.db.View(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
@@ -164,7 +166,7 @@ func (d *disk) load(n *notices) (secret string, err error) {
 			return "", err
 		}
 	}
-	l := loader{n: n, now: time.Now()}
+	l := loader{n: n, book: b, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
@@ -180,9 +182,10 @@ func (d *disk) load(n *notices) (secret string, err error) {
 	return secret, nil
 }
 
-// loader fills n from a file, and notes the repairs that must be written.
+// loader fills n and book from a file, and notes the repairs that must be written.
 type loader struct {
 	n        *notices
+	book     *book
 	now      time.Time
 	puts     []put
 	repaired int    // entries that did not fit
@@ -206,6 +209,9 @@ func (l *loader) load(tx *bbolt.Tx) error {
 		if err := tx.Bucket(b.name).ForEach(func(k, v []byte) error { b.entry(k, v); return nil }); err != nil {
 			return err
 		}
+	}
+	if l.book.kept > 0 {
+		l.loadMinutes(tx)
 	}
 	l.raise()
 	slices.SortFunc(l.n.oldest, func(a, b rememberedKey) int { return int(a.until - b.until) })

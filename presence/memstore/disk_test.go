@@ -222,7 +222,7 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = New(Config{})
-	d, _, err := openDisk(dir, &s.notices, zerolog.Nop())
+	d, _, err := openDisk(dir, &s.notices, &s.book, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func stopped(t *testing.T) *Store {
 	t.Helper()
 	s := New(Config{})
 	var err error
-	if s.notices.disk, _, err = openDisk(t.TempDir(), &s.notices, zerolog.Nop()); err != nil {
+	if s.notices.disk, _, err = openDisk(t.TempDir(), &s.notices, &s.book, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	return s

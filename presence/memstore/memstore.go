@@ -29,6 +29,11 @@ type Config struct {
 	// looks like one nobody ever joined, and comes back under a new incarnation.
 	RememberFor time.Duration
 	Remember    int
+	// PageStats is how long minutes of pages are remembered; 0: not at all. They take at
+	// most PageStatsBytes (default 64 MiB, which is 600,000 quiet minutes of pages);
+	// beyond, the page that has not changed for the longest time is forgotten.
+	PageStats      time.Duration
+	PageStatsBytes int
 	// Backlog is how many publications wait for one watcher (default 4,096).
 	// Further ones are dropped, and the watcher gets a Lost.
 	Backlog int
@@ -51,6 +56,9 @@ type Store struct {
 	endpoints   []map[presence.Topic]presence.Lives // by bucket: topic -> gateways
 	watchers    map[*watcher]struct{}
 	leases      map[string]lease // by process
+	book        book
+
+	forgetting, remembered chan struct{} // closed by Close, and when the writer of minutes has ended; nil without a data directory
 }
 
 type partition struct {
@@ -83,6 +91,7 @@ func New(cfg Config) *Store {
 	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
 	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
 	cfg.Remember = cmp.Or(cfg.Remember, 100_000)
+	cfg.PageStatsBytes = cmp.Or(cfg.PageStatsBytes, 64<<20)
 	cfg.Backlog = cmp.Or(cfg.Backlog, 4096)
 	s := &Store{
 		cfg:        cfg,
@@ -94,6 +103,7 @@ func New(cfg Config) *Store {
 		watchers:   map[*watcher]struct{}{},
 		leases:     map[string]lease{},
 		notices:    newNotices(),
+		book:       newBook(cfg),
 	}
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
@@ -110,10 +120,14 @@ func New(cfg Config) *Store {
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
-	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, cfg.Log); err != nil {
+	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, &s.book, cfg.Log); err != nil {
 		return nil, err
 	}
 	go s.notices.disk.run(s.commit) // ends with Close
+	if s.book.kept > 0 {
+		s.forgetting, s.remembered = make(chan struct{}), make(chan struct{})
+		go s.remembering() // ends with Close
+	}
 	return s, nil
 }
 
@@ -141,7 +155,13 @@ func (s *Store) HashKey(former []byte) ([]byte, error) {
 
 // Close carries out the waiting operations and closes the data directory. It is
 // called once; after it changes and follows are refused.
-func (s *Store) Close() error { return s.notices.disk.close() }
+func (s *Store) Close() error {
+	if s.forgetting != nil {
+		close(s.forgetting)
+		<-s.remembered
+	}
+	return s.notices.disk.close()
+}
 
 // Generation implements presence.Partitions: memory loses nothing.
 func (s *Store) Generation(context.Context) (uint64, error) { return 0, nil }
@@ -187,6 +207,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	defer s.mu.Unlock()
 	now := time.Now()
 	touched := map[*page]struct{}{}
+	var arrivals []presence.Arrival
 	outcomes := make([]presence.Outcome, len(changes))
 	for i, c := range changes {
 		p := &s.partitions[c.Partition]
@@ -198,6 +219,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 			continue // a repetition: the change was applied, or a newer one was
 		}
 		p.sequence = c.Sequence
+		arrivals = append(arrivals, c.Arrivals...)
 		if c.Reset {
 			clear(p.members)
 		}
@@ -224,6 +246,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		}
 	}
 	s.publish(touched)
+	s.book.remember(touched, arrivals, now)
 	for i, c := range changes {
 		if outcomes[i].Err == nil {
 			outcomes[i].Counts = make([]presence.Count, len(c.Counts))

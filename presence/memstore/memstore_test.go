@@ -105,3 +105,7 @@ func openDir(t testing.TB, dir string) *memstore.Store {
 	})
 	return s
 }
+
+func TestMinutesContract(t *testing.T) {
+	storetest.RunMinutes(t, func(testing.TB) storetest.MinuteStore { return memstore.New(memstore.Config{PageStats: time.Hour}) })
+}

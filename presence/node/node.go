@@ -46,6 +46,7 @@ type Config struct {
 	// Reply answers a gateway. The actors call it, so it must not block. A gateway
 	// asks again when a reply is lost.
 	Reply      Replies
+	Arrivals   bool                  // tell the store who arrives
 	Tick       func()                // called at every tick of the node's clock, which stands still meanwhile; nil: not called
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger

@@ -20,6 +20,9 @@ type outbox struct {
 	claim   presence.Claim // the next change is written under this claim
 	members map[memberKey]presence.MemberChange
 	counts  map[string]int64
+	// arrivals has at most one entry per entry of members that there was since the last
+	// write, and one per user for the site.
+	arrivals map[memberKey]struct{}
 	// reset and complete are those of the next change, see presence.Change.
 	reset, complete bool
 	check           bool   // the next change must prove the claim to the store
@@ -76,8 +79,12 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	for page, users := range o.counts {
 		c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
 	}
+	for a := range o.arrivals {
+		c.Arrivals = append(c.Arrivals, presence.Arrival{User: a.user, Page: a.page})
+	}
 	clear(o.members)
 	clear(o.counts)
+	clear(o.arrivals)
 	o.reset, o.complete, o.check = false, false, false
 	o.gen++
 	o.flying = true
@@ -115,6 +122,9 @@ func (o *outbox) restore(c presence.Change, lost bool) {
 		if _, newer := o.counts[pu.Page]; !newer {
 			o.counts[pu.Page] = pu.Users
 		}
+	}
+	for _, a := range c.Arrivals {
+		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}
 	if o.claim == c.Claim {
 		o.reset = o.reset || c.Reset

@@ -188,6 +188,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 	}
 	p.out.claim = claim
 	p.out.gen = 1 // 0 stands for an answer that needs no write
+	p.out.arrivals = map[memberKey]struct{}{}
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
 	p.site = p.page(presence.Site)
 	return p
@@ -634,6 +635,20 @@ func (p *partition) ask() {
 	clear(p.asking)
 }
 
+// arrived notes that the user is about to come to the page, unless the user is there.
+// Until all users are known, nobody arrives: the gateways tell of those who were there.
+func (p *partition) arrived(u presence.User, pg *page) {
+	if !p.node.cfg.Arrivals || !p.whole || p.present(u, pg) {
+		return
+	}
+	p.out.mu.Lock()
+	defer p.out.mu.Unlock()
+	p.out.arrivals[memberKey{u, pg.name}] = struct{}{}
+	if p.users[u] == nil {
+		p.out.arrivals[memberKey{u, presence.Site}] = struct{}{}
+	}
+}
+
 // counted notes that the page's number of users must be written.
 func (p *partition) counted(pg *page) {
 	p.out.mu.Lock()
@@ -747,6 +762,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 // returned. The join also confirms a loaded stay, which then lasts only until the
 // user's other gateways have had time to confirm it too (othersConfirm).
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
+	p.arrived(u, pg)
 	s := p.session(u, src)
 	p.join(s, pg, 0)
 	s.deadline = p.now() + p.timeout()
@@ -820,7 +836,9 @@ func (p *partition) hold(c *holdCall) {
 			c.done <- ErrTooManyHolds
 			return
 		}
-		s, pg = p.session(c.user, p.holds), p.page(c.page)
+		pg = p.page(c.page)
+		p.arrived(c.user, pg)
+		s = p.session(c.user, p.holds)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
 		p.member(c.user, pg) // also when only its end moved
 		p.file(s)

@@ -20,6 +20,8 @@ import (
 //	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
 //	hc:{b5}:c:PAGE   string: counts of a page (page.lua)
 //	hc:{b5}:z        zset: pages nobody is on, since when (page.lua)
+//	hc:{b5}:x:PAGE   string: minutes of a page (remember.lua)
+//	hc:{b5}:y:7:PAGE hash: arrivals on a page in an hour since the Unix epoch
 //	hc:{b5}:h:PAGE   hash: changes of a page (change.lua)
 //	hc:{b5}:i:HASH   string: an idempotency key of a change that was counted
 //	hc:{b5}:u:USER   hash: what a user follows (save.lua)
@@ -86,6 +88,12 @@ func logKey(b int) string       { return bucketKey(b) + "l" }
 func emptiesKey(b int) string   { return bucketKey(b) + "z" }
 func tokenKey(b int) string     { return bucketKey(b) + "t" }
 func pagePrefix(b int) string   { return bucketKey(b) + "c:" }
+
+func minutesKey(b int, page string) string { return bucketKey(b) + "x:" + page }
+
+func visitsKey(b int, hour int64, page string) string {
+	return bucketKey(b) + "y:" + strconv.FormatInt(hour, 10) + ":" + page
+}
 
 func historyKey(b int, page string) string { return bucketKey(b) + "h:" + page }
 func onceKey(b int, hash string) string    { return bucketKey(b) + "i:" + hash }

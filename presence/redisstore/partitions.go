@@ -365,6 +365,7 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 			outcomes[i] = presence.Outcome{Err: fmt.Errorf("redisstore: write partition %d: %w", c.Partition, outcomes[i].Err)}
 			continue
 		}
+		s.memory.arrived(c.Arrivals)
 		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
 			for _, pu := range c.Counts {
 				delete(p.unwritten, pu.Page)
@@ -740,7 +741,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 				cc = &countsCall{gen: gen, bucket: b, call: call{
 					Script: scripts.Counts,
 					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b)},
-					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), gen, nil, nil},
+					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), gen, nil, nil, flag(s.cfg.PageStats > 0)},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
 			}
@@ -810,6 +811,7 @@ func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool
 		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // not a piece of a long text
 		s.seen(counts[i].Version.Incarnation)
 	}
+	s.memory.over(cc, reply[6].(string))
 	for i, g := range cc.groups {
 		switch err := statusError(status[i]); {
 		case status[i] == statusGap && mayGap:

@@ -2,6 +2,7 @@ package redisstore_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -47,6 +48,18 @@ func TestProcessesContractOnOneServer(t *testing.T) {
 
 func TestProcessesContractOnCluster(t *testing.T) {
 	storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, redistest.ThreeMasters(t).URL(), quick) })
+}
+
+func remembers(cfg *redisstore.Config) { cfg.PageStats = time.Hour }
+
+func TestMinutesContractOnOneServer(t *testing.T) {
+	storetest.RunMinutes(t, func(t testing.TB) storetest.MinuteStore { return open(t, redistest.Single(t).URL(), remembers) })
+}
+
+func TestMinutesContractOnCluster(t *testing.T) {
+	storetest.RunMinutes(t, func(t testing.TB) storetest.MinuteStore {
+		return open(t, redistest.ThreeMasters(t).URL(), remembers)
+	})
 }
 
 func TestUnreadContractOnOneServer(t *testing.T) {

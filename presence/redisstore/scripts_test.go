@@ -78,13 +78,15 @@ func TestEveryScriptMayRunTwice(t *testing.T) {
 	add(scripts.Save, []string{stateKey(ub), recordKey(ub, u.String())}, channel(ub, 0), "PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
 	add(scripts.Read, []string{state, readyKey(b), endpointsKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, len(pagePrefix(b)), countHead, "gw", 1)
 	add(scripts.Values, []string{state, endpointsKey(b), historyKey(b, "p")}, bell, "PUBLISH", "gw", levelField, level)
+	add(scripts.Remember, []string{minutesKey(b, "p"), visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1, make([]byte, entryBytes), "1234writer", "\x01")
+	add(scripts.Minutes, []string{state, pageKey, minutesKey(b, "p"), visitsKey(b, 0, "p")})
 	add(scripts.Detach, []string{state, endpointsKey(b)}, bell, "PUBLISH", "gw", level)
 	add(scripts.Hello, []string{factsKey, regionsKey}, "eu", "me", 3000)
 	add(scripts.Renew, []string{factsKey, leasesKey}, append([]any{"b", "1", "gateway", 60000, 1, 0, 0}, s.facts()...)...)
 	add(scripts.Leave, []string{leasesKey}, "a", "1")
 
 	ran := map[scripts.Name]bool{}
-	moves := map[scripts.Name]bool{scripts.Hello: true, scripts.Renew: true}
+	moves := map[scripts.Name]bool{scripts.Hello: true, scripts.Renew: true, scripts.Remember: true} // a minute that stands twice is read once
 	for _, cl := range calls {
 		ran[cl.Script] = true
 		var after [2]map[string]string

@@ -54,6 +54,8 @@ type Config struct {
 	// 100,000. Beyond, those that have been empty longest are forgotten and come
 	// back under a new incarnation.
 	EmptyPages int
+	// PageStats is how long minutes of pages are remembered; 0: not at all.
+	PageStats time.Duration
 	// FactsWait is how long a process that finds no cluster facts waits for a
 	// running one to write them again, before it writes its own; default 1.6s. It
 	// must be longer than running processes take to notice that Redis is back, half
@@ -99,6 +101,7 @@ type Store struct {
 	chores      chores
 	stopChores  context.CancelFunc
 	choresEnded chan struct{}
+	memory      memory
 
 	mu           sync.Mutex // guards all below
 	partitions   []partition
@@ -153,11 +156,13 @@ func Open(cfg Config) (*Store, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	s.stopChores = stop
 	go s.doChores(ctx) // ends with Close
+	s.memory.start(s)
 	return s, nil
 }
 
 // Close ends the store's connections. Calls under way may fail.
 func (s *Store) Close() error {
+	s.memory.stop()
 	s.stopChores()
 	<-s.choresEnded
 	return s.conn.Close()

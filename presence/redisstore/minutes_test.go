@@ -1,0 +1,98 @@
+package redisstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/minutes"
+	"headcount/presence/redistest"
+)
+
+// A minute that is over is written by the process that changes the count next, and
+// arrivals by every process for itself. Each process answers for all of them, also after
+// they have ended.
+func TestMinutesOfSeveralProcesses(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	cfg := Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
+	first, second, reader := open(t, cfg), open(t, cfg), open(t, cfg)
+	b := presence.Bucket("p", first.cfg.Buckets)
+	key := pagePrefix(b) + "p"
+	set := func(s *Store, partition int, users int64, arrivals ...presence.User) {
+		t.Helper()
+		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change := presence.Change{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: users}}}
+		for _, u := range arrivals {
+			change.Arrivals = append(change.Arrivals, presence.Arrival{User: u, Page: "p"})
+		}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	// back makes the page's last change so many minutes older, as if that time had passed.
+	back := func(by int64) {
+		t.Helper()
+		text := server.Do(t, "GETRANGE", key, "9", "13").(string)
+		at := binary.BigEndian.Uint64(append(make([]byte, 3), text...)) - uint64(by*60)
+		server.Do(t, "SETRANGE", key, "9", string(binary.BigEndian.AppendUint64(nil, at)[3:]))
+	}
+	answer := func(s *Store) minutes.Answer {
+		t.Helper()
+		now := time.Now()
+		q, err := minutes.Ask(50*time.Minute, time.Minute, time.Hour, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := s.Minutes(t.Context(), "p", q.From)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts, err := s.Counts(t.Context(), []string{"p"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q.Answer("p", list, counts[0].Users, now)
+	}
+	set(first, 1, 5, 1, 2, 3, 4, 5)
+	set(second, 2, 2, 6, 7)
+	set(first, 1, 1) // 3 in all are left
+	back(30)
+	set(second, 2, 0)
+	back(20) // 1 in all since 20 minutes
+	set(second, 2, 1, 7)
+	want := func(when string, a minutes.Answer) {
+		t.Helper()
+		n := len(a.Points)
+		ago := func(minutes int) int64 { return a.Points[n-1-minutes].Max }
+		// The clock may have gone on to the next minute between two steps of the test.
+		if a.Now != 2 || ago(40) != 0 || max(ago(29), ago(30), ago(31), ago(32)) != 7 || ago(25) != 3 || ago(10) != 1 || ago(0) != 2 {
+			t.Errorf("%s: %+v", when, a)
+		}
+	}
+	for limit := time.Now().Add(20 * time.Second); answer(reader).Peak.Max != 7 && time.Now().Before(limit); {
+		time.Sleep(20 * time.Millisecond) // until the minutes that ended are written
+	}
+	want("another process", answer(reader))
+	if a := answer(second); a.Joins != 3 || a.Visitors != 7 {
+		t.Errorf("a process knows its own arrivals of the running minute: %d joins, %d visitors", a.Joins, a.Visitors)
+	}
+	for _, s := range []*Store{first, second} {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a := answer(reader); a.Joins != 8 || a.Visitors != 7 {
+		t.Errorf("after both have ended: %d joins, %d visitors; want 8, 7", a.Joins, a.Visitors)
+	}
+	for _, key := range []string{minutesKey(b, "p"), visitsKey(b, minutes.Of(time.Now())/60, "p")} {
+		if left := server.Do(t, "TTL", key); fmt.Sprint(left) == "-1" {
+			t.Errorf("%s does not expire", key)
+		}
+	}
+}

@@ -1,0 +1,26 @@
+-- remember.lua: note what pages of one bucket remember of minutes that are over.
+--
+-- KEYS[1…n] {b}:x:<page>  strings: 14 bytes per minute in which the count changed: the minute
+--           (4; since the Unix epoch), the greatest count (5), the last count (5)
+-- KEYS[n+1…] {b}:y:<hour>:<page>  hashes: minute (4 bytes) and writer -> arrivals and their
+--           registers, see minutes.AppendVisits
+-- ARGV[1]  how many seconds they are kept   ARGV[2]  how many bytes of a string are kept
+-- ARGV[3]  n   then per string what is appended, then per hash a field and a value
+-- Returns  1.
+-- Safe to repeat: a reader takes a minute that is there twice as one. A string that is a
+-- quarter longer than what is kept is cut, so it is cut rarely. O(minutes).
+local seconds, most, n = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+for k = 1, #KEYS do -- with foreign data the script fails here, before it writes
+  if k <= n then redis.call('STRLEN', KEYS[k]) else redis.call('HLEN', KEYS[k]) end
+end
+for k = 1, n do
+  if redis.call('APPEND', KEYS[k], ARGV[3 + k]) > most + most / 4 then
+    redis.call('SET', KEYS[k], redis.call('GETRANGE', KEYS[k], -most, -1))
+  end
+  redis.call('EXPIRE', KEYS[k], seconds)
+end
+for k = n + 1, #KEYS do
+  redis.call('HSET', KEYS[k], ARGV[2 * k - n + 2], ARGV[2 * k - n + 3])
+  redis.call('EXPIRE', KEYS[k], seconds)
+end
+return 1
