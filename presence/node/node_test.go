@@ -1104,3 +1104,75 @@ func TestTheFirstPartitionsServeEarly(t *testing.T) {
 type replies func(gateway string, r *heartbeat.Reply)
 
 func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }
+
+// arriving notes the arrivals that a store is told.
+type arriving struct {
+	presence.Store
+	mu  sync.Mutex
+	all []string
+}
+
+func (s *arriving) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
+	s.mu.Lock()
+	for _, c := range changes {
+		for _, a := range c.Arrivals {
+			s.all = append(s.all, fmt.Sprint(uint64(a.User), a.Page))
+		}
+	}
+	s.mu.Unlock()
+	return s.Store.Write(ctx, changes)
+}
+
+func (s *arriving) take() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.Sort(s.all)
+	told := strings.Join(s.all, " ")
+	s.all = nil
+	return told
+}
+
+// Who was there already, or comes back within a grace, does not arrive. Nor does anybody
+// of whom a gateway reports to the next owner.
+func TestArrivals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &arriving{Store: newStore()}
+		arrivals := func(n *Node) { n.cfg.Arrivals = true }
+		r, stop := startBeside(t, "n", store, nil, arrivals)
+		want := func(when, told string) {
+			t.Helper()
+			synctest.Wait()
+			if is := store.take(); is != told {
+				t.Errorf("%s: %q, want %q", when, is, told)
+			}
+		}
+		a, b := gw("a"), gw("b")
+		time.Sleep(time.Second)
+		r.op(a, join(3, "p"))
+		want("a first page", "3* 3p")
+		r.op(a, join(3, "q"))
+		r.op(b, join(3, "p"))
+		want("a second page, and a second gateway", "3q")
+		r.op(a, leave(3, "q", time.Second))
+		time.Sleep(time.Second / 2)
+		r.op(a, join(3, "q"))
+		want("back within the grace", "")
+		r.op(a, leave(3, "q", time.Second))
+		time.Sleep(2 * time.Second)
+		r.op(a, join(3, "q"))
+		want("back after the grace", "3q")
+		if err := r.node.Hold(t.Context(), 6, "p", true); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.node.Hold(t.Context(), 6, "p", true); err != nil {
+			t.Fatal(err)
+		}
+		want("a hold that is taken and renewed", "6* 6p")
+		stop()
+		next, _ := startBeside(t, "m", store, nil, arrivals)
+		time.Sleep(100 * time.Millisecond)
+		next.op(a, join(3, "p"))
+		next.op(a, join(3, "q"))
+		want("reported to the next owner", "")
+	})
+}

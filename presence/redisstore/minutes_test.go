@@ -18,7 +18,15 @@ func TestMinutesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	cfg := Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
-	first, second, reader := open(t, cfg), open(t, cfg), open(t, cfg)
+	reader := open(t, cfg)
+	var both [2]*Store // they end before the test does
+	for i := range both {
+		var err error
+		if both[i], err = Open(cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := both[0], both[1]
 	b := presence.Bucket("p", first.cfg.Buckets)
 	key := pagePrefix(b) + "p"
 	set := func(s *Store, partition int, users int64, arrivals ...presence.User) {
@@ -82,7 +90,7 @@ func TestMinutesOfSeveralProcesses(t *testing.T) {
 	if a := answer(second); a.Joins != 3 || a.Visitors != 7 {
 		t.Errorf("a process knows its own arrivals of the running minute: %d joins, %d visitors", a.Joins, a.Visitors)
 	}
-	for _, s := range []*Store{first, second} {
+	for _, s := range both {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

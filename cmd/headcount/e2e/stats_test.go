@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+// stats is what a page remembers.
+type stats struct {
+	Page string
+	Now  int
+	Peak struct {
+		Count int
+		At    *time.Time
+	}
+	Joins, Visitors int
+	Points          []struct {
+		At         time.Time
+		Max, Joins int
+	}
+}
+
+func (s *server) stats(t testing.TB, path string) (is stats) {
+	t.Helper()
+	a := s.get(t, path)
+	if a.status != http.StatusOK {
+		t.Fatalf("%s: %d %s", path, a.status, a.body)
+	}
+	if err := json.Unmarshal([]byte(a.body), &is); err != nil {
+		t.Fatalf("%s: %v: %s", path, err, a.body)
+	}
+	return is
+}
+
+// sum are the greatest count and the joins of all points.
+func (s stats) sum() (most, joins int) {
+	for _, p := range s.Points {
+		most, joins = max(most, p.Max), joins+p.Joins
+	}
+	return most, joins
+}
+
+func TestPagesRemember(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := start(t, "--data-dir="+dir, "--leave-grace=300ms", "--update-interval=10ms", "--allow-origins=https://shop.example")
+	a, b, c := s.ws(t), s.ws(t), s.ws(t)
+	a.join("p")
+	a.awaitCount("p", 1)
+	b.join("p")
+	c.join("p")
+	a.awaitCount("p", 3)
+	again := s.again(t, b) // a second tab does not arrive
+	again.join("p")
+	again.awaitCount("p", 3)
+	again.close()
+	c.leave("p")
+	a.awaitCount("p", 2)
+	is := s.stats(t, "/p/stats")
+	most, joins := is.sum()
+	if is.Page != "p" || is.Now != 2 || is.Peak.Count != 3 || is.Peak.At == nil || is.Joins != 3 || is.Visitors != 3 || most != 3 || joins != 3 || len(is.Points) < 288 {
+		t.Errorf("%+v", is)
+	}
+	for i := 1; i < len(is.Points); i++ {
+		if step := is.Points[i].At.Sub(is.Points[i-1].At); step != 5*time.Minute || is.Points[i].At.Second() != 0 {
+			t.Fatalf("point %d is %s after the one before", i, step)
+		}
+	}
+	if site := s.stats(t, "/*/stats?last=10m&step=1m"); site.Page != "*" || site.Now != 3 && site.Now != 2 || site.Joins != 3 || len(site.Points) != 11 {
+		t.Errorf("the whole site: %+v", site)
+	}
+	if none := s.stats(t, "/nobody/stats?last=1d&step=1h"); none.Peak.At != nil || none.Joins+none.Visitors+none.Now != 0 || len(none.Points) != 25 {
+		t.Errorf("a page nobody ever joined: %+v", none)
+	}
+	answer := s.get(t, "/p/stats", "Origin: https://shop.example")
+	if answer.header.Get("Cache-Control") != "no-store" || answer.header.Get("Access-Control-Allow-Origin") != "https://shop.example" {
+		t.Errorf("headers: %v", answer.header)
+	}
+	for path, status := range map[string]int{
+		"/p/stats?step=30s": 400, "/p/stats?step=90s": 400, "/p/stats?last=25h": 400, "/p/stats?last=0s": 400, "/p/stats?last=x": 400,
+		"/p/stats?last=-1h": 400, "/p/stats?step=1m&step=2m": 400, "/p/stats?last=%zz": 400, "/-/stats": 400, "/%00/stats": 400, "/p/statistics": 404,
+	} {
+		s.get(t, path).problem(t, status)
+	}
+	if put := do(t, http.MethodPut, s.url+"/p/stats", "{}"); put.status != http.StatusMethodNotAllowed {
+		t.Errorf("PUT: %d", put.status)
+	}
+	for _, c := range []*client{a, b, c} {
+		c.close()
+	}
+	s.signal(syscall.SIGTERM)
+	s.died(t, 0, patience)
+	after := start(t, "--data-dir="+dir).stats(t, "/p/stats")
+	if after.Now != 0 || after.Peak.Count != 3 || after.Joins != 3 || after.Visitors != 3 {
+		t.Errorf("after a restart: %+v", after)
+	}
+	start(t, "--page-stats=0").get(t, "/p/stats").problem(t, http.StatusNotFound)
+}
+
+func TestPagesRememberOverRedis(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t).URL()
+	both := make([]*server, 2)
+	var wg sync.WaitGroup
+	for i := range both {
+		addr := servertest.FreeAddr()
+		wg.Go(func() {
+			both[i], _ = launch("--redis="+redis, "--cluster-listen="+addr, "--page-stats=24h", "--update-interval=10ms", "--leave-grace=300ms")
+		})
+	}
+	wg.Wait()
+	for _, s := range both {
+		if s == nil {
+			t.Fatal("a process did not start")
+		}
+		t.Cleanup(func() { _ = s.end() })
+	}
+	a, b, c := both[0].ws(t), both[1].ws(t), both[1].ws(t)
+	for i, one := range []*client{a, b, c} {
+		one.join("p")
+		a.awaitCount("p", i+1)
+	}
+	b.leave("p")
+	a.awaitCount("p", 2)
+	for i, s := range both { // at once, whichever process wrote the counts
+		eventually(t, "now", func() bool { return s.stats(t, "/p/stats").Now == 2 })
+		if is := s.stats(t, "/p/stats"); is.Peak.Count != 3 || is.Visitors != 3 {
+			t.Errorf("process %d: %+v", i, is)
+		}
+	}
+	both[1].signal(syscall.SIGTERM) // it writes what it knows of the running minute
+	both[1].died(t, 0, patience)
+	eventually(t, "the joins of both", func() bool { return both[0].stats(t, "/p/stats").Joins >= 3 })
+	start(t, "--redis="+redistest.Start(t).URL(), "--cluster-listen="+servertest.FreeAddr()).get(t, "/p/stats").problem(t, http.StatusNotFound)
+}
