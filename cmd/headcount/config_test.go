@@ -254,6 +254,9 @@ var refused = map[string]struct {
 	"persist-interval 0":                        {flag: "persist-interval", args: "--persist-interval 0s"},
 	"cold-after that is none":                   {flag: "cold-after", args: "--cold-after soon"},
 	"cold-after under the interval":             {flag: "cold-after", args: "--persist-interval 1m --cold-after 59s"},
+	"page-stats that are no time":               {flag: "page-stats", args: "--page-stats often"},
+	"page-stats of half a minute":               {flag: "page-stats", args: "--page-stats 30s"},
+	"page-stats of a year":                      {flag: "page-stats", args: "--page-stats 365d"},
 	"negative hot-rate":                         {flag: "hot-rate", args: "--hot-rate -1"},
 	"a value forgotten at the end":              {flag: "redis", args: "--redis"},
 	"a value forgotten before a flag":           {flag: "redis", args: "--redis --region=eu"},
@@ -341,7 +344,8 @@ func TestAcceptedSettings(t *testing.T) {
 		"cluster addresses without redis":     "--cluster-listen :7946 --advertise node-1:7946",
 		"cluster secret without redis":        "--cluster-secret s --cluster-secret t",
 		"names, IPv6, zones":                  "--listen [::1]:80 --admin-listen localhost:81 --cluster-listen [fe80::1%eth0]:82",
-		"days":                                "--cold-after 7d --persist-interval 1m",
+		"days":                                "--cold-after 7d --persist-interval 1m --page-stats 31d",
+		"no stats of pages":                   "--page-stats 0",
 		"counters in a file and PostgreSQL":   "--data-dir /data --postgres postgres://u:p@h:5432/d",
 		"origins":                             "--allow-origins https://*.example.org,http://localhost:3000,https://*.a.*.b:8443,http://[::1]:80,https://xn--bcher-kva.example,capacitor://localhost,*",
 		"no origins":                          "--allow-origins=",
@@ -436,7 +440,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate`)
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

@@ -308,6 +308,21 @@ test('the most viewed pages come first, for those who have the key', async () =>
   await one.context().close();
 });
 
+test('a reload shows what the page remembers', async () => {
+  const leave = [await server.hold('remembered'), await server.hold('remembered')];
+  const one = await open(demo('remembered'));
+  await expectCount(one, 3);
+  await Promise.all(leave.map((step) => step()));
+  await expectCount(one, 1);
+  await one.reload();
+  await one.waitForSelector('#day:not([hidden])');
+  assert.match(await one.innerText('#day'), /at most 3 at \d\d:\d\d.*, 3 visitors/);
+  assert.match(await one.getAttribute('#day svg path', 'd'), /^M/);
+  await one.evaluate(() => document.querySelector('#pages a[data-page="pricing"]').click()); // whose past is another
+  await one.waitForFunction(() => !document.getElementById('day').innerText.includes('at most 3'));
+  await one.context().close();
+});
+
 test('the dashboard shows pages, processes and their load to those who have the key', async () => {
   const viewer = await open(demo('watched'));
   await expectCount(viewer, 1);
@@ -337,6 +352,8 @@ test('the dashboard shows pages, processes and their load to those who have the 
   await board.waitForFunction(() => parseFloat(document.querySelector('tr[data-name="local"] td:nth-child(5)').textContent) > 0, undefined, { timeout: PATIENCE });
   const line = () => board.getAttribute('tr[data-name="watched"] svg path', 'd');
   const before = await line();
+  await board.waitForSelector('#site-day path');
+  assert.match(await board.innerText('#site-summary'), /^Last 24 hours: at most/);
   await eventually(true, 'the line goes on', PATIENCE, async () => (await line()) !== before);
   await leave();
   if (process.env.SCREENSHOT_DASHBOARD) await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD });

@@ -2,15 +2,47 @@
 
 import { key } from './key.js';
 import { sparkline } from './plot.js';
+import { remembered, summary } from './stats.js';
 
 const ASK_MS = 1_000;
 const KEPT = 120; // values of a sparkline
+const DAY_MS = 60_000;
+const DAYS = 20; // pages whose last day is shown: those with the most viewers
 
 const $ = (id) => document.getElementById(id);
 const number = (n, digits = 0) => (n === undefined ? '–' : n.toLocaleString('en', { maximumFractionDigits: digits }));
 
 let last; // the answer before, for rates: {at, processes: Map}
 const history = new Map(); // page -> its latest counts; as many pages as an answer has, at most 100
+
+/** Draws the last day of the site, and of the pages with the most viewers. */
+async function days() {
+  if (document.hidden || $('board').hidden) return;
+  const site = await remembered('*');
+  $('site-day').toggleAttribute('hidden', !site?.peak.count);
+  if (!site) return; // the server remembers nothing
+  drawDay($('site-day'), site);
+  $('site-summary').textContent = site.peak.count ? summary(site) : '';
+  for (const row of [...$('pages').rows].slice(0, DAYS)) {
+    const stats = await remembered(row.dataset.page);
+    if (stats && row.isConnected) drawDay(drawing(row.cells[3]), stats);
+  }
+}
+
+function drawDay(svg, { points }) {
+  sparkline(svg, points.map((point) => point.max), points.length);
+}
+
+/** The drawing in a cell of a table. */
+function drawing(cell) {
+  if (!cell.firstChild) {
+    const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+    svg.setAttribute('aria-hidden', 'true');
+    cell.append(svg);
+  }
+  cell.className = 'number';
+  return cell.firstChild;
+}
 
 async function ask() {
   if (document.hidden) return;
@@ -27,7 +59,9 @@ async function ask() {
     return state('waiting', 'needs a key');
   }
   if (!answer?.ok) return state('waiting', answer ? 'the server is not ready' : 'reconnecting');
+  const first = !last;
   show(await answer.json());
+  if (first) days();
   state('open', 'live');
 }
 
@@ -90,7 +124,7 @@ function showPages(pages) {
   const names = new Set(pages.map((p) => p.page));
   for (const name of history.keys()) if (!names.has(name)) history.delete(name);
   $('pages-empty').hidden = pages.length > 0;
-  rows($('pages'), pages, (p) => p.page, 3, ([name, viewers, line], { page, count }) => {
+  rows($('pages'), pages, (p) => p.page, 4, ([name, viewers, line], { page, count }) => {
     const counts = history.get(page) ?? [];
     counts.push(count);
     if (counts.length > KEPT) counts.shift();
@@ -99,13 +133,7 @@ function showPages(pages) {
     name.textContent = name.title = page;
     viewers.className = 'number';
     viewers.textContent = number(count);
-    line.className = 'number';
-    if (!line.firstChild) {
-      const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
-      svg.setAttribute('aria-hidden', 'true');
-      line.append(svg);
-    }
-    sparkline(line.firstChild, counts, KEPT);
+    sparkline(drawing(line), counts, KEPT);
   });
 }
 
@@ -140,3 +168,4 @@ $('key').querySelector('form').addEventListener('submit', (event) => {
 document.addEventListener('visibilitychange', ask);
 ask();
 setInterval(ask, ASK_MS);
+setInterval(days, DAY_MS);

@@ -4,11 +4,14 @@
 import { Crowd } from './crowd.js';
 import { Headcount } from './headcount.js';
 import { key } from './key.js';
-import { Plot } from './plot.js';
+import { Plot, sparkline } from './plot.js';
+import { remembered, summary } from './stats.js';
 
 const PAGES = ['demo', 'pricing', 'docs/getting started', 'blog/hello-world', 'café']; // until there is something to list
 const LISTED = 7;
 const LIST_MS = 2_000;
+const DAY_MS = 60_000;
+const DAY_SOON_MS = 2_000;
 
 const headcount = Headcount.shared; // the elements use the same one
 const $ = (id) => document.getElementById(id);
@@ -28,8 +31,32 @@ function show(next) {
   $('counter').textContent = `GET ${path}`;
   title();
   plot.clear();
+  past();
+  day();
+  setTimeout(day, DAY_SOON_MS); // this window is in it then
   showFollow(false);
   asked = '';
+}
+
+/** Fills the line with the minutes before this window was opened. */
+async function past() {
+  const about = page;
+  const stats = await remembered(about, 'last=10m&step=1m');
+  if (!stats || about !== page) return;
+  const running = Date.now() % 60_000; // how long the last of them lasts already
+  const last = stats.points.length - 1;
+  plot.begin(stats.points.map((point, i) => ({ ago: running + (last - i) * 60_000, count: point.max })));
+}
+
+/** Shows the last day, which a reload does not forget. */
+async function day() {
+  const about = page;
+  const stats = await remembered(about);
+  if (about !== page) return;
+  $('day').hidden = !stats?.peak.count;
+  if ($('day').hidden) return;
+  sparkline($('day').querySelector('svg'), stats.points.map((point) => point.max), stats.points.length);
+  $('day').querySelector('figcaption').textContent = summary(stats);
 }
 
 function title() {
@@ -302,4 +329,5 @@ showState();
 showCrowd();
 look();
 setInterval(look, LIST_MS);
+setInterval(() => document.hidden || day(), DAY_MS);
 setInterval(() => document.hidden || plot.draw(), 1_000);

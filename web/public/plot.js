@@ -51,6 +51,16 @@ export class Plot {
     this.draw();
   }
 
+  /** What was before the first count that was added: greatest counts of minutes, {ago in ms, count}, the oldest first. */
+  begin(minutes) {
+    const now = performance.now();
+    const first = this.#points[0]?.at ?? now;
+    const before = minutes.map(({ ago, count }) => ({ at: now - ago, count })).filter((point) => point.at < first);
+    while (before[0]?.count === 0) before.shift(); // nobody had been there yet
+    this.#points.unshift(...before);
+    this.draw();
+  }
+
   add(count) {
     if (this.#points.at(-1)?.count === count) return;
     this.#points.push({ at: performance.now(), count });
