@@ -209,6 +209,36 @@ func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err err
 	return figures, err
 }
 
+// persisted measures how many rows are written in PostgreSQL, behind Redis, for changes of some
+// counters at a steady rate.
+func persisted(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	const keys, rate = 200, 4000
+	err = withStandIn(func(t *standIn) error {
+		redis, postgres := redistest.Start(t), pgtest.Start(t)
+		database := postgres.Database(t)
+		// Each row of a counter is written by an update; what makes it is written once.
+		rows := func() float64 {
+			time.Sleep(2 * time.Second) // the last cut, and what PostgreSQL counts a second late
+			return float64(pgtest.Query[int64](t, database, "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'headcount_counters'"))
+		}
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", redis.URL(), "--postgres", database}, func(url string, pid int) error {
+			client := []string{"-keys", "votes:*", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
+			if _, err := b.calls(ctx, url, pid, client...); err != nil { // all counters exist
+				return err
+			}
+			before := rows()
+			if figures, err = b.calls(ctx, url, pid, client...); err != nil {
+				return err
+			}
+			figures["rows"] = rows() - before
+			figures["changes"] = figures["changes_per_s"] * callTime.Seconds()
+			figures["each"] = figures["rows"] / keys / callTime.Seconds() // --persist-interval is 1s
+			return nil
+		})
+	})
+	return figures, err
+}
+
 // membersInRedis measures what a member of a set takes in Redis.
 func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
 	err = withStandIn(func(t *standIn) error {
@@ -251,6 +281,7 @@ type standIn struct {
 }
 
 func (t *standIn) Helper()                   {}
+func (t *standIn) Context() context.Context  { return context.Background() }
 func (t *standIn) Cleanup(f func())          { t.cleanups = append(t.cleanups, f) }
 func (t *standIn) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
 func (t *standIn) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }

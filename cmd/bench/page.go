@@ -43,6 +43,7 @@ var scenarios = []struct {
 	{"redis-key", inRedis},
 	{"redis-members", membersInRedis},
 	{"postgres", inPostgres},
+	{"persisted", persisted},
 }
 
 // quick are the flags with which only the machine limits the deliveries.
@@ -90,6 +91,7 @@ var rows = []struct {
 	{"… p99, ms", "redis-key p99_ms", 1, 1, "asked 10"},
 	{"… bytes of a member in Redis, a million in one set", "redis-members bytes_each", 1, 1, "asked 24"},
 	{"… with `--postgres`, one key of kind exact: changes/s, as times plain updates from 64 connections", "postgres times", 1, 1, "asked 20; {postgres changes_per_s} and {postgres updates_per_s} a second"},
+	{"… with `--redis` and `--postgres`, 200 keys of kind sum: rows that PostgreSQL writes for a counter in a `--persist-interval`", "persisted each", 1, 2, "asked 1; {persisted rows} rows for {persisted changes} changes"},
 }
 
 // page is BENCHMARKS.md. A row without figures is left out.
