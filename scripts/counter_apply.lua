@@ -354,8 +354,11 @@ local function see(s, c, names)
       local fresh = redis.call('ZADD', list, string.format('%.0f', now + keeps), name) == 1
       if call.front then
         s.saw = true
-        if redis.call('HSET', KEYS[c.past[b.front.parity]], name, '0 ' .. string.format('%.0f', bucket.kept)) == 1 then
-          redis.call('HINCRBY', b.state, 'pending', 1)
+        local at = c.past[b.front.parity] -- written at the end, after what a delete of this call takes away
+        local h = history(at, s)
+        if not h[name] and (h.drop or redis.call('HEXISTS', KEYS[at], name) == 0) then
+          h[name] = true
+          h[#h + 1] = {name, '0', '0', string.format('%.0f', bucket.kept)}
         end
       else
         redis.call('PEXPIRE', registers, string.format('%.0f', keeps))

@@ -992,6 +992,15 @@ func TestStepsOfUniquesComeBack(t *testing.T) {
 	})
 	until(t, "Redis is empty", empty)
 	saw("cold again")
+	// What comes after a delete in one call of the store is of the next life.
+	for _, r := range s.Apply(t.Context(), []counter.Op{op("", counter.Change{Key: "g:1", Rule: guests, Verb: counter.Delete}), op("", greet("f", "g"))}) {
+		if r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+	want = []string{"f", "g"}
+	until(t, "Redis is empty", empty)
+	saw("after a delete and an add together")
 }
 
 // TestHistoryIsOfItsCut: in PostgreSQL the gains of all steps add up to the value at any moment.
