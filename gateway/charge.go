@@ -16,6 +16,12 @@ const (
 	messageRate  = 500
 	messageBurst = 2000
 
+	// A client's lists may name this many pages and counters a second, and this many at
+	// once: 25 subscribes to as many as it may have. A longer list is more work, so
+	// whoever sends more is read more slowly; that is no error.
+	nameRate  = 25 * presence.MaxPages
+	nameBurst = 25 * presence.MaxPages
+
 	// A client may bring this many pages a second that the gateway does not have
 	// yet, and this many at once. Each costs the store a call, and the gateway
 	// keeps it for a while.
@@ -102,11 +108,24 @@ func (g *Gateway) bring(addr netip.Addr, fresh int) bool {
 	return ok && g.newPages.AllowN(now, fresh)
 }
 
+// list takes so many names from what the client's lists may name, and has the client
+// rest until they are paid for.
+func (c *conn) list(names int) {
+	const step = time.Second / nameRate
+	now := c.Now()
+	c.listed = max(c.listed, now-nameBurst*step) + time.Duration(names)*step
+	if c.listed > now {
+		c.restFor(c.listed - now)
+	}
+}
+
 // rest has the client not read for a while.
-func (c *conn) rest() {
+func (c *conn) rest() { c.restFor(restTime) }
+
+func (c *conn) restFor(d time.Duration) {
 	if c.rests == 0 {
-		c.rests = c.Now() + restTime
-		c.wire.ServeAfter(restTime)
+		c.rests = c.Now() + d
+		c.wire.ServeAfter(d)
 	}
 }
 

@@ -69,6 +69,34 @@ func TestFloods(t *testing.T) {
 	})
 }
 
+// A client that repeats long lists is read more slowly. It is told no error, and it is
+// answered in the end.
+func TestLongListsAreReadSlowly(t *testing.T) {
+	bothWays(t, nil, func(t *testing.T, s *served) {
+		const most, lists = 100, 40
+		pages := strings.Repeat(`"a page that is listed again and again",`, most)
+		list := masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.TrimSuffix(pages, ",")+`]}`)
+		r := s.socket("")
+		defer r.Close()
+		began := time.Now()
+		go func() { // ends with the connection
+			_, _ = r.Write([]byte(strings.Repeat(list, lists) + masked(websocket.Text, heartbeatMsg)))
+		}()
+		for {
+			_, payload, err := r.frame()
+			if err != nil || bytes.Contains(payload, []byte(`"error"`)) {
+				t.Fatalf("%s, %v", payload, err)
+			}
+			if bytes.HasPrefix(payload, []byte(`{"type":"heartbeat"`)) {
+				break
+			}
+		}
+		if least := (lists*most - nameBurst) * time.Second / nameRate; time.Since(began) < least*9/10 {
+			t.Errorf("%d names were read within %s, want at least %s", lists*most, time.Since(began), least)
+		}
+	})
+}
+
 // An answer to a ping of the gateway costs nothing, even when the client has used up
 // what it may send.
 func TestPongToOurPingIsFree(t *testing.T) {

@@ -63,6 +63,7 @@ type conn struct {
 	// The turn's own.
 	paid    time.Duration // what the client has sent is paid for until then, see allow
 	brought time.Duration // the new pages it has brought are paid for until then, see bring
+	listed  time.Duration // the names in its lists are paid for until then, see list
 	wants   []wanted
 	// counters are those that the client subscribes to; with wants at most
 	// presence.MaxPages. nil: none, as for most clients.
@@ -95,6 +96,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	g.hub.Prepare(&c.Subscriber, c, lasts)
 	c.paid = c.Now() - messageBurst*time.Second/messageRate
 	c.brought = c.Now() - newPageBurst*time.Second/newPageRate
+	c.listed = c.Now() - nameBurst*time.Second/nameRate
 	return c, nil
 }
 

@@ -39,6 +39,9 @@ func (c *conn) tidy() {
 // do carries out a message. A *fault is the client's mistake; any other error ends
 // the connection. do must not wait: the same goroutine serves other connections.
 func (c *conn) do(m message) error {
+	if names := len(m.pages) + len(m.counters); names > 1 {
+		c.list(names)
+	}
 	switch m.kind {
 	case typeJoin:
 		return c.join(m.pages[0])
