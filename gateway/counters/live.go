@@ -3,6 +3,7 @@ package counters
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -487,14 +488,22 @@ func (l *Live) some() []string {
 func (l *Live) look(ctx context.Context, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	read, err := l.fresh(ctx, keys)
+	read, err := l.store.Read(ctx, keys, "", noLag)
+	if err == nil && allStale(read) {
+		err = counter.ErrUnavailable
+	}
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range read {
-		if k := l.keys[r.Key]; k != nil && (k.counter.Version != r.Version || k.counter.Stale != r.Stale) {
+		k := l.keys[r.Key]
+		if k == nil {
+			continue
+		}
+		stale := k.stale || k.counter.Stale
+		if r.Stale != stale || r.Version != k.counter.Version && !(stale && r.Version.Compare(k.counter.Version) < 0) {
 			l.again(r.Key)
 		}
 	}
@@ -517,8 +526,12 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 			k.told = false
 		}
 	}
+	away := l.away
 	l.mu.Unlock()
-	read, err := l.fresh(ctx, keys)
+	read, err := l.store.Read(ctx, keys, "", noLag)
+	if err == nil && away && allStale(read) {
+		err = counter.ErrUnavailable // still
+	}
 	if err != nil {
 		return err
 	}
@@ -529,6 +542,13 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 	for _, r := range read {
 		k := l.keys[r.Key]
 		if k == nil || k.told && (!r.Touched() || !k.counter.Touched() || r.Version.Compare(k.counter.Version) <= 0) {
+			continue
+		}
+		if r.Stale && k.known && r.Version.Compare(k.counter.Version) <= 0 { // more than that is known here
+			if !k.stale && !k.counter.Stale {
+				k.stale = true
+				updates = append(updates, presence.Update{Topic: Topic(r.Key), Stale: true})
+			}
 			continue
 		}
 		k.read = k.read || !k.known || k.counter.Version != r.Version
@@ -543,18 +563,9 @@ func (l *Live) read(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// fresh reads counters as they are. It fails when the store knows of none more than what it was.
-func (l *Live) fresh(ctx context.Context, keys []string) ([]counter.Reading, error) {
-	read, err := l.store.Read(ctx, keys, "", noLag)
-	if err != nil {
-		return nil, err
-	}
-	for i := range read {
-		if !read[i].Stale {
-			return read, nil
-		}
-	}
-	return nil, counter.ErrUnavailable
+// allStale reports whether the store knows of no counter more than what it was.
+func allStale(read []counter.Reading) bool {
+	return !slices.ContainsFunc(read, func(r counter.Reading) bool { return !r.Stale })
 }
 
 // take has c be the newest of k, and reports whether that is news; under mu.

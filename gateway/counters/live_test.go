@@ -395,8 +395,9 @@ func TestOneIsStale(t *testing.T) {
 		s.counters[c.Key] = c
 		s.mu.Unlock()
 		l.Want(Topic("views:1"))
+		want("0-0")
 		l.Want(likes)
-		want("0-0", "1-1 as it was")
+		want("1-1 as it was")
 		time.Sleep(10 * time.Second)
 		want()
 		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Stale || all[1].Stale {
@@ -405,5 +406,16 @@ func TestOneIsStale(t *testing.T) {
 		s.set(1, 1) // the store knows it again, and does not say so
 		time.Sleep(pulseEvery)
 		want("1-1")
+		s.tell(s.set(1, 3))
+		want("1-3")
+		c.Version.Sequence, c.Value = 2, 2 // what it was is older than what was told
+		s.mu.Lock()
+		s.counters[c.Key] = c
+		s.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		want("stale")
+		s.set(1, 3)
+		time.Sleep(pulseEvery)
+		want("1-3")
 	})
 }
