@@ -208,3 +208,8 @@ func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 		t.Errorf("the first migration was made %d times", n)
 	}
 }
+
+func TestCopies(t *testing.T) {
+	server := pgtest.Single(t)
+	storetest.RunCopies(t, func(t testing.TB) storetest.CopyStore { return open(t, server.Database(t)) })
+}

@@ -1,0 +1,213 @@
+package counter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"headcount/counter/hyperloglog"
+	"headcount/presence"
+)
+
+// Copy is one counter with all that is kept of it, as an export has it and an import puts
+// it into another store.
+type Copy struct {
+	Key string
+	State
+	Members []string // of a set, in any order
+	// Registers are those of a unique.
+	Registers hyperloglog.Registers
+	Ledger    []Entry // oldest first
+	Steps     []StepCopy
+}
+
+// StepCopy is what a counter gained in a step of time: of a sum a step that is over, of a
+// unique also a running one.
+type StepCopy struct {
+	Step   uint32 // seconds
+	Number int64  // of the step since the Unix epoch
+	Value  int64
+	Seen   *hyperloglog.Registers // of a unique
+}
+
+// IdentityCopy is an identity that is remembered until some moment.
+type IdentityCopy struct {
+	Identity
+	Until time.Time
+}
+
+// Dumper is a store that can be exported.
+type Dumper interface {
+	// Deleted is the highest incarnation of any counter that was ever deleted.
+	Deleted(ctx context.Context) (uint64, error)
+	// Dump calls each with the counters whose key is greater than after, in the order of
+	// the keys' bytes, as they are at some moment. It ends with the first error of each.
+	Dump(ctx context.Context, after string, each func(Copy) error) error
+	// DumpIdentities calls each with the identities that are remembered, some at a time.
+	DumpIdentities(ctx context.Context, each func([]IdentityCopy) error) error
+}
+
+// Restorer is a store that can be imported into.
+type Restorer interface {
+	// Restore puts counters of different keys into the store, all or none, in the place
+	// of those that are there with a lesser version, and returns how many these were.
+	// A counter that is there with the same version or a greater one stays. One whose key
+	// may have been deleted here gets a greater incarnation than that. Rules say how long
+	// ledgers and steps are kept.
+	Restore(ctx context.Context, copies []Copy, rules *Rules) (restored int, err error)
+	// RestoreIdentities remembers identities, and that counters with incarnations up to
+	// deleted were deleted.
+	RestoreIdentities(ctx context.Context, identities []IdentityCopy, deleted uint64) error
+}
+
+// Replaces says whether c is to be put in the place of the counter that is there, in a
+// store that has deleted counters with incarnations up to deleted. It may give c a greater
+// incarnation.
+func (c *Copy) Replaces(is Version, deleted uint64) bool {
+	if c.Version.Compare(is) <= 0 {
+		return false
+	}
+	if is == (Version{}) && c.Version.Incarnation <= deleted {
+		c.Version.Incarnation = deleted + 1
+	}
+	return true
+}
+
+// keptDefault is how long steps are kept that no rule names.
+const keptDefault = 24 * time.Hour
+
+// Kept is how long the ledger of c and its steps of one length are kept.
+func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint32) time.Duration) {
+	rule := rules.Find(c.Key)
+	if rule == nil {
+		rule = &Rule{Kind: c.Kind, Ledger: DefaultLedger}
+	}
+	return rule.ledgerKept(c.Kind), func(seconds uint32) time.Duration {
+		if b := rule.bucketOf(seconds); b != nil {
+			return b.Kept
+		}
+		return keptDefault
+	}
+}
+
+// The outside form.
+type (
+	copyJSON struct {
+		Key       string      `json:"key"`
+		Kind      string      `json:"kind"`
+		Value     int64       `json:"value"`
+		Updated   int64       `json:"updated"` // unix milliseconds
+		Version   string      `json:"version"`
+		Entries   uint64      `json:"entries,omitempty"`
+		Slots     string      `json:"slots,omitempty"`
+		Members   []string    `json:"members,omitempty"`
+		Registers []byte      `json:"registers,omitempty"`
+		Ledger    []entryJSON `json:"ledger,omitempty"`
+		Steps     []stepJSON  `json:"steps,omitempty"`
+	}
+	entryJSON struct {
+		Seq    uint64 `json:"seq"`
+		At     int64  `json:"at"`
+		Op     string `json:"op"`
+		Delta  int64  `json:"delta"`
+		Before int64  `json:"before"`
+		Reason string `json:"reason,omitempty"`
+		By     string `json:"by,omitempty"`
+	}
+	stepJSON struct {
+		Step      uint32 `json:"step"`
+		Number    int64  `json:"number"`
+		Value     int64  `json:"value,omitempty"`
+		Registers []byte `json:"registers,omitempty"`
+	}
+)
+
+// MarshalJSON is the form of a line in an export.
+func (c Copy) MarshalJSON() ([]byte, error) {
+	j := copyJSON{
+		Key: c.Key, Kind: c.Kind.String(), Value: c.Value, Updated: c.Updated, Version: c.Version.String(), Entries: c.Entries,
+		Slots: string(c.Slots.Append(nil)), Members: c.Members, Registers: c.Registers.Bytes(),
+	}
+	for _, e := range c.Ledger {
+		j.Ledger = append(j.Ledger, entryJSON{e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By})
+	}
+	for _, s := range c.Steps {
+		one := stepJSON{Step: s.Step, Number: s.Number, Value: s.Value}
+		if s.Seen != nil {
+			one.Registers = s.Seen.Bytes()
+		}
+		j.Steps = append(j.Steps, one)
+	}
+	return json.Marshal(j)
+}
+
+// ErrCopy is in every error about a line that is no counter.
+var ErrCopy = errors.New("bad counter")
+
+// UnmarshalJSON reads what MarshalJSON wrote, and checks it.
+func (c *Copy) UnmarshalJSON(b []byte) error {
+	var j copyJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	fault := func(err error) error { return fmt.Errorf("%w: %q: %w", ErrCopy, presence.Excerpt(j.Key), err) }
+	if err := CheckKey(j.Key); err != nil {
+		return fault(err)
+	}
+	*c = Copy{Key: j.Key, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members}
+	var ok bool
+	if c.Kind, ok = ParseKind(j.Kind); !ok {
+		return fault(fmt.Errorf("%q is no kind", j.Kind))
+	}
+	var err error
+	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
+		return fault(fmt.Errorf("%q is no version of a counter: %w", j.Version, err))
+	}
+	if c.Slots, err = ParseSlots(j.Slots); err != nil {
+		return fault(err)
+	}
+	if c.Kind == Members && int64(len(j.Members)) != j.Value {
+		return fault(fmt.Errorf("it has %d members and the value %d", len(j.Members), j.Value))
+	}
+	for _, m := range j.Members {
+		if err := CheckMember(m); err != nil {
+			return fault(err)
+		}
+	}
+	if c.Registers, err = hyperloglog.Parse(j.Registers); err != nil {
+		return fault(err)
+	}
+	for _, e := range j.Ledger {
+		entry := Entry{Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Delta: e.Delta, Before: e.Before, After: e.Before + e.Delta, Reason: e.Reason, By: e.By}
+		if entry.Op = ledgerOp(e.Op); entry.Op == 0 {
+			return fault(fmt.Errorf("%q is no op of a ledger", e.Op))
+		}
+		c.Ledger = append(c.Ledger, entry)
+	}
+	for _, s := range j.Steps {
+		one := StepCopy{Step: s.Step, Number: s.Number, Value: s.Value}
+		if s.Registers != nil {
+			seen, err := hyperloglog.Parse(s.Registers)
+			if err != nil {
+				return fault(err)
+			}
+			one.Seen = &seen
+		}
+		if s.Step == 0 {
+			return fault(errors.New("a step of no time"))
+		}
+		c.Steps = append(c.Steps, one)
+	}
+	return nil
+}
+
+func ledgerOp(name string) LedgerOp {
+	for op, is := range ledgerNames {
+		if is != "" && is == name {
+			return LedgerOp(op)
+		}
+	}
+	return 0
+}
