@@ -46,6 +46,7 @@ var layers = []layer{
 	{"cmd/headcount/programtest", nil},             // the program for tests
 	{"counter/limit", nil},                         // arithmetic
 	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}}, // words, rules, combining
+	{"counter/transfer", []string{"counter"}}, // the file of an export
 	{"counter/hyperloglog", nil}, // registers of kind unique
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
@@ -83,7 +84,7 @@ var layers = []layer{
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
 	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
-		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "gateway/counters",
+		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
 		"presence/member", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
 	}},

@@ -40,6 +40,8 @@ var version string
 type commands struct {
 	Serve       serveCommand       `cmd:"" default:"withargs" help:"Run the server (the default)."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
+	Export      exportCommand      `cmd:"" help:"Write all counters of a store into a file."`
+	Import      importCommand      `cmd:"" help:"Put the counters of a file into a store."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 	Healthcheck healthcheckCommand `cmd:"" hidden:"" help:"Ask /healthz of the admin address, for container health checks."`
 
@@ -64,7 +66,7 @@ Every flag is also an environment variable: --update-interval is HEADCOUNT_UPDAT
 func main() {
 	os.Exit(program{
 		args: os.Args[1:], lookup: os.LookupEnv,
-		stdout: os.Stdout, stderr: os.Stderr, terminal: isatty.IsTerminal(os.Stderr.Fd()),
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, terminal: isatty.IsTerminal(os.Stderr.Fd()),
 		serve: serve,
 	}.run())
 }
@@ -73,6 +75,7 @@ func main() {
 type program struct {
 	args           []string
 	lookup         func(string) (string, bool) // the environment
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	terminal       bool // whether stderr is a terminal
 	serve          func(context.Context, Config, zerolog.Logger) error
@@ -96,10 +99,25 @@ func (p program) run() int {
 		if errors.Is(err, simulate.ErrSettings) {
 			return p.fail(exitSettings, err)
 		}
+	case "export":
+		return p.end(c.Export.run(ctx, p.stdout, p.stderr))
+	case "import":
+		return p.end(c.Import.run(ctx, p.stdin, p.stderr))
 	case "version":
 		_, err = fmt.Fprintln(p.stdout, versionLine())
 	case "healthcheck":
 		err = healthcheck(ctx, c.Healthcheck.AdminListen)
+	}
+	if err != nil {
+		return p.fail(exitFailure, err)
+	}
+	return exitOK
+}
+
+// end is the status of a command that ended with err, which may be about a setting.
+func (p program) end(err error) int {
+	if s := (*setting.Error)(nil); errors.As(err, &s) {
+		return p.fail(exitSettings, s)
 	}
 	if err != nil {
 		return p.fail(exitFailure, err)

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/boltstore"
+	"headcount/counter/pgstore"
+	"headcount/counter/transfer"
+	"headcount/setting"
+)
+
+// place names a store of counters as serve does.
+type place struct {
+	DataDir  string `type:"text" placeholder:"DIR" help:"The data directory of the server. The server must not be running."`
+	Postgres string `type:"text" placeholder:"URL" help:"The URL of PostgreSQL."`
+}
+
+type exportCommand struct {
+	place
+	File   string `type:"text" placeholder:"FILE" help:"Where the export is written. Only its owner can read the file. Without it the export goes to standard output."`
+	Resume bool   `help:"Go on with a file of an export that was broken off."`
+}
+
+type importCommand struct {
+	place
+	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
+	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say how long ledgers and steps of time are kept."`
+}
+
+// counterStore is a store that counters can be taken from and put into.
+type counterStore interface {
+	counter.Dumper
+	counter.Restorer
+	Close() error
+}
+
+// open opens the store. fresh says that it may be made.
+func (p place) open(ctx context.Context, fresh bool) (counterStore, error) {
+	switch {
+	case p.Postgres != "":
+		if problem := pgstore.CheckURL(p.Postgres); problem != "" {
+			return nil, setting.Refuse("postgres", "%s", problem)
+		}
+		s, err := pgstore.Open(ctx, pgstore.Config{URL: p.Postgres, Log: zerolog.Nop()})
+		if errors.Is(err, pgstore.ErrConfig) {
+			_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
+			return nil, setting.Refuse("postgres", "%s", problem)
+		}
+		return s, err
+	case p.DataDir != "":
+		path := filepath.Join(p.DataDir, boltstore.File)
+		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) && !fresh {
+			return nil, fmt.Errorf("--data-dir: there is no %s, so there are no counters to export", path)
+		}
+		s, err := boltstore.Open(p.DataDir, boltstore.Config{Log: zerolog.Nop()})
+		if err != nil {
+			return nil, fmt.Errorf("--data-dir: %w", err)
+		}
+		return s, nil
+	}
+	return nil, setting.Refuse("data-dir", "no store is named; give --data-dir or --postgres (counters in memory end with their process)")
+}
+
+// told writes how far a transfer is, at most once a second and at the end.
+type told struct {
+	to       io.Writer
+	verb     string // "exported"
+	restores bool
+	every    time.Duration
+	last     time.Time
+
+	counters, restored int
+	bytes              int64
+}
+
+// Transferred implements transfer.Progress.
+func (t *told) Transferred(counters, restored int, bytes int64) {
+	t.counters, t.restored, t.bytes = counters, restored, bytes
+	if now := time.Now(); now.Sub(t.last) >= t.every {
+		t.last = now
+		t.say("so far")
+	}
+}
+
+func (t *told) say(how string) {
+	line := fmt.Sprintf("headcount: %d counters %s %s, %.1f MB", t.counters, t.verb, how, float64(t.bytes)/1e6)
+	if t.restored < t.counters && t.restores {
+		line += fmt.Sprintf("; %d were there already", t.counters-t.restored)
+	}
+	fmt.Fprintln(t.to, line)
+}
+
+// run writes the export.
+func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	if c.Resume && c.File == "" {
+		return setting.Refuse("resume", "there is no file to go on with; give --file")
+	}
+	store, err := c.open(ctx, false)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	out, position := stdout, transfer.Position{}
+	if c.File != "" {
+		file, at, err := c.openFile()
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if position = at; position.Whole {
+			fmt.Fprintf(stderr, "headcount: %s is whole already\n", c.File)
+			return nil
+		}
+		out = file
+	}
+	progress := &told{to: stderr, verb: "exported", every: time.Second, last: time.Now()}
+	if err := transfer.Export(ctx, out, store, position, progress); err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
+	if file, ok := out.(*os.File); ok && c.File != "" {
+		if err := file.Sync(); err != nil {
+			return fmt.Errorf("export: %w", err)
+		}
+	}
+	progress.say("in all")
+	return nil
+}
+
+// openFile opens the file behind what it has.
+func (c *exportCommand) openFile() (file *os.File, at transfer.Position, err error) {
+	if !c.Resume {
+		file, err = os.OpenFile(c.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if errors.Is(err, os.ErrExist) {
+			err = fmt.Errorf("--file: %s is there already; go on with it (--resume), or name another one", c.File)
+		}
+		return file, at, err
+	}
+	if file, err = os.OpenFile(c.File, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return nil, at, fmt.Errorf("--file: %w", err)
+	}
+	if at, err = transfer.Resume(file); err == nil && !at.Whole {
+		if err = file.Truncate(at.Offset); err == nil {
+			_, err = file.Seek(at.Offset, io.SeekStart)
+		}
+	}
+	if err != nil {
+		_ = file.Close()
+		return nil, at, fmt.Errorf("--file: %s: %w", c.File, err)
+	}
+	return file, at, nil
+}
+
+// run reads an export.
+func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writer) error {
+	rules := counter.BuiltinRules()
+	if c.Counters != "" {
+		cfg := Config{Counters: c.Counters, ColdAfter: time.Hour}
+		if err := cfg.checkCounters(); err != nil {
+			return err
+		}
+		rules = cfg.Rules
+	}
+	in, name := stdin, "standard input"
+	if c.File != "" {
+		file, err := os.Open(c.File)
+		if err != nil {
+			return fmt.Errorf("--file: %w", err)
+		}
+		defer file.Close()
+		in, name = file, c.File
+	}
+	store, err := c.open(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	progress := &told{to: stderr, verb: "imported", restores: true, every: time.Second, last: time.Now()}
+	if err := transfer.Import(ctx, in, store, rules, progress); err != nil {
+		return fmt.Errorf("import: %s: %w", name, err)
+	}
+	progress.say("in all")
+	return nil
+}

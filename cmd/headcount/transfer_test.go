@@ -1,0 +1,230 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter/boltstore"
+	"headcount/counter/pgstore"
+	"headcount/counter/pgtest"
+	"headcount/counter/storetest"
+	"headcount/setting"
+)
+
+var transferred = flag.Int("transferred", 600, "counters that TestExportAndImport transfers, beside sets and others")
+
+// command runs a command of the program in this process.
+func runCommand(t *testing.T, stdin io.Reader, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = program{args: args, lookup: func(string) (string, bool) { return "", false }, stdin: stdin, stdout: &out, stderr: &errs}.run()
+	return status, out.String(), errs.String()
+}
+
+// lines are those of an export without its head, which has the time.
+func lines(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := bytes.Cut(text, []byte("\n"))
+	return string(rest)
+}
+
+// From the data directory into PostgreSQL and back nothing is lost and nothing is added.
+// Of a million counters: go test ./cmd/headcount -run TestExportAndImport -transferred 1000000 -v
+func TestExportAndImport(t *testing.T) {
+	dir, server := t.TempDir(), pgtest.Start(t)
+	postgres, from, back := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "back")
+	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Fill(t, store, *transferred)
+	first, second, third := filepath.Join(dir, "1"), filepath.Join(dir, "2"), filepath.Join(dir, "3")
+	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first); status != exitFailure || !strings.Contains(said, "in use by another process") {
+		t.Errorf("while a server has the directory: %d %s", status, said)
+	}
+	_ = os.Remove(first)
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	must := func(args ...string) string {
+		t.Helper()
+		start := time.Now()
+		status, _, said := runCommand(t, nil, args...)
+		t.Logf("%s: %s\n%s", args[0], time.Since(start).Round(10*time.Millisecond), said)
+		if status != exitOK {
+			t.Fatalf("%s: status %d", args, status)
+		}
+		return said
+	}
+	must("export", "--data-dir", from, "--file", first)
+	must("import", "--postgres", postgres, "--file", first)
+	must("export", "--postgres", postgres, "--file", second)
+	must("import", "--data-dir", back, "--file", second)
+	must("export", "--data-dir", back, "--file", third)
+	want := lines(t, first)
+	if n := strings.Count(want, "\n"); n < *transferred {
+		t.Fatalf("an export of %d lines", n)
+	}
+	if lines(t, second) != want || lines(t, third) != want {
+		t.Error("the exports differ")
+	}
+	if said := must("import", "--postgres", postgres, "--file", third); !strings.Contains(said, "were there already") {
+		t.Errorf("the same again: %s", said)
+	}
+	fourth := filepath.Join(dir, "4")
+	must("export", "--postgres", postgres, "--file", fourth)
+	if lines(t, fourth) != want {
+		t.Error("to import twice has changed something")
+	}
+
+	// An export that was broken off, wherever that was, goes on.
+	text, err := os.ReadFile(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := filepath.Join(dir, "cut")
+	for _, at := range []int{0, 10, len(text) / 3, len(text) / 2, len(text) - 100, len(text) - 1, len(text)} {
+		if err := os.WriteFile(cut, text[:at], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		must("export", "--data-dir", back, "--file", cut, "--resume")
+		if lines(t, cut) != want {
+			t.Errorf("broken off after %d of %d bytes: the file differs", at, len(text))
+		}
+	}
+}
+
+// Killed in the midst, an import that is made again has everything.
+func TestImportIsKilled(t *testing.T) {
+	bin := builtBinary(t)
+	dir, server := t.TempDir(), pgtest.Start(t)
+	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
+	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Fill(t, store, 3000)
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", file); status != exitOK {
+		t.Fatal(said)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, bin, "import", "--postgres", url)
+	cmd.Env = clean()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write(text[:len(text)*2/3]); err != nil { // the rest never comes
+		t.Fatal(err)
+	}
+	pg, err := pgstore.Open(t.Context(), pgstore.Config{URL: url, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pg.Close()
+	for there := int64(0); there == 0; time.Sleep(10 * time.Millisecond) {
+		all, err := pg.Aggregate(t.Context(), "views:")
+		if there = all.Counters; err != nil && ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if status, _, said := runCommand(t, bytes.NewReader(text[:len(text)/2]), "import", "--postgres", url); status != exitFailure || !strings.Contains(said, "it has no end") {
+		t.Errorf("a file without its end: %d %s", status, said)
+	}
+	if status, _, said := runCommand(t, bytes.NewReader(text), "import", "--postgres", url); status != exitOK {
+		t.Fatal(said)
+	}
+	status, out, said := runCommand(t, nil, "export", "--postgres", url)
+	_, got, _ := strings.Cut(out, "\n")
+	if status != exitOK || got != lines(t, file) {
+		t.Errorf("after a kill and a second import PostgreSQL has something else: %d %s", status, said)
+	}
+}
+
+func TestFilesThatAreNoExport(t *testing.T) {
+	head := `{"format":1,"at":"2030-10-10T12:11:42Z"}` + "\n"
+	for name, tc := range map[string]struct{ text, want string }{
+		"empty":              {"", "it is empty"},
+		"another format":     {`{"format":2}` + "\n", "its format is 2, this version knows 1"},
+		"no export":          {"{}\n", "does not begin as an export does"},
+		"no JSON":            {"hello\n", "no JSON"},
+		"no end":             {head, "it has no end"},
+		"too few counters":   {head + `{"counters":1,"deleted":0}` + "\n", "its end says 1"},
+		"a key that is none": {head + `{"key":"*","kind":"sum","value":1,"version":"1-1"}` + "\n", "bad key"},
+		"a kind there isn't": {head + `{"key":"a","kind":"some","value":1,"version":"1-1"}` + "\n", "is no kind"},
+		"no version":         {head + `{"key":"a","kind":"sum","value":1,"version":"0-0"}` + "\n", "no version"},
+		"members missing":    {head + `{"key":"a","kind":"members","value":2,"version":"1-1","members":["x"]}` + "\n", "1 members and the value 2"},
+		"broken registers":   {head + `{"key":"a","kind":"unique","value":2,"version":"1-1","registers":"AAAA"}` + "\n", "without a head"},
+		"a strange line":     {head + `{"x":1}` + "\n", "neither a counter nor the end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, _, said := runCommand(t, strings.NewReader(tc.text), "import", "--data-dir", t.TempDir())
+			if status != exitFailure || !strings.Contains(said, tc.want) || strings.Count(said, "\n") != 1 {
+				t.Errorf("%d %q, want %q", status, said, tc.want)
+			}
+		})
+	}
+}
+
+func TestTransfersThatCannotBe(t *testing.T) {
+	dir := t.TempDir()
+	there := filepath.Join(dir, "there")
+	if err := os.WriteFile(there, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (place{}).open(t.Context(), true); !errors.As(err, new(*setting.Error)) {
+		t.Errorf("no store: %v", err)
+	}
+	for name, tc := range map[string]struct {
+		args   string
+		status int
+		want   string
+	}{
+		"no store":              {"export", exitSettings, "no store is named"},
+		"no directory":          {"export --data-dir " + dir + "/none", exitFailure, "no counters to export"},
+		"no URL":                {"import --postgres mysql://h", exitSettings, "--postgres"},
+		"nobody answers":        {"export --postgres postgres://u:p@127.0.0.1:1/d", exitFailure, "unavailable"},
+		"a file that is there":  {"export --data-dir " + dir + " --file " + there, exitFailure, ""},
+		"a file there is not":   {"import --data-dir " + dir + " --file " + dir + "/none", exitFailure, "--file"},
+		"resume without a file": {"export --data-dir " + dir + " --resume", exitSettings, "--resume"},
+		"rules that are none":   {fmt.Sprintf("import --data-dir %s --file %s --counters %s", dir, there, there), exitSettings, "--counters"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, _, said := runCommand(t, nil, strings.Fields(tc.args)...)
+			if status != tc.status || !strings.Contains(said, tc.want) || strings.Count(said, "\n") != 1 {
+				t.Errorf("%d %q, want %d with %q", status, said, tc.status, tc.want)
+			}
+		})
+	}
+}

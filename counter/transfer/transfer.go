@@ -1,0 +1,289 @@
+// Package transfer is the file of an export: counters with all that is kept of them, as
+// lines of JSON.
+//
+//	{"format":1,"at":"2030-10-10T12:11:42Z"}
+//	{"key":"views:1","kind":"sum",…}                  a counter, see counter.Copy; in the order of the keys' bytes
+//	{"identities":[{"id":"…","until":1900000000}]}    idempotency keys that are remembered
+//	{"counters":1,"deleted":1700000000000}            the end: how many there are, and the highest incarnation ever deleted
+//
+// A file without its end is not whole: the export goes on behind its last whole line
+// ([Resume]). An import may be repeated as often as one likes, since a store keeps what it has
+// with the same version or a greater one.
+package transfer
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"headcount/counter"
+)
+
+// Format is the number of the form of a file.
+const Format = 1
+
+// What is put into a store in one transaction, at most: so many counters, and so many
+// members, entries and steps of them. One counter may have more.
+const (
+	batchCounters = 1000
+	batchParts    = 20_000
+)
+
+var (
+	// ErrFormat is in every error about a file that cannot be read. Its text is a sentence.
+	ErrFormat = errors.New("bad file")
+	// ErrCut says that a file has no end. What it has was imported.
+	ErrCut = fmt.Errorf("%w: it has no end, so the export was broken off; go on with it (export --resume), and import the whole file again", ErrFormat)
+)
+
+// Progress is told how far a transfer is: after some counters, and at the end.
+type Progress interface {
+	Transferred(counters, restored int, bytes int64)
+}
+
+type (
+	headLine struct {
+		Format int       `json:"format"`
+		At     time.Time `json:"at"`
+	}
+	identityJSON struct {
+		ID    string `json:"id"`
+		Until int64  `json:"until"` // unix seconds
+	}
+	identitiesLine struct {
+		Identities []identityJSON `json:"identities"`
+	}
+	endLine struct {
+		Counters int    `json:"counters"`
+		Deleted  uint64 `json:"deleted"`
+	}
+	// line is any of them.
+	line struct {
+		Format     *int           `json:"format"`
+		Key        *string        `json:"key"`
+		Identities []identityJSON `json:"identities"`
+		Counters   *int           `json:"counters"`
+		Deleted    uint64         `json:"deleted"`
+	}
+)
+
+// Position is how far a file goes.
+type Position struct {
+	Offset   int64  // behind the last whole line of a counter; 0: there is no head yet
+	After    string // the key of that counter
+	Counters int
+	Whole    bool // the file has its end: there is nothing to do
+}
+
+// Resume finds where an export goes on.
+func Resume(r io.Reader) (Position, error) {
+	var p Position
+	in := bufio.NewReaderSize(r, 1<<16)
+	for at := int64(0); ; {
+		text, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) { // the last line is not whole, or there is none
+			return p, nil
+		}
+		if err != nil {
+			return p, err
+		}
+		at += int64(len(text))
+		l, err := parse(text, p.Offset == 0)
+		switch {
+		case err != nil:
+			return p, err
+		case l.Format != nil:
+			p.Offset = at
+		case l.Key != nil:
+			p.Offset, p.After, p.Counters = at, *l.Key, p.Counters+1
+		case l.Counters != nil:
+			p.Whole = true
+			return p, nil
+		}
+	}
+}
+
+// parse reads a line; first says that it must be the head.
+func parse(text []byte, first bool) (l line, err error) {
+	if err := json.Unmarshal(text, &l); err != nil {
+		return l, fmt.Errorf("%w: a line is no JSON: %w", ErrFormat, err)
+	}
+	switch {
+	case first && l.Format == nil:
+		return l, fmt.Errorf("%w: it does not begin as an export does", ErrFormat)
+	case first && *l.Format != Format:
+		return l, fmt.Errorf("%w: its format is %d, this version knows %d; use the version that wrote it", ErrFormat, *l.Format, Format)
+	case !first && l.Key == nil && l.Identities == nil && l.Counters == nil:
+		return l, fmt.Errorf("%w: a line is neither a counter nor the end", ErrFormat)
+	}
+	return l, nil
+}
+
+// writer writes lines and counts them.
+type writer struct {
+	out      *bufio.Writer
+	bytes    int64
+	counters int
+	progress Progress
+}
+
+func (w *writer) line(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	n, err := w.out.Write(append(text, '\n'))
+	w.bytes += int64(n)
+	return err
+}
+
+// Export writes what follows the position to out.
+func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position, progress Progress) error {
+	w := &writer{out: bufio.NewWriterSize(out, 1<<16), bytes: p.Offset, counters: p.Counters, progress: progress}
+	if p.Offset == 0 {
+		if err := w.line(headLine{Format, time.Now().UTC().Truncate(time.Second)}); err != nil {
+			return err
+		}
+	}
+	deleted, err := from.Deleted(ctx)
+	if err != nil {
+		return err
+	}
+	if err := from.Dump(ctx, p.After, func(c counter.Copy) error {
+		if w.counters++; w.counters%batchCounters == 0 {
+			progress.Transferred(w.counters, 0, w.bytes)
+		}
+		return w.line(c)
+	}); err != nil {
+		return errors.Join(err, w.out.Flush()) // an export that is resumed goes on behind it
+	}
+	if err := from.DumpIdentities(ctx, func(some []counter.IdentityCopy) error {
+		var l identitiesLine
+		for _, id := range some {
+			l.Identities = append(l.Identities, identityJSON{base64.RawURLEncoding.EncodeToString(id.Identity[:]), id.Until.Unix()})
+		}
+		return w.line(l)
+	}); err != nil {
+		return errors.Join(err, w.out.Flush())
+	}
+	if err := w.line(endLine{w.counters, deleted}); err != nil {
+		return err
+	}
+	if err := w.out.Flush(); err != nil {
+		return err
+	}
+	progress.Transferred(w.counters, 0, w.bytes)
+	return nil
+}
+
+// reader reads a file into a store.
+type reader struct {
+	to       counter.Restorer
+	rules    *counter.Rules
+	progress Progress
+
+	batch    []counter.Copy
+	parts    int
+	bytes    int64
+	counters int
+	restored int
+}
+
+// Import puts all of a file into a store.
+func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, progress Progress) error {
+	r := &reader{to: to, rules: rules, progress: progress}
+	lines := bufio.NewReaderSize(in, 1<<16)
+	for first := true; ; first = false {
+		text, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			if first {
+				return fmt.Errorf("%w: it is empty", ErrFormat)
+			}
+			return errors.Join(ErrCut, r.flush(ctx))
+		}
+		if err != nil {
+			return err
+		}
+		r.bytes += int64(len(text))
+		l, err := parse(text, first)
+		if err != nil {
+			return err
+		}
+		switch {
+		case l.Key != nil:
+			err = r.counter(ctx, text)
+		case l.Identities != nil:
+			err = r.identities(ctx, l.Identities)
+		case l.Counters != nil:
+			return r.end(ctx, l)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *reader) counter(ctx context.Context, text []byte) error {
+	var c counter.Copy
+	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
+		return fmt.Errorf("%w: line %d: %w", ErrFormat, r.counters+2, err)
+	}
+	r.counters++
+	r.batch, r.parts = append(r.batch, c), r.parts+len(c.Members)+len(c.Ledger)+len(c.Steps)
+	if len(r.batch) < batchCounters && r.parts < batchParts {
+		return nil
+	}
+	return r.flush(ctx)
+}
+
+func (r *reader) flush(ctx context.Context) error {
+	if len(r.batch) == 0 {
+		return nil
+	}
+	n, err := r.to.Restore(ctx, r.batch, r.rules)
+	if err != nil {
+		return err
+	}
+	r.restored += n
+	r.batch, r.parts = r.batch[:0], 0
+	r.progress.Transferred(r.counters, r.restored, r.bytes)
+	return nil
+}
+
+func (r *reader) identities(ctx context.Context, list []identityJSON) error {
+	if err := r.flush(ctx); err != nil {
+		return err
+	}
+	now := time.Now()
+	var copies []counter.IdentityCopy
+	for _, j := range list {
+		b, err := base64.RawURLEncoding.DecodeString(j.ID)
+		if err != nil || len(b) != len(counter.Identity{}) {
+			return fmt.Errorf("%w: %q is no idempotency key", ErrFormat, j.ID)
+		}
+		if until := time.Unix(j.Until, 0); until.After(now) {
+			copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(b), Until: until})
+		}
+	}
+	return r.to.RestoreIdentities(ctx, copies, 0)
+}
+
+func (r *reader) end(ctx context.Context, l line) error {
+	if err := r.flush(ctx); err != nil {
+		return err
+	}
+	if *l.Counters != r.counters {
+		return fmt.Errorf("%w: it has %d counters, and its end says %d", ErrFormat, r.counters, *l.Counters)
+	}
+	if err := r.to.RestoreIdentities(ctx, nil, l.Deleted); err != nil {
+		return err
+	}
+	r.progress.Transferred(r.counters, r.restored, r.bytes)
+	return nil
+}
