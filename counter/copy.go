@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"headcount/counter/hyperloglog"
@@ -17,6 +18,8 @@ type Copy struct {
 	Key string
 	State
 	Members []string // of a set, in any order
+	// Hashes stand for members of a set in Redis alone, which does not know their names.
+	Hashes []string
 	// Registers are those of a unique.
 	Registers hyperloglog.Registers
 	Ledger    []Entry // oldest first
@@ -75,6 +78,23 @@ func (c *Copy) Replaces(is Version, deleted uint64) bool {
 	return true
 }
 
+// ErrNames says that a store needs the names of members, and a copy has none.
+var ErrNames = errors.New("only hashes of its members are known, since the set was in Redis alone; it can be imported into Redis alone")
+
+// Named is ErrNames if members have no names.
+func (c *Copy) Named() error {
+	if len(c.Hashes) > 0 {
+		return fmt.Errorf("%q: %w", c.Key, ErrNames)
+	}
+	return nil
+}
+
+// What stands for a member in Redis.
+const (
+	hashLength = 14
+	hashDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+)
+
 // keptDefault is how long steps are kept that no rule names.
 const keptDefault = 24 * time.Hour
 
@@ -103,6 +123,7 @@ type (
 		Entries   uint64      `json:"entries,omitempty"`
 		Slots     string      `json:"slots,omitempty"`
 		Members   []string    `json:"members,omitempty"`
+		Hashes    []string    `json:"hashes,omitempty"`
 		Registers []byte      `json:"registers,omitempty"`
 		Ledger    []entryJSON `json:"ledger,omitempty"`
 		Steps     []stepJSON  `json:"steps,omitempty"`
@@ -128,7 +149,7 @@ type (
 func (c Copy) MarshalJSON() ([]byte, error) {
 	j := copyJSON{
 		Key: c.Key, Kind: c.Kind.String(), Value: c.Value, Updated: c.Updated, Version: c.Version.String(), Entries: c.Entries,
-		Slots: string(c.Slots.Append(nil)), Members: c.Members, Registers: c.Registers.Bytes(),
+		Slots: string(c.Slots.Append(nil)), Members: c.Members, Hashes: c.Hashes, Registers: c.Registers.Bytes(),
 	}
 	for _, e := range c.Ledger {
 		j.Ledger = append(j.Ledger, entryJSON{e.Seq, e.At.UnixMilli(), e.Op.String(), e.Delta, e.Before, e.Reason, e.By})
@@ -156,7 +177,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	if err := CheckKey(j.Key); err != nil {
 		return fault(err)
 	}
-	*c = Copy{Key: j.Key, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members}
+	*c = Copy{Key: j.Key, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members, Hashes: j.Hashes}
 	var ok bool
 	if c.Kind, ok = ParseKind(j.Kind); !ok {
 		return fault(fmt.Errorf("%q is no kind", j.Kind))
@@ -168,8 +189,13 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	if c.Slots, err = ParseSlots(j.Slots); err != nil {
 		return fault(err)
 	}
-	if c.Kind == Members && int64(len(j.Members)) != j.Value {
-		return fault(fmt.Errorf("it has %d members and the value %d", len(j.Members), j.Value))
+	if c.Kind == Members && int64(len(j.Members)+len(j.Hashes)) != j.Value {
+		return fault(fmt.Errorf("it has %d members and the value %d", len(j.Members)+len(j.Hashes), j.Value))
+	}
+	for _, h := range j.Hashes {
+		if len(h) != hashLength || strings.Trim(h, hashDigits) != "" {
+			return fault(fmt.Errorf("%q stands for no member", presence.Excerpt(h)))
+		}
 	}
 	for _, m := range j.Members {
 		if err := CheckMember(m); err != nil {

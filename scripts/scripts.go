@@ -49,6 +49,7 @@ const (
 	CounterNote    Name = "counter_note"
 	CounterOutcome Name = "counter_outcome"
 	CounterRead    Name = "counter_read"
+	CounterRestore Name = "counter_restore"
 	CounterSettle  Name = "counter_settle"
 	CounterStage   Name = "counter_stage"
 	CounterStatus  Name = "counter_status"
@@ -58,7 +59,7 @@ const (
 // Counters are the scripts of counters that last.
 var Counters = []Name{
 	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger, CounterLimit, CounterLoad,
-	CounterNote, CounterOutcome, CounterRead, CounterSettle, CounterStage, CounterStatus, CounterTake,
+	CounterNote, CounterOutcome, CounterRead, CounterRestore, CounterSettle, CounterStage, CounterStatus, CounterTake,
 }
 
 // Presence are the scripts of presence, in the order of the alphabet.

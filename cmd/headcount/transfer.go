@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,8 +15,11 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/boltstore"
+	"headcount/counter/persistent"
 	"headcount/counter/pgstore"
+	"headcount/counter/redisstore"
 	"headcount/counter/transfer"
+	presencestore "headcount/presence/redisstore"
 	"headcount/setting"
 )
 
@@ -23,6 +27,7 @@ import (
 type place struct {
 	DataDir  string `type:"text" placeholder:"DIR" help:"The data directory of the server. The server must not be running."`
 	Postgres string `type:"text" placeholder:"URL" help:"The URL of PostgreSQL."`
+	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if it stands behind. For an import no server may be running."`
 }
 
 type exportCommand struct {
@@ -46,17 +51,20 @@ type counterStore interface {
 
 // open opens the store. fresh says that it may be made.
 func (p place) open(ctx context.Context, fresh bool) (counterStore, error) {
-	switch {
-	case p.Postgres != "":
+	if p.Postgres != "" {
 		if problem := pgstore.CheckURL(p.Postgres); problem != "" {
 			return nil, setting.Refuse("postgres", "%s", problem)
 		}
+	}
+	switch {
+	case p.Redis != "":
+		return p.openRedis(ctx, fresh)
+	case p.Postgres != "":
 		s, err := pgstore.Open(ctx, pgstore.Config{URL: p.Postgres, Log: zerolog.Nop()})
-		if errors.Is(err, pgstore.ErrConfig) {
-			_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
-			return nil, setting.Refuse("postgres", "%s", problem)
+		if err != nil {
+			return nil, refusedPostgres(err)
 		}
-		return s, err
+		return s, nil
 	case p.DataDir != "":
 		path := filepath.Join(p.DataDir, boltstore.File)
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) && !fresh {
@@ -68,7 +76,55 @@ func (p place) open(ctx context.Context, fresh bool) (counterStore, error) {
 		}
 		return s, nil
 	}
-	return nil, setting.Refuse("data-dir", "no store is named; give --data-dir or --postgres (counters in memory end with their process)")
+	return nil, setting.Refuse("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
+}
+
+// openRedis opens a store in Redis, with PostgreSQL behind it or not.
+func (p place) openRedis(ctx context.Context, fresh bool) (counterStore, error) {
+	if problem := presencestore.CheckURL(p.Redis); problem != "" {
+		return nil, setting.Refuse("redis", "%s", problem)
+	}
+	if p.DataDir != "" {
+		return nil, setting.Refuse("data-dir", "with --redis counters are not in a file; leave one of the two out")
+	}
+	var store interface {
+		counterStore
+		Leases(context.Context) ([]string, error)
+	}
+	var err error
+	if p.Postgres != "" {
+		store, err = persistent.Open(ctx, persistent.Config{Redis: p.Redis, Postgres: p.Postgres, Log: zerolog.Nop()})
+	} else {
+		store, err = redisstore.Open(redisstore.Config{URL: p.Redis, Log: zerolog.Nop()})
+	}
+	if err != nil {
+		return nil, refusedPostgres(err)
+	}
+	running, err := store.Leases(ctx)
+	for end := time.Now().Add(dialled); err != nil && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if err == nil && fresh && len(running) > 0 {
+		slices.Sort(running)
+		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
+	}
+	if err != nil {
+		_ = store.Close()
+		return nil, err
+	}
+	return store, nil
+}
+
+// dialled is how long it may take until Redis answers.
+const dialled = 3 * time.Second
+
+// refusedPostgres makes of an error about the database one about the setting.
+func refusedPostgres(err error) error {
+	if errors.Is(err, pgstore.ErrConfig) {
+		_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
+		return setting.Refuse("postgres", "%s", problem)
+	}
+	return err
 }
 
 // told writes how far a transfer is, at most once a second and at the end.

@@ -129,6 +129,11 @@ func (s *Store) DumpIdentities(_ context.Context, each func([]counter.IdentityCo
 
 // Restore is as counter.Restorer says: one transaction.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	for i := range copies {
+		if err := copies[i].Named(); err != nil {
+			return 0, err
+		}
+	}
 	t := step{records: map[string]*record{}}
 	err = s.update(ctx, func(tx *bbolt.Tx) error {
 		t.now, restored = s.cfg.Now(), 0

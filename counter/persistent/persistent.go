@@ -48,6 +48,7 @@ type Store struct {
 	pg      *pgstore.Store
 	metrics metrics
 	closed  atomic.Bool
+	emptied atomic.Bool // Restore has had Redis begin anew, and no counter was loaded since
 
 	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
 	kick    chan struct{} // holds one: somebody waits for a cut

@@ -98,3 +98,10 @@ func TestContractOnCluster(t *testing.T) {
 		return instance(t, cfg, cluster.Masters, pg, 12)
 	})
 }
+
+func TestCopies(t *testing.T) {
+	pg := pgtest.Single(t)
+	storetest.RunCopies(t, func(t testing.TB) storetest.CopyStore {
+		return open(t, persistent.Config{Redis: redistest.Start(t).URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})
+	})
+}

@@ -315,6 +315,7 @@ func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 // that is Redis; to those that are loose it adds it. kinds are those of rules, for counters that do not
 // exist; wanted says that these are to be known, too.
 func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
+	s.emptied.Store(false)
 	t, err := s.tickets(ctx, keys)
 	if err != nil {
 		return err

@@ -219,6 +219,11 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	if len(copies) == 0 {
 		return 0, nil
 	}
+	for i := range copies {
+		if err := copies[i].Named(); err != nil {
+			return 0, err
+		}
+	}
 	for range tries {
 		err = s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
 			restored, err = s.restore(ctx, c, copies, rules)

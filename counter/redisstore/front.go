@@ -702,13 +702,22 @@ func (s *Store) EachLoose(ctx context.Context, bucket int, each func(keys []stri
 // Stage puts members of key aside for Load. It begins with an empty staged, and goes on with
 // what it returned.
 func (s *Store) Stage(ctx context.Context, key, staged string, before int, members []string) (string, error) {
+	hashes := make([]string, len(members))
+	for i, m := range members {
+		hashes[i] = memberHash(m)
+	}
+	return s.stage(ctx, key, staged, before, hashes)
+}
+
+// stage is Stage for members as they stand in a set.
+func (s *Store) stage(ctx context.Context, key, staged string, before int, hashes []string) (string, error) {
 	if staged == "" {
 		staged = rand.Text()
 	}
-	for some := range slices.Chunk(members, stagePage) {
+	for some := range slices.Chunk(hashes, stagePage) {
 		cl := &redisconn.Call{Script: scripts.CounterStage, Keys: []string{stagedKey(bucketOf(key), staged)}, Args: []any{stagedFor.Milliseconds(), before}}
 		for _, m := range some {
-			cl.Args = append(cl.Args, memberHash(m))
+			cl.Args = append(cl.Args, m)
 		}
 		if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 			return "", err

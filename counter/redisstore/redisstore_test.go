@@ -76,3 +76,15 @@ func TestContractOnCluster(t *testing.T) {
 		return instance(t, cluster.URL(), cluster.Masters, 12)
 	})
 }
+
+func TestCopies(t *testing.T) {
+	t.Parallel()
+	storetest.RunCopies(t, func(t testing.TB) storetest.CopyStore {
+		s, err := redisstore.Open(redisstore.Config{URL: redistest.Start(t).URL(), Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	})
+}

@@ -1,0 +1,49 @@
+-- counter_restore.lua: put a copy of a counter in the place of what is there, without Redis in front of anything.
+--
+-- KEYS[1]  hc:{n}:c   KEYS[2] members   KEYS[3] registers   KEYS[4] ledger   KEYS[5] list of steps of a unique
+-- KEYS[6]  members that were staged (counter_stage.lua)   KEYS[7…] histories of a sum
+-- ARGV[1]  key   ARGV[2] its state, from before this call, or ''   ARGV[3] its new state   ARGV[4] registers, or ''
+-- ARGV[5]  1: there are staged members   ARGV[6] how many entries of the ledger, then for each six: id, op, delta,
+--          value after, reason, by; then for each history two: its text, or '', and how long it is kept, ms; then for
+--          each step of a unique three: step and number (joined by :), registers, and when it ends, unix ms
+-- Returns  1; 0 if the counter has changed since, or what was staged is gone: nothing was written then.
+-- Safe to repeat: what was staged is gone then. O(what is written).
+--#include counter_steps.lua
+
+local key, n = ARGV[1], tonumber(ARGV[6])
+if (redis.call('HGET', KEYS[1], key) or '') ~= ARGV[2] then return 0 end
+if ARGV[5] == '1' and redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
+for k = 2, 4 do redis.call('UNLINK', KEYS[k]) end
+dropSteps(KEYS[5])
+if ARGV[5] == '1' then
+  redis.call('RENAME', KEYS[6], KEYS[2])
+  redis.call('PERSIST', KEYS[2])
+end
+if ARGV[4] ~= '' then redis.call('SET', KEYS[3], ARGV[4]) end
+local at = 7
+for _ = 1, n do
+  redis.call('XADD', KEYS[4], ARGV[at], 'op', ARGV[at + 1], 'delta', ARGV[at + 2], 'after', ARGV[at + 3], 'reason', ARGV[at + 4], 'by', ARGV[at + 5])
+  at = at + 6
+end
+for k = 7, #KEYS do
+  redis.call('UNLINK', KEYS[k])
+  if ARGV[at] ~= '' then
+    redis.call('SET', KEYS[k], ARGV[at])
+    redis.call('PEXPIRE', KEYS[k], ARGV[at + 1])
+  end
+  at = at + 2
+end
+local clock, last = redis.call('TIME'), 0
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+for i = at, #ARGV, 3 do
+  local left = tonumber(ARGV[i + 2]) - now
+  if left > 0 then
+    redis.call('SET', stepKey(KEYS[5], ARGV[i]), ARGV[i + 1])
+    redis.call('PEXPIRE', stepKey(KEYS[5], ARGV[i]), string.format('%.0f', left))
+    redis.call('ZADD', KEYS[5], ARGV[i + 2], ARGV[i])
+    last = math.max(last, left)
+  end
+end
+if last > 0 then redis.call('PEXPIRE', KEYS[5], string.format('%.0f', last)) end
+redis.call('HSET', KEYS[1], key, ARGV[3])
+return 1
