@@ -20,6 +20,7 @@ import (
 	"headcount/counter/pgstore"
 	"headcount/counter/pgtest"
 	"headcount/counter/storetest"
+	"headcount/presence/redistest"
 	"headcount/setting"
 )
 
@@ -169,6 +170,46 @@ func TestImportIsKilled(t *testing.T) {
 	_, got, _ := strings.Cut(out, "\n")
 	if status != exitOK || got != lines(t, file) {
 		t.Errorf("after a kill and a second import PostgreSQL has something else: %d %s", status, said)
+	}
+}
+
+// From a file into Redis, alone and in front of PostgreSQL, and back out of both.
+func TestExportsOfRedis(t *testing.T) {
+	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
+	from := filepath.Join(dir, "from")
+	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Fill(t, store, 60)
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	must := func(args ...string) {
+		t.Helper()
+		if status, _, said := runCommand(t, nil, args...); status != exitOK {
+			t.Fatalf("%s: %d %s", args, status, said)
+		}
+	}
+	first, second, alone := filepath.Join(dir, "1"), filepath.Join(dir, "2"), filepath.Join(dir, "3")
+	postgres := pg.Database(t)
+	must("export", "--data-dir", from, "--file", first)
+	must("import", "--redis", front.URL(), "--postgres", postgres, "--file", first)
+	must("export", "--redis", front.URL(), "--postgres", postgres, "--file", second)
+	if lines(t, second) != lines(t, first) {
+		t.Error("Redis and PostgreSQL give something else than they took")
+	}
+	must("import", "--redis", redis.URL(), "--file", first)
+	must("export", "--redis", redis.URL(), "--file", alone)
+	if is, want := lines(t, alone), lines(t, first); strings.Count(is, `"key"`) != strings.Count(want, `"key"`) || !strings.Contains(is, `"hashes"`) {
+		t.Error("Redis alone gives something else than it took")
+	}
+	if status, _, said := runCommand(t, nil, "import", "--postgres", pg.Database(t), "--file", alone); status != exitFailure || !strings.Contains(said, "only hashes of its members are known") {
+		t.Errorf("members without names: %d %s", status, said)
+	}
+	redis.Do(t, "HSET", "hc:{c}:leases", "10.0.0.1:7946", fmt.Sprint(time.Now().Add(time.Minute).UnixMilli(), " 1 gateway"))
+	if status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file", first); status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
+		t.Errorf("while a process runs: %d %s", status, said)
 	}
 }
 
