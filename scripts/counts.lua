@@ -4,35 +4,44 @@
 -- KEYS[1]  {b}:s  hash, see README.md   KEYS[2]  {b}:f  string, see fences.lua
 -- KEYS[3]  {b}:r  set: partitions that are complete
 -- KEYS[4]  {b}:l  zset: page -> place of its last change in the region's log
--- KEYS[5]  {b}:z  zset: pages without users   KEYS[6…] {b}:c:<page>  strings, see page.lua
+-- KEYS[5]  {b}:z  zset: pages without users   KEYS[6]  {b}:w:<process>  string: number of
+--          the caller's last run here   KEYS[7…] {b}:c:<page>  strings, see page.lua
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4]  the highest incarnation that the caller knows   ARGV[5]  how many seconds a
 --          page without users is remembered   ARGV[6]  length of the prefix of the
 --          pages' keys   ARGV[7]  generation
--- ARGV[8]  groups of counts, by partition, 22 bytes each: partition (4), epoch (6), sequence of
---          the change (6), how many counts of this change in this bucket there are up to
---          the end of this group (3), how many the group has (2), 1 if the partition is
---          complete with this group (1)
--- ARGV[9]  for each page: how many counts it gets (2), and for each count the number of
---          its group (2) and the users (5)
--- ARGV[10] 1: pages remember minutes
--- Returns  {'1' if counts may lack users, otherwise '0'; a digit per group; the number of
---          pages without users; '1' if the bucket must be swept (sweep.lua); the regions that
---          counts leave out; the record of each page's count, see publish.lua; the minutes that
---          ended: for each the number of the page (2), and 14 bytes, see remember.lua}. The digits: 0
---          written now or before, 1 there is a newer owner, 2 data was lost, 3 earlier counts
---          of the change are missing.
--- Safe to repeat and to arrive late: the script skips groups that are not newer than
--- (sequence, done), and all counts are absolute. It reads and checks everything before
--- it writes. Pages of an older rebuild are void: they have no users of this region.
--- O(counts). This is the script that runs most, so it reads all pages with one command,
--- and writes all pages with one.
+-- ARGV[8]  number of the run among those of the caller in this bucket; it grows
+-- ARGV[9]  1: the run goes on with a change that the run before it has begun
+-- ARGV[10] the seal of the fences under which the caller's epochs were valid; - if it knows none
+-- ARGV[11] the partitions that have counts or are complete: partition (2), epoch (6)
+-- ARGV[12] for each page: how many counts it gets (2), and for each count the partition (2,
+--          the lower byte first) and the users (5)
+-- ARGV[13] 1: pages remember minutes   ARGV[14…] partitions that are complete with this run
+-- Returns  {'1' if counts may lack users, otherwise '0'; a digit per partition, or '' if all
+--          are written; the number of pages without users; '1' if the bucket must be swept
+--          (sweep.lua); the regions that counts leave out; the record of each page's count,
+--          see publish.lua; the minutes that ended: for each the number of the page (2), and 14
+--          bytes, see remember.lua; the seal}. The digits: 0 written, 1 there is a newer owner,
+--          2 data was lost. {'late'} if a later run of the caller came before, {'gap'} if the run
+--          that this one goes on from is missing; then nothing is done.
+-- Safe to repeat and to arrive late: the number of the run is too low then; and all counts
+-- are absolute. It reads and checks everything before it writes. Pages of an older rebuild
+-- are void: they have no users of this region. O(counts). This is the script that runs most,
+-- so it reads all pages with one command, and writes all pages with one; and it looks at the
+-- epochs only if the seal is new to the caller.
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
 --#include fences.lua
 local partitions = tonumber(ARGV[3])
 --#include numbers.lua
+
+-- lateBy is how many seconds a run may come late, at most.
+local lateBy = '3600'
+
+local last = tonumber(redis.call('GET', KEYS[6]) or 0)
+if tonumber(ARGV[8]) <= last then return {'late'} end
+if ARGV[9] == '1' and tonumber(ARGV[8]) > last + 1 then return {'gap'} end
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'log', 'past', 'sweep', 'swept')
 local complete, empties = redis.call('SCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
@@ -45,74 +54,72 @@ local offset, shared = tonumber(state[7] or 0), (state[6] or '') ~= ''
 local logging = state[8] and shared
 local peers, waits, out = readPeers(state[6], second)
 
--- owners has the partitions of the groups that are to be written.
-local owners, status, ready, groups = {}, {}, {}, ARGV[8]
-local fences = openFences(KEYS[2], (struct.unpack('>I4', groups)), (struct.unpack('>I4', groups, #groups - 21)))
-local p, e, s, d = -1, 0, 0, 0
-local groupForm = '>I4I6I6I3I2I1'
-for at = 1, #groups, 22 do
-  local q, epoch, sequence, done, n, whether = unpackBytes(groupForm, groups, at)
-  if q ~= p then
-    p = q
-    e, s, d = fenceOf(fences, p)
-  end
-  local g, st = #status + 1, '0'
-  if e > epoch then
-    st = '1'
-  elseif e < epoch or state[1] ~= ARGV[7] then
-    st = '2'
-  elseif sequence >= s then
-    local before = sequence > s and 0 or d
-    if done - n > before then
-      st = '3'
-    else
-      if sequence > s or done > before then
-        owners[g], s, d = p, sequence, done
-        putFence(fences, p, part(groups, at + 4, at + 18))
-      end
-      if whether == 1 then ready[#ready + 1] = p end
+local seal = redis.call('GETRANGE', KEYS[2], '0', string.format('%d', sealSize - 1))
+local status, bad = '', nil -- bad has the partitions that are not to be written
+if seal ~= ARGV[10] or state[1] ~= ARGV[7] then
+  local fences, claims, digits = redis.call('GET', KEYS[2]) or '', ARGV[11], {}
+  bad = {}
+  for at = 1, #claims, 8 do
+    local p, epoch = unpackBytes('>I2I6', claims, at)
+    local e, digit = epochOf(fences, p), '0'
+    if e > epoch then
+      digit = '1'
+    elseif e < epoch or state[1] ~= ARGV[7] then
+      digit = '2'
     end
+    digits[#digits + 1] = digit
+    bad[p] = digit ~= '0'
   end
-  status[g] = st
+  status = table.concat(digits)
+end
+local ready = {}
+for i = 14, #ARGV do
+  if not bad or not bad[tonumber(ARGV[i])] then ready[#ready + 1] = ARGV[i] end
 end
 
 -- What the script will write: the pages' keys and values; those of pages that get their
 -- first user, and of pages that lost their last user.
-local sets, back, left = {}, {}, {}
-local remembers, ended = ARGV[10] == '1', {}
--- records are those of all pages, in three parts each; fresh says which of them changed.
+local sets, writes, back, left = {}, 0, {}, {}
+local remembers, ended = ARGV[13] == '1', {}
+-- records are those of all pages, in three parts each; fresh says where those are that changed.
 local records, fresh, changed, log, prefix = {}, {}, 0, {}, tonumber(ARGV[6])
-local counts, at = ARGV[9], 1
-local olds = #KEYS > 5 and redis.call('MGET', unpack(KEYS, 6)) or {}
-for k = 6, #KEYS do
-  local key, old = KEYS[k], olds[k - 5]
+local counts, at = ARGV[12], 1
+local olds = #KEYS > 6 and redis.call('MGET', unpack(KEYS, 7)) or {}
+for k = 7, #KEYS do
+  local key, old = KEYS[k], olds[k - 6]
   local r, users, updated, inc, seq, own, down, length, most, wide, n = readPage(old, key)
-  local live = r == rebuild
-  if live then
-    openPage(old, pageHead + 1, wide, n)
-  else
+  local given, p, is = unpackBytes('>I2<I2>I5', counts, at)
+  local live, had, numbers, m = r == rebuild, nil, nil, nil
+  if live and given == 1 and wide == 1 and length == 0 and is < 256 and not bad then
+    had, numbers, m = setOne(old, n, users, p, counts, at + 2, is)
+  end
+  if not live then
     users, seq, down = 0, 0, 0
     if r then
       updated, inc, old = tonumber(state[5] or 0), math.max(void, inc + 1), pairsOf(old, length)
     else
       updated, inc, length, old = 0, base, 0, ''
     end
-    openPage(old, 1, 1, 0)
   end
   local others, latest, held = 0, updated, false
   if shared and length > 0 then others, latest, held = elsewhere(pairsOf(old, length), peers, updated) end
   local before, delta, moved, said = users + others, 0, false, false
-  local given, g, is = unpackBytes('>I2I2I5', counts, at)
-  for j = 1, given do -- of two counts of one partition, the later one holds
-    if j > 1 then g, is = unpackBytes('>I2I5', counts, at + 7 * j - 5) end
-    if owners[g] then
-      local had = setCount(owners[g], is)
-      said = true
-      if had ~= is then delta, moved = delta + is - had, true end
+  if had then
+    delta, moved, said = is - had, is ~= had, true
+  else
+    if live then openPage(old, pageHead + 1, wide, n) else openPage(old, 1, 1, 0) end
+    for j = 1, given do -- of two counts of one partition, the later one holds
+      if j > 1 then p, is = unpackBytes('<I2>I5', counts, at + 7 * j - 5) end
+      if not bad or not bad[p] then
+        had = setCount(p, is)
+        said = true
+        if had ~= is then delta, moved = delta + is - had, true end
+      end
     end
   end
   at = at + 2 + 7 * given
   local page, start = part(key, prefix + 1), nil
+  local i = 3 * k - 20 -- of the first part of the record
   if moved and (live or delta > 0) then
     if not live then
       own = math.max(second * 1000 + math.floor(time[2] / 1000), floor + 1, inc, void, base, past + 1)
@@ -121,15 +128,22 @@ for k = 6, #KEYS do
     if delta ~= 0 then
       local over
       if remembers then most, over = remembered(live, updated, most, before, before + delta, second) else most = 0 end
-      if over then ended[#ended + 1] = packBytes('>I2', k - 6) .. over end
+      if over then ended[#ended + 1] = packBytes('>I2', k - 7) .. over end
       users, seq, updated, latest = users + delta, seq + 1, second, second
       if delta < 0 then down = down - delta end
       if logging then log[#log + 1] = page end
-      fresh[k], changed = true, changed + 1
+      changed = changed + 1
+      fresh[changed] = i
     end
-    start = pageStart(rebuild, users, updated, inc, seq, own, down, length, most, closePage(users))
-    sets[#sets + 1] = key
-    sets[#sets + 1] = pageText(start)
+    sets[writes + 1] = key
+    if numbers then
+      start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, 0, most, 1, m)
+      sets[writes + 2] = start .. numbers
+    else
+      start = packBytes(pageForm, rebuild, users, updated, inc, seq, own, down, length, most, closePage(users))
+      sets[writes + 2] = pageText(start)
+    end
+    writes = writes + 2
     if users + others == 0 and not held then
       left[#left + 1] = key
     elseif empties > 0 and before == 0 and r then
@@ -138,16 +152,15 @@ for k = 6, #KEYS do
   elseif said and r and before == 0 and not held then
     left[#left + 1] = key
   end
-  local m = 3 * k - 18
-  records[m + 1], records[m + 2] = countHead(#page), page
+  records[i], records[i + 1] = countHeads[#page] or countHead(#page), page
   if start and others == 0 and latest == updated and offset == 0 then
-    records[m + 3] = part(start, countFrom, countTo)
+    records[i + 2] = part(start, countFrom, countTo)
   else
-    records[m + 3] = countTail(users + others, latest, inc, seq + offset)
+    records[i + 2] = countTail(users + others, latest, inc, seq + offset)
   end
 end
 
-if #sets > 0 then redis.call('MSET', unpack(sets)) end -- which also ends the times to live
+if writes > 0 then redis.call('MSET', unpack(sets)) end -- which also ends the times to live
 if #back > 0 then redis.call('ZREM', KEYS[5], unpack(back)) end
 for _, key in ipairs(left) do emptied(key, string.sub(key, prefix + 1), KEYS[5], time[1], ARGV[5]) end
 if #back + #left > 0 then empties = redis.call('ZCARD', KEYS[5]) end
@@ -161,7 +174,7 @@ elseif #log > 0 then
   end
   redis.call('ZADD', KEYS[4], unpack(places))
 end
-writeFences(fences)
+redis.call('SET', KEYS[6], ARGV[8], 'EX', lateBy)
 local again = false
 if #ready > 0 and redis.call('SADD', KEYS[3], unpack(ready)) > 0 then
   local is = redis.call('SCARD', KEYS[3])
@@ -172,10 +185,10 @@ local stale = waits or complete < partitions
 local all = table.concat(records)
 if changed > 0 or again then
   local news = {all}
-  if changed < #KEYS - 5 then
+  if changed < #KEYS - 6 then
     news = {}
-    for k in pairs(fresh) do news[#news + 1] = table.concat(records, '', 3 * k - 17, 3 * k - 15) end
+    for j, i in ipairs(fresh) do news[j] = table.concat(records, '', i, i + 2) end
   end
   publish(KEYS[1], ARGV[1], ARGV[2], stale, again, out, news)
 end
-return {stale and '1' or '0', table.concat(status), empties, state[10] ~= state[11] and '1' or '0', out, all, table.concat(ended)}
+return {stale and '1' or '0', status, empties, state[10] ~= state[11] and '1' or '0', out, all, table.concat(ended), seal}

@@ -9,7 +9,8 @@
 -- ARGV[3]  the highest incarnation that the caller knows
 -- ARGV[4]  names of the peers, a,b,c; empty: the peers that the bucket has. The totals
 --          of a bucket that begins anew wait for the peers, and its log begins anew too
--- ARGV[5…] partition, epoch, partition, epoch, …, by partition
+-- ARGV[5]  the seal of the fences from now on
+-- ARGV[6…] partition, epoch, partition, epoch, …, by partition
 -- Returns  the number of partitions whose epoch was not known here.
 -- Safe to repeat and to arrive late: an epoch never falls, and a call without a new
 -- epoch changes nothing. So a late call cannot bring back an old generation.
@@ -18,12 +19,15 @@
 
 local state = redis.call('HMGET', KEYS[1], 'generation', 'rebuild', 'void', 'base', 'raised', 'log', 'peers')
 redis.call('SCARD', KEYS[3]) -- if this is no set, the script fails here, before it writes
-local fences, news = openFences(KEYS[2], tonumber(ARGV[5]), tonumber(ARGV[#ARGV - 1])), 0
-for i = 5, #ARGV, 2 do
+local fences, pieces, done, news = redis.call('GET', KEYS[2]) or '', {ARGV[5]}, sealSize, 0
+for i = 6, #ARGV, 2 do
   local p, epoch = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
-  if fenceOf(fences, p) < epoch then
+  if epochOf(fences, p) < epoch then
     news = news + 1
-    putFence(fences, p, struct.pack(fenceForm, epoch, 0, 0))
+    local at = sealSize + p * epochSize
+    local between = string.sub(fences, done + 1, at)
+    pieces[#pieces + 1] = between .. string.rep('\0', at - done - #between) .. struct.pack('>I6', epoch)
+    done = at + epochSize
   end
 end
 if news == 0 then return 0 end
@@ -64,5 +68,5 @@ if other or again and raised ~= rebuild then
   redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'rebuild', rebuild, 'void', string.format('%.0f', void),
     'base', string.format('%.0f', base), 'raised', raised)
 end
-writeFences(fences)
+redis.call('SET', KEYS[2], table.concat(pieces) .. string.sub(fences, done + 1))
 return news

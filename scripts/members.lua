@@ -15,7 +15,7 @@
 --          each, the number to remove, their fields
 -- Returns  {status, number of hashes, members}; status 0 written now or before, 1 there is
 --          a newer owner, 2 data was lost, 3 the batch before this one is not written, 4
---          the number of hashes is not ARGV[6].
+--          the number of hashes is not ARGV[6], 5 a later change is written.
 -- Safe to repeat and to arrive late: the script skips what is not newer than (sequence,
 -- batch). It writes the number of the batch last, so a batch that fails halfway, on
 -- foreign data, counts as not written. The first flag and ARGV[7] count in batch 0
@@ -29,7 +29,8 @@ if tonumber(owner[1]) > epoch then return answer(1) end
 if owner[2] ~= ARGV[2] then return answer(2) end
 local sequence, batch = tonumber(ARGV[3]), tonumber(ARGV[4])
 local lastSequence, lastBatch = tonumber(owner[3]), tonumber(owner[4])
-if sequence < lastSequence or sequence == lastSequence and batch <= lastBatch then return answer(0) end
+if sequence < lastSequence then return answer(5) end
+if sequence == lastSequence and batch <= lastBatch then return answer(0) end
 if batch > 0 and (sequence > lastSequence or batch > lastBatch + 1) then return answer(3) end
 if shares ~= tonumber(ARGV[6]) then return answer(4) end
 redis.call('STRLEN', KEYS[2]) -- with foreign data the script fails here, before it removes anything

@@ -92,6 +92,30 @@ local function setCount(p, n)
   return had
 end
 
+-- setOne does the same in the usual case, in a fifth of the time: one number of a page that
+-- has numbers of one byte, and no pairs. It returns the number that was there, the numbers as
+-- they are now, and how many. It returns nil if it cannot tell, or if another form would
+-- suit the page; users is how many the page had. counts has the partition's name at at.
+local longest = partitions / 3 -- a list of more numbers of one byte is longer than the dense form
+local function setOne(page, n, users, p, counts, at, is)
+  local first = pageHead + 1
+  if n == partitions then
+    local had = byte(page, first + p)
+    if 2 * (users + is - had) < longest then return nil end
+    return had, part(page, first, pageHead + p) .. char(is) .. part(page, first + p + 1), n
+  end
+  local name = part(counts, at, at + 1)
+  local place = find(page, name, first, true)
+  if not place then
+    if is == 0 or n + 1 > longest then return nil end
+    return 0, part(page, first) .. name .. char(is), n + 1
+  end
+  if (place - first) % 3 > 0 then return nil end
+  local had = byte(page, place + 2)
+  if is == 0 then return had, part(page, first, place - 1) .. part(page, place + 3), n - 1 end
+  return had, part(page, first, place + 1) .. char(is) .. part(page, place + 3), n
+end
+
 -- closePage chooses the form that suits a page with so many users. It returns the width of
 -- the page's numbers and how many numbers it has.
 local function closePage(users)

@@ -61,6 +61,7 @@ func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
 			outcomes := make([]presence.Outcome, 1)
 			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
 				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+					s.number(cc, []presence.Change{c})
 					calls = append(calls, &cc.call)
 				}
 			}
@@ -140,7 +141,10 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 	}
 	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
 	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
-	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || parts[1].Reply.([]any)[1] != string(statusGap) {
+	for _, part := range parts {
+		s.number(part, []presence.Change{c})
+	}
+	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
 		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
 	}
 	// A repetition may be divided in another way, since other changes go with it.
@@ -159,34 +163,78 @@ func TestAMissingPartIsNoticed(t *testing.T) {
 	}
 }
 
-// A node is suspended between its two steps and wakes up after another node has claimed
-// the partition. It writes no count, on any page.
-func TestAZombieWritesNoCount(t *testing.T) {
-	s := open(t, Config{URL: redistest.Single(t).URL()})
-	zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
+// A part that cannot be written leaves the partition incomplete, although its next part
+// and other changes can be.
+func TestNothingGoesOnFromAPartThatFailed(t *testing.T) {
+	server := redistest.Single(t)
+	s := open(t, Config{URL: server.URL()})
+	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true, Counts: []presence.PageUsers{{Page: "p", Users: 3}}}
-	var calls []*call
-	for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
-		for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
-			calls = append(calls, &cc.call)
-		}
+	c := presence.Change{Claim: claims[0], Sequence: 1, Complete: true}
+	for i := range countBatch + 50 {
+		c.Counts = append(c.Counts, presence.PageUsers{Page: pageIn(7, fmt.Sprint("part", i)), Users: 1})
 	}
-	if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
-		t.Fatal(err)
+	other := presence.Change{Claim: claims[1], Sequence: 1, Counts: c.Counts[countBatch : countBatch+1], Complete: true}
+	server.Do(t, "SADD", pagePrefix(7)+c.Counts[0].Page, "foreign")
+	o := s.Write(t.Context(), []presence.Change{c, other})
+	if !errors.Is(o[0].Err, ErrForeign) || o[1].Err != nil {
+		t.Fatalf("%v and %v, want the first alone to fail", o[0].Err, o[1].Err)
 	}
-	if err := s.run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
-		t.Fatal(len(calls), err)
+	complete := func() string { return fmt.Sprint(server.Do(t, "SMISMEMBER", readyKey(7), 1, 2)) }
+	if got := complete(); got != "[0 1]" {
+		t.Fatalf("partitions 1 and 2 are complete: %s, want only the second", got)
 	}
-	for _, cl := range calls {
-		if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
-			t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
-		}
+	server.Do(t, "DEL", pagePrefix(7)+c.Counts[0].Page)
+	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil || complete() != "[1 1]" {
+		t.Fatalf("%v, %s when it is put right", o[0].Err, complete())
 	}
-	if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
-		t.Fatalf("%+v, %v", got, err)
+}
+
+// A node is suspended between its two steps and wakes up after another node has claimed
+// the partition. It writes no count, on any page, also when it wrote there before and
+// found itself the owner.
+func TestAZombieWritesNoCount(t *testing.T) {
+	for _, wrote := range []bool{false, true} {
+		t.Run(fmt.Sprint("wrote before: ", wrote), func(t *testing.T) {
+			s := open(t, Config{URL: redistest.Single(t).URL()})
+			zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true}
+			if wrote {
+				if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+					t.Fatal(o[0].Err)
+				}
+			}
+			c.Sequence, c.Counts = 2, []presence.PageUsers{{Page: "p", Users: 3}}
+			var calls []*call
+			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
+				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+					s.number(cc, []presence.Change{c})
+					if knows := cc.Args[sealAt] != noSeal; knows != wrote {
+						t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
+					}
+					calls = append(calls, &cc.call)
+				}
+			}
+			if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
+				t.Fatal(len(calls), err)
+			}
+			for _, cl := range calls {
+				if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
+					t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
+				}
+			}
+			if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
+				t.Fatalf("%+v, %v", got, err)
+			}
+		})
 	}
 }
 

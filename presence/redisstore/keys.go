@@ -14,7 +14,8 @@ import (
 //	hc:{p17}:m:5     hash: members, user and page -> end of the hold (members.lua,
 //	                 resize.lua says how many hashes there are)
 //	hc:{b5}:s        hash: generation, rebuild, publications (fence.lua)
-//	hc:{b5}:f        string: per partition epoch and last change (fences.lua)
+//	hc:{b5}:f        string: per partition its epoch (fences.lua)
+//	hc:{b5}:w:ID     string: number of a process's last run of counts.lua
 //	hc:{b5}:r        set: partitions that are complete
 //	hc:{b5}:e        set: endpoints (read.lua)
 //	hc:{b5}:l        zset: pages by their last change in this region (counts.lua)
@@ -80,14 +81,15 @@ func neighbour(n int) int {
 
 func bucketKey(b int) string { return prefix + "{b" + strconv.Itoa(b) + "}:" }
 
-func stateKey(b int) string     { return bucketKey(b) + "s" }
-func fenceKey(b int) string     { return bucketKey(b) + "f" }
-func readyKey(b int) string     { return bucketKey(b) + "r" }
-func endpointsKey(b int) string { return bucketKey(b) + "e" }
-func logKey(b int) string       { return bucketKey(b) + "l" }
-func emptiesKey(b int) string   { return bucketKey(b) + "z" }
-func tokenKey(b int) string     { return bucketKey(b) + "t" }
-func pagePrefix(b int) string   { return bucketKey(b) + "c:" }
+func stateKey(b int) string               { return bucketKey(b) + "s" }
+func fenceKey(b int) string               { return bucketKey(b) + "f" }
+func runKey(b int, process string) string { return bucketKey(b) + "w:" + process }
+func readyKey(b int) string               { return bucketKey(b) + "r" }
+func endpointsKey(b int) string           { return bucketKey(b) + "e" }
+func logKey(b int) string                 { return bucketKey(b) + "l" }
+func emptiesKey(b int) string             { return bucketKey(b) + "z" }
+func tokenKey(b int) string               { return bucketKey(b) + "t" }
+func pagePrefix(b int) string             { return bucketKey(b) + "c:" }
 
 func minutesKey(b int, page string) string { return bucketKey(b) + "x:" + page }
 

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -24,6 +25,7 @@ const (
 	memberBatch = 400  // members in one run of members.lua
 	countBatch  = 300  // counts in one run of counts.lua
 	fenceBatch  = 1000 // partitions in one run of fence.lua
+	sealSize    = 16   // bytes of the seal of fences, see fences.lua
 	loadShares  = 64   // hashes of members in one run of load.lua
 	loadRuns    = 4    // runs of load.lua in one pipeline, which has its own deadline: some 10,000 members
 	resizeSteps = 32   // hashes divided or joined in one run of resize.lua
@@ -37,7 +39,12 @@ const (
 	statusLost    = '2'
 	statusGap     = '3'
 	statusShares  = '4' // members lie in another number of hashes
+	statusLater   = '5' // a later change is written
 )
+
+// errLater is not for callers: the counts of a change that came after a later one
+// are not written.
+var errLater = errors.New("a later change is written")
 
 // partition is what a store remembers of one that it claimed; under Store.mu.
 type partition struct {
@@ -50,6 +57,14 @@ type partition struct {
 	// shares is in how many hashes the members lie, members how many these are, as
 	// of the last reply.
 	shares, members int
+}
+
+// fences is what a store remembers of a bucket; under Store.mu. The bucket's seal
+// changes with every claim. While it stays, the epochs found valid under it are valid.
+type fences struct {
+	run   uint64   // number of the last run of counts.lua
+	seal  string   // as the last run said it
+	valid []uint64 // by partition: the epoch that was found valid under it
 }
 
 // Generation implements presence.Partitions: a hash over, for every master, what
@@ -197,8 +212,8 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, gen string, 
 	var calls []*call
 	claims = slices.SortedFunc(slices.Values(claims), func(a, b presence.Claim) int { return a.Partition - b.Partition })
 	for chunk := range slices.Chunk(claims, fenceBatch) {
-		args := make([]any, 0, 4+2*len(chunk))
-		args = append(args, gen, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","))
+		args := make([]any, 0, 5+2*len(chunk))
+		args = append(args, gen, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
 		for _, c := range chunk {
 			args = append(args, c.Partition, c.Epoch)
 		}
@@ -359,20 +374,33 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 	s.writeMembers(ctx, changes, outcomes)
 	s.writeCounts(ctx, changes, outcomes)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for i, c := range changes {
-		if outcomes[i].Err != nil {
-			outcomes[i] = presence.Outcome{Err: fmt.Errorf("redisstore: write partition %d: %w", c.Partition, outcomes[i].Err)}
-			continue
-		}
-		s.memory.arrived(c.Arrivals)
-		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
+		if p := &s.partitions[c.Partition]; outcomes[i].Err == nil && p.epoch == c.Epoch {
 			for _, pu := range c.Counts {
 				delete(p.unwritten, pu.Page)
 			}
 		}
 	}
+	s.mu.Unlock()
+	for i, c := range changes {
+		if errors.Is(outcomes[i].Err, errLater) {
+			outcomes[i].Counts, outcomes[i].Err = s.Counts(ctx, pagesOf(c))
+		}
+		if err := outcomes[i].Err; err != nil {
+			outcomes[i] = presence.Outcome{Err: fmt.Errorf("redisstore: write partition %d: %w", c.Partition, err)}
+			continue
+		}
+		s.memory.arrived(c.Arrivals)
+	}
 	return outcomes
+}
+
+func pagesOf(c presence.Change) []string {
+	pages := make([]string, len(c.Counts))
+	for i, pu := range c.Counts {
+		pages[i] = pu.Page
+	}
+	return pages
 }
 
 // writeMembers runs members.lua for all changes, and before it resize.lua where the
@@ -634,24 +662,36 @@ type countsCall struct {
 	groups []group
 	gen    string
 	bucket int
-	head   []byte  // of the groups, for the script
 	counts []count // of the groups
+	goesOn bool    // with a change that the call before it has begun
 }
 
 // count is one count in a call.
 type count struct {
-	page, group int
-	users       int64
+	page, partition int
+	users           int64
 }
 
+// Arguments of counts.lua.
 const (
-	groupsAt = 7 // of the arguments of counts.lua
-	countsAt = 8
+	runAt    = 7
+	sealAt   = 9
+	claimsAt = 10
+	countsAt = 11
 )
 
-// pack makes the groups and their counts arguments.
-func (cc *countsCall) pack() {
+// noSeal is no bucket's seal.
+const noSeal = "-"
+
+// pack makes the claims and the counts arguments.
+func (cc *countsCall) pack(changes []presence.Change) {
 	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
+	claims := make([]byte, 0, 8*len(cc.groups))
+	for _, g := range cc.groups {
+		c := changes[g.change]
+		claims = binary.BigEndian.AppendUint16(claims, uint16(c.Partition))
+		claims = appendNumber(claims, c.Epoch, 6)
+	}
 	text := make([]byte, 0, 9*len(cc.counts))
 	for i, n := 0, 0; i < len(cc.counts); i += n {
 		for n = 1; i+n < len(cc.counts) && cc.counts[i+n].page == cc.counts[i].page; {
@@ -659,11 +699,11 @@ func (cc *countsCall) pack() {
 		}
 		text = binary.BigEndian.AppendUint16(text, uint16(n))
 		for _, c := range cc.counts[i : i+n] {
-			text = binary.BigEndian.AppendUint16(text, uint16(c.group))
+			text = binary.LittleEndian.AppendUint16(text, uint16(c.partition))
 			text = appendNumber(text, uint64(max(c.users, 0)), 5)
 		}
 	}
-	cc.Args[groupsAt], cc.Args[countsAt] = cc.head, text
+	cc.Args[claimsAt], cc.Args[countsAt] = claims, text
 }
 
 // writeCounts runs counts.lua for the changes whose members are written: one
@@ -682,19 +722,56 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 	for b, groups := range s.byBucket(changes, outcomes) {
 		todo = append(todo, s.countCalls(b, c.Publish, changes, groups)...)
 	}
+	s.counting.Lock()
+	defer s.counting.Unlock()
 	for round := 1; len(todo) > 0; round++ {
 		calls := make([]*call, len(todo))
+		s.mu.Lock()
 		for i, cc := range todo {
+			s.number(cc, changes)
 			calls[i] = &cc.call
 		}
+		s.mu.Unlock()
 		_ = s.run(ctx, calls) // each call has its error
-		var gaps []*countsCall
-		for _, cc := range todo {
-			if s.counted(cc, outcomes, round < retries) {
-				gaps = append(gaps, cc)
+		var again []*countsCall
+		for i, cc := range todo {
+			// Nothing goes on from a call that failed.
+			may := round < retries && (!cc.goesOn || len(again) > 0 && again[len(again)-1] == todo[i-1])
+			if s.counted(cc, changes, outcomes, may) {
+				again = append(again, cc)
 			}
 		}
-		todo = gaps
+		todo = again
+	}
+}
+
+// number gives a call the next number of its bucket, and the seal when all its epochs
+// were found valid under it. Under mu.
+func (s *Store) number(cc *countsCall, changes []presence.Change) {
+	f := &s.fences[cc.bucket]
+	f.run++
+	cc.Args[runAt], cc.Args[sealAt] = f.run, f.seal
+	for _, g := range cc.groups {
+		if c := changes[g.change]; f.seal == "" || f.valid[c.Partition] != c.Epoch {
+			cc.Args[sealAt] = noSeal
+			return
+		}
+	}
+}
+
+// sealed notes the epochs that a call found valid, under which seal.
+func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := &s.fences[cc.bucket]
+	if f.seal != seal {
+		f.seal, f.valid = seal, make([]uint64, s.cfg.Partitions)
+	}
+	for i, g := range cc.groups {
+		if status[i] == statusWritten {
+			c := changes[g.change]
+			f.valid[c.Partition] = c.Epoch
+		}
 	}
 }
 
@@ -724,8 +801,8 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 }
 
 // countCalls makes the calls of one bucket. A group may be divided over several;
-// each says how many of the change's counts here there are up to its end, so that it
-// does not matter where a repetition divides them.
+// then a run says that it goes on where the one before it ended, so that none completes
+// a partition while counts from before are missing.
 func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
 	slices.SortStableFunc(groups, func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition })
 	prefix := pagePrefix(b)
@@ -738,22 +815,20 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 		gen := strconv.FormatUint(c.Generation, 10)
 		for before := 0; ; {
 			if cc == nil || size >= countBatch || cc.gen != gen {
-				cc = &countsCall{gen: gen, bucket: b, call: call{
+				cc = &countsCall{gen: gen, bucket: b, goesOn: before > 0, call: call{
 					Script: scripts.Counts,
-					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b)},
-					Args:   []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), gen, nil, nil, flag(s.cfg.PageStats > 0)},
+					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b), runKey(b, s.self)},
+					Args: []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), gen,
+						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
 			}
 			n := min(len(g.counts)-before, countBatch-size)
 			last := before+n == len(g.counts)
 			part := group{change: g.change, counts: g.counts[before : before+n], pages: make([]int, 0, n)}
-			cc.head = binary.BigEndian.AppendUint32(cc.head, uint32(c.Partition))
-			cc.head = appendNumber(cc.head, c.Epoch, 6)
-			cc.head = appendNumber(cc.head, c.Sequence, 6)
-			cc.head = appendNumber(cc.head, uint64(before+n), 3)
-			cc.head = binary.BigEndian.AppendUint16(cc.head, uint16(n))
-			cc.head = append(cc.head, byte(flag(last && c.Complete)))
+			if last && c.Complete {
+				cc.Args = append(cc.Args, c.Partition)
+			}
 			for _, j := range part.counts {
 				pu := c.Counts[j]
 				k, ok := numbers[pu.Page]
@@ -764,18 +839,21 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 					numbers[pu.Page] = k
 				}
 				part.pages = append(part.pages, k)
-				cc.counts = append(cc.counts, count{k, len(cc.groups) + 1, pu.Users})
+				cc.counts = append(cc.counts, count{k, c.Partition, pu.Users})
 			}
 			cc.groups = append(cc.groups, part)
 			size += max(n, 1)
 			before += n
 			if last {
+				if cc.goesOn {
+					cc = nil // what becomes of it is nothing to other changes
+				}
 				break
 			}
 		}
 	}
 	for _, cc := range calls {
-		cc.pack()
+		cc.pack(changes)
 	}
 	return calls
 }
@@ -788,17 +866,29 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 	return to
 }
 
-// counted takes a call's reply into the outcomes. It reports whether the call
-// found counts before its own missing and is to run again; unless it may.
-func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool) (again bool) {
+// counted takes a call's reply into the outcomes. It reports whether the call came
+// out of turn and is to run again; unless it may.
+func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool) (again bool) {
+	reply, ok := cc.Reply.([]any)
+	if cc.Err == nil && (!ok || len(reply) == 1) { // late, or a gap
+		if mayAgain {
+			return true
+		}
+		for _, g := range cc.groups { // what made the gap says more
+			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
+		}
+		return false
+	}
 	if cc.Err != nil {
 		for _, g := range cc.groups {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, cc.Err)
 		}
 		return false
 	}
-	reply := cc.Reply.([]any)
 	status := reply[1].(string)
+	if status != "" {
+		s.sealed(cc, changes, status, reply[7].(string))
+	}
 	s.tidy(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
 	counts := make([]presence.Count, len(cc.names))
 	stale, without, records := reply[0] == "1", reply[4].(string), reply[5].(string)
@@ -806,27 +896,24 @@ func (s *Store) counted(cc *countsCall, outcomes []presence.Outcome, mayGap bool
 		var err error
 		if counts[i], records, err = cutCount(records); err != nil {
 			cc.Err = fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
-			return s.counted(cc, outcomes, false)
+			return s.counted(cc, changes, outcomes, false)
 		}
 		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // not a piece of a long text
 		s.seen(counts[i].Version.Incarnation)
 	}
 	s.memory.over(cc, reply[6].(string))
 	for i, g := range cc.groups {
-		switch err := statusError(status[i]); {
-		case status[i] == statusGap && mayGap:
-			again = true
-		case err != nil:
-			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, err)
-		default:
-			if o := &outcomes[g.change]; o.Counts != nil {
-				for k, j := range g.counts {
-					o.Counts[j] = counts[g.pages[k]-1]
-				}
+		if status != "" && status[i] != statusWritten {
+			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))
+			continue
+		}
+		if o := &outcomes[g.change]; o.Counts != nil {
+			for k, j := range g.counts {
+				o.Counts[j] = counts[g.pages[k]-1]
 			}
 		}
 	}
-	return again
+	return false
 }
 
 // cmpErr is the error that says more: that of the contract for good before the
@@ -848,6 +935,8 @@ func statusError(status byte) error {
 		return presence.ErrLost
 	case statusShares:
 		return fmt.Errorf("%w: members were moved meanwhile", presence.ErrUnavailable)
+	case statusLater:
+		return errLater
 	case statusGap:
 		return fmt.Errorf("%w: an earlier part of the change is missing", presence.ErrUnavailable)
 	}

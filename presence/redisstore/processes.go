@@ -20,8 +20,9 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 // format is the number of the format of what is in Redis: keys, fields, values
 // and publications. 1, of which the facts said nothing, had other fields; 2 had a
 // field for each partition of a page, and 64 hashes of members for each partition; 3
-// had a hash for each page, and a set of pages that are not written.
-const format = 4
+// had a hash for each page, and a set of pages that are not written; 4 had in the
+// fences of a bucket how far each partition's last change was written.
+const format = 5
 
 // facts are what renew.lua compares, in pairs.
 func (s *Store) facts() []any {

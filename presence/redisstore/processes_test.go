@@ -90,7 +90,7 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 // TestAnotherFormatIsRefused: the format may be older than numbered formats, or a later
 // one.
 func TestAnotherFormatIsRefused(t *testing.T) {
-	for is, says := range map[string]string{"": `is of format "1"`, "3": `is of format "3"`, "5": `is of format "5"`} {
+	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`, "6": `is of format "6"`} {
 		server := redistest.Single(t)
 		p := presence.Process{Name: "a", Incarnation: 1}
 		if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {

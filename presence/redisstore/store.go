@@ -103,8 +103,11 @@ type Store struct {
 	choresEnded chan struct{}
 	memory      memory
 
+	counting sync.Mutex // held while counts are written, so that runs come in the order of their numbers
+
 	mu           sync.Mutex // guards all below
 	partitions   []partition
+	fences       []fences          // by bucket
 	seals        map[string]string // of the key of user hashes, as last seen, by hashkey.ID
 	sealsMissing time.Time         // since when there are none; zero: they are there
 	hashKey      []byte            // nil: not known, or not needed
@@ -144,6 +147,7 @@ func Open(cfg Config) (*Store, error) {
 		chores:      chores{wake: make(chan struct{}, 1), over: map[int]bool{}, sweep: map[int]bool{}},
 		choresEnded: make(chan struct{}),
 		partitions:  make([]partition, cfg.Partitions),
+		fences:      make([]fences, cfg.Buckets),
 	}
 	conn, err := redisconn.Open(redisconn.Config{
 		URL: cfg.URL, Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, ProbeWrite: s.probeWrite,
