@@ -103,7 +103,7 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 		}
 		p.Name = "b"
 		_, err := renew(t, open(t, server.URL(), quick), p)
-		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 4; run the version that wrote it") {
+		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 5; run the version that wrote it") {
 			t.Errorf("%q: %v", is, err)
 		}
 	}
