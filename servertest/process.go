@@ -25,13 +25,16 @@ type Process struct {
 }
 
 // Start starts the program. The run before it has ended.
-func (p *Process) Start(cmd *exec.Cmd) error {
+func (p *Process) Start(cmd *exec.Cmd) error { return p.start(cmd, cmd.Start) }
+
+// start has begin start the program, in the goroutine that waits for its end.
+func (p *Process) start(cmd *exec.Cmd, begin func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	started, ended := make(chan error), make(chan struct{})
 	go func() { // ends with the program
 		defer close(ended)
-		live(cmd, started)
+		live(cmd, begin, started)
 	}()
 	if err := <-started; err != nil {
 		return err
@@ -41,8 +44,8 @@ func (p *Process) Start(cmd *exec.Cmd) error {
 }
 
 // startAndWait is the program's life.
-func startAndWait(cmd *exec.Cmd, started chan<- error) {
-	err := cmd.Start()
+func startAndWait(cmd *exec.Cmd, begin func() error, started chan<- error) {
+	err := begin()
 	started <- err
 	if err == nil {
 		_ = cmd.Wait() // ProcessState has it

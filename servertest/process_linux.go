@@ -12,14 +12,14 @@ import (
 
 // live runs the program to its end. The kernel kills it when the thread that
 // started it ends, so this goroutine keeps the thread until then.
-func live(cmd *exec.Cmd, started chan<- error) {
+func live(cmd *exec.Cmd, begin func() error, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	startAndWait(cmd, started)
+	startAndWait(cmd, begin, started)
 }
 
 // children are the processes that pid started and that still run.

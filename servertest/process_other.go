@@ -4,7 +4,7 @@ package servertest
 
 import "os/exec"
 
-func live(cmd *exec.Cmd, started chan<- error) { startAndWait(cmd, started) }
+func live(cmd *exec.Cmd, begin func() error, started chan<- error) { startAndWait(cmd, begin, started) }
 
 // children are not known here: they end by themselves when they notice that
 // their parent is gone.

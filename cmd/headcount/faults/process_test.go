@@ -29,7 +29,8 @@ type member struct {
 	log   servertest.Log
 
 	process servertest.Process
-	still   atomic.Bool // it is frozen, or was killed
+	begin   func(*exec.Cmd) error // starts process; nil: Start
+	still   atomic.Bool           // it is frozen, or was killed
 }
 
 // newMember is a process with one role, or several, as --roles names them. With a proxy,
@@ -61,6 +62,9 @@ func (m *member) start() error {
 	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	cmd.Stderr = &m.log
 	m.still.Store(false)
+	if m.begin != nil {
+		return m.begin(cmd)
+	}
 	return m.process.Start(cmd)
 }
 

@@ -25,10 +25,17 @@ type topology struct {
 	crowd                        *crowd
 }
 
-// newTopology starts 2 gateways, 3 presence nodes and 2 dispatchers over a Redis, and
-// brings the clients in. between makes a proxy for a process; it may be nil.
+// newTopology starts a layout, and brings the clients in.
 func newTopology(t *testing.T, redis string, between func() *proxy, flags ...string) *topology {
 	t.Helper()
+	top := layout(redis, between, flags...)
+	top.begin(t)
+	return top
+}
+
+// layout is 2 gateways, 3 presence nodes and 2 dispatchers over a Redis. between makes a
+// proxy for a process; it may be nil.
+func layout(redis string, between func() *proxy, flags ...string) *topology {
 	top := &topology{}
 	for _, role := range []struct {
 		name string
@@ -44,7 +51,6 @@ func newTopology(t *testing.T, redis string, between func() *proxy, flags ...str
 		}
 		top.members = append(top.members, *role.to...)
 	}
-	top.begin(t)
 	return top
 }
 
