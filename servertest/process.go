@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -161,6 +162,21 @@ func Memory(pid int) int64 {
 	}
 	pages, _ := strconv.ParseInt(string(fields[1]), 10, 64) // digits, as the kernel writes them
 	return pages * int64(os.Getpagesize())
+}
+
+// Waited is how long the threads of a process together have waited for a core; 0 when it
+// has ended, and on systems without /proc.
+func Waited(pid int) time.Duration {
+	files, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/schedstat")
+	sum := time.Duration(0)
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // running, waiting, times
+		if fields := bytes.Fields(text); len(fields) == 3 {
+			ns, _ := strconv.ParseInt(string(fields[1]), 10, 64)
+			sum += time.Duration(ns)
+		}
+	}
+	return sum
 }
 
 // Ready asks the program of this repository whether it is ready; admin is its
