@@ -39,15 +39,15 @@ var layers = []layer{
 	{"presence/pncounter", nil},
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
-	{"presence/minutes", []string{"presence", "counter/hyperloglog"}}, // what pages remember
+	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                   // what pages remember
 	{"presence/storetest", []string{"presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
 	{"servertest", nil},                            // processes of servers for tests
 	{"presence/redistest", []string{"servertest"}}, // real servers for tests
 	{"cmd/headcount/programtest", nil},             // the program for tests
 	{"counter/limit", nil},                         // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}}, // words, rules, combining
-	{"counter/transfer", []string{"counter"}}, // the file of an export
-	{"counter/hyperloglog", nil}, // registers of kind unique
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},          // words, rules, combining
+	{"counter/transfer", []string{"counter"}},                                          // the file of an export
+	{"counter/hyperloglog", nil},                                                       // registers of kind unique
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
 	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
