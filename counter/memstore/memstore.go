@@ -45,13 +45,30 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
-// record is all of one counter.
+// record is all of one counter. Most have a State alone, so the rest stands apart: a sum takes about
+// 180 bytes with its key.
 type record struct {
 	counter.State
+	rest *rest
+}
+
+// rest is what some counters have beside their State.
+type rest struct {
 	members map[string]struct{}
 	unique  *hyperloglog.Registers
 	ledger  []counter.Entry // oldest first
 	history []*past         // one for each step of time
+}
+
+// none is the rest of a counter that has none. Nobody writes it.
+var none rest
+
+// more is the rest, to be read.
+func (r *record) more() *rest {
+	if r.rest == nil {
+		return &none
+	}
+	return r.rest
 }
 
 type remembered struct {
@@ -144,7 +161,7 @@ func (s *Store) Read(_ context.Context, keys []string, member string, _ time.Dur
 		if r := s.counters[key]; r != nil {
 			out[i].Counter = r.Counter(key)
 			if member != "" {
-				_, out[i].Mine = r.members[member]
+				_, out[i].Mine = r.more().members[member]
 			}
 		}
 	}
@@ -159,15 +176,16 @@ func (s *Store) Ledger(_ context.Context, key string, after uint64, limit int) (
 		return counter.Ledger{}, s.unavailable("ledger")
 	}
 	r := s.counters[key]
-	if r == nil || len(r.ledger) == 0 || after >= r.Entries {
+	if r == nil || len(r.more().ledger) == 0 || after >= r.Entries {
 		return counter.Ledger{}, nil
 	}
+	ledger := r.rest.ledger
 	from := 0 // entries have no gaps
-	if first := r.ledger[0].Seq; after >= first {
+	if first := ledger[0].Seq; after >= first {
 		from = int(after - first + 1)
 	}
-	to := min(from+limit, len(r.ledger))
-	return counter.Ledger{Entries: append([]counter.Entry(nil), r.ledger[from:to]...), More: to < len(r.ledger)}, nil
+	to := min(from+limit, len(ledger))
+	return counter.Ledger{Entries: append([]counter.Entry(nil), ledger[from:to]...), More: to < len(ledger)}, nil
 }
 
 // History is as counter.Reader says.
@@ -182,7 +200,7 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 		return counter.Counter{Key: key}, nil, nil
 	}
 	var gains []counter.Gain
-	if p := r.past(step); p != nil {
+	if p := r.more().past(step); p != nil {
 		at := func(number int64) int {
 			i, _ := slices.BinarySearchFunc(p.gains, number, func(g counter.Gain, n int64) int { return cmp.Compare(g.Number, n) })
 			return i
@@ -209,8 +227,8 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, 
 	for key, r := range s.counters {
 		if strings.HasPrefix(key, prefix) {
 			total.Add(r.State)
-			if r.unique != nil {
-				total.Merge(*r.unique)
+			if u := r.more().unique; u != nil {
+				total.Merge(*u)
 			}
 		}
 	}
@@ -240,6 +258,15 @@ func (t *step) record(key string) *record {
 	return r
 }
 
+// rest is that of the record of key, to be written.
+func (t *step) rest(key string) *rest {
+	r := t.record(key)
+	if r.rest == nil {
+		r.rest = &rest{}
+	}
+	return r.rest
+}
+
 func (t *step) State(key string) *counter.State { return &t.record(key).State }
 func (t *step) Deleted() uint64                 { return t.store.deleted }
 
@@ -254,7 +281,7 @@ func (t *step) Remember(id counter.Identity) {
 }
 
 func (t *step) Join(key, member string) bool {
-	r := t.record(key)
+	r := t.rest(key)
 	if _, ok := r.members[member]; ok {
 		return false
 	}
@@ -266,7 +293,7 @@ func (t *step) Join(key, member string) bool {
 }
 
 func (t *step) Leave(key, member string) bool {
-	r := t.record(key)
+	r := t.rest(key)
 	if _, ok := r.members[member]; !ok {
 		return false
 	}
@@ -275,7 +302,7 @@ func (t *step) Leave(key, member string) bool {
 }
 
 func (t *step) Registers(key string) *hyperloglog.Registers {
-	r := t.record(key)
+	r := t.rest(key)
 	if r.unique == nil {
 		r.unique = &hyperloglog.Registers{}
 	}
@@ -283,13 +310,13 @@ func (t *step) Registers(key string) *hyperloglog.Registers {
 }
 
 func (t *step) Empty(key string) {
-	r := t.record(key)
+	r := t.rest(key)
 	r.members, r.unique = nil, nil
 }
 
 // Enter also drops what has been kept long enough.
 func (t *step) Enter(key string, e counter.Entry, kept time.Duration) {
-	r := t.record(key)
+	r := t.rest(key)
 	if kept > 0 {
 		n := 0
 		for n < len(r.ledger) && !r.ledger[n].At.Add(kept).After(e.At) {
@@ -308,7 +335,7 @@ func (t *step) Past(key string, s counter.Slot, kept time.Duration) {
 
 // past is the history of a step of that length, which may be new.
 func (t *step) past(key string, s counter.Slot, kept time.Duration) *past {
-	r, length := t.record(key), time.Duration(s.Step)*time.Second
+	r, length := t.rest(key), time.Duration(s.Step)*time.Second
 	p := r.past(length)
 	if p == nil {
 		p = &past{step: length}
@@ -332,10 +359,10 @@ func (t *step) See(key string, s counter.Slot, members []string, kept time.Durat
 func (t *step) Drop(key string, v counter.Version) {
 	t.store.deleted = max(t.store.deleted, v.Incarnation)
 	r := t.record(key)
-	for _, p := range r.history {
+	for _, p := range r.more().history {
 		p.gains = nil
 	}
-	r.members, r.unique, r.ledger, r.history = nil, nil, nil, nil
+	r.rest = nil
 	t.fresh = append(t.fresh, key) // its State is zero in the end
 }
 

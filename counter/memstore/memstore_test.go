@@ -1,7 +1,9 @@
 package memstore
 
 import (
+	"fmt"
 	"math"
+	"runtime"
 	"testing"
 	"time"
 
@@ -55,4 +57,25 @@ func TestHistoryIsForgotten(t *testing.T) {
 	if len(s.pasts) != 1 {
 		t.Errorf("%d histories are waited for, want that of the busy one", len(s.pasts))
 	}
+}
+
+// TestMemoryOfASum: a sum that is touched takes at most 200 bytes, with its key and its place in the map.
+func TestMemoryOfASum(t *testing.T) {
+	const counters = 100_000
+	rule := &counter.Rule{Match: "*", Kind: counter.Sum}
+	s := New(Config{})
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	for n := range counters {
+		s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: fmt.Sprint("views:", n), Rule: rule, Verb: counter.Add, Delta: 1}}}})
+	}
+	if each := (heap() - before) / counters; each > 200 {
+		t.Errorf("a sum takes %d bytes", each)
+	}
+	runtime.KeepAlive(s)
 }

@@ -16,7 +16,7 @@ type past struct {
 }
 
 // past is that of a step, or nil.
-func (r *record) past(step time.Duration) *past {
+func (r *rest) past(step time.Duration) *past {
 	for _, p := range r.history {
 		if p.step == step {
 			return p

@@ -1,9 +1,9 @@
 package counters
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"slices"
@@ -21,15 +21,15 @@ import (
 
 // readAll reads the body, of at most maxBody.
 func readAll(c *gin.Context) ([]byte, error) {
-	if c.Request.Body == nil || c.Request.ContentLength == 0 {
+	switch n := c.Request.ContentLength; {
+	case c.Request.Body == nil || n == 0:
 		return nil, nil
+	case n > 0: // it ends there
+		b := make([]byte, n)
+		_, err := io.ReadFull(c.Request.Body, b)
+		return b, err
 	}
-	var b bytes.Buffer
-	if n := c.Request.ContentLength; n > 0 {
-		b.Grow(int(n) + bytes.MinRead)
-	}
-	_, err := b.ReadFrom(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
-	return b.Bytes(), err
+	return io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
 }
 
 func answer(c *gin.Context, body []byte) {
