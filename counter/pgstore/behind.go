@@ -37,10 +37,13 @@ const (
 	readFrontEpoch = `select epoch from headcount_front`
 	readPart       = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text from headcount_counters where key = any($1::text[]) and key >= $2 and key <= $3`
 	repeatable     = "begin isolation level repeatable read read only"
-	setPage        = 5000 // members of one page of a set
-	partPage       = 5000 // counters of one statement of an aggregate
-	persistFor     = 10 * time.Minute
-	aggregateIn    = time.Minute
+	// A cut may be a quarter of a million members of one set, written by one statement, and Redis may be slow to tell of it.
+	takeTime    = `select set_config('statement_timeout', $1::bigint::text, true), set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)`
+	setPage     = 5000 // members of one page of a set
+	partPage    = 5000 // counters of one statement of an aggregate
+	persistFor  = 10 * time.Minute
+	cutRead     = 30 * time.Second // from Redis, of a part
+	aggregateIn = time.Minute
 )
 
 // ErrGeneration says that Redis has another generation than PostgreSQL knows.
@@ -340,7 +343,10 @@ type Persisting struct {
 // write. All of it is committed together. busy: somebody else persists.
 func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Persisting) (epoch, deleted uint64, err error)) (busy bool, err error) {
 	err = s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
-		if _, err := c.Exec(ctx, "begin isolation level read committed"); err != nil {
+		b := &pgx.Batch{}
+		b.Queue("begin isolation level read committed")
+		b.Queue(takeTime, persistFor.Milliseconds(), cutRead.Milliseconds())
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
 			return err
 		}
 		var generation, epoch int64
@@ -360,7 +366,7 @@ func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Pe
 		if err != nil || next == 0 {
 			return err
 		}
-		b := &pgx.Batch{}
+		b = &pgx.Batch{}
 		b.Queue(writeEpoch, int64(next))
 		if deleted > 0 {
 			b.Queue(writeDeleted+" where deleted < $1", int64(deleted))
