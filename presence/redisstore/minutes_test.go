@@ -8,6 +8,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/minutes"
+	"headcount/presence/pncounter"
 	"headcount/presence/redistest"
 )
 
@@ -43,30 +44,8 @@ func TestMinutesOfSeveralProcesses(t *testing.T) {
 			t.Fatal(o[0].Err)
 		}
 	}
-	// back makes the page's last change so many minutes older, as if that time had passed.
-	back := func(by int64) {
-		t.Helper()
-		text := server.Do(t, "GETRANGE", key, "9", "13").(string)
-		at := binary.BigEndian.Uint64(append(make([]byte, 3), text...)) - uint64(by*60)
-		server.Do(t, "SETRANGE", key, "9", string(binary.BigEndian.AppendUint64(nil, at)[3:]))
-	}
-	answer := func(s *Store) minutes.Answer {
-		t.Helper()
-		now := time.Now()
-		q, err := minutes.Ask(50*time.Minute, time.Minute, time.Hour, now)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := s.Minutes(t.Context(), "p", q.From)
-		if err != nil {
-			t.Fatal(err)
-		}
-		counts, err := s.Counts(t.Context(), []string{"p"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return q.Answer("p", list, counts[0].Users, now)
-	}
+	back := func(minutes int) { older(t, server, key, minutes) }
+	answer := func(s *Store) minutes.Answer { return remembers(t, s) }
 	set(first, 1, 5, 1, 2, 3, 4, 5)
 	set(second, 2, 2, 6, 7)
 	set(first, 1, 1) // 3 in all are left
@@ -102,5 +81,73 @@ func TestMinutesOfSeveralProcesses(t *testing.T) {
 		if left := server.Do(t, "TTL", key); fmt.Sprint(left) == "-1" {
 			t.Errorf("%s does not expire", key)
 		}
+	}
+}
+
+// older makes the page's last change so many minutes older, as if that time had passed.
+func older(t testing.TB, server *redistest.Server, key string, minutes int) {
+	t.Helper()
+	text := server.Do(t, "GETRANGE", key, "9", "13").(string)
+	at := binary.BigEndian.Uint64(append(make([]byte, 3), text...)) - uint64(minutes*60)
+	server.Do(t, "SETRANGE", key, "9", string(binary.BigEndian.AppendUint64(nil, at)[3:]))
+}
+
+// remembers is what the page p remembers of the last 50 minutes.
+func remembers(t testing.TB, s *Store) minutes.Answer {
+	t.Helper()
+	now := time.Now()
+	q, err := minutes.Ask(50*time.Minute, time.Minute, time.Hour, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.Minutes(t.Context(), "p", q.From)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts, err := s.Counts(t.Context(), []string{"p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q.Answer("p", list, counts[0].Users, now)
+}
+
+// What another region reports changes the total, so a minute may end with it.
+func TestMinutesOfAnotherRegion(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"}, PageStats: time.Hour, Partitions: 1})
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true}
+	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	b := presence.Bucket("p", s.cfg.Buckets)
+	peer := NewPeer(s, "eu", "us")
+	merge := func(to uint64, up, down int64) {
+		t.Helper()
+		acks, err := peer.Merge(t.Context(), []pncounter.Batch{{
+			Region: "eu", Bucket: b, Log: 5, From: to - 1, To: to, Floor: 1, Complete: true,
+			Pages: []pncounter.PagePair{{Page: "p", Pair: pncounter.Pair{Incarnation: 5, Increments: up, Decrements: down}}},
+		}})
+		if err != nil || acks[0].Status != pncounter.Merged {
+			t.Fatalf("%+v, %v", acks, err)
+		}
+	}
+	older(t, server, pagePrefix(b)+"p", 20)
+	merge(1, 4, 0) // 6 in all
+	older(t, server, pagePrefix(b)+"p", 10)
+	merge(2, 4, 3)
+	var a minutes.Answer
+	ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if a = remembers(t, s); ago(15) == 2 && ago(5) == 6 || time.Now().After(limit) { // the minutes that ended are written
+			break
+		}
+	}
+	if a.Now != 3 || a.Peak.Max != 6 || ago(15) != 2 || ago(5) != 6 || ago(30) != 0 {
+		t.Errorf("%+v", a)
 	}
 }
