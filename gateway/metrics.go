@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,20 @@ type metrics struct {
 	refused  prometheus.Counter
 	evicted  prometheus.Counter
 	panics   prometheus.Counter
+
+	mu     sync.RWMutex       // guards served
+	served map[answer]figures // those of requests and seconds, found once
+}
+
+// answer is what requests are counted by. There are as many as routes have methods and statuses.
+type answer struct {
+	route, method string
+	status        int
+}
+
+type figures struct {
+	requests prometheus.Counter
+	seconds  prometheus.Observer
 }
 
 // Stats returns the gateway's statistics. Any goroutine may call it.
@@ -33,6 +48,7 @@ func (g *Gateway) Stats() presence.GatewayStats {
 // newMetrics makes the metrics, and registers them unless reg is nil.
 func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 	m := &metrics{
+		served: map[answer]figures{},
 		faults: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_client_errors_total", Help: "Error frames sent to clients, by code.",
 		}, []string{"code"}),
@@ -88,6 +104,20 @@ func (m *metrics) observe(c *gin.Context) {
 	default:
 		method = "other"
 	}
-	m.requests.WithLabelValues(route, method, strconv.Itoa(c.Writer.Status())).Inc()
-	m.seconds.WithLabelValues(route).Observe(time.Since(start).Seconds())
+	f := m.figures(answer{route, method, c.Writer.Status()})
+	f.requests.Inc()
+	f.seconds.Observe(time.Since(start).Seconds())
+}
+
+func (m *metrics) figures(a answer) figures {
+	m.mu.RLock()
+	f, ok := m.served[a]
+	m.mu.RUnlock()
+	if !ok {
+		f = figures{m.requests.WithLabelValues(a.route, a.method, strconv.Itoa(a.status)), m.seconds.WithLabelValues(a.route)}
+		m.mu.Lock()
+		m.served[a] = f
+		m.mu.Unlock()
+	}
+	return f
 }
