@@ -46,7 +46,7 @@ func lines(t *testing.T, path string) string {
 }
 
 // From the data directory into PostgreSQL and back nothing is lost and nothing is added.
-// Of a million counters: go test ./cmd/headcount -run TestExportAndImport -transferred 1000000 -v
+// Of a million counters: go test ./cmd/headcount -run TestExportAndImport -transferred 1000000 -v -timeout 1h
 func TestExportAndImport(t *testing.T) {
 	dir, server := t.TempDir(), pgtest.Start(t)
 	postgres, from, back := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "back")
@@ -94,6 +94,9 @@ func TestExportAndImport(t *testing.T) {
 		t.Error("to import twice has changed something")
 	}
 
+	if *transferred > 10_000 {
+		return // the rest is about where a file ends
+	}
 	// An export that was broken off, wherever that was, goes on.
 	text, err := os.ReadFile(first)
 	if err != nil {
