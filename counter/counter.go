@@ -185,6 +185,9 @@ type Counter struct {
 	Version presence.Version
 	Approx  bool // it may lag behind what was acknowledged; never set for an exact read
 	Stale   bool // the last known value, served while the store is away
+	// Spread is what the record of a hot sum says of its parts, see ParseSpread. Approx is set
+	// while they may have what Value has not.
+	Spread string
 }
 
 // Touched reports whether the counter exists.

@@ -19,14 +19,16 @@ type State struct {
 	Version Version
 	Entries uint64 // the Seq of the newest entry of its ledger; 0: none was made
 	Slots   Slots  // what it gained in the steps of time that are running
+	Spread  string // how a store in Redis has spread the sum, see ParseSpread; others keep it as it is
 }
 
 // Counter is the outside form.
 func (s *State) Counter(key string) Counter {
-	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version}
+	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version, Spread: s.Spread}
 	if s.Version != (Version{}) {
 		c.Updated = time.UnixMilli(s.Updated).UTC()
 	}
+	c.Approx = spreadNow(s.Spread)
 	return c
 }
 
@@ -115,6 +117,8 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 			return reset(step, s, c, now)
 		case Edit:
 			return edit(step, s, c, now)
+		case Divide:
+			return fmt.Errorf("%w: only a store in Redis spreads %q", ErrOp, c.Key)
 		default:
 			if s.Version != (Version{}) {
 				step.Drop(c.Key, s.Version)

@@ -34,6 +34,7 @@ const (
 	Reset  Verb = 3 // to 0 and no members, any kind, with Reason and By
 	Edit   Verb = 4 // members to Join and Leave, for Members; for Unique to Join alone
 	Delete Verb = 5 // the counter, its members, registers and ledger are gone
+	Divide Verb = 6 // a step of a hot Sum to its parts or back: Spread; for stores in Redis alone
 )
 
 // Change is one change of one counter.
@@ -50,6 +51,7 @@ type Change struct {
 	Join, Leave []string // distinct, at most MaxMembers together
 	Reason, By  string
 	Dimensions  []Dimension // of Add to a Sum; stores do not keep them yet
+	Spread      *SpreadStep // of Divide
 }
 
 // Dimension is one value under one name of the rule's.
@@ -114,7 +116,7 @@ func (op *Op) Check() error {
 			return fmt.Errorf("%w: a change of %q by 0", ErrOp, c.Key)
 		case c.Verb == Edit && (len(c.Join)+len(c.Leave) == 0 || len(c.Join)+len(c.Leave) > MaxMembers):
 			return fmt.Errorf("%w: %d members of %q", ErrOp, len(c.Join)+len(c.Leave), c.Key)
-		case c.Verb < Add || c.Verb > Delete:
+		case c.Verb < Add || c.Verb > Divide, (c.Verb == Divide) != (c.Spread != nil):
 			return fmt.Errorf("%w: verb %d of %q", ErrOp, c.Verb, c.Key)
 		}
 	}

@@ -57,7 +57,7 @@ for _, op in ipairs(call.ops) do
 end
 
 local function text(s)
-  local is = s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots
+  local is = s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots .. s.mark
   return s.loose and '?' .. (is or '-') or is
 end
 
@@ -68,7 +68,7 @@ local function load()
       for i, found in ipairs(redis.call('HMGET', b.counters, unpack(some))) do
         local s = states[some[i]]
         s.was = found
-        s.value, s.sequence, s.entries, s.slots = '0', 0, 0, ''
+        s.value, s.sequence, s.entries, s.slots, s.mark = '0', 0, 0, '', ''
         if found and string.sub(found, 1, 1) == '?' then s.loose, found = true, string.sub(found, 2) end
         if found == false then
           s.cold = call.front
@@ -78,6 +78,8 @@ local function load()
           local kind, value, at, incarnation, sequence, entries, slots = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
           s.kind, s.value, s.at, s.incarnation, s.slots = kind, value, at, incarnation, slots
           s.sequence, s.entries = tonumber(sequence), tonumber(entries)
+          local mark = string.find(slots, ' *', 1, true)
+          if mark then s.slots, s.mark = string.sub(slots, 1, mark - 1), string.sub(slots, mark) end
         end
       end
     end
@@ -215,12 +217,18 @@ local function tellMember(t, name, is)
   if t.count > call.told then t.all = true end
 end
 
+-- A hot sum has a mark behind its slots, ' *epoch:phase:value/sequence,…', what of each of its parts is in it
+-- already; package hot has the way. Numbers are kept short meanwhile, so that gathering never overflows.
+local SHORT = 17
+local function spread(s) return s.mark ~= '' and string.sub(s.mark, -2) ~= ':f' end
+
 local function number(s, c)
   local kind = s.kind or c.kind
   if kind ~= 'sum' and kind ~= 'exact' then return nil, refuse(s, c, 'kind', 'number') end
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
   if not after then return nil, refuse(s, c, 'overflow') end
+  if #after > SHORT + 1 and spread(s) then return nil, refuse(s, c, 'spread') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
     if c.floor and falls and compare(after, c.floor) < 0 then return nil, refuse(s, c, 'floor', c.floor) end
@@ -268,6 +276,44 @@ local function gain(s, c)
     if #is < 4 then is[#is + 1] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2] end
   end
   s.slots = table.concat(is)
+end
+
+-- divide makes a step of a hot sum to its parts or back; one that is late or repeated changes nothing.
+local hot = {}
+local function divide(s, c)
+  local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
+  if c.step == 'open' then
+    if s.kind ~= 'sum' or s.loose or spread(s) or #s.value > SHORT then return nil end
+    local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
+    s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
+    hot[c.hot] = {s.key, true}
+    return nil
+  end
+  if c.step == 'forget' and not spread(s) then hot[c.hot] = {s.key, false} end
+  if epoch ~= c.epoch then return nil end
+  local head = ' *' .. epoch .. ':'
+  if c.step == 'spread' and phase == 'o' then
+    s.mark = head .. 's'
+  elseif c.step == 'close' and (phase == 'o' or phase == 's') then
+    s.mark = head .. 'c' .. (text ~= '' and ':' .. text or '')
+  elseif phase == 'c' and (c.step == 'gather' or c.step == 'fold') or phase == 's' and c.step == 'gather' then
+    local has, delta, moves, is = {}, '0', 0, {}
+    for value, sequence in string.gmatch(text, '(%-?%d+)/(%d+)') do has[#has + 1] = {value, tonumber(sequence)} end
+    for i, p in ipairs(c.parts) do
+      local was = has[i] or {'0', 0}
+      if p[2] > was[2] then
+        delta, moves = plus(plus(delta, p[1]), opposite(was[1])), moves + p[2] - was[2]
+        was = p
+      end
+      is[i] = was[1] .. '/' .. string.format('%.0f', was[2])
+    end
+    s.mark = c.step == 'fold' and head .. 'f' or head .. phase .. ':' .. table.concat(is, ',')
+    if moves > 0 then
+      s.value, s.sequence, s.at = plus(s.value, delta), s.sequence + moves, string.format('%.0f', now)
+      gain(s, {verb = 'add', delta = delta, buckets = c.buckets, past = c.past})
+      tell(s)
+    end
+  end
 end
 
 local function copy(s)
@@ -399,6 +445,8 @@ local function make(op)
   if c.verb == 'add' or c.verb == 'adjust' then return add(op.changes) end
   local s = states[c.key]
   local kind = s.kind or c.kind
+  if c.verb == 'divide' then return divide(s, c) end
+  if (c.verb == 'reset' or c.verb == 'delete') and spread(s) then return refuse(s, c, 'spread') end
   if c.verb == 'reset' then
     if s.value == '0' then return nil end
     local delta = opposite(s.value)
@@ -428,7 +476,7 @@ local function make(op)
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}
     for _, at in ipairs(call.front and {c.past[b.front.parity]} or c.past) do histories[at] = {bucket = b, drop = true} end
-    s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots = nil, '0', nil, nil, 0, 0, ''
+    s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
     tell(s).all = true
   else
     if kind == 'unique' then return observe(s, c) end
@@ -528,6 +576,9 @@ for _, key in ipairs(order) do
   elseif s.was and not is then
     redis.call('HDEL', s.bucket.counters, key)
   end
+end
+for at, h in pairs(hot) do
+  if h[2] then redis.call('HSET', KEYS[at], h[1], '') else redis.call('HDEL', KEYS[at], h[1]) end
 end
 for at, l in pairs(ledgers) do
   local ledger = KEYS[at]

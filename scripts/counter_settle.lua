@@ -29,7 +29,10 @@ local moved, gained = KEYS[6 + f.parity], KEYS[8 + f.parity] -- no epoch ends wh
 
 local function parse(text)
   local kind, value, at, incarnation, sequence, entries, slots = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
-  return kind and {kind = kind, value = value, at = tonumber(at), incarnation = tonumber(incarnation), sequence = tonumber(sequence), entries = entries, slots = slots}
+  if not kind then return nil end
+  local mark = string.find(slots, ' *', 1, true) or #slots + 1 -- of a hot sum
+  return {kind = kind, value = value, at = tonumber(at), incarnation = tonumber(incarnation), sequence = tonumber(sequence), entries = entries,
+    slots = string.sub(slots, 1, mark - 1), mark = string.sub(slots, mark)}
 end
 
 local function sum(a, b) return plus(a, b) or string.sub(a, 1, 1) == '-' and LEAST or MOST end
@@ -111,13 +114,13 @@ else
     if base.incarnation > added.incarnation or base.incarnation == added.incarnation and base.sequence > added.sequence then
       added.incarnation, added.sequence = base.incarnation, base.sequence
     end
-    added.at, added.entries = math.max(base.at, added.at), base.entries
+    added.at, added.entries, added.mark = math.max(base.at, added.at), base.entries, base.mark
   end
   added.value, added.sequence, added.slots = value, added.sequence + 1, slots(base and base.slots or '', added.slots)
   base = added
 end
 if base then
-  is = table.concat({base.kind, base.value, string.format('%.0f', base.at), string.format('%.0f', base.incarnation), string.format('%.0f', base.sequence), base.entries}, ' ') .. base.slots
+  is = table.concat({base.kind, base.value, string.format('%.0f', base.at), string.format('%.0f', base.incarnation), string.format('%.0f', base.sequence), base.entries}, ' ') .. base.slots .. base.mark
 end
 redis.call('HSET', counters, key, is)
 redis.call('HINCRBY', bucket, 'loose', -1)

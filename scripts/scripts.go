@@ -48,6 +48,8 @@ const (
 	CounterLoad    Name = "counter_load"
 	CounterNote    Name = "counter_note"
 	CounterOutcome Name = "counter_outcome"
+	CounterPart    Name = "counter_part"
+	CounterParts   Name = "counter_parts"
 	CounterRead    Name = "counter_read"
 	CounterRestore Name = "counter_restore"
 	CounterSettle  Name = "counter_settle"
@@ -59,7 +61,7 @@ const (
 // Counters are the scripts of counters that last.
 var Counters = []Name{
 	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger, CounterLimit, CounterLoad,
-	CounterNote, CounterOutcome, CounterRead, CounterRestore, CounterSettle, CounterStage, CounterStatus, CounterTake,
+	CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage, CounterStatus, CounterTake,
 }
 
 // Presence are the scripts of presence, in the order of the alphabet.

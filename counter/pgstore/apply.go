@@ -391,7 +391,7 @@ func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
 		return err
 	}
 	var err error
-	if r.Slots, err = counter.ParseSlots(slots); err != nil {
+	if err = r.ParseRest(slots); err != nil {
 		return callers{err}
 	}
 	r.Kind = counter.Kind(kind)
@@ -551,7 +551,7 @@ func (c *columns) add(key string, r *record) {
 	c.incarnation, c.sequence = append(c.incarnation, int64(r.Version.Incarnation)), append(c.sequence, int64(r.Version.Sequence))
 	c.entries = append(c.entries, int64(r.Entries))
 	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
-	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.Slots.Append(nil)))
+	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.AppendRest(nil)))
 }
 
 func (c *stepColumns) add(key string, step int32, number int64) {

@@ -58,6 +58,11 @@ type (
 		Buckets []bucket `json:"buckets,omitempty"` // of Add, and of Edit for a unique
 		Past    []int    `json:"past,omitempty"`    // numbers of the keys of histories, in front of those by epoch
 
+		Step  string   `json:"step,omitempty"` // of a hot sum to its parts or back
+		Epoch string   `json:"epoch,omitempty"`
+		Parts [][2]any `json:"parts,omitempty"` // value and sequence
+		Hot   int      `json:"hot,omitempty"`   // number of the key of hot sums
+
 		Registers    int `json:"registers,omitempty"`    // number of the key of registers
 		OldRegisters int `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
 		Steps        int `json:"steps,omitempty"`        // number of the key of the list of steps of a unique
@@ -104,7 +109,7 @@ func (l *luaList[T]) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*[]T)(l))
 }
 
-var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete"}
+var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide"}
 
 // group is the operations, or parts of one, that one run of a script makes.
 type group struct {
@@ -163,8 +168,15 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 			out.Old = g.names.key(oldLedgerKey(b, c.Key))
 		}
 	}
+	if step := c.Spread; step != nil {
+		out.Step, out.Epoch, out.Hot = string(step.To), step.Epoch.String(), g.names.key(hotKey(b))
+		for _, p := range step.Parts {
+			value, sequence := strconv.FormatInt(p.Value, 10), strconv.FormatUint(p.Sequence, 10)
+			out.Parts = append(out.Parts, [2]any{value, json.Number(sequence)})
+		}
+	}
 	switch {
-	case c.Verb == counter.Add && len(c.Rule.Buckets) > 0, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique && len(c.Rule.Buckets) > 0,
+	case (c.Verb == counter.Add || c.Verb == counter.Divide) && len(c.Rule.Buckets) > 0, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique && len(c.Rule.Buckets) > 0,
 		c.Verb == counter.Delete && g.call.Front:
 		for i := range c.Rule.Buckets {
 			r := &c.Rule.Buckets[i]
@@ -414,6 +426,9 @@ func result(op *counter.Op, m made, states map[string]string) (counter.Result, e
 // conflict is the refusal in words.
 func (m made) conflict(op *counter.Op) error {
 	c := &op.Changes[m.At]
+	if m.Refused == "spread" {
+		return fmt.Errorf("%w: %q", counter.ErrSpread, c.Key)
+	}
 	out := &counter.Conflict{Key: c.Key}
 	out.Value, _ = strconv.ParseInt(m.Value, 10, 64)
 	switch m.Refused {

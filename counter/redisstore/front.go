@@ -585,6 +585,9 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 	by := map[int][]entry{}
 	whole := map[int][]Entry{}
 	keys := map[int][]string{}
+	if err := s.noteHot(ctx, entries); err != nil {
+		return false, err
+	}
 	for _, e := range entries {
 		b := bucketOf(e.Key)
 		if keys[b] == nil {
@@ -743,7 +746,7 @@ func formatState(st counter.State) string {
 	if st.Version == (counter.Version{}) {
 		return absentState
 	}
-	return fmt.Sprintf("%s %d %d %d %d %d%s", st.Kind, st.Value, st.Updated, st.Version.Incarnation, st.Version.Sequence, st.Entries, st.Slots.Append(nil))
+	return fmt.Sprintf("%s %d %d %d %d %d%s", st.Kind, st.Value, st.Updated, st.Version.Incarnation, st.Version.Sequence, st.Entries, st.AppendRest(nil))
 }
 
 // Cut ends an epoch of a generation in all buckets. Changes wait meanwhile when a transaction

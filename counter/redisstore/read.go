@@ -294,14 +294,27 @@ func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate
 func (s *Store) add(ctx context.Context, states map[string]string, hold func() error) (*counter.Total, error) {
 	total := &counter.Total{}
 	var uniques []string
+	spread := map[string]counter.State{}
 	for key, text := range states {
 		_, st, err := parseState(key, text)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
+		if st.Counter(key).Approx {
+			spread[key] = st
+			continue
+		}
 		total.Add(st)
 		if st.Kind == counter.Unique {
 			uniques = append(uniques, key)
+		}
+	}
+	if len(spread) > 0 {
+		if err := s.whole(ctx, spread); err != nil {
+			return nil, err
+		}
+		for _, st := range spread {
+			total.Add(st)
 		}
 	}
 	if total.Mixed() {

@@ -18,6 +18,8 @@
 //	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
 //	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
+//	hc:{n5}:h       hash: sums of the bucket that are spread, or on their way
+//	hc:{n5}:h:KEY   string: a part of a sum that is spread, see counter_part.lua
 //	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
 //	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
 //	hc:{n5}:v:KEY   zset: these steps
@@ -237,6 +239,11 @@ func membersKey(b int, key string) string { return tag(b) + "m:" + key }
 func gainsKey(b int, step time.Duration, key string) string {
 	return tag(b) + "g" + strconv.Itoa(int(step/time.Second)) + ":" + key
 }
+func hotKey(b int) string { return tag(b) + "h" }
+
+// partKey is that of a part of key, in the bucket b.
+func partKey(b int, key string) string { return tag(b) + "h:" + key }
+
 func stepsKey(b int, key string) string     { return tag(b) + "v:" + key }
 func registersKey(b int, key string) string { return tag(b) + "r:" + key }
 func transactionKey(b int, id string) string {
@@ -320,7 +327,7 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 	st.Version.Sequence, errs[3] = strconv.ParseUint(f[4], 10, 64)
 	st.Entries, errs[4] = strconv.ParseUint(f[5], 10, 64)
 	if len(f) > 6 {
-		st.Slots, errs[5] = counter.ParseSlots(strings.Join(f[6:], " "))
+		errs[5] = st.ParseRest(strings.Join(f[6:], " "))
 	}
 	if err := errors.Join(errs[:]...); err != nil || !ok {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)

@@ -1,0 +1,441 @@
+package hot
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/redisstore"
+)
+
+const (
+	maxKnown = 1000 // hot sums that a process knows; others are changed by their records
+
+	gathers  = 250 * time.Millisecond // between two gatherings of a sum that changes
+	missed   = time.Second            // without a gathering, until somebody else than the owner gathers
+	fresh    = 3 * time.Second        // a read that may lag less reads the parts
+	looks    = 2 * time.Second        // between two looks of an owner at what is hot
+	unused   = 2 * time.Minute        // until a process forgets a hot sum that it does not change
+	stepTime = 5 * time.Second        // of one step, or of a gathering
+	tries    = 8                      // of a change that needs the sum whole
+)
+
+// Owner says whose a bucket is. Several processes, or none, may take themselves for the owner
+// for a while.
+type Owner interface{ Owns(bucket int) bool }
+
+// SubCounters are where hot sums are spread to: a redisstore.Store.
+type SubCounters interface {
+	AddParts(ctx context.Context, adds []redisstore.PartAdd) []redisstore.PartAdded
+	OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
+	CloseParts(ctx context.Context, key string, s *counter.Spread, parts []int) ([]counter.Part, error)
+	EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
+	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]redisstore.PartOf, error)
+	Hot(ctx context.Context, buckets []int) ([]string, error)
+}
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	// Rate is how many writes of one sum all processes make in a second, about, before it is
+	// spread; required.
+	Rate   int
+	Rules  *counter.Rules // required
+	Owner  Owner          // default: every bucket is this process's
+	Gather time.Duration  // between two gatherings of a sum that changes, default 250ms
+	// Cool is how long a sum has less than a tenth of Rate before it is folded, default 1m.
+	Cool       time.Duration
+	Registerer prometheus.Registerer // of the store's metrics; nil: none
+	Log        zerolog.Logger
+}
+
+// Store is a counter.Store that spreads hot sums. Its methods may be called from any goroutine.
+type Store struct {
+	counter.Store
+	parts SubCounters
+	cfg   Config
+	rates *rates
+
+	some atomic.Bool // known has some
+	mu   sync.Mutex  // guards known and what is in it
+	// known are the sums that this process knows to be spread, or on their way: at most maxKnown.
+	known map[string]*sum
+
+	start chan string // sums that have become hot; when it is full they are found hot again
+	stop  context.CancelFunc
+	wg    sync.WaitGroup // run
+}
+
+// sum is what a process knows of a hot sum.
+type sum struct {
+	record  counter.Counter                   // the newest that was read
+	spread  counter.Spread                    // what record says
+	parts   [counter.SubCounters]counter.Part // the newest that were read, of the epoch of spread
+	updated time.Time                         // of the newest of parts
+	used    time.Time                         // when it was changed here
+	looked  time.Time                         // when it was last seen that somebody gathers
+	broken  bool                              // a part takes nothing: it is to be folded
+
+	// The rate is taken from total, over at least a second.
+	rateAt time.Time
+	rateOf uint64
+	cool   time.Time // since when the rate is low; zero: it is not
+}
+
+// New returns a Store in front of to, whose parts are in parts. Close ends it, and closes to.
+func New(to counter.Store, parts SubCounters, cfg Config) *Store {
+	s := newStore(to, parts, cfg)
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.wg.Go(func() { s.run(ctx) })
+	return s
+}
+
+// newStore is New without the goroutine that gathers.
+func newStore(to counter.Store, parts SubCounters, cfg Config) *Store {
+	cfg.Gather, cfg.Cool = cmp.Or(cfg.Gather, gathers), cmp.Or(cfg.Cool, time.Minute)
+	s := &Store{Store: to, parts: parts, cfg: cfg, rates: newRates(cfg.Rate), known: map[string]*sum{}, start: make(chan string, 64), stop: func() {}}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "headcount_counters_spread", Help: "Hot sums that this process knows to be spread over parts.",
+		}, func() float64 {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return float64(len(s.known))
+		}))
+	}
+	return s
+}
+
+// Close is as counter.Store says. What parts have gained stays there for the next gathering,
+// of whichever process.
+func (s *Store) Close() error {
+	s.stop()
+	s.wg.Wait()
+	return s.Store.Close()
+}
+
+// learn takes what was read of a sum's record, and returns what is known of it then: nil when
+// it is whole, or too many are known. It is called with mu.
+func (s *Store) learn(c counter.Counter) *sum {
+	k := s.known[c.Key]
+	if k != nil && c.Version.Compare(k.record.Version) < 0 && c.Version != (counter.Version{}) {
+		return k // an older one
+	}
+	if !c.Approx {
+		if k != nil {
+			delete(s.known, c.Key)
+			s.some.Store(len(s.known) > 0)
+		}
+		return nil
+	}
+	spread, err := counter.ParseSpread(c.Spread)
+	if err != nil || k == nil && len(s.known) >= maxKnown {
+		return nil
+	}
+	now := time.Now()
+	if k == nil || k.spread.Epoch != spread.Epoch {
+		k = &sum{used: now, looked: now}
+		s.known[c.Key] = k
+		s.some.Store(true)
+	}
+	if k.record.Spread != c.Spread {
+		k.looked = now
+	}
+	k.record, k.spread = c, spread
+	return k
+}
+
+// take notes a part that was read. It is called with mu.
+func (k *sum) take(i int, p redisstore.PartOf) {
+	if p.Epoch == k.spread.Epoch && p.Sequence >= k.parts[i].Sequence {
+		k.parts[i] = p.Part
+		if p.Updated.After(k.updated) {
+			k.updated = p.Updated
+		}
+	}
+}
+
+// counter is the sum with all that is known of its parts. It is called with mu.
+func (k *sum) counter() counter.Counter {
+	c := k.spread.With(k.record, &k.parts)
+	if c.Version != k.record.Version && k.updated.After(c.Updated) {
+		c.Updated = k.updated
+	}
+	return c
+}
+
+// Apply is as counter.Writer says.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	if !s.some.Load() {
+		results := s.Store.Apply(ctx, ops)
+		s.note(ops, results)
+		return s.again(ctx, ops, results)
+	}
+	results := make([]counter.Result, len(ops))
+	adds, to, rest := s.choose(ctx, ops)
+	var added []redisstore.PartAdded
+	var made []counter.Result
+	others := make([]counter.Op, len(rest))
+	for n, i := range rest {
+		others[n] = ops[i]
+	}
+	switch {
+	case len(adds) == 0:
+		made = s.Store.Apply(ctx, others)
+	case len(rest) == 0:
+		added = s.parts.AddParts(ctx, adds)
+	default: // at once
+		var wg sync.WaitGroup
+		wg.Go(func() { added = s.parts.AddParts(ctx, adds) })
+		made = s.Store.Apply(ctx, others)
+		wg.Wait()
+	}
+	s.note(others, made)
+	for n, i := range rest {
+		results[i] = made[n]
+	}
+	var late []counter.Op // parts did not take them
+	var at []int
+	for n, i := range to {
+		if errors.Is(added[n].Err, counter.ErrSpread) {
+			late, at = append(late, ops[i]), append(at, i)
+			s.breaks(adds[n].Key, adds[n].Epoch)
+			continue
+		}
+		results[i] = s.answer(ctx, &adds[n], &added[n])
+	}
+	if len(late) > 0 {
+		made := s.Store.Apply(ctx, late)
+		s.note(late, made)
+		for n, i := range at {
+			results[i] = made[n]
+		}
+	}
+	return s.again(ctx, ops, results)
+}
+
+// choose parts operations into additions to parts, with their indexes, and others. Sums of which
+// the others need the whole are folded first.
+func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []redisstore.PartAdd, to, rest []int) {
+	var fold []string
+	s.mu.Lock()
+	apart := map[string]bool{} // keys of others: their order stays
+	for i := range ops {
+		op := &ops[i]
+		plain := len(op.Changes) == 1 && op.Changes[0].Verb == counter.Add && op.Identity == counter.Identity{} && len(op.Changes[0].Dimensions) == 0
+		for j := range op.Changes {
+			c := &op.Changes[j]
+			if !plain {
+				apart[c.Key] = true
+			}
+			if k := s.known[c.Key]; k != nil {
+				k.used = time.Now()
+				if c.Verb == counter.Reset || c.Verb == counter.Delete {
+					fold = append(fold, c.Key)
+				}
+			}
+		}
+	}
+	for i := range ops {
+		c := &ops[i].Changes[0]
+		k := s.known[c.Key]
+		if k == nil || k.spread.Phase != counter.Open || k.broken || apart[c.Key] || c.Rule.Kind != counter.Sum {
+			rest = append(rest, i)
+			continue
+		}
+		adds = append(adds, redisstore.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
+		to = append(to, i)
+	}
+	s.mu.Unlock()
+	for _, key := range fold {
+		_ = s.fold(ctx, key) // else the change is refused, and again sees to it
+	}
+	return adds, to, rest
+}
+
+// answer is what became of an addition to a part.
+func (s *Store) answer(ctx context.Context, add *redisstore.PartAdd, added *redisstore.PartAdded) counter.Result {
+	fail := func(err error) counter.Result {
+		return counter.Result{Err: fmt.Errorf("hot: add to a part of %q: %w", add.Key, err)}
+	}
+	if added.Err != nil {
+		return fail(added.Err)
+	}
+	s.mu.Lock()
+	if k := s.known[add.Key]; k != nil && k.spread.Epoch == add.Epoch {
+		defer s.mu.Unlock()
+		k.take(add.Part, added.PartOf)
+		return counter.Result{Counters: []counter.Counter{k.counter()}}
+	}
+	s.mu.Unlock()
+	// It was folded meanwhile, and so are the change and what is known of the sum.
+	read, err := s.Read(ctx, []string{add.Key}, "", 0)
+	if err != nil {
+		return fail(err)
+	}
+	return counter.Result{Counters: []counter.Counter{read[0].Counter}}
+}
+
+// breaks notes that a part takes nothing in that epoch.
+func (s *Store) breaks(key string, e counter.Epoch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.known[key]; k != nil && k.spread.Epoch == e {
+		k.broken = true
+	}
+}
+
+// note looks at what was made: which sums are spread, and which become hot.
+func (s *Store) note(ops []counter.Op, results []counter.Result) {
+	for i := range results {
+		r := &results[i]
+		for j := range r.Counters {
+			c := &r.Counters[j]
+			if c.Kind != counter.Sum {
+				continue
+			}
+			if c.Approx || s.some.Load() {
+				s.mu.Lock()
+				if k := s.learn(*c); k != nil {
+					*c = k.counter()
+				}
+				s.mu.Unlock()
+			}
+			if !c.Approx && s.rates.hot(c.Key, c.Version) {
+				select {
+				case s.start <- c.Key:
+				default:
+				}
+			}
+		}
+	}
+}
+
+// again makes what was refused because a sum is spread, after folding it.
+func (s *Store) again(ctx context.Context, ops []counter.Op, results []counter.Result) []counter.Result {
+	for i := range results {
+		for n := 0; n < tries && errors.Is(results[i].Err, counter.ErrSpread); n++ {
+			for j := range ops[i].Changes {
+				if err := s.fold(ctx, ops[i].Changes[j].Key); err != nil {
+					results[i] = counter.Result{Err: fmt.Errorf("hot: fold %q: %w", ops[i].Changes[j].Key, err)}
+					return results
+				}
+			}
+			results[i] = s.Store.Apply(ctx, ops[i:i+1])[0]
+			s.note(ops[i:i+1], results[i:i+1])
+		}
+	}
+	return results
+}
+
+// Read is as counter.Reader says. A read that may lag gets the master value, and what this process
+// has added itself.
+func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	exact := lag < fresh
+	var early []string // their parts are read in the same round trip
+	if exact && s.some.Load() {
+		s.mu.Lock()
+		for _, key := range keys {
+			if s.known[key] != nil {
+				early = append(early, key)
+			}
+		}
+		s.mu.Unlock()
+	}
+	parts := map[string]*[counter.SubCounters]redisstore.PartOf{}
+	var wg sync.WaitGroup
+	var fault error
+	if len(early) > 0 {
+		wg.Go(func() { fault = s.readParts(ctx, early, parts) })
+	}
+	out, err := s.Store.Read(ctx, keys, member, lag)
+	wg.Wait()
+	for tries := 0; err == nil; tries++ {
+		if fault != nil {
+			return nil, fmt.Errorf("hot: parts of %d sums: %w", len(keys), fault)
+		}
+		missing := s.whole(out, parts, exact)
+		if len(missing) == 0 {
+			break
+		}
+		if tries > 0 { // the record was older than its parts
+			if tries > 4 {
+				return nil, fmt.Errorf("hot: %w: sums are spread and folded faster than they can be read", counter.ErrUnavailable)
+			}
+			out, err = s.Store.Read(ctx, keys, member, lag)
+		}
+		if fault = s.readParts(ctx, missing, parts); fault != nil && !exact {
+			break // the master value is as old as may be, or a little older
+		}
+	}
+	return out, err
+}
+
+func (s *Store) readParts(ctx context.Context, keys []string, into map[string]*[counter.SubCounters]redisstore.PartOf) error {
+	read, err := s.parts.Parts(ctx, keys)
+	if err != nil {
+		return err
+	}
+	for i, key := range keys {
+		into[key] = &read[i]
+	}
+	return nil
+}
+
+// whole adds to readings what parts have beyond them, and returns the keys whose parts are still
+// to be read.
+func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCounters]redisstore.PartOf, exact bool) (missing []string) {
+	for i := range out {
+		r := &out[i]
+		if r.Stale || r.Kind != counter.Sum && r.Kind != 0 {
+			continue
+		}
+		if !r.Approx && !s.some.Load() {
+			continue
+		}
+		s.mu.Lock()
+		knew := s.known[r.Key] != nil
+		k := s.learn(r.Counter)
+		is := parts[r.Key]
+		switch {
+		case !r.Approx: // it is whole
+		case k != nil && knew && !exact:
+			r.Counter = k.counter()
+		case is == nil:
+			missing = append(missing, r.Key)
+		default:
+			spread, err := counter.ParseSpread(r.Spread)
+			newer := false
+			for p := range is {
+				newer = newer || later(is[p].Epoch, spread.Epoch)
+				if k != nil {
+					k.take(p, is[p])
+				}
+			}
+			if err != nil || newer {
+				missing = append(missing, r.Key)
+				break
+			}
+			r.Counter = spread.With(r.Counter, redisstore.InEpoch(spread.Epoch, is))
+			if k != nil && k.spread.Epoch == spread.Epoch && k.updated.After(r.Updated) && r.Version.Compare(k.record.Version) > 0 {
+				r.Updated = k.updated
+			}
+			r.Approx = false
+		}
+		s.mu.Unlock()
+	}
+	return missing
+}
+
+func later(a, b counter.Epoch) bool {
+	return a.Incarnation > b.Incarnation || a.Incarnation == b.Incarnation && a.Number > b.Number
+}

@@ -1,0 +1,666 @@
+package hot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/redisstore"
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+
+var (
+	rules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"*","kind":"sum","buckets":["1m:24h"]}]}`))
+	views    = rules.All()[0]
+)
+
+// process is a process that gathers only when it is told to.
+type process struct {
+	*Store
+	redis *redisstore.Store
+}
+
+func begin(t testing.TB, url string) process {
+	t.Helper()
+	redis, err := redisstore.Open(redisstore.Config{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := process{newStore(redis, redis, Config{Rate: 1000, Rules: rules, Cool: time.Hour}), redis}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func add(key string, delta int64) counter.Op {
+	return counter.Op{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Add, Delta: delta}}}
+}
+
+func made(t testing.TB, s counter.Store, op counter.Op) counter.Counter {
+	t.Helper()
+	r := s.Apply(t.Context(), []counter.Op{op})[0]
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	return r.Counters[0]
+}
+
+func read(t testing.TB, s counter.Store, key string, lag time.Duration) counter.Counter {
+	t.Helper()
+	r, err := s.Read(t.Context(), []string{key}, "", lag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r[0].Counter
+}
+
+// exactly fails the test unless the value is want, of whatever process.
+func exactly(t testing.TB, s counter.Store, key string, want int64) counter.Counter {
+	t.Helper()
+	c := read(t, s, key, 0)
+	if c.Value != want || c.Approx {
+		t.Fatalf("%+v, want %d", c, want)
+	}
+	return c
+}
+
+func (p process) phase(t testing.TB, key string) counter.Phase {
+	t.Helper()
+	spread, err := p.look(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spread.Phase
+}
+
+// open spreads key.
+func (p process) open(t testing.TB, key string) {
+	t.Helper()
+	if err := p.spread(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	if is := p.phase(t, key); is != counter.Open {
+		t.Fatalf("phase %c", is)
+	}
+}
+
+func TestASumIsSpreadAndFolded(t *testing.T) {
+	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
+		t.Run(name, func(t *testing.T) {
+			a, b := begin(t, url), begin(t, url)
+			key := t.Name()
+			made(t, a, add(key, 100))
+			a.open(t, key)
+			b.phase(t, key) // b knows it now, too
+			last := counter.Version{}
+			for i := range 40 {
+				c := made(t, []process{a, b}[i%2], add(key, 3))
+				if !c.Approx || i%2 == 0 && c.Version.Compare(last) <= 0 {
+					t.Fatalf("%+v after version %v", c, last)
+				}
+				if i%2 == 0 {
+					last = c.Version
+				}
+			}
+			exactly(t, a, key, 220)
+			if c := read(t, a.redis, key, 0); c.Value != 100 || !c.Approx {
+				t.Fatalf("the record is %+v before it is gathered", c)
+			}
+			if err := b.gather(t.Context(), []string{key}); err != nil {
+				t.Fatal(err)
+			}
+			if c := read(t, a.redis, key, 0); c.Value != 220 || c.Version.Sequence != 41 {
+				t.Fatalf("the record is %+v after it was gathered", c)
+			}
+			before := exactly(t, b, key, 220)
+			made(t, a, add(key, -20))
+			if err := b.fold(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			// a does not know yet: its part refuses, and the record takes the change.
+			if c := made(t, a, add(key, 1)); c.Value != 201 || c.Approx || c.Version.Sequence != before.Version.Sequence+2 {
+				t.Fatalf("%+v after %+v", c, before)
+			}
+			if hot, err := a.redis.Hot(t.Context(), []int{redisstore.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
+				t.Fatalf("%v are hot, %v", hot, err)
+			}
+			// What it gained is in its history.
+			_, gains, err := a.History(t.Context(), key, time.Minute, 0, 1<<40)
+			if sum := (counter.Question{}).Sum(gains); err != nil || sum != 201 {
+				t.Fatalf("gained %d, %v", sum, err)
+			}
+		})
+	}
+}
+
+// TestWritesLandOnAllMasters is why sums are spread.
+func TestWritesLandOnAllMasters(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	p := begin(t, cluster.URL())
+	for _, key := range []string{"a", "b", "c", "d"} {
+		key = t.Name() + key
+		made(t, p, add(key, 1))
+		p.open(t, key)
+		runs := func() (runs [3]int) {
+			for i, m := range cluster.Masters {
+				text := m.Do(t, "INFO", "commandstats").(string)
+				_, rest, _ := strings.Cut(text, "cmdstat_evalsha:calls=")
+				calls, _, _ := strings.Cut(rest, ",")
+				runs[i], _ = strconv.Atoi(calls)
+			}
+			return runs
+		}
+		before := runs()
+		for range 300 {
+			made(t, p, add(key, 1))
+		}
+		for i, after := range runs() {
+			if n := after - before[i]; n < 30 || n > 210 {
+				t.Errorf("%q: %d of 300 writes landed on master %d", key, n, i)
+			}
+		}
+		exactly(t, p, key, 301)
+	}
+}
+
+// TestAnIdentityIsMadeOnce: also when the sum is spread or folded between two tries, in whichever process.
+func TestAnIdentityIsMadeOnce(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	a, b := begin(t, url), begin(t, url)
+	key := t.Name()
+	made(t, a, add(key, 1))
+	with := func(n int) counter.Op {
+		op := add(key, 1)
+		op.Identity = counter.IdentityOf(key, "", strconv.Itoa(n))
+		return op
+	}
+	try := func(s counter.Store, n int, replay bool) {
+		t.Helper()
+		if r := s.Apply(t.Context(), []counter.Op{with(n)})[0]; r.Err != nil || r.Replay != replay {
+			t.Fatalf("%d: %+v", n, r)
+		}
+	}
+	try(a, 1, false)
+	a.open(t, key)
+	try(b, 1, true)
+	try(b, 2, false)
+	try(a, 2, true)
+	made(t, a, add(key, 10))
+	if err := a.fold(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	try(a, 1, true)
+	try(b, 2, true)
+	exactly(t, b, key, 13)
+}
+
+// TestWhatNeedsTheWholeSumFoldsIt: resets, adjustments and DELETE.
+func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	for _, knows := range []bool{true, false} {
+		a, b := begin(t, url), begin(t, url)
+		key := t.Name() + fmt.Sprint(knows)
+		change := func(verb counter.Verb, delta int64) counter.Counter {
+			t.Helper()
+			if knows {
+				b.phase(t, key)
+			}
+			return made(t, b, counter.Op{Changes: []counter.Change{{Key: key, Rule: views, Verb: verb, Delta: delta, Reason: "r", By: "b"}}})
+		}
+		made(t, a, add(key, 5))
+		a.open(t, key)
+		made(t, a, add(key, 7))
+		change(counter.Adjust, -2)
+		before := exactly(t, a, key, 10)
+		if c := change(counter.Reset, 0); c.Value != 0 || c.Approx || c.Version.Compare(before.Version) <= 0 {
+			t.Fatalf("%+v after %+v", c, before)
+		}
+		ledger, err := b.Ledger(t.Context(), key, 0, 10)
+		if err != nil || len(ledger.Entries) != 2 || ledger.Entries[1].Before != 10 || ledger.Entries[1].After != 0 {
+			t.Fatalf("%+v, %v", ledger, err)
+		}
+		a.open(t, key)
+		made(t, a, add(key, 3))
+		change(counter.Delete, 0)
+		if c := read(t, a, key, 0); c.Touched() {
+			t.Fatalf("%+v after it was deleted", c)
+		}
+		// Its next life.
+		if c := made(t, a, add(key, 4)); c.Value != 4 || c.Version.Incarnation <= before.Version.Incarnation {
+			t.Fatalf("%+v in its next life", c)
+		}
+		a.open(t, key)
+		made(t, a, add(key, 4))
+		exactly(t, b, key, 8)
+	}
+}
+
+// TestAnAggregateHasTheParts, as of one moment, while others add.
+func TestAnAggregateHasTheParts(t *testing.T) {
+	for _, url := range []string{redistest.Single(t).URL(), redistest.ThreeMasters(t).URL()} {
+		a, b := begin(t, url), begin(t, url)
+		key := t.Name()
+		made(t, a, add(key+"1", 5))
+		made(t, a, add(key+"2", 5))
+		a.open(t, key+"1")
+		done := make(chan error, 1)
+		go func() { // awaited below
+			for range 100 {
+				if r := a.Apply(context.Background(), []counter.Op{add(key+"1", 1)})[0]; r.Err != nil {
+					done <- r.Err
+					return
+				}
+			}
+			done <- nil
+		}()
+		last := int64(0)
+		for ended := false; !ended; {
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Fatal(err)
+				}
+				ended = true
+			default:
+			}
+			sum, err := b.Aggregate(t.Context(), key)
+			if err != nil || sum.Counters != 2 || sum.Value < last {
+				t.Fatalf("%+v after %d, %v", sum, last, err)
+			}
+			last = sum.Value
+		}
+		if last != 110 {
+			t.Fatalf("%d in the end", last)
+		}
+	}
+}
+
+// TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not spread.
+func TestLargeNumbersAreJudgedWhole(t *testing.T) {
+	p := begin(t, redistest.Single(t).URL())
+	key := t.Name()
+	made(t, p, add(key, 1))
+	p.open(t, key)
+	const most = 1_000_000_000_000_000_000 // the Combiner makes it of many
+	for range 9 {
+		made(t, p, add(key, most))
+	}
+	var c *counter.Conflict
+	if r := p.Apply(t.Context(), []counter.Op{add(key, most)})[0]; !errors.As(r.Err, &c) || c.Is != counter.ErrOverflow || c.Value != 9*most+1 {
+		t.Fatalf("%+v", r)
+	}
+	exactly(t, p, key, 9*most+1)
+	if err := p.spread(t.Context(), key); err != nil || p.phase(t, key) == counter.Open {
+		t.Fatalf("it is spread, %v", err)
+	}
+}
+
+// TestAPartThatIsGoneIsFolded: a server that comes back without a part, or with an older one, takes no more of it.
+func TestAPartThatIsGoneIsFolded(t *testing.T) {
+	server := redistest.Start(t, "--save", "")
+	p := begin(t, server.URL())
+	made(t, p, add("k", 1))
+	p.open(t, "k")
+	for range 50 {
+		made(t, p, add("k", 1))
+	}
+	if err := p.gather(t.Context(), []string{"k"}); err != nil {
+		t.Fatal(err)
+	}
+	for part := range counter.SubCounters { // half of them are gone, others of before
+		name := fmt.Sprintf("hc:{n%d}:h:k", (redisstore.BucketOf("k")+3*part)%redisstore.Buckets)
+		if part%2 == 0 {
+			server.Do(t, "DEL", name)
+			continue
+		}
+		f := strings.Fields(server.Do(t, "GET", name).(string))
+		server.Do(t, "SET", name, f[0]+" s 0 0 "+f[4]+" anotherrun")
+	}
+	exactly(t, p, "k", 51)
+	for range 20 {
+		made(t, p, add("k", 1))
+	}
+	exactly(t, p, "k", 71)
+	if err := p.tick(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if is := p.phase(t, "k"); is != counter.Folded {
+		t.Fatalf("phase %c", is)
+	}
+	exactly(t, p, "k", 71)
+}
+
+// mortal is a process that dies at a call to Redis: before Redis has it, before it is answered, or, when
+// it is of several parts, in its midst.
+type mortal struct {
+	counter.Store
+	SubCounters
+	left int
+	how  death
+}
+
+type death int
+
+const (
+	unsent death = iota
+	unanswered
+	halfway
+	deaths
+)
+
+var errDead = fmt.Errorf("%w: the process is dead", counter.ErrUnavailable)
+
+// call makes a call unless the process is dead. parts are those of the call.
+func (m *mortal) call(parts []int, make func(parts []int) error) error {
+	m.left--
+	switch {
+	case m.left > 0:
+		return make(parts)
+	case m.left < 0 || m.how == unsent:
+		return errDead
+	case m.how == halfway:
+		parts = parts[:len(parts)/2]
+	}
+	return errors.Join(make(parts), errDead)
+}
+
+func (m *mortal) Apply(ctx context.Context, ops []counter.Op) (results []counter.Result) {
+	err := m.call(nil, func([]int) error { results = m.Store.Apply(ctx, ops); return nil })
+	if err != nil {
+		results = make([]counter.Result, len(ops))
+		for i := range results {
+			results[i].Err = err
+		}
+	}
+	return results
+}
+
+func (m *mortal) Read(ctx context.Context, keys []string, member string, lag time.Duration) (out []counter.Reading, err error) {
+	err = m.call(nil, func([]int) (err error) { out, err = m.Store.Read(ctx, keys, member, lag); return err })
+	return out, err
+}
+
+func (m *mortal) AddParts(ctx context.Context, adds []redisstore.PartAdd) (out []redisstore.PartAdded) {
+	err := m.call(nil, func([]int) error { out = m.SubCounters.AddParts(ctx, adds); return nil })
+	if err != nil {
+		out = make([]redisstore.PartAdded, len(adds))
+		for i := range out {
+			out[i].Err = err
+		}
+	}
+	return out
+}
+
+func (m *mortal) OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
+	return m.call(parts, func(parts []int) error { return m.SubCounters.OpenParts(ctx, key, e, parts) })
+}
+
+func (m *mortal) CloseParts(ctx context.Context, key string, s *counter.Spread, parts []int) (out []counter.Part, err error) {
+	err = m.call(parts, func(parts []int) (err error) { out, err = m.SubCounters.CloseParts(ctx, key, s, parts); return err })
+	return out, err
+}
+
+func (m *mortal) EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
+	return m.call(parts, func(parts []int) error { return m.SubCounters.EndParts(ctx, key, e, parts) })
+}
+
+// TestAProcessDiesAtAnyStep, and another one goes on: no change is lost or doubled, no version goes back,
+// and nothing is left half done. (Invariant 1.)
+func TestAProcessDiesAtAnyStep(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	witness, other := begin(t, url), begin(t, url)
+	for name, way := range map[string]func(s *Store, key string) error{
+		"spread": func(s *Store, key string) error { return s.spread(t.Context(), key) },
+		"gather": func(s *Store, key string) error {
+			_, err := s.look(t.Context(), key)
+			return errors.Join(err, s.gather(t.Context(), []string{key}))
+		},
+		"fold": func(s *Store, key string) error { return s.fold(t.Context(), key) },
+		"add": func(s *Store, key string) error {
+			_, err := s.look(t.Context(), key)
+			return errors.Join(err, s.Apply(t.Context(), []counter.Op{add(key, 1000)})[0].Err)
+		},
+		"reset": func(s *Store, key string) error {
+			return s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0].Err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for how := range deaths {
+				for calls, died := 1, true; died; calls++ {
+					key := fmt.Sprint(t.Name(), how, calls)
+					made(t, witness, add(key, 5))
+					if name != "spread" {
+						witness.open(t, key)
+						for range 20 {
+							made(t, witness, add(key, 1))
+						}
+					}
+					before := read(t, witness, key, 0)
+					m := &mortal{Store: witness.redis, SubCounters: witness.redis, left: calls, how: how}
+					err := way(newStore(m, m, Config{Rate: 1000, Rules: rules}), key)
+					if died = m.left <= 0; died && name != "fold" && name != "reset" && !errors.Is(err, errDead) || !died && err != nil {
+						t.Fatalf("call %d: %v", calls, err)
+					}
+					// What is there is right at once, for who knew the sum before and who did not, and
+					// each change lands.
+					after := read(t, other, key, 0)
+					if v := after.Value - before.Value; v != 0 && (name != "add" || v != 1000) && (name != "reset" || after.Value != 0) {
+						t.Fatalf("call %d: %+v after %+v", calls, after, before)
+					}
+					if v := after.Version; v.Compare(before.Version) < 0 || v == before.Version && after.Value != before.Value {
+						t.Fatalf("call %d: %+v after %+v", calls, after, before)
+					}
+					want := after.Value
+					for _, p := range []process{witness, other} {
+						for range 4 {
+							made(t, p, add(key, 1))
+						}
+					}
+					exactly(t, witness, key, want+8)
+					// Another one finishes what was begun.
+					for range 3 {
+						if err := other.lookAround(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+						if err := other.tick(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if is := other.phase(t, key); is == counter.Opening || is == counter.Closing {
+						t.Fatalf("call %d: phase %c", calls, is)
+					}
+					made(t, witness, add(key, 1))
+					last := exactly(t, other, key, want+9)
+					if last.Version.Sequence != after.Version.Sequence+9 {
+						t.Fatalf("call %d: %+v, nine changes after %+v", calls, last, after)
+					}
+					if err := other.fold(t.Context(), key); err != nil {
+						t.Fatal(err)
+					}
+					if c := exactly(t, other.redis, key, want+9); c.Version != last.Version {
+						t.Fatalf("call %d: %+v, and it was %+v before it was folded", calls, c, last)
+					}
+					if hot, err := other.redis.Hot(t.Context(), []int{redisstore.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
+						t.Fatalf("call %d: %v are hot, %v", calls, hot, err)
+					}
+					parts, err := other.redis.Parts(t.Context(), []string{key})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for i, p := range parts[0] {
+						if p.Open {
+							t.Fatalf("call %d: part %d is open: %+v", calls, i, p)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestAnyOrder has processes add, spread, gather, fold and reset at once, and lets one call to Redis after the other
+// through, in an order that the seed says. (Invariant 1.)
+func TestAnyOrder(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	for seed := range uint64(12) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			turns := make(chan chan struct{})
+			const actors = 5
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			want := int64(0)
+			key := t.Name()
+			processes := [2]process{begin(t, cluster.URL()), begin(t, cluster.URL())}
+			made(t, processes[0], add(key, 1))
+			want++
+			for a := range actors {
+				p := processes[a%2]
+				g := &gate{Store: p.redis, SubCounters: p.redis, turns: turns}
+				s := newStore(g, g, Config{Rate: 1000, Rules: rules})
+				rng := rand.New(rand.NewPCG(seed, 2+uint64(a)))
+				wg.Go(func() {
+					last := counter.Version{}
+					for n := range 25 {
+						var err error
+						switch x := rng.IntN(20); {
+						case x < 9:
+							delta := rng.Int64N(7) - 2
+							if delta == 0 {
+								delta = 9
+							}
+							op := add(key, delta)
+							if x < 2 {
+								op.Identity = counter.IdentityOf(key, "", fmt.Sprint(a, n))
+								_ = s.Apply(t.Context(), []counter.Op{op})
+							}
+							if err = s.Apply(t.Context(), []counter.Op{op})[0].Err; err == nil {
+								mu.Lock()
+								want += delta
+								mu.Unlock()
+							}
+						case x < 12:
+							err = s.spread(t.Context(), key)
+						case x < 15:
+							_, err = s.look(t.Context(), key)
+							err = errors.Join(err, s.gather(t.Context(), []string{key}))
+						case x < 17:
+							err = s.fold(t.Context(), key)
+						case x < 18:
+							err = s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0].Err
+						default:
+							var r []counter.Reading
+							if r, err = s.Read(t.Context(), []string{key}, "", 0); err == nil {
+								if v := r[0].Version; v.Compare(last) < 0 || r[0].Approx {
+									t.Errorf("%+v after %v", r[0], last)
+								} else {
+									last = v
+								}
+							}
+						}
+						// Five fight over one sum, more than ever will.
+						if err != nil && !errors.Is(err, counter.ErrSpread) && !strings.Contains(err.Error(), "faster than they can be read") {
+							t.Error(err)
+						}
+					}
+					g.leave()
+				})
+			}
+			// Whoever wants to call waits; when all do, one of them is let through.
+			var waiting []chan struct{}
+			for left := actors; left > 0; {
+				for len(waiting) < left {
+					if turn := <-turns; turn == nil {
+						left--
+					} else {
+						waiting = append(waiting, turn)
+					}
+				}
+				if left > 0 {
+					i := rng.IntN(len(waiting))
+					turn := waiting[i]
+					waiting = append(waiting[:i], waiting[i+1:]...)
+					close(turn)
+				}
+			}
+			wg.Wait()
+			ledger, err := processes[0].Ledger(t.Context(), key, 0, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range ledger.Entries {
+				want += e.Delta
+			}
+			exactly(t, processes[1], key, want)
+			if err := processes[0].fold(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			exactly(t, processes[1].redis, key, want)
+			t.Logf("%d in the end, %d resets", want, len(ledger.Entries))
+		})
+	}
+}
+
+// gate asks for a turn before each call to Redis.
+type gate struct {
+	counter.Store
+	SubCounters
+	turns chan chan struct{}
+}
+
+func (g *gate) pass() {
+	turn := make(chan struct{})
+	g.turns <- turn
+	<-turn
+}
+
+func (g *gate) leave() { g.turns <- nil }
+
+func (g *gate) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	g.pass()
+	return g.Store.Apply(ctx, ops)
+}
+
+func (g *gate) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	g.pass()
+	return g.Store.Read(ctx, keys, member, lag)
+}
+
+func (g *gate) AddParts(ctx context.Context, adds []redisstore.PartAdd) []redisstore.PartAdded {
+	g.pass()
+	return g.SubCounters.AddParts(ctx, adds)
+}
+
+func (g *gate) OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
+	var err error
+	for _, p := range parts {
+		g.pass()
+		err = errors.Join(err, g.SubCounters.OpenParts(ctx, key, e, []int{p}))
+	}
+	return err
+}
+
+func (g *gate) CloseParts(ctx context.Context, key string, s *counter.Spread, parts []int) (out []counter.Part, err error) {
+	for _, p := range parts {
+		g.pass()
+		one, fault := g.SubCounters.CloseParts(ctx, key, s, []int{p})
+		if err = errors.Join(err, fault); fault == nil {
+			out = append(out, one[0])
+		}
+	}
+	return out, err
+}
+
+func (g *gate) Parts(ctx context.Context, keys []string) ([][counter.SubCounters]redisstore.PartOf, error) {
+	g.pass()
+	return g.SubCounters.Parts(ctx, keys)
+}

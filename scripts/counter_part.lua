@@ -1,0 +1,49 @@
+-- counter_part.lua: a part of a hot sum: open it, add to it, close it, or have it end by itself.
+--
+-- KEYS     hc:{n}:h:<key>, hc:{n}:s
+-- ARGV     open, add, close or end; the epoch; then of add: by how much; of close: what the sum has of the part
+--          already, value and sequence; of end: when, ms
+-- Returns  the part, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, and nothing was
+--          added; "busy": the bucket is held still
+-- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A part that a server
+-- brings back from before a restart is not added to any more: it may have lost what the sum has of it. O(1).
+--#include counter_number.lua
+
+local what, epoch = ARGV[1], ARGV[2]
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local text = redis.call('GET', KEYS[1])
+local is, phase, value, sequence, at, of
+if text then is, phase, value, sequence, at, of = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$') end
+
+local function keep(phase, value, sequence)
+  local text = table.concat({epoch, phase, value, string.format('%.0f', sequence), string.format('%.0f', now), run}, ' ')
+  redis.call('SET', KEYS[1], text)
+  return text
+end
+
+local function later(a, b)
+  local a1, a2 = string.match(a, '^(%d+)%.(%d+)$')
+  local b1, b2 = string.match(b, '^(%d+)%.(%d+)$')
+  if a1 ~= b1 then return tonumber(a1) > tonumber(b1) end
+  return tonumber(a2) > tonumber(b2)
+end
+
+if what == 'add' then
+  if is ~= epoch or phase ~= 's' or of ~= run then return 'moved' end
+  local frozen = redis.call('HGET', KEYS[2], 'until')
+  if frozen and now < tonumber(frozen) then return 'busy' end
+  local after = plus(value, ARGV[3])
+  if not after or #after > 17 then return 'moved' end -- the sum has to judge it
+  return keep('s', after, sequence + 1)
+elseif what == 'open' then
+  if is and not later(epoch, is) then return text end
+  return keep('s', '0', 0)
+elseif what == 'close' then
+  if is and later(is, epoch) or is == epoch and phase == 'c' then return text end
+  if is ~= epoch or tonumber(sequence) < tonumber(ARGV[4]) then value, sequence = ARGV[3], ARGV[4] end -- lost
+  return keep('c', value, sequence)
+end
+if is == epoch and phase == 'c' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return text or ''
