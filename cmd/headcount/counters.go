@@ -10,6 +10,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/boltstore"
+	"headcount/counter/hot"
 	"headcount/counter/memstore"
 	"headcount/counter/persistent"
 	"headcount/counter/pgstore"
@@ -28,6 +29,10 @@ const (
 	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
 	// changes a second need 140 scripts then, and each is answered within 10 ms.
 	redisPace = 7 * time.Millisecond
+
+	// gathersOfInterval is how often a hot sum is gathered within --persist-interval: what its
+	// parts have gained is persisted by then, too.
+	gathersOfInterval = 20
 )
 
 // counters are the counters and limits of this process: their store, and what combines calls
@@ -89,16 +94,24 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace
 		c.behind = &behind{}
-		c.store, err = persistent.Open(ctx, persistent.Config{
+		var store *persistent.Store
+		store, err = persistent.Open(ctx, persistent.Config{
 			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter,
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
 		})
+		if err == nil {
+			c.store = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval)
+		}
 	case s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
 		c.store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
-		c.store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c})
+		var store *redisstore.Store
+		store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c})
+		if err == nil {
+			c.store = s.spreading(store, store, 0)
+		}
 	case s.cfg.DataDir != "":
 		c.where = s.cfg.DataDir
 		if c.store, err = boltstore.Open(s.cfg.DataDir, boltstore.Config{Log: s.log}); err != nil {
@@ -121,6 +134,15 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })
 	s.counters = c
 	return nil
+}
+
+// spreading is a store in Redis that spreads hot sums over parts. gather is the time between two
+// gatherings, 0 for the default.
+func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather time.Duration) counter.Store {
+	return hot.New(store, parts, hot.Config{
+		Rate: s.cfg.HotRate, Rules: s.cfg.Rules, Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Gather: gather,
+		Registerer: s.registry, Log: s.log,
+	})
 }
 
 // config is what a gateway needs of the counters.

@@ -35,18 +35,18 @@
 //
 // The record goes through phases, and carries an epoch, which is greater each time:
 //
-//	whole ─1─► opening ─2,3─► open ─4─► closing ─5,6─► folded ─7,8─► (forgotten) ─1─► opening …
+//		whole ─1─► opening ─2,3─► open ─4─► closing ─5,6─► folded ─7,8─► (forgotten) ─1─► opening …
 //
-//  1. The record says "opening", with a new epoch. The bucket notes the key among its hot ones.
-//  2. Each part is opened in the epoch, empty.
-//  3. The record says "open". From here on parts are added to. A part takes only what names its
-//     epoch, while it is open.
-//  4. The record says "closing".
-//  5. Each part is closed. It keeps its numbers, and takes nothing any more: whoever still adds
-//     to it is told so, and adds to the record.
-//  6. The record gathers, for the last time, and says "folded", in one script.
-//  7. The parts end by themselves, a day later: until then they refuse what is late.
-//  8. The bucket forgets the key.
+//	 1. The record says "opening", with a new epoch. The bucket notes the key among its hot ones.
+//	 2. Each part is opened in the epoch, empty.
+//	 3. The record says "open". From here on parts are added to. A part takes only what names its
+//	    epoch, while it is open.
+//	 4. The record says "closing".
+//	 5. Each part is closed. It keeps its numbers, and takes nothing any more: whoever still adds
+//	    to it is told so, and adds to the record.
+//	 6. The record gathers, for the last time, and says "folded", in one script.
+//	 7. The parts end by themselves, a day later: until then they refuse what is late.
+//	 8. The bucket forgets the key.
 //
 // Each step can be repeated, and comes to nothing when it is late: the epoch says so. A process may die
 // after any of them, also in the midst of 2, 5 and 7. Any other process finds in the record

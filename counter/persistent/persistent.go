@@ -92,6 +92,9 @@ func (s *Store) Close() error {
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 
+// Front is what stands in front, for the parts of hot sums: they are in Redis alone.
+func (s *Store) Front() *redisstore.Store { return s.redis }
+
 // Limit is as counter.Limiter says. Limits are in Redis alone: a Redis that loses its memory
 // forgets them.
 func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {

@@ -34,7 +34,12 @@ type strike struct {
 	hits func(t *testing.T)
 }
 
-const counterKey = "the key of the simulator"
+const (
+	counterKey = "the key of the simulator"
+
+	// hotRate is one that the sums of the simulator pass, so that they are spread.
+	hotRate = "3"
+)
 
 // serves adds a process with all roles.
 func (l *lasting) serves(flags ...string) {
@@ -75,7 +80,7 @@ func TestCountersLast(t *testing.T) {
 			redis := redistest.Start(t, redistest.Durable...)
 			l.server("Redis", redis.Kill, redis.Restart)
 			for range 2 {
-				l.serves("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr())
+				l.serves("--redis="+redis.URL(), "--cluster-listen="+servertest.FreeAddr(), "--hot-rate="+hotRate)
 			}
 		},
 		"PostgreSQL": func(t *testing.T, l *lasting) {
@@ -89,7 +94,7 @@ func TestCountersLast(t *testing.T) {
 			l.server("PostgreSQL", postgres.Kill, postgres.Restart)
 			database := postgres.Database(t)
 			for range 2 {
-				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+servertest.FreeAddr())
+				l.serves("--redis="+redis.URL(), "--postgres="+database, "--cluster-listen="+servertest.FreeAddr(), "--hot-rate="+hotRate)
 			}
 		},
 	} {
