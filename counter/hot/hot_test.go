@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/counter/pgtest"
 	"headcount/counter/redisstore"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
 
-func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop, pgtest.Stop) }
 
 var (
 	rules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"*","kind":"sum","buckets":["1m:24h"]}]}`))

@@ -1,0 +1,159 @@
+package hot
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/persistent"
+	"headcount/counter/pgtest"
+	"headcount/counter/redisstore"
+	"headcount/presence/redistest"
+)
+
+// behind is a process with PostgreSQL behind Redis, that gathers only when it is told to.
+func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *redisstore.Store) {
+	t.Helper()
+	p, err := persistent.Open(t.Context(), persistent.Config{Redis: redis, Postgres: postgres, PersistInterval: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules, Cool: time.Hour})
+	t.Cleanup(func() { s.Close() })
+	return s, p.Front()
+}
+
+// persisted waits until all that is in Redis is in PostgreSQL, too.
+func persisted(t testing.TB, redis *redisstore.Store) {
+	t.Helper()
+	for {
+		all, err := redis.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := true
+		for _, b := range all {
+			done = done && b.Since.IsZero() && b.Taken == 0
+		}
+		if done {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// settled calls until Redis and PostgreSQL agree again.
+func settled(t testing.TB, what string, call func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		err := call()
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, counter.ErrUnavailable) || time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// TestRedisLosesItsMemory while a sum is spread. What was gathered and persisted comes back; what parts have that are still there
+// is counted once, also when they had more than what was persisted.
+func TestRedisLosesItsMemory(t *testing.T) {
+	postgres := pgtest.Start(t)
+	for name, parts := range map[string]bool{"all of it": false, "but the parts": true} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t, "--save", "")
+			s, redis := behind(t, server.URL(), postgres.Database(t))
+			key := "k"
+			made(t, s, add(key, 100))
+			if err := s.spread(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			for range 20 {
+				made(t, s, add(key, 1))
+			}
+			if err := s.gather(t.Context(), []string{key}); err != nil {
+				t.Fatal(err)
+			}
+			persisted(t, redis)
+			for range 20 {
+				made(t, s, add(key, 1))
+			}
+			before := exactly(t, s, key, 140)
+			want := int64(120)
+			if parts {
+				want = 140
+				for _, name := range server.Do(t, "KEYS", "hc:{*").([]any) {
+					if name := fmt.Sprint(name); !strings.Contains(name, ":h:") {
+						server.Do(t, "DEL", name)
+					}
+				}
+			} else {
+				server.Flush(t)
+			}
+			settled(t, "read", func() error { _, err := s.Read(t.Context(), []string{key}, "", 0); return err })
+			c := exactly(t, s, key, want)
+			if c.Version.Incarnation <= before.Version.Incarnation {
+				t.Errorf("%+v is not newer than %+v", c, before)
+			}
+			for range 10 {
+				made(t, s, add(key, 1))
+			}
+			exactly(t, s, key, want+10)
+			settled(t, "fold", func() error { return s.fold(t.Context(), key) })
+			exactly(t, s, key, want+10)
+			// Again, under the new generation, and then to PostgreSQL and back.
+			if err := s.spread(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			for range 10 {
+				made(t, s, add(key, 1))
+			}
+			exactly(t, s, key, want+20)
+			if err := s.fold(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			persisted(t, redis)
+			server.Flush(t)
+			settled(t, "read", func() error { _, err := s.Read(t.Context(), []string{key}, "", 0); return err })
+			exactly(t, s, key, want+20)
+		})
+	}
+}
+
+// TestAColdSumIsStillSpread: one that has left Redis for PostgreSQL while it was spread has lost nothing.
+func TestAColdSumIsStillSpread(t *testing.T) {
+	server := redistest.Start(t)
+	s, redis := behind(t, server.URL(), pgtest.Start(t).Database(t))
+	made(t, s, add("k", 1))
+	if err := s.spread(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		made(t, s, add("k", 1))
+	}
+	persisted(t, redis)
+	time.Sleep(2 * time.Millisecond)
+	for gone := 0; gone == 0; {
+		var err error
+		if gone, _, err = redis.Evict(t.Context(), time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exactly(t, s, "k", 11)
+	if err := s.lookAround(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.fold(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	exactly(t, s, "k", 11)
+	sum, err := s.Aggregate(t.Context(), "k")
+	if err != nil || sum != (counter.Aggregate{Counters: 1, Value: 11}) {
+		t.Fatalf("%+v, %v", sum, err)
+	}
+}
