@@ -63,11 +63,16 @@
 // so nobody is counted twice; they are read and united a part at a time. A reset leaves
 // all steps, a delete takes them away.
 //
+// # Hot sums
+//
+// A store in Redis may spread a sum over parts. Its record says so ([Spread]), and has the master
+// value; a change that needs the value whole is refused with [ErrSpread]. Package hot spreads and
+// folds; nobody else has to know.
+//
 // # What comes next
 //
-// Dimensions, top, and the 16 parts of a hot sum have their place
-// already: a [Rule] names them, a [Change] carries its dimensions, and [Reader.Read] says
-// how old an answer may be.
+// Dimensions and top have their place already: a [Rule] names them, and a [Change] carries its
+// dimensions.
 package counter
 
 import (

@@ -239,6 +239,65 @@ func persisted(ctx context.Context, b *bench) (figures map[string]float64, err e
 	return figures, err
 }
 
+// hotInCluster measures a sum that is spread over three masters: where its scripts run, and what an
+// exact read takes beside one of a sum that is not spread.
+func hotInCluster(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) error {
+		cluster := redistest.StartCluster(t, 3, 0)
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", cluster.URL(), "--hot-rate", "20"}, func(url string, pid int) error {
+			change := []string{"-rate", "2000", "-keys", "votes:hot"}
+			if _, err := b.calls(ctx, url, pid, change...); err != nil { // until it is spread
+				return err
+			}
+			var before, ran [3]float64
+			for i, m := range cluster.Masters {
+				before[i] = scripts(t, m)
+			}
+			began := time.Now()
+			if figures, err = b.calls(ctx, url, pid, change...); err != nil {
+				return err
+			}
+			sum := 0.0
+			for i, m := range cluster.Masters {
+				ran[i] = scripts(t, m) - before[i]
+				sum += ran[i]
+			}
+			figures["scripts_per_s"] = sum / time.Since(began).Seconds()
+			figures["busiest_percent"] = 100 * slices.Max(ran[:]) / sum
+			if figures["one_p50_ms"], err = exactReads(ctx, url, "votes:other"); err == nil {
+				figures["exact_p50_ms"], err = exactReads(ctx, url, "votes:hot")
+			}
+			return err
+		})
+	})
+	return figures, err
+}
+
+// exactReads returns the median of exact reads of a counter, one after the other, in ms.
+func exactReads(ctx context.Context, url, key string) (float64, error) {
+	var took []time.Duration
+	for range 500 {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/counters/"+key+"/exact", nil)
+		if err != nil {
+			return 0, err
+		}
+		request.Header.Set("X-API-Key", apiKey)
+		began := time.Now()
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return 0, err
+		}
+		text, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil || answer.StatusCode != http.StatusOK {
+			return 0, fmt.Errorf("an exact read: %s %s, %w", answer.Status, text, err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return took[len(took)/2].Seconds() * 1e3, nil
+}
+
 // membersInRedis measures what a member of a set takes in Redis.
 func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
 	err = withStandIn(func(t *standIn) error {
