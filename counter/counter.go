@@ -198,6 +198,9 @@ type Counter struct {
 // Touched reports whether the counter exists.
 func (c Counter) Touched() bool { return c.Version != presence.Version{} }
 
+// IsSpread reports whether parts may have what Value has not.
+func (c Counter) IsSpread() bool { return spreadNow(c.Spread) }
+
 // Or is c, with kind when c is a counter never touched.
 func (c Counter) Or(kind Kind) Counter {
 	if c.Kind == 0 {

@@ -128,7 +128,8 @@ func TestRedisLosesItsMemory(t *testing.T) {
 // TestAColdSumIsStillSpread: one that has left Redis for PostgreSQL while it was spread has lost nothing.
 func TestAColdSumIsStillSpread(t *testing.T) {
 	server := redistest.Start(t)
-	s, redis := behind(t, server.URL(), pgtest.Start(t).Database(t))
+	postgres := pgtest.Start(t)
+	s, redis := behind(t, server.URL(), postgres.Database(t))
 	made(t, s, add("k", 1))
 	if err := s.spread(t.Context(), "k"); err != nil {
 		t.Fatal(err)
@@ -136,24 +137,37 @@ func TestAColdSumIsStillSpread(t *testing.T) {
 	for range 10 {
 		made(t, s, add("k", 1))
 	}
-	persisted(t, redis)
-	time.Sleep(2 * time.Millisecond)
-	for gone := 0; gone == 0; {
-		var err error
-		if gone, _, err = redis.Evict(t.Context(), time.Millisecond); err != nil {
-			t.Fatal(err)
+	leave := func() {
+		t.Helper()
+		persisted(t, redis)
+		for gone := 0; gone == 0; time.Sleep(2 * time.Millisecond) {
+			var err error
+			if gone, _, err = redis.Evict(t.Context(), time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
+	leave()
 	exactly(t, s, "k", 11)
+	// It leaves again, and is changed while PostgreSQL is away.
+	leave()
+	postgres.Kill()
+	once := add("k", 1)
+	once.Identity = counter.IdentityOf("k", "", "once")
+	settled(t, "change", func() error { return s.Apply(t.Context(), []counter.Op{once})[0].Err })
+	made(t, s, add("k", 1))
+	postgres.Restart(t)
+	settled(t, "read", func() error { _, err := s.Read(t.Context(), []string{"k"}, "", 0); return err })
+	exactly(t, s, "k", 13)
 	if err := s.lookAround(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.fold(t.Context(), "k"); err != nil {
 		t.Fatal(err)
 	}
-	exactly(t, s, "k", 11)
+	exactly(t, s, "k", 13)
 	sum, err := s.Aggregate(t.Context(), "k")
-	if err != nil || sum != (counter.Aggregate{Counters: 1, Value: 11}) {
+	if err != nil || sum != (counter.Aggregate{Counters: 1, Value: 13}) {
 		t.Fatalf("%+v, %v", sum, err)
 	}
 }

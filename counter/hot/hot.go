@@ -130,7 +130,7 @@ func (s *Store) learn(c counter.Counter) *sum {
 	if k != nil && c.Version.Compare(k.record.Version) < 0 && c.Version != (counter.Version{}) {
 		return k // an older one
 	}
-	if !c.Approx {
+	if !c.IsSpread() {
 		if k != nil {
 			delete(s.known, c.Key)
 			s.some.Store(len(s.known) > 0)
@@ -303,14 +303,14 @@ func (s *Store) note(ops []counter.Op, results []counter.Result) {
 			if c.Kind != counter.Sum {
 				continue
 			}
-			if c.Approx || s.some.Load() {
+			if c.IsSpread() || s.some.Load() {
 				s.mu.Lock()
 				if k := s.learn(*c); k != nil {
 					*c = k.counter()
 				}
 				s.mu.Unlock()
 			}
-			if !c.Approx && s.rates.hot(c.Key, c.Version) {
+			if !c.IsSpread() && s.rates.hot(c.Key, c.Version) {
 				select {
 				case s.start <- c.Key:
 				default:
@@ -399,7 +399,7 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 		if r.Stale || r.Kind != counter.Sum && r.Kind != 0 {
 			continue
 		}
-		if !r.Approx && !s.some.Load() {
+		if !r.IsSpread() && !s.some.Load() {
 			continue
 		}
 		s.mu.Lock()
@@ -407,7 +407,7 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 		k := s.learn(r.Counter)
 		is := parts[r.Key]
 		switch {
-		case !r.Approx: // it is whole
+		case !r.IsSpread():
 		case k != nil && knew && !exact:
 			r.Counter = k.counter()
 		case is == nil:

@@ -296,11 +296,11 @@ func (s *Store) add(ctx context.Context, states map[string]string, hold func() e
 	var uniques []string
 	spread := map[string]counter.State{}
 	for key, text := range states {
-		_, st, err := parseState(key, text)
+		c, st, err := parseState(key, text)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-		if st.Counter(key).Approx {
+		if c.IsSpread() {
 			spread[key] = st
 			continue
 		}

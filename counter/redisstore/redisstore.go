@@ -333,6 +333,6 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}
 	c := st.Counter(key)
-	c.Approx, c.Stale = loose, loose
+	c.Approx, c.Stale = c.Approx || loose, loose
 	return c, st, nil
 }
