@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -143,13 +144,15 @@ func (s *Store) learn(c counter.Counter) *sum {
 	}
 	now := time.Now()
 	if k == nil || k.spread.Epoch != spread.Epoch {
-		k = &sum{used: now, looked: now}
+		c.Key = strings.Clone(c.Key) // it may be a part of a request, which must not stay
+		k = &sum{record: counter.Counter{Key: c.Key}, used: now, looked: now}
 		s.known[c.Key] = k
 		s.some.Store(true)
 	}
 	if k.record.Spread != c.Spread {
 		k.looked = now
 	}
+	c.Key = k.record.Key
 	k.record, k.spread = c, spread
 	return k
 }

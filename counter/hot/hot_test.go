@@ -83,8 +83,8 @@ func (p process) phase(t testing.TB, key string) counter.Phase {
 	return spread.Phase
 }
 
-// open spreads key.
-func (p process) open(t testing.TB, key string) {
+// opens spreads key.
+func (p process) opens(t testing.TB, key string) {
 	t.Helper()
 	if err := p.spread(t.Context(), key); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			a, b := begin(t, url), begin(t, url)
 			key := t.Name()
 			made(t, a, add(key, 100))
-			a.open(t, key)
+			a.opens(t, key)
 			b.phase(t, key) // b knows it now, too
 			last := counter.Version{}
 			for i := range 40 {
@@ -154,7 +154,7 @@ func TestWritesLandOnAllMasters(t *testing.T) {
 	for _, key := range []string{"a", "b", "c", "d"} {
 		key = t.Name() + key
 		made(t, p, add(key, 1))
-		p.open(t, key)
+		p.opens(t, key)
 		runs := func() (runs [3]int) {
 			for i, m := range cluster.Masters {
 				text := m.Do(t, "INFO", "commandstats").(string)
@@ -195,7 +195,7 @@ func TestAnIdentityIsMadeOnce(t *testing.T) {
 		}
 	}
 	try(a, 1, false)
-	a.open(t, key)
+	a.opens(t, key)
 	try(b, 1, true)
 	try(b, 2, false)
 	try(a, 2, true)
@@ -222,7 +222,7 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 			return made(t, b, counter.Op{Changes: []counter.Change{{Key: key, Rule: views, Verb: verb, Delta: delta, Reason: "r", By: "b"}}})
 		}
 		made(t, a, add(key, 5))
-		a.open(t, key)
+		a.opens(t, key)
 		made(t, a, add(key, 7))
 		change(counter.Adjust, -2)
 		before := exactly(t, a, key, 10)
@@ -233,7 +233,7 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 		if err != nil || len(ledger.Entries) != 2 || ledger.Entries[1].Before != 10 || ledger.Entries[1].After != 0 {
 			t.Fatalf("%+v, %v", ledger, err)
 		}
-		a.open(t, key)
+		a.opens(t, key)
 		made(t, a, add(key, 3))
 		change(counter.Delete, 0)
 		if c := read(t, a, key, 0); c.Touched() {
@@ -243,7 +243,7 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 		if c := made(t, a, add(key, 4)); c.Value != 4 || c.Version.Incarnation <= before.Version.Incarnation {
 			t.Fatalf("%+v in its next life", c)
 		}
-		a.open(t, key)
+		a.opens(t, key)
 		made(t, a, add(key, 4))
 		exactly(t, b, key, 8)
 	}
@@ -256,7 +256,7 @@ func TestAnAggregateHasTheParts(t *testing.T) {
 		key := t.Name()
 		made(t, a, add(key+"1", 5))
 		made(t, a, add(key+"2", 5))
-		a.open(t, key+"1")
+		a.opens(t, key+"1")
 		done := make(chan error, 1)
 		go func() { // awaited below
 			for range 100 {
@@ -294,7 +294,7 @@ func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 	p := begin(t, redistest.Single(t).URL())
 	key := t.Name()
 	made(t, p, add(key, 1))
-	p.open(t, key)
+	p.opens(t, key)
 	const most = 1_000_000_000_000_000_000 // the Combiner makes it of many
 	for range 9 {
 		made(t, p, add(key, most))
@@ -314,7 +314,7 @@ func TestAPartThatIsGoneIsFolded(t *testing.T) {
 	server := redistest.Start(t, "--save", "")
 	p := begin(t, server.URL())
 	made(t, p, add("k", 1))
-	p.open(t, "k")
+	p.opens(t, "k")
 	for range 50 {
 		made(t, p, add("k", 1))
 	}
@@ -444,7 +444,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					key := fmt.Sprint(t.Name(), how, calls)
 					made(t, witness, add(key, 5))
 					if name != "spread" {
-						witness.open(t, key)
+						witness.opens(t, key)
 						for range 20 {
 							made(t, witness, add(key, 1))
 						}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"headcount/counter"
 	"headcount/counter/redisstore"
 )
@@ -50,13 +52,22 @@ func (s *Store) stepOp(key string, step counter.SpreadStep) (counter.Op, error) 
 // spread brings a sum from whole to open: steps 1 to 3 of the package doc.
 func (s *Store) spread(ctx context.Context, key string) error {
 	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToOpening})
-	if err != nil || is.Phase != counter.Opening {
+	if err != nil {
 		return err
+	}
+	return s.open(ctx, key, is)
+}
+
+// open brings a sum from opening to open, if that is where it is: steps 2 and 3.
+func (s *Store) open(ctx context.Context, key string, is counter.Spread) error {
+	if is.Phase != counter.Opening {
+		return nil
 	}
 	if err := s.parts.OpenParts(ctx, key, is.Epoch, all[:]); err != nil {
 		return err
 	}
-	if is, err = s.step(ctx, key, counter.SpreadStep{To: counter.ToOpen, Epoch: is.Epoch}); err == nil && is.Phase == counter.Open {
+	is, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToOpen, Epoch: is.Epoch})
+	if err == nil && is.Phase == counter.Open {
 		s.cfg.Log.Info().Msg("counters: a hot sum is spread over parts") // keys are not logged
 	}
 	return err
@@ -196,10 +207,14 @@ func (s *Store) run(ctx context.Context) {
 			return
 		}
 		if (err != nil) != failed {
+			level := zerolog.DebugLevel // nothing is hot, and the store has said that it is away
+			if s.some.Load() {
+				level = zerolog.WarnLevel
+			}
 			if failed = err != nil; failed {
-				s.cfg.Log.Warn().Err(err).Msg("counters: hot sums cannot be gathered now")
+				s.cfg.Log.WithLevel(level).Err(err).Msg("counters: hot sums cannot be gathered now")
 			} else {
-				s.cfg.Log.Info().Msg("counters: hot sums are gathered again")
+				s.cfg.Log.WithLevel(min(level, zerolog.InfoLevel)).Msg("counters: hot sums are gathered again")
 			}
 		}
 	}
@@ -254,21 +269,12 @@ func (s *Store) tick(ctx context.Context) error {
 		err = errors.Join(err, s.fold(ctx, key))
 	}
 	for _, key := range open {
-		err = errors.Join(err, s.reopen(ctx, key))
+		is, fault := s.look(ctx, key)
+		if fault == nil {
+			fault = s.open(ctx, key, is)
+		}
+		err = errors.Join(err, fault)
 	}
-	return err
-}
-
-// reopen goes on with a sum whose parts somebody began to open.
-func (s *Store) reopen(ctx context.Context, key string) error {
-	is, err := s.look(ctx, key)
-	if err != nil || is.Phase != counter.Opening {
-		return err
-	}
-	if err := s.parts.OpenParts(ctx, key, is.Epoch, all[:]); err != nil {
-		return err
-	}
-	_, err = s.step(ctx, key, counter.SpreadStep{To: counter.ToOpen, Epoch: is.Epoch})
 	return err
 }
 
