@@ -1,8 +1,7 @@
 -- counter_part.lua: a part of a hot sum: open it, add to it, close it, or have it end by itself.
 --
 -- KEYS     hc:{n}:h:<key>, hc:{n}:s
--- ARGV     open, add, close or end; the epoch; then of add: by how much; of close: what the sum has of the part
---          already, value and sequence; of end: when, ms
+-- ARGV     open, add, close or end; the epoch; then of add: by how much; of end: when, ms
 -- Returns  the part, "epoch phase value sequence at run"; "moved": it takes nothing in this epoch, and nothing was
 --          added; "busy": the bucket is held still
 -- Safe to repeat and to arrive late, but add: the epoch says so, of which later ones are greater. A part that a server
@@ -42,7 +41,7 @@ elseif what == 'open' then
   return keep('s', '0', 0)
 elseif what == 'close' then
   if is and later(is, epoch) or is == epoch and phase == 'c' then return text end
-  if is ~= epoch or tonumber(sequence) < tonumber(ARGV[4]) then value, sequence = ARGV[3], ARGV[4] end -- lost
+  if is ~= epoch then value, sequence = '0', 0 end -- it is lost; the sum keeps what it has of it
   return keep('c', value, sequence)
 end
 if is == epoch and phase == 'c' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end

@@ -38,7 +38,7 @@ type Owner interface{ Owns(bucket int) bool }
 type SubCounters interface {
 	AddParts(ctx context.Context, adds []redisstore.PartAdd) []redisstore.PartAdded
 	OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
-	CloseParts(ctx context.Context, key string, s *counter.Spread, parts []int) ([]counter.Part, error)
+	CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) ([]counter.Part, error)
 	EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
 	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]redisstore.PartOf, error)
 	Hot(ctx context.Context, buckets []int) ([]string, error)

@@ -344,6 +344,73 @@ func TestAPartThatIsGoneIsFolded(t *testing.T) {
 	exactly(t, p, "k", 71)
 }
 
+// TestLateStepsChangeNothing: whatever was on its way since an earlier epoch.
+func TestLateStepsChangeNothing(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	p := begin(t, url)
+	key := t.Name()
+	made(t, p, add(key, 1))
+	p.opens(t, key)
+	first, err := p.look(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		made(t, p, add(key, 1))
+	}
+	old, err := p.redis.Parts(t.Context(), []string{key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gained := redisstore.InEpoch(first.Epoch, &old[0])
+	if err := p.fold(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // folded, then open in the next epoch
+		before, record := read(t, p, key, 0), read(t, p.redis, key, 0)
+		parts, err := p.redis.Parts(t.Context(), []string{key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.redis.OpenParts(t.Context(), key, first.Epoch, all[:]); err != nil {
+			t.Fatal(err)
+		}
+		for _, added := range p.redis.AddParts(t.Context(), []redisstore.PartAdd{{Key: key, Part: 3, Epoch: first.Epoch, Delta: 100}}) {
+			if !errors.Is(added.Err, counter.ErrSpread) {
+				t.Errorf("a part takes %+v", added)
+			}
+		}
+		for _, to := range []counter.SpreadTo{counter.ToOpen, counter.ToGather, counter.ToClosing, counter.ToFolded, counter.ToForget} {
+			if _, err := p.step(t.Context(), key, counter.SpreadStep{To: to, Epoch: first.Epoch, Parts: gained[:]}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := p.redis.CloseParts(t.Context(), key, first.Epoch, all[:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.redis.EndParts(t.Context(), key, first.Epoch, all[:]); err != nil {
+			t.Fatal(err)
+		}
+		after, err := p.redis.Parts(t.Context(), []string{key})
+		if err != nil || after[0] != parts[0] {
+			t.Fatalf("the parts are %+v, they were %+v, %v", after, parts, err)
+		}
+		if is := read(t, p.redis, key, 0); is != record {
+			t.Fatalf("the record is %+v, it was %+v", is, record)
+		}
+		if is := exactly(t, p, key, before.Value); is != before {
+			t.Fatalf("%+v, it was %+v", is, before)
+		}
+		p.opens(t, key)
+		made(t, p, add(key, 7))
+	}
+	hot, err := p.redis.Hot(t.Context(), []int{redisstore.BucketOf(key)})
+	if err != nil || !strings.Contains(fmt.Sprint(hot), key) {
+		t.Fatalf("%v are hot, %v", hot, err)
+	}
+	exactly(t, p, key, 20)
+}
+
 // mortal is a process that dies at a call to Redis: before Redis has it, before it is answered, or, when
 // it is of several parts, in its midst.
 type mortal struct {
@@ -409,8 +476,8 @@ func (m *mortal) OpenParts(ctx context.Context, key string, e counter.Epoch, par
 	return m.call(parts, func(parts []int) error { return m.SubCounters.OpenParts(ctx, key, e, parts) })
 }
 
-func (m *mortal) CloseParts(ctx context.Context, key string, s *counter.Spread, parts []int) (out []counter.Part, err error) {
-	err = m.call(parts, func(parts []int) (err error) { out, err = m.SubCounters.CloseParts(ctx, key, s, parts); return err })
+func (m *mortal) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, err error) {
+	err = m.call(parts, func(parts []int) (err error) { out, err = m.SubCounters.CloseParts(ctx, key, e, parts); return err })
 	return out, err
 }
 
@@ -534,7 +601,7 @@ func TestAnyOrder(t *testing.T) {
 				s := newStore(g, g, Config{Rate: 1000, Rules: rules})
 				rng := rand.New(rand.NewPCG(seed, 2+uint64(a)))
 				wg.Go(func() {
-					last := counter.Version{}
+					var last, master counter.Version
 					for n := range 25 {
 						var err error
 						switch x := rng.IntN(20); {
@@ -562,6 +629,15 @@ func TestAnyOrder(t *testing.T) {
 							err = s.fold(t.Context(), key)
 						case x < 18:
 							err = s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: key, Rule: views, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0].Err
+						case x < 19:
+							var r []counter.Reading
+							if r, err = g.Read(t.Context(), []string{key}, "", 0); err == nil {
+								if v := r[0].Version; v.Compare(master) < 0 {
+									t.Errorf("the record is %+v after %v", r[0], master)
+								} else {
+									master = v
+								}
+							}
 						default:
 							var r []counter.Reading
 							if r, err = s.Read(t.Context(), []string{key}, "", 0); err == nil {
@@ -654,10 +730,10 @@ func (g *gate) OpenParts(ctx context.Context, key string, e counter.Epoch, parts
 	return err
 }
 
-func (g *gate) CloseParts(ctx context.Context, key string, s *counter.Spread, parts []int) (out []counter.Part, err error) {
+func (g *gate) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, err error) {
 	for _, p := range parts {
 		g.pass()
-		one, fault := g.SubCounters.CloseParts(ctx, key, s, []int{p})
+		one, fault := g.SubCounters.CloseParts(ctx, key, e, []int{p})
 		if err = errors.Join(err, fault); fault == nil {
 			out = append(out, one[0])
 		}

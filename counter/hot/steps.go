@@ -91,7 +91,7 @@ func (s *Store) fold(ctx context.Context, key string) error {
 				continue
 			}
 		}
-		last, err := s.parts.CloseParts(ctx, key, &is, all[:])
+		last, err := s.parts.CloseParts(ctx, key, is.Epoch, all[:])
 		if err != nil {
 			return err
 		}

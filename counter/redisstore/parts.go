@@ -121,26 +121,25 @@ func (s *Store) OpenParts(ctx context.Context, key string, e counter.Epoch, part
 	return s.conn.Run(ctx, calls)
 }
 
-// CloseParts closes parts of key in the epoch of spread, and returns what they have for ever. One that has lost its
-// memory has what is in the sum already.
-func (s *Store) CloseParts(ctx context.Context, key string, spread *counter.Spread, parts []int) ([]counter.Part, error) {
+// CloseParts closes parts of key in an epoch, and returns what they have for ever. One that has lost its memory has
+// nothing, which the sum takes for an older reading.
+func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) ([]counter.Part, error) {
 	calls := make([]*redisconn.Call, len(parts))
 	for i, p := range parts {
-		has := spread.Parts[p]
-		calls[i] = partCall("close", key, p, spread.Epoch, strconv.FormatInt(has.Value, 10), strconv.FormatUint(has.Sequence, 10))
+		calls[i] = partCall("close", key, p, e)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return nil, err
 	}
 	out := make([]counter.Part, len(parts))
-	for i, p := range parts {
+	for i := range parts {
 		text, _ := calls[i].Reply.(string)
 		is, err := parsePart(text)
 		if err != nil {
 			return nil, err
 		}
-		if out[i] = is.Part; is.Epoch != spread.Epoch { // of a life of the sum that was lost
-			out[i] = spread.Parts[p]
+		if is.Epoch == e { // else it is of a life of the sum that was lost
+			out[i] = is.Part
 		}
 	}
 	return out, nil
