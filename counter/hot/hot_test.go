@@ -408,7 +408,28 @@ func TestLateStepsChangeNothing(t *testing.T) {
 	if err != nil || !strings.Contains(fmt.Sprint(hot), key) {
 		t.Fatalf("%v are hot, %v", hot, err)
 	}
-	exactly(t, p, key, 20)
+	// A gathering that another one of the same epoch has overtaken.
+	is, err := p.look(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if old, err = p.redis.Parts(t.Context(), []string{key}); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		made(t, p, add(key, 1))
+	}
+	if err := p.gather(t.Context(), []string{key}); err != nil {
+		t.Fatal(err)
+	}
+	record := read(t, p.redis, key, 0)
+	if _, err := p.step(t.Context(), key, counter.SpreadStep{To: counter.ToGather, Epoch: is.Epoch, Parts: redisstore.InEpoch(is.Epoch, &old[0])[:]}); err != nil {
+		t.Fatal(err)
+	}
+	if is := read(t, p.redis, key, 0); is != record {
+		t.Fatalf("the record is %+v, it was %+v", is, record)
+	}
+	exactly(t, p, key, 40)
 }
 
 // mortal is a process that dies at a call to Redis: before Redis has it, before it is answered, or, when
