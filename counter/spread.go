@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // SubCounters is over how many parts a hot sum is spread.
@@ -113,8 +114,10 @@ func (s *Spread) With(c Counter, parts *[SubCounters]Part) Counter {
 // or a second time, changes nothing.
 type SpreadStep struct {
 	To    SpreadTo
-	Epoch Epoch  // of all but ToOpening
-	Parts []Part // of ToGather and ToFolded: all parts, of the latter as they were closed
+	Epoch Epoch // of all but ToOpening
+	// Of ToGather and ToFolded: all parts, of the latter as they were closed, and when the newest of them changed.
+	Parts   []Part
+	Updated time.Time
 }
 
 // SpreadTo says what a SpreadStep is.

@@ -309,7 +309,8 @@ local function divide(s, c)
     end
     s.mark = c.step == 'fold' and head .. 'f' or head .. phase .. ':' .. table.concat(is, ',')
     if moves > 0 then
-      s.value, s.sequence, s.at = plus(s.value, delta), s.sequence + moves, string.format('%.0f', now)
+      s.value, s.sequence = plus(s.value, delta), s.sequence + moves
+      s.at = string.format('%.0f', math.max(tonumber(s.at), c.time or 0))
       gain(s, {verb = 'add', delta = delta, buckets = c.buckets, past = c.past})
       tell(s)
     end

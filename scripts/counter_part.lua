@@ -16,8 +16,8 @@ local text = redis.call('GET', KEYS[1])
 local is, phase, value, sequence, at, of
 if text then is, phase, value, sequence, at, of = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$') end
 
-local function keep(phase, value, sequence)
-  local text = table.concat({epoch, phase, value, string.format('%.0f', sequence), string.format('%.0f', now), run}, ' ')
+local function keep(phase, value, sequence, at)
+  local text = table.concat({epoch, phase, value, string.format('%.0f', sequence), at or string.format('%.0f', now), run}, ' ')
   redis.call('SET', KEYS[1], text)
   return text
 end
@@ -41,8 +41,8 @@ elseif what == 'open' then
   return keep('s', '0', 0)
 elseif what == 'close' then
   if is and later(is, epoch) or is == epoch and phase == 'c' then return text end
-  if is ~= epoch then value, sequence = '0', 0 end -- it is lost; the sum keeps what it has of it
-  return keep('c', value, sequence)
+  if is ~= epoch then value, sequence, at = '0', 0, '0' end -- it is lost; the sum keeps what it has of it
+  return keep('c', value, sequence, at)
 end
 if is == epoch and phase == 'c' then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return text or ''

@@ -38,7 +38,7 @@ type Owner interface{ Owns(bucket int) bool }
 type SubCounters interface {
 	AddParts(ctx context.Context, adds []redisstore.PartAdd) []redisstore.PartAdded
 	OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
-	CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) ([]counter.Part, error)
+	CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error)
 	EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
 	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]redisstore.PartOf, error)
 	Hot(ctx context.Context, buckets []int) ([]string, error)
@@ -161,7 +161,7 @@ func (s *Store) learn(c counter.Counter) *sum {
 func (k *sum) take(i int, p redisstore.PartOf) {
 	if p.Epoch == k.spread.Epoch && p.Sequence >= k.parts[i].Sequence {
 		k.parts[i] = p.Part
-		if p.Updated.After(k.updated) {
+		if p.Sequence > 0 && p.Updated.After(k.updated) {
 			k.updated = p.Updated
 		}
 	}
@@ -428,11 +428,13 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 				missing = append(missing, r.Key)
 				break
 			}
-			r.Counter = spread.With(r.Counter, redisstore.InEpoch(spread.Epoch, is))
-			if k != nil && k.spread.Epoch == spread.Epoch && k.updated.After(r.Updated) && r.Version.Compare(k.record.Version) > 0 {
-				r.Updated = k.updated
+			in, updated := redisstore.InEpoch(spread.Epoch, is)
+			c := spread.With(r.Counter, in)
+			if c.Version != r.Version && updated.After(c.Updated) {
+				c.Updated = updated
 			}
-			r.Approx = false
+			c.Approx = false
+			r.Counter = c
 		}
 		s.mu.Unlock()
 	}

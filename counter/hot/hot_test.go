@@ -147,6 +147,47 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 	}
 }
 
+// TestStepsOfTimeEnd while a sum is spread: what is gathered is gained in the steps that are running, and those that are over stay.
+func TestStepsOfTimeEnd(t *testing.T) {
+	for name, behindRedis := range map[string]bool{"Redis": false, "PostgreSQL behind it": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, p := redistest.Start(t), (*Store)(nil)
+			if behindRedis {
+				p, _ = behind(t, server.URL(), pgtest.Start(t).Database(t))
+			} else {
+				p = begin(t, server.URL()).Store
+			}
+			seconds, err := counter.ParseRules([]byte(`{"rules":[{"match":"*","kind":"sum","buckets":["1s:1h","1m:24h"]}]}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.cfg.Rules = seconds
+			one := counter.Op{Changes: []counter.Change{{Key: "k", Rule: seconds.All()[0], Verb: counter.Add, Delta: 1}}}
+			made(t, p, one)
+			if err := p.spread(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			for want, steps := int64(1), 0; steps < 3; want++ {
+				made(t, p, one)
+				if err := p.gather(t.Context(), []string{"k"}); err != nil {
+					t.Fatal(err)
+				}
+				_, gains, err := p.History(t.Context(), "k", time.Second, 0, 1<<40)
+				sum := int64(0)
+				for _, g := range gains {
+					sum += g.Value
+				}
+				if err != nil || sum != want+1 {
+					t.Fatalf("gained %d in %v, want %d, %v", sum, gains, want+1, err)
+				}
+				steps = len(gains)
+				time.Sleep(20 * time.Millisecond)
+			}
+		})
+	}
+}
+
 // TestWritesLandOnAllMasters is why sums are spread.
 func TestWritesLandOnAllMasters(t *testing.T) {
 	cluster := redistest.ThreeMasters(t)
@@ -362,7 +403,7 @@ func TestLateStepsChangeNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gained := redisstore.InEpoch(first.Epoch, &old[0])
+	gained, updated := redisstore.InEpoch(first.Epoch, &old[0])
 	if err := p.fold(t.Context(), key); err != nil {
 		t.Fatal(err)
 	}
@@ -381,11 +422,11 @@ func TestLateStepsChangeNothing(t *testing.T) {
 			}
 		}
 		for _, to := range []counter.SpreadTo{counter.ToOpen, counter.ToGather, counter.ToClosing, counter.ToFolded, counter.ToForget} {
-			if _, err := p.step(t.Context(), key, counter.SpreadStep{To: to, Epoch: first.Epoch, Parts: gained[:]}); err != nil {
+			if _, err := p.step(t.Context(), key, counter.SpreadStep{To: to, Epoch: first.Epoch, Parts: gained[:], Updated: updated}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := p.redis.CloseParts(t.Context(), key, first.Epoch, all[:]); err != nil {
+		if _, _, err := p.redis.CloseParts(t.Context(), key, first.Epoch, all[:]); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.redis.EndParts(t.Context(), key, first.Epoch, all[:]); err != nil {
@@ -423,7 +464,8 @@ func TestLateStepsChangeNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	record := read(t, p.redis, key, 0)
-	if _, err := p.step(t.Context(), key, counter.SpreadStep{To: counter.ToGather, Epoch: is.Epoch, Parts: redisstore.InEpoch(is.Epoch, &old[0])[:]}); err != nil {
+	gained, updated = redisstore.InEpoch(is.Epoch, &old[0])
+	if _, err := p.step(t.Context(), key, counter.SpreadStep{To: counter.ToGather, Epoch: is.Epoch, Parts: gained[:], Updated: updated}); err != nil {
 		t.Fatal(err)
 	}
 	if is := read(t, p.redis, key, 0); is != record {
@@ -497,9 +539,12 @@ func (m *mortal) OpenParts(ctx context.Context, key string, e counter.Epoch, par
 	return m.call(parts, func(parts []int) error { return m.SubCounters.OpenParts(ctx, key, e, parts) })
 }
 
-func (m *mortal) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, err error) {
-	err = m.call(parts, func(parts []int) (err error) { out, err = m.SubCounters.CloseParts(ctx, key, e, parts); return err })
-	return out, err
+func (m *mortal) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error) {
+	err = m.call(parts, func(parts []int) (err error) {
+		out, updated, err = m.SubCounters.CloseParts(ctx, key, e, parts)
+		return err
+	})
+	return out, updated, err
 }
 
 func (m *mortal) EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
@@ -751,15 +796,18 @@ func (g *gate) OpenParts(ctx context.Context, key string, e counter.Epoch, parts
 	return err
 }
 
-func (g *gate) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, err error) {
+func (g *gate) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error) {
 	for _, p := range parts {
 		g.pass()
-		one, fault := g.SubCounters.CloseParts(ctx, key, e, []int{p})
+		one, at, fault := g.SubCounters.CloseParts(ctx, key, e, []int{p})
 		if err = errors.Join(err, fault); fault == nil {
 			out = append(out, one[0])
 		}
+		if at.After(updated) {
+			updated = at
+		}
 	}
-	return out, err
+	return out, updated, err
 }
 
 func (g *gate) Parts(ctx context.Context, keys []string) ([][counter.SubCounters]redisstore.PartOf, error) {

@@ -91,11 +91,11 @@ func (s *Store) fold(ctx context.Context, key string) error {
 				continue
 			}
 		}
-		last, err := s.parts.CloseParts(ctx, key, is.Epoch, all[:])
+		last, updated, err := s.parts.CloseParts(ctx, key, is.Epoch, all[:])
 		if err != nil {
 			return err
 		}
-		after, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToFolded, Epoch: is.Epoch, Parts: last})
+		after, err := s.step(ctx, key, counter.SpreadStep{To: counter.ToFolded, Epoch: is.Epoch, Parts: last, Updated: updated})
 		if err != nil {
 			return err
 		}
@@ -162,7 +162,7 @@ func (s *Store) gather(ctx context.Context, keys []string) error {
 			step.Parts[p] = is.Part
 			moved = moved || is.Sequence > k.spread.Parts[p].Sequence
 		}
-		k.looked = time.Now()
+		k.looked, step.Updated = time.Now(), k.updated
 		if !moved {
 			continue
 		}

@@ -61,6 +61,7 @@ type (
 		Step  string   `json:"step,omitempty"` // of a hot sum to its parts or back
 		Epoch string   `json:"epoch,omitempty"`
 		Parts [][2]any `json:"parts,omitempty"` // value and sequence
+		Time  int64    `json:"time,omitempty"`  // when the newest of them changed, ms
 		Hot   int      `json:"hot,omitempty"`   // number of the key of hot sums
 
 		Registers    int `json:"registers,omitempty"`    // number of the key of registers
@@ -170,6 +171,9 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 	}
 	if step := c.Spread; step != nil {
 		out.Step, out.Epoch, out.Hot = string(step.To), step.Epoch.String(), g.names.key(hotKey(b))
+		if !step.Updated.IsZero() {
+			out.Time = step.Updated.UnixMilli()
+		}
 		for _, p := range step.Parts {
 			value, sequence := strconv.FormatInt(p.Value, 10), strconv.FormatUint(p.Sequence, 10)
 			out.Parts = append(out.Parts, [2]any{value, json.Number(sequence)})
@@ -181,7 +185,7 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 		for i := range c.Rule.Buckets {
 			r := &c.Rule.Buckets[i]
 			bk := bucket{Step: int64(r.Step / time.Second), Kept: r.Kept.Milliseconds()}
-			if !g.call.Front && c.Verb == counter.Add {
+			if !g.call.Front && c.Verb != counter.Edit {
 				bk.Past = g.names.key(gainsKey(b, r.Step, c.Key))
 			}
 			out.Buckets = append(out.Buckets, bk)

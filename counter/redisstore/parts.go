@@ -121,28 +121,31 @@ func (s *Store) OpenParts(ctx context.Context, key string, e counter.Epoch, part
 	return s.conn.Run(ctx, calls)
 }
 
-// CloseParts closes parts of key in an epoch, and returns what they have for ever. One that has lost its memory has
+// CloseParts closes parts of key in an epoch, and returns what they have for ever, and when the newest of them changed. One that has lost its memory has
 // nothing, which the sum takes for an older reading.
-func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) ([]counter.Part, error) {
+func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error) {
 	calls := make([]*redisconn.Call, len(parts))
 	for i, p := range parts {
 		calls[i] = partCall("close", key, p, e)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return nil, err
+		return nil, updated, err
 	}
-	out := make([]counter.Part, len(parts))
+	out = make([]counter.Part, len(parts))
 	for i := range parts {
 		text, _ := calls[i].Reply.(string)
 		is, err := parsePart(text)
 		if err != nil {
-			return nil, err
+			return nil, updated, err
 		}
-		if is.Epoch == e { // else it is of a life of the sum that was lost
-			out[i] = is.Part
+		if is.Epoch != e { // it is of a life of the sum that was lost
+			continue
+		}
+		if out[i] = is.Part; is.Updated.After(updated) {
+			updated = is.Updated
 		}
 	}
-	return out, nil
+	return out, updated, nil
 }
 
 // EndParts has parts of key end, a day after they were closed in an epoch.
@@ -257,19 +260,23 @@ func (s *Store) whole(ctx context.Context, states map[string]counter.State) erro
 		if err != nil {
 			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
-		st.Value = spread.With(st.Counter(key), InEpoch(spread.Epoch, &parts[i])).Value
+		in, _ := InEpoch(spread.Epoch, &parts[i])
+		st.Value = spread.With(st.Counter(key), in).Value
 		states[key] = st
 	}
 	return nil
 }
 
-// InEpoch is what parts have in that epoch; those of another have nothing.
-func InEpoch(e counter.Epoch, parts *[counter.SubCounters]PartOf) *[counter.SubCounters]counter.Part {
-	out := new([counter.SubCounters]counter.Part)
+// InEpoch is what parts have in that epoch, and when the newest of them changed; those of another have nothing.
+func InEpoch(e counter.Epoch, parts *[counter.SubCounters]PartOf) (in *[counter.SubCounters]counter.Part, updated time.Time) {
+	in = new([counter.SubCounters]counter.Part)
 	for i := range parts {
-		if parts[i].Epoch == e {
-			out[i] = parts[i].Part
+		if parts[i].Epoch != e || parts[i].Sequence == 0 {
+			continue
+		}
+		if in[i] = parts[i].Part; parts[i].Updated.After(updated) {
+			updated = parts[i].Updated
 		}
 	}
-	return out
+	return in, updated
 }
