@@ -330,6 +330,23 @@ func TestAnAggregateHasTheParts(t *testing.T) {
 	}
 }
 
+// TestAnExportHasTheParts, and says nothing of them.
+func TestAnExportHasTheParts(t *testing.T) {
+	p := begin(t, redistest.Start(t).URL())
+	made(t, p, add("k", 1))
+	p.opens(t, "k")
+	for range 20 {
+		made(t, p, add("k", 1))
+	}
+	var copies []counter.Copy
+	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Spread != "" {
+		t.Fatalf("%+v", copies)
+	}
+}
+
 // TestLargeNumbersAreJudgedWhole: what 64 bits do not hold is refused as if the sum were not spread.
 func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 	p := begin(t, redistest.Single(t).URL())

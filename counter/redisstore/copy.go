@@ -140,13 +140,27 @@ func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy,
 	if err != nil {
 		return nil, err
 	}
+	spread := map[string]counter.State{}
 	for i, key := range keys {
-		_, st, err := parseState(key, texts[i])
+		c, st, err := parseState(key, texts[i])
 		if err != nil {
 			return nil, err
 		}
+		if c.IsSpread() {
+			spread[key] = st
+		}
 		if st.Kind != 0 {
 			copies = append(copies, counter.Copy{Key: key, State: st})
+		}
+	}
+	if len(spread) > 0 {
+		if err := s.whole(ctx, spread); err != nil {
+			return nil, err
+		}
+		for i := range copies {
+			if st, ok := spread[copies[i].Key]; ok {
+				copies[i].State = st
+			}
 		}
 	}
 	seen := make([]*redis.StringSliceCmd, len(copies))

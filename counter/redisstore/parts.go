@@ -243,8 +243,8 @@ func (s *Store) noteHot(ctx context.Context, entries []Entry) error {
 	})
 }
 
-// whole adds to hot sums, by their keys, what their parts have beyond that. It is right while their buckets are held
-// still.
+// whole adds to hot sums, by their keys, what their parts have beyond that. It is of one moment while their buckets are
+// held still.
 func (s *Store) whole(ctx context.Context, states map[string]counter.State) error {
 	keys := make([]string, 0, len(states))
 	for key := range states {
@@ -261,7 +261,8 @@ func (s *Store) whole(ctx context.Context, states map[string]counter.State) erro
 			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
 		in, _ := InEpoch(spread.Epoch, &parts[i])
-		st.Value = spread.With(st.Counter(key), in).Value
+		c := spread.With(st.Counter(key), in)
+		st.Value, st.Version, st.Spread = c.Value, c.Version, ""
 		states[key] = st
 	}
 	return nil
