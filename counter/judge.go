@@ -19,16 +19,19 @@ type State struct {
 	Version Version
 	Entries uint64 // the Seq of the newest entry of its ledger; 0: none was made
 	Slots   Slots  // what it gained in the steps of time that are running
-	Spread  string // how a store in Redis has spread the sum, see ParseSpread; others keep it as it is
+	// Spread is how a store in Redis has spread the sum, see ParseSpread; nil: it never did. Others keep it as it is.
+	Spread *string
 }
 
 // Counter is the outside form.
 func (s *State) Counter(key string) Counter {
-	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version, Spread: s.Spread}
+	c := Counter{Key: key, Kind: s.Kind, Value: s.Value, Version: s.Version}
 	if s.Version != (Version{}) {
 		c.Updated = time.UnixMilli(s.Updated).UTC()
 	}
-	c.Approx = spreadNow(s.Spread)
+	if s.Spread != nil {
+		c.Spread, c.Approx = *s.Spread, spreadNow(*s.Spread)
+	}
 	return c
 }
 

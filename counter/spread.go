@@ -137,17 +137,19 @@ const (
 // it is spread.
 func (s *State) AppendRest(b []byte) []byte {
 	b = s.Slots.Append(b)
-	if s.Spread != "" {
+	if s.Spread != nil {
 		b = append(b, " *"...)
-		b = append(b, s.Spread...)
+		b = append(b, *s.Spread...)
 	}
 	return b
 }
 
 // ParseRest reads what AppendRest wrote.
 func (s *State) ParseRest(text string) (err error) {
-	slots, spread, _ := strings.Cut(text, "*")
-	s.Spread = spread
+	slots, spread, is := strings.Cut(text, "*")
+	if is {
+		s.Spread = &spread
+	}
 	s.Slots, err = ParseSlots(slots)
 	return err
 }

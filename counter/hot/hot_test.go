@@ -342,7 +342,7 @@ func TestAnExportHasTheParts(t *testing.T) {
 	if err := p.redis.Dump(t.Context(), "", func(c counter.Copy) error { copies = append(copies, c); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Spread != "" {
+	if len(copies) != 1 || copies[0].Value != 21 || copies[0].Version.Sequence != 21 || copies[0].Spread != nil {
 		t.Fatalf("%+v", copies)
 	}
 }

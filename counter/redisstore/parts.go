@@ -225,7 +225,7 @@ func (s *Store) Hot(ctx context.Context, buckets []int) ([]string, error) {
 func (s *Store) noteHot(ctx context.Context, entries []Entry) error {
 	var spread []string
 	for i := range entries {
-		if entries[i].State.Spread != "" {
+		if entries[i].State.Spread != nil {
 			spread = append(spread, entries[i].Key)
 		}
 	}
@@ -256,13 +256,14 @@ func (s *Store) whole(ctx context.Context, states map[string]counter.State) erro
 	}
 	for i, key := range keys {
 		st := states[key]
-		spread, err := counter.ParseSpread(st.Spread)
+		c := st.Counter(key)
+		spread, err := counter.ParseSpread(c.Spread)
 		if err != nil {
 			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
 		in, _ := InEpoch(spread.Epoch, &parts[i])
-		c := spread.With(st.Counter(key), in)
-		st.Value, st.Version, st.Spread = c.Value, c.Version, ""
+		c = spread.With(c, in)
+		st.Value, st.Version, st.Spread = c.Value, c.Version, nil
 		states[key] = st
 	}
 	return nil
