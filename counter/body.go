@@ -53,6 +53,15 @@ var errUnknown = errors.New("it is unknown")
 // ParseStep reads the body of an increment, or of a decrement when down: an
 // object with delta and dimensions, both optional, or nothing.
 func ParseStep(body []byte, key string, rule *Rule, down bool) (Change, error) {
+	return parseStep(body, key, rule, down, rule)
+}
+
+// ParseOpenStep is ParseStep upwards for callers who may not send dimensions: it does not look at their names.
+func ParseOpenStep(body []byte, key string, rule *Rule) (Change, error) {
+	return parseStep(body, key, rule, false, nil)
+}
+
+func parseStep(body []byte, key string, rule *Rule, down bool, names *Rule) (Change, error) {
 	c := Change{Key: key, Rule: rule, Verb: Add, Delta: 1}
 	if len(bytes.TrimSpace(body)) > 0 {
 		err := parseObject(body, "delta and dimensions", func(r *reader, name string) (err error) {
@@ -60,7 +69,7 @@ func ParseStep(body []byte, key string, rule *Rule, down bool) (Change, error) {
 			case "delta":
 				c.Delta, err = integerIn(r, 1, MaxDelta)
 			case "dimensions":
-				c.Dimensions, err = dimensions(r, rule)
+				c.Dimensions, err = dimensions(r, names)
 			default:
 				err = errUnknown
 			}

@@ -69,10 +69,19 @@
 // value; a change that needs the value whole is refused with [ErrSpread]. Package hot spreads and
 // folds; nobody else has to know.
 //
+// # Dimensions
+//
+// An addition to a sum may say under which values it counts, such as country=de. It is counted
+// there in the same durable step ([Step.Count]), beside the counter: its state knows nothing of
+// it, so other changes do not carry dimensions around. The first 1,000 values of a dimension are kept with their counts,
+// those of all others are one number ([Counted]): what is listed is exact, and all together is what was
+// counted. Changes with dimensions are not merged, but they gather and go in one step like any
+// others. Behind Redis, what was counted since the last cut is added to what PostgreSQL has.
+//
 // # What comes next
 //
-// Dimensions and top have their place already: a [Rule] names them, and a [Change] carries its
-// dimensions.
+// Top, and the 16 parts of a hot sum have their place
+// already: a [Rule] names them, and [Reader.Read] says how old an answer may be.
 package counter
 
 import (

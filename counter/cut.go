@@ -16,4 +16,13 @@ type Cut struct {
 	// Past is what it gained in steps that are over. Of a Unique it is what was seen in steps, also
 	// in running ones, since the cut before or longer: it is to be merged into what is known.
 	Past []Past
+	// Counted is what it counted under dimensions since the cut before.
+	Counted []Count
+}
+
+// Count is what a counter counted under one value of a dimension; the empty value stands for those
+// that were not told apart.
+type Count struct {
+	Name, Value string
+	Count       int64
 }

@@ -74,7 +74,7 @@ func (s *State) Gain(step Step, c *Change, now time.Time) {
 			}
 			*slot = Slot{Number: number, Step: seconds}
 		}
-		slot.Value = saturated(slot.Value, c.Delta)
+		slot.Value = Saturated(slot.Value, c.Delta)
 	}
 }
 
@@ -110,8 +110,8 @@ func (rule *Rule) bucketOf(seconds uint32) *Bucket {
 	return nil
 }
 
-// saturated is a + b, or the nearest number that 64 bits hold.
-func saturated(a, b int64) int64 {
+// Saturated is a + b, or the nearest number that 64 bits hold.
+func Saturated(a, b int64) int64 {
 	sum, over := plus(a, b)
 	switch {
 	case !over:
@@ -339,9 +339,9 @@ func (t *Tally) Add(gains []Gain) {
 			t.see(at, *g.Seen)
 			continue
 		}
-		t.total = saturated(t.total, g.Value)
+		t.total = Saturated(t.total, g.Value)
 		if at >= 0 {
-			t.points[at] = saturated(t.points[at], g.Value)
+			t.points[at] = Saturated(t.points[at], g.Value)
 		}
 	}
 }

@@ -65,7 +65,9 @@ type Step interface {
 	// See adds members to those whom key, of kind Unique, has seen in a step of time, and
 	// keeps these as long as kept says. s has no value.
 	See(key string, s Slot, members []string, kept time.Duration)
-	// Drop takes away members, registers, ledger and history of a counter that existed with version;
+	// Count counts delta under a value of a dimension of key, as Counted.Add does.
+	Count(key, name, value string, delta int64)
+	// Drop takes away members, registers, ledger, history and dimensions of a counter that existed with version;
 	// Judge makes its State zero.
 	Drop(key string, v Version)
 	// Changed says that key has changed, joined and left are those whose place did.
@@ -113,6 +115,7 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 				return err
 			}
 			s.Gain(step, c, now)
+			count(step, s, c)
 			enter(step, s, c, before, now)
 			step.Changed(c.Key, nil, nil, false)
 			return nil
@@ -150,6 +153,7 @@ func makeOp(step Step, op *Op, states []*State, now time.Time) error {
 		c := &op.Changes[i]
 		s := states[i]
 		s.Gain(step, c, now)
+		count(step, s, c)
 		enter(step, s, c, before[i].value, now)
 		step.Changed(c.Key, nil, nil, false)
 	}

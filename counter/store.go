@@ -50,7 +50,7 @@ type Change struct {
 	Merged      int
 	Join, Leave []string // distinct, at most MaxMembers together
 	Reason, By  string
-	Dimensions  []Dimension // of Add to a Sum; stores do not keep them yet
+	Dimensions  []Dimension // of Add to a Sum; of distinct names, which the rule has
 	Spread      *SpreadStep // of Divide
 }
 
@@ -214,6 +214,8 @@ type Reader interface {
 	// may be missing, and steps that are not kept any more are. A step of a Unique may
 	// have 12 KB: see Question.Parts.
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (Counter, []Gain, error)
+	// Dimension returns a counter, and what it counted under the values of a dimension.
+	Dimension(ctx context.Context, key, name string) (Counter, Counted, error)
 	// Aggregate is over the counters whose key begins with prefix, also the empty
 	// one, as all of them were at some moment of the call. A sum that leaves 64 bits
 	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.

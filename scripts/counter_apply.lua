@@ -97,7 +97,7 @@ local function busy()
     if call.token and call.token ~= b.front.token then return '' end
     if home == '-1' then -- what is on its way to PostgreSQL is not to be changed there
       for _, key in ipairs(b.keys) do
-        if redis.call('HEXISTS', b.taken, key) == 1 then return '' end
+        if redis.call('HEXISTS', b.taken, key) == 1 or redis.call('HGET', b.dirty, key) == 'x' then return '' end
       end
     end
     if redis.call('EXISTS', b.locks) == 1 then
@@ -317,6 +317,19 @@ local function divide(s, c)
   end
 end
 
+-- count counts an addition to a sum under its dimensions. What is behind PostgreSQL's word was counted there.
+local counts = {}
+local function count(s, c)
+  if not c.dimensions or s.kind ~= 'sum' or home == '-1' then return end
+  local at = call.front and c.counted[s.bucket.front.parity] or c.counted[1]
+  local list = counts[at]
+  if not list then
+    list = {bucket = s.bucket}
+    counts[at] = list
+  end
+  for _, d in ipairs(c.dimensions) do list[#list + 1] = {d[1], d[2], c.delta} end
+end
+
 local function copy(s)
   return {s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries}
 end
@@ -350,6 +363,7 @@ local function add(changes)
       s.value = last
     end
     gain(s, c)
+    count(s, c)
     tell(s)
   end
 end
@@ -477,6 +491,7 @@ local function make(op)
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}
     for _, at in ipairs(call.front and {c.past[b.front.parity]} or c.past) do histories[at] = {bucket = b, drop = true} end
+    counts[call.front and c.counted[b.front.parity] or c.counted[1]] = {bucket = b, drop = true}
     s.kind, s.value, s.at, s.incarnation, s.sequence, s.entries, s.slots, s.mark = nil, '0', nil, nil, 0, 0, '', ''
     tell(s).all = true
   else
@@ -626,6 +641,28 @@ for at, h in pairs(histories) do
         stays = after
       end
       redis.call('SET', key, string.sub(text, stays), 'KEEPTTL')
+    end
+  end
+end
+-- A field is name:value. Of the empty value it has what was counted under values that are not kept, and how many are.
+local function add64(a, b) return plus(a, b) or string.sub(b, 1, 1) == '-' and LEAST or MOST end
+for at, list in pairs(counts) do
+  local key = KEYS[at]
+  if list.drop then redis.call('UNLINK', key) end
+  for _, d in ipairs(list) do
+    local all, delta = d[1] .. ':', d[3]
+    local field = all .. d[2]
+    local is = redis.call('HGET', key, field)
+    if is then
+      redis.call('HSET', key, field, add64(is, delta))
+    else
+      local other, kept = string.match(redis.call('HGET', key, all) or '0 0', '^(%S+) (%d+)$')
+      if tonumber(kept) < call.values then
+        redis.call('HSET', key, field, delta, all, other .. ' ' .. string.format('%.0f', kept + 1))
+        if call.front then redis.call('HINCRBY', list.bucket.state, 'pending', 1) end
+      else
+        redis.call('HSET', key, all, add64(other, delta) .. ' ' .. kept)
+      end
     end
   end
 end

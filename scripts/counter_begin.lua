@@ -23,7 +23,7 @@ end
 for _, from in ipairs({1, 4, 5}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
     redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'r:' .. key, ARGV[5] .. 'q:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key,
-      ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key)
+      ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key, ARGV[5] .. 'e1:' .. key, ARGV[5] .. 'e2:' .. key)
     dropSteps(ARGV[5] .. 'v:' .. key)
   end
 end

@@ -1,7 +1,8 @@
 -- counter_settle.lua: add what PostgreSQL has of a loose counter to what changed without it.
 --
 -- KEYS     hc:{n}:c, :s, :k, :d; its set, its registers; what became of its members, and what it gained in steps that are
---          over, each of epochs of even and of odd number; what was staged of its set or registers; its list of steps
+--          over, each of epochs of even and of odd number; what was staged of its set or registers; its list of steps;
+--          what it counted, by epoch
 -- ARGV     PUBLISH or SPUBLISH; the channel; the bucket's ticket, from before PostgreSQL was read; its key; its row as a
 --          state, "pg" or "-"; 1 when something was staged
 -- Returns  "ok": it is loose no more; what was in it, when that does not fit its row and is dropped; "moved": look again;
@@ -81,7 +82,7 @@ if not added then
   if isStaged then take(set) end
 elseif row == 'pg' or base and base.kind ~= added.kind then
   answer = added.kind .. ' ' .. added.value
-  redis.call('UNLINK', members, registers, moved, gained)
+  redis.call('UNLINK', members, registers, moved, gained, KEYS[12 + f.parity])
   dropSteps(KEYS[12])
   if base then
     if isStaged then take(base.kind == 'unique' and registers or members) end

@@ -35,33 +35,35 @@ const (
 	Sweep    Name = "sweep"
 	Values   Name = "values"
 
-	CounterAbort   Name = "counter_abort"
-	CounterApply   Name = "counter_apply"
-	CounterBegin   Name = "counter_begin"
-	CounterCut     Name = "counter_cut"
-	CounterDone    Name = "counter_done"
-	CounterEvict   Name = "counter_evict"
-	CounterFreeze  Name = "counter_freeze"
-	CounterHistory Name = "counter_history"
-	CounterLedger  Name = "counter_ledger"
-	CounterLimit   Name = "counter_limit"
-	CounterLoad    Name = "counter_load"
-	CounterNote    Name = "counter_note"
-	CounterOutcome Name = "counter_outcome"
-	CounterPart    Name = "counter_part"
-	CounterParts   Name = "counter_parts"
-	CounterRead    Name = "counter_read"
-	CounterRestore Name = "counter_restore"
-	CounterSettle  Name = "counter_settle"
-	CounterStage   Name = "counter_stage"
-	CounterStatus  Name = "counter_status"
-	CounterTake    Name = "counter_take"
+	CounterAbort     Name = "counter_abort"
+	CounterApply     Name = "counter_apply"
+	CounterBegin     Name = "counter_begin"
+	CounterCut       Name = "counter_cut"
+	CounterDimension Name = "counter_dimension"
+	CounterDone      Name = "counter_done"
+	CounterEvict     Name = "counter_evict"
+	CounterFreeze    Name = "counter_freeze"
+	CounterHistory   Name = "counter_history"
+	CounterLedger    Name = "counter_ledger"
+	CounterLimit     Name = "counter_limit"
+	CounterLoad      Name = "counter_load"
+	CounterNote      Name = "counter_note"
+	CounterOutcome   Name = "counter_outcome"
+	CounterPart      Name = "counter_part"
+	CounterParts     Name = "counter_parts"
+	CounterRead      Name = "counter_read"
+	CounterRestore   Name = "counter_restore"
+	CounterSettle    Name = "counter_settle"
+	CounterStage     Name = "counter_stage"
+	CounterStatus    Name = "counter_status"
+	CounterTake      Name = "counter_take"
 )
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{
-	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger, CounterLimit, CounterLoad,
-	CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage, CounterStatus, CounterTake,
+	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
+	CounterLimit, CounterLoad, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage,
+	CounterStatus, CounterTake,
 }
 
 // Presence are the scripts of presence, in the order of the alphabet.

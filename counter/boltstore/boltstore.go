@@ -44,6 +44,8 @@ const File = "counters.db"
 //	ledgers   8 bytes: ledger, 8 bytes: seq -> see appendEntry
 //	gains     8 bytes: history, 4 bytes: seconds of a step, 8 bytes: its number -> 8 bytes: gained in it; of a
 //	          unique registers
+//	counted   8 bytes: history, 1 byte: length of a dimension's name, the name, a value -> 8 bytes: what was
+//	          counted under it; without a value all that are not kept, and 8 bytes: how many are
 //	kept      8 bytes: history, 4 bytes: seconds of a step -> 8 bytes: how long gains are kept, seconds,
 //	          8 bytes: when somebody looks for those to forget, unix seconds
 //	due       8 bytes: unix seconds, 8 bytes: history, 4 bytes: seconds of a step -> nothing
@@ -59,6 +61,7 @@ var (
 	registersBucket = []byte("registers")
 	ledgersBucket   = []byte("ledgers")
 	gainsBucket     = []byte("gains")
+	countedBucket   = []byte("counted")
 	keptBucket      = []byte("kept")
 	dueBucket       = []byte("due")
 	idsBucket       = []byte("ids")
@@ -154,7 +157,7 @@ func (s *Store) open() (*bbolt.DB, error) {
 // prepare refuses a file of another format, and makes what a new or an older one lacks.
 func prepare(db *bbolt.DB) error {
 	whole := true
-	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, keptBucket, dueBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
+	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, countedBucket, keptBucket, dueBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
 	err := db.View(func(tx *bbolt.Tx) error {
 		for _, name := range names {
 			whole = whole && tx.Bucket(name) != nil
@@ -396,6 +399,36 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 	return out, gains, err
 }
 
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	var out counter.Counter
+	var counted counter.Counted
+	err := s.view("dimension", func(tx *bbolt.Tx) error {
+		counted = counter.Counted{Values: map[string]int64{}}
+		var r record
+		if err := r.load(tx.Bucket(countersBucket), key); err != nil {
+			return err
+		}
+		if out = r.Counter(key); r.history == 0 {
+			return nil
+		}
+		prefix := dimensionKey(r.history, name)
+		c := tx.Bucket(countedBucket).Cursor()
+		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			switch {
+			case len(k) == len(prefix) && len(v) == 16:
+				counted.Other = int64(binary.BigEndian.Uint64(v))
+			case len(v) == 8:
+				counted.Values[string(k[len(prefix):])] = int64(binary.BigEndian.Uint64(v))
+			default:
+				return fmt.Errorf("the dimension %q of %q: a count of %d bytes", name, key, len(v))
+			}
+		}
+		return nil
+	})
+	return out, counted, err
+}
+
 // parseGain reads a value of the bucket gains.
 func parseGain(number int64, v []byte) (counter.Gain, error) {
 	if len(v) == 8 {
@@ -448,7 +481,7 @@ type record struct {
 	counter.State
 	set     uint64 // its members or registers; 0: it never had any
 	ledger  uint64 // 0: it never had one
-	history uint64 // 0: it never had one
+	history uint64 // also of its dimensions; 0: it never had one
 }
 
 const recordSize = 1 + 7*8
@@ -548,14 +581,14 @@ type step struct {
 	told    []counter.Told
 	fault   error // the first; the transaction is not committed then
 
-	meta, counters, members, registers, ledgers, gains, kept, due, ids, forget, garbage *bbolt.Bucket
+	meta, counters, members, registers, ledgers, gains, counted, kept, due, ids, forget, garbage *bbolt.Bucket
 }
 
 func (t *step) begin(tx *bbolt.Tx) {
 	t.before = map[string]record{}
 	for name, b := range map[*[]byte]**bbolt.Bucket{
 		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
-		&gainsBucket: &t.gains, &keptBucket: &t.kept, &dueBucket: &t.due,
+		&gainsBucket: &t.gains, &countedBucket: &t.counted, &keptBucket: &t.kept, &dueBucket: &t.due,
 		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
 	} {
 		*b = tx.Bucket(*name)
@@ -725,11 +758,41 @@ func (t *step) See(key string, s counter.Slot, members []string, kept time.Durat
 
 // gainKey is where the gains of a step are.
 func (t *step) gainKey(key string, s counter.Slot) []byte {
+	return binary.BigEndian.AppendUint64(historyKey(t.history(key), s.Step), uint64(s.Number))
+}
+
+// history is the number of a counter's history, which may be new.
+func (t *step) history(key string) uint64 {
 	r := t.record(key)
 	if r.history == 0 {
 		r.history = t.number()
 	}
-	return binary.BigEndian.AppendUint64(historyKey(r.history, s.Step), uint64(s.Number))
+	return r.history
+}
+
+// dimensionKey is the beginning of the keys of what was counted under a dimension.
+func dimensionKey(history uint64, name string) []byte {
+	return append(append(within(history, ""), byte(len(name))), name...)
+}
+
+func (t *step) Count(key, name, value string, delta int64) {
+	of := dimensionKey(t.history(key), name)
+	at := append(of[:len(of):len(of)], value...)
+	if is := t.counted.Get(at); len(is) == 8 {
+		t.check(t.counted.Put(at, binary.BigEndian.AppendUint64(nil, uint64(counter.Saturated(int64(binary.BigEndian.Uint64(is)), delta)))))
+		return
+	}
+	other, kept := int64(0), uint64(0)
+	if is := t.counted.Get(of); len(is) == 16 {
+		other, kept = int64(binary.BigEndian.Uint64(is)), binary.BigEndian.Uint64(is[8:])
+	}
+	if kept < counter.MaxValues {
+		t.check(t.counted.Put(at, binary.BigEndian.AppendUint64(nil, uint64(delta))))
+		kept++
+	} else {
+		other = counter.Saturated(other, delta)
+	}
+	t.check(t.counted.Put(of, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(other)), kept)))
 }
 
 // keep puts what was gained, and has somebody look for what was kept long enough, once for each
@@ -824,7 +887,7 @@ func (t *step) clear(identities int) {
 			return
 		}
 		id = bytes.Clone(id)
-		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers, t.gains, t.kept} {
+		for _, b := range []*bbolt.Bucket{t.members, t.registers, t.ledgers, t.gains, t.counted, t.kept} {
 			c := b.Cursor()
 			for k, _ := c.Seek(id); bytes.HasPrefix(k, id) && left > 0; k, _ = c.Seek(id) {
 				t.check(c.Delete())

@@ -56,8 +56,9 @@ type record struct {
 type rest struct {
 	members map[string]struct{}
 	unique  *hyperloglog.Registers
-	ledger  []counter.Entry // oldest first
-	history []*past         // one for each step of time
+	ledger  []counter.Entry             // oldest first
+	history []*past                     // one for each step of time
+	counted map[string]*counter.Counted // by dimension
 }
 
 // none is the rest of a counter that has none. Nobody writes it.
@@ -216,6 +217,20 @@ func (s *Store) History(_ context.Context, key string, step time.Duration, from,
 	return r.Counter(key), r.With(gains, step, from, to), nil
 }
 
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(_ context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return counter.Counter{}, counter.Counted{}, s.unavailable("dimension")
+	}
+	var out counter.Counted
+	if r := s.counters[key]; r != nil && r.more().counted[name] != nil {
+		out = r.rest.counted[name].Clone()
+	}
+	return s.counter(key), out, nil
+}
+
 // Aggregate is as counter.Reader says.
 func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, error) {
 	s.mu.Lock()
@@ -354,6 +369,22 @@ func (t *step) See(key string, s counter.Slot, members []string, kept time.Durat
 		last++
 	}
 	p.gains[last].Seen.Add(members...)
+}
+
+func (t *step) Count(key, name, value string, delta int64) {
+	r := t.rest(key)
+	if r.counted == nil {
+		r.counted = map[string]*counter.Counted{}
+	}
+	c := r.counted[name]
+	if c == nil {
+		c = &counter.Counted{}
+		r.counted[strings.Clone(name)] = c
+	}
+	if _, known := c.Values[value]; !known {
+		value = strings.Clone(value)
+	}
+	c.Add(value, delta)
 }
 
 func (t *step) Drop(key string, v counter.Version) {

@@ -27,7 +27,8 @@
 // state of the cut beside it, of a unique with its registers. So what is persisted is the state
 // of all counters at one moment, while changes go on. Only the steps of uniques are persisted as they
 // are a little later: their registers grow and are merged into those that are there, in any order. They
-// leave Redis when their step is over. It goes into PostgreSQL in one transaction,
+// leave Redis when their step is over. What was counted under dimensions since the cut before is added to
+// what is there, and who reads adds it if the front's epoch says that it is not in yet. It goes into PostgreSQL in one transaction,
 // with members, registers, history, resets, ledger entries, identities and the number of the
 // epoch, one row for each counter that changed; then Redis forgets what was set aside. Before
 // the commit it is looked whether Redis still has all of the cut: what lost its memory meanwhile
@@ -66,7 +67,7 @@
 // An operation that changes hot counters and exact ones is a transaction as redisstore has
 // them between buckets, whose home is PostgreSQL: the hot part is prepared and locked in
 // Redis, PostgreSQL judges the exact part and commits it together with the identity, what
-// the hot part adds, and the word that it is made; then Redis makes the hot part. What a dead
+// the hot part adds (under dimensions, too: Redis does not count these), and the word that it is made; then Redis makes the hot part. What a dead
 // process leaves locked is finished by who meets it, as PostgreSQL says. A counter of a cut
 // that is on its way is not locked, and a bucket with locks is not cut, so each change is in the row
 // once, whatever is lost in between.

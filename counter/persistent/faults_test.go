@@ -798,13 +798,13 @@ func TestUniquesComeBack(t *testing.T) {
 }
 
 // meanwhile makes one change after the other until stop, which waits for the last.
-func meanwhile(t *testing.T, s counter.Writer, change func(n int) counter.Change) (stop func()) {
+func meanwhile(t *testing.T, s counter.Writer, change func(n int) counter.Op) (stop func()) {
 	ended := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { // awaited by stop
 		defer close(ended)
 		for n := 0; ctx.Err() == nil; n++ {
-			if r := s.Apply(t.Context(), []counter.Op{op("", change(n))})[0]; r.Err != nil {
+			if r := s.Apply(t.Context(), []counter.Op{change(n)})[0]; r.Err != nil {
 				t.Error(r.Err)
 				return
 			}
@@ -822,11 +822,11 @@ func TestRegistersAreOfTheirCut(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
 	s := open(t, cfg)
-	stop := meanwhile(t, s, func(n int) counter.Change {
+	stop := meanwhile(t, s, func(n int) counter.Op {
 		if n%100 == 99 {
-			return counter.Change{Key: "u:1", Rule: visitors, Verb: counter.Reset, Reason: "r", By: "b"}
+			return op("", counter.Change{Key: "u:1", Rule: visitors, Verb: counter.Reset, Reason: "r", By: "b"})
 		}
-		return see("u:1", fmt.Sprint("visitor ", n))
+		return op("", see("u:1", fmt.Sprint("visitor ", n)))
 	})
 	seen := map[int64]bool{}
 	until(t, "different values are persisted", func() bool {
@@ -1008,11 +1008,11 @@ func TestHistoryIsOfItsCut(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
 	s := open(t, cfg)
-	stop := meanwhile(t, s, func(n int) counter.Change {
+	stop := meanwhile(t, s, func(n int) counter.Op {
 		if n%500 == 499 {
-			return counter.Change{Key: "h:1", Rule: hits, Verb: counter.Delete}
+			return op("", counter.Change{Key: "h:1", Rule: hits, Verb: counter.Delete})
 		}
-		return add(hits, "h:1", 1)
+		return op("", add(hits, "h:1", 1))
 	})
 	seen := map[int64]bool{}
 	began := time.Now()
@@ -1041,6 +1041,102 @@ func TestHistoryIsOfItsCut(t *testing.T) {
 		return len(seen) > 10 && time.Since(began) > 2*time.Second // some seconds are over
 	})
 	stop()
+}
+
+var sales = &counter.Rule{Match: "s:*", Kind: counter.Sum, Dimensions: []string{"shop"}}
+
+func sale(key, shop string) counter.Change {
+	c := add(sales, key, 1)
+	c.Dimensions = []counter.Dimension{{Name: "shop", Value: shop}}
+	return c
+}
+
+// sold is what was counted under the dimension shop, in all shops.
+func sold(t testing.TB, s counter.Reader, key string) (total int64) {
+	t.Helper()
+	until(t, "it answers", func() bool {
+		_, all, err := s.Dimension(t.Context(), key, "shop")
+		total = all.Other
+		for _, n := range all.Values {
+			total += n
+		}
+		return err == nil
+	})
+	return total
+}
+
+// TestDimensionsAreOfTheirCut: at any moment what was counted under a dimension adds up to the value, in
+// PostgreSQL and for who reads while cuts are on their way, also of operations that have a part in both.
+func TestDimensionsAreOfTheirCut(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Single(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 5 * time.Millisecond}
+	s := open(t, cfg)
+	stop := meanwhile(t, s, func(n int) counter.Op {
+		shop := fmt.Sprint("shop ", n%3)
+		switch {
+		case n%200 == 199:
+			return op("", counter.Change{Key: "s:1", Rule: sales, Verb: counter.Delete})
+		case n%10 == 5:
+			return op("", sale("s:1", shop), add(stock, "k:1", 1), sale("s:2", shop))
+		default:
+			return op("", sale("s:1", shop), sale("s:2", shop))
+		}
+	})
+	seen := map[int64]bool{}
+	began := time.Now()
+	until(t, "different values are persisted", func() bool {
+		before := value(t, s, "s:2")
+		n := sold(t, s, "s:2")
+		// PostgreSQL has the shops of an operation on both before Redis makes its part.
+		if after := value(t, s, "s:2"); n < before || n > after+1 {
+			t.Fatalf("%d are counted under shops, of a value from %d to %d", n, before, after)
+		}
+		for _, key := range []string{"s:1", "s:2"} {
+			found := pgtest.Query[string](t, cfg.Postgres, `select concat_ws(' ', coalesce(max(c.value), 0), coalesce(sum(d.count), 0)) from headcount_counters c
+				left join headcount_dimensions d on d.history_id = c.history_id and c.history_id <> 0 where key = $1`, key)
+			if value, sum, _ := strings.Cut(found, " "); value != sum {
+				t.Fatalf("%q is %s in PostgreSQL, %s are counted under shops", key, value, sum)
+			}
+		}
+		seen[n] = true
+		return len(seen) > 20 && time.Since(began) > time.Second
+	})
+	stop()
+	want := value(t, s, "s:2")
+	until(t, "all is persisted", func() bool { return row(t, cfg.Postgres, "s:2") == want })
+	redis.Flush(t)
+	if n := sold(t, s, "s:2"); n != want {
+		t.Errorf("%d are counted after a loss of memory, want %d", n, want)
+	}
+	apply(t, s, op("", sale("s:2", "shop 1"), add(stock, "k:1", 1)))
+	if n := sold(t, s, "s:2"); n != want+1 {
+		t.Errorf("%d are counted after one more, want %d", n, want+1)
+	}
+}
+
+// TestDimensionsWhilePostgresIsAway: they are counted, and told apart, and come to PostgreSQL later.
+func TestDimensionsWhilePostgresIsAway(t *testing.T) {
+	redis, pg := redistest.Start(t), pgtest.Start(t)
+	cfg := persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	s := open(t, cfg)
+	apply(t, s, op("", sale("s:1", "kept")))
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "s:1") == 1 })
+	pg.Kill()
+	for from := range 3 { // more than PostgreSQL will keep
+		var changes []counter.Change
+		for n := range counter.MaxChanges - 1 {
+			changes = append(changes, sale("s:1", fmt.Sprint("shop ", from, n)))
+		}
+		apply(t, s, op("", append(changes, sale("s:1", "kept"))...))
+	}
+	pg.Restart(t)
+	const want = 3*counter.MaxChanges + 1
+	until(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "s:1") == want })
+	until(t, "PostgreSQL answers", func() bool { _, _, err := s.Dimension(t.Context(), "s:1", "shop"); return err == nil })
+	_, all, err := s.Dimension(t.Context(), "s:1", "shop")
+	if n := sold(t, s, "s:1"); err != nil || n != want || len(all.Values) != counter.MaxValues || all.Values["kept"] != 4 {
+		t.Errorf("%d under %d values, %d of the one that was kept, %v", n, len(all.Values), all.Values["kept"], err)
+	}
 }
 
 // TestRedisEmptiedWhileItIsPersisted: a cut that Redis forgets on its way takes nothing away from

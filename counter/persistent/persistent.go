@@ -709,6 +709,51 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	return st.Counter(key), st.With(gains, step, from, to), nil
 }
 
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	fail := func(err error) (counter.Counter, counter.Counted, error) {
+		return counter.Counter{}, counter.Counted{}, fmt.Errorf("persistent: dimension %q of %q: %w", name, key, unavailable(err))
+	}
+	for try := 0; ; try++ {
+		// First what is not persisted: what is missing in it is in PostgreSQL by then.
+		hot, err := s.redis.DimensionHot(ctx, key, name)
+		if errors.Is(err, redisstore.ErrLost) && try == 0 {
+			if err = s.heal(ctx); err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return fail(err)
+		}
+		var all counter.Counted
+		var front pgstore.Front
+		var out counter.Counter
+		if hot == nil || !hot.Alone {
+			if out, all, front, err = s.pg.Counted(ctx, key, name); err != nil {
+				return fail(err)
+			}
+		}
+		if hot == nil {
+			return out, all, nil
+		}
+		if !hot.Alone && front.Generation != hot.Generation {
+			if try > 0 {
+				return fail(redisstore.ErrLost)
+			}
+			continue
+		}
+		for epoch, counts := range map[uint64][]counter.Count{hot.Taken: hot.Before, hot.Epoch: hot.Now} {
+			if !hot.Alone && epoch <= front.Epoch { // it is persisted by now
+				continue
+			}
+			for _, c := range counts {
+				all.Add(c.Value, c.Count)
+			}
+		}
+		return hot.State.Counter(key), all, nil
+	}
+}
+
 // Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	freeze := func(moment func() error) (total *counter.Total, hot []string, err error) {

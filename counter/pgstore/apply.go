@@ -40,6 +40,13 @@ const (
 		join headcount_gains g on g.history_id = c.history_id and g.step = u.step and `
 	runningSeen = readSeen + `g.number >= ` + now + ` / 1000 / u.step - u.number where c.history_id <> 0`
 	cutSeen     = readSeen + `g.number = u.number where c.history_id <> 0`
+	// The empty value has all that are not kept, and how many are.
+	readCounted = `select c.key, d.name, d.value, d.count, d.kept from unnest($1::text[], $2::text[], $3::text[]) u (key, name, value)
+		join headcount_counters c on c.key = u.key
+		join headcount_dimensions d on d.history_id = c.history_id and d.name = u.name and d.value = any(array['', u.value]) where c.history_id <> 0`
+	writeCounted = `insert into headcount_dimensions (history_id, name, value, count, kept)
+		select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::int[])
+		on conflict (history_id, name, value) do update set count = excluded.count, kept = excluded.kept`
 	// claimIdentities returns those that are new; one whose day is over is new again.
 	claimIdentities = `insert into headcount_identities as i (id, until)
 		select id, ` + now + ` + $2 from unnest($1::uuid[]) id order by id
@@ -142,6 +149,14 @@ type row struct {
 	entries []counter.Entry // of the ledger, not written yet
 	past    []counter.Past  // of the history, not written yet
 	seen    map[counter.Slot]*seen
+	counted map[counter.Dimension]*counted // an empty value stands for those that are not kept
+}
+
+// counted is a row of headcount_dimensions.
+type counted struct {
+	count   int64
+	kept    int32
+	changed bool
 }
 
 // seen are the registers of a step of time.
@@ -163,6 +178,7 @@ type step struct {
 	asked      []string
 	observed   []string    // counters whose registers may be asked for
 	steps      stepColumns // their running steps
+	dimensions dimensionColumns
 	identities [][16]byte
 
 	records    map[string]*row
@@ -171,7 +187,8 @@ type step struct {
 	deleted    int64
 	wasDeleted int64
 	now        time.Time
-	nextID     int64 // the next free id of a set or a ledger
+	nextID     int64 // the next free id of a set, a ledger or a history
+	lastID     int64 // the one after the last that is free
 	sweeps     sweeps
 	told       map[string][]change // what changed, by key
 	changed    bool                // there is something to write
@@ -207,6 +224,9 @@ func (s *Store) newStep(ops []counter.Op) *step {
 			c := &op.Changes[j]
 			if w.records[c.Key] == nil {
 				w.records[c.Key] = &row{}
+			}
+			for _, d := range c.Dimensions {
+				w.dimensions.add(c.Key, d.Name, d.Value)
 			}
 			if c.Verb == counter.Edit {
 				w.observed = append(w.observed, c.Key)
@@ -291,6 +311,7 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 		})
 	}
 	w.queueSeen(b, runningSeen)
+	w.queueCounted(b)
 	if len(w.identities) > 0 {
 		b.Queue(claimIdentities, w.identities, counter.IdentityKept.Milliseconds()).Query(func(rows pgx.Rows) error {
 			var id [16]byte
@@ -301,6 +322,9 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	need := int64(0) // a change makes at most a set, a ledger and a history
 	for i := range ops {
 		need += 3 * int64(len(ops[i].Changes))
+	}
+	if w.behind != nil {
+		need += 3 * int64(len(w.behind.Hot))
 	}
 	if err := w.send(ctx, c, b, need); err != nil {
 		return err
@@ -330,6 +354,32 @@ func (w *step) queueSeen(b *pgx.Batch, statement string) {
 		})
 		return err
 	})
+}
+
+// queueCounted reads what was counted under the values that are named.
+func (w *step) queueCounted(b *pgx.Batch) {
+	if len(w.dimensions.key) == 0 {
+		return
+	}
+	b.Queue(readCounted, w.dimensions.key, w.dimensions.name, w.dimensions.value).Query(func(rows pgx.Rows) error {
+		var key string
+		var d counter.Dimension
+		var is counted
+		_, err := pgx.ForEachRow(rows, []any{&key, &d.Name, &d.Value, &is.count, &is.kept}, func() error {
+			found := is
+			w.records[key].count(d, &found)
+			return nil
+		})
+		return err
+	})
+}
+
+// count puts down what was counted.
+func (r *row) count(d counter.Dimension, is *counted) {
+	if r.counted == nil {
+		r.counted = map[counter.Dimension]*counted{}
+	}
+	r.counted[d] = is
 }
 
 // step is what is known of a step of time; what is not known yet is found.
@@ -378,6 +428,7 @@ func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int
 			return errors.New("too many changes for one block of ids")
 		}
 	}
+	w.lastID = w.nextID + need
 	return nil
 }
 
@@ -425,6 +476,7 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	var joined, left pairs
 	var entries entryColumns
 	var gains gainColumns
+	var counts countColumns
 	for _, key := range w.keys {
 		r := w.records[key]
 		if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
@@ -456,6 +508,11 @@ func (w *step) queueWrites(b *pgx.Batch) {
 		for i := range r.entries {
 			entries.add(r.ledger, &r.entries[i])
 		}
+		for d, is := range r.counted {
+			if is.changed {
+				counts.add(r.history, d, is)
+			}
+		}
 		for i := range r.past {
 			p := &r.past[i]
 			known := r.seen[counter.Slot{Number: p.Number, Step: p.Step}]
@@ -485,6 +542,9 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	}
 	if len(gains.swept) > 0 {
 		b.Queue(sweepGains, gains.swept, gains.sweptStep, gains.due, gains.kept)
+	}
+	if len(counts.id) > 0 {
+		b.Queue(writeCounted, counts.id, counts.name, counts.value, counts.count, counts.kept)
 	}
 	if len(w.sweeps) > 0 {
 		var ids, dues, kepts []int64
@@ -525,6 +585,12 @@ type (
 		swept, due, kept []int64
 		sweptStep        []int32
 	}
+	dimensionColumns struct{ key, name, value []string }
+	countColumns     struct {
+		id, count   []int64
+		name, value []string
+		kept        []int32
+	}
 	stepColumns struct {
 		key    []string
 		step   []int32
@@ -552,6 +618,15 @@ func (c *columns) add(key string, r *record) {
 	c.entries = append(c.entries, int64(r.Entries))
 	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
 	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.AppendRest(nil)))
+}
+
+func (c *dimensionColumns) add(key, name, value string) {
+	c.key, c.name, c.value = append(c.key, key), append(c.name, name), append(c.value, value)
+}
+
+func (c *countColumns) add(history int64, d counter.Dimension, is *counted) {
+	c.id, c.name, c.value = append(c.id, history), append(c.name, d.Name), append(c.value, d.Value)
+	c.count, c.kept = append(c.count, is.count), append(c.kept, is.kept)
 }
 
 func (c *stepColumns) add(key string, step int32, number int64) {
@@ -593,6 +668,9 @@ func (w *step) Remember(id counter.Identity) {
 }
 
 func (w *step) id() int64 {
+	if w.nextID == w.lastID { // somebody else has the next one
+		panic("pgstore: a step gives out more ids than it took")
+	}
 	id := w.nextID
 	w.nextID++
 	return id
@@ -696,13 +774,38 @@ func (w *step) keep(key string, s counter.Slot, seen *seen, kept time.Duration) 
 	}
 }
 
+func (w *step) Count(key, name, value string, delta int64) {
+	r := w.records[key]
+	if r.history == 0 {
+		r.history = w.id()
+	}
+	all := counter.Dimension{Name: name}
+	other := r.counted[all]
+	if other == nil {
+		other = &counted{}
+		r.count(all, other)
+	}
+	is := other
+	if value != "" {
+		d := counter.Dimension{Name: name, Value: value}
+		if is = r.counted[d]; is == nil && other.kept < counter.MaxValues {
+			is = &counted{}
+			r.count(d, is)
+			other.kept, other.changed = other.kept+1, true
+		} else if is == nil {
+			is = other
+		}
+	}
+	is.count, is.changed = counter.Saturated(is.count, delta), true
+}
+
 func (w *step) Drop(key string, v counter.Version) {
 	w.deleted = max(w.deleted, int64(v.Incarnation))
 	r := w.records[key]
 	w.discard(r.set, r.was.set)
 	w.discard(r.ledger, r.was.ledger)
 	w.discard(r.history, r.was.history)
-	r.history, r.past, r.seen = 0, nil, nil
+	r.history, r.past, r.seen, r.counted = 0, nil, nil, nil
 	r.set, r.members, r.unique, r.ledger, r.kept, r.entries = 0, nil, hyperloglog.Registers{}, 0, 0, nil
 }
 

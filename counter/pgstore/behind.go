@@ -86,7 +86,7 @@ func (h *Behind) queue(b *pgx.Batch) {
 }
 
 // hold adds to the rows what is made in Redis. What is there is more than what is here; it
-// comes with its cut.
+// comes with its cut, but for dimensions, which are counted here alone.
 func (h *Behind) hold(w *step) error {
 	if h == nil || h.Transaction == "" || h.Dry || len(w.results) == 0 || w.results[0].Err != nil || w.results[0].Replay {
 		return nil
@@ -104,7 +104,10 @@ func (h *Behind) hold(w *step) error {
 			return callers{ErrRow}
 		}
 		r.Value += c.Delta
-		r.Gain(nil, c, w.now) // which steps are over is Redis' to say
+		r.Gain(nil, c, w.now)            // which steps are over is Redis' to say
+		for _, d := range c.Dimensions { // Redis does not count these
+			w.Count(c.Key, d.Name, d.Value, c.Delta)
+		}
 		r.Version.Sequence++
 		r.Updated = w.now.UnixMilli()
 	}
@@ -152,8 +155,12 @@ func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, h Behind) (Mad
 		w = s.newStep(ops)
 		w.behind = &h
 		for i := range h.Hot {
-			if key := h.Hot[i].Key; w.records[key] == nil {
-				w.records[key] = &row{}
+			c := &h.Hot[i]
+			if w.records[c.Key] == nil {
+				w.records[c.Key] = &row{}
+			}
+			for _, d := range c.Dimensions {
+				w.dimensions.add(c.Key, d.Name, d.Value)
 			}
 		}
 		w.keys = sortedKeys(w.records)
@@ -395,6 +402,9 @@ func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) 
 	w := p.s.newStep(nil)
 	for i := range cuts {
 		w.records[cuts[i].Key] = &row{}
+		for _, d := range cuts[i].Counted {
+			w.dimensions.add(cuts[i].Key, d.Name, d.Value)
+		}
 		for j := range cuts[i].Past {
 			if p := &cuts[i].Past[j]; p.Seen != nil {
 				w.steps.add(cuts[i].Key, int32(p.Step), int64(p.Number))
@@ -405,6 +415,7 @@ func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) 
 	b := &pgx.Batch{}
 	w.queueRows(b)
 	w.queueSeen(b, cutSeen)
+	w.queueCounted(b)
 	if err := w.send(ctx, p.c, b, 3*int64(len(cuts))); err != nil {
 		return err
 	}
@@ -448,6 +459,9 @@ func (w *step) put(cut *counter.Cut) bool {
 	}
 	for _, m := range cut.Left {
 		r.had[m] = true
+	}
+	for _, d := range cut.Counted {
+		w.Count(cut.Key, d.Name, d.Value, d.Count)
 	}
 	for _, p := range cut.Past {
 		if p.Seen == nil {

@@ -44,6 +44,9 @@
 //     that are running stand in the counter's row, so a change of it writes no other row
 //     until a step is over; then that is one row, written at the end of its history. Of a unique
 //     they have registers of each step, also of the running ones: an add writes those that change.
+//   - headcount_dimensions has what sums counted under the values of their dimensions, under the
+//     number of their history. A change without dimensions does not look at it; one with some reads and
+//     writes the rows of its values, while the counter's row is locked.
 //   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
 //     how it is read and how its oldest entries are found. Its pages are written at
 //     the end, its index within each ledger at the end.

@@ -31,6 +31,7 @@ const (
 	sweepGarbage = `delete from headcount_sweeps where id = $1 and step <> 0`
 	sweepHistory = `delete from headcount_gains where ctid = any(array(
 		select ctid from headcount_gains where history_id = $1 order by history_id, step, number limit $2))`
+	sweepCounted = `delete from headcount_dimensions where ctid = any(array(select ctid from headcount_dimensions where history_id = $1 limit $2))`
 	// Those after one that is young enough are younger.
 	sweepOld = `delete from headcount_gains where ctid = any(array(select ctid from
 		(select ctid, number from headcount_gains where history_id = $1 and step = $2 order by number limit $3) oldest where number <= $4))`
@@ -121,6 +122,10 @@ func sweepOne(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 			return false, err
 		}
 		if tag, err = tx.Exec(ctx, sweepHistory, id, sweepRows); err != nil {
+			return false, err
+		}
+		gone = max(gone, tag.RowsAffected())
+		if tag, err = tx.Exec(ctx, sweepCounted, id, sweepRows); err != nil {
 			return false, err
 		}
 		gone = max(gone, tag.RowsAffected())

@@ -19,8 +19,9 @@ type (
 	script struct {
 		Buckets []place     `json:"buckets"`
 		Ops     []operation `json:"ops"`
-		Told    int         `json:"told"` // members that one update names
-		Kept    int64       `json:"kept"` // how long a ledger without a rule is kept, ms
+		Told    int         `json:"told"`   // members that one update names
+		Kept    int64       `json:"kept"`   // how long a ledger without a rule is kept, ms
+		Values  int         `json:"values"` // of a dimension, that are told apart
 		Front   bool        `json:"front,omitempty"`
 		Room    int         `json:"room,omitempty"`  // of a bucket, for what is not persisted
 		Token   string      `json:"token,omitempty"` // that the buckets must have
@@ -64,9 +65,11 @@ type (
 		Time  int64    `json:"time,omitempty"`  // when the newest of them changed, ms
 		Hot   int      `json:"hot,omitempty"`   // number of the key of hot sums
 
-		Registers    int `json:"registers,omitempty"`    // number of the key of registers
-		OldRegisters int `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
-		Steps        int `json:"steps,omitempty"`        // number of the key of the list of steps of a unique
+		Registers    int         `json:"registers,omitempty"`    // number of the key of registers
+		OldRegisters int         `json:"oldregisters,omitempty"` // number of the key of those that a cut needs
+		Steps        int         `json:"steps,omitempty"`        // number of the key of the list of steps of a unique
+		Dimensions   [][2]string `json:"dimensions,omitempty"`   // names and values
+		Counted      []int       `json:"counted,omitempty"`      // number of the key of what was counted, in front by epoch
 	}
 	bucket struct {
 		Step int64 `json:"step"`           // seconds
@@ -121,9 +124,9 @@ type group struct {
 }
 
 func (s *Store) newGroup() *group {
-	g := &group{names: s.newNames(), call: script{Told: maxTold, Kept: counter.DefaultLedger.Milliseconds()}}
+	g := &group{names: s.newNames(), call: script{Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
 	if s.cfg.Behind != nil {
-		g.call.Front, g.call.Room = true, maxPending
+		g.call.Front, g.call.Room, g.call.Values = true, maxPending, maxCounted
 	}
 	return g
 }
@@ -178,6 +181,16 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 			value, sequence := strconv.FormatInt(p.Value, 10), strconv.FormatUint(p.Sequence, 10)
 			out.Parts = append(out.Parts, [2]any{value, json.Number(sequence)})
 		}
+	}
+	if len(c.Dimensions) > 0 || c.Verb == counter.Delete {
+		if g.call.Front {
+			out.Counted = []int{g.names.key(countsKey(b, 0, c.Key)), g.names.key(countsKey(b, 1, c.Key))}
+		} else {
+			out.Counted = []int{g.names.key(countedKey(b, c.Key))}
+		}
+	}
+	for _, d := range c.Dimensions {
+		out.Dimensions = append(out.Dimensions, [2]string{d.Name, d.Value})
 	}
 	switch {
 	case (c.Verb == counter.Add || c.Verb == counter.Divide) && len(c.Rule.Buckets) > 0, c.Verb == counter.Edit && c.Rule.Kind == counter.Unique && len(c.Rule.Buckets) > 0,

@@ -33,6 +33,7 @@ import (
 //	hc:{n5}:o:KEY   stream: ledger of the cut, of a counter that was deleted since
 //	hc:{n5}:b1:KEY, b2:KEY  hash: what a sum gained in steps that are over, and in which steps a unique saw
 //	                somebody, in epochs of even and of odd number
+//	hc:{n5}:e1:KEY, e2:KEY  hash: what a sum counted under dimensions, in epochs of even and of odd number
 //	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
@@ -56,6 +57,9 @@ const (
 	evictAtOnce = 1000 // counters of a bucket in one run of counter_evict.lua
 	cutFor      = 2 * time.Second
 	stepsAtOnce = 8 << 20
+	// maxCounted is how many values of a dimension a counter tells apart between two cuts: more than are kept,
+	// so that those that are kept already are among them, also while PostgreSQL is away.
+	maxCounted = 10 * counter.MaxValues
 )
 
 var (
@@ -94,6 +98,10 @@ func bucketKeys(b int, front bool) []string {
 func takenIdentitiesKey(b int) string          { return tag(b) + "u" }
 func oldLedgerKey(b int, key string) string    { return tag(b) + "o:" + key }
 func oldRegistersKey(b int, key string) string { return tag(b) + "q:" + key }
+func countsKey(b int, e uint64, key string) string {
+	return tag(b) + "e" + strconv.FormatUint(e%2+1, 10) + ":" + key
+}
+
 func stepKey(b int, s counter.Slot, key string) string {
 	return tag(b) + "v" + strconv.FormatUint(uint64(s.Step), 10) + ":" + strconv.FormatUint(uint64(s.Number), 10) + ":" + key
 }
@@ -358,6 +366,56 @@ func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration, 
 		}
 	}
 	return st, gained, state == absentState || row[1] == int64(1), true, nil
+}
+
+// DimensionHot is what a bucket knows of a dimension of a counter.
+type DimensionHot struct {
+	State      counter.State
+	Generation uint64
+	Alone      bool // all there is; else it is to be added to what PostgreSQL has
+	// Before is what was counted in the epoch Taken, that of the cut that is on its way, and Now in
+	// Epoch. PostgreSQL has those up to its own.
+	Epoch, Taken uint64
+	Before, Now  []counter.Count
+}
+
+// DimensionHot reads a dimension of a counter; nil: the counter is not hot, and PostgreSQL has all.
+func (s *Store) DimensionHot(ctx context.Context, key, name string) (*DimensionHot, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	b := bucketOf(key)
+	k := bucketKeys(b, true)
+	cl := &redisconn.Call{
+		Script: scripts.CounterDimension, Keys: []string{k[0], k[1], k[3], k[4], countsKey(b, 0, key), countsKey(b, 1, key)}, Args: []any{key, name},
+	}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return nil, err
+	}
+	if cl.Reply == lostReply {
+		return nil, ErrLost
+	}
+	row, _ := cl.Reply.([]any)
+	if len(row) != 7 {
+		return nil, errReplied()
+	}
+	state, _ := row[0].(string)
+	if state == "" || state == behindState {
+		return nil, nil
+	}
+	d := &DimensionHot{Alone: state == absentState || row[1] == int64(1)}
+	var errs [6]error
+	_, d.State, errs[0] = parseState(key, state)
+	for i, n := range []*uint64{&d.Generation, &d.Epoch, &d.Taken} {
+		text, _ := row[2+i].(string)
+		*n, errs[1+i] = strconv.ParseUint(text, 10, 64)
+	}
+	d.Before, errs[4] = parseCounts(row[5])
+	d.Now, errs[5] = parseCounts(row[6])
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+	}
+	return d, nil
 }
 
 // LedgerHot returns entries that may not be persisted. alone: all there are.
@@ -669,7 +727,7 @@ func (s *Store) settle(ctx context.Context, tickets map[int]string, entries []En
 		calls[i] = &redisconn.Call{
 			Script: scripts.CounterSettle,
 			Keys: append(bucketKeys(b, true)[:4:4], membersKey(b, e.Key), registersKey(b, e.Key), movedKey(b, 0, e.Key), movedKey(b, 1, e.Key),
-				gainedKey(b, 0, e.Key), gainedKey(b, 1, e.Key), stagedKey(b, e.Staged), stepsKey(b, e.Key)),
+				gainedKey(b, 0, e.Key), gainedKey(b, 1, e.Key), stagedKey(b, e.Staged), stepsKey(b, e.Key), countsKey(b, 0, e.Key), countsKey(b, 1, e.Key)),
 			Args: []any{c.Publish, channel(b, s.conn.DB), tickets[b], e.Key, row, staged},
 		}
 	}
@@ -890,7 +948,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[5]}}
 	for _, key := range keys {
-		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), registersKey(b, key), oldRegistersKey(b, key), gainedKey(b, epoch, key))
+		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), registersKey(b, key), oldRegistersKey(b, key), gainedKey(b, epoch, key), countsKey(b, epoch, key))
 		cl.Args = append(cl.Args, key)
 	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
@@ -903,7 +961,7 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 	out := make([]counter.Cut, len(keys))
 	for i, key := range keys {
 		row, _ := rows[i].([]any)
-		if len(row) != 5 {
+		if len(row) != 6 {
 			return nil, errReplied()
 		}
 		t := counter.Cut{Key: key, Dropped: flags[key] == "x"}
@@ -921,6 +979,11 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 		}
 		if t.Past, err = parsePast(row[4]); err != nil {
 			return nil, err
+		}
+		if row[5] != int64(0) {
+			if t.Counted, err = s.counted(ctx, b, epoch, key); err != nil {
+				return nil, err
+			}
 		}
 		if row[2] != int64(0) {
 			var places map[string]string
@@ -946,6 +1009,26 @@ func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, fl
 		out[i] = t
 	}
 	return out, nil
+}
+
+// counted reads what a counter of the cut counted.
+func (s *Store) counted(ctx context.Context, b int, epoch uint64, key string) (out []counter.Count, err error) {
+	var found map[string]string
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+		s.conn.Metrics.Commands.Inc()
+		found, err = c.HGetAll(ctx, countsKey(b, epoch, key)).Result()
+		return err
+	})
+	for field, text := range found {
+		name, value, _ := strings.Cut(field, ":")
+		count, _, _ := strings.Cut(text, " ")
+		n, err := strconv.ParseInt(count, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: what %q counted: %w", counter.ErrUnavailable, key, err)
+		}
+		out = append(out, counter.Count{Name: name, Value: value, Count: n})
+	}
+	return out, err
 }
 
 // withSteps calls each with counters of a cut, when it has read whom uniques saw in steps: of so many
@@ -1016,7 +1099,7 @@ func (s *Store) Done(ctx context.Context, epoch uint64) error {
 				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)}, Args: []any{strconv.FormatUint(epoch, 10)},
 			}
 			for _, key := range keys {
-				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), oldRegistersKey(b, key), gainedKey(b, epoch, key))
+				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), oldRegistersKey(b, key), gainedKey(b, epoch, key), countsKey(b, epoch, key))
 				cl.Args = append(cl.Args, key)
 			}
 			return s.conn.Run(ctx, []*redisconn.Call{cl})

@@ -217,6 +217,59 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	return c, st.With(gains, step, from, to), nil
 }
 
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	fail := func(err error) (counter.Counter, counter.Counted, error) {
+		return counter.Counter{}, counter.Counted{}, fmt.Errorf("redisstore: dimension %q of %q: %w", name, key, err)
+	}
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	b := bucketOf(key)
+	cl := &redisconn.Call{Script: scripts.CounterDimension, Keys: []string{countersKey(b), stateKey(b), countedKey(b, key)}, Args: []any{key, name}}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return fail(err)
+	}
+	row, _ := cl.Reply.([]any)
+	if len(row) != 2 {
+		return fail(errReplied())
+	}
+	state, _ := row[0].(string)
+	c, _, err := parseState(key, state)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+	}
+	list, err := parseCounts(row[1])
+	if err != nil {
+		return fail(err)
+	}
+	var counted counter.Counted
+	for _, is := range list {
+		counted.Add(is.Value, is.Count)
+	}
+	return c, counted, nil
+}
+
+// parseCounts reads values and what was counted under them.
+func parseCounts(reply any) ([]counter.Count, error) {
+	list, ok := reply.([]any)
+	if !ok || len(list)%2 != 0 {
+		return nil, errReplied()
+	}
+	out := make([]counter.Count, 0, len(list)/2)
+	for i := 0; i < len(list); i += 2 {
+		value, _ := list[i].(string)
+		text, _ := list[i+1].(string)
+		count, _, _ := strings.Cut(text, " ") // of the empty value there is more
+		n, err := strconv.ParseInt(count, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: what was counted: %w", counter.ErrUnavailable, err)
+		}
+		out = append(out, counter.Count{Value: value, Count: n})
+	}
+	return out, nil
+}
+
 // historyArgs are those of counter_history.lua.
 func historyArgs(key string, step time.Duration, from, to int64) []any {
 	return []any{key, strconv.Itoa(int(step / time.Second)), strconv.FormatInt(from, 10), strconv.FormatInt(to-1, 10)}

@@ -23,6 +23,7 @@
 //	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
 //	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
 //	hc:{n5}:v:KEY   zset: these steps
+//	hc:{n5}:e:KEY   hash: what a sum counted under its dimensions, name:value
 //	hc:{n5}:i:ID    string: an identity, for a day
 //	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
 //	hc:{n5}:n/0     channel of the bucket, with the number of the database
@@ -48,6 +49,11 @@
 //
 // Each step of a unique is a HyperLogLog by itself, to which PFADD adds at once; it expires. A list of
 // them is kept beside, so that a read or a DELETE finds those that exist.
+//
+// # Dimensions
+//
+// What a sum counted under values is a hash beside it, written by the script that makes the change. Only
+// changes with dimensions, a DELETE and who asks look at it.
 //
 // # Operations of several buckets
 //
@@ -244,6 +250,7 @@ func hotKey(b int) string { return tag(b) + "h" }
 // partKey is that of a part of key, in the bucket b.
 func partKey(b int, key string) string { return tag(b) + "h:" + key }
 
+func countedKey(b int, key string) string   { return tag(b) + "e:" + key }
 func stepsKey(b int, key string) string     { return tag(b) + "v:" + key }
 func registersKey(b int, key string) string { return tag(b) + "r:" + key }
 func transactionKey(b int, id string) string {

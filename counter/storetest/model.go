@@ -28,7 +28,8 @@ type trueCounter struct {
 	value   *big.Int
 	members map[string]bool // so few that also the value of a unique is their number
 	ledger  []trueEntry
-	gained  int64           // under rules with buckets, but adjustments and resets
+	gained  int64 // under rules with buckets, but adjustments and resets
+	counted map[counter.Dimension]int64
 	seen    map[string]bool // by a unique under rules with buckets, also before a reset
 	changes int             // how often it changed: versions that were answered must order like this
 }
@@ -42,7 +43,7 @@ type trueEntry struct {
 func (m truth) clone() truth {
 	c := truth{map[string]*trueCounter{}, maps.Clone(m.ids), m.deleted}
 	for k, v := range m.counters {
-		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.gained, maps.Clone(v.seen), v.changes}
+		c.counters[k] = &trueCounter{v.kind, new(big.Int).Set(v.value), maps.Clone(v.members), slices.Clone(v.ledger), v.gained, maps.Clone(v.counted), maps.Clone(v.seen), v.changes}
 	}
 	return c
 }
@@ -50,7 +51,7 @@ func (m truth) clone() truth {
 func (m truth) get(key string, kind counter.Kind) *trueCounter {
 	c := m.counters[key]
 	if c == nil {
-		c = &trueCounter{kind: kind, value: new(big.Int), members: map[string]bool{}, seen: map[string]bool{}}
+		c = &trueCounter{kind: kind, value: new(big.Int), members: map[string]bool{}, counted: map[counter.Dimension]int64{}, seen: map[string]bool{}}
 		m.counters[key] = c
 	}
 	return c
@@ -100,6 +101,11 @@ func (m truth) change(c counter.Change) error {
 			}
 		}
 		t.changes++
+		for _, d := range c.Dimensions {
+			if t.kind == counter.Sum {
+				t.counted[d] += c.Delta
+			}
+		}
 		if t.kind == counter.Sum && c.Verb == counter.Add && len(c.Rule.Buckets) > 0 {
 			t.gained += c.Delta
 		}
@@ -206,13 +212,22 @@ func model(t *testing.T, i Instance) {
 			rule := func() *counter.Rule { return rapid.SampledFrom(rules).Draw(rt, "rule") }
 			small := rapid.Int64Range(-9, 9).Filter(func(n int64) bool { return n != 0 })
 			member := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"u", "v", "w", "x"}), 1, 3, func(s string) string { return s })
+			adds := func() counter.Change {
+				c := add(rule(), key(), small.Draw(rt, "delta"))
+				for _, name := range c.Rule.Dimensions {
+					if v := rapid.SampledFrom([]string{"", "", "x", "y"}).Draw(rt, "value of "+name); v != "" {
+						c = under(c, name, v)
+					}
+				}
+				return c
+			}
 			var o counter.Op
 			switch rapid.SampledFrom([]string{"add", "add", "add", "edit", "edit", "see", "see", "batch", "batch", "adjust", "reset", "delete"}).Draw(rt, "verb") {
 			case "add":
-				o = op(add(rule(), key(), small.Draw(rt, "delta")))
+				o = op(adds())
 			case "batch":
 				for range rapid.IntRange(2, 5).Draw(rt, "changes") {
-					o.Changes = append(o.Changes, add(rule(), key(), small.Draw(rt, "delta")))
+					o.Changes = append(o.Changes, adds())
 				}
 			case "adjust":
 				o = op(adjust(rule(), key(), rapid.Int64().Filter(func(n int64) bool { return n != 0 }).Draw(rt, "delta")))
@@ -318,6 +333,17 @@ func model(t *testing.T, i Instance) {
 				}
 				if _, gains, err := s.History(t.Context(), key, step, 0, math.MaxUint32); err != nil || total(gains) != gained || distinct(gains) != int64(len(seen)) {
 					rt.Fatalf("the history of %q in steps of %s: %v, %v, want %d in all and %d distinct", key, step, gains, err, gained, len(seen))
+				}
+				of := map[string]int64{}
+				if c := m.counters[key]; c != nil {
+					for d, n := range c.counted {
+						if d.Name == "country" {
+							of[d.Value] = n
+						}
+					}
+				}
+				if _, all, err := s.Dimension(t.Context(), key, "country"); err != nil || !maps.Equal(all.Values, of) || all.Other != 0 {
+					rt.Fatalf("%q counted %+v, %v, want %v", key, all, err, of)
 				}
 				for _, key := range keys {
 					page, err := s.Ledger(t.Context(), key, 0, counter.MaxLedger)

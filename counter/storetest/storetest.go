@@ -36,7 +36,7 @@ type Factory func(t testing.TB) Instance
 
 // Rules of the tests.
 var (
-	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Stale: time.Second,
+	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Stale: time.Second, Dimensions: []string{"country", "os"},
 		Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour}, {Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
 	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
 	stock   = &counter.Rule{Match: "k:*", Kind: counter.Exact, Floor: number(0), Ceiling: number(100), Ledger: counter.DefaultLedger}
@@ -58,14 +58,17 @@ func Run(t *testing.T, open Factory) {
 		"an operation of many changes is all or none":  batches,
 		"changes of one operation are judged in order": ordered,
 		"one refused operation does not stop the rest": refusedAlone,
-		"members":                                  sets,
-		"many members and changes at once":         large,
-		"uniques":                                  uniques,
-		"a unique with many members":               manyUniques,
-		"members of a unique at the same time":     concurrentUniques,
-		"unions":                                   unions,
-		"histories add up":                         historiesAddUp,
-		"a unique knows whom it saw in which step": seenInSteps,
+		"members":                                     sets,
+		"many members and changes at once":            large,
+		"uniques":                                     uniques,
+		"a unique with many members":                  manyUniques,
+		"members of a unique at the same time":        concurrentUniques,
+		"unions":                                      unions,
+		"histories add up":                            historiesAddUp,
+		"a unique knows whom it saw in which step":    seenInSteps,
+		"dimensions":                                  dimensions,
+		"more values than are kept":                   manyValues,
+		"dimensions at the same time add up":          concurrentDimensions,
 		"reset":                                       resets,
 		"adjust":                                      adjustments,
 		"ledger":                                      ledgers,

@@ -323,6 +323,56 @@ func TestHistory(t *testing.T) {
 	s.want("GET /hits:1/window?last=1h", "", 200, `{"key":"hits:1","last":"1h","value":0}`)
 }
 
+func TestDimensions(t *testing.T) {
+	s := serve(t, nil)
+	s.want("GET /views:1/dimensions/country", "", 200, `{"key":"views:1","dimension":"country","values":[],"other":0}`)
+	s.want("POST /views:1/increment", `{"delta":5,"dimensions":{"country":"de"}}`, 200, one("views:1", "sum", 5, "1"))
+	s.want("POST /views:1/decrement", `{"delta":2,"dimensions":{"country":"de"}}`, 200, one("views:1", "sum", 3, "2"))
+	for range 2 {
+		s.want("POST /views:1/increment", `{"dimensions":{"country":"fr"}}`, 200, one("views:1", "sum", 4, "3"), "Idempotency-Key: f")
+	}
+	s.want("POST ", `{"changes":[{"key":"views:1","delta":3,"dimensions":{"country":"a \"b\""}},{"key":"views:1","dimensions":{"country":"it"}},{"key":"views:1"}]}`, 200,
+		`{"counters":[`+one("views:1", "sum", 9, "6")+","+one("views:1", "sum", 9, "6")+","+one("views:1", "sum", 9, "6")+`]}`)
+	all := `{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de","count":3},{"value":"fr","count":1},{"value":"it","count":1}],"other":0}`
+	s.want("GET /views:1/dimensions/country", "", 200, all)
+	s.want("GET /views:1/dimensions/country?n=2", "", 200, `{"key":"views:1","dimension":"country","values":[{"value":"a \"b\"","count":3},{"value":"de","count":3}],"other":2}`)
+	s.want("POST /views:1/reset", `{"reason":"new","by":"ops"}`, 200, one("views:1", "sum", 0, "7"))
+	s.want("GET /views:1/dimensions/%63ountry?n=1000", "", 200, all)
+
+	for call, detail := range map[string]string{
+		"GET /views:1/dimensions/planet":        "ask for country",
+		"GET /votes:1/dimensions/country":       "it has none",
+		"GET /likes:1/dimensions/country":       "it has none",
+		"GET /views:1/dimensions/country?n=0":   "from 1 to 1000",
+		"GET /views:1/dimensions/country?n=x":   "from 1 to 1000",
+		"GET /views:1/dimensions/country?n=1%3": "cannot be read",
+	} {
+		wantProblem(t, s.do(call, "", key), 400, detail)
+	}
+	for call, body := range map[string]string{
+		"POST /views:1/increment": `{"dimensions":{"planet":"x"}}`,
+		"POST /votes:1/increment": `{"dimensions":{"country":"x"}}`,
+		"POST /stock:1/increment": `{"dimensions":{"country":"x"}}`,
+		"POST /views:1/decrement": `{"dimensions":{"country":""}}`,
+	} {
+		wantProblem(t, s.do(call, body, key), 400, "dimensions")
+	}
+	// For servers alone.
+	wantProblem(t, s.do("GET /views:1/dimensions/country", ""), 403, "not public")
+	wantProblem(t, s.do("GET /views:1/dimensions/planet", ""), 403, "not public")
+	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":"x"}}`, "User: ann"), 403, "without dimensions")
+	wantProblem(t, s.do("POST /votes:1/increment", `{"dimensions":{"country":5}}`, "User: ann"), 400, "country")
+	s.want("GET /votes:1", "", 200, one("votes:1", "sum", 0, "0"))
+
+	// A counter that was made as another kind has none.
+	if r := s.api.cfg.Combiner.Do(t.Context(), counter.Op{Changes: []counter.Change{{Key: "views:old", Rule: &counter.Rule{Kind: counter.Exact}, Verb: counter.Add, Delta: 4}}}); r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	wantConflict(t, s.do("GET /views:old/dimensions/country", "", key), "views:old", 4, "no dimensions")
+	s.want("DELETE /views:1", "", 204, "")
+	s.want("GET /views:1/dimensions/country", "", 200, `{"key":"views:1","dimension":"country","values":[],"other":0}`)
+}
+
 // wantProblem checks a problem that says what to do.
 func wantProblem(t *testing.T, w *httptest.ResponseRecorder, status int, detail string) {
 	t.Helper()
@@ -440,7 +490,7 @@ func TestProblems(t *testing.T) {
 		{"POST /views:1/increment", `{"delta":1,"delta":1}`, []string{key}, 400, "twice"},
 		{"POST /views:1/increment", `{"dimensions":{"city":"x"}}`, []string{key}, 400, "only country"},
 		{"POST /views:1/increment", `{"dimensions":{"country":""}}`, []string{key}, 400, "1 to 128 characters"},
-		{"POST /votes:1/increment", `{"dimensions":{"city":"x"}}`, nil, 400, "no dimension"},
+		{"POST /votes:1/increment", `{"dimensions":{"city":"x"}}`, nil, 403, "without dimensions"},
 		{"POST /views:1/increment", "\xff", []string{key}, 400, "want an object"},
 		{"POST /views:1/adjust", `{"delta":0,"reason":"r","by":"b"}`, []string{key}, 400, "missing or 0"},
 		{"POST /views:1/adjust", `{"delta":9223372036854775808,"reason":"r","by":"b"}`, []string{key}, 400, "64 bits"},
@@ -477,7 +527,7 @@ func TestProblems(t *testing.T) {
 	// Paths without a route: calls of later versions, and methods that a path does not
 	// have.
 	for call, status := range map[string]int{
-		"GET /views:1/dimensions/country": 404, "GET /": 404, "PUT /views:1": 405, "GET /views:1/increment": 405, "POST /views:1": 405,
+		"GET /views:1/dimensions": 404, "POST /views:1/dimensions/country": 405, "GET /": 404, "PUT /views:1": 405, "GET /views:1/increment": 405, "POST /views:1": 405,
 	} {
 		if w := s.do(call, "", key); w.Code != status {
 			t.Errorf("%s: %d, want %d", call, w.Code, status)

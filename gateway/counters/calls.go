@@ -83,6 +83,9 @@ func (a *API) postStep(c *gin.Context, down bool) {
 		return
 	}
 	op, ok := one.change(c, func(text []byte, key string, rule *counter.Rule) (counter.Change, error) {
+		if !one.server {
+			return counter.ParseOpenStep(text, key, rule)
+		}
 		return counter.ParseStep(text, key, rule, down)
 	})
 	if !ok {

@@ -43,7 +43,7 @@
 //
 // # What comes later
 //
-// Calls for dimensions and top have no route yet, so they are 404.
+// The call for top has no route yet, so it is 404.
 package counters
 
 import (
@@ -79,6 +79,7 @@ const (
 	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
 	comeBack      = time.Second      // Retry-After of a 503
 	defaultLedger = 100              // entries of one page
+	defaultValues = 20               // values of a dimension
 	publicRate    = 10               // changes a second of a caller without API key
 	publicBurst   = 20               // at once
 )
@@ -162,6 +163,7 @@ func (a *API) Routes(e *gin.Engine) {
 	policy.Get(e, one+"/aggregate", a.getAggregate)
 	policy.Get(e, one+"/range", a.getRange)
 	policy.Get(e, one+"/window", a.getWindow)
+	policy.Get(e, one+"/dimensions/:name", a.getDimension)
 	e.POST(LimitsRoot+"/:key", a.postLimit)
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -75,6 +76,43 @@ func (a *API) getWindow(c *gin.Context) {
 	b = append(b, `,"value":`...)
 	b = strconv.AppendInt(b, all.Total(), 10)
 	answer(c, append(b, '}'))
+}
+
+// getDimension answers what a counter counted under the values of a dimension.
+func (a *API) getDimension(c *gin.Context) {
+	one, ok := a.begin(c, nobody)
+	if !ok {
+		return
+	}
+	name, err := param(c, "name")
+	if err != nil || !slices.Contains(one.rule.Dimensions, name) {
+		known := "it has none"
+		if len(one.rule.Dimensions) > 0 {
+			known = "ask for " + strings.Join(one.rule.Dimensions, ", ")
+		}
+		problem(c, http.StatusBadRequest, "The rule "+strconv.Quote(one.rule.Match)+" has no such dimension; "+known+".")
+		return
+	}
+	values, ok := Query(c, "?n=20")
+	if !ok {
+		return
+	}
+	n, ok := number(c, values, "n", defaultValues, 1, counter.MaxValues)
+	if !ok {
+		return
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	is, counted, err := a.cfg.Store.Dimension(ctx, one.key, name)
+	switch {
+	case err != nil:
+		a.unavailable(c, err)
+	case is.Kind != 0 && is.Kind != counter.Sum:
+		a.isDifferent(one.rule)
+		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", one.key, is.Value)
+	default:
+		answer(c, counted.AppendJSON(nil, one.key, name, int(n)))
+	}
 }
 
 // history answers the question q, or says why it cannot be asked. If ok is false, it has

@@ -63,6 +63,10 @@ func (s *scripted) History(context.Context, string, time.Duration, int64, int64)
 	panic("not asked for")
 }
 
+func (s *scripted) Dimension(context.Context, string, string) (counter.Counter, counter.Counted, error) {
+	panic("not asked for")
+}
+
 func (s *scripted) Aggregate(context.Context, string) (counter.Aggregate, error) {
 	panic("not asked for")
 }

@@ -219,12 +219,27 @@ func (c *client) awaitCounter(key string, value int64, mine bool) frame {
 
 // Every call works in every place. What one process acknowledges, another process reads
 // and shows.
+// rulesFile has the built-in rules, and one with a dimension.
+func rulesFile(t *testing.T) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "rules.json")
+	text := `{"rules":[{"match":"views:*","kind":"sum","public":["read"],"buckets":["1m:24h","1h:90d"],"top":true},
+		{"match":"likes:*","kind":"members","public":["read","member"]},
+		{"match":"visitors:*","kind":"unique","public":["read"],"buckets":["1h:90d"]},
+		{"match":"stock:*","kind":"exact","floor":0,"public":["read"]},
+		{"match":"sales:*","kind":"sum","dimensions":["country"]}]}`
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
 func TestCountersInEveryPlace(t *testing.T) {
 	t.Parallel()
 	for _, p := range places {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			ps := p.start(t)
+			ps := p.start(t, "--counters="+rulesFile(t))
 			a, b := ps.at(0), ps.at(1)
 			views, likes, stock := "views:"+fresh(t), "likes:"+fresh(t), "stock:"+fresh(t)
 			v, l, st := url.PathEscape(views), url.PathEscape(likes), url.PathEscape(stock)
@@ -367,6 +382,32 @@ func TestCountersInEveryPlace(t *testing.T) {
 			}
 			visited(b)
 
+			// Sales under their country, also in a batch.
+			sales := url.PathEscape("sales:" + fresh(t))
+			a.call(t, "POST", sales+"/increment", `{"delta":5,"dimensions":{"country":"de"}}`)
+			b.call(t, "POST", sales+"/decrement", `{"delta":2,"dimensions":{"country":"de"}}`)
+			for range 2 {
+				a.call(t, "POST", sales+"/increment", `{"dimensions":{"country":"fr"}}`, withKey, "Idempotency-Key: once")
+			}
+			decoded, err := url.PathUnescape(sales)
+			if err != nil {
+				t.Fatal(err)
+			}
+			batch = `{"changes":[{"key":` + quoted(decoded) + `,"dimensions":{"country":"it"}},{"key":` + quoted(stock) + `},{"key":` + quoted(decoded) + `,"delta":4,"dimensions":{"country":"de"}}]}`
+			if r := do(t, "POST", a.url+strings.TrimSuffix(root, "/"), batch, withKey); r.status != 200 {
+				t.Errorf("batch: %d %s", r.status, r.body)
+			}
+			stocked := a.exact(t, stock)
+			a.call(t, "POST", sales+"/increment", `{"dimensions":{"planet":"x"}}`).problem(t, http.StatusBadRequest)
+			sold := func(s *server) {
+				t.Helper()
+				want := `{"key":` + quoted(decoded) + `,"dimension":"country","values":[{"value":"de","count":7},{"value":"fr","count":1}],"other":1}` + "\n"
+				if r := s.call(t, "GET", sales+"/dimensions/country?n=2", ""); r.status != 200 || r.body != want {
+					t.Errorf("dimensions: %d %s, want %s", r.status, r.body, want)
+				}
+			}
+			sold(b)
+
 			if !p.lasts {
 				return
 			}
@@ -375,9 +416,10 @@ func TestCountersInEveryPlace(t *testing.T) {
 				ps.crash(i)
 				ps.restart(i)
 			}
-			if n := ps.at(0).exact(t, stock); n != 6 {
-				t.Errorf("stock %d after a crash", n)
+			if n := ps.at(0).exact(t, stock); n != stocked {
+				t.Errorf("stock %d after a crash, %d before", n, stocked)
 			}
+			sold(ps.at(0))
 			visited(ps.at(1))
 			if c := ps.at(1).call(t, "POST", v+"/decrement", "", withKey, "Idempotency-Key: once"); c.header.Get("Idempotent-Replay") != "true" {
 				t.Errorf("a key was forgotten: %s", c.body)

@@ -1,0 +1,78 @@
+package counter
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+
+	"headcount/presence"
+)
+
+// MaxValues is how many values of one dimension of a counter are kept. Those that come later are
+// counted together.
+const MaxValues = 1000
+
+// Counted is what was counted under one dimension of a counter. The zero Counted is empty.
+type Counted struct {
+	Values map[string]int64 // at most MaxValues
+	Other  int64            // under values that are not kept
+}
+
+// Add counts delta under value; the empty one stands for values that are not kept.
+func (c *Counted) Add(value string, delta int64) {
+	is, known := c.Values[value]
+	switch {
+	case value == "" || !known && len(c.Values) >= MaxValues:
+		c.Other = Saturated(c.Other, delta)
+		return
+	case c.Values == nil:
+		c.Values = map[string]int64{}
+	}
+	c.Values[value] = Saturated(is, delta)
+}
+
+// Clone is a copy that may be changed.
+func (c *Counted) Clone() Counted { return Counted{maps.Clone(c.Values), c.Other} }
+
+// AppendJSON appends the outside form with the n values that count most:
+// {"key":"views:1","dimension":"country","values":[{"value":"de","count":12}],"other":3}.
+func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
+	names := slices.SortedFunc(maps.Keys(c.Values), func(x, y string) int {
+		return cmp.Or(cmp.Compare(c.Values[y], c.Values[x]), cmp.Compare(x, y))
+	})
+	other := c.Other
+	for len(names) > n {
+		last := len(names) - 1
+		other = Saturated(other, c.Values[names[last]])
+		names = names[:last]
+	}
+	b = append(b, `{"key":`...)
+	b = presence.AppendString(b, key)
+	b = append(b, `,"dimension":`...)
+	b = presence.AppendString(b, name)
+	b = append(b, `,"values":[`...)
+	for i, value := range names {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"value":`...)
+		b = appendText(b, value)
+		b = append(b, `,"count":`...)
+		b = strconv.AppendInt(b, c.Values[value], 10)
+		b = append(b, '}')
+	}
+	b = append(b, `],"other":`...)
+	b = strconv.AppendInt(b, other, 10)
+	return append(b, '}')
+}
+
+// count counts what add has made of s under the dimensions of c.
+func count(step Step, s *State, c *Change) {
+	if s.Kind != Sum || c.Verb != Add {
+		return
+	}
+	for _, d := range c.Dimensions {
+		step.Count(c.Key, d.Name, d.Value, c.Delta)
+	}
+}
