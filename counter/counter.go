@@ -78,10 +78,23 @@
 // counted. Changes with dimensions are not merged, but they gather and go in one step like any
 // others. Behind Redis, what was counted since the last cut is added to what PostgreSQL has.
 //
+// # Top
+//
+// What gained most under a rule with top is found among candidates, and told with what its history says. In
+// each step of the rule's finest bucket a process weighs what it changes, in a summary of bounded
+// size ([Tops]). A change of a counter that may have gained more than a thousandth of all in the step
+// marks it, in the same durable step as the change ([Step.Mark]): so a process may die at any time, and
+// several processes need not know each other's summaries, for what has more than a thousandth of
+// all has more than a thousandth in one of them. A change says in which step it needs no mark
+// ([Change.Light]), and the store compares that with its own clock. When a step is over, any
+// process closes it: it reads what those that are marked have gained, keeps the first 1,000 as a list, and
+// forgets the marks; so does a longer step with the lists of its parts. Each counter with more than a
+// thousandth of what was gained in a time has more than that in one of its steps, so it is in a list.
+// An answer adds up lists and marks, and reads what the first of them have gained.
+//
 // # What comes next
 //
-// Top, and the 16 parts of a hot sum have their place
-// already: a [Rule] names them, and [Reader.Read] says how old an answer may be.
+// The 16 parts of a hot sum have their place already: [Reader.Read] says how old an answer may be.
 package counter
 
 import (

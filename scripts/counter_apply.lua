@@ -249,6 +249,7 @@ local function history(at, s)
   return h
 end
 
+local marks = {}
 local function gain(s, c)
   if not c.buckets or s.kind ~= 'sum' or c.verb ~= 'add' then return end
   local was, is = {}, {}
@@ -271,6 +272,7 @@ local function gain(s, c)
       slot = {number, c.delta}
     end
     is[i] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2]
+    if i == 1 and c.top and slot[1] ~= (c.light or 0) then marks[#marks + 1] = {KEYS[c.top], string.format('%.0f', slot[1]) .. ':' .. s.key} end
   end
   for step, slot in pairs(was) do -- a rule of before has named it
     if #is < 4 then is[#is + 1] = ' ' .. step .. ':' .. string.format('%.0f', slot[1]) .. ':' .. slot[2] end
@@ -666,6 +668,7 @@ for at, list in pairs(counts) do
     end
   end
 end
+for _, m in ipairs(marks) do redis.call('SADD', m[1], m[2]) end
 for _, s in pairs(sets) do keepSet(s) end
 for id, bucket in pairs(ids) do
   redis.call('SET', id, '', 'PX', remember)

@@ -96,6 +96,18 @@ func bare(args []string) error {
 	return http.ListenAndServe(args[0], e)
 }
 
+// topOfMany has a million keys gain, and then asks what gained most.
+func topOfMany(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = b.withServer(ctx, []string{"--api-key", apiKey}, func(url string, pid int) (err error) {
+		if _, err := b.calls(ctx, url, pid, "-keys", "views:*", "-batch", "1000", "-callers", "4"); err != nil {
+			return err
+		}
+		figures, err = b.calls(ctx, url, pid, "-top", "-callers", "1")
+		return err
+	})
+	return figures, err
+}
+
 // inFile measures changes of counters in a data directory, and beside them what one
 // fsync costs there.
 func inFile(client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
@@ -379,6 +391,7 @@ func calls(args []string) error {
 	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
 	members := f.Int("members", 0, "add so many members to one set, instead of changes")
 	limit := f.Bool("limit", false, "ask for a limit, instead of changes")
+	top := f.Bool("top", false, "ask for what gained most, instead of changes")
 	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
 	clients := f.Int("callers", callers, "clients")
 	if err := f.Parse(args); err != nil {
@@ -388,7 +401,7 @@ func calls(args []string) error {
 	if err != nil {
 		return err
 	}
-	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, limit: *limit}
+	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, limit: *limit, top: *top}
 	var group sync.WaitGroup
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
@@ -443,7 +456,7 @@ func calls(args []string) error {
 type caller struct {
 	host, keys  string
 	many, batch int
-	limit       bool
+	limit, top  bool
 }
 
 // key is one that fits keys.
@@ -477,7 +490,11 @@ func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
 		}
 		path, body = "/api/v1/counters", append(b, `]}`...)
 	}
-	request := fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", path, r.host, apiKey, len(body), body)
+	method := "POST"
+	if r.top {
+		method, path, body = "GET", "/api/v1/top?match=views:*&last=1h&n=10", nil
+	}
+	request := fmt.Appendf(nil, method+" %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", path, r.host, apiKey, len(body), body)
 	if _, err := c.Write(request); err != nil {
 		return err
 	}

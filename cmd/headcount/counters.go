@@ -40,6 +40,7 @@ const (
 type counters struct {
 	where    string // says in the log where the store is
 	store    counter.Store
+	tops     *counter.Tops // in front of the store
 	combiner *counter.Combiner
 	limits   *counter.Limits
 	distant  bool // the store is a server of its own, and may be away
@@ -129,7 +130,9 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		return err
 	}
 	s.closers = append(s.closers, c.store.Close)
-	c.combiner = counter.NewCombiner(c.store, lanes)
+	c.tops = counter.NewTops(c.store, s.cfg.Rules, !c.distant, s.log)
+	s.closers = append(s.closers, c.tops.Close)
+	c.combiner = counter.NewCombiner(c.tops, lanes)
 	c.limits = counter.NewLimits(c.store, lanes)
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })
 	s.counters = c
@@ -147,7 +150,7 @@ func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather 
 
 // config is what a gateway needs of the counters.
 func (c *counters) config(s *system) *gatewaycounters.Config {
-	cfg := &gatewaycounters.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Limits: c.limits, Store: c.store, Registerer: s.registry, Log: s.log}
+	cfg := &gatewaycounters.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Limits: c.limits, Tops: c.tops, Store: c.store, Registerer: s.registry, Log: s.log}
 	if c.distant {
 		cfg.State = c
 	}

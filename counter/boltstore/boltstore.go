@@ -49,6 +49,9 @@ const File = "counters.db"
 //	kept      8 bytes: history, 4 bytes: seconds of a step -> 8 bytes: how long gains are kept, seconds,
 //	          8 bytes: when somebody looks for those to forget, unix seconds
 //	due       8 bytes: unix seconds, 8 bytes: history, 4 bytes: seconds of a step -> nothing
+//	marks     2 bytes: length of a match, the match, 8 bytes: number of a step, key -> nothing
+//	tops      2 bytes: length of a match, the match, 4 bytes: seconds of a step, 8 bytes: its number -> JSON: what
+//	          gained most
 //	ids       16 bytes: identity -> 8 bytes: unix seconds when it is forgotten
 //	forget    8 bytes: unix seconds, 16 bytes: identity -> nothing
 //	garbage   8 bytes: a set, ledger or history that is no counter's any more -> nothing
@@ -64,6 +67,8 @@ var (
 	countedBucket   = []byte("counted")
 	keptBucket      = []byte("kept")
 	dueBucket       = []byte("due")
+	marksBucket     = []byte("marks")
+	topsBucket      = []byte("tops")
 	idsBucket       = []byte("ids")
 	forgetBucket    = []byte("forget")
 	garbageBucket   = []byte("garbage")
@@ -157,7 +162,7 @@ func (s *Store) open() (*bbolt.DB, error) {
 // prepare refuses a file of another format, and makes what a new or an older one lacks.
 func prepare(db *bbolt.DB) error {
 	whole := true
-	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, countedBucket, keptBucket, dueBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
+	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, countedBucket, keptBucket, dueBucket, marksBucket, topsBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
 	err := db.View(func(tx *bbolt.Tx) error {
 		for _, name := range names {
 			whole = whole && tx.Bucket(name) != nil
@@ -581,7 +586,7 @@ type step struct {
 	told    []counter.Told
 	fault   error // the first; the transaction is not committed then
 
-	meta, counters, members, registers, ledgers, gains, counted, kept, due, ids, forget, garbage *bbolt.Bucket
+	meta, counters, members, registers, ledgers, gains, counted, kept, due, marks, ids, forget, garbage *bbolt.Bucket
 }
 
 func (t *step) begin(tx *bbolt.Tx) {
@@ -589,7 +594,8 @@ func (t *step) begin(tx *bbolt.Tx) {
 	for name, b := range map[*[]byte]**bbolt.Bucket{
 		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
 		&gainsBucket: &t.gains, &countedBucket: &t.counted, &keptBucket: &t.kept, &dueBucket: &t.due,
-		&idsBucket: &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
+		&marksBucket: &t.marks,
+		&idsBucket:   &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,
 	} {
 		*b = tx.Bucket(*name)
 	}

@@ -39,6 +39,7 @@ type Store struct {
 	// pasts are all that have gains, the one that is due next first. Each operation
 	// clears away more of them than it can bring.
 	pasts  pasts
+	tops   map[string]*top // by match
 	step   step
 	closed bool
 }
@@ -82,7 +83,7 @@ func New(cfg Config) *Store {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &Store{now: cfg.Now, limits: newLimits(), counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
+	s := &Store{now: cfg.Now, limits: newLimits(), tops: map[string]*top{}, counters: map[string]*record{}, ids: map[counter.Identity]struct{}{}}
 	s.step.store = s
 	return s
 }

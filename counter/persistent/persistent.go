@@ -754,6 +754,27 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 	}
 }
 
+// Marked is as counter.Topper says: Redis has the marks, PostgreSQL the lists.
+func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
+	return s.redis.Marked(ctx, match)
+}
+
+// KeepTop is as counter.Topper says.
+func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
+	if err := s.pg.KeepTop(ctx, match, step, list, kept, nil); err != nil {
+		return err
+	}
+	if err := s.redis.Unmark(ctx, match, list.Number, marks); err != nil {
+		return fmt.Errorf("persistent: top: %w", unavailable(err))
+	}
+	return nil
+}
+
+// TopLists is as counter.Topper says.
+func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
+	return s.pg.TopLists(ctx, match, step, from, to)
+}
+
 // Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	freeze := func(moment func() error) (total *counter.Total, hot []string, err error) {

@@ -47,6 +47,8 @@
 //   - headcount_dimensions has what sums counted under the values of their dimensions, under the
 //     number of their history. A change without dimensions does not look at it; one with some reads and
 //     writes the rows of its values, while the counter's row is locked.
+//   - headcount_marks and headcount_tops are for what gained most: names of counters, of which a change
+//     writes few, and a list for each step that is over.
 //   - headcount_ledger is only ever appended, under (ledger_id, seq), which is both
 //     how it is read and how its oldest entries are found. Its pages are written at
 //     the end, its index within each ledger at the end.

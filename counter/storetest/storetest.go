@@ -67,6 +67,7 @@ func Run(t *testing.T, open Factory) {
 		"histories add up":                            historiesAddUp,
 		"a unique knows whom it saw in which step":    seenInSteps,
 		"dimensions":                                  dimensions,
+		"marks of what gained most":                   tops,
 		"more values than are kept":                   manyValues,
 		"dimensions at the same time add up":          concurrentDimensions,
 		"reset":                                       resets,

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,7 +35,8 @@ const rules = `{"rules":[
 {"match":"fans:*","kind":"members"},
 {"match":"visitors:*","kind":"unique","public":["read","member"]},
 {"match":"stock:*","kind":"exact","floor":-5},
-{"match":"hits:*","kind":"sum","public":["read"],"buckets":["1m:24h","1h:90d"]},
+{"match":"hits:*","kind":"sum","public":["read"],"buckets":["1m:24h","1h:90d"],"top":true},
+{"match":"secret:*","kind":"sum","buckets":["1m:24h"],"top":true},
 {"match":"people:*","kind":"unique","public":["read"],"buckets":["1h:90d"]},
 {"match":"now:*","kind":"sum","public":["read"],"stale":0},
 {"match":"private:*","kind":"sum"}]}`
@@ -87,7 +89,9 @@ func serve(t testing.TB, tune func(*Config)) *served {
 		t.Fatal(err)
 	}
 	store := memstore.New(memstore.Config{})
-	cfg := Config{Rules: parsed, Store: store, Combiner: counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
+	tops := counter.NewTops(store, parsed, true, zerolog.Nop())
+	t.Cleanup(func() { _ = tops.Close() })
+	cfg := Config{Rules: parsed, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}), Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Registerer: prometheus.NewRegistry(), Log: zerolog.Nop()}
 	if tune != nil {
 		tune(&cfg)
 	}
@@ -104,7 +108,7 @@ func serve(t testing.TB, tune func(*Config)) *served {
 func (s *served) do(call, body string, lines ...string) *httptest.ResponseRecorder {
 	s.t.Helper()
 	method, path, _ := strings.Cut(call, " ")
-	if !strings.HasPrefix(path, LimitsRoot) {
+	if !strings.HasPrefix(path, LimitsRoot) && !strings.HasPrefix(path, TopRoot) {
 		path = Root + path
 	}
 	r, err := http.NewRequest(method, "http://h"+path, strings.NewReader(body))
@@ -371,6 +375,38 @@ func TestDimensions(t *testing.T) {
 	wantConflict(t, s.do("GET /views:old/dimensions/country", "", key), "views:old", 4, "no dimensions")
 	s.want("DELETE /views:1", "", 204, "")
 	s.want("GET /views:1/dimensions/country", "", 200, `{"key":"views:1","dimension":"country","values":[],"other":0}`)
+}
+
+func TestTop(t *testing.T) {
+	s := serve(t, nil)
+	s.want("GET "+TopRoot+"?match=hits:*&last=1h", "", 200, `{"match":"hits:*","last":"1h","top":[]}`)
+	for n := range 12 {
+		key := "hits:" + strconv.Itoa(n)
+		s.want("POST /"+key+"/increment", fmt.Sprintf(`{"delta":%d}`, n+1), 200, one(key, "sum", n+1, "1"))
+	}
+	s.want("POST /hits:3/decrement", `{"delta":3}`, 200, one("hits:3", "sum", 1, "2"))
+	s.want("POST /hits:1/adjust", `{"delta":5000,"reason":"bots","by":"ops"}`, 200, one("hits:1", "sum", 5002, "2"))
+	s.want("GET "+TopRoot+"?match=hits:*&last=1h&n=2", "", 200, `{"match":"hits:*","last":"1h","top":[{"key":"hits:11","value":12},{"key":"hits:10","value":11}]}`)
+	s.want("GET "+TopRoot+"?match=hits:*&last=90d&n=1", "", 200, `{"match":"hits:*","last":"90d","top":[{"key":"hits:11","value":12}]}`)
+	s.want("DELETE /hits:11", "", 204, "")
+	s.want("POST /hits:10/reset", `{"reason":"new","by":"ops"}`, 200, one("hits:10", "sum", 0, "2"))
+	w := s.do("GET "+TopRoot+"?match=hits:*&last=1h", "") // it is public
+	if w.Code != 200 || strings.Count(w.Body.String(), `"key"`) != 10 || !strings.Contains(w.Body.String(), `[{"key":"hits:10","value":11},{"key":"hits:9","value":10}`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	for query, detail := range map[string]string{
+		"": "match", "?match=hits:*&match=views:*&last=1h": "one rule", "?match=hits:1&last=1h": "no rule", "?match=hits*&last=1h": "no rule", "?match=views:*&last=1h": "keeps none",
+		"?match=hits:*": `"last" is missing`, "?match=hits:*&last=x": "one duration", "?match=hits:*&last=91d": "longer than is kept",
+		"?match=hits:*&last=1h&n=0": "from 1 to 100", "?match=hits:*&last=1h&n=101": "from 1 to 100", "?match=%zz": "cannot be read",
+	} {
+		wantProblem(t, s.do("GET "+TopRoot+query, "", key), 400, detail)
+	}
+	wantProblem(t, s.do("GET "+TopRoot+"?match=secret:*&last=1h", ""), 403, "not public")
+	wantProblem(t, s.do("GET "+TopRoot+"?match=hits:*&last=1h", "", "User: expired"), 401, "token")
+	wantProblem(t, s.do("GET "+TopRoot+"?match=none:*&last=1h", "", "X-API-Key: wrong"), 401, "wrong")
+	if w := s.do("POST "+TopRoot, "", key); w.Code != 405 {
+		t.Errorf("POST: %d", w.Code)
+	}
 }
 
 // wantProblem checks a problem that says what to do.

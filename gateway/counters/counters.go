@@ -40,10 +40,6 @@
 // these: "10 a second, 20 at once" gives one change back every 100 ms, which no window does, and
 // a call that everybody may make must not cost a call to the store. What both have in common is the
 // answer, 429 with Retry-After.
-//
-// # What comes later
-//
-// The call for top has no route yet, so it is 404.
 package counters
 
 import (
@@ -80,6 +76,7 @@ const (
 	comeBack      = time.Second      // Retry-After of a 503
 	defaultLedger = 100              // entries of one page
 	defaultValues = 20               // values of a dimension
+	defaultTop    = 10               // counters that gained most
 	publicRate    = 10               // changes a second of a caller without API key
 	publicBurst   = 20               // at once
 )
@@ -116,6 +113,7 @@ type Config struct {
 	Rules    *counter.Rules
 	Combiner *counter.Combiner
 	Limits   *counter.Limits
+	Tops     *counter.Tops
 	Store    Store
 	// State is nil for a store within the process, which is always there.
 	State      State
@@ -164,6 +162,7 @@ func (a *API) Routes(e *gin.Engine) {
 	policy.Get(e, one+"/range", a.getRange)
 	policy.Get(e, one+"/window", a.getWindow)
 	policy.Get(e, one+"/dimensions/:name", a.getDimension)
+	policy.Get(e, TopRoot, a.getTop)
 	e.POST(LimitsRoot+"/:key", a.postLimit)
 }
 

@@ -407,6 +407,15 @@ func TestCountersInEveryPlace(t *testing.T) {
 				}
 			}
 			sold(b)
+			top := func(s *server) {
+				t.Helper()
+				r := s.get(t, "/api/v1/top?match=views:*&last=1h&n=5")
+				if want := `{"match":"views:*","last":"1h","top":[{"key":` + quoted(views) + `,"value":41}]}` + "\n"; r.status != 200 || r.body != want {
+					t.Errorf("top: %d %s, want %s", r.status, r.body, want)
+				}
+			}
+			top(b)
+			b.get(t, "/api/v1/top?match=sales:*&last=1h").problem(t, http.StatusBadRequest)
 
 			if !p.lasts {
 				return
@@ -420,6 +429,7 @@ func TestCountersInEveryPlace(t *testing.T) {
 				t.Errorf("stock %d after a crash, %d before", n, stocked)
 			}
 			sold(ps.at(0))
+			top(ps.at(1))
 			visited(ps.at(1))
 			if c := ps.at(1).call(t, "POST", v+"/decrement", "", withKey, "Idempotency-Key: once"); c.header.Get("Idempotent-Replay") != "true" {
 				t.Errorf("a key was forgotten: %s", c.body)

@@ -1,0 +1,507 @@
+package counter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// TopMost is how many counters a list of those that gained most in a step has. Those with more than a
+	// thousandth of what all gained are fewer.
+	TopMost = 1000
+	// MaxTop is how many one answer has.
+	MaxTop = 100
+
+	settled    = 5 * time.Second // after its end a step is closed: whoever was slow has marked by then
+	topLists   = 1 << 14         // closed lists that a process remembers; those not asked for longest go
+	topReaders = 8               // histories that are read at a time from a store that is a server of its own
+	topLooked  = 64              // counters, at least, whose gain is read for an answer
+)
+
+// Gained is a counter and what it gained.
+type Gained struct {
+	Key   string `json:"key"`
+	Value int64  `json:"value"`
+}
+
+// TopList is what gained most in a step of time that is over, most first, at most TopMost.
+type TopList struct {
+	Number int64 // of the step
+	Most   []Gained
+}
+
+// Topper is the part of a store that knows which counters may have gained most.
+type Topper interface {
+	// Marked returns the counters that were marked under match in steps that are not closed, by the numbers of
+	// the steps, which have the length of the rule's finest bucket.
+	Marked(ctx context.Context, match string) (map[int64][]string, error)
+	// KeepTop keeps a list as long as kept says, and forgets that marks were marked in its step.
+	KeepTop(ctx context.Context, match string, step time.Duration, list TopList, kept time.Duration, marks []string) error
+	// TopLists returns the lists of the steps of a length from the number from to that before to, in any order.
+	TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]TopList, error)
+}
+
+// mark notes that c may be among those that gained most in the running step, unless who made c knows better.
+func mark(step Step, s *State, c *Change) {
+	if !c.Rule.Top || s.Kind != Sum || c.Verb != Add || c.Delta <= 0 {
+		return
+	}
+	slot := *s.Slots.of(uint32(c.Rule.Buckets[0].Step/time.Second), c.Rule)
+	if int64(slot.Number) != c.Light {
+		step.Mark(c.Rule.Match, slot, c.Key)
+	}
+}
+
+// summary says of each key at least what it gained, and at most so much more as it has missed: a
+// thousandth of half of all at most. It is the summary of Misra and Gries, which is that of "Space-Saving"
+// (Metwally, Agrawal, El Abbadi, 2005) in another form (Agarwal, Cormode, Huang, Phillips, Wei, Yi:
+// Mergeable Summaries, 2012). When it is full every key loses what half of them have at most, and those that
+// have nothing then go. There is no lock.
+type summary struct {
+	total, missed int64
+	keys          map[string]*weight // at most room
+}
+
+type weight struct {
+	gained int64
+	marked bool
+}
+
+const room = 4 * TopMost
+
+func (s *summary) add(key string, n int64) *weight {
+	s.total = Saturated(s.total, n)
+	w := s.keys[key]
+	if w == nil {
+		if len(s.keys) >= room {
+			s.thin()
+		}
+		w = &weight{}
+		if s.keys == nil {
+			s.keys = map[string]*weight{}
+		}
+		s.keys[strings.Clone(key)] = w // it may be a part of a request
+	}
+	w.gained = Saturated(w.gained, n)
+	return w
+}
+
+func (s *summary) thin() {
+	all := make([]int64, 0, len(s.keys))
+	for _, w := range s.keys {
+		all = append(all, w.gained)
+	}
+	slices.Sort(all)
+	least := all[len(all)/2]
+	for key, w := range s.keys {
+		if w.gained -= least; w.gained <= 0 {
+			delete(s.keys, key)
+		}
+	}
+	s.missed = Saturated(s.missed, least)
+}
+
+// heavy reports whether w may have gained more than a thousandth of all.
+func (s *summary) heavy(w *weight) bool { return Saturated(w.gained, s.missed) > s.total/TopMost }
+
+// running is what one rule's counters gained in the running step, by changes of this process.
+type running struct {
+	mu     sync.Mutex // guards all below
+	number int64
+	summary
+}
+
+// weigh adds to a counter, and returns the number of the step in which nobody needs to mark it, -1 for none.
+func (r *running) weigh(key string, n, number int64) (light int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if number != r.number {
+		r.number, r.summary = number, summary{}
+	}
+	if w := r.add(key, n); !w.marked && r.heavy(w) {
+		w.marked = true
+		return -1
+	}
+	return number
+}
+
+// failed takes back what weigh added: it was not made, or nobody knows.
+func (r *running) failed(key string, n, number int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w := r.keys[key]; w != nil && number == r.number {
+		w.gained -= n
+		r.total -= n
+		w.marked = false
+	}
+}
+
+// known is what was weighed of a counter in a step, 0 when that is not known.
+func (r *running) known(key string, number int64) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w := r.keys[key]; w != nil && number == r.number {
+		return w.gained
+	}
+	return 0
+}
+
+// Tops stand in front of a store, behind the Combiner, and know what gains most under the rules with top. The
+// package doc says how.
+type Tops struct {
+	Store
+	rules map[*Rule]*running
+	lists *lru.Cache[listOf, []Gained] // of steps that are closed
+	alone bool                         // nobody else changes what is in the store
+	log   zerolog.Logger
+	ahead atomic.Int64 // nanoseconds that the store's clock is ahead of ours
+
+	stop context.CancelFunc
+	wg   sync.WaitGroup // the closer
+}
+
+type listOf struct {
+	match  string
+	step   time.Duration
+	number int64
+}
+
+// NewTops returns tops in front of a store; alone says that no other process changes what is in it. Close
+// ends them, and not the store.
+func NewTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
+	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, log: log}
+	for _, rule := range rules.All() {
+		if rule.Top {
+			t.rules[rule] = &running{}
+		}
+	}
+	var err error
+	if t.lists, err = lru.New[listOf, []Gained](topLists); err != nil { // a size under 1
+		panic(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	t.stop = stop
+	if len(t.rules) > 0 {
+		t.wg.Go(func() { t.run(ctx) })
+	}
+	return t
+}
+
+// Close waits for the closer.
+func (t *Tops) Close() error {
+	t.stop()
+	t.wg.Wait()
+	return nil
+}
+
+func (t *Tops) now() time.Time { return time.Now().Add(time.Duration(t.ahead.Load())) }
+
+// Apply is as Writer says. It tells the store which counters need no mark.
+func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
+	now, any := t.now().Unix(), false
+	each := func(f func(i, j int, c *Change, r *running, number int64)) {
+		for i := range ops {
+			for j := range ops[i].Changes {
+				c := &ops[i].Changes[j]
+				if c.Verb != Add || c.Delta <= 0 || !c.Rule.Top {
+					continue
+				}
+				if r := t.rules[c.Rule]; r != nil {
+					f(i, j, c, r, now/int64(c.Rule.Buckets[0].Step/time.Second))
+				}
+			}
+		}
+	}
+	each(func(_, _ int, c *Change, r *running, number int64) {
+		any = true
+		c.Light = r.weigh(c.Key, c.Delta, number)
+	})
+	results := t.Store.Apply(ctx, ops)
+	if !any {
+		return results
+	}
+	each(func(i, j int, c *Change, r *running, number int64) {
+		if results[i].Err != nil || results[i].Replay {
+			r.failed(c.Key, c.Delta, number)
+		} else if at := results[i].Counters[j].Updated; !at.IsZero() {
+			t.ahead.Store(int64(time.Until(at)))
+		}
+	})
+	return results
+}
+
+// Top returns the n counters of a rule that gained most in the time before now, most first. Its error is
+// ErrTime, ErrHistory or the store's.
+func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) ([]Gained, error) {
+	q, err := rule.Window(last, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	fine := rule.Buckets[0].Step
+	marked, err := t.Store.Marked(ctx, rule.Match) // first: what is closed meanwhile is in a list by then
+	if err != nil {
+		return nil, err
+	}
+	now := t.now().Unix()
+	to := now/int64(q.Step/time.Second) + 2 // clocks differ
+	sums := map[string]int64{}
+	sum := func(list []Gained) {
+		for _, g := range list {
+			sums[g.Key] = Saturated(sums[g.Key], g.Value)
+		}
+	}
+	each := int64(q.Step / fine)
+	first := q.From * each // of the fine steps that are needed
+	if q.Step != fine {
+		lists, err := t.closed(ctx, rule, q.Step, q.From, to)
+		if err != nil {
+			return nil, err
+		}
+		first = to * each
+		for number := q.From; number < to; number++ {
+			if list, ok := lists[number]; ok {
+				sum(list)
+			} else if f := number * each; f >= (now-int64(rule.Buckets[0].Kept/time.Second))/int64(fine/time.Second) {
+				first = min(first, f)
+			}
+		}
+		if first < to*each {
+			finer, err := t.closed(ctx, rule, fine, first, to*each)
+			if err != nil {
+				return nil, err
+			}
+			for number, list := range finer {
+				if _, ok := lists[number/each]; !ok {
+					sum(list)
+				}
+			}
+		}
+	} else {
+		lists, err := t.closed(ctx, rule, fine, first, to)
+		if err != nil {
+			return nil, err
+		}
+		for _, list := range lists {
+			sum(list)
+		}
+	}
+	looked := map[string]bool{} // what these gained is read, for this process may not know of all of it
+	for number, keys := range marked {
+		if number < q.From*each {
+			continue
+		}
+		for _, key := range keys {
+			if n := t.rules[rule].known(key, number); n > 0 && t.alone {
+				sums[key] = Saturated(sums[key], n)
+			} else {
+				looked[key] = true
+			}
+		}
+	}
+	all := make([]Gained, 0, len(sums))
+	for key, value := range sums {
+		all = append(all, Gained{key, value})
+	}
+	slices.SortFunc(all, mostFirst)
+	for _, g := range all[:min(len(all), max(2*n, topLooked))] {
+		looked[g.Key] = true
+	}
+	// What made them the first is little more than a guess; what is told is what they gained.
+	out, err := t.read(ctx, slices.Collect(maps.Keys(looked)), q)
+	if err != nil {
+		return nil, err
+	}
+	return out[:min(n, len(out))], nil
+}
+
+// read returns those of keys that gained something, most first.
+func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
+	gained := make([]Gained, len(keys))
+	one := func(ctx context.Context, i int) error {
+		_, gains, err := t.Store.History(ctx, keys[i], q.Step, q.From, q.To)
+		tally := q.Tally()
+		tally.Add(gains)
+		gained[i] = Gained{keys[i], tally.Total()}
+		return err
+	}
+	if t.alone {
+		for i := range keys {
+			if err := one(ctx, i); err != nil {
+				return nil, err
+			}
+		}
+	} else {
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(topReaders)
+		for i := range keys {
+			group.Go(func() error { return one(ctx, i) })
+		}
+		if err := group.Wait(); err != nil {
+			return nil, err
+		}
+	}
+	gained = slices.DeleteFunc(gained, func(g Gained) bool { return g.Value <= 0 })
+	slices.SortFunc(gained, mostFirst)
+	return gained, nil
+}
+
+func mostFirst(a, b Gained) int {
+	return cmp.Or(cmp.Compare(b.Value, a.Value), cmp.Compare(a.Key, b.Key))
+}
+
+// closed returns the lists of steps of a length that are closed, by their numbers.
+func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64) (map[int64][]Gained, error) {
+	out := map[int64][]Gained{}
+	missing := int64(-1)
+	for number := from; number < to; number++ {
+		if list, ok := t.lists.Get(listOf{rule.Match, step, number}); ok {
+			out[number] = list
+		} else if missing < 0 {
+			missing = number
+		}
+	}
+	if missing < 0 {
+		return out, nil
+	}
+	found, err := t.Store.TopLists(ctx, rule.Match, step, missing, to)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range found {
+		out[l.Number] = l.Most
+		t.lists.Add(listOf{rule.Match, step, l.Number}, l.Most)
+	}
+	return out, nil
+}
+
+// run closes steps until ctx ends: soon after the end of each, and not all processes at once.
+func (t *Tops) run(ctx context.Context) {
+	next := map[listOf]int64{} // the steps of longer buckets that are to be closed next, by rule and length
+	for {
+		wait := time.Hour
+		for rule := range t.rules {
+			step := rule.Buckets[0].Step
+			wait = min(wait, t.now().Truncate(step).Add(step).Sub(t.now()))
+		}
+		wait += settled + rand.N(settled/2)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		for rule := range t.rules {
+			if err := t.close(ctx, rule, next); err != nil && ctx.Err() == nil {
+				t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: what gained most could not be noted")
+			}
+		}
+	}
+}
+
+// close makes lists of the steps of a rule that are over.
+func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) error {
+	marked, err := t.Store.Marked(ctx, rule.Match)
+	if err != nil {
+		return err
+	}
+	before := t.now().Add(-settled).Unix()
+	fine := rule.Buckets[0]
+	for number, keys := range marked {
+		if (number+1)*int64(fine.Step/time.Second) > before {
+			continue
+		}
+		was, err := t.Store.TopLists(ctx, rule.Match, fine.Step, number, number+1)
+		if err != nil {
+			return err
+		}
+		all := slices.Clone(keys)
+		for _, l := range was { // somebody was late
+			for _, g := range l.Most {
+				all = append(all, g.Key)
+			}
+		}
+		if err := t.keep(ctx, rule, fine, number, all, keys); err != nil {
+			return err
+		}
+	}
+	for _, b := range rule.Buckets[1:] {
+		at := listOf{match: rule.Match, step: b.Step}
+		seconds := int64(b.Step / time.Second)
+		over := (before - int64(fine.Step/time.Second)) / seconds // the one before it is over, and so are its parts
+		from, known := next[at]
+		if !known {
+			from = max((before-int64(min(fine.Kept, b.Kept)/time.Second))/seconds+1, over-256)
+		}
+		each := int64(b.Step / fine.Step)
+		for ; from < over; from++ {
+			is, err := t.Store.TopLists(ctx, rule.Match, b.Step, from, from+1)
+			if err != nil {
+				return err
+			}
+			if len(is) > 0 {
+				continue
+			}
+			parts, err := t.Store.TopLists(ctx, rule.Match, fine.Step, from*each, (from+1)*each)
+			if err != nil {
+				return err
+			}
+			seen := map[string]bool{}
+			var keys []string
+			for _, l := range parts {
+				for _, g := range l.Most {
+					if !seen[g.Key] {
+						seen[g.Key] = true
+						keys = append(keys, g.Key)
+					}
+				}
+			}
+			if err := t.keep(ctx, rule, b, from, keys, nil); err != nil {
+				return err
+			}
+		}
+		next[at] = from
+	}
+	return nil
+}
+
+// keep reads what keys gained in a step, and keeps those that gained most.
+func (t *Tops) keep(ctx context.Context, rule *Rule, b Bucket, number int64, keys, marks []string) error {
+	slices.Sort(keys)
+	most, err := t.read(ctx, slices.Compact(keys), Question{Step: b.Step, From: number, To: number + 1})
+	if err != nil {
+		return err
+	}
+	list := TopList{Number: number, Most: most[:min(len(most), TopMost)]}
+	if err := t.Store.KeepTop(ctx, rule.Match, b.Step, list, b.Kept, marks); err != nil {
+		return err
+	}
+	t.lists.Add(listOf{rule.Match, b.Step, number}, list.Most)
+	return nil
+}
+
+// ErrTop says that a match is no rule's, or of one without top.
+var ErrTop = errors.New("no top list")
+
+// TopRule is the rule with top that was written with match, or why there is none.
+func (r *Rules) TopRule(match string) (*Rule, error) {
+	switch rule := r.Of(match); {
+	case rule == nil:
+		return nil, fmt.Errorf("%w: %q is the match of no rule", ErrTop, match)
+	case !rule.Top:
+		return nil, fmt.Errorf("%w: the rule %q keeps none; write \"top\":true", ErrTop, match)
+	default:
+		return rule, nil
+	}
+}

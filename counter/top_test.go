@@ -1,0 +1,143 @@
+package counter_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/memstore"
+)
+
+var (
+	topRules, _ = counter.ParseRules([]byte(`{"rules":[{"match":"v:*","kind":"sum","buckets":["1m:1h","1h:30d"],"top":true},{"match":"w:*","kind":"sum","buckets":["1m:1h"]}]}`))
+	topRule     = topRules.All()[0]
+)
+
+func gain(t testing.TB, w counter.Writer, key string, n int64) {
+	t.Helper()
+	o := counter.Op{Changes: []counter.Change{{Key: key, Rule: topRule, Verb: counter.Add, Delta: n}}}
+	if r := w.Apply(t.Context(), []counter.Op{o})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+}
+
+// TestTop: whatever gained more than a thousandth is found, with what it gained, among so many others that
+// no summary has all of them; in the running minute, over minutes that are closed, in hours, and by a
+// process that has just begun.
+func TestTop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Config{})
+		tops := counter.NewTops(store, topRules, true, zerolog.Nop())
+		rng := rand.New(rand.NewPCG(1, 2))
+		truth := map[string]int64{}
+		at := map[string]time.Time{}
+		minute := func(round int) {
+			for range 6_000 {
+				key := fmt.Sprint("v:", rng.IntN(100_000))
+				if rng.IntN(50) == 0 {
+					key = fmt.Sprint("v:hot ", rng.IntN(8)+round)
+				}
+				gain(t, tops, key, 1)
+				truth[key]++
+				at[key] = time.Now()
+			}
+			time.Sleep(time.Minute)
+		}
+		check := func(what string, tops *counter.Tops, last time.Duration) {
+			t.Helper()
+			total := int64(0)
+			var want []counter.Gained
+			for key, n := range truth {
+				total += n
+				want = append(want, counter.Gained{Key: key, Value: n})
+			}
+			slices.SortFunc(want, func(a, b counter.Gained) int { return int(b.Value - a.Value) })
+			got, err := tops.Top(t.Context(), topRule, last, 100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := map[string]int64{}
+			for _, g := range got {
+				found[g.Key] = g.Value
+			}
+			for _, g := range want {
+				if g.Value*1000 <= total {
+					break
+				}
+				if found[g.Key] != g.Value {
+					t.Errorf("%s: %q is told to have gained %d, want %d of %d", what, g.Key, found[g.Key], g.Value, total)
+				}
+			}
+			if !slices.IsSortedFunc(got, func(a, b counter.Gained) int { return int(b.Value - a.Value) }) {
+				t.Errorf("%s: %v", what, got)
+			}
+			few, err := tops.Top(t.Context(), topRule, last, 3)
+			if err != nil || len(few) != 3 || few[2].Value < want[2].Value {
+				t.Errorf("%s: %v, %v, want %v", what, few, err, want[:3])
+			}
+		}
+		gain(t, tops, "v:hot 1", 5)
+		gain(t, tops, "v:hot 1", -3)
+		truth["v:hot 1"] = 2
+		for round := range 3 {
+			minute(round)
+			check(fmt.Sprint("after minute ", round), tops, 30*time.Minute)
+		}
+		time.Sleep(10 * time.Second)
+		if marked, err := store.Marked(t.Context(), "v:*"); err != nil || len(marked) != 0 {
+			t.Errorf("%d steps are not closed, %v", len(marked), err)
+		}
+		check("all are closed", tops, 30*time.Minute)
+		minute(3)
+		if err := tops.Close(); err != nil {
+			t.Fatal(err)
+		}
+		tops = counter.NewTops(store, topRules, true, zerolog.Nop())
+		check("after a start", tops, 30*time.Minute)
+		check("in hours", tops, 24*time.Hour)
+		time.Sleep(2 * time.Hour)
+		check("in hours that are closed", tops, 24*time.Hour)
+		if got, err := tops.Top(t.Context(), topRule, time.Hour, 10); err != nil || len(got) != 0 {
+			t.Errorf("%v, %v: nothing was gained in the last hour", got, err)
+		}
+		if r := tops.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v:hot 1", Rule: topRule, Verb: counter.Delete}}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+		delete(truth, "v:hot 1")
+		check("after a delete", tops, 24*time.Hour)
+		if err := tops.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestTopRules(t *testing.T) {
+	for match, ok := range map[string]bool{"v:*": true, "w:*": false, "v:1": false, "*": false, "": false} {
+		if rule, err := topRules.TopRule(match); (err == nil) != ok || ok && rule != topRule {
+			t.Errorf("%q: %v, %v", match, rule, err)
+		}
+	}
+}
+
+// BenchmarkTop asks what gained most among a million counters.
+func BenchmarkTop(b *testing.B) {
+	store := memstore.New(memstore.Config{})
+	tops := counter.NewTops(store, topRules, true, zerolog.Nop())
+	defer tops.Close()
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 10, 1<<20)
+	for n := range 1_000_000 {
+		gain(b, tops, fmt.Sprint("v:", n), 1)
+		gain(b, tops, fmt.Sprint("v:", zipf.Uint64()), 1)
+	}
+	for b.Loop() {
+		if top, err := tops.Top(b.Context(), topRule, time.Hour, 10); err != nil || len(top) != 10 {
+			b.Fatal(top, err)
+		}
+	}
+}

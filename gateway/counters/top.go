@@ -1,0 +1,81 @@
+package counters
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/counter"
+	"headcount/presence"
+)
+
+// TopRoot is the path of what gained most.
+const TopRoot = "/api/v1/top"
+
+// getTop answers which counters of a rule gained most in the time before now.
+func (a *API) getTop(c *gin.Context) {
+	const example = "?match=views:*&last=1h&n=10"
+	server, ok := a.server(c)
+	if !ok {
+		return
+	}
+	values, ok := Query(c, example)
+	if !ok {
+		return
+	}
+	given := values["match"]
+	if len(given) != 1 {
+		problem(c, http.StatusBadRequest, `"match" is the match of one rule with top; ask as `+example+".")
+		return
+	}
+	rule, err := a.cfg.Rules.TopRule(given[0])
+	if err != nil {
+		problem(c, http.StatusBadRequest, "There is no such list: "+strings.TrimPrefix(err.Error(), counter.ErrTop.Error()+": ")+".")
+		return
+	}
+	if !a.allowed(c, server, rule, counter.PublicRead) || !server && !a.callers.Public(c) {
+		return
+	}
+	last, ok := Duration(c, values, "last")
+	if !ok {
+		return
+	}
+	if last == 0 {
+		problem(c, http.StatusBadRequest, `"last" is missing; ask as `+example+".")
+		return
+	}
+	n, ok := number(c, values, "n", defaultTop, 1, counter.MaxTop)
+	if !ok {
+		return
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	top, err := a.cfg.Tops.Top(ctx, rule, last, int(n))
+	switch {
+	case errors.Is(err, counter.ErrTime):
+		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
+		return
+	case err != nil:
+		a.unavailable(c, err)
+		return
+	}
+	b := append(make([]byte, 0, 64+64*len(top)), `{"match":`...)
+	b = presence.AppendString(b, rule.Match)
+	b = append(b, `,"last":`...)
+	b = presence.AppendString(b, values.Get("last"))
+	b = append(b, `,"top":[`...)
+	for i, g := range top {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"key":`...)
+		b = presence.AppendString(b, g.Key)
+		b = append(b, `,"value":`...)
+		b = strconv.AppendInt(b, g.Value, 10)
+		b = append(b, '}')
+	}
+	answer(c, append(b, "]}"...))
+}
