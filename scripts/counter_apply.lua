@@ -313,7 +313,7 @@ local function divide(s, c)
     if moves > 0 then
       s.value, s.sequence = plus(s.value, delta), s.sequence + moves
       s.at = string.format('%.0f', math.max(tonumber(s.at), c.time or 0))
-      gain(s, {verb = 'add', delta = delta, buckets = c.buckets, past = c.past})
+      gain(s, {verb = 'add', delta = delta, buckets = c.buckets, past = c.past, top = string.sub(delta, 1, 1) ~= '-' and c.top or nil})
       tell(s)
     end
   end
