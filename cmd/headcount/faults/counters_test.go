@@ -124,7 +124,7 @@ type counterReport struct {
 // survive runs the simulator until that many of its checkpoints came after a fault that
 // its clients felt.
 func (l *lasting) survive(t *testing.T, rounds int) {
-	strikes, felt, looked := 0, 0, 0
+	strikes, felt, looked, unfelt := 0, 0, 0, 0
 	for felt < rounds {
 		report, n := l.simulate(t, rounds-felt, strikes)
 		strikes += n
@@ -142,8 +142,11 @@ func (l *lasting) survive(t *testing.T, rounds int) {
 		if t.Failed() {
 			return
 		}
-		if felt == before {
-			t.Fatalf("the clients felt nothing of %d strikes", n)
+		if unfelt++; felt > before {
+			unfelt = 0
+		}
+		if unfelt == len(l.strikes)+1 { // one may pass unnoticed, as PostgreSQL's behind Redis does; not one of each
+			t.Fatalf("the clients felt nothing of the last strikes, %d of them in the last run", n)
 		}
 	}
 }
