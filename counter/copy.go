@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -24,6 +25,22 @@ type Copy struct {
 	Registers hyperloglog.Registers
 	Ledger    []Entry // oldest first
 	Steps     []StepCopy
+	// Dimensions are those of a sum, in the order of their names.
+	Dimensions []DimensionCopy
+}
+
+// DimensionCopy is what a sum counted under one dimension.
+type DimensionCopy struct {
+	Name string
+	Counted
+}
+
+// Dimension is the dimension of that name, which it adds if need be. Names come in order.
+func (c *Copy) Dimension(name string) *Counted {
+	if n := len(c.Dimensions); n == 0 || c.Dimensions[n-1].Name != name {
+		c.Dimensions = append(c.Dimensions, DimensionCopy{name, Counted{Values: map[string]int64{}}})
+	}
+	return &c.Dimensions[len(c.Dimensions)-1].Counted
 }
 
 // StepCopy is what a counter gained in a step of time: of a sum a step that is over, of a
@@ -127,6 +144,13 @@ type (
 		Registers []byte      `json:"registers,omitempty"`
 		Ledger    []entryJSON `json:"ledger,omitempty"`
 		Steps     []stepJSON  `json:"steps,omitempty"`
+
+		Dimensions []dimensionJSON `json:"dimensions,omitempty"`
+	}
+	dimensionJSON struct {
+		Name   string           `json:"name"`
+		Values map[string]int64 `json:"values"`
+		Other  int64            `json:"other,omitempty"`
 	}
 	entryJSON struct {
 		Seq    uint64 `json:"seq"`
@@ -160,6 +184,9 @@ func (c Copy) MarshalJSON() ([]byte, error) {
 			one.Registers = s.Seen.Bytes()
 		}
 		j.Steps = append(j.Steps, one)
+	}
+	for _, d := range c.Dimensions {
+		j.Dimensions = append(j.Dimensions, dimensionJSON{d.Name, d.Values, d.Other})
 	}
 	return json.Marshal(j)
 }
@@ -225,6 +252,14 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 			return fault(errors.New("a step of no time"))
 		}
 		c.Steps = append(c.Steps, one)
+	}
+	for _, d := range j.Dimensions {
+		if !dimensionName(d.Name) || len(d.Values) > MaxValues {
+			return fault(fmt.Errorf("a dimension %q of %d values", presence.Excerpt(d.Name), len(d.Values)))
+		}
+		counted := c.Dimension(d.Name)
+		maps.Copy(counted.Values, d.Values)
+		counted.Other = d.Other
 	}
 	return nil
 }

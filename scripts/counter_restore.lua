@@ -1,10 +1,12 @@
 -- counter_restore.lua: put a copy of a counter in the place of what is there, without Redis in front of anything.
 --
 -- KEYS[1]  hc:{n}:c   KEYS[2] members   KEYS[3] registers   KEYS[4] ledger   KEYS[5] list of steps of a unique
--- KEYS[6]  members that were staged (counter_stage.lua)   KEYS[7…] histories of a sum
+-- KEYS[6]  members that were staged (counter_stage.lua)   KEYS[7] what a sum counted under dimensions
+-- KEYS[8…] histories of a sum
 -- ARGV[1]  key   ARGV[2] its state, from before this call, or ''   ARGV[3] its new state   ARGV[4] registers, or ''
 -- ARGV[5]  1: there are staged members   ARGV[6] how many entries of the ledger, then for each six: id, op, delta,
---          value after, reason, by; then for each history two: its text, or '', and how long it is kept, ms; then for
+--          value after, reason, by; then how many fields of dimensions, and for each two: name and value (joined by :),
+--          count; then for each history two: its text, or '', and how long it is kept, ms; then for
 --          each step of a unique three: step and number (joined by :), registers, and when it ends, unix ms
 -- Returns  1; 0 if the counter has changed since, or what was staged is gone: nothing was written then.
 -- Safe to repeat: what was staged is gone then. O(what is written).
@@ -25,7 +27,11 @@ for _ = 1, n do
   redis.call('XADD', KEYS[4], ARGV[at], 'op', ARGV[at + 1], 'delta', ARGV[at + 2], 'after', ARGV[at + 3], 'reason', ARGV[at + 4], 'by', ARGV[at + 5])
   at = at + 6
 end
-for k = 7, #KEYS do
+redis.call('UNLINK', KEYS[7])
+local counts = tonumber(ARGV[at])
+for i = at + 1, at + 2 * counts, 2 do redis.call('HSET', KEYS[7], ARGV[i], ARGV[i + 1]) end
+at = at + 1 + 2 * counts
+for k = 8, #KEYS do
   redis.call('UNLINK', KEYS[k])
   if ARGV[at] ~= '' then
     redis.call('SET', KEYS[k], ARGV[at])

@@ -2,9 +2,11 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -97,7 +99,31 @@ func dumpOne(tx *bbolt.Tx, key string, v []byte) (one counter.Copy, err error) {
 			one.Steps = append(one.Steps, counter.StepCopy{Step: binary.BigEndian.Uint32(k[8:]), Number: g.Number, Value: g.Value, Seen: g.Seen})
 		}
 	}
-	return one, nil
+	return one, dumpDimensions(tx, r.history, &one)
+}
+
+// dumpDimensions reads what a counter with that history counted under its dimensions.
+func dumpDimensions(tx *bbolt.Tx, history uint64, one *counter.Copy) error {
+	if history == 0 {
+		return nil
+	}
+	prefix := within(history, "")
+	c := tx.Bucket(countedBucket).Cursor()
+	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		k = k[len(prefix):]
+		if len(k) == 0 || len(k) < 1+int(k[0]) || len(v) < 8 {
+			return fmt.Errorf("the dimensions of %q: a key of %d bytes", one.Key, len(k))
+		}
+		name, value := string(k[1:1+k[0]]), string(k[1+k[0]:])
+		counted, n := one.Dimension(name), int64(binary.BigEndian.Uint64(v))
+		if value == "" {
+			counted.Other = n
+		} else {
+			counted.Values[value] = n
+		}
+	}
+	slices.SortFunc(one.Dimensions, func(a, b counter.DimensionCopy) int { return cmp.Compare(a.Name, b.Name) }) // the shorter ones came first
+	return nil
 }
 
 // DumpIdentities is as counter.Dumper says.
@@ -184,6 +210,13 @@ func (t *step) restore(r *record, c *counter.Copy, rules *counter.Rules) {
 			value = s.Seen.Bytes()
 		}
 		t.keep(t.gainKey(c.Key, slot), value, slot, kept(s.Step))
+	}
+	for _, d := range c.Dimensions {
+		of := dimensionKey(t.history(c.Key), d.Name)
+		t.check(t.counted.Put(of, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(d.Other)), uint64(len(d.Values)))))
+		for value, n := range d.Values {
+			t.check(t.counted.Put(append(of[:len(of):len(of)], value...), binary.BigEndian.AppendUint64(nil, uint64(n))))
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 	dumpRegisters = `select set_id, registers from headcount_registers where set_id = any($1)`
 	dumpEntries   = `select ledger_id, seq, at, delta, before, op, reason, author from headcount_ledger where ledger_id = any($1) order by ledger_id, seq`
 	dumpGains     = `select history_id, step, number, gain, registers from headcount_gains where history_id = any($1) order by history_id, step, number`
+	dumpCounted   = `select history_id, name, value, count from headcount_dimensions where history_id = any($1) order by history_id, name, value`
 	dumpIDs       = `select id, until from headcount_identities where id > $1 order by id limit $2`
 
 	restoreIDs = `insert into headcount_identities as i (id, until) select * from unnest($1::uuid[], $2::bigint[])
@@ -158,6 +159,19 @@ func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*cou
 			histories[id].Steps = append(histories[id].Steps, s)
 			return nil
 		}},
+		{histories, dumpCounted, func(rows pgx.Rows) error {
+			var id, n int64
+			var name, value string
+			if err := rows.Scan(&id, &name, &value, &n); err != nil {
+				return err
+			}
+			if counted := histories[id].Dimension(name); value == "" {
+				counted.Other = n
+			} else {
+				counted.Values[value] = n
+			}
+			return nil
+		}},
 	} {
 		delete(part.of, 0)
 		if len(part.of) == 0 {
@@ -286,6 +300,15 @@ func (w *step) restore(one *counter.Copy, rules *counter.Rules) {
 	}
 	for _, st := range one.Steps {
 		w.past(one.Key, counter.Past{Slot: counter.Slot{Value: st.Value, Number: uint32(st.Number), Step: st.Step}, Kept: kept(st.Step), Seen: st.Seen})
+	}
+	for _, d := range one.Dimensions {
+		if r.history == 0 {
+			r.history = w.id()
+		}
+		r.count(counter.Dimension{Name: d.Name}, &counted{count: d.Other, kept: int32(len(d.Values)), changed: true})
+		for value, n := range d.Values {
+			r.count(counter.Dimension{Name: d.Name, Value: value}, &counted{count: n, changed: true})
+		}
 	}
 }
 

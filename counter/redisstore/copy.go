@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -206,7 +207,7 @@ func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy,
 func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take func() error) {
 	b := bucketOf(c.Key)
 	var ledger *redis.XMessageSliceCmd
-	var members *redis.MapStringStringCmd
+	var members, counted *redis.MapStringStringCmd
 	var registers *redis.StringCmd
 	var gains []*redis.StringCmd
 	if c.Entries > 0 {
@@ -218,6 +219,7 @@ func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take
 	case counter.Unique:
 		registers = pipe.Get(ctx, registersKey(b, c.Key))
 	case counter.Sum:
+		counted = pipe.HGetAll(ctx, countedKey(b, c.Key))
 		for _, step := range counter.BucketSteps {
 			gains = append(gains, pipe.Get(ctx, gainsKey(b, step, c.Key)))
 		}
@@ -244,6 +246,22 @@ func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take
 			if c.Registers, err = hyperloglog.Parse([]byte(registers.Val())); err != nil {
 				return fmt.Errorf("registers of %q: %w", c.Key, err)
 			}
+		}
+		if counted != nil {
+			for _, field := range slices.Sorted(maps.Keys(counted.Val())) {
+				name, value, _ := strings.Cut(field, ":")
+				text, _, _ := strings.Cut(counted.Val()[field], " ") // of the empty value there is more
+				n, err := strconv.ParseInt(text, 10, 64)
+				if err != nil {
+					return fmt.Errorf("the dimensions of %q: %w", c.Key, err)
+				}
+				if is := c.Dimension(name); value == "" {
+					is.Other = n
+				} else {
+					is.Values[value] = n
+				}
+			}
+			slices.SortFunc(c.Dimensions, func(a, b counter.DimensionCopy) int { return cmp.Compare(a.Name, b.Name) })
 		}
 		for i, g := range gains {
 			for _, field := range strings.Fields(g.Val()) {
@@ -348,7 +366,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 		}
 	}
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
-		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged),
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key),
 	}}
 	isStaged := 0
 	if staged != "" {
@@ -361,6 +379,14 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	for _, e := range c.Ledger {
 		cl.Args = append(cl.Args, fmt.Sprintf("%d-%d", e.Seq, e.At.UnixMilli()), e.Op.String(), e.Delta, e.After, e.Reason, e.By)
 	}
+	fields := []any{}
+	for _, d := range c.Dimensions {
+		fields = append(fields, d.Name+":", fmt.Sprintf("%d %d", d.Other, len(d.Values)))
+		for value, n := range d.Values {
+			fields = append(fields, d.Name+":"+value, n)
+		}
+	}
+	cl.Args = append(append(cl.Args, len(fields)/2), fields...)
 	_, kept := c.Kept(rules)
 	texts := make([]strings.Builder, len(counter.BucketSteps))
 	var seen []any

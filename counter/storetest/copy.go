@@ -22,6 +22,7 @@ type CopyStore interface {
 func Fill(t testing.TB, s counter.Writer, counters int) {
 	t.Helper()
 	rules := counter.BuiltinRules()
+	sales := &counter.Rule{Match: "sales:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Dimensions: []string{"country", "by"}}
 	var ops []counter.Op
 	flush := func() {
 		t.Helper()
@@ -33,7 +34,10 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 		ops = nil
 	}
 	do := func(key string, c counter.Change) {
-		c.Key, c.Rule = key, rules.Find(key)
+		c.Key = key
+		if c.Rule = rules.Find(key); len(c.Dimensions) > 0 {
+			c.Rule = sales
+		}
 		ops = append(ops, counter.Op{Changes: []counter.Change{c}, Identity: counter.IdentityOf(key, "", fmt.Sprint(len(ops)))})
 		if len(ops) == 2000 {
 			flush()
@@ -51,6 +55,9 @@ func Fill(t testing.TB, s counter.Writer, counters int) {
 		case 2:
 			do(stock, counter.Change{Verb: counter.Add, Delta: 5})
 			do(stock, counter.Change{Verb: counter.Adjust, Delta: -2, Reason: "a \"broken\" one", By: "ops"})
+		case 4:
+			do(fmt.Sprint("sales:", i), counter.Change{Verb: counter.Add, Delta: 3, Dimensions: []counter.Dimension{{Name: "country", Value: "de"}, {Name: "by", Value: "a:b"}}})
+			do(fmt.Sprint("sales:", i), counter.Change{Verb: counter.Add, Delta: 2, Dimensions: []counter.Dimension{{Name: "country", Value: "fr"}}})
 		case 3:
 			do(views, counter.Change{Verb: counter.Reset, Reason: "anew", By: "ops"})
 		}
