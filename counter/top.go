@@ -65,6 +65,9 @@ func mark(step Step, s *State, c *Change) {
 	}
 }
 
+// Marks reports whether c marks its counter: so its record is to see it, also of a sum that is spread.
+func (c *Change) Marks() bool { return c.Rule.Top && c.Verb == Add && c.Delta > 0 && c.Light <= 0 }
+
 // summary says of each key at least what it gained, and at most so much more as it has missed: a
 // thousandth of half of all at most. It is the summary of Misra and Gries, which is that of "Space-Saving"
 // (Metwally, Agrawal, El Abbadi, 2005) in another form (Agarwal, Cormode, Huang, Phillips, Wei, Yi:

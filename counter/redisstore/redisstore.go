@@ -24,7 +24,7 @@
 //	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
 //	hc:{n5}:v:KEY   zset: these steps
 //	hc:{n5}:e:KEY   hash: what a sum counted under its dimensions, name:value
-//	hc:{n5}:h:MATCH set: number:key of counters that may have gained most in a step
+//	hc:{n5}:z:MATCH set: number:key of counters that may have gained most in a step
 //	hc:top:60:7:MATCH string: what gained most in a step, in no bucket
 //	hc:{n5}:i:ID    string: an identity, for a day
 //	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it

@@ -18,7 +18,7 @@ import (
 // marksPage is how many marks one command reads or drops.
 const marksPage = 1000
 
-func marksKey(b int, match string) string { return tag(b) + "h:" + match }
+func marksKey(b int, match string) string { return tag(b) + "z:" + match }
 
 // topKey has no bucket: each list has a place of its own.
 func topKey(match string, step time.Duration, number int64) string {
