@@ -54,7 +54,7 @@ var layers = []layer{
 	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "redisconn", "scripts"}},
-	{"counter/hot", []string{"counter", "counter/redisstore"}}, // spreads hot sums
+	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                   // spreads hot sums
 	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
 	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
