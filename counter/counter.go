@@ -91,10 +91,6 @@
 // forgets the marks; so does a longer step with the lists of its parts. Each counter with more than a
 // thousandth of what was gained in a time has more than that in one of its steps, so it is in a list.
 // An answer adds up lists and marks, and reads what the first of them have gained.
-//
-// # What comes next
-//
-// The 16 parts of a hot sum have their place already: [Reader.Read] says how old an answer may be.
 package counter
 
 import (
