@@ -11,14 +11,14 @@ TESTFLAGS ?= -race -count=1 -timeout 6m -p 2
 BENCHTIME ?= 1s
 FUZZTIME  ?= 10s
 
-# The counter stores whose contract runs for minutes on real servers. Their tests run
-# without the race detector and with a fifth of the random histories; after a change
-# there run them with -race and with all.
-SERVED   = counter/(redisstore|pgstore|persistent)$$
+# The stores whose contract runs for minutes on real servers. Their tests run
+# without the race detector, which the programs of other tests have, and with a fifth
+# of the random histories; after a change there run them with -race and with all.
+SERVED   = (counter/(redisstore|pgstore|persistent)|presence/redisstore)$$
 
 # The packages whose tests take longest begin first, so that the others run beside
 # them. The tests of the root are part of lint.
-SLOW     = ./cmd/headcount/faults ./presence/redisstore ./gateway ./cmd/headcount/e2e ./cmd/headcount/simulate
+SLOW     = ./cmd/headcount/faults ./gateway ./cmd/headcount/e2e ./cmd/headcount/simulate
 OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|$(SERVED)')
 
 GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
@@ -80,7 +80,7 @@ test:
 	$(call part,lint,$(MAKE) --no-print-directory lint)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
 	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $(SLOW) $(OTHERS))
-	$(call part,counter stores,$(GO) test -count=1 -timeout 8m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20)
+	$(call part,stores,$(GO) test -count=1 -timeout 8m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20)
 	$(call part,portable test,$(GO) test -count=1 -timeout 3m -tags portable $(PORTABLE))
 	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./presence/member)
 	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
