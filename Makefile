@@ -17,9 +17,10 @@ FUZZTIME  ?= 10s
 SERVED   = (counter/(redisstore|pgstore|persistent)|presence/redisstore)$$
 
 # The packages whose tests take longest begin first, so that the others run beside
-# them. The tests of the root are part of lint.
-SLOW     = ./cmd/headcount/faults ./gateway ./cmd/headcount/e2e ./cmd/headcount/simulate
-OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|$(SERVED)')
+# them. Those of whole processes are last, so that they do not run beside the faults.
+# The tests of the root are part of lint.
+SLOW     = ./cmd/headcount/faults ./gateway ./cmd/headcount/simulate
+OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|cmd/headcount/e2e$$|$(SERVED)') ./cmd/headcount/e2e
 
 GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
 
