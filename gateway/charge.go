@@ -68,11 +68,17 @@ func (c *conn) chargeRead() {
 	}
 }
 
+// spend takes n from what is allowed, one a step and burst at once. It is paid for until
+// paid, and then until what spend returns: after now is more than is allowed.
+func spend(paid, now, step time.Duration, burst, n int) time.Duration {
+	return max(paid, now-time.Duration(burst)*step) + time.Duration(n)*step
+}
+
 // allow takes one message from the client's message rate.
 func (c *conn) allow() bool {
 	const step = time.Second / messageRate
 	now := c.Now()
-	paid := max(c.paid, now-messageBurst*step) + step
+	paid := spend(c.paid, now, step, messageBurst, 1)
 	if paid > now {
 		return false
 	}
@@ -92,7 +98,7 @@ func (c *conn) bring(topics ...presence.Topic) bool {
 	}
 	const step = time.Second / newPageRate
 	now := c.Now()
-	brought := max(c.brought, now-newPageBurst*step) + time.Duration(fresh)*step
+	brought := spend(c.brought, now, step, newPageBurst, fresh)
 	if brought > now || !c.g.bring(c.addr, fresh) {
 		return false
 	}
@@ -113,7 +119,7 @@ func (g *Gateway) bring(addr netip.Addr, fresh int) bool {
 func (c *conn) list(names int) {
 	const step = time.Second / nameRate
 	now := c.Now()
-	c.listed = max(c.listed, now-nameBurst*step) + time.Duration(names)*step
+	c.listed = spend(c.listed, now, step, nameBurst, names)
 	if c.listed > now {
 		c.restFor(c.listed - now)
 	}
