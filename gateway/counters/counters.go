@@ -469,7 +469,8 @@ func (a *API) read(ctx context.Context, keys []string, member string, lag time.D
 			a.isDifferent(rule)
 		}
 		r.Counter = r.Or(rule.Kind)
-		if lag > 0 && !a.live.up() { // the store has answered from what it remembers
+		// The store has answered from what it remembers. Reads say what subscribers are told.
+		if lag > 0 && !a.live.up() || r.Approx && a.live.toldStale(r.Key) {
 			r.Stale, r.Approx = true, true
 		}
 	}

@@ -211,6 +211,14 @@ func (l *Live) last(key string) (counter.Counter, bool) {
 	return l.memory.Get(key)
 }
 
+// toldStale reports whether subscribers of key have been told that it is stale.
+func (l *Live) toldStale(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.keys[key]
+	return k != nil && k.known && (k.stale || k.counter.Stale)
+}
+
 // heardAll is last of keys, when all of them are known and the store can be reached.
 func (l *Live) heardAll(keys []string) []counter.Reading {
 	if !l.up() {
@@ -232,6 +240,7 @@ func (l *Live) heardAll(keys []string) []counter.Reading {
 		}
 		c := k.counter
 		c.Approx = true
+		c.Stale = c.Stale || k.stale // as its subscribers were told
 		all = append(all, counter.Reading{Counter: c})
 	}
 	return all
