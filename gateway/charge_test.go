@@ -190,7 +190,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 	other.write(message("subscribe", 300, 350))
 	const before = 50 + 2 // the other's pages, and the unread record of each client
 	await(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
-	for i := range 2 {
+	for i := range newPageBurst / 100 {
 		r.write(message("subscribe", 100*i, 100*i+100))
 		await(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
 		r.write(message("unsubscribe", 100*i, 100*i+100))
