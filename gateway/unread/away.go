@@ -14,8 +14,14 @@ type presenceOf struct {
 	page string
 }
 
-// Moved says that a connection of the user has joined or left a page.
+// Moved says that a connection of the user has joined or left a page. Its Joined must
+// say so before: then either Moved sees that the user follows something, or whoever
+// finds that out sees where the user is. Joins of those who follow nothing, which are
+// most, do not wait for each other.
 func (s *Sums) Moved(f *Sum, name string) {
+	if !f.follower.Load() {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if fo := f.follows[name]; fo != nil {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -17,7 +18,7 @@ import (
 )
 
 const (
-	enterPatience = time.Second            // a new connection waits this long for its unread count
+	enterPatience = 250 * time.Millisecond // a new connection waits this long for its unread count; else it comes later
 	bookPatience  = 3 * time.Second        // how long a call waits for the store's answer
 	readUsers     = 256                    // users whose follows are read in one call
 	presenceTick  = 250 * time.Millisecond // how late the end of a grace may be noticed
@@ -83,14 +84,17 @@ type Sums struct {
 	presences  map[presenceOf]bool      // presences that Run must write to the store; false ends one
 	told       map[presenceOf]struct{}  // presences that the store has
 	graces     map[presenceOf]time.Time // until when a user stays present after a connection that ended without a leave
+	entering   *gathering               // users that are new here and wait for the next read; nil: none
+	reading    bool                     // a read of such users is under way
 }
 
 // Sum is what one user follows, and how much of it is unread.
 type Sum struct {
 	user     unread.User
-	refs     int32 // connections, and requests that may become connections
-	known    bool  // the fields below have been read
-	adopting bool  // adopt is replacing the fields below; until it ends, sum is wrong
+	refs     int32       // connections, and requests that may become connections
+	known    bool        // the fields below have been read
+	adopting bool        // adopt is replacing the fields below; until it ends, sum is wrong
+	follower atomic.Bool // it may follow something; set before follows, and read without mu
 	conns    []Conn
 	version  presence.Version
 	follows  map[string]*follow // by page; nil: the user follows nothing
@@ -164,16 +168,76 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	}
 	ctx, cancel := context.WithTimeout(ctx, enterPatience)
 	defer cancel()
-	states, err := s.book.Read(ctx, user)
+	var state unread.State
+	record, err := s.record(ctx, user)
+	if err == nil {
+		state, err = s.book.State(ctx, user, record)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.adopt(f, states[0])
+		s.adopt(f, state)
 	} else {
 		s.staleUsers[f] = struct{}{} // Run tries again
 		s.wakeUp()
 	}
 	return f
+}
+
+// gathering is one read of the records of users that are new here. Connections bound it.
+type gathering struct {
+	users []unread.User
+	done  chan struct{} // closed when what follows is set
+
+	records []unread.Record // in the order of users
+	err     error
+}
+
+// record reads what the user follows. While one read is under way, the users of
+// later calls gather, and the next read is for all of them.
+func (s *Sums) record(ctx context.Context, user unread.User) (unread.Record, error) {
+	s.mu.Lock()
+	g := s.entering
+	if g == nil {
+		g = &gathering{done: make(chan struct{})}
+		s.entering = g
+	}
+	i, first := len(g.users), !s.reading
+	g.users = append(g.users, user)
+	s.reading = true
+	s.mu.Unlock()
+	if first {
+		s.readEntering()
+	}
+	select {
+	case <-g.done:
+	case <-ctx.Done():
+		return unread.Record{}, ctx.Err()
+	}
+	if g.err != nil {
+		return unread.Record{}, g.err
+	}
+	return g.records[i], nil
+}
+
+// readEntering reads the records that have been asked for. If more have been asked for
+// meanwhile, a goroutine of its own goes on, until there are none.
+func (s *Sums) readEntering() {
+	s.mu.Lock()
+	g := s.entering
+	s.entering = nil
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), enterPatience)
+	g.records, g.err = s.store.Records(ctx, g.users)
+	cancel()
+	close(g.done)
+	s.mu.Lock()
+	more := s.entering != nil
+	s.reading = more
+	s.mu.Unlock()
+	if more {
+		s.cfg.Group.Go(s.readEntering)
+	}
 }
 
 // Users is the number of users here, plus the number of graces that are not over; a
@@ -256,6 +320,7 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 		return // the user has gone
 	}
 	f.version, f.adopting = state.Version, true
+	f.follower.Store(len(state.Follows) > 0) // before it is asked where the user is, see Moved
 	for page, fo := range f.follows {
 		if _, still := state.Find(page); !still {
 			delete(s.told, presenceOf{f.user, page})

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -53,6 +54,11 @@ func (w wants) Unwant(t presence.Topic) { w[t]-- }
 func quiet(store unread.Store) *Sums {
 	return New(Config{Life: "g/1", Store: store, Hub: wants{}, Group: &sync.WaitGroup{}, Grace: 50 * time.Millisecond, Log: zerolog.Nop()})
 }
+
+// inline runs what it is given at once.
+type inline struct{}
+
+func (inline) Go(f func()) { f() }
 
 // tab is a connection that has joined some pages.
 type tab struct {
@@ -116,17 +122,19 @@ func TestSumsFollowTheStore(t *testing.T) {
 				waiting = append(waiting[:i], waiting[i+1:]...)
 			}
 		}
-		move := func() {
+		move := func(ctx context.Context) {
 			u := rapid.SampledFrom(users).Draw(rt, "who")
 			if f := here[u]; f != nil {
 				delete(here, u)
 				s.Leave(f, nil, nil)
-			} else if f := s.Enter(t.Context(), u); here[u] == nil {
+			} else if f := s.Enter(ctx, u); here[u] == nil {
 				here[u] = f
 			} else {
 				s.Leave(f, nil, nil)
 			}
 		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
 		depth := 0 // how many things happen while others are under way
 		s = quiet(&busyStore{store, func() {
 			if depth == 2 {
@@ -140,10 +148,11 @@ func TestSumsFollowTheStore(t *testing.T) {
 				act()
 				deliver()
 			case 2:
-				move()
+				move(gone) // who comes during a read does not wait for the next
 			}
 			depth--
 		}})
+		s.cfg.Group = inline{}
 		check := func() {
 			for _, f := range here {
 				if f.sum < 0 {
@@ -154,7 +163,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 5).Draw(rt, "step") {
 			case 0:
-				move()
+				move(t.Context())
 			case 1, 2:
 				act()
 			case 3, 4:
@@ -294,4 +303,67 @@ func TestPresencesAreTold(t *testing.T) {
 	if len(s.told)+len(s.presences)+len(s.graces) != 0 {
 		t.Errorf("%d %d %d are left", len(s.told), len(s.presences), len(s.graces))
 	}
+}
+
+// Users that come while the store reads others are read together, so that a crowd of
+// newcomers does not wait for one call each.
+func TestNewcomersAreReadTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads, slow := 0, make(chan struct{})
+		store := &busyStore{Store: memstore.New(memstore.Config{})}
+		store.meanwhile = func() {
+			reads++ // one read at a time, and a synctest bubble sees races
+			<-slow
+		}
+		s := quiet(store)
+		var entered sync.WaitGroup
+		const users = 100
+		for i := range users {
+			entered.Go(func() {
+				if _, known := s.Unread(s.Enter(t.Context(), unread.User{byte(i)})); !known {
+					t.Errorf("user %d: the count is not known", i)
+				}
+			})
+		}
+		synctest.Wait()
+		close(slow)
+		entered.Wait()
+		if want := 2 * 2; reads != want { // meanwhile is called before and after a read
+			t.Errorf("%d calls around the reads of %d users, want %d", reads, users, want)
+		}
+	})
+}
+
+// A connection waits for a slow store only for a moment; its count comes later.
+func TestSlowStoreHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := make(chan struct{})
+		s := quiet(&busyStore{Store: memstore.New(memstore.Config{}), meanwhile: func() { <-slow }})
+		began := time.Now()
+		var entered sync.WaitGroup
+		for i := range 3 { // the first reads, the others gather
+			entered.Go(func() {
+				s.Enter(t.Context(), unread.User{byte(i)})
+			})
+		}
+		time.Sleep(enterPatience)
+		synctest.Wait()
+		s.mu.Lock()
+		waiting := len(s.staleUsers)
+		s.mu.Unlock()
+		if waiting != 2 {
+			t.Errorf("%d have stopped waiting after %s, want both that gathered", waiting, time.Since(began))
+		}
+		close(slow)
+		entered.Wait()
+	})
+}
+
+// Who follows nothing does not wait for others when it joins a page.
+func TestMovedOfWhoFollowsNothing(t *testing.T) {
+	s := quiet(memstore.New(memstore.Config{}))
+	f := s.Enter(t.Context(), unread.User{1})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Moved(f, "p") // else the test hangs
 }

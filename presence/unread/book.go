@@ -79,15 +79,20 @@ func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
 	}
 	states := make([]State, len(users))
 	for i, r := range records {
-		states[i].Record = r
-		if len(r.Follows) == 0 {
-			continue
-		}
-		if states[i].Levels, states[i].Owns, err = b.store.Levels(ctx, users[i], r.Pages()); err != nil {
+		if states[i], err = b.State(ctx, users[i], r); err != nil {
 			return nil, err
 		}
 	}
 	return states, nil
+}
+
+// State adds the levels of its pages to a user's record.
+func (b *Book) State(ctx context.Context, user User, r Record) (s State, err error) {
+	s.Record = r
+	if len(r.Follows) > 0 {
+		s.Levels, s.Owns, err = b.store.Levels(ctx, user, r.Pages())
+	}
+	return s, err
 }
 
 // Unread returns a user's unread count and when it last changed.
