@@ -36,7 +36,7 @@ type Config struct {
 
 	ClusterSecrets []string `name:"cluster-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs what processes send each other. Repeatable: the first one signs, all of them verify. Required with --redis unless the cluster addresses are loopback."`
 	IDSecrets      []string `name:"id-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs anonymous ids, and seals the key of the user hashes. Repeatable: the first one signs, all of them verify. To rotate, add the new one in front."`
-	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts, counters and the secret of anonymous ids. Without it they end with the process."`
+	DataDir        string   `type:"text" placeholder:"DIR" group:"cluster" help:"The directory where the embedded store keeps follows, unread counts, counters and the secret of anonymous ids, and remembers over a restart who is there. Without it all of that ends with the process."`
 
 	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
 	Postgres        string        `type:"text" placeholder:"URL" group:"counters" help:"The URL of PostgreSQL, which keeps counters. Without it they are in --redis, in --data-dir, or in memory."`

@@ -143,7 +143,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
 func (s *system) openEmbedded() error {
-	config := memstore.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), Log: s.log}
+	config := memstore.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
 	var opened *memstore.Store
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")

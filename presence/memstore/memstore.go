@@ -1,7 +1,8 @@
 // Package memstore is the embedded store: all of presence.Store and unread.Store
 // in the memory of one process. It is the default. It keeps every promise of the
-// contracts except durability: its data ends with the process. Only changes and
-// follows (unread.Store) survive, when there is a data directory.
+// contracts except durability: its data ends with the process. With a data directory
+// changes and follows (unread.Store) survive, and who was present is remembered over a
+// restart.
 package memstore
 
 import (
@@ -37,7 +38,10 @@ type Config struct {
 	// Backlog is how many publications wait for one watcher (default 4,096).
 	// Further ones are dropped, and the watcher gets a Lost.
 	Backlog int
-	Log     zerolog.Logger
+	// With a data directory, who is present is remembered over a restart for
+	// PresenceTimeout; 0: not at all.
+	PresenceTimeout time.Duration
+	Log             zerolog.Logger
 }
 
 // Store is the embedded store. Its methods may be called from any goroutine.
@@ -58,7 +62,12 @@ type Store struct {
 	leases      map[string]lease // by process
 	book        book
 
-	forgetting, remembered chan struct{} // closed by Close, and when the writer of minutes has ended; nil without a data directory
+	moved bool // somebody came or went since who is present was written
+
+	dir       string         // the data directory; "": none
+	closing   chan struct{}  // closed by Close
+	writers   sync.WaitGroup // of minutes, and of who is present
+	presentAt time.Time      // when who is present was written; its writer's own
 }
 
 type partition struct {
@@ -104,6 +113,7 @@ func New(cfg Config) *Store {
 		leases:     map[string]lease{},
 		notices:    newNotices(),
 		book:       newBook(cfg),
+		closing:    make(chan struct{}),
 	}
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
@@ -115,7 +125,7 @@ func New(cfg Config) *Store {
 }
 
 // Open returns a store that keeps its changes, idempotency keys and follows in the
-// directory dir, and creates dir when it is missing. One process at a time may use a
+// directory dir, and remembers who is present there; it creates dir when it is missing. One process at a time may use a
 // directory. The caller must Close the store.
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
@@ -123,10 +133,14 @@ func Open(dir string, cfg Config) (*Store, error) {
 	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, &s.book, cfg.Log); err != nil {
 		return nil, err
 	}
+	s.dir = dir
 	go s.notices.disk.run(s.commit) // ends with Close
 	if s.book.kept > 0 {
-		s.forgetting, s.remembered = make(chan struct{}), make(chan struct{})
-		go s.remembering() // ends with Close
+		s.writers.Go(s.remembering)
+	}
+	if s.cfg.PresenceTimeout > 0 {
+		s.loadPresent(time.Now())
+		s.writers.Go(s.keepPresent)
 	}
 	return s, nil
 }
@@ -156,10 +170,8 @@ func (s *Store) HashKey(former []byte) ([]byte, error) {
 // Close carries out the waiting operations and closes the data directory. It is
 // called once; after it changes and follows are refused.
 func (s *Store) Close() error {
-	if s.forgetting != nil {
-		close(s.forgetting)
-		<-s.remembered
-	}
+	close(s.closing)
+	s.writers.Wait()
 	return s.notices.disk.close()
 }
 
@@ -220,6 +232,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		}
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
+		s.moved = s.moved || c.Reset || len(c.Members) > 0
 		if c.Reset {
 			clear(p.members)
 		}

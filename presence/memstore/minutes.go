@@ -316,14 +316,13 @@ func (b *book) unwritten(at int64, end bool) (puts []put, done func()) {
 
 // remembering writes finished minutes, once a minute, until Close.
 func (s *Store) remembering() {
-	defer close(s.remembered)
 	for {
 		now := time.Now()
 		next := time.NewTimer(now.Truncate(time.Minute).Add(time.Minute + time.Second).Sub(now))
 		select {
 		case <-next.C:
 			s.writeMinutes(false)
-		case <-s.forgetting:
+		case <-s.closing:
 			next.Stop()
 			s.writeMinutes(true)
 			return

@@ -95,6 +95,7 @@ func TestPagesRemember(t *testing.T) {
 	for _, c := range []*client{a, b, c} {
 		c.close()
 	}
+	eventually(t, "that all have gone", func() bool { return s.count(t, "p") == 0 }) // else they are remembered, too
 	s.signal(syscall.SIGTERM)
 	s.died(t, 0, patience)
 	after := start(t, "--data-dir="+dir).stats(t, "/p/stats")

@@ -1,0 +1,61 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A process that is started again over its data directory shows at once who was there,
+// and whoever does not come back is gone after the presence timeout: nobody sees the
+// counts begin at zero.
+func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, s *server){
+		"SIGTERM": func(t *testing.T, s *server) {
+			s.signal(syscall.SIGTERM)
+			s.died(t, 0, patience)
+		},
+		"kill -9": func(t *testing.T, s *server) {
+			s.signal(syscall.SIGKILL)
+			s.killed(t)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			flags := []string{"--data-dir=" + dir, "--presence-timeout=6s", "--leave-grace=200ms", "--update-interval=10ms"}
+			s := start(t, flags...)
+			there := make([]*client, 5)
+			for i := range there {
+				there[i] = s.ws(t)
+				there[i].join("p")
+			}
+			there[0].awaitCount("p", 5)
+			there[4].leave("p")
+			there[0].awaitCount("p", 4)
+			seen := time.Now()
+			eventually(t, "that it is written who is there", func() bool {
+				is, err := os.Stat(filepath.Join(dir, "present"))
+				return err == nil && is.ModTime().After(seen)
+			})
+			end(t, s)
+			s = start(t, flags...)
+			if n := s.count(t, "p"); n != 4 {
+				t.Errorf("%d are there after the restart, want the 4 who were there", n)
+			}
+			back := []*client{s.again(t, there[0]), s.again(t, there[1])}
+			for _, c := range back {
+				c.join("p")
+				if f := c.await("a count", func(f frame) bool { return f.Type == "count" }); *f.Count > 4 || *f.Count < 2 || f.Stale {
+					t.Errorf("who comes back sees %s", f.text)
+				}
+			}
+			back[0].awaitCount("p", 2) // the others have not come back
+			back[1].leave("p")
+			back[0].awaitCount("p", 1)
+		})
+	}
+}
