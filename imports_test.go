@@ -73,8 +73,9 @@ var layers = []layer{
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
 	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
 	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy"}}, // the calls of counters that last
+	{"gateway/openapi", nil},                     // describes calls and frames
 	{"gateway", []string{
-		"counter", "gateway/counters",
+		"counter", "gateway/counters", "gateway/openapi",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat",
 	}},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/openapi"
 	"headcount/gateway/policy"
 )
 
@@ -27,11 +28,7 @@ type asset struct {
 	body, packed []byte
 }
 
-func newAsset(files fs.FS, name string) asset {
-	body, err := fs.ReadFile(files, name)
-	if err != nil {
-		panic(err) // the file is part of the program
-	}
+func newAsset(name string, body []byte) asset {
 	var packed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
 	if err != nil {
@@ -78,28 +75,37 @@ func (a *asset) serve(c *gin.Context, status int) {
 	_, _ = c.Writer.Write(out) // the client may be gone
 }
 
-// assets serves the demo page and the browser client. Scripts may be loaded by
+// assets serves the demo page, the browser client and the documents of the contract. Scripts may be loaded by
 // pages of any origin; --allow-origins decides what those scripts may do.
 func (g *Gateway) assets(e *gin.Engine) {
 	entries, err := fs.ReadDir(g.cfg.Assets, ".")
 	if err != nil {
 		panic(err) // the files are part of the program
 	}
-	for _, f := range entries {
-		a := newAsset(g.cfg.Assets, f.Name())
-		serve := func(c *gin.Context) {
+	public := func(a asset) gin.HandlerFunc {
+		return func(c *gin.Context) {
 			if h := c.Writer.Header(); h.Get("Access-Control-Allow-Origin") == "" {
 				h.Set("Access-Control-Allow-Origin", "*")
 			}
 			a.serve(c, http.StatusOK)
 		}
+	}
+	for name, body := range map[string][]byte{"openapi.json": openapi.OpenAPI, "asyncapi.json": openapi.AsyncAPI} {
+		policy.Get(e, "/-/"+name, public(newAsset(name, body)))
+	}
+	for _, f := range entries {
+		body, err := fs.ReadFile(g.cfg.Assets, f.Name())
+		if err != nil {
+			panic(err) // the files are part of the program
+		}
+		a := newAsset(f.Name(), body)
 		switch f.Name() {
 		case "index.html":
-			policy.Get(e, "/", serve)
+			policy.Get(e, "/", public(a))
 		case "dashboard.html":
 			g.dashboard(e, a)
 		default:
-			policy.Get(e, "/-/"+f.Name(), serve)
+			policy.Get(e, "/-/"+f.Name(), public(a))
 		}
 	}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/policy"
+	"headcount/presence"
 )
 
 const maxBody = 4096 // bytes of a request
@@ -43,12 +45,11 @@ func readAction(c *gin.Context, actions ...string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	var members map[string]json.RawMessage
-	var action *string
-	if err := json.Unmarshal(body, &members); err != nil || members == nil {
-		badRequest(c, `The body is a JSON object: {"action":"`+actions[0]+`"}`+because(err)+".")
+	members, ok := parseMembers(c, body, `The body is a JSON object: {"action":"`+actions[0]+`"}`, "action")
+	if !ok {
 		return "", false
 	}
+	var action *string
 	if err := json.Unmarshal(members["action"], &action); err != nil || action == nil || !slices.Contains(actions, *action) {
 		badRequest(c, `"action" is one of: `+strings.Join(actions, ", ")+".")
 		return "", false
@@ -56,17 +57,30 @@ func readAction(c *gin.Context, actions ...string) (string, bool) {
 	return *action, true
 }
 
-// readMembers reads a body that is a JSON object, or empty. If it returns false,
-// it has written the error answer.
-func readMembers(c *gin.Context, example string) (map[string]json.RawMessage, bool) {
+// readMembers reads a body that is empty or a JSON object with members of these names.
+// If it returns false, it has written the error answer.
+func readMembers(c *gin.Context, example string, names ...string) (map[string]json.RawMessage, bool) {
 	body, ok := readBody(c)
 	if !ok || len(body) == 0 {
 		return nil, ok
 	}
+	return parseMembers(c, body, "The body is empty or a JSON object: "+example, names...)
+}
+
+// parseMembers reads a JSON object that has only members of these names: a misspelt one
+// must not count as one that was left out. If it returns false, it has written the error
+// answer.
+func parseMembers(c *gin.Context, body []byte, want string, names ...string) (map[string]json.RawMessage, bool) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil || members == nil {
-		badRequest(c, "The body is empty or a JSON object: "+example+because(err)+".")
+		badRequest(c, want+because(err)+".")
 		return nil, false
+	}
+	for name := range members {
+		if !slices.Contains(names, name) {
+			badRequest(c, fmt.Sprintf("The body has a member %q, which this call does not know. %s.", presence.Excerpt(name), want))
+			return nil, false
+		}
 	}
 	return members, true
 }

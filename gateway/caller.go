@@ -106,18 +106,28 @@ func (w caller) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
 }
 
 func (w named) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
-	if !w.g.server(c) {
-		return unread.User{}, identity.Identity{}, false
-	}
-	name, err := url.PathUnescape(c.Param("user"))
-	if err == nil {
-		err = identity.CheckUser(name)
-	}
-	if err != nil {
-		badRequest(c, err.Error())
+	name, ok := w.g.userInPath(c)
+	if !ok {
 		return unread.User{}, identity.Identity{}, false
 	}
 	return w.g.userOf(name), identity.Identity{}, true
+}
+
+// userInPath returns the id of the user that a server names in the path. If ok is false,
+// it has written the error answer.
+func (g *Gateway) userInPath(c *gin.Context) (id string, ok bool) {
+	if !g.server(c) {
+		return "", false
+	}
+	id, err := url.PathUnescape(c.Param("user"))
+	if err == nil {
+		err = identity.CheckUser(id)
+	}
+	if err != nil {
+		badRequest(c, err.Error())
+		return "", false
+	}
+	return id, true
 }
 
 // mayLook reports whether the request may see the dashboard: it has a valid API

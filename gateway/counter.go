@@ -185,26 +185,54 @@ func (g *Gateway) putCounter(c *gin.Context) {
 	if !g.admit(c, id) {
 		return
 	}
+	if count, ok := g.hold(c, id.Hash, name, action == "increment"); ok {
+		g.issue(c, id)
+		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
+	}
+}
+
+// putPresence takes (on) or ends a hold of the user that a server names in the path.
+func (g *Gateway) putPresence(c *gin.Context, on bool) {
+	user, ok := g.userInPath(c)
+	if !ok {
+		return
+	}
+	name, ok := page(c, presence.CheckPage)
+	if !ok {
+		return
+	}
+	if _, ok := readMembers(c, "{}"); !ok {
+		return
+	}
+	if count, ok := g.hold(c, g.cfg.Identities.Hash(user), name, on); ok {
+		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
+	}
+}
+
+// hold takes (on) or ends a user's hold on a page, and returns the page's count with
+// the change in it. If ok is false, it has written the error answer.
+func (g *Gateway) hold(c *gin.Context, user presence.User, name string, on bool) (count presence.Count, ok bool) {
 	if err := g.ready(); err != nil {
 		unavailable(c, err)
-		return
+		return count, false
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), holdPatience)
 	defer cancel()
-	if err := g.cfg.Cluster.Hold(ctx, id.Hash, name, action == "increment"); err != nil {
+	if err := g.cfg.Cluster.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {
 			policy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), policy.RetryAfter(comeBack))
-			return
+			return count, false
 		}
 		unavailable(c, presence.ErrUnavailable)
-		return
+		return count, false
 	}
-	if counts, ok := g.counts(c, name); ok {
-		if counts[0].Stale { // a stale count may lack the caller's change
-			unavailable(c, presence.ErrUnavailable)
-			return
-		}
-		g.issue(c, id)
-		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
+	counts, ok := g.counts(c, name)
+	if !ok {
+		return count, false
 	}
+	if counts[0].Stale { // a stale count may lack the change
+		unavailable(c, presence.ErrUnavailable)
+		return count, false
+	}
+	return counts[0], true
 }

@@ -34,6 +34,8 @@ func (g *Gateway) routes() http.Handler {
 	})
 	policy.Get(e, "/:page/counter", g.getCounter)
 	e.PUT("/:page/counter", g.putCounter)
+	e.PUT("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, true) })
+	e.DELETE("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, false) })
 	e.GET("/:page/counter/events", g.getEvents)
 	policy.Get(e, "/:page/stats", g.getStats)
 	policy.Get(e, "/-/counters", g.getCounters)

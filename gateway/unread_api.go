@@ -81,7 +81,7 @@ func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
 		return change, false
 	}
 	change.Key = key
-	members, ok := readMembers(c, `{"by":"the user who did it"}`)
+	members, ok := readMembers(c, `{"by":"the user who did it"}`, "by")
 	if !ok {
 		return change, false
 	}
@@ -153,7 +153,7 @@ func (g *Gateway) putFollow(c *gin.Context, who whose) {
 	if !ok {
 		return
 	}
-	members, ok := readMembers(c, `{"away_only":true}`)
+	members, ok := readMembers(c, `{"away_only":true}`, "away_only")
 	if !ok {
 		return
 	}

@@ -191,7 +191,7 @@ func TestPutBodies(t *testing.T) {
 		"case of the member":     {`{"Action":"increment"}`, 400},
 		"two objects":            {`{"action":"increment"}{}`, 400},
 		"unfinished":             {`{"action":"increment"`, 400},
-		"more members":           {`{"x":[1,{}],"action":"increment"}`, 200},
+		"more members":           {`{"x":[1,{}],"action":"increment"}`, 400},
 		"with space":             {" {\n\"action\": \"decrement\"}\r\n", 200},
 		"4096 bytes":             {increment + strings.Repeat(" ", 4096-len(increment)), 200},
 		"4097 bytes":             {increment + strings.Repeat(" ", 4097-len(increment)), 413},

@@ -1,0 +1,98 @@
+package openapi
+
+// message is a frame of the WebSocket, or a server-sent event.
+type message struct {
+	name, does string
+	payload    object
+}
+
+func frame(kind, does string, more ...any) message {
+	return message{kind, does, members(append([]any{"type", object{"type": "string", "const": kind}}, more...)...)}
+}
+
+// A client may send members that the server does not know.
+func sent(kind, does string, more ...any) message {
+	m := frame(kind, does, more...)
+	m.payload["additionalProperties"] = true
+	return m
+}
+
+var names = object{"type": "array", "items": id}
+
+// said are the frames that a client sends.
+var said = []message{
+	sent("join", "The user is on a page from now on, and the client gets its counts.", "page", id),
+	sent("leave", "The user is on the page no more.", "page", id),
+	sent("subscribe", "The client wants counts of pages, * too, and counters; at most 100 at a time, with those joined.", "pages?", names, "counters?", names,
+		"precision?", object{"type": "integer", "minimum": 1, "maximum": 9, "description": "significant digits of the counts"}),
+	sent("unsubscribe", "The client wants them no more.", "pages?", names, "counters?", names),
+	sent("heartbeat", "The server answers with the same. A client sends it when it has heard nothing for heartbeat_ms."),
+	sent("read", "The user has seen everything: unread is 0."),
+}
+
+// told are the frames that the server sends.
+var told = []message{
+	frame("welcome", "The first frame: who the user is.", "user", text, "id?", about(text, "the signed id, of anonymous users only"), "heartbeat_ms", natural),
+	frame("unread", "How many changes the user has not seen; the second frame, and again on each change.", "count", natural),
+	frame("count", "How many are on a page: at once after join and subscribe, then on change.", countMembers...),
+	frame("counter", "A counter: at once after subscribe, then on change.", with(counterMembers, "mine?", about(yes, "the user is a member"))...),
+	frame("heartbeat", "The answer to a heartbeat."),
+	frame("reconnect", "The server ends; connect again after this time.", "after_ms", natural),
+	frame("error", "The client has sent something that cannot be, and the connection stays open; the twentieth ends it.",
+		"code", one("bad_json", "bad_type", "bad_page", "bad_counter", "forbidden", "too_many_pages", "too_large", "binary", "too_many_errors", "rate_limited", "token_expired"),
+		"message", text, "page?", text, "counter?", text),
+}
+
+// The events of the two streams. Their SSE event names are the names of the messages,
+// and their ids are versions.
+var (
+	countEvent   = message{"count", "event: count, id: the version, data: this.", schemas["Count"].(object)}
+	counterEvent = message{"counter", "event: counter, id: the version, data: this.", schemas["Counter"].(object)}
+)
+
+// AsyncAPI is the document of frames and events.
+var AsyncAPI = document(func() object {
+	messages := object{}
+	add := func(prefix string, list ...message) (object, []any) {
+		channel, refs := object{}, []any{}
+		for _, m := range list {
+			name := prefix + m.name
+			messages[name] = object{"name": m.name, "summary": m.does, "payload": m.payload}
+			channel[name] = object{"$ref": "#/components/messages/" + name}
+			refs = append(refs, name)
+		}
+		return channel, refs
+	}
+	operation := func(action, channel string, names []any) object {
+		refs := []any{}
+		for _, name := range names {
+			refs = append(refs, object{"$ref": "#/channels/" + channel + "/messages/" + name.(string)})
+		}
+		return object{"action": action, "channel": object{"$ref": "#/channels/" + channel}, "messages": refs}
+	}
+	fromClient, saidNames := add("client_", said...)
+	fromServer, toldNames := add("server_", told...)
+	pageEvents, countNames := add("event_", countEvent)
+	counterEvents, counterNames := add("event_", counterEvent)
+	in := func(name string) object { return object{name: object{"description": "percent-encoded"}} }
+	return object{
+		"asyncapi": "3.0.0",
+		"info": object{
+			"title": "Headcount", "version": version,
+			"description": "Frames are JSON text, with the subprotocol headcount.v1. Event streams send a comment every --ping-interval. The other calls are in /-/openapi.json.",
+		},
+		"defaultContentType": "application/json",
+		"channels": object{
+			"socket":        object{"address": "/-/ws", "messages": all(fromClient, fromServer), "bindings": object{"ws": object{"method": "GET"}}},
+			"pageEvents":    object{"address": "/{page}/counter/events", "parameters": in("page"), "messages": pageEvents},
+			"counterEvents": object{"address": "/api/v1/counters/{key}/events", "parameters": in("key"), "messages": counterEvents},
+		},
+		"operations": object{ // of the server: it receives what clients send
+			"hear":          operation("receive", "socket", saidNames),
+			"tell":          operation("send", "socket", toldNames),
+			"streamCount":   operation("send", "pageEvents", countNames),
+			"streamCounter": operation("send", "counterEvents", counterNames),
+		},
+		"components": object{"messages": messages},
+	}
+})

@@ -1,0 +1,214 @@
+// Package openapi describes the calls and the frames of the server for programs: as
+// OpenAPI 3.1 and, for frames and server-sent events, as AsyncAPI 3.0. Both are made
+// from the tables in calls.go, schemas.go and frames.go. Tests of package gateway hold
+// them to the routes, to real answers and to real frames.
+package openapi
+
+import (
+	"encoding/json"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// version is the version of the contract. It is not the version of the program.
+const version = "1.0.0"
+
+// who may make a call.
+type who int
+
+const (
+	anyone  who = iota // everybody; a token that is sent must be valid
+	visitor            // whoever has an identity, or gets one
+	server             // a server with an API key
+	opened             // a server, and whoever the rule of the counter lets
+	viewer             // a server, and everybody when no API keys are configured
+)
+
+// call is one HTTP call. Lists are separated by spaces.
+type call struct {
+	method, path string // the parameters of the path are in parameters
+	does         string
+	who          who
+	takes        string // other parameters
+	body         string // the schema of the body; with a ? the body may be left out
+	gives        string // the success: a schema, a media type, or a status
+	refuses      string // the statuses of refusals
+}
+
+type object = map[string]any
+
+// OpenAPI is the document of the calls.
+var OpenAPI = document(func() object {
+	paths := object{}
+	for _, c := range calls {
+		path, _ := paths[c.path].(object)
+		if path == nil {
+			path = object{}
+			paths[c.path] = path
+		}
+		path[strings.ToLower(c.method)] = c.operation()
+	}
+	return object{
+		"openapi": "3.1.0",
+		"info": object{
+			"title": "Headcount", "version": version, "license": object{"name": "MIT", "identifier": "MIT"},
+			"description": "Live counts of who is on a page, unread notifications, and counters that last. Every GET answers HEAD too. Page ids, keys, users and members in paths are percent-encoded, their slashes too. The frames of /-/ws and the events are in /-/asyncapi.json.",
+		},
+		"servers": []any{object{"url": "/"}},
+		"paths":   paths,
+		"components": object{
+			"schemas": schemas, "parameters": parameters, "responses": refusals(),
+			"securitySchemes": object{
+				"key":    object{"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "One of --api-key."},
+				"token":  object{"type": "http", "scheme": "bearer", "bearerFormat": "JWT", "description": "With --jwt-secret or --jwks-url; its sub is the user."},
+				"id":     object{"type": "apiKey", "in": "header", "name": "Headcount-Id", "description": "The signed id of an anonymous visitor."},
+				"cookie": object{"type": "apiKey", "in": "cookie", "name": "headcount_id", "description": "The same as a cookie, which the server sets."},
+			},
+		},
+	}
+})
+
+func document(make func() object) []byte {
+	text, err := json.MarshalIndent(make(), "", " ")
+	if err != nil {
+		panic(err) // maps and strings
+	}
+	return append(text, '\n')
+}
+
+var braces = regexp.MustCompile(`\{(\w+)\}`)
+
+func (c call) operation() object {
+	op := object{"summary": c.does, "security": c.who.security(), "tags": []string{c.tag()}}
+	var takes []any
+	for _, name := range c.parameters() {
+		takes = append(takes, object{"$ref": "#/components/parameters/" + name})
+	}
+	if takes != nil {
+		op["parameters"] = takes
+	}
+	if c.body != "" {
+		name, optional := strings.CutSuffix(c.body, "?")
+		op["requestBody"] = object{"required": !optional, "content": object{"application/json": object{"schema": ref(name)}}}
+	}
+	responses := object{}
+	for _, status := range strings.Fields(c.refuses) {
+		responses[status] = object{"$ref": "#/components/responses/" + status}
+	}
+	good, content := "200", object{}
+	for _, given := range strings.Fields(c.gives) {
+		switch {
+		case given[0] >= '0' && given[0] <= '9': // a status
+			good = given
+		case given == "Limit": // the one refusal that is no problem
+			responses["429"] = object{"description": "It may not pass now.", "content": object{"application/json": object{"schema": ref(given)}}}
+			fallthrough
+		case !strings.Contains(given, "/"):
+			content["application/json"] = object{"schema": ref(given)}
+		default:
+			content[given] = object{"schema": object{"type": "string"}}
+		}
+	}
+	answer := object{"description": http.StatusText(atoi(good))}
+	if len(content) > 0 {
+		answer["content"] = content
+	}
+	responses[good] = answer
+	op["responses"] = responses
+	return op
+}
+
+// parameters are the names of the call's parameters, those of the path first.
+func (c call) parameters() []string {
+	var names []string
+	for _, name := range braces.FindAllStringSubmatch(c.path, -1) {
+		names = append(names, name[1])
+	}
+	return append(names, strings.Fields(c.takes)...)
+}
+
+func (c call) tag() string {
+	switch {
+	case strings.HasPrefix(c.path, "/api/v1/limits"):
+		return "limits"
+	case strings.HasPrefix(c.path, "/api/"):
+		return "counters"
+	case strings.HasSuffix(c.path, "/changes"), strings.Contains(c.path, "/unread"), strings.Contains(c.path, "/follows"), strings.Contains(c.path, "/notifications"):
+		return "notifications"
+	case strings.HasPrefix(c.path, "/-/dashboard"), strings.HasSuffix(c.path, "api.json"), strings.HasSuffix(c.path, ".js"), c.path == "/":
+		return "server"
+	case c.path == "/-/me", c.path == "/-/users/{user}":
+		return "privacy"
+	}
+	return "presence"
+}
+
+func (w who) security() []any {
+	key, none := object{"key": []any{}}, object{}
+	switch w {
+	case visitor:
+		return []any{object{"token": []any{}}, object{"id": []any{}}, object{"cookie": []any{}}, none}
+	case server:
+		return []any{key}
+	case opened, viewer:
+		return []any{key, none}
+	}
+	return []any{none}
+}
+
+// refusals are the answers that say no. All of them are problems of RFC 9457.
+func refusals() object {
+	all := object{}
+	for status, why := range map[int]string{
+		400: "The path, the query, a header or the body cannot be.",
+		401: "A token or an API key is missing, wrong or expired.",
+		403: "The origin may not do this, or the rule of the counter does not open it.",
+		404: "There is no such thing.",
+		409: "The counter cannot change like this, and did not.",
+		413: "The body is too large.",
+		415: "The body is not JSON.",
+		426: "This path takes WebSockets only.",
+		429: "Too much for now; see Retry-After.",
+		503: "The server cannot do this now; see Retry-After.",
+	} {
+		answer := object{"description": why, "content": object{"application/problem+json": object{"schema": ref("Problem")}}}
+		if status == 429 || status == 503 {
+			answer["headers"] = object{"Retry-After": object{"description": "Seconds.", "schema": object{"type": "integer"}}}
+		}
+		all[strconv.Itoa(status)] = answer
+	}
+	return all
+}
+
+// Calls are the calls as "METHOD /path", sorted.
+func Calls() []string {
+	var all []string
+	for _, c := range calls {
+		all = append(all, c.method+" "+c.path)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func ref(name string) object { return object{"$ref": "#/components/schemas/" + name} }
+
+func atoi(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		panic(err) // a mistake in the table
+	}
+	return n
+}
+
+// all joins the objects.
+func all(objects ...object) object {
+	sum := object{}
+	for _, o := range objects {
+		maps.Copy(sum, o)
+	}
+	return sum
+}

@@ -1,0 +1,143 @@
+package openapi
+
+import "strings"
+
+// members describes an object that has these members and no others: names and schemas
+// in turn. A name with a ? may be missing.
+func members(pairs ...any) object {
+	properties, required := object{}, []string{}
+	for i := 0; i < len(pairs); i += 2 {
+		name, optional := strings.CutSuffix(pairs[i].(string), "?")
+		properties[name] = pairs[i+1]
+		if !optional {
+			required = append(required, name)
+		}
+	}
+	o := object{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		o["required"] = required
+	}
+	return o
+}
+
+func list(of object) object { return object{"type": "array", "items": of} }
+
+func one(of ...string) object { return object{"type": "string", "enum": of} }
+
+func about(o object, text string) object { return all(o, object{"description": text}) }
+
+// with is a list of members with more of them.
+func with(pairs []any, more ...any) []any { return append(pairs[:len(pairs):len(pairs)], more...) }
+
+var (
+	text      = object{"type": "string"}
+	flag      = object{"type": "boolean"}
+	yes       = object{"type": "boolean", "const": true}
+	number    = object{"type": "integer", "format": "int64"}
+	natural   = object{"type": "integer", "format": "int64", "minimum": 0}
+	id        = object{"type": "string", "minLength": 1, "maxLength": 128}
+	reason    = object{"type": "string", "minLength": 1, "maxLength": 200}
+	moment    = object{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
+	never     = object{"type": []string{"string", "null"}, "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
+	versioned = object{"type": "string", "pattern": `^\d+-\d+$`, "description": "incarnation-sequence; the greater one is newer"}
+	delta     = object{"type": "integer", "format": "int64", "minimum": 1, "maximum": 1_000_000_000_000}
+	span      = object{"type": "string", "pattern": `^\d`, "examples": []string{"5m", "1h", "7d"}}
+
+	dimensions = object{"type": "object", "additionalProperties": id}
+
+	countMembers = []any{
+		"page", id, "count", natural, "updated_at", never, "version", versioned,
+		"stale?", about(yes, "the last known count, since the store is away, or a region is left out"), "stale_regions?", list(text),
+	}
+	counterMembers = []any{
+		"key", id, "kind", one("sum", "exact", "members", "unique"), "value", number, "updated_at", never, "version", versioned,
+		"exact", flag, "error?", about(object{"type": "number"}, "the standard error of kind unique"), "stale?", yes,
+	}
+)
+
+// schemas are the bodies of calls and answers.
+var schemas = object{
+	"Problem": members("type", text, "title", text, "status", number, "detail?", text,
+		"key?", about(text, "the counter at fault, with 409"), "value?", about(number, "and its value")),
+
+	"Count":  members(with(countMembers, "regions?", object{"type": "object", "additionalProperties": natural, "description": "each region's share, with ?regions=1"})...),
+	"Counts": members("counters", list(ref("Count"))),
+	"Stats": members("page", id, "now", natural, "peak", members("count", natural, "at", never), "joins", natural, "visitors", natural,
+		"points", list(members("at", moment, "max", natural, "joins", natural))),
+	"Action": members("action", one("increment", "decrement")),
+	"Empty":  members(),
+
+	"Change":      members("by?", about(text, "the user who did it, who is not notified")),
+	"Follow":      members("away_only?", about(flag, "changes do not count while the user is on the page")),
+	"Follows":     members("follows", list(id), "next?", about(id, "ask for the rest with ?after=")),
+	"Unread":      members("count", natural, "updated_at", never),
+	"ResetUnread": members("action", one("reset")),
+
+	"Counter":  members(counterMembers...),
+	"Counters": members("counters", list(ref("Counter"))),
+	"Member":   members(with(counterMembers, "member", flag)...),
+	"Step":     members("delta?", delta, "dimensions?", dimensions),
+	"Batch": members("changes", object{"type": "array", "minItems": 1, "maxItems": 1000, "items": members(
+		"key", id, "delta?", about(number, "not 0, up to 10^12 either way; default 1"), "dimensions?", dimensions)}),
+	"Members":      members("add?", list(id), "remove?", list(id)),
+	"ResetCounter": members("reason", reason, "by", reason),
+	"Adjustment":   members("delta", number, "reason", reason, "by", reason),
+	"Ledger": members("entries", list(members("seq", natural, "at", moment, "op", one("increment", "decrement", "adjust", "reset"),
+		"delta", number, "before", number, "after", number, "reason?", text, "by?", text)), "next?", about(natural, "ask for the rest with ?after=")),
+	"Range":     members("key", id, "step", span, "points", list(members("at", moment, "value", number)), "total", number),
+	"Window":    members("key", id, "last", span, "value", number),
+	"Dimension": members("key", id, "dimension", text, "values", list(members("value", text, "count", number)), "other", number),
+	"Aggregate": members("match", id, "counters", natural, "value", number),
+	"Top":       members("match", id, "last", span, "top", list(members("key", id, "value", number))),
+	"AskLimit": members("limit", delta, "window", span, "cost?", about(delta, "default 1"),
+		"algorithm?", about(one("sliding", "fixed", "log"), "default sliding")),
+	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
+
+	"Access":    members("key_needed", flag),
+	"Dashboard": object{"type": "object", "description": "what the dashboard's page shows; it changes with the page"},
+	"Document":  object{"type": "object"},
+}
+
+func path(name, of, text string, s object) object {
+	return object{"name": name, "in": "path", "required": true, "description": text, "schema": s, "example": of}
+}
+
+func query(name, text string, s object) object {
+	return object{"name": name, "in": "query", "description": text, "schema": s}
+}
+
+func header(name, text string) object {
+	return object{"name": name, "in": "header", "description": text, "schema": object{"type": "string", "minLength": 1, "maxLength": 255}}
+}
+
+func several(name, text string) object {
+	o := query(name, text, object{"type": "array", "minItems": 1, "items": id})
+	o["required"], o["explode"], o["style"] = true, true, "form"
+	return o
+}
+
+// parameters are those of all calls, by the name that the table has for them.
+var parameters = object{
+	"page":   path("page", "pricing", "A page; where it is only read also *, the whole site.", id),
+	"user":   path("user", "alice", "A user: the sub of tokens, or the user of an anonymous visitor's welcome.", object{"type": "string", "minLength": 1, "maxLength": 256}),
+	"key":    path("key", "views:42", "A counter, which a rule fits; of an aggregate a match.", id),
+	"member": path("member", "me", "A member of a set; me is the caller.", id),
+	"name":   path("name", "country", "A dimension of the rule.", text),
+
+	"regions": query("regions", "1: with each region's share.", one("1")),
+	"pages":   several("page", "1 to 100 distinct pages, * too."),
+	"keys":    several("key", "1 to 100 distinct counters."),
+	"last":    query("last", "A stretch of time up to now, such as 1h or 7d.", span),
+	"step":    query("step", "The length of each point, such as 5m.", span),
+	"from":    query("from", "A time, such as 2030-10-10T12:00:00Z.", object{"type": "string", "format": "date-time"}),
+	"to":      query("to", "The same; exclusive.", object{"type": "string", "format": "date-time"}),
+	"match":   query("match", "The match of a rule with top.", id),
+	"n":       query("n", "How many, at most.", natural),
+	"after":   query("after", "What came last in the answer before: its next.", text),
+	"limit":   query("limit", "Entries of one answer, 1 to 1000.", natural),
+
+	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change of a counter has the header Idempotent-Replay: true."),
+	"lastevent":   header("Last-Event-ID", "The id of the last event that was received; it is not sent again while it is the newest."),
+	"urltoken":    query("token", "The token, for clients that cannot send a header.", text),
+	"urlid":       query("id", "The signed id of an anonymous visitor, for pages of another origin.", text),
+}
