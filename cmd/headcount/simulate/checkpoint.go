@@ -95,7 +95,9 @@ func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
 			gets = c.ask(ctx, gets)
 		}
 		for _, g := range gets {
-			wrong.add("%s", g.answer)
+			if g.answer != "" { // else it was not sent yet
+				wrong.add("%s", g.answer)
+			}
 		}
 		settled := time.Since(quiet)
 		if _, now := c.quiet(); now != before {
@@ -265,7 +267,8 @@ func (c *crowd) get(ctx context.Context, gateway, page string) (counter, error) 
 	return got, nil
 }
 
-// awaitGateways waits until every gateway answers for `*`.
+// awaitGateways waits until every gateway answers for `*`. One that answers that it is
+// not ready yet gets some time; one that does not answer at all gets none.
 func (c *crowd) awaitGateways(ctx context.Context) error {
 	deadline := time.Now().Add(readyLimit)
 	for _, gateway := range c.cfg.URL {
@@ -273,6 +276,9 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 			_, err := c.get(ctx, gateway, wholeSite)
 			if err == nil {
 				break
+			}
+			if !errors.As(err, new(*refused)) {
+				return fmt.Errorf("nothing answers at %s: start the server, or give its address with --url: %w", gateway, err)
 			}
 			if time.Now().After(deadline) {
 				return fmt.Errorf("%s is not ready after %s: %w", gateway, readyLimit, err)

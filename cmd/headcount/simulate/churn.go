@@ -13,6 +13,7 @@ import (
 // who stay move to other pages, reload, and open and close tabs.
 type churn struct {
 	*crowd
+	whole   bool // the checkpoints at the end are within --duration; else they come after it
 	zipf    *rand.Zipf
 	present []*user
 	away    []*user // some of the users who left; they may come back with the same id
@@ -42,10 +43,17 @@ func (r *ChurnReport) String() string {
 const (
 	checkEvery = time.Minute
 	shortRun   = 8 * time.Second
+	checkTime  = 500 * time.Millisecond // of a checkpoint, once all who left are gone
 )
 
-func planChurn(cfg *Command, scenario string) plan {
-	run := &churn{}
+// lastChecks is how long before its end a run that lasts so long begins its two last
+// checkpoints, each of which waits for the leave grace.
+func lastChecks(duration, grace time.Duration) time.Duration {
+	return min(2*(grace+checkTime), duration/2)
+}
+
+func planChurn(cfg *Command, scenario string, whole bool) plan {
+	run := &churn{whole: whole}
 	name := runName(cfg.Seed)
 	return plan{
 		name:    name,
@@ -80,15 +88,18 @@ func (r *churn) work(ctx context.Context) error {
 	if err := r.checkpoint(ctx, "full"); err != nil {
 		return err
 	}
-	end := time.Now().Add(r.cfg.Duration)
+	end, heard := time.Now().Add(r.cfg.Duration), time.Time{}
+	if r.whole {
+		end = end.Add(-lastChecks(r.cfg.Duration, r.cfg.LeaveGrace))
+		heard = end.Add(r.cfg.LeaveGrace)
+	}
 	if r.cfg.Duration >= shortRun {
 		for next := time.Now(); ; {
 			next = next.Add(min(checkEvery, r.cfg.Duration/2))
 			if next.After(end.Add(-checkEvery / 20)) {
 				break
 			}
-			silent := time.Until(next) > r.ghostBound() // so that the next checkpoint does not wait for the silent tab
-			if err := r.churn(ctx, next, silent); err != nil {
+			if err := r.churn(ctx, next, next); err != nil {
 				return err
 			}
 			if err := r.checkpoint(ctx, "mid"); err != nil {
@@ -96,7 +107,7 @@ func (r *churn) work(ctx context.Context) error {
 			}
 		}
 	}
-	if err := r.churn(ctx, end, true); err != nil {
+	if err := r.churn(ctx, end, heard); err != nil {
 		return err
 	}
 	if err := r.checkpoint(ctx, "final"); err != nil {
@@ -109,8 +120,10 @@ func (r *churn) work(ctx context.Context) error {
 }
 
 // churn lets users come and go until the given time. When the clients cannot keep
-// up, it makes up for one second at most.
-func (r *churn) churn(ctx context.Context, until time.Time, silent bool) error {
+// up, it makes up for one second at most. A tab falls silent only if the server must
+// have noticed before heard, so that the next checkpoint need not wait for that; a
+// zero heard is never.
+func (r *churn) churn(ctx context.Context, until, heard time.Time) error {
 	defer r.enterPhase(r.enterPhase("churning"))
 	rate := r.cfg.Churn * float64(r.cfg.Users)
 	if rate == 0 {
@@ -124,6 +137,7 @@ func (r *churn) churn(ctx context.Context, until time.Time, silent bool) error {
 		if late := time.Now().Add(-time.Second); next.Before(late) {
 			next = late
 		}
+		silent := heard.IsZero() || time.Until(heard) > r.ghostBound()
 		if err := r.comeOrLeave(ctx, silent); err != nil {
 			return err
 		}

@@ -47,16 +47,16 @@ type Command struct {
 	URL             []string      `name:"url" default:"http://127.0.0.1:8080" placeholder:"URL" help:"A gateway's address; repeat it to spread the clients over several."`
 	Users           int           `name:"users" default:"100" help:"Users present at the same time, at most."`
 	Pages           int           `name:"pages" default:"10" help:"Pages that the users visit; the first pages get the most visits."`
-	Duration        time.Duration `name:"duration" default:"30s" help:"How long users come and go; the final checkpoint comes after it."`
+	Duration        time.Duration `name:"duration" default:"30s" help:"How long the run takes once all users have come, with its checkpoints. Of a scenario: what is measured; the final checkpoint comes after it."`
 	Churn           float64       `name:"churn" default:"0.05" help:"Fraction of the users that leave or come each second; as many others move, reload, open or close a tab."`
 	Tabs            int           `name:"tabs" default:"2" help:"Connections a user has, at most."`
-	KillFraction    float64       `name:"kill-fraction" default:"0.3" help:"Fraction of departures without a close frame: the connection ends, is reset, or falls silent, in equal parts."`
+	KillFraction    float64       `name:"kill-fraction" default:"0.3" help:"Fraction of departures without a close frame: the connection ends, is reset, or, while the run is long enough for the server to notice, falls silent, in equal parts."`
 	Seed            uint64        `name:"seed" default:"1" help:"Seed of everything random."`
 	JSON            bool          `name:"json" help:"Print the report as one JSON object."`
 	PID             []int         `name:"pid" placeholder:"PID" help:"Process of the server, to report its CPU time and memory; repeatable."`
 	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
 	APIKey          string        `name:"api-key" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
-	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead, and print JSON: idle, storm, fanout, churn, slow or counters."`
+	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead: idle, storm, fanout, churn, slow or counters."`
 	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
 	Dwell           time.Duration `name:"dwell" default:"5m" help:"How long a visitor of the log stays after a request, in the log's time."`
 	Speed           float64       `name:"speed" default:"600" help:"Seconds of the log per second."`
@@ -117,7 +117,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 
 	report := crowd.report(err)
 	plan.describe(&report)
-	if werr := report.write(out, cfg.JSON || cfg.Scenario != ""); werr != nil {
+	if werr := report.write(out, cfg.JSON); werr != nil {
 		return fmt.Errorf("simulate: write the report: %w", werr)
 	}
 	if err != nil {
@@ -153,7 +153,7 @@ func (c *Command) plan() (plan, error) {
 	case c.Scenario != "":
 		p = scenarios[c.Scenario](c)
 	default:
-		p = planChurn(c, "mixed")
+		p = planChurn(c, "mixed", true)
 	}
 	watchers := len(c.URL) * (len(p.pages)/watchPages + 1)
 	p.clients += watchers + 2*probeCount

@@ -6,6 +6,8 @@ import (
 	"io"
 	"maps"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -198,6 +200,9 @@ func (r *Report) text() string {
 	}
 	if p := r.Replay; p != nil {
 		line("replay", "%s", p)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Figures)) {
+		line("measured", "%s: %s", strings.ReplaceAll(name, "_", " "), strconv.FormatFloat(r.Figures[name], 'f', -1, 64))
 	}
 	for _, cp := range r.Checkpoints {
 		line("checkpoint", "%-6s at %.1f s: %d users, %d clients and %d GETs compared, %d wrong, settled in %d ms after %d ms of quiet",

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Scenarios measure one thing each and print JSON. All of them check the counts
-// as well.
+// Scenarios measure one thing each. All of them check the counts as well.
 var scenarios = map[string]func(*Command) plan{
 	"idle":     planIdle,
 	"storm":    planStorm,
@@ -259,7 +258,7 @@ func (s *spread) ms(q float64) float64 { return float64(s.quantile(q).Microsecon
 
 // planMeasuredChurn is the default run with figures.
 func planMeasuredChurn(cfg *Command) plan {
-	p := planChurn(cfg, "churn")
+	p := planChurn(cfg, "churn", false) // the figures are of all of --duration
 	m := &measured{figures: map[string]float64{}}
 	work, describe := p.work, p.describe
 	p.work = func(ctx context.Context, crowd *crowd) error {

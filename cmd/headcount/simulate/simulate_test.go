@@ -232,6 +232,42 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// A person gets the figures of a scenario as lines.
+func TestScenarioForPeople(t *testing.T) {
+	t.Parallel()
+	c := command(newFake(t))
+	c.Scenario, c.Duration, c.KillFraction = "idle", 100*time.Millisecond, 0
+	var out bytes.Buffer
+	if err := c.Run(t.Context(), &out, io.Discard); err != nil || !strings.HasPrefix(out.String(), "run ") || !strings.Contains(out.String(), "\nmeasured       window s: 0.") {
+		t.Errorf("Run = %v\n%s", err, out.String())
+	}
+}
+
+// The run says so at once when there is no server, and waits for one that is not ready.
+func TestNobodyAnswers(t *testing.T) {
+	t.Parallel()
+	f := newFake(t)
+	c := command(f)
+	f.Close()
+	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+f.URL) || r.Seconds > readyLimit.Seconds() {
+		t.Errorf("Run = %v after %v s", err, r.Seconds)
+	}
+}
+
+// The last checkpoints are within the duration, and take half of it at most.
+func TestLastChecks(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ duration, grace, want time.Duration }{
+		{30 * time.Second, 2 * time.Second, 5 * time.Second},
+		{30 * time.Second, 0, time.Second},
+		{4 * time.Second, 2 * time.Second, 2 * time.Second},
+	} {
+		if got := lastChecks(tc.duration, tc.grace); got != tc.want {
+			t.Errorf("lastChecks(%s, %s) = %s, want %s", tc.duration, tc.grace, got, tc.want)
+		}
+	}
+}
+
 func TestSettingsThatCannotWork(t *testing.T) {
 	t.Parallel()
 	for flag, change := range map[string]func(*Command){
