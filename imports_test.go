@@ -73,7 +73,7 @@ var layers = []layer{
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
 	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
 	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy"}}, // the calls of counters that last
-	{"gateway/openapi", nil},                     // describes calls and frames
+	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway", []string{
 		"counter", "gateway/counters", "gateway/openapi",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",

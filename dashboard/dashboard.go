@@ -9,7 +9,9 @@
 // at a time and within 1.5 s for all. It gives the same answer for one second, to any
 // number of viewers. A process that does not answer is shown as such. The answers of
 // processes are not signed: only people read them. The dashboard page draws the lines
-// over time, from the moment it is opened.
+// of the last two minutes from the moment it is opened, and those of days from what pages
+// remember. Every process notes for itself what happens to it and to the processes and
+// regions around it.
 //
 // Names of pages may be private. So with API keys both the page and its data need
 // a key. A browser cannot send a key with an address, so it gets the page with a 401.
@@ -58,6 +60,7 @@ type Config struct {
 	Report  Reporter          // reports for this process
 	Others  Others            // reports for the other processes; nil: there are none
 	Counts  presence.Counters // reads counts from the store
+	Ready   func() error      // why this process cannot do its roles now; nil: it can
 	Region  string
 	Log     zerolog.Logger
 }
@@ -69,6 +72,8 @@ type Board struct {
 	turn chan struct{} // holds one: the goroutine that put it there owns the fields below, for little more than patience
 	body []byte
 	at   time.Time
+
+	events events
 }
 
 // New returns a Board. It asks no process before the first call of JSON.
@@ -76,9 +81,11 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 
 // JSON returns the dashboard's data, no older than a second:
 //
-//	{"at":unix ms,"region":"local","site":{counter} or null,"pages":[{"page":"p","count":3}],
+//	{"at":unix ms,"region":"local","state":{"level":"good","text":"All is well: …"},
+//	 "site":{counter} or null,"pages":[{"page":"p","count":3}],
 //	 "processes":[{"name":"…","roles":["gateway"],"since":unix ms,"load":{"headcount_connections":12} or null}],
-//	 "regions":[{"name":"eu","lag":0.2,"heard":0.9,"left_out":false}]}
+//	 "regions":[{"name":"eu","lag":0.2,"heard":0.9,"left_out":false}],
+//	 "events":[{"at":unix ms,"text":"The store is away."}]}
 //
 // Load is null for a process that did not answer. Pages are the TopPages pages with
 // the most users. The only error is ctx's, if it ends while another call gathers.
@@ -100,10 +107,12 @@ type (
 	answer struct {
 		At        int64           `json:"at"` // unix ms; the page computes rates from two answers
 		Region    string          `json:"region"`
+		State     state           `json:"state"`
 		Site      *presence.Count `json:"site"`
 		Pages     []page          `json:"pages"`
 		Processes []process       `json:"processes"`
 		Regions   []region        `json:"regions"`
+		Events    []event         `json:"events"` // the newest first
 	}
 	page struct {
 		Page  string `json:"page"`
@@ -157,6 +166,7 @@ func (b *Board) gather(ctx context.Context) []byte {
 	if counts, err := b.cfg.Counts.Counts(ctx, []string{presence.Site}); err == nil {
 		out.Site = &counts[0]
 	}
+	out.State, out.Events = b.state(&out), b.events.newest()
 	body, err := json.Marshal(out)
 	if err != nil {
 		panic(err) // every value of a report can be encoded

@@ -19,7 +19,7 @@ import (
 // cluster is what a Board sees: this process, one that answers, and one that does not.
 func cluster(asked *atomic.Int64) Config {
 	return Config{
-		Self: "a", Region: "us", Log: zerolog.Nop(),
+		Self: "a", Region: "us", Log: zerolog.Nop(), Ready: func() error { return nil },
 		Members: members(func() []presence.Process {
 			return []presence.Process{
 				{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, {Name: "b", Roles: []string{"dispatcher"}, Incarnation: 2}, {Name: "dead", Incarnation: 3},
@@ -80,7 +80,7 @@ func TestJSON(t *testing.T) {
 		}
 		delete(got, "at")
 		_ = json.Unmarshal([]byte(`{
-			"region": "us", "site": {"page":"*","count":12,"updated_at":null,"version":"0-0"},
+			"region": "us", "state": {"level":"warn","text":"No answer from 1 of 3 processes: dead. The region asia is silent, and totals leave it out."}, "events": [], "site": {"page":"*","count":12,"updated_at":null,"version":"0-0"},
 			"pages": [{"page":"y","count":9},{"page":"both","count":4},{"page":"x","count":2}],
 			"processes": [
 				{"name":"a","roles":["gateway"],"since":1,"load":{"headcount_connections":5,"headcount_pages_watched":4,"headcount_deliveries_total":3,

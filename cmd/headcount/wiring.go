@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -121,7 +122,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		}
 	}
 	ask := dashboard.Config{
-		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Region: cfg.Region, Log: log,
+		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Log: log,
 	}
 	if s.network != nil {
 		ask.Others = s.network.client
@@ -392,6 +393,11 @@ func (s *system) ready() error {
 
 // run runs the roles, and serves the other processes, until ctx ends.
 func (s *system) run(ctx context.Context) error {
+	watching, stop := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { s.board.Watch(watching) })
+	defer watch.Wait()
+	defer stop()
 	if s.network == nil {
 		return s.member.Run(ctx)
 	}

@@ -5,6 +5,7 @@
 //   SCREENSHOT     where to write a picture of the demo page
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
+import { readFile } from 'node:fs/promises';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
@@ -352,11 +353,32 @@ test('the dashboard shows pages, processes and their load to those who have the 
   await board.waitForFunction(() => parseFloat(document.querySelector('tr[data-name="local"] td:nth-child(5)').textContent) > 0, undefined, { timeout: PATIENCE });
   const line = () => board.getAttribute('tr[data-name="watched"] svg path', 'd');
   const before = await line();
-  await board.waitForSelector('#site-day path');
-  assert.match(await board.innerText('#site-summary'), /^Last 24 hours: at most/);
+  assert.match(await board.innerText('#well'), /^All is well: the store and 1 process answer\.$/);
+  await board.waitForSelector('#past-chart path.line');
+  assert.match(await board.innerText('#past-summary'), /^Last 24 hours: at most/);
+  await board.click('#past [data-last="7d"]');
+  await board.waitForFunction(() => /--page-stats 168h/.test(document.getElementById('past-summary').textContent), undefined, { timeout: PATIENCE });
+  assert.match(board.complaints.shift(), /400/); // of the address
+  await board.click('#past [data-last="24h"]');
+  await board.click('tr[data-name="watched"] button');
+  await board.waitForFunction(() => document.getElementById('past-title').textContent === 'watched', undefined, { timeout: PATIENCE });
+  const files = async (button) => {
+    const [download] = await Promise.all([board.waitForEvent('download'), board.click(button)]);
+    return (await readFile(await download.path(), 'utf8')).split('\r\n');
+  };
+  const ranking = await files('#pages-csv');
+  assert.equal(ranking[0], 'page,viewers');
+  assert.ok(ranking.includes('watched,2'), ranking.join());
+  assert.deepEqual([(await files('#past-csv'))[0], (await files('#past-csv')).length], ['page,from,greatest count,arrivals', 291]);
+  await board.click('#past-site');
+  await board.fill('#search input', 'no page has this name');
+  await board.waitForSelector('#pages-none:not([hidden])');
+  await board.fill('#search input', 'WATCH');
+  await board.waitForSelector('tr[data-name="watched"]');
+  assert.match(await board.innerText('#events'), /This process, local, has started\./);
   await eventually(true, 'the line goes on', PATIENCE, async () => (await line()) !== before);
   await leave();
-  if (process.env.SCREENSHOT_DASHBOARD) await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD });
+  if (process.env.SCREENSHOT_DASHBOARD) await board.screenshot({ path: process.env.SCREENSHOT_DASHBOARD, fullPage: true });
   await board.context().close();
   await viewer.context().close();
 });

@@ -1,5 +1,7 @@
 // The dashboard: asks once a second how everything is, and shows it.
 
+import { Chart } from './chart.js';
+import { save } from './csv.js';
 import { key } from './key.js';
 import { sparkline } from './plot.js';
 import { remembered, summary } from './stats.js';
@@ -13,20 +15,40 @@ const $ = (id) => document.getElementById(id);
 const number = (n, digits = 0) => (n === undefined ? '–' : n.toLocaleString('en', { maximumFractionDigits: digits }));
 
 let last; // the answer before, for rates: {at, processes: Map}
+let viewers = new Map(); // region -> how many are there
 const history = new Map(); // page -> its latest counts; as many pages as an answer has, at most 100
 
-/** Draws the last day of the site, and of the pages with the most viewers. */
+/** Draws the past that was asked for, and the last day of the pages with the most viewers. */
 async function days() {
   if (document.hidden || $('board').hidden) return;
-  const site = await remembered('*');
-  $('site-day').toggleAttribute('hidden', !site?.peak.count);
-  if (!site) return; // the server remembers nothing
-  drawDay($('site-day'), site);
-  $('site-summary').textContent = site.peak.count ? summary(site) : '';
+  if (!(await past())) return; // the server remembers nothing
   for (const row of [...$('pages').rows].slice(0, DAYS)) {
-    const stats = await remembered(row.dataset.page);
+    const stats = await remembered(row.dataset.name);
     if (stats && row.isConnected) drawDay(drawing(row.cells[3]), stats);
   }
+}
+
+const chart = new Chart($('past-chart'));
+const shown = { page: '*', last: '24h', step: '5m', points: [] };
+
+/** Shows what a page remembers, of as long as was asked for; false if the server remembers nothing. */
+async function past(change = {}) {
+  Object.assign(shown, change);
+  const { page, last, step } = shown;
+  const answer = await fetch(`/${encodeURIComponent(page)}/stats?last=${last}&step=${step}`).catch(() => undefined);
+  if (page !== shown.page || last !== shown.last) return true; // something else is asked for by now
+  if (answer?.status === 404) return false;
+  const stats = answer?.ok ? await answer.json() : undefined;
+  $('past').hidden = false;
+  $('past-title').textContent = page === '*' ? 'The whole site' : page;
+  $('past-site').hidden = page === '*';
+  for (const button of $('past').querySelectorAll('[data-last]')) button.setAttribute('aria-pressed', String(button.dataset.last === last));
+  shown.points = stats?.points ?? [];
+  chart.show(shown.points);
+  $('past-chart').setAttribute('aria-label', `The greatest count of each step of the last ${last === '7d' ? 'seven days' : 'day'}`);
+  if (stats) $('past-summary').textContent = stats.peak.count ? summary(stats, last === '7d' ? '7 days' : '24 hours') : 'Nobody was here.';
+  else $('past-summary').textContent = answer?.status === 400 ? 'The server does not remember as much: start it with --page-stats 168h.' : 'The server does not answer.';
+  return true;
 }
 
 function drawDay(svg, { points }) {
@@ -60,9 +82,19 @@ async function ask() {
   }
   if (!answer?.ok) return state('waiting', answer ? 'the server is not ready' : 'reconnecting');
   const first = !last;
-  show(await answer.json());
+  const board = await answer.json();
+  show(board);
   if (first) days();
-  state('open', 'live');
+  state({ good: 'open', warn: 'waiting' }[board.state.level] ?? 'bad', { good: 'live', warn: 'live, with a fault' }[board.state.level] ?? 'not live');
+  if (board.regions.length) await parts();
+}
+
+/** Says how many are in each region. */
+async function parts() {
+  const answer = await fetch('/%2A/counter?regions=1', { headers: { Accept: 'application/json' } }).catch(() => undefined);
+  const regions = answer?.ok ? (await answer.json()).regions : undefined;
+  viewers = new Map(Object.entries(regions ?? {}));
+  $('parts').textContent = [...viewers].map(([name, count]) => `${name} ${number(count)}`).join(' · ');
 }
 
 function state(name, text) {
@@ -70,10 +102,13 @@ function state(name, text) {
   $('state').textContent = text;
 }
 
-function show({ at, region, site, pages, processes, regions }) {
+function show({ at, region, state, site, pages, processes, regions, events }) {
   if (last?.at === at) return; // it is kept for a second
   $('board').hidden = false;
   $('region').textContent = `region ${region}`;
+  if ($('well').textContent !== state.text) $('well').textContent = state.text; // a screen reader hears news alone
+  $('well').dataset.level = state.level;
+  $('events').replaceChildren(...events.map(happened));
   const before = last?.processes;
   const seconds = (at - (last?.at ?? at)) / 1000;
   last = { at, processes: new Map(processes.map((p) => [`${p.name} ${p.since}`, p.load])) };
@@ -110,31 +145,72 @@ function show({ at, region, site, pages, processes, regions }) {
     });
   });
   $('regions-section').hidden = regions.length === 0;
-  rows($('regions'), regions, (r) => r.name, 4, (cells, r, row) => {
-    const texts = [r.name, `${number(r.lag, 2)} s`, `${number(r.heard, 1)} s ago`, r.left_out ? 'silent: left out of totals' : ''];
+  rows($('regions'), regions, (r) => r.name, 5, (cells, r, row) => {
+    const texts = [r.name, number(viewers.get(r.name)), `${number(r.lag, 2)} s`, `${number(r.heard, 1)} s ago`, r.left_out ? 'silent: left out of totals' : ''];
     row.classList.toggle('silent', r.left_out);
     cells.forEach((cell, i) => {
       cell.textContent = texts[i];
-      cell.classList.toggle('number', i === 1 || i === 2);
+      cell.classList.toggle('number', i > 0 && i < 4);
     });
   });
 }
 
+/** An event as an item of a list. */
+function happened({ at, text }) {
+  const item = document.createElement('li');
+  const time = document.createElement('time');
+  const when = new Date(at);
+  time.dateTime = when.toISOString();
+  time.textContent = when.toLocaleString([], { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit' });
+  item.append(time, text);
+  return item;
+}
+
 function showPages(pages) {
+  listed = pages;
   const names = new Set(pages.map((p) => p.page));
   for (const name of history.keys()) if (!names.has(name)) history.delete(name);
-  $('pages-empty').hidden = pages.length > 0;
-  rows($('pages'), pages, (p) => p.page, 4, ([name, viewers, line], { page, count }) => {
+  for (const { page, count } of pages) {
     const counts = history.get(page) ?? [];
     counts.push(count);
     if (counts.length > KEPT) counts.shift();
     history.set(page, counts);
+  }
+  drawPages();
+}
+
+let listed = []; // the pages of the last answer
+
+/** Shows the pages whose name has what is searched for. */
+function drawPages() {
+  const wanted = $('search').querySelector('input').value.trim().toLowerCase();
+  const pages = listed.filter((p) => p.page.toLowerCase().includes(wanted));
+  $('pages-empty').hidden = listed.length > 0;
+  $('pages-none').hidden = !wanted || pages.length > 0;
+  const most = Math.max(...pages.map((p) => p.count), 1);
+  rows($('pages'), pages, (p) => p.page, 4, ([name, count, line], p) => {
+    if (!name.firstChild) name.append(...named(p.page));
     name.className = 'name';
-    name.textContent = name.title = page;
-    viewers.className = 'number';
-    viewers.textContent = number(count);
-    sparkline(drawing(line), counts, KEPT);
+    count.className = 'number bar';
+    count.textContent = number(p.count);
+    count.style.setProperty('--share', `${(100 * p.count) / most}%`);
+    sparkline(drawing(line), history.get(p.page), KEPT);
   });
+}
+
+/** A page's name, which shows its past, and a link to it if the name is a path. */
+function named(page) {
+  const name = document.createElement('button');
+  name.type = 'button';
+  name.className = 'link';
+  name.textContent = name.title = page;
+  name.addEventListener('click', () => past({ page }));
+  if (!page.startsWith('/') || page.startsWith('//')) return [name];
+  const link = document.createElement('a');
+  link.href = page;
+  link.textContent = '↗';
+  link.setAttribute('aria-label', `open ${page}`);
+  return [name, ' ', link];
 }
 
 /** Makes the rows of a table those of items, in their order; the same item keeps its row. */
@@ -164,6 +240,18 @@ $('key').querySelector('form').addEventListener('submit', (event) => {
   event.preventDefault();
   key.value = $('key').querySelector('input').value;
   ask();
+});
+$('past').addEventListener('click', ({ target }) => {
+  if (target.dataset.last) past({ last: target.dataset.last, step: target.dataset.step });
+});
+$('past-site').addEventListener('click', () => past({ page: '*' }));
+$('past-csv').addEventListener('click', () => save('history.csv', [['page', 'from', 'greatest count', 'arrivals'], ...shown.points.map((p) => [shown.page, p.at, p.max, p.joins])]));
+$('pages-csv').addEventListener('click', () => save('pages.csv', [['page', 'viewers'], ...listed.map((p) => [p.page, p.count])]));
+$('search').addEventListener('input', drawPages);
+$('search').addEventListener('submit', (event) => {
+  event.preventDefault();
+  const page = $('search').querySelector('input').value.trim();
+  past({ page: page || '*' });
 });
 document.addEventListener('visibilitychange', ask);
 ask();

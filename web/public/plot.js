@@ -2,7 +2,8 @@
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-function make(parent, name, attributes = {}) {
+/** Adds an element to a drawing. */
+export function make(parent, name, attributes = {}) {
   const made = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   parent.append(made);
@@ -10,7 +11,7 @@ function make(parent, name, attributes = {}) {
 }
 
 /** The least round number that is at least n: 4, 10, 20, 50, 100, … */
-function roundUp(n) {
+export function roundUp(n) {
   for (let unit = 1; ; unit *= 10) for (const step of [1, 2, 4, 5]) if (step * unit >= Math.max(n, 4)) return step * unit;
 }
 

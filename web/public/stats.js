@@ -6,8 +6,8 @@ export async function remembered(page, query = '') {
   return answer?.ok ? answer.json() : undefined;
 }
 
-/** Says what there was in the last day: "Last 24 hours: at most 80 at 12:05, 1,200 visitors". */
-export function summary({ peak, visitors }) {
+/** Says what there was: "Last 24 hours: at most 80 at 12:05, 1,200 visitors". */
+export function summary({ peak, visitors }, last = '24 hours') {
   const at = new Date(peak.at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
-  return `Last 24 hours: at most ${peak.count.toLocaleString('en')} at ${at}, ${visitors.toLocaleString('en')} ${visitors === 1 ? 'visitor' : 'visitors'}`;
+  return `Last ${last}: at most ${peak.count.toLocaleString('en')} at ${at}, ${visitors.toLocaleString('en')} ${visitors === 1 ? 'visitor' : 'visitors'}`;
 }

@@ -1,0 +1,69 @@
+package dashboard
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+)
+
+// silence is how long a region may not be heard before the dashboard says so.
+const silence = 5 // seconds
+
+// state says in a sentence or some how everything is, the worst first.
+type state struct {
+	Level string `json:"level"` // good, warn: counts may lag or lack something, or bad: what is shown is old
+	Text  string `json:"text"`
+}
+
+func (b *Board) state(is *answer) state {
+	var bad, warn []string
+	if err := b.cfg.Ready(); err != nil {
+		bad = append(bad, fmt.Sprintf("This process is not ready: %s.", err))
+	}
+	switch {
+	case is.Site == nil:
+		bad = append(bad, "The store does not answer, so counts are the last that were known.")
+	case is.Site.Stale:
+		warn = append(warn, "Counts are not complete at the moment.")
+	}
+	var silent []string
+	for _, p := range is.Processes {
+		if p.Load == nil {
+			silent = append(silent, p.Name)
+		}
+	}
+	if len(silent) > 0 {
+		warn = append(warn, fmt.Sprintf("No answer from %d of %s: %s.", len(silent), no(len(is.Processes), "process", "processes"), strings.Join(silent, ", ")))
+	}
+	for _, r := range is.Regions {
+		switch {
+		case r.LeftOut:
+			warn = append(warn, fmt.Sprintf("The region %s is silent, and totals leave it out.", r.Name))
+		case max(r.Heard, r.Lag) > silence:
+			warn = append(warn, fmt.Sprintf("The region %s has not been heard for %.0f s; totals have what it said last.", r.Name, max(r.Heard, r.Lag)))
+		}
+	}
+	if len(bad)+len(warn) > 0 {
+		return state{cmp.Or(level("bad", bad), "warn"), strings.Join(append(bad, warn...), " ")}
+	}
+	text := "All is well: the store and " + no(len(is.Processes), "process", "processes") + " answer"
+	if n := len(is.Regions); n > 0 {
+		text += ", and " + no(n, "other region is heard", "other regions are heard")
+	}
+	return state{"good", text + "."}
+}
+
+// level is name if anything is said.
+func level(name string, said []string) string {
+	if len(said) == 0 {
+		return ""
+	}
+	return name
+}
+
+func no(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprint(n, " ", many)
+}

@@ -1,0 +1,103 @@
+package dashboard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+func TestState(t *testing.T) {
+	site := &presence.Count{}
+	well := func() *answer { return &answer{Site: site, Processes: []process{{Name: "a", Load: &load{}}}} }
+	for name, tc := range map[string]struct {
+		change func(*answer)
+		ready  error
+		want   state
+	}{
+		"well":        {func(*answer) {}, nil, state{"good", "All is well: the store and 1 process answer."}},
+		"regions":     {func(a *answer) { a.Regions = []region{{Name: "eu", Heard: 1}} }, nil, state{"good", "All is well: the store and 1 process answer, and 1 other region is heard."}},
+		"store":       {func(a *answer) { a.Site = nil }, nil, state{"bad", "The store does not answer, so counts are the last that were known."}},
+		"not ready":   {func(*answer) {}, errors.New("no presence node is known"), state{"bad", "This process is not ready: no presence node is known."}},
+		"stale":       {func(a *answer) { a.Site = &presence.Count{Stale: true} }, nil, state{"warn", "Counts are not complete at the moment."}},
+		"cut":         {func(a *answer) { a.Regions = []region{{Name: "eu", Heard: 31}} }, nil, state{"warn", "The region eu has not been heard for 31 s; totals have what it said last."}},
+		"bad is told": {func(a *answer) { a.Processes[0].Load, a.Site = nil, nil }, nil, state{"bad", "The store does not answer, so counts are the last that were known. No answer from 1 of 1 process: a."}},
+	} {
+		is := well()
+		tc.change(is)
+		b := New(Config{Ready: func() error { return tc.ready }})
+		if got := b.state(is); got != tc.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
+	}
+}
+
+// What happens is noted once, and who was there before is not news.
+func TestEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := presence.Process{Name: "a", Roles: []string{"gateway"}, Incarnation: 1}, presence.Process{Name: "b", Roles: []string{"presence"}, Incarnation: 2}
+		var mu sync.Mutex // guards what follows
+		trouble, there, heard := errors.New("it has not joined"), []presence.Process{}, time.Second
+		board := New(Config{
+			Self: "a",
+			Ready: func() error {
+				mu.Lock()
+				defer mu.Unlock()
+				return trouble
+			},
+			Members: members(func() []presence.Process {
+				mu.Lock()
+				defer mu.Unlock()
+				return there
+			}),
+			Report: report(func() presence.Report {
+				mu.Lock()
+				defer mu.Unlock()
+				return presence.Report{Stats: presence.Stats{Peers: []presence.PeerStats{{Name: "eu", Heard: heard}}}}
+			}),
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { board.Watch(ctx); close(done) }()
+		step := func(change func()) {
+			mu.Lock()
+			change()
+			mu.Unlock()
+			time.Sleep(2 * watchEvery)
+		}
+		step(func() {})
+		step(func() { there, trouble = []presence.Process{a, b}, nil })
+		step(func() { there = []presence.Process{a} })
+		step(func() { trouble = presence.ErrUnavailable })
+		step(func() { trouble = nil })
+		step(func() { heard = time.Minute })
+		step(func() { heard = time.Second })
+		step(func() { b.Incarnation = 3; there = []presence.Process{a, b} })
+		stop()
+		<-done
+		var got []string
+		for _, e := range board.events.newest() {
+			got = append(got, e.Text)
+		}
+		slices.Reverse(got)
+		want := []string{
+			"This process, a, has started.", "A process went: b (presence).", "This process is not ready: store is unavailable.", "This process is ready again.",
+			"The region eu is not heard any more.", "The region eu is heard again.", "A process came: b (presence).",
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q\nwant %q", got, want)
+		}
+		for i := range 2 * maxEvents {
+			board.events.add(fmt.Sprint(i))
+		}
+		if all := board.events.newest(); len(all) != maxEvents || all[0].Text != fmt.Sprint(2*maxEvents-1) {
+			t.Errorf("%d events, the newest %+v", len(all), all[0])
+		}
+	})
+}
