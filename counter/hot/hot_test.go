@@ -1,15 +1,19 @@
 package hot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/pgtest"
@@ -184,6 +188,92 @@ func TestStepsOfTimeEnd(t *testing.T) {
 				steps = len(gains)
 				time.Sleep(20 * time.Millisecond)
 			}
+		})
+	}
+}
+
+// TestTopOfASpreadSum: what gains most is found, with all it gained, though it is spread: by each process, whichever of them
+// added to its parts, and after it was folded.
+func TestTopOfASpreadSum(t *testing.T) {
+	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "three masters": redistest.ThreeMasters(t).URL()} {
+		t.Run(name, func(t *testing.T) {
+			match := fmt.Sprintf("%s %d ", t.Name(), time.Now().UnixNano())
+			topped, err := counter.ParseRules([]byte(`{"rules":[{"match":` + strconv.Quote(match+"*") + `,"kind":"sum","buckets":["1m:1h"],"top":true}]}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			rule := topped.All()[0]
+			var processes [2]process
+			var tops [2]*counter.Tops
+			for i := range tops {
+				processes[i] = begin(t, url)
+				processes[i].cfg.Rules = topped
+				tops[i] = counter.NewTops(processes[i], topped, false, zerolog.Nop())
+				t.Cleanup(func() { tops[i].Close() })
+			}
+			truth := map[string]int64{}
+			gain := func(process int, name string, n int64) {
+				t.Helper()
+				op := counter.Op{Changes: []counter.Change{{Key: match + name, Rule: rule, Verb: counter.Add, Delta: n}}}
+				if r := tops[process].Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil {
+					t.Fatal(r.Err)
+				}
+				truth[match+name] += n
+			}
+			check := func(when string) {
+				t.Helper()
+				var want []counter.Gained
+				for key, n := range truth {
+					want = append(want, counter.Gained{Key: key, Value: n})
+				}
+				slices.SortFunc(want, func(a, b counter.Gained) int { return cmp.Or(cmp.Compare(b.Value, a.Value), cmp.Compare(a.Key, b.Key)) })
+				for i := range tops {
+					got, err := tops[i].Top(t.Context(), rule, 30*time.Minute, 5)
+					if err != nil || !slices.Equal(got, want[:5]) {
+						t.Errorf("%s process %d says %v, want %v, %v", when, i, got, want[:5], err)
+					}
+				}
+			}
+			// late is a sum that nobody marks, since its changes were made in a step that is over when they are gathered.
+			hot, late := match+"hot", match+"late"
+			gainLate := func(n int64) {
+				t.Helper()
+				made(t, processes[0], counter.Op{Changes: []counter.Change{{Key: late, Rule: rule, Verb: counter.Add, Delta: n, Light: time.Now().Unix() / 60}}})
+				truth[late] += n
+			}
+			gainLate(1)
+			for i := range 40 {
+				gain(i%2, fmt.Sprint(i%20), int64(1+i%20))
+			}
+			gain(0, "hot", 1)
+			check("before it is spread,")
+			for _, key := range []string{hot, late} {
+				processes[0].opens(t, key)
+				processes[1].phase(t, key)
+			}
+			for i := range 60 {
+				gainLate(4)
+				gain(i%2, "hot", 5)
+				gain(i%2, fmt.Sprint(i%20), 1)
+			}
+			gain(0, "hot", -1)
+			if c := read(t, processes[0].redis, hot, 0); c.Value > 100 {
+				t.Fatalf("the record is %+v before it is gathered: its parts had nothing", c)
+			}
+			if err := processes[1].gather(t.Context(), []string{hot, late}); err != nil {
+				t.Fatal(err)
+			}
+			check("after it was gathered,")
+			gain(1, "hot", 7)
+			if err := processes[0].fold(t.Context(), hot); err != nil {
+				t.Fatal(err)
+			}
+			gain(1, "hot", 2)
+			check("after it was folded,")
+			processes[1].opens(t, hot)
+			made(t, processes[0], counter.Op{Changes: []counter.Change{{Key: hot, Rule: rule, Verb: counter.Delete}}})
+			delete(truth, hot)
+			check("after it was deleted,")
 		})
 	}
 }

@@ -82,6 +82,8 @@ type callStats struct {
 	replays     atomic.Int64 // answers that said so
 	refused     atomic.Int64 // 409
 	limited     atomic.Int64 // 429
+	passed      atomic.Int64 // calls on limits
+	held        atomic.Int64 // calls on limits that did not pass
 	unavailable atomic.Int64 // 503
 	lost        atomic.Int64 // connections that ended before the answer
 	cuts        atomic.Int64 // connections that the client cut

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+
+	"headcount/counter/limit"
 )
 
 // fakeLasting is the contract of counters in its smallest form: one process, one mutex.
@@ -28,6 +30,7 @@ type fakeLasting struct {
 	mu       sync.Mutex
 	counters map[string]*fakeCounter
 	once     map[string]bool // Idempotency-Keys
+	limits   map[limit.Name]*limit.State
 	watchers map[*fakeWatcher]bool
 	clock    int64 // versions
 	users    int
@@ -60,7 +63,7 @@ func (f *fakeLasting) rare() bool {
 }
 
 func newFakeLasting(t *testing.T) *fakeLasting {
-	f := &fakeLasting{counters: map[string]*fakeCounter{}, once: map[string]bool{}, watchers: map[*fakeWatcher]bool{}, clock: 1}
+	f := &fakeLasting{counters: map[string]*fakeCounter{}, once: map[string]bool{}, limits: map[limit.Name]*limit.State{}, watchers: map[*fakeWatcher]bool{}, clock: 1}
 	f.Server = httptest.NewServer(f)
 	t.Cleanup(func() {
 		f.drop()
@@ -81,7 +84,9 @@ func (f *fakeLasting) drop() {
 
 func (f *fakeLasting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path, ok := strings.CutPrefix(r.URL.EscapedPath(), countersRoot)
+	name, limits := strings.CutPrefix(r.URL.EscapedPath(), limitsRoot)
 	switch {
+	case limits:
 	case r.URL.Path == "/-/ws":
 		f.socket(w, r)
 		return
@@ -105,6 +110,8 @@ func (f *fakeLasting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Key   string
 			Delta int64
 		} `json:"changes"`
+		Limit, Cost       int64
+		Window, Algorithm string
 	}
 	if r.Method == http.MethodPost && json.NewDecoder(r.Body).Decode(&body) != nil {
 		return // it was cut off
@@ -126,6 +133,15 @@ func (f *fakeLasting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, "broken", http.StatusInternalServerError)
 			return
 		}
+	}
+	if limits {
+		window, err := time.ParseDuration(body.Window)
+		algorithm, ok := limit.ParseAlgorithm(body.Algorithm)
+		if err != nil || !ok {
+			panic(body)
+		}
+		f.pass(w, limit.Call{Name: limit.Name{Key: part1(name), Algorithm: algorithm, Window: window.Milliseconds()}, Limit: body.Limit, Cost: body.Cost})
+		return
 	}
 	user := "server"
 	if r.Header.Get("X-API-Key") == "" {
@@ -207,6 +223,38 @@ func (f *fakeLasting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		list = append(list, f.json(c.key, nil))
 	}
 	_, _ = w.Write(encode(map[string]any{"counters": list}))
+}
+
+// pass answers a call on a limit.
+func (f *fakeLasting) pass(w http.ResponseWriter, c limit.Call) {
+	state := f.limits[c.Name]
+	if state == nil {
+		state = &limit.State{}
+		f.limits[c.Name] = state
+	}
+	now := time.Now().UnixMilli()
+	a := state.Take(c, now)
+	switch {
+	case !a.Allowed && f.lie == "lets more pass" && f.rare():
+		a.Allowed, a.Reset = true, c.Window-now%c.Window
+		if c.Algorithm == limit.Sliding {
+			a.Reset += c.Window
+		}
+	case !a.Allowed && f.lie == "lets too much pass in a short time":
+		*state = limit.State{}
+		a = state.Take(c, now)
+	case a.Allowed && f.lie == "holds back what fits":
+		*state = limit.State{}
+		a.Allowed = f.rare()
+	case a.Allowed && f.lie == "says that more is left":
+		a.Remaining = c.Limit - c.Cost
+	case f.lie == "says another limit":
+		c.Limit++
+	}
+	if !a.Allowed {
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	_, _ = w.Write(encode(map[string]any{"allowed": a.Allowed, "limit": c.Limit, "remaining": a.Remaining, "reset_after_ms": a.Reset}))
 }
 
 type fakeChange struct {

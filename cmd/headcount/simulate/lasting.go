@@ -39,6 +39,7 @@ type lastingRun struct {
 	sums, stocks, sets []*tally
 	views, votes       []*tally // of sums: what only grows, what fans may increment
 	all                []*tally
+	quotas             []*quota
 	workers            []*worker
 	fans               []*fan
 	subscribers        []*subscriber
@@ -101,6 +102,7 @@ func (r *lastingRun) open() {
 	}
 	r.views, r.votes, r.sets, r.stocks = byPrefix["views:"], byPrefix["votes:"], byPrefix["likes:"], byPrefix["stock:"]
 	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
+	r.openQuotas()
 
 	for i := range r.cfg.Users / 4 {
 		v := &fan{number: i, name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
@@ -200,6 +202,7 @@ func (r *lastingRun) sum() {
 	r.figures["p50_ms"], r.figures["p99_ms"] = ms(0.5), ms(0.99)
 	for name, n := range map[string]int64{
 		"retries": r.calls.retries.Load(), "replays": r.calls.replays.Load(), "refused": r.calls.refused.Load(), "limited": r.calls.limited.Load(),
+		"limit_passed": r.calls.passed.Load(), "limit_refused": r.calls.held.Load(),
 		"unavailable": r.calls.unavailable.Load(), "lost_connections": r.calls.lost.Load(), "cut_connections": r.calls.cuts.Load(),
 	} {
 		r.figures[name] = float64(n)
@@ -270,21 +273,23 @@ func (w *worker) pick(of []*tally) *tally {
 // act does one thing that a worker does.
 func (w *worker) act(ctx context.Context) error {
 	switch n := w.rng.IntN(100); {
-	case n < 30:
+	case n < 28:
 		t := w.pick(w.sums)
 		return w.step(ctx, t, w.delta(t))
-	case n < 40:
+	case n < 38:
 		return w.batch(ctx)
-	case n < 65:
+	case n < 63:
 		return w.step(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
-	case n < 78:
+	case n < 76:
 		return w.join(ctx, w.members[w.rng.IntN(len(w.members))])
-	case n < 83:
+	case n < 81:
 		return w.edit(ctx)
-	case n < 86:
+	case n < 84:
 		return w.adjust(ctx, w.pick(w.sums), w.rng.Int64N(1000)-1000)
+	case n < 90:
+		return w.look(ctx, w.pick(w.all), n < 88)
 	case n < 95:
-		return w.look(ctx, w.pick(w.all), n < 92)
+		return w.pass(ctx, w.quotas[w.rng.IntN(len(w.quotas))])
 	default:
 		return w.again(ctx)
 	}

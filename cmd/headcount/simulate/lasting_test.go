@@ -26,7 +26,7 @@ func TestAnHonestServerOfCountersPasses(t *testing.T) {
 	if len(r.Checkpoints) != 2 || r.Checkpoints[1].Name != "final" || r.Checkpoints[0].Counters != 10 || r.Counters != 10 {
 		t.Errorf("report %+v", r)
 	}
-	for _, name := range []string{"calls", "calls_per_s", "p50_ms", "p99_ms", "retries", "replays", "refused", "cut_connections"} {
+	for _, name := range []string{"calls", "calls_per_s", "p50_ms", "p99_ms", "retries", "replays", "refused", "cut_connections", "limit_passed", "limit_refused"} {
 		if r.Figures[name] <= 0 {
 			t.Errorf("%s is %v", name, r.Figures[name])
 		}
@@ -64,6 +64,11 @@ func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
 		"tells something else":                "something else than a counter",
 		"says mine of others'":                `"mine":`,
 		"keeps what is deleted":               "after DELETE",
+		"lets more pass":                      "have passed in one window",
+		"lets too much pass in a short time":  "have passed in less than",
+		"holds back what fits":                "had passed",
+		"says that more is left":              "may still pass",
+		"says another limit":                  "for a cost of",
 	} {
 		t.Run(lie, func(t *testing.T) {
 			t.Parallel()

@@ -22,7 +22,7 @@ const (
 // checkpoint compares the truth with the server. It has two stages:
 //
 //   - quiet: no call begins any more, and it waits until all calls are answered.
-//   - settling: exact reads, ledgers, sets and sums over prefixes must be right at
+//   - settling: exact reads, ledgers, sets, limits and sums over prefixes must be right at
 //     once. What subscribers hold and what reads say that may lag must be right
 //     within 10 s, which begin anew when a connection was lost or the store was away.
 //
@@ -65,6 +65,9 @@ func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) e
 	}
 	if err := group.Wait(); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	for _, q := range r.quotas {
+		q.check(r.wrong)
 	}
 	for i := range lastingKinds {
 		if err := r.checkSum(ctx, i); err != nil {
