@@ -185,6 +185,17 @@ type listOf struct {
 // NewTops returns tops in front of a store; alone says that no other process changes what is in it. Close
 // ends them, and not the store.
 func NewTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
+	t := newTops(to, rules, alone, log)
+	ctx, stop := context.WithCancel(context.Background())
+	t.stop = stop
+	if len(t.rules) > 0 {
+		t.wg.Go(func() { t.run(ctx) })
+	}
+	return t
+}
+
+// newTops is NewTops without the closer.
+func newTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
 	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
@@ -194,11 +205,6 @@ func NewTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
 	var err error
 	if t.lists, err = lru.New[listOf, []Gained](topLists); err != nil { // a size under 1
 		panic(err)
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	t.stop = stop
-	if len(t.rules) > 0 {
-		t.wg.Go(func() { t.run(ctx) })
 	}
 	return t
 }
@@ -365,7 +371,13 @@ func mostFirst(a, b Gained) int {
 	return cmp.Or(cmp.Compare(b.Value, a.Value), cmp.Compare(a.Key, b.Key))
 }
 
-// closed returns the lists of steps of a length that are closed, by their numbers.
+// isSettled reports whether a step is over, and whoever was slow has marked.
+func isSettled(number int64, step time.Duration, now time.Time) bool {
+	return (number+1)*int64(step/time.Second) <= now.Add(-settled).Unix()
+}
+
+// closed returns the lists of steps of a length that are closed, by their numbers. An import has also made lists of steps
+// that are running.
 func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64) (map[int64][]Gained, error) {
 	out := map[int64][]Gained{}
 	missing := int64(-1)
@@ -379,13 +391,16 @@ func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from,
 	if missing < 0 {
 		return out, nil
 	}
+	now := t.now()
 	found, err := t.Store.TopLists(ctx, rule.Match, step, missing, to)
 	if err != nil {
 		return nil, err
 	}
 	for _, l := range found {
 		out[l.Number] = l.Most
-		t.lists.Add(listOf{rule.Match, step, l.Number}, l.Most)
+		if isSettled(l.Number, step, now) {
+			t.lists.Add(listOf{rule.Match, step, l.Number}, l.Most)
+		}
 	}
 	return out, nil
 }
@@ -419,10 +434,11 @@ func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) err
 	if err != nil {
 		return err
 	}
-	before := t.now().Add(-settled).Unix()
+	now := t.now()
+	before := now.Add(-settled).Unix()
 	fine := rule.Buckets[0]
 	for number, keys := range marked {
-		if (number+1)*int64(fine.Step/time.Second) > before {
+		if !isSettled(number, fine.Step, now) {
 			continue
 		}
 		was, err := t.Store.TopLists(ctx, rule.Match, fine.Step, number, number+1)

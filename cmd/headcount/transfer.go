@@ -44,9 +44,8 @@ type importCommand struct {
 
 // counterStore is a store that counters can be taken from and put into.
 type counterStore interface {
+	transfer.Target
 	counter.Dumper
-	counter.Restorer
-	Close() error
 }
 
 // open opens the store. fresh says that it may be made.

@@ -8,7 +8,8 @@
 //
 // A file without its end is not whole: the export goes on behind its last whole line
 // ([Resume]). An import may be repeated as often as one likes, since a store keeps what it has
-// with the same version or a greater one.
+// with the same version or a greater one. The lists of what gained most are not in a file: an import makes
+// them anew, of what each counter gained. Limits are not in it either.
 package transfer
 
 import (
@@ -182,22 +183,30 @@ func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position,
 	return nil
 }
 
+// Target is a store that can be imported into.
+type Target interface {
+	counter.Store
+	counter.Restorer
+}
+
 // reader reads a file into a store.
 type reader struct {
-	to       counter.Restorer
+	to       Target
 	rules    *counter.Rules
 	progress Progress
 
 	batch    []counter.Copy
 	parts    int
+	tops     *counter.TopCopies
+	topped   bool // tops have to be kept
 	bytes    int64
 	counters int
 	restored int
 }
 
 // Import puts all of a file into a store.
-func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *counter.Rules, progress Progress) error {
-	r := &reader{to: to, rules: rules, progress: progress}
+func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, progress Progress) error {
+	r := &reader{to: to, rules: rules, progress: progress, tops: counter.NewTopCopies(rules, time.Now())}
 	lines := bufio.NewReaderSize(in, 1<<16)
 	for first := true; ; first = false {
 		text, err := lines.ReadBytes('\n')
@@ -205,7 +214,7 @@ func Import(ctx context.Context, in io.Reader, to counter.Restorer, rules *count
 			if first {
 				return fmt.Errorf("%w: it is empty", ErrFormat)
 			}
-			return errors.Join(ErrCut, r.flush(ctx))
+			return errors.Join(ErrCut, r.last(ctx))
 		}
 		if err != nil {
 			return err
@@ -235,6 +244,7 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 		return fmt.Errorf("%w: line %d: %w", ErrFormat, r.counters+2, err)
 	}
 	r.counters++
+	r.topped = r.tops.Add(&c) || r.topped
 	r.batch, r.parts = append(r.batch, c), r.parts+len(c.Members)+len(c.Ledger)+len(c.Steps)
 	if len(r.batch) < batchCounters && r.parts < batchParts {
 		return nil
@@ -253,7 +263,19 @@ func (r *reader) flush(ctx context.Context) error {
 	r.restored += n
 	r.batch, r.parts = r.batch[:0], 0
 	r.progress.Transferred(r.counters, r.restored, r.bytes)
-	return nil
+	if !r.topped {
+		return nil
+	}
+	r.topped = false
+	return r.tops.Keep(ctx, r.to)
+}
+
+// last flushes, and keeps all lists of what gained most.
+func (r *reader) last(ctx context.Context) error {
+	if err := r.flush(ctx); err != nil {
+		return err
+	}
+	return r.tops.Keep(ctx, r.to)
 }
 
 func (r *reader) identities(ctx context.Context, list []identityJSON) error {
@@ -275,7 +297,7 @@ func (r *reader) identities(ctx context.Context, list []identityJSON) error {
 }
 
 func (r *reader) end(ctx context.Context, l line) error {
-	if err := r.flush(ctx); err != nil {
+	if err := r.last(ctx); err != nil {
 		return err
 	}
 	if *l.Counters != r.counters {
