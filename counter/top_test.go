@@ -117,6 +117,75 @@ func TestTop(t *testing.T) {
 	})
 }
 
+// TestTopCopies: of more keys than a list has those that gained most are kept, beside what the store knew of
+// the same steps, marked or in lists; more than may be held is put into the store in several parts.
+func TestTopCopies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Config{})
+		hour := time.Now().Unix() / 3600 // it begins
+		time.Sleep(40 * time.Minute)
+		for range 2 {
+			gain(t, store, "v:there", 50)
+			time.Sleep(10 * time.Minute)
+		}
+		time.Sleep(10 * time.Minute)
+		now := time.Now()
+		minute := hour*60 + 50
+		copies := counter.NewTopCopies(topRules, now)
+		truth := map[string]int64{"v:there": 100}
+		for i := range 3000 {
+			for from, more := range map[string]int64{"v:a": 0, "v:b": int64(i % 40 / 39 * 200)} {
+				c := counter.Copy{Key: fmt.Sprint(from, i), State: counter.State{Kind: counter.Sum, Value: 1 + more}}
+				c.Steps = []counter.StepCopy{{Step: 60, Number: minute, Value: 1 + more}, {Step: 3600, Number: hour, Value: 1 + more}, {Step: 60, Number: 5, Value: 7}, {Step: 60, Number: 2 * minute, Value: 7}, {Step: 7, Number: 5, Value: 7}}
+				copies.Add(&c)
+				if more > 0 {
+					truth[c.Key] = 1 + more
+				}
+			}
+			if i == 1500 {
+				if err := copies.Keep(t.Context(), store); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := copies.Keep(t.Context(), store); err != nil {
+			t.Fatal(err)
+		}
+		for step, number := range map[time.Duration]int64{time.Minute: minute, time.Hour: hour} {
+			lists, err := store.TopLists(t.Context(), "v:*", step, hour, minute+10)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, l := range lists {
+				if l.Number != number {
+					if len(l.Most) > 1 || step == time.Hour && len(l.Most) > 0 {
+						t.Errorf("a list of %d of step %d of %s", len(l.Most), l.Number, step)
+					}
+					continue
+				}
+				found := map[string]int64{}
+				for _, g := range l.Most {
+					found[g.Key] = g.Value
+				}
+				for key, n := range truth {
+					if step == time.Minute && key == "v:there" {
+						n = 50
+					}
+					if found[key] != n {
+						t.Errorf("%q gained %d in %s, want %d", key, found[key], step, n)
+					}
+				}
+				if len(l.Most) > counter.TopMost {
+					t.Errorf("%d in a list", len(l.Most))
+				}
+			}
+			if len(lists) == 0 {
+				t.Errorf("no lists of %s", step)
+			}
+		}
+	})
+}
+
 func TestTopRules(t *testing.T) {
 	for match, ok := range map[string]bool{"v:*": true, "w:*": false, "v:1": false, "*": false, "": false} {
 		if rule, err := topRules.TopRule(match); (err == nil) != ok || ok && rule != topRule {
