@@ -54,6 +54,8 @@ var layers = []layer{
 	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "redisconn", "scripts"}},
+	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                               // what regions share of a counter, as arithmetic
+	{"counter/regions", []string{"counter", "counter/redisstore"}},                                                               // links between regions
 	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                   // spreads hot sums
 	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
@@ -86,7 +88,7 @@ var layers = []layer{
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
 	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
-		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/transfer", "gateway/counters",
+		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
 		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
 	}},

@@ -12,7 +12,8 @@
 --                     unless it is noted as aborted
 --            commit   make what was prepared, if it is still there
 -- ARGV[3]  the operations, JSON; see apply.go. front: PostgreSQL stands behind Redis, and a bucket
---          has eight keys: the three, hc:{n}:d, :t, :w, :j and :a
+--          has eight keys: the three, hc:{n}:d, :t, :w, :j and :a. region: there are other regions, and behind
+--          those keys a bucket has three more: hc:{n}:f, :log and :gone
 -- ARGV[4]  how long an identity is remembered, ms
 -- ARGV[5]  of a transaction: its id, the number of its key, its home
 -- ARGV[6]  prepare: this part; decide: what is noted
@@ -24,6 +25,7 @@
 -- is decided once; a commit takes what was prepared away. An operation without an identity is the caller's
 -- to repeat or not. All is judged before the first write, but of registers. O(changes).
 --#include counter_number.lua
+--#include counter_far.lua
 --#include counter_set.lua
 --#include counter_front.lua
 --#include counter_steps.lua
@@ -43,6 +45,10 @@ for _, b in ipairs(buckets) do
     b.dirty, b.taken, b.shadow, b.journal, b.ages = KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5], KEYS[b.at + 6], KEYS[b.at + 7]
     b.front = front(b.state)
     if not b.front then return cjson.encode({lost = true}) end
+  end
+  if call.region then
+    local at = b.at + (call.front and 8 or 3)
+    b.fars, b.log, b.gone = KEYS[at], KEYS[at + 1], KEYS[at + 2]
   end
 end
 for _, op in ipairs(call.ops) do
@@ -159,6 +165,12 @@ end
 
 -- What is to be written, when all is judged. Registers alone are written at once.
 local ledgers, sets, ids, told, tellings = {}, {}, {}, {}, {}
+
+-- farOf is what a counter has of other regions. Who changes it sets moved.
+local function farOf(s)
+  if not s.far then s.far = readFar(redis.call('HGET', s.bucket.fars, s.key), s.kind) end
+  return s.far
+end
 
 local function deleted(b)
   if not b.deleted then b.deleted = tonumber(redis.call('HGET', b.state, 'deleted') or 0) end
@@ -476,6 +488,15 @@ local function make(op)
     elseif kind == 'unique' then
       dropRegisters(s, c)
     end
+    if call.region and kind ~= 'exact' then
+      local far = farOf(s)
+      if kind == 'sum' then
+        takeAway(far, call.region, tonumber(s.incarnation), s.sequence, minus(s.value, elsewhere(far, kind)))
+      else
+        s.far = {died = far.died, emptied = math.max(now, far.emptied + 1), list = {}, by = {}}
+      end
+      s.moved = true
+    end
     s.value = '0'
     moved(s)
     enter(s, c, 'reset', delta)
@@ -490,6 +511,9 @@ local function make(op)
       dropRegisters(s, c)
       if not judges then dropSteps(KEYS[c.steps]) end
     end
+    if call.region and s.kind ~= 'exact' then
+      s.far, s.moved, s.buried = {died = math.max(now, farOf(s).died + 1), emptied = 0, list = {}, by = {}}, true, true
+    end
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}
     for _, at in ipairs(call.front and {c.past[b.front.parity]} or c.past) do histories[at] = {bucket = b, drop = true} end
@@ -499,8 +523,8 @@ local function make(op)
   else
     if kind == 'unique' then return observe(s, c) end
     if kind ~= 'members' then return refuse(s, c, 'kind', 'members') end
-    local members, size, changed = set(c), tonumber(s.value), {}
-    local before = size
+    local others = call.region and elsewhere(farOf(s), kind) or '0'
+    local members, size, changed = set(c), tonumber(minus(s.value, others)), {}
     for _, m in ipairs(c.join or {}) do
       if join(members, string.sub(m, 1, WIDTH), size) then
         size = size + 1
@@ -518,7 +542,7 @@ local function make(op)
     end
     if #changed == 0 then return nil end
     begin(s, c)
-    s.value = string.format('%.0f', size)
+    s.value = plus(string.format('%.0f', size), others)
     moved(s)
     if size == 0 then set(c, true) end -- its parts go, too
     local t, places = tell(s), journal(s, c)
@@ -594,6 +618,16 @@ for _, key in ipairs(order) do
   elseif s.was and not is then
     redis.call('HDEL', s.bucket.counters, key)
   end
+end
+for _, key in ipairs(call.region and order or {}) do
+  local s = states[key]
+  local b, is, was = s.bucket, text(s), s.was or nil
+  if s.moved then
+    local far = writeFar(s.far)
+    if far then redis.call('HSET', b.fars, key, far) else redis.call('HDEL', b.fars, key) end
+    if s.buried then bury(b.counters, b.fars, b.gone, key, now) end
+  end
+  if s.moved or is ~= was and s.kind ~= 'exact' then noteChange(b.state, b.log, key) end
 end
 for at, h in pairs(hot) do
   if h[2] then redis.call('HSET', KEYS[at], h[1], '') else redis.call('HDEL', KEYS[at], h[1]) end

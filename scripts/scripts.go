@@ -46,6 +46,8 @@ const (
 	CounterHistory   Name = "counter_history"
 	CounterLedger    Name = "counter_ledger"
 	CounterLimit     Name = "counter_limit"
+	CounterLog       Name = "counter_log"
+	CounterMerge     Name = "counter_merge"
 	CounterLoad      Name = "counter_load"
 	CounterNote      Name = "counter_note"
 	CounterOutcome   Name = "counter_outcome"
@@ -62,7 +64,7 @@ const (
 // Counters are the scripts of counters that last.
 var Counters = []Name{
 	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
-	CounterLimit, CounterLoad, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage,
+	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage,
 	CounterStatus, CounterTake,
 }
 

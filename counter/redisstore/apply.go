@@ -23,8 +23,9 @@ type (
 		Kept    int64       `json:"kept"`   // how long a ledger without a rule is kept, ms
 		Values  int         `json:"values"` // of a dimension, that are told apart
 		Front   bool        `json:"front,omitempty"`
-		Room    int         `json:"room,omitempty"`  // of a bucket, for what is not persisted
-		Token   string      `json:"token,omitempty"` // that the buckets must have
+		Region  string      `json:"region,omitempty"` // this one, when there are others
+		Room    int         `json:"room,omitempty"`   // of a bucket, for what is not persisted
+		Token   string      `json:"token,omitempty"`  // that the buckets must have
 	}
 	place struct {
 		At      int    `json:"at"` // number of its first key
@@ -126,7 +127,7 @@ type group struct {
 }
 
 func (s *Store) newGroup() *group {
-	g := &group{names: s.newNames(), call: script{Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
+	g := &group{names: s.newNames(), call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
 	if s.cfg.Behind != nil {
 		g.call.Front, g.call.Room, g.call.Values = true, maxPending, maxCounted
 	}

@@ -349,6 +349,9 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		}
 		restored++
 	}
+	if err := s.relog(ctx); err != nil { // no log has what was put there
+		return fail(err)
+	}
 	return restored, nil
 }
 

@@ -22,12 +22,14 @@ const followFor = 3 * time.Second // how long Follow waits for the subscription
 // subscription begins with the first watch. It keeps no queue: the watches of the
 // hub keep the newest update of each key.
 type feed struct {
-	s    *Store
-	hub  counter.Hub
-	ctx  context.Context // ends with the store
-	stop context.CancelFunc
-	once sync.Once // starts run
-	wg   sync.WaitGroup
+	s   *Store
+	hub counter.Hub
+	ctx context.Context // ends with the store
+	// listener is nil, or told of publications; it is set before run starts.
+	listener Listener
+	stop     context.CancelFunc
+	once     sync.Once // starts run
+	wg       sync.WaitGroup
 
 	mu     sync.Mutex                 // guards all below
 	up     map[*redis.PubSub]struct{} // connections that hear all their channels; nil while any does not
@@ -187,6 +189,9 @@ func (f *feed) Heard(b int, payload string) {
 	gap := f.last[b] != 0 && sequence != f.last[b]+1
 	f.last[b] = sequence
 	f.mu.Unlock()
+	if f.listener != nil {
+		f.listener.Changed(b)
+	}
 	var updates []update
 	if err := json.Unmarshal([]byte(text), &updates); err != nil {
 		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")

@@ -150,6 +150,9 @@ type Config struct {
 	// Behind is what stands behind this store, nil for nothing. With it Redis is a
 	// front: package persistent says of what, and calls the methods of front.go.
 	Behind *Behind
+	// Region is the name of this region when there are others with which it shares its counters, see package
+	// regions; empty: there are none. It goes with no Behind.
+	Region string
 }
 
 // Store is a counter.Store in Redis. Its methods may be called from any goroutine.
@@ -281,6 +284,7 @@ func memberHash(member string) string {
 // names are the keys of one call of a script, and where in it they stand.
 type names struct {
 	front   bool // a bucket has eight keys and not three
+	shared  bool // and three more, for other regions
 	list    []string
 	at      map[string]int // from 1
 	buckets map[int]int    // bucket: its place in the call, from 1
@@ -288,7 +292,7 @@ type names struct {
 }
 
 func (s *Store) newNames() *names {
-	return &names{front: s.cfg.Behind != nil, at: map[string]int{}, buckets: map[int]int{}}
+	return &names{front: s.cfg.Behind != nil, shared: s.cfg.Region != "", at: map[string]int{}, buckets: map[int]int{}}
 }
 
 func (n *names) key(name string) int {
@@ -306,6 +310,11 @@ func (n *names) bucket(b int) int {
 	if !ok {
 		for _, key := range bucketKeys(b, n.front) {
 			n.key(key)
+		}
+		if n.shared {
+			for _, key := range []string{farKey(b), logKey(b), goneKey(b)} {
+				n.key(key)
+			}
 		}
 		n.order = append(n.order, b)
 		at = len(n.order)

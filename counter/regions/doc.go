@@ -1,0 +1,77 @@
+// Package regions shares counters between regions, each of which has its own Redis. A [Store] stands in front of the
+// store in Redis of one region and is a counter.Store itself; its links tell the other regions what changed here.
+//
+// # What is shared
+//
+// The record of a counter in Redis has the total of all regions as this one knows it. So reads, aggregates, changes
+// and updates are what they are without other regions. Beside the record stands what of it came from elsewhere.
+//
+//   - A sum has a part of each life of each region: a number that only this region moves, with the sequence of the
+//     counter's version. Of two tellings of one part the greater sequence holds. The total is the sum of all parts, less
+//     what resets have taken away.
+//   - A set (kind members) is each region's own. The parts are the sizes of the others' sets, of their newest lives.
+//   - A unique is one: registers are merged, and the greater wins.
+//   - Exact counters, limits, ledgers, and identities are a region's own.
+//
+// A merge takes the greater of what was known and what is told, of each part by itself. So it is commutative,
+// associative and idempotent: tellings may be lost, repeated, late and out of order. Package shares has this as
+// plain arithmetic, scripts/counter_merge.lua does the same in Redis, and a test compares the two.
+//
+// # What ends things
+//
+//   - A reset of a sum takes away each part as it is known here: the base of a part is its value at one of its
+//     sequences, and the base with the greater sequence holds. A change that the reset did not know of stays, in
+//     whichever region it was made; and two resets at once take nothing away twice.
+//   - A reset of a set or unique gives it a greater number ("emptied"). What stands under a smaller number is
+//     dropped where that is heard: members also, who joined meanwhile in a region that was cut off.
+//   - DELETE gives the key a greater number ("died"), under which nothing is known of it. Who hears that drops the counter
+//     with its members, steps, dimensions and ledger, also what it had gained meanwhile. The number is
+//     remembered for 30 days; a region that was cut off for longer may bring the counter back.
+//   - An adjustment is an addition.
+//
+// These numbers are times in milliseconds, but always greater than the one known before, so a region whose clock is
+// wrong can reset and delete what it knows of.
+//
+// # Versions
+//
+// The version of a counter is its region's own: its record's. Each merge that changes the value moves it like a
+// change, so no version goes back in a region, but versions of two regions cannot be compared.
+//
+// # The log and the links
+//
+// A change also puts its counter into the log of its bucket, in the same script: each counter once, at the place of its
+// last change. The other region's Redis keeps, for each bucket, the number of the log and the place up to which it
+// has it; a script that takes what the log has moves the place. Each process with a gateway has a link to each
+// other region, and serves the buckets that it owns; what two processes tell at the same time comes twice and
+// harms nothing. The first change goes at once, then a round goes every 200 ms. A region does not pass on
+// what it is told: every region needs a link to every other.
+//
+// A log has 4,096 counters of a bucket at most, and ends with the run of its server. Who is further behind, or has
+// another log, or none, is told all counters of the bucket; then what is news to it is passed on, because it
+// may have lost what it had told others. That has an end: what is passed on by the log is not passed on again.
+//
+// # Loss of data
+//
+// A region whose Redis came back empty has no positions of the others' logs, and is told all that they know, also what
+// they know of itself. Parts of a sum are kept by life: the new life's part begins at 0, and what the lost life
+// had given counts on, as far as any other region had heard of it. Registers come back alike. The members of a set
+// are known to their region alone: they are lost, and so is the size that others had noted of them. The
+// incarnation of a counter's versions is its region's life of it, and is made greater than any that others remember.
+//
+// A server that comes back with an older memory (a failover, a snapshot) finds that others know more of its parts than it does.
+// What they know counts as a former life's, and what was added since the server came back is lost with the rest.
+//
+// # Faults
+//
+//   - A link is cut: each region counts on, with what it last knew of the others. Nothing is left out of totals and
+//     nothing is stale: what was counted stays counted. Totals may always lag by the links, so answers say "exact":false.
+//   - A process dies: another gateway owns its buckets, and goes on from the positions that the other region has.
+//   - Rules give one key different kinds in two regions: neither takes the other's. The log says so.
+//   - A region has another name than --peer says: nothing is told to it, and the log says so.
+//
+// # Bounds
+//
+// A link remembers a position for each of 64 buckets, and has at most 16,384 counters under way. A counter has 100 parts: a
+// life beyond is not counted. A part that would lead a total out of 64 bits is not taken until the total has room.
+// Beside a counter stand about 50 bytes for each region that changed it, and 110 while it is in the log.
+package regions

@@ -1,0 +1,394 @@
+package regions
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	mrand "math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter/redisstore"
+)
+
+const (
+	lookEvery   = 2 * time.Second        // between two looks at all buckets, and at how far the peer has them
+	retryAfter  = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
+	unreadyFor  = 200 * time.Millisecond // until a counter that is locked is tried again
+	atOnce      = 16384                  // counters under way in one round, about
+	linesAtOnce = 256                    // of one bucket; a page of a bucket that is told whole
+	tellers     = 4                      // buckets that are told whole at once
+)
+
+var errName = errors.New("the peer has another name")
+
+// link tells one peer what changes here. Its goroutines are run and tellAll, which Store owns.
+type link struct {
+	Peer
+	s       *Store
+	log     zerolog.Logger
+	wake    chan struct{} // holds one: dirty has some
+	asked   chan struct{} // holds one: whole has some
+	said    string        // why the peer takes nothing, as the log has it; guarded by mu, as the next one is
+	oddSaid bool          // the log has said that counters cannot be taken
+
+	news, odd, all, failures prometheus.Counter
+	lag                      prometheus.Gauge
+
+	mu    sync.Mutex // guards all below
+	dirty map[int]bool
+	since time.Time                   // since when there is something to tell; zero: there is not
+	at    map[int]redisstore.Position // how far the peer is; none: it has to be asked
+	whole map[int]bool                // buckets of which all is to be told, or is being told
+}
+
+func newLink(s *Store, p Peer, m *metrics) *link {
+	return &link{
+		Peer: p, s: s, log: s.cfg.Log.With().Str("peer", p.Name).Logger(), wake: make(chan struct{}, 1), asked: make(chan struct{}, 1),
+		news: m.news.WithLabelValues(p.Name), odd: m.odd.WithLabelValues(p.Name), all: m.all.WithLabelValues(p.Name),
+		failures: m.failures.WithLabelValues(p.Name), lag: m.lag.WithLabelValues(p.Name),
+		dirty: map[int]bool{}, at: map[int]redisstore.Position{}, whole: map[int]bool{},
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (l *link) changed(bucket int) {
+	l.mu.Lock()
+	l.dirty[bucket] = true
+	if l.since.IsZero() {
+		l.since = time.Now()
+	}
+	l.mu.Unlock()
+	signal(l.wake)
+}
+
+// run tells the peer what changes until ctx ends. The first change after a pause goes at once.
+func (l *link) run(ctx context.Context) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	<-pause.C
+	for all := true; ; all = false {
+		if !all {
+			select {
+			case <-ctx.Done():
+				return
+			case <-l.wake:
+			case <-look.C:
+				all = true
+			}
+		}
+		start := time.Now()
+		more, later, err := l.round(ctx, all)
+		if ctx.Err() != nil {
+			return
+		}
+		rest := l.s.cfg.Every - time.Since(start)
+		switch {
+		case err != nil:
+			l.failures.Inc()
+			l.log.Debug().Err(err).Msg("changes of counters could not be told to the peer; trying again")
+			rest = retryAfter/2 + mrand.N(retryAfter/2)
+		case later:
+			rest = unreadyFor
+		case more:
+			rest = 0
+		}
+		if rest > 0 {
+			pause.Reset(rest)
+			select {
+			case <-ctx.Done():
+				return
+			case <-pause.C:
+			}
+		}
+		if more || later || err != nil {
+			signal(l.wake)
+		}
+	}
+}
+
+// take returns the buckets to look at in a round. With all that is every bucket of this process, and the peer is
+// asked how far it has them.
+func (l *link) take(all bool) (buckets []int) {
+	owned := l.s.owned()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range owned {
+		if (all || l.dirty[b]) && !l.whole[b] {
+			buckets = append(buckets, b)
+		}
+		if all {
+			delete(l.at, b)
+		}
+	}
+	clear(l.dirty) // the rest is another process's, or is told whole and looked at after that
+	return buckets
+}
+
+// again has buckets looked at in the next round.
+func (l *link) again(buckets []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range buckets {
+		l.dirty[b] = true
+	}
+}
+
+// round tells the peer what has changed. more: another round has to follow at once. later: the peer could not take
+// some of it now.
+func (l *link) round(ctx context.Context, all bool) (more, later bool, err error) {
+	buckets := l.take(all)
+	defer l.gauge()
+	if len(buckets) == 0 {
+		return false, false, nil
+	}
+	left := buckets // what is not told in the end
+	defer func() { l.again(left) }()
+	at, err := l.positions(ctx, buckets)
+	if err != nil {
+		return false, false, err
+	}
+	batches, err := l.s.cfg.Local.Outgoing(ctx, buckets, at, linesAtOnce)
+	if err != nil {
+		return false, false, err
+	}
+	var tellings []redisstore.Telling
+	var rest []int
+	lines := 0
+	for i, b := range batches {
+		switch {
+		case b.All:
+			l.needsAll(b.Bucket)
+		case b.To == b.From && len(b.Lines) == 0:
+		case lines >= atOnce:
+			rest, more = append(rest, b.Bucket), true
+		default:
+			lines += len(b.Lines)
+			tellings = append(tellings, redisstore.Telling{Batch: batches[i], Mode: redisstore.TellLog})
+		}
+	}
+	left = append([]int(nil), rest...)
+	for i := range tellings {
+		left = append(left, tellings[i].Bucket)
+	}
+	if len(tellings) == 0 {
+		return more, false, nil
+	}
+	told, err := l.Remote.Tell(ctx, l.s.cfg.Region, l.Name, tellings)
+	if err != nil {
+		l.forget(left)
+		return false, false, err
+	}
+	left = rest
+	for i := range told {
+		b := tellings[i].Bucket
+		l.took(&told[i])
+		switch {
+		case told[i].Other != "" && told[i].Other != redisstore.NoRegion: // until the next look
+			continue
+		case !told[i].Merged:
+			left, later = append(left, b), true
+			continue
+		case told[i].At != tellings[i].To:
+			left, more = append(left, b), true // it is elsewhere: by another process, or its memory is another one
+		case tellings[i].More:
+			left, more = append(left, b), true
+		}
+		l.mu.Lock()
+		l.at[b] = told[i].At
+		l.mu.Unlock()
+	}
+	return more, later, nil
+}
+
+// positions is how far the peer has buckets. It is asked about those of which that is not known.
+func (l *link) positions(ctx context.Context, buckets []int) ([]redisstore.Position, error) {
+	var ask []int
+	l.mu.Lock()
+	for _, b := range buckets {
+		if _, known := l.at[b]; !known {
+			ask = append(ask, b)
+		}
+	}
+	l.mu.Unlock()
+	if len(ask) > 0 {
+		got, err := l.Remote.Positions(ctx, l.s.cfg.Region, ask)
+		if err != nil {
+			return nil, err
+		}
+		l.mu.Lock()
+		for i, b := range ask {
+			l.at[b] = got[i]
+		}
+		l.mu.Unlock()
+	}
+	at := make([]redisstore.Position, len(buckets))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, b := range buckets {
+		at[i] = l.at[b]
+	}
+	return at, nil
+}
+
+// forget has the peer asked anew how far it has buckets.
+func (l *link) forget(buckets []int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range buckets {
+		delete(l.at, b)
+	}
+}
+
+// gauge shows how long the oldest change has been waiting.
+func (l *link) gauge() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.dirty)+len(l.whole) == 0 {
+		l.since = time.Time{}
+	}
+	lag := time.Duration(0)
+	if !l.since.IsZero() {
+		lag = time.Since(l.since)
+	}
+	l.lag.Set(lag.Seconds())
+}
+
+// took notes what became of a telling.
+func (l *link) took(t *redisstore.Told) {
+	l.news.Add(float64(t.News))
+	l.odd.Add(float64(t.Odd))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case t.Other == redisstore.NoRegion:
+	case t.Other != l.said:
+		if l.said = t.Other; t.Other != "" {
+			l.log.Warn().Str("region", t.Other).Msg("counters are not shared with this peer: the region there has another name; correct --peer")
+		} else {
+			l.log.Info().Msg("counters are shared with this peer again")
+		}
+	}
+	if t.Odd > 0 && !l.oddSaid {
+		l.oddSaid = true
+		l.log.Warn().Int("counters", t.Odd).Msg("the peer cannot take some counters: rules give them another kind there, or their totals leave 64 bits; every region needs the same rules")
+	}
+}
+
+// needsAll has tellAll tell the peer all of a bucket.
+func (l *link) needsAll(bucket int) {
+	l.mu.Lock()
+	l.whole[bucket] = true
+	l.mu.Unlock()
+	signal(l.asked)
+}
+
+// tellAll tells the peer all of buckets whose logs do not reach back to where it is, until ctx ends. What changes in
+// such a bucket meanwhile is told after that.
+func (l *link) tellAll(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	room := make(chan struct{}, tellers)
+	under := map[int]bool{} // guarded by l.mu
+	for {
+		l.mu.Lock()
+		next := -1
+		for b := range l.whole {
+			if !under[b] {
+				next = b
+				under[b] = true
+				break
+			}
+		}
+		l.mu.Unlock()
+		if next < 0 {
+			select {
+			case <-ctx.Done():
+				return
+			case <-l.asked:
+			}
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case room <- struct{}{}:
+		}
+		wg.Go(func() {
+			err := l.tellBucket(ctx, next)
+			if err != nil && ctx.Err() == nil {
+				l.failures.Inc()
+				l.log.Debug().Err(err).Int("bucket", next).Msg("counters could not be told to the peer; trying again")
+				pause := time.NewTimer(retryAfter/2 + mrand.N(retryAfter/2))
+				if errors.Is(err, errName) {
+					pause.Reset(lookEvery)
+				}
+				select {
+				case <-ctx.Done():
+				case <-pause.C:
+				}
+				pause.Stop()
+			}
+			l.mu.Lock()
+			delete(l.whole, next)
+			delete(l.at, next)
+			delete(under, next)
+			l.mu.Unlock()
+			<-room
+			l.changed(next) // it is looked at again, also after a failure
+		})
+	}
+}
+
+// tellBucket tells all of a bucket.
+func (l *link) tellBucket(ctx context.Context, b int) error {
+	word := rand.Text()
+	// What changes from here on is in the log behind this position.
+	batches, err := l.s.cfg.Local.Outgoing(ctx, []int{b}, []redisstore.Position{{}}, 1)
+	if err != nil {
+		return err
+	}
+	to := batches[0].To
+	tell := func(mode redisstore.Mode, lines []redisstore.Line) error {
+		for {
+			told, err := l.Remote.Tell(ctx, l.s.cfg.Region, l.Name, []redisstore.Telling{{
+				Batch: redisstore.Batch{Bucket: b, To: to, Lines: lines}, Mode: mode, Word: word,
+			}})
+			if err != nil {
+				return err
+			}
+			l.took(&told[0])
+			switch {
+			case told[0].Other != "" && told[0].Other != redisstore.NoRegion:
+				return fmt.Errorf("%w: %q", errName, told[0].Other)
+			case told[0].Merged:
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(unreadyFor):
+			}
+		}
+	}
+	if err := tell(redisstore.TellBegin, nil); err != nil {
+		return err
+	}
+	l.all.Inc()
+	if err := l.s.cfg.Local.EachLine(ctx, b, linesAtOnce, func(lines []redisstore.Line) error { return tell(redisstore.TellAll, lines) }); err != nil {
+		return err
+	}
+	return tell(redisstore.TellEnd, nil)
+}

@@ -1,0 +1,151 @@
+package regions
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/redisstore"
+)
+
+// Owner says whose a bucket is. Several processes, or none, may take themselves for the owner
+// for a while.
+type Owner interface{ Owns(bucket int) bool }
+
+// Remote is the Redis of another region: a redisstore.Store.
+type Remote interface {
+	Positions(ctx context.Context, of string, buckets []int) ([]redisstore.Position, error)
+	Tell(ctx context.Context, from, to string, tellings []redisstore.Telling) ([]redisstore.Told, error)
+}
+
+// Peer is another region.
+type Peer struct {
+	Name   string
+	Remote Remote
+}
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	Region     string            // the name of this one; required
+	Local      *redisstore.Store // its Redis; required
+	Peers      []Peer            // whoever made them closes them, after Close
+	Owner      Owner             // default: every bucket is this process's
+	Every      time.Duration     // least time between two rounds of a link; default 200ms
+	Registerer prometheus.Registerer
+	Log        zerolog.Logger
+}
+
+// Store is a counter.Store that shares its counters with other regions. Its methods may be called from any goroutine.
+type Store struct {
+	counter.Store
+	cfg   Config
+	links []*link
+	stop  context.CancelFunc
+	wg    sync.WaitGroup // the links
+}
+
+// New returns a Store in front of to, which is over Config.Local. Close ends it, and closes to.
+func New(to counter.Store, cfg Config) *Store {
+	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
+	ctx, stop := context.WithCancel(context.Background())
+	s := &Store{Store: to, cfg: cfg, stop: stop}
+	m := newMetrics(cfg.Registerer)
+	for _, p := range cfg.Peers {
+		s.links = append(s.links, newLink(s, p, m))
+	}
+	cfg.Local.Listen(s)
+	for _, l := range s.links {
+		s.wg.Go(func() { l.run(ctx) })
+		s.wg.Go(func() { l.tellAll(ctx) })
+	}
+	return s
+}
+
+// Changed implements redisstore.Listener.
+func (s *Store) Changed(bucket int) {
+	for _, l := range s.links {
+		l.changed(bucket)
+	}
+}
+
+// Close is as counter.Store says. What is not told yet the next process tells.
+func (s *Store) Close() error {
+	s.stop()
+	s.wg.Wait()
+	return s.Store.Close()
+}
+
+// owned are the buckets of this process.
+func (s *Store) owned() []int {
+	var list []int
+	for b := range redisstore.Buckets {
+		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
+			list = append(list, b)
+		}
+	}
+	return list
+}
+
+// lags marks a total: other regions may have counted more than is known here.
+func lags(c *counter.Counter) {
+	if c.Kind != counter.Exact {
+		c.Approx = true
+	}
+}
+
+// Apply is as counter.Writer says.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := s.Store.Apply(ctx, ops)
+	for i := range results {
+		for j := range results[i].Counters {
+			lags(&results[i].Counters[j])
+		}
+	}
+	return results
+}
+
+// Read is as counter.Reader says, of this region and what it has heard of others.
+func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	read, err := s.Store.Read(ctx, keys, member, lag)
+	for i := range read {
+		lags(&read[i].Counter)
+	}
+	return read, err
+}
+
+// Watch is as counter.Feed says.
+func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	return s.Store.Watch(func(updates []counter.Update) {
+		for i := range updates {
+			lags(&updates[i].Counter)
+		}
+		told(updates)
+	}, lost)
+}
+
+type metrics struct {
+	news, odd, all, failures *prometheus.CounterVec
+	lag                      *prometheus.GaugeVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	count := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"peer"})
+	}
+	m := &metrics{
+		news:     count("headcount_counters_region_merges_total", "Counters whose change was news to the peer."),
+		odd:      count("headcount_counters_region_odd_total", "Counters that the peer could not take: of another kind there, or with totals beyond 64 bits."),
+		all:      count("headcount_counters_region_repairs_total", "Buckets of which the peer was told all counters."),
+		failures: count("headcount_counters_region_failures_total", "Rounds that failed because the peer, or this region's Redis, did not answer."),
+		lag:      prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headcount_counters_region_lag_seconds", Help: "Age of the oldest change that the peer does not have; 0: it has all changes."}, []string{"peer"}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.news, m.odd, m.all, m.failures, m.lag)
+	}
+	return m
+}

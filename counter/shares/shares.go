@@ -1,0 +1,211 @@
+// Package shares is what regions share of one counter, as pure arithmetic: what package regions and
+// scripts/counter_merge.lua have to do. It has no input or output, and no store uses it; the tests compare the two.
+package shares
+
+import (
+	"maps"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+)
+
+// Life is a time in which a region lost nothing of the counter. A later one has a greater Number.
+type Life struct {
+	Region string
+	Number uint64
+}
+
+// Part is what one life gave a sum, or the size of a region's set. Only its region moves it.
+type Part struct {
+	Value    int64
+	Sequence uint64 // of Value: it grows with each change of it
+	// Base is what resets have taken away: Value as it was at sequence At.
+	Base int64
+	At   uint64
+}
+
+// Merge returns what two tellings of one part know together.
+func (p Part) Merge(o Part) Part {
+	if o.Sequence > p.Sequence {
+		p.Value, p.Sequence = o.Value, o.Sequence
+	}
+	if o.At > p.At {
+		p.Base, p.At = o.Base, o.At
+	}
+	return p
+}
+
+// Share is what is known of a counter. The zero Share is that of a counter never touched. Its Kind is zero when it was
+// deleted, and not touched since.
+type Share struct {
+	Kind counter.Kind
+	// What stands under a smaller Died is gone, as DELETE has it; under a smaller Emptied, of a set or a
+	// unique, its members are.
+	Died, Emptied uint64
+	Parts         map[Life]Part // of a sum or a set; nobody changes it
+	Seen          hyperloglog.Registers
+}
+
+// Merge returns what two shares know together. It is commutative, associative and idempotent. Both are of one kind, or
+// one has none.
+func (s Share) Merge(o Share) Share {
+	switch {
+	case s.Died != o.Died:
+		if s.Died > o.Died {
+			return s
+		}
+		return o
+	case s.Kind == 0:
+		return o
+	case o.Kind == 0:
+		return s
+	case s.Kind != counter.Sum && s.Emptied != o.Emptied:
+		if s.Emptied > o.Emptied {
+			return s
+		}
+		return o
+	}
+	parts := maps.Clone(s.Parts)
+	if parts == nil {
+		parts = map[Life]Part{}
+	}
+	for life, p := range o.Parts {
+		parts[life] = parts[life].Merge(p)
+	}
+	seen := s.Seen.Clone()
+	seen.Merge(o.Seen)
+	s.Parts, s.Seen, s.Emptied = parts, seen, max(s.Emptied, o.Emptied)
+	return s
+}
+
+// Value returns the total.
+func (s Share) Value() (n int64) {
+	switch s.Kind {
+	case counter.Unique:
+		return s.Seen.Count()
+	case counter.Members:
+		for life, p := range s.Parts {
+			if life.Number == s.newest(life.Region) { // the set of a former life is lost
+				n += p.Value
+			}
+		}
+	default:
+		for _, p := range s.Parts {
+			n += p.Value - p.Base
+		}
+	}
+	return n
+}
+
+// newest is the number of a region's newest life.
+func (s Share) newest(region string) (n uint64) {
+	for life := range s.Parts {
+		if life.Region == region {
+			n = max(n, life.Number)
+		}
+	}
+	return n
+}
+
+// Region is a region with one counter. Moments are numbers that may go back.
+type Region struct {
+	Name string
+	Share
+
+	life     uint64 // of this region; 0: it has not begun
+	sequence uint64
+	size     int64 // of its set
+}
+
+// own changes the region's own part, and begins its life when it has none.
+func (r *Region) own(kind counter.Kind, now uint64, change func(*Part)) {
+	if r.Kind == 0 {
+		r.Kind = kind
+	}
+	if r.life == 0 {
+		r.life, r.sequence = max(now, r.newest(r.Name)+1), 0
+	}
+	parts := maps.Clone(r.Parts)
+	if parts == nil {
+		parts = map[Life]Part{}
+	}
+	r.sequence++
+	p := parts[Life{r.Name, r.life}]
+	p.Sequence = r.sequence
+	change(&p)
+	parts[Life{r.Name, r.life}] = p
+	r.Parts = parts
+}
+
+// Add adds to a sum.
+func (r *Region) Add(delta int64, now uint64) {
+	r.own(counter.Sum, now, func(p *Part) { p.Value += delta })
+}
+
+// Join has so many members join the region's set, or leave it.
+func (r *Region) Join(members int64, now uint64) {
+	r.size += members
+	r.own(counter.Members, now, func(p *Part) { p.Value = r.size })
+}
+
+// See adds members to a unique.
+func (r *Region) See(now uint64, members ...string) {
+	seen := r.Seen.Clone()
+	seen.Add(members...)
+	r.Seen = seen
+	r.own(counter.Unique, now, func(*Part) {})
+}
+
+// Reset makes the value 0.
+func (r *Region) Reset(now uint64) {
+	switch r.Kind {
+	case 0:
+	case counter.Sum:
+		parts := maps.Clone(r.Parts)
+		for life, p := range parts {
+			p.Base, p.At = p.Value, p.Sequence
+			parts[life] = p
+		}
+		r.Parts = parts
+	default:
+		r.Emptied = max(now, r.Emptied+1)
+		r.empty(now)
+	}
+}
+
+// empty begins under a new number of Emptied.
+func (r *Region) empty(now uint64) {
+	r.size, r.Seen, r.Parts = 0, hyperloglog.Registers{}, nil
+	if r.life != 0 {
+		r.own(r.Kind, now, func(*Part) {})
+	}
+}
+
+// Delete is DELETE.
+func (r *Region) Delete(now uint64) {
+	if r.Kind != 0 {
+		*r = Region{Name: r.Name, Share: Share{Died: max(now, r.Died+1)}}
+	}
+}
+
+// Lose has the region lose its memory.
+func (r *Region) Lose() { *r = Region{Name: r.Name} }
+
+// Hear takes what another region tells.
+func (r *Region) Hear(s Share, now uint64) {
+	if s.Died > r.Died {
+		*r = Region{Name: r.Name, Share: Share{Died: s.Died}}
+	}
+	if s.Died == r.Died && s.Kind != 0 && r.Kind != 0 && r.Kind != counter.Sum && s.Emptied > r.Emptied {
+		r.Emptied = s.Emptied
+		r.empty(now)
+	}
+	r.Share = r.Share.Merge(s)
+	top := r.newest(r.Name)
+	if top == 0 || top == r.life && r.Parts[Life{r.Name, top}].Sequence <= r.sequence {
+		return
+	}
+	// Others know more of this region than it does: it lost its memory, and begins a new life.
+	r.life = 0
+	r.own(r.Kind, now, func(p *Part) { p.Value = r.size })
+}
