@@ -60,7 +60,7 @@ local function take(far, rec, kind, parts)
       if kind ~= 'sum' then return end
     end
     if not is then
-      if (p.value ~= '0' or p.base ~= '0' or kind ~= 'sum') and #far.list < PARTS then
+      if #far.list < PARTS then -- also one of 0: a late telling of it is to be known
         addPart(far, name, p)
         new = true
       end

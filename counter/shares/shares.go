@@ -202,10 +202,11 @@ func (r *Region) Hear(s Share, now uint64) {
 	}
 	r.Share = r.Share.Merge(s)
 	top := r.newest(r.Name)
-	if top == 0 || top == r.life && r.Parts[Life{r.Name, top}].Sequence <= r.sequence {
+	if r.Kind == 0 || r.life != 0 && top == r.life && r.Parts[Life{r.Name, top}].Sequence <= r.sequence {
 		return
 	}
-	// Others know more of this region than it does: it lost its memory, and begins a new life.
+	// It hears of the counter for the first time; or others know more of this region than it does, so it has lost its
+	// memory. A new life begins.
 	r.life = 0
 	r.own(r.Kind, now, func(p *Part) { p.Value = r.size })
 }
