@@ -493,7 +493,7 @@ local function make(op)
       if kind == 'sum' then
         takeAway(far, call.region, tonumber(s.incarnation), s.sequence, minus(s.value, elsewhere(far, kind)))
       else
-        s.far = {died = far.died, emptied = math.max(now, far.emptied + 1), list = {}, by = {}}
+        s.far = {died = far.died, emptied = after(far, now, far.emptied, tonumber(s.incarnation)), list = {}, by = {}}
       end
       s.moved = true
     end
@@ -512,7 +512,9 @@ local function make(op)
       if not judges then dropSteps(KEYS[c.steps]) end
     end
     if call.region and s.kind ~= 'exact' then
-      s.far, s.moved, s.buried = {died = math.max(now, farOf(s).died + 1), emptied = 0, list = {}, by = {}}, true, true
+      local far = farOf(s)
+      s.far, s.moved, s.buried = {died = after(far, now, far.died, tonumber(s.incarnation)), emptied = 0, list = {}, by = {}}, true, true
+      b.deleted = math.max(b.deleted, s.far.died)
     end
     s.dropped = true
     ledgers[c.ledger] = {drop = true, old = c.old, of = s}

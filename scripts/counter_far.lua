@@ -78,6 +78,14 @@ local function takeAway(far, region, life, sequence, own)
   far.by[name].at, far.by[name].base = sequence, own
 end
 
+-- after is a moment after now, after another one, and after all lives that are known. A life that begins later
+-- without knowing of it, for its memory was lost, is not ended by it.
+local function after(far, now, other, life)
+  now = math.max(now, other + 1, life + 1)
+  for _, p in ipairs(far.list) do now = math.max(now, p.life + 1) end
+  return now
+end
+
 -- noteChange puts a counter into the log of its bucket, at the end.
 local function noteChange(state, log, key)
   redis.call('ZADD', log, redis.call('HINCRBY', state, 'places', 1), key)

@@ -77,6 +77,16 @@ local function take(far, rec, kind, parts)
   return new, behind, top, lost
 end
 
+-- ownPart is what this life of this region gave. keep is that without what is known of others.
+local function ownPart(far, rec) return rec.kind == 'unique' and '0' or minus(rec.value, elsewhere(far, rec.kind)) end
+
+local function keep(far, rec)
+  local mine = far.by[partName(rec.kind, self, rec.life)]
+  local is = {died = far.died, emptied = far.emptied, list = {}, by = {}}
+  if mine then addPart(is, partName(rec.kind, self, rec.life), mine) end
+  return {far = is, own = ownPart(far, rec)}
+end
+
 -- merge takes one line. Nothing of it is written when its total would leave 64 bits.
 local function merge(i)
   local key, kind, at, died, emptied, parts, registers, first = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]), ARGV[i + 5], ARGV[i + 6], tonumber(ARGV[i + 7])
@@ -87,14 +97,21 @@ local function merge(i)
     return
   end
   if died < far.died then return note(key) end -- the teller does not know that it was deleted
-  if died > far.died then
+  if died > far.died and died > deleted then -- lives begin after it
+    deleted = died
+    redis.call('HSET', state, 'deleted', string.format('%.0f', deleted))
+  end
+  local kept, again = nil, false -- kept: what this life has itself
+  if died > far.died and rec and rec.life > died then
+    kept = keep(far, rec)
+    far, again = kept.far, true
+    far.died, far.emptied = died, 0
+  elseif died > far.died then
     if rec then
       for k = first, first + 2 do redis.call('UNLINK', KEYS[k]) end
       for k = first + 4, first + 11 do redis.call('UNLINK', KEYS[k]) end
       dropSteps(KEYS[first + 3])
       redis.call('HDEL', counters, key)
-      deleted = math.max(deleted, rec.life)
-      redis.call('HSET', state, 'deleted', string.format('%.0f', deleted))
       if kind == '' then tell(key, nil, true) end
     end
     dropped = rec ~= nil
@@ -105,18 +122,22 @@ local function merge(i)
     if mode == 'all' then note(key) end
     news = news + 1
   end
-  if kind == '' then return end
-  if rec and rec.kind ~= kind then
+  if kind == '' and not kept then return end
+  if kind ~= '' and rec and rec.kind ~= kind then
     odd = odd + 1
     return
   end
-  local all = elsewhere(far, kind)
-  local own = rec and kind ~= 'unique' and minus(rec.value, all) or '0'
-  local again, empties = false, dropped
+  if kind == '' then kind, emptied = rec.kind, far.emptied end -- nothing is known of it there
+  local own = kept and kept.own or rec and ownPart(far, rec) or '0'
+  local empties = dropped
   if kind ~= 'sum' and emptied < far.emptied then return note(key) end -- nor that it was reset
   if kind ~= 'sum' and emptied > far.emptied then
-    redis.call('UNLINK', KEYS[first], KEYS[first + 1])
-    far, own, again, empties = {died = died, emptied = emptied, list = {}, by = {}}, '0', true, empties or rec ~= nil
+    again = true
+    far = {died = died, emptied = emptied, list = {}, by = {}}
+    if not rec or rec.life <= emptied then
+      redis.call('UNLINK', KEYS[first], KEYS[first + 1])
+      own, empties = '0', empties or rec ~= nil
+    end
   end
   if rec and kind == 'sum' then -- this life's own part stands among the others for a while
     local name = partName(kind, self, rec.life)
@@ -149,7 +170,7 @@ local function merge(i)
     end
     value = string.format('%.0f', redis.call('PFCOUNT', registersKey))
   else
-    all = elsewhere(far, kind)
+    local all = elsewhere(far, kind)
     if kind == 'sum' and is.sequence == 0 then own = '0' end -- what this life had is a part of a former one
     value = all and plus(own, all)
   end
@@ -157,8 +178,8 @@ local function merge(i)
     odd = odd + 1
     return
   end
-  local after = writeFar(far)
-  if after and after ~= before then redis.call('HSET', fars, key, after) end
+  local field = writeFar(far)
+  if field and field ~= before then redis.call('HSET', fars, key, field) end
   if not rec or is.sequence == 0 or empties or value ~= is.value then
     is.value, is.sequence = value, is.sequence + 1
     is.at = string.format('%.0f', math.max(tonumber(is.at), tonumber(at)))

@@ -24,7 +24,10 @@ const (
 	tellers     = 4                      // buckets that are told whole at once
 )
 
-var errName = errors.New("the peer has another name")
+var (
+	errName   = errors.New("the peer has another name")
+	errNobody = errors.New("no process of the peer has been there yet")
+)
 
 // link tells one peer what changes here. Its goroutines are run and tellAll, which Store owns.
 type link struct {
@@ -328,6 +331,7 @@ func (l *link) tellAll(ctx context.Context) {
 		}
 		wg.Go(func() {
 			err := l.tellBucket(ctx, next)
+			<-room
 			if err != nil && ctx.Err() == nil {
 				l.failures.Inc()
 				l.log.Debug().Err(err).Int("bucket", next).Msg("counters could not be told to the peer; trying again")
@@ -346,7 +350,6 @@ func (l *link) tellAll(ctx context.Context) {
 			delete(l.at, next)
 			delete(under, next)
 			l.mu.Unlock()
-			<-room
 			l.changed(next) // it is looked at again, also after a failure
 		})
 	}
@@ -371,7 +374,9 @@ func (l *link) tellBucket(ctx context.Context, b int) error {
 			}
 			l.took(&told[0])
 			switch {
-			case told[0].Other != "" && told[0].Other != redisstore.NoRegion:
+			case told[0].Other == redisstore.NoRegion:
+				return errNobody
+			case told[0].Other != "":
 				return fmt.Errorf("%w: %q", errName, told[0].Other)
 			case told[0].Merged:
 				return nil

@@ -113,6 +113,7 @@ type Region struct {
 	Share
 
 	life     uint64 // of this region; 0: it has not begun
+	ended    uint64 // lives begin after this
 	sequence uint64
 	size     int64 // of its set
 }
@@ -123,7 +124,7 @@ func (r *Region) own(kind counter.Kind, now uint64, change func(*Part)) {
 		r.Kind = kind
 	}
 	if r.life == 0 {
-		r.life, r.sequence = max(now, r.newest(r.Name)+1), 0
+		r.life, r.sequence = max(now, r.newest(r.Name)+1, r.ended+1), 0
 	}
 	parts := maps.Clone(r.Parts)
 	if parts == nil {
@@ -148,6 +149,9 @@ func (r *Region) Join(members int64, now uint64) {
 	r.own(counter.Members, now, func(p *Part) { p.Value = r.size })
 }
 
+// Size is how many members the region's set has.
+func (r *Region) Size() int64 { return r.size }
+
 // See adds members to a unique.
 func (r *Region) See(now uint64, members ...string) {
 	seen := r.Seen.Clone()
@@ -168,24 +172,43 @@ func (r *Region) Reset(now uint64) {
 		}
 		r.Parts = parts
 	default:
-		r.Emptied = max(now, r.Emptied+1)
-		r.empty(now)
+		r.empty(r.after(now, r.Emptied))
+		r.own(r.Kind, now, func(*Part) {})
 	}
 }
 
-// empty begins under a new number of Emptied.
-func (r *Region) empty(now uint64) {
-	r.size, r.Seen, r.Parts = 0, hyperloglog.Registers{}, nil
-	if r.life != 0 {
-		r.own(r.Kind, now, func(*Part) {})
+// after is a moment after now, after another one, and after all lives that are known.
+func (r *Region) after(now, other uint64) uint64 {
+	now = max(now, other+1, r.life+1)
+	for life := range r.Parts {
+		now = max(now, life.Number+1)
 	}
+	return now
+}
+
+// empty begins under a new number of Emptied.
+func (r *Region) empty(number uint64) {
+	r.Emptied, r.size, r.Seen, r.Parts = number, 0, hyperloglog.Registers{}, nil
 }
 
 // Delete is DELETE.
 func (r *Region) Delete(now uint64) {
 	if r.Kind != 0 {
-		*r = Region{Name: r.Name, Share: Share{Died: max(now, r.Died+1)}}
+		r.drop(r.after(now, r.Died))
 	}
+}
+
+// drop begins under a new number of Died.
+func (r *Region) drop(number uint64) {
+	*r = Region{Name: r.Name, Share: Share{Died: number}, ended: max(r.ended, number)}
+}
+
+// keep is what this life of the region has given itself: of a life that began after an end, without knowing of it,
+// for its memory was lost, that stays.
+func (r *Region) keep() {
+	life := Life{r.Name, r.life}
+	own := r.Parts[life]
+	r.Parts = map[Life]Part{life: own}
 }
 
 // Lose has the region lose its memory.
@@ -193,12 +216,21 @@ func (r *Region) Lose() { *r = Region{Name: r.Name} }
 
 // Hear takes what another region tells.
 func (r *Region) Hear(s Share, now uint64) {
-	if s.Died > r.Died {
-		*r = Region{Name: r.Name, Share: Share{Died: s.Died}}
+	switch {
+	case s.Died > r.Died && r.life > s.Died:
+		r.Died, r.Emptied, r.ended = s.Died, 0, max(r.ended, s.Died)
+		r.keep()
+	case s.Died > r.Died:
+		r.drop(s.Died)
 	}
 	if s.Died == r.Died && s.Kind != 0 && r.Kind != 0 && r.Kind != counter.Sum && s.Emptied > r.Emptied {
-		r.Emptied = s.Emptied
-		r.empty(now)
+		if r.life > s.Emptied {
+			r.Emptied = s.Emptied
+			r.keep()
+		} else {
+			r.empty(s.Emptied)
+			r.own(r.Kind, now, func(*Part) {})
+		}
 	}
 	r.Share = r.Share.Merge(s)
 	top := r.newest(r.Name)

@@ -1,0 +1,489 @@
+package regions_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/redisstore"
+	"headcount/counter/regions"
+	"headcount/presence/redistest"
+)
+
+// within is longer than the 5 s that are promised, for a machine whose cores are busy.
+const within = 30 * time.Second
+
+// road is the way to another region. It may be cut; and a bad one loses answers, and carries what it has carried before
+// once more.
+type road struct {
+	regions.Remote
+	bad bool
+
+	mu      sync.Mutex
+	cut     bool
+	carried []redisstore.Telling
+}
+
+var errCut = errors.New("the link is cut")
+
+func (r *road) set(cut bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cut = cut
+}
+
+func (r *road) isCut() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cut
+}
+
+func (r *road) Positions(ctx context.Context, of string, buckets []int) ([]redisstore.Position, error) {
+	if r.isCut() {
+		return nil, errCut
+	}
+	return r.Remote.Positions(ctx, of, buckets)
+}
+
+func (r *road) Tell(ctx context.Context, from, to string, tellings []redisstore.Telling) ([]redisstore.Told, error) {
+	if r.isCut() {
+		return nil, errCut
+	}
+	if r.bad {
+		r.mu.Lock()
+		late := r.carried
+		if len(late) > 0 {
+			late = late[rand.IntN(len(late)):][:1]
+		}
+		r.carried = append(r.carried, tellings...)
+		r.mu.Unlock()
+		if len(late) > 0 {
+			if _, err := r.Remote.Tell(ctx, from, to, late); err != nil {
+				return nil, err
+			}
+		}
+	}
+	told, err := r.Remote.Tell(ctx, from, to, tellings)
+	if r.bad && rand.IntN(3) == 0 {
+		return nil, errCut
+	}
+	return told, err
+}
+
+// region is one, with its links.
+type region struct {
+	name     string
+	server   *redistest.Server
+	local    *redisstore.Store
+	store    *regions.Store
+	registry *prometheus.Registry
+	roads    map[string]*road // to the others
+}
+
+// world starts three regions with links between all of them.
+func world(t *testing.T, bad bool) (us, eu, ap *region) {
+	t.Helper()
+	list := []*region{{name: "us"}, {name: "eu"}, {name: "ap"}}
+	for _, r := range list {
+		r.server, r.roads, r.registry = redistest.Start(t), map[string]*road{}, prometheus.NewRegistry()
+	}
+	for _, r := range list {
+		r.local = open(t, r.name, r.server.URL())
+		cfg := regions.Config{Region: r.name, Local: r.local, Every: 20 * time.Millisecond, Registerer: r.registry, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)}
+		for _, other := range list {
+			if other == r {
+				continue
+			}
+			remote, err := redisstore.Open(redisstore.Config{URL: other.server.URL(), Log: zerolog.Nop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = remote.Close() })
+			r.roads[other.name] = &road{Remote: remote, bad: bad}
+			cfg.Peers = append(cfg.Peers, regions.Peer{Name: other.name, Remote: r.roads[other.name]})
+		}
+		r.store = regions.New(r.local, cfg)
+		t.Cleanup(func() {
+			if err := r.store.Close(); err != nil {
+				t.Errorf("close %s: %v", r.name, err)
+			}
+		})
+	}
+	return list[0], list[1], list[2]
+}
+
+// eventually waits for a fact of other goroutines and servers.
+func eventually(t testing.TB, what string, is func() (bool, string)) {
+	t.Helper()
+	start, said := time.Now(), ""
+	for ok := false; !ok; {
+		if ok, said = is(); ok {
+			t.Logf("%s after %.2f s", what, time.Since(start).Seconds())
+			return
+		}
+		if time.Since(start) > within {
+			t.Fatalf("not so within %s: %s: %s", within, what, said)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// agree waits until all regions have these values.
+func agree(t testing.TB, want map[string]int64, all ...*region) {
+	t.Helper()
+	eventually(t, fmt.Sprint("all have ", want), func() (bool, string) {
+		for _, r := range all {
+			for key, value := range want {
+				read, err := r.store.Read(t.Context(), []string{key}, "", 0)
+				if err != nil || read[0].Value != value {
+					return false, fmt.Sprintf("%s has %+v, %v", r.name, read, err)
+				}
+			}
+		}
+		return true, ""
+	})
+}
+
+func cut(is bool, all ...*region) {
+	for _, r := range all {
+		for _, road := range r.roads {
+			road.set(is)
+		}
+	}
+}
+
+func members(from, to int) (list []string) {
+	for i := from; i < to; i++ {
+		list = append(list, "m"+strconv.Itoa(i))
+	}
+	return list
+}
+
+// watcher sees what is told of a key, and that no version goes back but to none.
+type watcher struct {
+	mu    sync.Mutex
+	last  map[string]counter.Counter
+	wrong []string
+}
+
+func watchKeys(t *testing.T, r *region, keys ...string) *watcher {
+	t.Helper()
+	w := &watcher{last: map[string]counter.Counter{}}
+	watch := r.store.Watch(func(updates []counter.Update) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, u := range updates {
+			was := w.last[u.Counter.Key]
+			if u.Counter.Touched() && u.Counter.Version.Compare(was.Version) < 0 || u.Counter.Kind != 0 && !u.Counter.Approx {
+				w.wrong = append(w.wrong, fmt.Sprintf("%s is told %+v after %+v", r.name, u.Counter, was))
+			}
+			w.last[u.Counter.Key] = u.Counter
+		}
+	}, nil)
+	t.Cleanup(func() {
+		watch.Close()
+		for _, wrong := range w.wrong {
+			t.Error(wrong)
+		}
+	})
+	if err := watch.Follow(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *watcher) value(key string) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last[key].Value
+}
+
+// The faults of links and regions, one after the other in one world.
+func TestRegionsHaveOneTotal(t *testing.T) {
+	t.Parallel()
+	us, eu, ap := world(t, false)
+	all := []*region{us, eu, ap}
+	watched := []*watcher{watchKeys(t, us, "v", "l", "u"), watchKeys(t, eu, "v", "l", "u")}
+	for i, r := range all {
+		c := make1(t, r.store, add("v", int64(10+i)))
+		if c.Approx != true {
+			t.Errorf("%+v says that it is exact", c)
+		}
+		make1(t, r.store, edit(likes, "l", members(i, i+3), nil))    // whoever likes in two regions counts twice
+		make1(t, r.store, edit(visitors, "u", members(i, i+3), nil)) // but not who visits
+	}
+	agree(t, map[string]int64{"v": 33, "l": 9, "u": 5}, all...)
+	eventually(t, "who watches is told", func() (bool, string) {
+		for _, w := range watched {
+			if w.value("v") != 33 || w.value("l") != 9 || w.value("u") != 5 {
+				return false, fmt.Sprintf("%+v", w.last)
+			}
+		}
+		return true, ""
+	})
+
+	t.Run("cut, write on all sides, heal", func(t *testing.T) {
+		cut(true, all...)
+		before := read1(t, us.store, "v").Version
+		for i, r := range all {
+			make1(t, r.store, add("v", -int64(100*(i+1))))
+			make1(t, r.store, edit(likes, "l", members(10, 12), members(i, i+1)))
+			make1(t, r.store, edit(visitors, "u", members(10*i, 10*i+10), nil))
+			make1(t, r.store, add("only "+r.name, 1))
+		}
+		if c := read1(t, us.store, "v"); c.Value != 33-100 || c.Version.Compare(before) <= 0 {
+			t.Errorf("us, cut off, has %+v", c)
+		}
+		cut(false, all...)
+		agree(t, map[string]int64{"v": 33 - 600, "l": 12, "u": 30, "only us": 1, "only eu": 1, "only ap": 1}, all...)
+	})
+
+	t.Run("resets that do not know of everything", func(t *testing.T) {
+		cut(true, all...)
+		make1(t, ap.store, add("v", 5))
+		if c := make1(t, us.store, reset(views, "v")); c.Value != 0 {
+			t.Errorf("after its reset us has %+v", c)
+		}
+		make1(t, eu.store, reset(views, "v")) // two at once
+		make1(t, eu.store, add("v", 2))
+		make1(t, us.store, reset(likes, "l"))
+		make1(t, us.store, reset(visitors, "u"))
+		cut(false, all...)
+		agree(t, map[string]int64{"v": 7, "l": 0, "u": 0}, all...)
+		make1(t, ap.store, edit(likes, "l", members(0, 2), nil))
+		make1(t, ap.store, edit(visitors, "u", members(0, 2), nil))
+		agree(t, map[string]int64{"v": 7, "l": 2, "u": 2}, all...)
+		read, err := eu.store.Read(t.Context(), []string{"l"}, "m11", 0)
+		if err != nil || read[0].Mine {
+			t.Errorf("a member of eu is one after a reset in us: %+v, %v", read, err)
+		}
+	})
+
+	t.Run("a region's Redis comes back empty", func(t *testing.T) {
+		make1(t, us.store, add("gone", 1))
+		make1(t, us.store, counter.Change{Key: "gone", Rule: views, Verb: counter.Delete})
+		make1(t, us.store, edit(likes, "l", members(0, 4), nil))
+		agree(t, map[string]int64{"v": 7, "l": 6, "u": 2, "gone": 0}, all...)
+		before := read1(t, us.store, "v").Version
+		us.server.Kill()
+		us.server.Restart(t)
+		// What the region had given counts on; its set is lost with its members.
+		agree(t, map[string]int64{"v": 7, "l": 2, "u": 2, "only us": 1, "only ap": 1, "gone": 0}, all...)
+		if c := read1(t, us.store, "v"); c.Version.Compare(before) <= 0 {
+			t.Errorf("version %v after %v", c.Version, before)
+		}
+		make1(t, us.store, add("v", 1))
+		make1(t, us.store, edit(likes, "l", members(0, 1), nil))
+		agree(t, map[string]int64{"v": 8, "l": 3, "u": 2}, all...)
+	})
+
+	t.Run("it comes back empty while cut off", func(t *testing.T) {
+		cut(true, all...)
+		eu.server.Flush(t)
+		make1(t, eu.store, add("v", 100))
+		make1(t, us.store, add("v", 10))
+		make1(t, eu.store, edit(visitors, "u", members(5, 6), nil))
+		cut(false, all...)
+		agree(t, map[string]int64{"v": 118, "l": 3, "u": 3, "only eu": 1}, all...)
+	})
+
+	t.Run("DELETE", func(t *testing.T) {
+		cut(true, all...)
+		make1(t, us.store, counter.Change{Key: "v", Rule: views, Verb: counter.Delete})
+		make1(t, us.store, counter.Change{Key: "l", Rule: likes, Verb: counter.Delete})
+		make1(t, us.store, counter.Change{Key: "u", Rule: visitors, Verb: counter.Delete})
+		make1(t, eu.store, add("v", 1)) // it is gone with the rest
+		cut(false, all...)
+		agree(t, map[string]int64{"v": 0, "l": 0, "u": 0}, all...)
+		for _, r := range all {
+			if c := read1(t, r.store, "v"); c.Touched() {
+				t.Errorf("%s has %+v after a DELETE", r.name, c)
+			}
+		}
+		eventually(t, "who watches is told that it is gone", func() (bool, string) {
+			w := watched[1]
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.last["v"].Touched(), fmt.Sprintf("%+v", w.last["v"])
+		})
+		make1(t, ap.store, add("v", 4))
+		make1(t, eu.store, edit(likes, "l", members(0, 1), nil))
+		agree(t, map[string]int64{"v": 4, "l": 1, "u": 0}, all...)
+	})
+
+	t.Run("more changes than a log has", func(t *testing.T) {
+		cut(true, all...)
+		var keys []string
+		for n := 0; len(keys) < 4500; n++ {
+			if key := "k" + strconv.Itoa(n); redisstore.BucketOf(key) == 3 {
+				keys = append(keys, key)
+			}
+		}
+		for from := 0; from < len(keys); from += 500 {
+			op := counter.Op{}
+			for _, key := range keys[from : from+500] {
+				op.Changes = append(op.Changes, add(key, 2))
+			}
+			if r := us.store.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+		if n := us.server.Do(t, "ZCARD", "hc:{n3}:log"); n.(int64) > 4096 {
+			t.Errorf("the log has %d counters", n)
+		}
+		cut(false, all...)
+		eventually(t, "the others have all", func() (bool, string) {
+			for _, r := range []*region{eu, ap} {
+				if a, err := r.store.Aggregate(t.Context(), "k"); err != nil || a.Value != int64(2*len(keys)) || a.Counters != int64(len(keys)) {
+					return false, fmt.Sprintf("%s: %+v, %v", r.name, a, err)
+				}
+			}
+			return true, ""
+		})
+	})
+
+	// What has arrived is told to nobody again.
+	eventually(t, "nothing is left to tell", func() (bool, string) {
+		for _, r := range all {
+			for b := range redisstore.Buckets {
+				for name := range r.roads {
+					at, err := other(all, name).local.Positions(t.Context(), r.name, []int{b})
+					if err != nil {
+						t.Fatal(err)
+					}
+					batch, err := r.local.Outgoing(t.Context(), []int{b}, at, 1)
+					if err != nil || batch[0].All || len(batch[0].Lines) > 0 {
+						return false, fmt.Sprintf("%s to %s: %+v, %v", r.name, name, batch, err)
+					}
+				}
+			}
+		}
+		return true, ""
+	})
+	shown := map[string]int{}
+	families, err := us.registry.Gather()
+	for _, f := range families {
+		shown[f.GetName()] = len(f.GetMetric())
+	}
+	if err != nil || shown["headcount_counters_region_lag_seconds"] != 2 || shown["headcount_counters_region_merges_total"] != 2 {
+		t.Errorf("the metrics are %v, %v", shown, err)
+	}
+}
+
+func other(all []*region, name string) *region {
+	for _, r := range all {
+		if r.name == name {
+			return r
+		}
+	}
+	return nil
+}
+
+// Links that lose answers, and repeat what they carried long ago, change no total.
+func TestBadLinks(t *testing.T) {
+	t.Parallel()
+	us, eu, ap := world(t, true)
+	all := []*region{us, eu, ap}
+	var total, liked int64
+	seen := map[string]bool{}
+	for n := range 150 {
+		r := all[rand.IntN(3)]
+		delta := rand.Int64N(7) + 1
+		make1(t, r.store, add("v", delta))
+		total += delta
+		make1(t, r.store, edit(likes, "l", members(n, n+1), nil))
+		liked++
+		if n%10 == 9 {
+			make1(t, r.store, edit(likes, "l", nil, members(n, n+1)))
+			liked--
+		}
+		name := members(n%40, n%40+1)
+		make1(t, r.store, edit(visitors, "u", name, nil))
+		seen[name[0]] = true
+		if n%50 == 49 {
+			cut(true, all[n/50%3])
+		}
+		if n%50 == 20 {
+			cut(false, all...)
+		}
+	}
+	cut(false, all...)
+	agree(t, map[string]int64{"v": total, "l": liked, "u": int64(len(seen))}, all...)
+}
+
+// A server that comes back with an older memory counts what the others know of it, and all agree.
+func TestAnOlderMemory(t *testing.T) {
+	t.Parallel()
+	us, eu, ap := world(t, false)
+	all := []*region{us, eu, ap}
+	make1(t, us.store, add("v", 5))
+	make1(t, us.store, edit(likes, "l", members(0, 2), nil))
+	agree(t, map[string]int64{"v": 5, "l": 2}, all...)
+	us.server.Do(t, "SAVE")
+	make1(t, us.store, add("v", 7))
+	make1(t, us.store, edit(likes, "l", members(2, 4), nil))
+	agree(t, map[string]int64{"v": 12, "l": 4}, all...)
+	us.server.Kill()
+	us.server.Restart(t)
+	agree(t, map[string]int64{"v": 12, "l": 2}, all...) // of the set it is known who is in it
+	make1(t, us.store, add("v", 1))
+	make1(t, us.store, edit(likes, "l", members(1, 3), nil))
+	agree(t, map[string]int64{"v": 13, "l": 3}, all...)
+}
+
+// A peer that is another region than the settings say is told nothing.
+func TestAPeerOfAnotherName(t *testing.T) {
+	t.Parallel()
+	us, wrong := redistest.Start(t), redistest.Start(t)
+	there := open(t, "ap", wrong.URL())
+	if _, err := there.Outgoing(t.Context(), []int{0}, make([]redisstore.Position, 1), 1); err != nil {
+		t.Fatal(err)
+	}
+	var log syncText
+	local := open(t, "us", us.URL())
+	remote, err := redisstore.Open(redisstore.Config{URL: wrong.URL(), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remote.Close()
+	s := regions.New(local, regions.Config{Region: "us", Local: local, Peers: []regions.Peer{{Name: "eu", Remote: remote}}, Log: zerolog.New(&log)})
+	defer s.Close()
+	key := "a"
+	for n := 0; redisstore.BucketOf(key) != 0; n++ {
+		key = "a" + strconv.Itoa(n)
+	}
+	make1(t, s, add(key, 1))
+	eventually(t, "the log says so", func() (bool, string) {
+		return strings.Contains(log.String(), `"region":"ap"`) && strings.Contains(log.String(), "correct --peer"), log.String()
+	})
+	if c := read1(t, there, key); c.Touched() {
+		t.Errorf("it was told %+v", c)
+	}
+}
+
+type syncText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *syncText) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *syncText) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
