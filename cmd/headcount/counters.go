@@ -15,8 +15,10 @@ import (
 	"headcount/counter/persistent"
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
+	"headcount/counter/regions"
 	"headcount/gateway"
 	gatewaycounters "headcount/gateway/counters"
+	"headcount/presence/region"
 	"headcount/setting"
 )
 
@@ -109,9 +111,15 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
 		var store *redisstore.Store
-		store, err = redisstore.Open(redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c})
-		if err == nil {
+		config := redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c}
+		if len(s.cfg.Peers) > 0 {
+			config.Region = s.cfg.Region
+		}
+		if store, err = redisstore.Open(config); err == nil {
 			c.store = s.spreading(store, store, 0)
+			if config.Region != "" {
+				c.store, err = s.sharing(c.store, store)
+			}
 		}
 	case s.cfg.DataDir != "":
 		c.where = s.cfg.DataDir
@@ -146,6 +154,24 @@ func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather 
 		Rate: s.cfg.HotRate, Rules: s.cfg.Rules, Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Gather: gather,
 		Registerer: s.registry, Log: s.log,
 	})
+}
+
+// sharing is a store in Redis that shares its counters with other regions.
+func (s *system) sharing(store counter.Store, local *redisstore.Store) (counter.Store, error) {
+	var peers []regions.Peer
+	for _, peer := range s.cfg.Peers {
+		name, url := region.SplitPeer(peer)
+		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger()})
+		if err != nil {
+			_ = store.Close()
+			return nil, fmt.Errorf("--peer %s: %w", name, err)
+		}
+		s.closers = append(s.closers, opened.Close)
+		peers = append(peers, regions.Peer{Name: name, Remote: opened})
+	}
+	return regions.New(store, regions.Config{
+		Region: s.cfg.Region, Local: local, Peers: peers, Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
+	}), nil
 }
 
 // config is what a gateway needs of the counters.

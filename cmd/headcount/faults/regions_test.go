@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -30,6 +32,7 @@ type dataCentre struct {
 	members []*member
 	users   []*websocket.Conn
 	watcher *regionWatcher
+	likes   map[string]bool // who is in its own set
 }
 
 // world is the regions and the links between them.
@@ -37,6 +40,10 @@ type world struct {
 	t       testing.TB
 	regions []*dataCentre
 	links   map[string]*wire // "us eu": how us reaches the Redis of eu
+
+	// What counters that last have when all regions know all: the views, and who has visited.
+	views    int64
+	visitors map[string]bool
 }
 
 // regionWatcher sees every count of a region as a client does.
@@ -58,13 +65,13 @@ var clocks = map[string]time.Duration{"us": 0, "eu": 10 * time.Minute, "ap": -10
 // newWorld starts three regions whose clocks are ten minutes apart.
 func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 	t.Helper()
-	w := &world{t: t, links: map[string]*wire{}}
+	w := &world{t: t, links: map[string]*wire{}, visitors: map[string]bool{}}
 	for _, name := range []string{"us", "eu", "ap"} {
-		w.regions = append(w.regions, &dataCentre{name: name, redis: redistest.StartAt(t, clocks[name])})
+		w.regions = append(w.regions, &dataCentre{name: name, redis: redistest.StartAt(t, clocks[name]), likes: map[string]bool{}})
 	}
 	var all []*member
 	for _, r := range w.regions {
-		settings := append([]string{"--region=" + r.name}, flags...)
+		settings := append([]string{"--region=" + r.name, "--api-key=" + counterKey}, flags...)
 		for _, other := range w.regions {
 			if other != r {
 				l := newWire(t, other.redis.Addr, delay)
@@ -216,6 +223,67 @@ func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[s
 	return c.Count, c.Regions
 }
 
+// change posts a change of a counter that lasts.
+func (r *dataCentre) change(t testing.TB, call, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.members[0].addr+"/api/v1/counters/"+call, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-API-Key", counterKey)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: %d %s", call, body, resp.StatusCode, text)
+	}
+}
+
+// count has a region count views, one of them too much, two who like, and two visitors, one of whom was in other
+// regions too.
+func (w *world) count(t testing.TB, r *dataCentre, views int) {
+	t.Helper()
+	r.change(t, "views:1/increment", fmt.Sprintf(`{"delta":%d}`, views+1))
+	r.change(t, "views:1/decrement", `{}`)
+	w.views += int64(views)
+	for i := range 2 {
+		name := fmt.Sprintf("%s %d", r.name, len(r.likes)+i)
+		r.change(t, "likes:1/members", `{"add":[`+quoted(name)+`]}`)
+		r.likes[name] = true
+	}
+	for _, name := range []string{fmt.Sprintf("visitor %d", len(w.visitors)), "visitor of all"} {
+		r.change(t, "visitors:1/members", `{"add":[`+quoted(name)+`]}`)
+		w.visitors[name] = true
+	}
+}
+
+// counted says which counters of a region are not what all regions have counted together.
+func (w *world) counted(t testing.TB, r *dataCentre) (lacks string) {
+	t.Helper()
+	likes := 0
+	for _, other := range w.regions {
+		likes += len(other.likes)
+	}
+	status, _, body, err := get("http://" + r.members[0].addr + "/api/v1/counters?key=views:1&key=likes:1&key=visitors:1")
+	var is struct{ Counters []struct{ Value int64 } }
+	if err == nil && status == http.StatusOK {
+		err = json.Unmarshal([]byte(body), &is)
+	}
+	want := []int64{w.views, int64(likes), int64(len(w.visitors))}
+	if err != nil || len(is.Counters) != 3 {
+		return fmt.Sprintf("%s says %d %s, %v; ", r.name, status, body, err)
+	}
+	for i, c := range is.Counters {
+		if c.Value != want[i] {
+			return fmt.Sprintf("%s has %+v, want %v; ", r.name, is.Counters, want)
+		}
+	}
+	return ""
+}
+
 // converge waits until every region shows the sum, to clients and over HTTP.
 func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentre) {
 	t.Helper()
@@ -232,8 +300,17 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 	defer machine.stop()
 	start := time.Now()
 	var lacks string
+	var counted time.Duration
 	for {
 		lacks = ""
+		if len(among) == len(w.regions) {
+			for _, r := range among {
+				lacks += w.counted(t, r)
+			}
+			if lacks == "" && counted == 0 {
+				counted = time.Since(start)
+			}
+		}
 		for _, r := range among {
 			for _, page := range []string{spot, site} {
 				if f := r.seen(page); f.Count != sum || f.Stale && len(among) == len(w.regions) {
@@ -245,7 +322,7 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 			}
 		}
 		if lacks == "" {
-			t.Logf("all show %d after %.2f s", sum, time.Since(start).Seconds())
+			t.Logf("all show %d after %.2f s, and the counters that last after %.2f s", sum, time.Since(start).Seconds(), counted.Seconds())
 			return
 		}
 		if time.Since(start) > within+3*machine.total() {
@@ -264,12 +341,16 @@ func TestRegions(t *testing.T) {
 	all := slices.Collect(maps.Keys(w.links))
 	for i, r := range w.regions {
 		w.join(t, r, i+1)
+		w.count(t, r, 10*i+1)
 	}
 	w.converge(t, exactWithin)
 
 	t.Run("all links are cut", func(t *testing.T) {
 		w.cut(all...)
 		time.Sleep(time.Second) // what was on the way arrives
+		for i, r := range w.regions {
+			w.count(t, r, 100*i+1)
+		}
 		before := w.total()
 		w.join(t, us, 3)
 		w.join(t, eu, 2)
@@ -289,6 +370,9 @@ func TestRegions(t *testing.T) {
 			if f := r.seen(spot); f.Count != n || f.Stale {
 				t.Errorf("%s shows %+v without its links, want %d", r.name, f, n)
 			}
+			if w.counted(t, r) == "" {
+				t.Errorf("%s has all that was counted, without its links", r.name)
+			}
 		}
 		w.heal()
 		w.converge(t, mergedWithin)
@@ -298,6 +382,8 @@ func TestRegions(t *testing.T) {
 		w.cut("us eu")
 		w.join(t, us, 1)
 		w.join(t, eu, 1)
+		w.count(t, us, 3)
+		w.count(t, eu, 4)
 		eventually(t, exactWithin, "all but eu know", func() bool {
 			return us.seen(spot).Count == w.total() && ap.seen(spot).Count == w.total()
 		})
@@ -327,19 +413,24 @@ func TestRegions(t *testing.T) {
 		eu.redis.Kill()
 		time.Sleep(2 * time.Second)
 		eu.redis.Restart(t)
+		clear(eu.likes) // its set is lost; what it had given to the others is not
 		w.converge(t, exactWithin)
 		w.join(t, us, 1)
 		w.join(t, eu, 1)
+		w.count(t, us, 5)
+		w.count(t, eu, 6)
 		w.converge(t, exactWithin)
 	})
 
 	t.Run("FLUSHALL in one region while another is cut off", func(t *testing.T) {
 		w.cut("us ap", "ap us", "eu ap", "ap eu")
 		us.redis.Flush(t)
+		clear(us.likes)
 		time.Sleep(3 * time.Second)
 		for _, r := range w.regions {
 			r.stay(0)
 			r.leave(t, 1)
+			w.count(t, r, 7)
 		}
 		w.heal()
 		w.converge(t, exactWithin)
@@ -354,12 +445,14 @@ func TestRegionsOnBadLinks(t *testing.T) {
 	}
 	for i, r := range w.regions {
 		w.join(t, r, 3-i)
+		w.count(t, r, i)
 	}
 	w.converge(t, exactWithin)
 	for round := range 5 {
 		r := w.regions[round%3]
 		w.join(t, r, 2)
 		r.leave(t, 1)
+		w.count(t, r, round)
 		w.converge(t, mergedWithin)
 	}
 	w.cut(slices.Collect(maps.Keys(w.links))...)
