@@ -22,7 +22,7 @@ func TestSentinelFailover(t *testing.T) {
 	t.Parallel()
 	const clients = 8
 	sentinel := redistest.StartSentinel(t)
-	s := open(t, sentinel.URL())
+	s := open(t, sentinel.URL(), "")
 	views := &counter.Rule{Match: "v:*", Kind: counter.Sum}
 	likes := &counter.Rule{Match: "l:*", Kind: counter.Members}
 	stock := &counter.Rule{Match: "k:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}

@@ -14,10 +14,10 @@ import (
 
 func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 
-// open returns a store that ends with the test.
-func open(t testing.TB, url string) *redisstore.Store {
+// open returns a store that ends with the test, of a region with others when that has a name.
+func open(t testing.TB, url, region string) *redisstore.Store {
 	t.Helper()
-	s, err := redisstore.Open(redisstore.Config{URL: url, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+	s, err := redisstore.Open(redisstore.Config{URL: url, Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,18 +32,18 @@ func open(t testing.TB, url string) *redisstore.Store {
 // instance is two stores over servers; a cut kills the servers. After a crash another
 // process goes on. The first crash and then one in every crashes also restarts a server,
 // which takes seconds until a master of a Cluster is let in again.
-func instance(t testing.TB, url string, servers []*redistest.Server, every int) storetest.Instance {
-	s := open(t, url)
+func instance(t testing.TB, url, region string, servers []*redistest.Server, every int) storetest.Instance {
+	s := open(t, url, region)
 	crashes := 0
 	return storetest.Instance{
 		Store: s,
-		Peer:  open(t, url),
+		Peer:  open(t, url, region),
 		Crash: func(t testing.TB) counter.Store {
 			if crashes%every == 0 {
 				servers[crashes/every%len(servers)].Restart(t)
 			}
 			crashes++
-			s = open(t, url)
+			s = open(t, url, region)
 			storetest.AwaitServed(t, s)
 			return s
 		},
@@ -65,15 +65,16 @@ func TestContractOnOneServer(t *testing.T) {
 	server := redistest.StartSecure(t, redistest.Durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
-		return instance(t, server.URL(), []*redistest.Server{server}, 4)
+		return instance(t, server.URL(), "", []*redistest.Server{server}, 4)
 	})
 }
 
+// The store is that of a region with others, which shares what it changes.
 func TestContractOnCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
 	storetest.Run(t, func(t testing.TB) storetest.Instance {
 		cluster.Flush(t)
-		return instance(t, cluster.URL(), cluster.Masters, 12)
+		return instance(t, cluster.URL(), "us", cluster.Masters, 12)
 	})
 }
 
