@@ -32,7 +32,12 @@ type CombinerConfig struct {
 	// Instant says that the store waits for nothing but the processor (memory):
 	// a lone operation is made by its caller, and has no goroutine and no timeout.
 	Instant bool
+	// Batches is told how many calls each write combines; nil: nobody is.
+	Batches Batches
 }
+
+// Batches takes the sizes of batches. A prometheus.Observer is one.
+type Batches interface{ Observe(size float64) }
 
 func (cfg CombinerConfig) withDefaults() CombinerConfig {
 	cfg.Lanes = cmp.Or(cfg.Lanes, 1)
@@ -262,6 +267,9 @@ func (op *Op) mergeable() bool {
 // write makes the calls in w and answers them.
 func (l *lane) write(ctx context.Context) {
 	w := &l.w
+	if l.c.cfg.Batches != nil {
+		l.c.cfg.Batches.Observe(float64(len(w.calls)))
+	}
 	w.gather()
 	results := l.c.to.Apply(ctx, w.ops)
 	again := w.calls[:0]

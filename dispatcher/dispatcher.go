@@ -49,6 +49,7 @@ type Dispatcher struct {
 	Regions Regions
 	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
 	top     top
+	metrics metrics
 
 	// Only the goroutine in which Watch calls publication changes these maps, under mu.
 	// sweep reads them under mu.
@@ -70,7 +71,7 @@ type out struct {
 
 // New returns a Dispatcher that does nothing until Run.
 func New(store Store, gateways Gateways, log zerolog.Logger) *Dispatcher {
-	return &Dispatcher{store: store, gateways: gateways, log: log, want: make(chan []int, 1)}
+	return &Dispatcher{store: store, gateways: gateways, log: log, want: make(chan []int, 1), metrics: newMetrics()}
 }
 
 // Own sets the buckets that this dispatcher serves from now on. Any goroutine may call
@@ -139,6 +140,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
 	d.mu.Unlock()
+	d.metrics.heard.Add(float64(len(p.Updates)))
 	d.enqueue(p.Bucket, p.Updates)
 	d.top.take(p.Bucket, p.Updates)
 	if d.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
@@ -158,6 +160,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 // reread reads the bucket's endpoints and updates again, since publications may have
 // been lost.
 func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket int) error {
+	d.metrics.reread.Inc()
 	endpoints, err := d.store.Attached(ctx, bucket)
 	if err != nil {
 		return err
@@ -298,6 +301,8 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 			}
 			err := d.gateways.PushUpdates(ctx, gateway, updates)
 			if err == nil {
+				d.metrics.pushed.Add(float64(len(updates)))
+				d.metrics.batches.Observe(float64(len(updates)))
 				failed = 0
 				continue
 			}
@@ -305,6 +310,7 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 				return
 			}
 			failed++
+			d.metrics.failed.Inc()
 			if failed == 1 {
 				d.log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
 			}

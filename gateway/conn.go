@@ -204,6 +204,7 @@ func (c *conn) Ended() {
 	for _, w := range c.wants {
 		if w.joined {
 			joined = append(joined, w.name)
+			g.metrics.leaves[c.cause()].Inc()
 			g.roster.leave(c.user, w.name, c, true)
 		}
 	}
@@ -214,6 +215,17 @@ func (c *conn) Ended() {
 		t.Stop() // it would keep c for nothing
 	}
 	g.release(c.crowd)
+}
+
+// cause says how the connection ended, for the metrics.
+func (c *conn) cause() string {
+	switch {
+	case c.over.Load():
+		return leftClosed
+	case c.ended.Load():
+		return leftSentAway
+	}
+	return leftLost
 }
 
 // Busy implements fanout.Client.

@@ -31,19 +31,23 @@ func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
 		return nil, false
 	}
 	crowd, fits := g.crowds.Enter(g.cfg.Proxies.Addr(c.Request))
-	detail := ""
+	limit, detail := "", ""
 	switch n := g.connections.Add(1); {
 	case !fits:
+		limit = limitAddress
 		detail = fmt.Sprintf("This address has reached its limit of %d connections; see --max-connections-per-address.", g.cfg.MaxPerAddress)
 	case g.cfg.Memory != nil && g.cfg.Memory.High():
+		limit = limitMemory
 		detail = "This gateway has reached its memory limit."
 	case n > int64(g.cfg.MaxConnections):
+		limit = limitConnections
 		detail = "This gateway has reached its limit of connections."
 	default:
 		return crowd, true
 	}
 	g.release(crowd)
 	g.metrics.refused.Inc()
+	g.metrics.limits[limit].Inc()
 	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(5*time.Second))
 	return nil, false
 }

@@ -105,6 +105,9 @@ func (c *conn) send(opcode byte, payload []byte) error {
 // error.
 func (c *conn) fault(f *fault) error {
 	c.g.metrics.faults.WithLabelValues(f.code).Inc()
+	if hit := c.g.metrics.limits[limitOfCode[f.code]]; hit != nil {
+		hit.Inc()
+	}
 	if err := c.send(websocket.Text, f.appendJSON(nil)); err != nil {
 		return err
 	}

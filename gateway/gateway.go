@@ -198,6 +198,7 @@ func New(cfg Config) (*Gateway, error) {
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.metrics = newMetrics(g, cfg.Registerer)
+	g.roster.seen = g.metrics.seen
 	g.handler = g.routes()
 	return g, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/fanout"
 	"headcount/presence"
 )
 
@@ -22,9 +23,47 @@ type metrics struct {
 	refused  prometheus.Counter
 	evicted  prometheus.Counter
 	panics   prometheus.Counter
+	joins    prometheus.Counter
+	leaves   map[string]prometheus.Counter // by cause
+	limits   map[string]prometheus.Counter // by limit
+	seen     prometheus.Histogram
 
 	mu     sync.RWMutex       // guards served
 	served map[answer]figures // those of requests and seconds, found once
+}
+
+// Causes of a leave.
+const (
+	leftPage     = "left"      // the client has said so, and stays connected
+	leftClosed   = "closed"    // the client has closed its connection
+	leftSentAway = "sent_away" // this gateway has: it drains, the token has expired, or the client made too many errors
+	leftLost     = "lost"      // neither has said anything, or the client did not take what it was sent
+)
+
+// Limits that clients reach.
+const (
+	limitConnections = "connections" // --max-connections
+	limitAddress     = "address"     // --max-connections-per-address
+	limitMemory      = "memory"      // of the process
+	limitIdentities  = "identities"  // new ones that an address brings by PUT
+	limitPages       = "pages"       // pages and counters of one connection
+	limitRate        = "rate"        // messages of a client, or new pages
+	limitSize        = "size"        // of a message
+	limitErrors      = "errors"      // of one connection
+)
+
+// limitOfCode is the limit that an error frame tells of.
+var limitOfCode = map[string]string{
+	codeTooManyPages: limitPages, codeRateLimited: limitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
+}
+
+// byLabel is what vec has for each of the values; all of them are shown from 0 on.
+func byLabel(vec *prometheus.CounterVec, values ...string) map[string]prometheus.Counter {
+	all := map[string]prometheus.Counter{}
+	for _, value := range values {
+		all[value] = vec.WithLabelValues(value)
+	}
+	return all
 }
 
 // answer is what requests are counted by. There are as many as routes have methods and statuses.
@@ -68,11 +107,47 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_panics_total", Help: "Requests that panicked. Each one is a defect.",
 		}),
+		joins: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_joins_total", Help: "Pages that connections joined.",
+		}),
+		seen: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "headcount_join_to_seen_seconds", Help: "Time from a join until the store has it and the client may see a count that includes it.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		}),
 	}
+	byLabel(m.faults, codeBadJSON, codeBadType, codeBadPage, codeBadCounter, codeForbidden, codeTooManyPages, codeTooLarge, codeBinary,
+		codeTooManyErrors, codeRateLimited, codeTokenExpired)
+	leaves := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_leaves_total",
+		Help: "Pages that connections left, by cause: left (the client said so), closed (it closed its connection), sent_away (the gateway did), lost (nobody said anything).",
+	}, []string{"cause"})
+	m.leaves = byLabel(leaves, leftPage, leftClosed, leftSentAway, leftLost)
+	limits := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_limits_hit_total",
+		Help: "What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).",
+	}, []string{"limit"})
+	m.limits = byLabel(limits, limitConnections, limitAddress, limitMemory, limitIdentities, limitPages, limitRate, limitSize, limitErrors)
 	if reg == nil {
 		return m
 	}
+	figure := func(name, help string, of func(fanout.Figures) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(of(g.hub.Figures())) })
+	}
+	dropped := func(reason string, of func(fanout.Figures) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "headcount_deliveries_dropped_total", ConstLabels: prometheus.Labels{"reason": reason},
+			Help: "Counts that were not written to a subscriber, by reason: busy (it had not taken the last one; it gets the newest when it has), gone.",
+		}, func() float64 { return float64(of(g.hub.Figures())) })
+	}
 	reg.MustRegister(
+		leaves, limits, m.joins, m.seen,
+		figure("headcount_deliveries_conflated_total", "Counts that a newer one replaced before a subscriber got them.", func(f fanout.Figures) int64 { return f.Conflated }),
+		dropped("busy", func(f fanout.Figures) int64 { return f.Busy }),
+		dropped("gone", func(f fanout.Figures) int64 { return f.Unwritten }),
+		figure("headcount_clients_silent_total", "Connections that were closed since the client did not answer a ping.", func(f fanout.Figures) int64 { return f.Silent }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "headcount_beats_repeated_total", Help: "Joins and leaves that were sent to a presence node again, since it had not acknowledged them.",
+		}, func() float64 { return float64(g.roster.repeated.Load()) }),
 		m.faults, m.requests, m.seconds, m.refused, m.evicted, m.panics,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_connections", Help: "Open WebSockets and event streams.",

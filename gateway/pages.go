@@ -76,6 +76,7 @@ func (c *conn) join(name string) error {
 	case !w.joined:
 		w.joined, w.sent = true, true
 		c.Hold(topic)
+		c.g.metrics.joins.Inc()
 		stored := c.g.roster.join(c.user, name, c)
 		c.g.unread.Moved(c.sum, name)
 		if stored {
@@ -117,6 +118,7 @@ func (c *conn) leave(name string) {
 		c.Unsubscribe(presence.CountTopic(name))
 	}
 	c.tidy()
+	c.g.metrics.leaves[leftPage].Inc()
 	c.g.roster.leave(c.user, name, c, false)
 	c.g.unread.Moved(c.sum, name)
 }

@@ -32,7 +32,13 @@ type roster struct {
 	counts   acknowledged
 	lanes    []lane
 	kick     chan *lane // lanes with something new to send; room for all, each in it once
+
+	seen     observer     // of the seconds that joins wait for the store; nil: nobody
+	repeated atomic.Int64 // joins and leaves sent again, since no answer came
 }
+
+// observer takes measurements. A prometheus.Observer is one.
+type observer interface{ Observe(float64) }
 
 // Beats carries beats to the owners of their partitions. SendBeat must not block,
 // and may lose a beat.
@@ -44,6 +50,12 @@ type acknowledged interface{ Acknowledged(u presence.Update) }
 // joiner is a connection that has joined a page. arrived is called when the store
 // has the join, without the roster's locks.
 type joiner interface{ arrived(page string) }
+
+// waiter is a joiner that waits for the store.
+type waiter struct {
+	joiner
+	since time.Time
+}
 
 // lane is one partition's part of the roster. mu guards all of it.
 type lane struct {
@@ -99,7 +111,7 @@ type spot struct {
 	queued bool     // in queue
 	entry  uint64   // then: which of all that were ever queued in the lane
 	flying int      // its ops in flight
-	wait   []joiner // joined, and waiting for the store to have it
+	wait   []waiter // joined, and waiting for the store to have it
 }
 
 func newRoster(source heartbeat.Source, partitions int, interval, grace time.Duration, beats Beats, counts acknowledged) *roster {
@@ -141,7 +153,7 @@ func (r *roster) join(u presence.User, page string, c joiner) bool {
 	if sp.stored() {
 		return true
 	}
-	sp.wait = append(sp.wait, c)
+	sp.wait = append(sp.wait, waiter{c, time.Now()})
 	r.tell(l, sp)
 	return false
 }
@@ -158,7 +170,7 @@ func (r *roster) leave(u presence.User, page string, c joiner, lost bool) {
 	}
 	sp.live--
 	l.moved = true
-	sp.wait = slices.DeleteFunc(sp.wait, func(w joiner) bool { return w == c })
+	sp.wait = slices.DeleteFunc(sp.wait, func(w waiter) bool { return w.joiner == c })
 	if lost && r.grace > 0 {
 		now := time.Now()
 		if now.After(sp.until) {
@@ -415,6 +427,7 @@ func (r *roster) again(l *lane, now time.Time) {
 	if len(l.flight) > 0 && now.Sub(l.sent) >= l.repeat {
 		b = l.beatOf(r.source, 0)
 		l.sent, l.repeat = now, min(2*l.repeat, lastRepeat)
+		r.repeated.Add(int64(len(l.flight)))
 	}
 	l.mu.Unlock()
 	if b != nil {
@@ -468,7 +481,7 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	}
 	l := &r.lanes[a.Partition]
 	type arrival struct {
-		c    joiner
+		waiter
 		page string
 	}
 	var arrivals []arrival
@@ -532,6 +545,9 @@ func (r *roster) receive(a *heartbeat.Reply) {
 	}
 	l.mu.Unlock()
 	for _, ar := range arrivals {
-		ar.c.arrived(ar.page)
+		if r.seen != nil {
+			r.seen.Observe(time.Since(ar.since).Seconds())
+		}
+		ar.arrived(ar.page)
 	}
 }

@@ -417,7 +417,10 @@ func (s *Conn) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 			s.Metrics.runs[cl.Script].Inc()
 		}
 		s.Metrics.Commands.Add(float64(len(calls)))
+		s.Metrics.batches.Observe(float64(len(calls)))
+		began := time.Now()
 		_, err := pipe.Exec(ctx)
+		s.Metrics.seconds.Observe(time.Since(began).Seconds())
 		var unknown []*Call
 		served := false
 		for i, cl := range calls {

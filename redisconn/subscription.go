@@ -57,6 +57,7 @@ func (s *Conn) Listen(ctx context.Context, sub Subscription) {
 			failed = 0
 		}
 		failed++
+		s.Metrics.ended.Inc()
 		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
 		s.cfg.Log.Debug().Err(err).Stringer("retry_in", d).Msg("subscription to redis ended")
 		select {

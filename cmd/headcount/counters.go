@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"headcount/counter"
 	"headcount/counter/boltstore"
 	"headcount/counter/hot"
@@ -140,6 +142,11 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	s.closers = append(s.closers, c.store.Close)
 	c.tops = counter.NewTops(c.store, s.cfg.Rules, !c.distant, s.log)
 	s.closers = append(s.closers, c.tops.Close)
+	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),
+	})
+	s.registry.MustRegister(batches)
+	lanes.Batches = batches
 	c.combiner = counter.NewCombiner(c.tops, lanes)
 	c.limits = counter.NewLimits(c.store, lanes)
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })

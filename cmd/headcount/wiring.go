@@ -115,6 +115,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	}
 	if s.member.Has(presence.RoleDispatcher) {
 		s.dispatcher = dispatcher.New(s.store, s.member, log)
+		s.dispatcher.Register(s.registry)
 		s.parts.Dispatcher = s.dispatcher
 		if s.regions != nil {
 			s.dispatcher.Regions = s.regions
@@ -137,6 +138,14 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		}
 		s.parts.Gateway = s.gateway
 	}
+	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "headcount_ready", Help: "1: the process can do its roles, as /readyz says.",
+	}, func() float64 {
+		if s.ready() != nil {
+			return 0
+		}
+		return 1
+	}))
 	s.member.Join(s.parts)
 	return s, nil
 }

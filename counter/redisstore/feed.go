@@ -192,6 +192,9 @@ func (f *feed) Heard(b int, payload string) {
 	if f.listener != nil {
 		f.listener.Changed(b)
 	}
+	if gap {
+		f.s.conn.Metrics.Gaps.Inc()
+	}
 	var updates []update
 	if err := json.Unmarshal([]byte(text), &updates); err != nil {
 		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")

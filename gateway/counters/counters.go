@@ -331,7 +331,9 @@ func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
 func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
+	began := time.Now()
 	result := a.cfg.Combiner.Do(ctx, op)
+	a.metrics.acknowledged.Observe(time.Since(began).Seconds())
 	if result.Err != nil {
 		a.refused(c, op.Changes, result.Err)
 		return nil, false

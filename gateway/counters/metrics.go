@@ -6,6 +6,7 @@ import "github.com/prometheus/client_golang/prometheus"
 type metrics struct {
 	made, replayed, refused, limited, unavailable prometheus.Counter
 	passed, stopped                               prometheus.Counter // calls on limits
+	acknowledged                                  prometheus.Histogram
 }
 
 // limits counts calls on limits.
@@ -24,13 +25,18 @@ func newMetrics(reg prometheus.Registerer, live *Live) *metrics {
 	limits := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "headcount_limit_calls_total", Help: "Calls on limits, by what became of them: allowed, refused (429).",
 	}, []string{"outcome"})
+	acknowledged := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "headcount_change_to_acknowledged_seconds", Help: "Time from a change of counters until the store has answered, kept or refused.",
+		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 17),
+	})
 	if reg != nil {
-		reg.MustRegister(calls, limits, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		reg.MustRegister(calls, limits, acknowledged, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_counters_followed", Help: "Counters that clients of this gateway look at live.",
 		}, func() float64 { return float64(live.followed()) }))
 	}
 	return &metrics{
-		made: calls.WithLabelValues("made"), replayed: calls.WithLabelValues("replayed"), refused: calls.WithLabelValues("refused"),
+		acknowledged: acknowledged,
+		made:         calls.WithLabelValues("made"), replayed: calls.WithLabelValues("replayed"), refused: calls.WithLabelValues("refused"),
 		limited: calls.WithLabelValues("limited"), unavailable: calls.WithLabelValues("unavailable"),
 		passed: limits.WithLabelValues("allowed"), stopped: limits.WithLabelValues("refused"),
 	}

@@ -150,14 +150,29 @@ func (h *Hub) Wanted() (n int) {
 	return n
 }
 
-// Delivered is how many updates have been written to clients.
-func (h *Hub) Delivered() int64 {
-	n := int64(0)
-	for _, s := range h.shards {
-		n += s.delivered.Load()
-	}
-	return n
+// Figures are what has been done so far.
+type Figures struct {
+	Delivered int64 // updates written to clients
+	Conflated int64 // updates that a newer one replaced before a client got them
+	Busy      int64 // writes put off, since a client had not taken the last one; it then got the newest
+	Unwritten int64 // writes to clients that were gone, or that failed
+	Silent    int64 // clients closed, since they did not answer a ping
 }
+
+// Figures returns the sums over all shards.
+func (h *Hub) Figures() (f Figures) {
+	for _, s := range h.shards {
+		f.Delivered += s.delivered.Load()
+		f.Conflated += s.conflated.Load()
+		f.Busy += s.busy.Load()
+		f.Unwritten += s.unwritten.Load()
+		f.Silent += s.silent.Load()
+	}
+	return f
+}
+
+// Delivered is how many updates have been written to clients.
+func (h *Hub) Delivered() int64 { return h.Figures().Delivered }
 
 // Unheard is how many of the topics are not known here at all: each of them costs
 // the store a call when it is wanted.

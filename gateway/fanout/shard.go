@@ -34,6 +34,10 @@ type shard struct {
 	wake     chan struct{} // holds one: there is something to deliver
 
 	delivered atomic.Int64 // updates written to subscribers
+	conflated atomic.Int64 // updates that a newer one replaced before a subscriber got them
+	busy      atomic.Int64 // writes put off, since the client had not taken the last one
+	unwritten atomic.Int64 // writes to clients that were gone, or that failed
+	silent    atomic.Int64 // clients closed, since they did not answer a ping
 
 	mu      sync.Mutex // guards all below, and what the shard's subscribers say it guards
 	topics  map[presence.Topic]*topic
@@ -377,6 +381,9 @@ func (s *shard) offer(t *topic, sub *subscription, now time.Duration) {
 		return
 	}
 	x := t.text(sub.form)
+	if sub.gen != 0 {
+		s.conflated.Add(int64(t.gen - sub.gen - 1))
+	}
 	sub.gen = t.gen
 	if sub.shown != 0 && sub.shown == x.shown || len(x.bytes) == 0 {
 		return
@@ -399,11 +406,13 @@ func (s *shard) chain(sub *Subscriber, bytes []byte) {
 // undelivered deals with a write that was not even begun.
 func (s *shard) undelivered(sub *Subscriber, err error) {
 	if !errors.Is(err, ErrBusy) {
+		s.unwritten.Add(1)
 		if !errors.Is(err, net.ErrClosed) {
 			_ = sub.client.Close() // which has it leave
 		}
 		return
 	}
+	s.busy.Add(1)
 	s.mu.Lock()
 	sub.missed = true
 	s.mu.Unlock()

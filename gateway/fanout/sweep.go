@@ -55,6 +55,7 @@ func (s *shard) sweep() {
 		ping, dead := s.live.verdict(now, sub.lastHeard(), sub.pinged)
 		switch {
 		case dead:
+			s.silent.Add(1)
 			tasks = append(tasks, task{sub, (*shard).close})
 		case sub.expires != 0 && now >= sub.expires:
 			sub.expires = 0 // once is enough

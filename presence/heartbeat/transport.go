@@ -155,6 +155,10 @@ func New(cfg Config) (*Transport, error) {
 	}
 	t.in, t.inBytes = t.datagrams.WithLabelValues("in"), t.bytes.WithLabelValues("in")
 	t.out, t.outBytes = t.datagrams.WithLabelValues("out"), t.bytes.WithLabelValues("out")
+	for _, reason := range []string{"source", "queue", "address", "error", "page"} { // shown from 0 on
+		t.drops.WithLabelValues("out", reason)
+	}
+	t.drops.WithLabelValues("in", "error")
 	t.decoder, err = NewDecoder(DecoderConfig{
 		Now:  cfg.Now,
 		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Guard: guard,

@@ -60,6 +60,7 @@ const writeBatch = 16384
 type Node struct {
 	cfg     Config
 	store   presence.Partitions
+	batches prometheus.Histogram        // changes in one call to the store
 	actors  []atomic.Pointer[partition] // by partition; nil: not owned
 	ready   chan *partition             // partitions with something in their outbox: at most one entry each
 	want    chan []int                  // the newest set to own; holds one, a newer replaces it
@@ -75,6 +76,11 @@ type Node struct {
 	dropped  atomic.Int64 // beats that found a full mailbox
 	written  atomic.Int64 // changes in the store
 	failures atomic.Int64 // changes that had to be repeated
+	fenced   atomic.Int64 // changes that a newer owner's claim refused
+	claimed  atomic.Int64 // partitions taken over
+	counts   atomic.Int64 // counts in the store
+	missing  atomic.Int64 // questions to gateways about users without heartbeats
+	silent   atomic.Int64 // sessions that ended without heartbeats
 	losses   atomic.Int64 // losses of data in the store after which everything was written again
 }
 
@@ -100,6 +106,7 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 		ready:   make(chan *partition, 2*cfg.Partitions),
 		want:    make(chan []int, 1),
 		trouble: make(chan struct{}, 1),
+		batches: newBatches(),
 	}
 	n.clock.last.Store(&reading{real: time.Now()})
 	if cfg.Registerer != nil {
@@ -432,6 +439,7 @@ func (m *manager) beginGroup(ctx context.Context, ids []int) error {
 		actx, stop := context.WithCancel(ctx)
 		m.owned[c.Partition], m.unseen[c.Partition] = &ownership{p, stop}, true
 		m.n.actors[c.Partition].Store(p)
+		m.n.claimed.Add(1)
 		m.wg.Go(func() { p.run(actx) })
 	}
 	return nil
@@ -497,6 +505,7 @@ func (n *Node) write(ctx context.Context) {
 		if len(changes) == 0 {
 			continue
 		}
+		n.batches.Observe(float64(len(changes)))
 		again := n.outcomes(batch, changes, n.store.Write(ctx, changes))
 		if len(again) == 0 {
 			failed = 0
@@ -542,8 +551,10 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 		switch {
 		case o.Err == nil:
 			n.written.Add(1)
+			n.counts.Add(int64(len(changes[i].Counts)))
 			p.post(&stored{gen: p.out.landed(), counts: o.Counts})
 		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
+			n.fenced.Add(1)
 			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
 			n.alert()
 		case errors.Is(o.Err, presence.ErrFenced) || errors.Is(o.Err, presence.ErrLost):

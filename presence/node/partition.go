@@ -605,11 +605,16 @@ func (p *partition) expire(s *session) {
 		return
 	}
 	var ended []*page // rarely more than one
+	silent := false
 	for _, st := range s.stays {
 		if end := st.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
 			ended = append(ended, st.page)
 			s.from.void = s.from.void || end == 0
+			silent = silent || end == 0
 		}
+	}
+	if silent {
+		p.node.silent.Add(1)
 	}
 	for _, pg := range ended {
 		p.leave(s, pg)
@@ -619,6 +624,7 @@ func (p *partition) expire(s *session) {
 	}
 	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.unsure() {
 		p.asking[s.from] = append(p.asking[s.from], s.user)
+		p.node.missing.Add(1)
 	}
 	p.file(s)
 }

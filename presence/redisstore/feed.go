@@ -146,6 +146,9 @@ func (w *watcher) Heard(bucket int, payload string) {
 	}
 	gap := f.last != 0 && sequence != f.last+1
 	f.last = sequence
+	if gap {
+		w.s.conn.Metrics.Gaps.Inc()
+	}
 	switch {
 	case f.lost:
 		return // it will be read again anyway
