@@ -39,6 +39,7 @@ var version string
 // commands is the command line as kong reads it.
 type commands struct {
 	Serve       serveCommand       `cmd:"" default:"withargs" help:"Run the server (the default)."`
+	Check       checkCommand       `cmd:"" help:"Try everything that a server with these settings needs, and say what is wrong."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
 	Export      exportCommand      `cmd:"" help:"Write all counters of a store into a file."`
 	Import      importCommand      `cmd:"" help:"Put the counters of a file into a store."`
@@ -94,6 +95,11 @@ func (p program) run() int {
 	switch command {
 	case "serve":
 		return p.runServe(ctx, c.Serve.Config)
+	case "check":
+		if err = c.Check.run(ctx, p.stdout); errors.Is(err, errFaults) {
+			return exitFailure // its lines have said what is wrong
+		}
+		return p.end(err)
 	case "simulate":
 		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
 		if errors.Is(err, simulate.ErrSettings) {

@@ -69,7 +69,12 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 			failed <- err
 		}
 	}()
-	adminServer := httpServer(adminHandler(sys), log)
+	probes, err := newProbes(cfg)
+	if err != nil {
+		stopRoles()
+		return errors.Join(err, <-running)
+	}
+	adminServer := httpServer(adminHandler(sys, probes), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
 	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.where).Strs("roles", cfg.Roles)
 	if sys.counters != nil {
@@ -80,14 +85,17 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	}
 	publicServer := &http.Server{}
 	if public != nil {
-		publicServer = httpServer(sys.gateway.Handler(), log)
+		publicServer = httpServer(probes.before(sys.gateway.Handler()), log)
 		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
 		door := sys.gateway.Door(public)
 		publicServer.ConnState = door.State
 		go func() { failed <- publicServer.Serve(door) }()
 		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr()))
 	}
-	hello.Msg("headcount is serving")
+	hello.Msg("headcount is listening")
+	var told sync.WaitGroup
+	defer told.Wait()
+	told.Go(func() { tellReady(roles, sys, log) })
 
 	select {
 	case err := <-failed:
@@ -110,6 +118,20 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	}
 	log.Info().Msg("the shutdown is complete")
 	return nil
+}
+
+// tellReady logs that the server serves, once, when it is ready.
+func tellReady(ctx context.Context, sys *system, log zerolog.Logger) {
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for sys.ready() != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+	}
+	log.Info().Msg("headcount is serving")
 }
 
 // shutdown lets the requests under way finish, which takes seconds at most. It
@@ -153,7 +175,7 @@ func (q quiet) Write(text []byte) (int, error) {
 }
 
 // adminHandler serves operators. Only operators may be able to reach its address.
-func adminHandler(sys *system) http.Handler {
+func adminHandler(sys *system, probes *probes) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(sys.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -165,6 +187,7 @@ func adminHandler(sys *system) http.Handler {
 		}
 		fmt.Fprintln(w, "ready")
 	})
+	mux.HandleFunc("POST /probe", probes.begin)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)

@@ -1,0 +1,502 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/redisstore"
+	"headcount/presence/region"
+	"headcount/setting"
+)
+
+// checkCommand says what keeps a server with these settings from working. It asks what the
+// server would use, and the server itself through its proxy, and changes nothing that lasts.
+type checkCommand struct {
+	ConfigFile string        `name:"config" type:"text" placeholder:"FILE" help:"A file with a JSON object of settings, as serve reads it."`
+	PublicURL  string        `type:"text" placeholder:"URL" help:"The address at which visitors reach the server, through its proxy, such as https://count.example.com. With it and a running server the proxy is checked, too."`
+	Patience   time.Duration `type:"span" placeholder:"TIME" default:"5s" help:"How long each answer is waited for."`
+	Config     Config        `embed:""`
+}
+
+// errFaults is the end of a check that found something.
+var errFaults = errors.New("")
+
+// findings are what a check says. Its methods may be called from any goroutine.
+type findings struct {
+	mu    sync.Mutex // guards all below
+	out   io.Writer
+	wrong int
+}
+
+// wrongf says what is wrong with a thing, in a sentence.
+func (f *findings) wrongf(thing, format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.wrong++
+	fmt.Fprintf(f.out, "wrong  %s: %s\n", thing, fmt.Sprintf(format, args...))
+}
+
+func (f *findings) finef(thing, format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fmt.Fprintf(f.out, "fine   %s: %s\n", thing, fmt.Sprintf(format, args...))
+}
+
+func (f *findings) faults() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.wrong
+}
+
+// run writes a line for each thing that it looked at. Its error is errFaults when one is wrong.
+func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
+	if c.PublicURL != "" {
+		if u, err := url.Parse(c.PublicURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" {
+			return setting.Refuse("public-url", "it is not an http or https URL without a path; write the address that visitors open, such as https://count.example.com")
+		}
+	}
+	f := &findings{out: out}
+	f.finef("settings", "they can be read, and fit together.")
+	for _, warning := range c.Config.Warnings() {
+		f.wrongf("settings", "%s.", warning)
+	}
+	runs := c.adminAnswers(ctx)
+	for _, look := range []func(context.Context, *findings, bool){
+		c.checkPorts, c.checkDataDir, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkPublic,
+	} {
+		look(ctx, f, runs)
+	}
+	if n := f.faults(); n > 0 {
+		return errFaults
+	}
+	return nil
+}
+
+// admin is the URL of the admin address.
+func (c *checkCommand) admin() string {
+	host, port, _ := net.SplitHostPort(c.Config.AdminListen)
+	if setting.IsWildcard(c.Config.AdminListen) {
+		host = "localhost"
+	}
+	return "http://" + net.JoinHostPort(host, port)
+}
+
+// adminAnswers reports whether a server with these settings runs.
+func (c *checkCommand) adminAnswers(ctx context.Context) bool {
+	status, body, err := c.get(ctx, c.admin()+"/healthz")
+	return err == nil && status == http.StatusOK && strings.TrimSpace(body) == "ok"
+}
+
+func (c *checkCommand) get(ctx context.Context, url string) (status int, body string, err error) {
+	return c.ask(ctx, http.MethodGet, url)
+}
+
+// ask sends a request on a connection of its own, without a proxy of this machine's environment.
+func (c *checkCommand) ask(ctx context.Context, method, url string) (status int, body string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	resp, err := direct.Do(req)
+	if err != nil {
+		return 0, "", cause(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, string(text), err
+}
+
+var direct = &http.Client{
+	Transport:     &http.Transport{DisableKeepAlives: true},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// cause is err without the URL, which may hold a secret.
+func cause(err error) error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+// checkPorts binds what the server would, unless it runs.
+func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
+	cfg := &c.Config
+	if runs {
+		status, body, err := c.get(ctx, c.admin()+"/readyz")
+		switch {
+		case err != nil:
+			f.wrongf("server", "it runs, and does not say whether it is ready: %v.", err)
+		case status != http.StatusOK:
+			f.wrongf("server", "it runs and is %s.", strings.TrimSpace(body))
+		default:
+			f.finef("server", "it runs, and is ready.")
+		}
+		return
+	}
+	type port struct{ flag, addr string }
+	ports := []port{{"admin-listen", cfg.AdminListen}}
+	if cfg.HasRole(presence.RoleGateway) {
+		ports = append(ports, port{"listen", cfg.Listen})
+	}
+	if cfg.Redis != "" {
+		ports = append(ports, port{"cluster-listen", cfg.ClusterListen})
+	}
+	for _, p := range ports {
+		l, err := listen(ctx, p.flag, p.addr)
+		if err != nil {
+			f.wrongf("--"+p.flag, "the server cannot listen on %s: %v; end the program that does, or give another port.", p.addr, errors.Unwrap(err))
+			continue
+		}
+		if p.flag == "cluster-listen" {
+			c.checkAdvertise(ctx, f, l)
+		} else {
+			f.finef("--"+p.flag, "%s is free.", p.addr)
+		}
+		_ = l.Close()
+	}
+}
+
+// checkAdvertise dials --advertise, which must lead to l, and binds the UDP port beside it.
+func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Listener) {
+	udp, err := net.ListenPacket("udp", l.Addr().String())
+	if err != nil {
+		f.wrongf("--cluster-listen", "the server cannot listen on UDP: %v; end the program that does, or give another port.", err)
+		return
+	}
+	defer udp.Close()
+	addr := c.Config.AdvertiseAddr()
+	if strings.HasSuffix(addr, ":0") {
+		f.finef("--cluster-listen", "a port is free.")
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		f.wrongf("--advertise", "other processes would dial %s, which does not lead here: %v; give the address at which they reach --cluster-listen.", addr, err)
+		return
+	}
+	defer conn.Close()
+	arrived := make(chan bool, 1)
+	go func() { // ends with l or at once
+		_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(c.Patience))
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				arrived <- false
+				return
+			}
+			same := in.RemoteAddr().String() == conn.LocalAddr().String()
+			_ = in.Close()
+			if same {
+				arrived <- true
+				return
+			}
+		}
+	}()
+	if <-arrived {
+		f.finef("--cluster-listen", "%s is free, and %s leads to it.", c.Config.ClusterListen, addr)
+	} else {
+		f.wrongf("--advertise", "other processes would dial %s, where something else answers; give the address at which they reach --cluster-listen.", addr)
+	}
+}
+
+func (c *checkCommand) checkDataDir(_ context.Context, f *findings, _ bool) {
+	dir := c.Config.DataDir
+	if dir == "" {
+		return
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		f.wrongf("--data-dir", "it cannot be made: %v; give a directory that the server may write.", err)
+		return
+	}
+	file, err := os.CreateTemp(dir, ".check-*")
+	if err != nil {
+		f.wrongf("--data-dir", "it cannot be written: %v; give a directory that the server may write.", err)
+		return
+	}
+	_, err = file.WriteString("headcount check\n")
+	err = errors.Join(err, file.Sync(), file.Close(), os.Remove(file.Name()))
+	if err != nil {
+		f.wrongf("--data-dir", "it cannot be written: %v; give it a disk with room.", err)
+		return
+	}
+	f.finef("--data-dir", "%s can be written.", dir)
+}
+
+func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
+	if c.Config.Redis == "" {
+		return
+	}
+	var keys [][]byte
+	for _, secret := range c.Config.ClusterSecrets {
+		keys = append(keys, []byte(secret))
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	found := redisstore.Check(ctx, redisstore.Config{
+		URL: c.Config.Redis, Facts: redisstore.Facts{Region: c.Config.Region, Secret: checkValue(keys)}, Dial: c.Patience, Log: zerolog.Nop(),
+	})
+	for _, problem := range found.Problems {
+		f.wrongf("--redis", "%s", problem)
+	}
+	if len(found.Problems) == 0 {
+		f.finef("--redis", "it answers, permits what is needed, and has the right time.")
+	}
+	for _, p := range found.Processes {
+		if p.Name == c.Config.AdvertiseAddr() {
+			continue
+		}
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "tcp", p.Name)
+		if err != nil {
+			f.wrongf("processes", "%s has a lease, and cannot be reached from here: %v; see whether it runs, and whether a firewall lets TCP and UDP through.", p.Name, err)
+			continue
+		}
+		_ = conn.Close()
+		f.finef("processes", "%s is reached over TCP.", p.Name)
+	}
+}
+
+func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
+	for _, peer := range c.Config.Peers {
+		name, link := region.SplitPeer(peer)
+		thing := "--peer " + name
+		one, cancel := context.WithTimeout(ctx, c.Patience)
+		found := redisstore.Check(one, redisstore.Config{URL: link, Facts: redisstore.Facts{Region: name}, Dial: c.Patience, Log: zerolog.Nop()})
+		cancel()
+		for _, problem := range found.Problems {
+			f.wrongf(thing, "%s", problem)
+		}
+		switch {
+		case len(found.Problems) > 0:
+		case found.Region == "":
+			f.finef(thing, "its Redis answers; none of its processes has run yet.")
+		default:
+			f.finef(thing, "its Redis answers, and belongs to the region.")
+		}
+	}
+}
+
+// leastPostgres is the oldest version that works, as the server writes it.
+const leastPostgres = 13_00_00
+
+func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
+	if c.Config.Postgres == "" {
+		return
+	}
+	const thing = "--postgres"
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, c.Config.Postgres)
+	if err != nil {
+		f.wrongf(thing, "PostgreSQL does not let the server in: %s; start it, or mend the URL.", oneLine(err))
+		return
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	var (
+		number         int
+		version        string
+		makes, readers bool
+		now            time.Time
+	)
+	before := time.Now()
+	err = conn.QueryRow(ctx, `select current_setting('server_version_num')::int, current_setting('server_version'),
+		coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_setting('transaction_read_only') = 'on', clock_timestamp()`).
+		Scan(&number, &version, &makes, &readers, &now)
+	if err != nil {
+		f.wrongf(thing, "PostgreSQL does not answer as it should: %s.", oneLine(err))
+		return
+	}
+	off := now.Sub(before.Add(time.Since(before) / 2)).Abs()
+	wrong := f.faults()
+	if number < leastPostgres {
+		f.wrongf(thing, "PostgreSQL is of version %s; it must be 13 or later.", version)
+	}
+	if readers {
+		f.wrongf(thing, "PostgreSQL takes no changes: it is a replica, or read only; name the primary.")
+	} else if !makes {
+		f.wrongf(thing, "the user may make no tables; grant CREATE on the schema to it.")
+	}
+	if off > redisstore.ClockTolerance {
+		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", off.Round(time.Second))
+	}
+	if f.faults() == wrong {
+		f.finef(thing, "it answers, may be changed, and has the right time.")
+	}
+}
+
+// oneLine is an error on one line.
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// checkKeys fetches --jwks-url.
+func (c *checkCommand) checkKeys(ctx context.Context, f *findings, _ bool) {
+	if c.Config.JWKSURL == "" {
+		return
+	}
+	const thing = "--jwks-url"
+	status, body, err := c.get(ctx, c.Config.JWKSURL)
+	var set struct{ Keys []json.RawMessage }
+	switch {
+	case err != nil:
+		f.wrongf(thing, "it does not answer: %v.", err)
+	case status != http.StatusOK:
+		f.wrongf(thing, "it answers with status %d; name the address of the key set.", status)
+	case json.Unmarshal([]byte(body), &set) != nil || len(set.Keys) == 0:
+		f.wrongf(thing, "it has no keys; name the address of the key set.")
+	default:
+		f.finef(thing, "it has %d keys.", len(set.Keys))
+	}
+}
+
+// checkPublic asks the server through its proxy.
+func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) {
+	if c.PublicURL == "" {
+		return
+	}
+	const thing = "--public-url"
+	base := strings.TrimSuffix(c.PublicURL, "/")
+	status, body, err := c.get(ctx, base+"/-/counters?page=*")
+	switch {
+	case err != nil:
+		f.wrongf(thing, "nothing answers: %v; see whether the proxy runs, and whether the name leads to it.", err)
+		return
+	case status == http.StatusServiceUnavailable && strings.Contains(body, `"status"`):
+		f.wrongf(thing, "the server behind the proxy is not ready.")
+		return
+	case status != http.StatusOK || !strings.Contains(body, `{"counters":[`):
+		f.wrongf(thing, "something else than Headcount answers, with status %d; have the proxy pass requests to --listen.", status)
+		return
+	}
+	wrong := f.faults()
+	if _, body, err = c.get(ctx, base+"/check%2Fthis/counter"); err == nil && !strings.Contains(body, `"page":"check/this"`) {
+		f.wrongf(thing, "the proxy decodes %%2F in paths, and pages with a slash are not found; have it pass on the path as it came (in nginx: proxy_pass without a path).")
+	}
+	hostIsRight := true
+	if runs {
+		hostIsRight = c.checkHeaders(ctx, f, base)
+	} else {
+		f.wrongf(thing, "no server answers at --admin-listen, so it cannot be asked what the proxy tells it; run the check where the server runs.")
+	}
+	c.checkSocket(ctx, f, base, hostIsRight)
+	c.checkStream(ctx, f, base)
+	if f.faults() == wrong {
+		f.finef(thing, "the proxy passes on what it should.")
+	}
+}
+
+// probeTries is how often another of several gateways may answer before the check gives up.
+const probeTries = 20
+
+// checkHeaders compares what the server sees of a request with what was sent. It reports whether
+// the Host is right.
+func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base string) (host bool) {
+	const thing = "--public-url"
+	u, err := url.Parse(base)
+	if err != nil {
+		return true // run has parsed it
+	}
+	var seen probed
+	for range probeTries {
+		_, name, err := c.ask(ctx, http.MethodPost, c.admin()+"/probe")
+		if err != nil {
+			f.wrongf("--admin-listen", "it does not answer: %v.", err)
+			return true
+		}
+		status, body, err := c.get(ctx, base+probePath+name)
+		if err == nil && status == http.StatusOK && json.Unmarshal([]byte(body), &seen) == nil && seen.Host != "" {
+			break
+		}
+	}
+	if seen.Host == "" {
+		f.wrongf(thing, "no request reaches the server of --admin-listen; have the proxy pass requests to its --listen, and to every path.")
+		return true
+	}
+	host = strings.EqualFold(seen.Host, u.Host)
+	if !host {
+		f.wrongf(thing, "the proxy replaces the Host %q by %q, and pages of your own site are refused; have it pass on the Host (in nginx: proxy_set_header Host $http_host).", u.Host, seen.Host)
+	}
+	if seen.ForwardedFor && !seen.Trusted {
+		f.wrongf("--trusted-proxies", "the proxy at %s says who its clients are, and is not believed: all of them count as one address; give --trusted-proxies %s.", seen.Peer, seen.Peer)
+	}
+	if u.Scheme == "https" && !seen.Secure && (seen.Trusted || !seen.ForwardedFor) {
+		f.wrongf(thing, "the server does not know that clients come by https, and its cookies are not Secure; have the proxy send X-Forwarded-Proto, and name it in --trusted-proxies.")
+	}
+	return host
+}
+
+// checkSocket opens a WebSocket as a page of the public address would.
+func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base string, hostIsRight bool) {
+	const thing = "--public-url"
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/-/ws", &websocket.DialOptions{
+		HTTPClient: direct, HTTPHeader: http.Header{"Origin": {base}}, Subprotocols: []string{"headcount.v1"},
+	})
+	if err == nil {
+		_ = ws.CloseNow()
+		return
+	}
+	tokens := c.Config.JWTSecret != "" || c.Config.JWKSURL != ""
+	switch {
+	case resp == nil:
+		f.wrongf(thing, "WebSockets do not open: %v.", cause(err))
+	case resp.StatusCode == http.StatusUnauthorized && tokens: // the upgrade came through
+	case resp.StatusCode == http.StatusForbidden && !hostIsRight: // that is why
+	case resp.StatusCode == http.StatusForbidden:
+		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", base)
+	default:
+		f.wrongf(thing, "the proxy does not pass on the upgrade to WebSockets (status %d), and browsers fall back to event streams; have it pass on Upgrade and Connection (in nginx: proxy_http_version 1.1, proxy_set_header Upgrade $http_upgrade, and Connection).", resp.StatusCode)
+	}
+}
+
+// checkStream opens an event stream, whose first event comes at once.
+func (c *checkCommand) checkStream(ctx context.Context, f *findings, base string) {
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/*/counter/events", nil)
+	if err != nil {
+		return // run has parsed it
+	}
+	req.Header.Set("Accept", "text/event-stream")
+	resp, err := direct.Do(req)
+	if err == nil {
+		defer resp.Body.Close()
+		lines := bufio.NewScanner(resp.Body)
+		for lines.Scan() {
+			if strings.HasPrefix(lines.Text(), "data:") {
+				return
+			}
+		}
+		err = lines.Err()
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		f.wrongf("--public-url", "the proxy keeps event streams back: the first event did not come within %s; turn off its buffering (in nginx: proxy_buffering off).", c.Patience)
+		return
+	}
+	status := 0
+	if resp != nil {
+		status = resp.StatusCode
+	}
+	f.wrongf("--public-url", "event streams do not open (status %d): %v.", status, cause(errors.Join(err, io.EOF)))
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/counter/pgtest"
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+// check runs `headcount check` and returns its lines that say what is wrong.
+func check(t *testing.T, args ...string) (status int, wrong []string, all string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	p := program{args: append([]string{"check"}, args...), lookup: func(string) (string, bool) { return "", false }, stdout: &out, stderr: &errs}
+	status = p.run()
+	for line := range strings.Lines(out.String()) {
+		switch {
+		case strings.HasPrefix(line, "wrong  "):
+			wrong = append(wrong, strings.TrimSpace(line))
+		case !strings.HasPrefix(line, "fine   "):
+			t.Errorf("a line is neither wrong nor fine: %q", line)
+		}
+	}
+	return status, wrong, out.String() + errs.String()
+}
+
+// proxy is a proxy in front of a server. change, if not nil, changes what goes on.
+func proxy(t *testing.T, to string, change func(*httputil.ProxyRequest)) string {
+	t.Helper()
+	s := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.Out.URL.Scheme, r.Out.URL.Host = "http", to
+		if change != nil {
+			change(r)
+		}
+	}})
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// buffering is a proxy that passes on an answer when all of it has come.
+func buffering(t *testing.T, to string) string {
+	t.Helper()
+	s := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", to },
+		ModifyResponse: func(r *http.Response) error {
+			if r.StatusCode == http.StatusSwitchingProtocols {
+				return nil
+			}
+			text, err := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(text))
+			return err
+		},
+	})
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// Each fault is found, and named once, and nothing else is.
+func TestCheckFindsFaults(t *testing.T) {
+	redis, late := redistest.Start(t, "--maxmemory", "1gb"), redistest.StartAt(t, -time.Hour)
+	postgres := pgtest.Start(t)
+	database := postgres.Database(t)
+	server := run(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	nobody := servertest.FreeAddr()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	user := func(name string, rights ...any) string {
+		t.Helper()
+		redis.Do(t, append([]any{"ACL", "SETUSER", name, "reset", "on", ">password", "&*", "+@all"}, rights...)...)
+		return "redis://" + name + ":password@" + redis.Addr + "/0"
+	}
+	readOnly, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := readOnly.Query()
+	q.Set("options", "-c default_transaction_read_only=on")
+	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
+	stranger := httptest.NewServer(http.NotFoundHandler())
+	defer stranger.Close()
+
+	stopped := []string{"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+	behind := func(public string) []string {
+		return []string{"--admin-listen=" + server.admin, "--public-url=" + public}
+	}
+	type fault struct {
+		args []string
+		want string // of the one line; empty: all is fine
+		set  []any  // a command for Redis before
+	}
+	for name, tc := range map[string]fault{
+		"nothing": {args: append(stopped, "--redis="+redis.URL(), "--postgres="+database)},
+
+		"a weak key":                 {args: append(stopped, "--api-key=secret"), want: "--api-key"},
+		"no Redis":                   {args: append(stopped, "--redis=redis://"+nobody), want: "--redis: Redis does not answer"},
+		"a wrong password":           {args: append(stopped, "--redis=redis://u:wrong@"+redis.Addr), want: "password"},
+		"a right is missing":         {args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")), want: "may not send pfmerge, xtrim"},
+		"channels may not be used":   {args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: "may not use channels"},
+		"keys may not be used":       {args: append(stopped, "--redis="+user("b", "~other:*")), want: "may not use keys"},
+		"Redis drops keys":           {args: append(stopped, "--redis="+redis.URL()), set: []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: "noeviction"},
+		"Redis of another region":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"}, want: `belongs to the region "eu"`},
+		"another secret":             {args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"), set: []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: "--cluster-secret"},
+		"a clock is wrong":           {args: append(stopped, "--redis="+late.URL()), want: "clocks"},
+		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:leases", nobody, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}, want: nobody + " has a lease"},
+		"a peer is away":             {args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody), want: "--peer eu: Redis does not answer"},
+		"a peer is oneself":          {args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "local"}, want: `--peer eu: This Redis belongs to the region "local"`},
+		"no PostgreSQL":              {args: append(stopped, "--postgres=postgres://u@"+nobody+"/d"), want: "--postgres: PostgreSQL does not let the server in"},
+		"PostgreSQL takes nothing":   {args: append(stopped, "--postgres="+readOnly.String()), want: "takes no changes"},
+		"a port is taken":            {args: append(stopped[:1:1], "--listen="+taken.Addr().String()), want: "--listen: the server cannot listen"},
+		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},
+		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
+		"no keys of tokens":          {args: append(stopped, "--jwks-url="+stranger.URL), want: "--jwks-url"},
+
+		"a good proxy":              {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
+		"nobody at the address":     {args: behind("http://" + nobody), want: "nothing answers"},
+		"a stranger at the address": {args: behind(stranger.URL), want: "something else than Headcount"},
+		"the Host is replaced":      {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = "inside" })), want: "replaces the Host"},
+		"WebSockets are not passed on": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) {
+			r.Out.Host = r.In.Host
+			r.Out.Header.Del("Upgrade")
+			r.Out.Header.Del("Connection")
+		})), want: "upgrade to WebSockets"},
+		"event streams are kept back": {args: append(behind(buffering(t, server.public)), "--patience=1s"), want: "keeps event streams back"},
+		"a proxy is not trusted":      {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.SetXForwarded() })), want: "give --trusted-proxies 127.0.0.1"},
+		"paths are decoded":           {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host; r.Out.URL.RawPath = "" })), want: "decodes %2F"},
+		"the server does not run":     {args: append(stopped, "--public-url=http://"+server.public), want: "no server answers at --admin-listen"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redis.Flush(t)
+			redis.Do(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+			if tc.set != nil {
+				redis.Do(t, tc.set...)
+			}
+			args := slices.Clone(tc.args)
+			if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--patience") }) {
+				args = append(args, "--patience=20s") // a busy machine is no fault
+			}
+			status, wrong, all := check(t, args...)
+			switch {
+			case tc.want == "" && (status != exitOK || len(wrong) > 0):
+				t.Errorf("status %d\n%s", status, all)
+			case tc.want != "" && (status != exitFailure || len(wrong) != 1 || !strings.Contains(wrong[0], tc.want)):
+				t.Errorf("status %d, want one line with %q:\n%s", status, tc.want, all)
+			}
+			if n := redis.Do(t, "DBSIZE").(int64); n > 1 || n == 1 && tc.set == nil {
+				t.Errorf("the check left something in Redis: %d keys", n)
+			}
+		})
+	}
+	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings || !strings.Contains(all, "--public-url") {
+		t.Errorf("status %d\n%s", status, all)
+	}
+}
+
+// The check tries every command that the documented user of Redis may send.
+func TestCheckTriesWhatIsDocumented(t *testing.T) {
+	redis := redistest.Start(t)
+	acl, err := os.ReadFile(redistest.ACL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of these the connection says itself that it may not, or the first answer does.
+	untried := strings.Fields("auth hello select ping info subscribe unsubscribe spublish ssubscribe sunsubscribe cluster|slots")
+	for right := range strings.FieldsSeq(string(acl)) {
+		command, ok := strings.CutPrefix(right, "+")
+		if !ok || slices.Contains(untried, command) {
+			continue
+		}
+		redis.Do(t, "ACL", "SETUSER", "u", "reset", "on", ">password", "~hc:*", "&hc:*", "+@all", "-"+command)
+		_, wrong, all := check(t, "--redis=redis://u:password@"+redis.Addr, "--patience=20s", "--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(), "--cluster-listen="+servertest.FreeAddr())
+		if len(wrong) != 1 || !strings.Contains(wrong[0], " "+command+";") {
+			t.Errorf("without %s:\n%s", command, all)
+		}
+	}
+}
+
+// A probe is answered once, to who knows its name, and only so many are open.
+func TestProbes(t *testing.T) {
+	p, err := newProbes(Config{TrustedProxies: []string{"10.0.0.0/8"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func() string {
+		w := httptest.NewRecorder()
+		p.begin(w, nil)
+		return w.Body.String()
+	}
+	h := p.before(http.NotFoundHandler())
+	get := func(name, peer string, header ...string) (int, string) {
+		r := httptest.NewRequest("GET", probePath+name, nil)
+		r.RemoteAddr = peer + ":1"
+		for i := 0; i < len(header); i += 2 {
+			r.Header.Set(header[i], header[i+1])
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code, strings.TrimSpace(w.Body.String())
+	}
+	name := begin()
+	if code, body := get(name, "10.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || body != `{"host":"example.com","forwarded_for":true,"peer":"10.1.2.3","trusted":true,"secure":true}` {
+		t.Errorf("%d %s", code, body)
+	}
+	if code, _ := get(name, "10.1.2.3"); code != 404 {
+		t.Errorf("again: %d", code)
+	}
+	if code, body := get(begin(), "11.1.2.3", "X-Forwarded-For", "192.0.2.7", "X-Forwarded-Proto", "https"); code != 200 || !strings.Contains(body, `"trusted":false,"secure":false`) {
+		t.Errorf("%d %s", code, body)
+	}
+	first := begin()
+	for range maxProbes {
+		begin()
+	}
+	if code, _ := get(first, "10.1.2.3"); code != 404 || len(p.open) != maxProbes || len(p.order) != maxProbes {
+		t.Errorf("%d, and %d are open", code, len(p.open))
+	}
+	if code, _ := get("guessed", "10.1.2.3"); code != 404 {
+		t.Errorf("a guess: %d", code)
+	}
+}

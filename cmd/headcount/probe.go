@@ -1,0 +1,110 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"headcount/gateway/identity"
+)
+
+// Probes let `headcount check` ask how a request of its own reached this server: its Host and the
+// headers of proxies. The admin address gives out the name of a probe, and whoever asks for that
+// name at the public address, once, is told what came with the request. Nobody else is.
+type probes struct {
+	proxies *identity.Proxies
+
+	mu    sync.Mutex // guards open
+	open  map[string]time.Time
+	order []string // of open, the oldest first
+}
+
+const (
+	probePath = "/-/probe/"
+
+	// maxProbes is how many may be open; the oldest is forgotten for a further one.
+	maxProbes = 64
+	probeLife = time.Minute
+)
+
+// probed is what a server saw of a request.
+type probed struct {
+	Host         string `json:"host"`
+	ForwardedFor bool   `json:"forwarded_for"` // there was an X-Forwarded-For
+	Peer         string `json:"peer"`          // who connected: the proxy, if there is one
+	Trusted      bool   `json:"trusted"`       // --trusted-proxies names the peer
+	Secure       bool   `json:"secure"`        // the server knows that the client came by TLS
+}
+
+func newProbes(cfg Config) (*probes, error) {
+	proxies, err := identity.NewProxies(cfg.TrustedProxies)
+	return &probes{proxies: proxies, open: map[string]time.Time{}}, err
+}
+
+// begin answers with the name of a new probe.
+func (p *probes) begin(w http.ResponseWriter, _ *http.Request) {
+	name := rand.Text()
+	p.mu.Lock()
+	if len(p.order) == maxProbes {
+		delete(p.open, p.order[0])
+		p.order = p.order[1:]
+	}
+	p.open[name] = time.Now()
+	p.order = append(p.order, name)
+	p.mu.Unlock()
+	_, _ = w.Write([]byte(name)) // else the client has gone
+}
+
+// take reports whether the probe is open, and closes it.
+func (p *probes) take(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	began, ok := p.open[name]
+	if !ok {
+		return false
+	}
+	delete(p.open, name)
+	for i, other := range p.order {
+		if other == name {
+			p.order = append(p.order[:i:i], p.order[i+1:]...)
+			break
+		}
+	}
+	return time.Since(began) < probeLife
+}
+
+// before answers probes, and leaves all other requests to next.
+func (p *probes) before(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, is := strings.CutPrefix(r.URL.Path, probePath)
+		if !is || r.Method != http.MethodGet || !p.take(name) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		bare := *r
+		bare.Header = http.Header{}
+		peer := p.proxies.Addr(&bare)
+		seen := probed{
+			Host: r.Host, ForwardedFor: r.Header.Get("X-Forwarded-For") != "", Peer: peer.String(),
+			Trusted: p.trusts(&bare, peer), Secure: p.proxies.Secure(r),
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		_ = json.NewEncoder(w).Encode(seen)
+	})
+}
+
+// trusts reports whether the settings name the peer as a proxy: then they believe what it says
+// of its client.
+func (p *probes) trusts(bare *http.Request, peer netip.Addr) bool {
+	other := netip.MustParseAddr("192.0.2.1") // for documentation; nobody has it
+	if peer == other {
+		return false
+	}
+	bare.Header = http.Header{"X-Forwarded-For": {other.String()}}
+	return p.proxies.Addr(bare) == other
+}
