@@ -85,12 +85,13 @@ var layers = []layer{
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
 	{"cmd/hostile", []string{"cmd/rig", "servertest"}},                                       // runs the program
 	{"cmd/headcount/simulate", nil},                                                          // a black box client
+	{"cmd/headcount/top", nil},                                                               // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
 	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/simulate"
+	"headcount/cmd/headcount/top"
 	"headcount/setting"
 )
 
@@ -40,6 +41,7 @@ var version string
 type commands struct {
 	Serve       serveCommand       `cmd:"" default:"withargs" help:"Run the server (the default)."`
 	Check       checkCommand       `cmd:"" help:"Try everything that a server with these settings needs, and say what is wrong."`
+	Top         top.Command        `cmd:"" help:"Show the dashboard in this terminal."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
 	Export      exportCommand      `cmd:"" help:"Write all counters of a store into a file."`
 	Import      importCommand      `cmd:"" help:"Put the counters of a file into a store."`
@@ -100,6 +102,10 @@ func (p program) run() int {
 			return exitFailure // its lines have said what is wrong
 		}
 		return p.end(err)
+	case "top":
+		if err = c.Top.Run(ctx, p.stdin, p.stdout); errors.Is(err, top.ErrSettings) {
+			return p.fail(exitSettings, err)
+		}
 	case "simulate":
 		err = c.Simulate.Run(ctx, p.stdout, p.stderr)
 		if errors.Is(err, simulate.ErrSettings) {

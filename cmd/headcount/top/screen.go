@@ -1,0 +1,190 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+// data is what the server's dashboard knows.
+type data struct {
+	At        int64     `json:"at"` // unix ms
+	Region    string    `json:"region"`
+	Site      *count    `json:"site"`
+	Pages     []count   `json:"pages"`
+	Processes []process `json:"processes"`
+	Regions   []region  `json:"regions"`
+}
+
+type count struct {
+	Page  string `json:"page"`
+	Count int64  `json:"count"`
+	Stale bool   `json:"stale"`
+}
+
+type process struct {
+	Name  string             `json:"name"`
+	Roles []string           `json:"roles"`
+	Since int64              `json:"since"` // unix ms
+	Load  map[string]float64 `json:"load"`  // nil: it did not answer
+}
+
+type region struct {
+	Name    string  `json:"name"`
+	Lag     float64 `json:"lag"`
+	Heard   float64 `json:"heard"`
+	LeftOut bool    `json:"left_out"`
+}
+
+// screen is what is shown: an answer, and the one before it for what happens in a second.
+type screen struct {
+	before, now *data
+	err         error // of the last question; now is older then
+	paused      bool
+}
+
+// text is the screen in so many columns and lines; 0: as many as it needs.
+func (s screen) text(width, height int) string {
+	var lines []string
+	add := func(format string, args ...any) {
+		line := plain(fmt.Sprintf(format, args...))
+		if width > 0 {
+			line = ansi.Truncate(line, width, "…")
+		}
+		lines = append(lines, strings.TrimRight(line, " "))
+	}
+	status := ""
+	switch {
+	case s.err != nil:
+		status = "  " + s.err.Error()
+	case s.paused:
+		status = "  paused"
+	}
+	if s.now == nil {
+		if status == "" {
+			status = "  asking"
+		}
+		add("Headcount%s", status)
+		return strings.Join(lines, "\n") + "\n"
+	}
+	d := s.now
+	here := "?"
+	if d.Site != nil {
+		here = fmt.Sprint(d.Site.Count)
+		if d.Site.Stale {
+			here += " (stale)"
+		}
+	}
+	add("Headcount  region %s  users here %s  %s%s", d.Region, here, time.UnixMilli(d.At).UTC().Format("15:04:05 UTC"), status)
+	add("")
+	add("%s %s %s %s %s %s %s %s %s", pad("PROCESS", 24), pad("ROLES", 28), left("UP", 8), left("CPU", 6), left("MEMORY", 8), left("CONNS", 8), left("USERS", 8), left("DELIV/S", 9), left("MSGS/S", 8))
+	for _, p := range d.Processes {
+		up := time.Duration(d.At-p.Since) * time.Millisecond
+		if p.Load == nil {
+			add("%s %s %s  does not answer", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8))
+			continue
+		}
+		value := func(name string) string {
+			v, ok := p.Load[name]
+			if !ok {
+				return "-"
+			}
+			return fmt.Sprintf("%.0f", v)
+		}
+		memory := "-"
+		if v := p.Load["process_resident_memory_bytes"]; v > 0 {
+			memory = fmt.Sprintf("%.0fM", v/(1<<20))
+		}
+		cpu := "-"
+		if r, ok := s.rate(p, "process_cpu_seconds_total"); ok {
+			cpu = fmt.Sprintf("%.0f%%", 100*r)
+		}
+		add("%s %s %s %s %s %s %s %s %s", pad(p.Name, 24), pad(strings.Join(p.Roles, ","), 28), left(age(up), 8), left(cpu, 6), left(memory, 8),
+			left(value("headcount_connections"), 8), left(value("headcount_users"), 8), left(s.perSecond(p, "headcount_deliveries_total"), 9), left(s.perSecond(p, "headcount_client_messages_total"), 8))
+	}
+	if len(d.Regions) > 0 {
+		add("")
+		add("%s %s %s", pad("REGION", 24), left("LAG", 8), left("HEARD", 8))
+		for _, r := range d.Regions {
+			out := ""
+			if r.LeftOut {
+				out = "  left out of totals"
+			}
+			add("%s %s %s%s", pad(r.Name, 24), left(fmt.Sprintf("%.1fs", r.Lag), 8), left(fmt.Sprintf("%.1fs", r.Heard), 8), out)
+		}
+	}
+	add("")
+	add("%s  PAGE", left("USERS", 9))
+	pages := d.Pages
+	rest := height - len(lines) - 2 // the help takes one, and one stays free
+	if height > 0 && len(pages) > max(rest, 1) {
+		pages = pages[:max(rest, 1)]
+	}
+	for _, p := range pages {
+		add("%s  %s", left(fmt.Sprint(p.Count), 9), p.Page)
+	}
+	if height > 0 {
+		add("q quits, space pauses")
+		lines = lines[:min(len(lines), height)]
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// rate is how much a counter of the process grows in a second. It is not known from one answer, of
+// a process that was started again, or between two looks at the same answer.
+func (s screen) rate(p process, name string) (float64, bool) {
+	now, ok := p.Load[name]
+	if s.before == nil || !ok {
+		return 0, false
+	}
+	seconds := float64(s.now.At-s.before.At) / 1000
+	for _, old := range s.before.Processes {
+		if old.Name == p.Name && old.Since == p.Since && old.Load != nil && seconds > 0 {
+			return max(now-old.Load[name], 0) / seconds, true
+		}
+	}
+	return 0, false
+}
+
+func (s screen) perSecond(p process, name string) string {
+	if r, ok := s.rate(p, name); ok {
+		return fmt.Sprintf("%.0f", r)
+	}
+	return "-"
+}
+
+// age is a duration in its largest unit.
+func age(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(max(d, 0).Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// pad is text in so many columns; left is the same with the text at the right.
+func pad(text string, columns int) string {
+	text = ansi.Truncate(plain(text), columns, "…")
+	return text + strings.Repeat(" ", columns-ansi.StringWidth(text))
+}
+
+func left(text string, columns int) string {
+	return strings.Repeat(" ", max(columns-ansi.StringWidth(text), 0)) + text
+}
+
+// plain is text in which nothing commands the terminal.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
+}

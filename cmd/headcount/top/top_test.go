@@ -1,0 +1,155 @@
+package top
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/charmbracelet/x/ansi"
+)
+
+const answer = `{"at":1900000010000,"region":"us","site":{"page":"*","count":12,"updated_at":null,"version":"0-0"},
+"pages":[{"page":"news","count":9},{"page":"a\u001b[2Jb","count":4}],
+"processes":[{"name":"gate:1","roles":["gateway"],"since":1900000000000,"load":{"headcount_connections":5,"headcount_deliveries_total":300,"headcount_client_messages_total":2,"process_resident_memory_bytes":1048576,"process_cpu_seconds_total":2}},
+{"name":"dead:1","roles":["presence"],"since":1899990000000,"load":null}],
+"regions":[{"name":"eu","lag":0.25,"heard":2,"left_out":true}]}`
+
+func serve(t *testing.T, asked *atomic.Int64) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		switch {
+		case r.URL.Path != "/-/dashboard/data":
+			w.WriteHeader(http.StatusNotFound)
+		case r.Header.Get("X-API-Key") != "key":
+			w.WriteHeader(http.StatusUnauthorized)
+		default:
+			_, _ = io.WriteString(w, answer)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestOnce(t *testing.T) {
+	var asked atomic.Int64
+	url := serve(t, &asked)
+	var out bytes.Buffer
+	c := Command{URL: url + "/", APIKeys: []string{"key"}, Once: true, JSON: true}
+	if err := c.Run(t.Context(), nil, &out); err != nil || out.String() != answer {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	out.Reset()
+	c.JSON = false
+	if err := c.Run(t.Context(), nil, &out); err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals", "        9  news\n", "a\ufffd[2Jb"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "\x1b") {
+		t.Errorf("it commands the terminal:\n%q", out.String())
+	}
+	for _, tc := range []struct {
+		c    Command
+		want string
+	}{
+		{Command{URL: url, Once: true}, "--api-key"},
+		{Command{URL: url + "/elsewhere", Once: true}, "404"},
+		{Command{URL: "ftp://x", Once: true}, "--url"},
+		{Command{URL: url, JSON: true}, "--once"},
+	} {
+		if err := tc.c.Run(t.Context(), nil, &out); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%+v: %v, want %q", tc.c, err, tc.want)
+		}
+	}
+}
+
+func TestScreen(t *testing.T) {
+	load := func(deliveries, cpu float64) map[string]float64 {
+		return map[string]float64{"headcount_deliveries_total": deliveries, "process_cpu_seconds_total": cpu}
+	}
+	s := screen{
+		before: &data{At: 1000, Processes: []process{{Name: "a", Since: 1, Load: load(100, 1)}, {Name: "again", Since: 1, Load: load(900, 9)}}},
+		now: &data{At: 3000, Processes: []process{{Name: "a", Since: 1, Load: load(500, 2)}, {Name: "again", Since: 2, Load: load(5, 0)}},
+			Pages: []count{{Page: "one"}, {Page: strings.Repeat("日", 200)}, {Page: "three"}}},
+	}
+	whole := s.text(0, 0)
+	for _, want := range []string{" 50% ", " 200 ", "three"} {
+		if !strings.Contains(whole, want) {
+			t.Errorf("no %q in\n%s", want, whole)
+		}
+	}
+	for line := range strings.Lines(whole) {
+		if strings.HasPrefix(line, "again") && strings.Count(line, " -") < 3 {
+			t.Errorf("a process that was started again has rates: %s", line)
+		}
+	}
+	for _, size := range [][2]int{{80, 24}, {20, 9}, {1, 1}} {
+		lines := strings.Split(strings.TrimSuffix(s.text(size[0], size[1]), "\n"), "\n")
+		if len(lines) > size[1] {
+			t.Errorf("%d lines on a screen of %d", len(lines), size[1])
+		}
+		for _, line := range lines {
+			if ansi.StringWidth(line) > size[0] {
+				t.Errorf("%q is wider than %d", line, size[0])
+			}
+		}
+	}
+	if got := (screen{}).text(80, 24); !strings.Contains(got, "asking") {
+		t.Error(got)
+	}
+}
+
+// The last answer stays while the server is away, and while the person looks at it.
+func TestModel(t *testing.T) {
+	m := &model{interval: time.Millisecond, width: 80, height: 24}
+	send := func(msg tea.Msg) tea.Cmd { _, cmd := m.Update(msg); return cmd }
+	if send(answered{data: &data{Region: "first"}}) == nil || !strings.Contains(m.View(), "region first") {
+		t.Error(m.View())
+	}
+	send(answered{err: errors.New("the server does not answer")})
+	if v := m.View(); !strings.Contains(v, "region first") || !strings.Contains(v, "does not answer") {
+		t.Error(v)
+	}
+	send(tea.KeyMsg{Type: tea.KeySpace, Runes: []rune{' '}})
+	send(answered{data: &data{Region: "second"}})
+	if v := m.View(); !strings.Contains(v, "region first") || !strings.Contains(v, "paused") {
+		t.Error(v)
+	}
+	send(tea.KeyMsg{Type: tea.KeySpace, Runes: []rune{' '}})
+	send(answered{data: &data{Region: "third"}})
+	if v := m.View(); !strings.Contains(v, "region third") {
+		t.Error(v)
+	}
+	if cmd := send(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}}); cmd == nil || cmd() != tea.Quit() {
+		t.Error("q does not quit")
+	}
+}
+
+// The whole program asks again and again, and ends with its context.
+func TestRun(t *testing.T) {
+	var asked atomic.Int64
+	c := Command{URL: serve(t, &asked), APIKeys: []string{"key"}, Interval: time.Millisecond}
+	ctx, cancel := context.WithCancel(t.Context())
+	in, keys := io.Pipe()
+	defer keys.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, in, io.Discard) }()
+	for asked.Load() < 3 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
