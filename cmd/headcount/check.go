@@ -175,6 +175,9 @@ func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 	}
 }
 
+// arrival is how long a connection that its client has may take to be accepted.
+const arrival = time.Second
+
 // checkAdvertise dials --advertise, which must lead to l, and binds the UDP port beside it.
 func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Listener) {
 	udp, err := net.ListenPacket("udp", l.Addr().String())
@@ -199,7 +202,7 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Li
 	defer conn.Close()
 	arrived := make(chan bool, 1)
 	go func() { // ends with l or at once
-		_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(c.Patience))
+		_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(arrival))
 		for {
 			in, err := l.Accept()
 			if err != nil {
