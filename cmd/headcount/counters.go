@@ -94,6 +94,7 @@ func (c *counters) ready() error {
 // openCounters opens the store of counters that the settings ask for.
 func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
+	var local *redisstore.Store // of a region with others
 	lanes := counter.CombinerConfig{}
 	switch {
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
@@ -120,7 +121,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		if store, err = redisstore.Open(config); err == nil {
 			c.store = s.spreading(store, store, 0)
 			if config.Region != "" {
-				c.store, err = s.sharing(c.store, store)
+				local = store
 			}
 		}
 	case s.cfg.DataDir != "":
@@ -147,7 +148,16 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	})
 	s.registry.MustRegister(batches)
 	lanes.Batches = batches
-	c.combiner = counter.NewCombiner(c.tops, lanes)
+	writer := counter.Writer(c.tops)
+	if local != nil { // what gained most is this region's own: so the tops are behind
+		shared, err := s.sharing(c.tops, local)
+		if err != nil {
+			return err
+		}
+		c.store, writer = shared, shared
+		s.closers = append(s.closers, shared.Close)
+	}
+	c.combiner = counter.NewCombiner(writer, lanes)
 	c.limits = counter.NewLimits(c.store, lanes)
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })
 	s.counters = c
@@ -164,13 +174,12 @@ func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather 
 }
 
 // sharing is a store in Redis that shares its counters with other regions.
-func (s *system) sharing(store counter.Store, local *redisstore.Store) (counter.Store, error) {
+func (s *system) sharing(store counter.Store, local *redisstore.Store) (*regions.Store, error) {
 	var peers []regions.Peer
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
 		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger()})
 		if err != nil {
-			_ = store.Close()
 			return nil, fmt.Errorf("--peer %s: %w", name, err)
 		}
 		s.closers = append(s.closers, opened.Close)

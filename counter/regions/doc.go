@@ -11,7 +11,9 @@
 //     what resets have taken away.
 //   - A set (kind members) is each region's own. The parts are the sizes of the others' sets, of their newest lives.
 //   - A unique is one: registers are merged, and the greater wins.
-//   - Exact counters, limits, ledgers, and identities are a region's own.
+//   - Exact counters, limits, ledgers, identities and lists of what gained most are a region's own.
+//   - What was gained in steps of time, and counted under dimensions, is a region's own, too. Who asks for it asks all
+//     regions, and adds up; what a region does not tell within a second is missing, and the answer is stale.
 //
 // A merge takes the greater of what was known and what is told, of each part by itself. So it is commutative,
 // associative and idempotent: tellings may be lost, repeated, late and out of order. Package shares has this as

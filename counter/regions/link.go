@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	lookEvery   = 2 * time.Second        // between two looks at all buckets, and at how far the peer has them
+	looksAfter  = 10                     // times Config.Every, 2 s: between two looks at all buckets, and at how far the peer has them
 	retryAfter  = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
 	unreadyFor  = 200 * time.Millisecond // until a counter that is locked is tried again
 	atOnce      = 16384                  // counters under way in one round, about
@@ -77,7 +77,7 @@ func (l *link) changed(bucket int) {
 
 // run tells the peer what changes until ctx ends. The first change after a pause goes at once.
 func (l *link) run(ctx context.Context) {
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(looksAfter * l.s.cfg.Every)
 	defer look.Stop()
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -337,7 +337,7 @@ func (l *link) tellAll(ctx context.Context) {
 				l.log.Debug().Err(err).Int("bucket", next).Msg("counters could not be told to the peer; trying again")
 				pause := time.NewTimer(retryAfter/2 + mrand.N(retryAfter/2))
 				if errors.Is(err, errName) {
-					pause.Reset(lookEvery)
+					pause.Reset(looksAfter * l.s.cfg.Every)
 				}
 				select {
 				case <-ctx.Done():

@@ -3,7 +3,10 @@ package regions
 import (
 	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,6 +22,8 @@ type Owner interface{ Owns(bucket int) bool }
 
 // Remote is the Redis of another region: a redisstore.Store.
 type Remote interface {
+	History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error)
+	Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error)
 	Positions(ctx context.Context, of string, buckets []int) ([]redisstore.Position, error)
 	Tell(ctx context.Context, from, to string, tellings []redisstore.Telling) ([]redisstore.Told, error)
 }
@@ -28,6 +33,9 @@ type Peer struct {
 	Name   string
 	Remote Remote
 }
+
+// askTime is how long another region is waited for when its steps of time or dimensions are asked for.
+const askTime = time.Second
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
@@ -126,6 +134,90 @@ func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 		}
 		told(updates)
 	}, lost)
+}
+
+// ask calls with all peers at once, and reports whether all of them answered in time.
+func (s *Store) ask(ctx context.Context, with func(context.Context, Remote) error) (all bool) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	var failed atomic.Bool
+	var wg sync.WaitGroup
+	for _, p := range s.cfg.Peers {
+		wg.Go(func() {
+			if with(ctx, p.Remote) != nil {
+				failed.Store(true)
+			}
+		})
+	}
+	wg.Wait()
+	return !failed.Load()
+}
+
+// History is as counter.Reader says, added up over all regions. The counter is stale when a region did not
+// answer: what was gained there is missing.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	c, gains, err := s.Store.History(ctx, key, step, from, to)
+	if err != nil || c.Kind == counter.Exact {
+		return c, gains, err
+	}
+	var mu sync.Mutex // guards others
+	others := [][]counter.Gain{gains}
+	all := s.ask(ctx, func(ctx context.Context, r Remote) error {
+		there, gains, err := r.History(ctx, key, step, from, to)
+		if err == nil && (there.Kind == c.Kind || c.Kind == 0) {
+			mu.Lock()
+			defer mu.Unlock()
+			others = append(others, gains)
+		}
+		return err
+	})
+	lags(&c)
+	c.Stale = c.Stale || !all
+	return c, addUp(others), nil
+}
+
+// addUp adds up what regions gained in the same steps.
+func addUp(lists [][]counter.Gain) []counter.Gain {
+	by := map[int64]counter.Gain{}
+	for _, list := range lists {
+		for _, g := range list {
+			is, known := by[g.Number]
+			switch {
+			case !known:
+				is = g
+			case is.Seen != nil && g.Seen != nil:
+				seen := is.Seen.Clone()
+				seen.Merge(*g.Seen)
+				is.Seen = &seen
+			default:
+				is.Value = counter.Saturated(is.Value, g.Value)
+			}
+			by[g.Number] = is
+		}
+	}
+	return slices.SortedFunc(maps.Values(by), func(a, b counter.Gain) int { return cmp.Compare(a.Number, b.Number) })
+}
+
+// Dimension is as counter.Reader says, added up over all regions, as History is.
+func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	c, counted, err := s.Store.Dimension(ctx, key, name)
+	if err != nil || c.Kind == counter.Exact {
+		return c, counted, err
+	}
+	var mu sync.Mutex // guards counted
+	all := s.ask(ctx, func(ctx context.Context, r Remote) error {
+		_, there, err := r.Dimension(ctx, key, name)
+		mu.Lock()
+		defer mu.Unlock()
+		for value, n := range there.Values {
+			counted.Add(value, n)
+		}
+		counted.Other = counter.Saturated(counted.Other, there.Other)
+		return err
+	})
+	lags(&c)
+	c.Stale = c.Stale || !all
+	return c, counted, nil
 }
 
 type metrics struct {

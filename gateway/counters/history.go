@@ -41,8 +41,8 @@ func (a *API) getRange(c *gin.Context) {
 		return
 	}
 	q, err := one.rule.Range(from, to, step, time.Now())
-	if all, ok := a.history(c, one, q, err); ok {
-		answer(c, all.AppendJSON(nil, one.key))
+	if all, stale, ok := a.history(c, one, q, err); ok {
+		answer(c, staled(all.AppendJSON(nil, one.key), stale))
 	}
 }
 
@@ -65,7 +65,7 @@ func (a *API) getWindow(c *gin.Context) {
 		return
 	}
 	q, err := one.rule.Window(last, time.Now())
-	all, ok := a.history(c, one, q, err)
+	all, stale, ok := a.history(c, one, q, err)
 	if !ok {
 		return
 	}
@@ -75,7 +75,15 @@ func (a *API) getWindow(c *gin.Context) {
 	b = presence.AppendString(b, values.Get("last"))
 	b = append(b, `,"value":`...)
 	b = strconv.AppendInt(b, all.Total(), 10)
-	answer(c, append(b, '}'))
+	answer(c, staled(append(b, '}'), stale))
+}
+
+// staled is an answer that says so when it is stale: a region that did not answer is missing.
+func staled(b []byte, stale bool) []byte {
+	if stale {
+		b = append(b[:len(b)-1], `,"stale":true}`...)
+	}
+	return b
 }
 
 // getDimension answers what a counter counted under the values of a dimension.
@@ -111,13 +119,13 @@ func (a *API) getDimension(c *gin.Context) {
 		a.isDifferent(one.rule)
 		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", one.key, is.Value)
 	default:
-		answer(c, counted.AppendJSON(nil, one.key, name, int(n)))
+		answer(c, staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale))
 	}
 }
 
-// history answers the question q, or says why it cannot be asked. If ok is false, it has
+// history answers the question q, or says why it cannot be asked; stale: a region is missing in the answer. If ok is false, it has
 // written the error answer.
-func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all *counter.Tally, ok bool) {
+func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all *counter.Tally, stale, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 	switch {
@@ -125,19 +133,19 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
 		if err != nil {
 			a.unavailable(c, err)
-			return nil, false
+			return nil, false, false
 		}
 		policy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Match)+" keeps none; add buckets to the rule.", one.key, read[0].Value)
-		return nil, false
+		return nil, false, false
 	case err != nil:
 		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
-		return nil, false
+		return nil, false, false
 	}
 	all = q.Tally()
 	var is counter.Counter
 	read := func(from, to int64) error {
 		counter, gains, err := a.cfg.Store.History(ctx, one.key, q.Step, from, to)
-		is = counter
+		is, stale = counter, stale || counter.Stale
 		all.Add(gains)
 		return err
 	}
@@ -149,13 +157,13 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 	switch {
 	case err != nil:
 		a.unavailable(c, err)
-		return nil, false
+		return nil, false, false
 	case is.Kind != 0 && is.Kind != one.rule.Kind:
 		a.isDifferent(one.rule)
 		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", one.key, is.Value)
-		return nil, false
+		return nil, false, false
 	}
-	return all, true
+	return all, stale, true
 }
 
 // moment returns a parameter that is a time, zero when it was not sent. If ok is false, it
