@@ -374,8 +374,20 @@ func TestRegions(t *testing.T) {
 				t.Errorf("%s has all that was counted, without its links", r.name)
 			}
 		}
+		// What was gained is asked for in all regions.
+		if _, _, body, err := get("http://" + us.members[0].addr + "/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, `"stale":true`) {
+			t.Errorf("the views of an hour are %s, %v, without the others", body, err)
+		}
 		w.heal()
 		w.converge(t, mergedWithin)
+		eventually(t, exactWithin, "every region adds up what all have gained", func() bool {
+			for _, r := range w.regions {
+				if _, _, body, err := get("http://" + r.members[0].addr + "/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, fmt.Sprintf(`"value":%d}`, w.views)) {
+					return false
+				}
+			}
+			return true
+		})
 	})
 
 	t.Run("one link in one direction is cut", func(t *testing.T) {
