@@ -287,6 +287,27 @@ test('a simulated crowd comes, each with an identity, and goes with and without 
   await one.waitForFunction(() => document.getElementById('crowd-state').textContent === '10 simulated viewers are here.');
   await one.click('#uncrowd button[value="leave"]');
   await expectCount(one, 1, LEAVE_GRACE - 500);
+  await one.waitForFunction(() => /^They left\./.test(document.getElementById('crowd-state').textContent));
+  await one.context().close();
+});
+
+test('the key may be in the address, the snippet can be copied, and seven digits fit on a telephone', async () => {
+  const one = await open(`/?page=telephone#key=${encodeURIComponent(KEY)}`, { viewport: { width: 390, height: 800 } });
+  await expectCount(one, 1);
+  assert.equal(new URL(one.url()).hash, '');
+  assert.equal(await one.isVisible('#examples'), false);
+  await one.click('#copy');
+  await one.waitForFunction(() => /^(Copied|Selected)$/.test(document.getElementById('copy').textContent));
+  const fits = await one.evaluate(() => {
+    const number = document.querySelector('.now .number');
+    number.style.setProperty('--digits', '1,234,567'.length);
+    number.textContent = '1,234,567';
+    const range = document.createRange();
+    range.selectNodeContents(number);
+    return range.getBoundingClientRect().width <= number.getBoundingClientRect().width && document.documentElement.scrollWidth <= 390;
+  });
+  assert.ok(fits);
+  if (process.env.SCREENSHOT_TELEPHONE) await one.screenshot({ path: process.env.SCREENSHOT_TELEPHONE });
   await one.context().close();
 });
 

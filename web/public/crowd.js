@@ -9,6 +9,7 @@ const AT_ONCE = 6; // requests to one server
 const sleep = (ms) => new Promise((wake) => setTimeout(wake, ms));
 
 export class Crowd {
+  bound = BOUND;
   waiting = 0; // viewers still to come
   trouble = '';
   #here = new Set(); // WebSockets

@@ -184,16 +184,21 @@ function showCrowd() {
     ? `${here}. No more can come: ${crowd.trouble}.`
     : crowd.waiting > 0
       ? `${here}, ${crowd.waiting} on the way (the server admits ten per second) …`
-      : crowd.size > 0
-        ? `${here}.`
-        : gone;
-  if (crowd.size > 0) gone = '';
+      : crowd.size > 0 && crowd.room === 0
+        ? `${here}. More than ${crowd.bound} connections one browser does not have.`
+        : crowd.size > 0
+          ? `${here}.`
+          : gone;
   for (const button of $('crowd').querySelectorAll('button')) button.disabled = Number(button.value) > crowd.room;
   for (const button of $('uncrowd').querySelectorAll('button')) button.disabled = crowd.size + crowd.waiting === 0;
 }
 
 let gone = '';
-$('crowd').addEventListener('click', ({ target }) => target.value && crowd.bring(Number(target.value)));
+$('crowd').addEventListener('click', ({ target }) => {
+  if (!target.value) return;
+  gone = '';
+  crowd.bring(Number(target.value));
+});
 $('uncrowd').addEventListener('click', ({ target }) => {
   if (!target.value) return;
   gone = target.value === 'leave'
@@ -316,7 +321,15 @@ $('snippet').textContent =
   `<script type="module" src="${location.origin}/-/headcount.js"></script>\n` +
   `<live-count></live-count> people are reading this page.\n` +
   `<unread-bell></unread-bell> <like-button key="likes:42"></like-button>`;
+$('copy').addEventListener('click', async () => {
+  // A page that did not come over HTTPS, or from this machine, may not write to the clipboard: then the text is selected.
+  const copied = await navigator.clipboard?.writeText($('snippet').textContent).then(() => true, () => false);
+  if (!copied) getSelection().selectAllChildren($('snippet'));
+  $('copy').textContent = copied ? 'Copied' : 'Selected';
+  setTimeout(() => ($('copy').textContent = 'Copy'), 2_000);
+});
 $('count').addEventListener('count', ({ detail }) => {
+  $('count').parentElement.style.setProperty('--digits', detail.count.toLocaleString('en').length);
   plot.add(detail.count);
   title();
   clearTimeout(showParts.timer);

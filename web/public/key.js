@@ -4,6 +4,16 @@ const NAME = 'headcount_api_key';
 
 let open; // the answer to whether there is no key
 
+/** The address may end in #key=…: it is not sent to the server, and gone from the address at once. */
+function fromAddress() {
+  const given = location.hash.match(/^#key=(.+)$/)?.[1];
+  if (!given) return;
+  history.replaceState(history.state, '', location.pathname + location.search);
+  try {
+    key.value = decodeURIComponent(given);
+  } catch {} // it is not encoded as an address is
+}
+
 export const key = {
   get value() {
     try {
@@ -30,3 +40,6 @@ export const key = {
     return this.value ? { 'X-API-Key': this.value } : {};
   },
 };
+
+fromAddress();
+addEventListener('hashchange', fromAddress);
