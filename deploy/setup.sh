@@ -1,13 +1,14 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
-# PostgreSQL, chromium, node with npm, a C compiler (for the race detector). Silent
-# and quick when all is there. Go itself is not installed: distributions lag behind.
+# PostgreSQL, nginx, chromium, node with npm, a C compiler (for the race detector).
+# Silent and quick when all is there. Go itself is not installed: distributions lag
+# behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
 set -eu
 
-node_least=20 # major; what web/package.json asks for
+node_least=20.19 # what web/package.json asks for
 
 has() { command -v "$1" >/dev/null 2>&1; }
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -26,12 +27,14 @@ has_postgres() {
 	done
 	return 1
 }
+has_nginx() { has nginx || [ -x /usr/sbin/nginx ] || [ -x /usr/local/sbin/nginx ]; } # which a user's PATH may lack
 has_cc() { has gcc || has clang || has cc; }
 
 # missing prints the names of this script for what is not there.
 missing() {
 	has redis-server || printf 'redis '
 	has_postgres || printf 'postgres '
+	has_nginx || printf 'nginx '
 	has_chromium || printf 'chromium '
 	has_node || printf 'node '
 	has_cc || printf 'cc '
@@ -43,7 +46,9 @@ check_go() {
 
 check_node() {
 	version=$(node -p 'process.versions.node')
-	[ "${version%%.*}" -ge "$node_least" ] ||
+	rest=${version#*.}
+	least_rest=${node_least#*.}
+	[ "${version%%.*}" -gt "${node_least%%.*}" ] || { [ "${version%%.*}" -eq "${node_least%%.*}" ] && [ "${rest%%.*}" -ge "$least_rest" ]; } ||
 		die "node is $version; the tests of web/ need $node_least or newer: install it from the Node.js project's site"
 }
 
@@ -142,6 +147,7 @@ main() {
 		if [ $manager != brew ]; then
 			case " $lacks" in *' redis '*) no_service redis-server redis ;; esac
 			case " $lacks" in *' postgres '*) no_service postgresql ;; esac
+			case " $lacks" in *' nginx '*) no_service nginx ;; esac
 		fi
 		hash -r 2>/dev/null || true
 		lacks=$(missing)

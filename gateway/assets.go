@@ -39,9 +39,17 @@ func newAsset(name string, body []byte) asset {
 	sum := sha256.Sum256(body)
 	hash := hex.EncodeToString(sum[:12])
 	return asset{
-		kind: mime.TypeByExtension(path.Ext(name)), etags: [2]string{`"` + hash + `"`, `"` + hash + `-gzip"`},
+		kind: kindOf(name), etags: [2]string{`"` + hash + `"`, `"` + hash + `-gzip"`},
 		body: body, packed: packed.Bytes(),
 	}
+}
+
+// kindOf returns the media type of a file. Systems take .ts for a video.
+func kindOf(name string) string {
+	if path.Ext(name) == ".ts" {
+		return "text/plain; charset=utf-8"
+	}
+	return mime.TypeByExtension(path.Ext(name))
 }
 
 // serve answers with the asset. An answer with a status other than 200 has no

@@ -1,20 +1,14 @@
 // @ts-check
 // The larger half of <unread-bell>: a button with a bell, the number on it. The other
-// half is in headcount.js, which loads this file when a page has a bell.
+// half is in live.js; headcount.js loads both when a page has a bell.
 
 /** @type {CSSStyleSheet | undefined} */ let sheet;
 
 /**
  * Puts the number of an <unread-bell> on a button; a click reads all.
- * @param {HTMLElement} element
- * @param {import('./headcount.js').Headcount} headcount
- * @param {HTMLElement} number in the element's shadow
- * @param {(value: number, type: string, detail: any, words: string) => void} show
- * @param {AbortSignal} signal ends it
+ * @param {import('./live.js').Parts} parts
  */
-export default function bell(element, headcount, number, show, signal) {
-  if (signal.aborted) return;
-  const root = /** @type {ShadowRoot} */ (element.shadowRoot);
+export default function bell({ element, headcount, root, number, show, signal }) {
   const button = number.closest('button') ?? draw(root, number);
   const name = () =>
     button.setAttribute('aria-label', `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`);
@@ -23,6 +17,7 @@ export default function bell(element, headcount, number, show, signal) {
     show(count, 'unread', count, '{count} unread');
     name();
   };
+  number.hidden = true;
   name();
   signal.addEventListener('abort', headcount.unread(tell));
   const click = () => {
@@ -38,7 +33,6 @@ function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number)
     sheet = new CSSStyleSheet();
     sheet.replaceSync(`
       button { all: unset; position: relative; display: inline-flex; cursor: pointer; }
-      [hidden] { display: none !important; }
       button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
       svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
       [part~=count] {
@@ -61,7 +55,6 @@ function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number)
   const button = document.createElement('button');
   button.setAttribute('part', 'button');
   button.append(slot, number);
-  number.hidden = true;
   root.prepend(button);
   return button;
 }

@@ -1,18 +1,21 @@
-// Builds the client's files in public/ that the server serves. They are in the
-// repository so that `go install` needs no Node. test/build.test.js proves that
-// they match the sources.
+// Builds the client: in public/ the files that the server serves, and in package/
+// those of the npm package. The served ones are in the repository so that `go install`
+// needs no Node. test/build.test.js proves that they match the sources.
 //
 //   npm run build
-import { readFile, writeFile } from 'node:fs/promises';
+//   npm pack        builds the package first
+import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 
-import { minify } from 'terser';
+export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'more.js', 'rescue.js'];
+const TYPES = ['headcount.d.ts', 'react.d.ts'];
 
-export const FILES = ['headcount.js', 'bell.js', 'more.js', 'rescue.js'];
+const source = (name) => readFile(new URL(name, import.meta.url), 'utf8');
 
-/** Returns a file of the client minified, as the server serves it. Names that begin with _ are private to their file. */
-export async function build(name) {
-  const source = await readFile(new URL(name, import.meta.url), 'utf8');
-  const { code } = await minify(source, {
+/** Returns a file of the client as the server serves it; scripts are minified. Names that begin with _ are private to their file. */
+export async function served(name) {
+  if (!SCRIPTS.includes(name)) return source(name);
+  const { minify } = await import('terser');
+  const { code } = await minify(await source(name), {
     module: true,
     ecma: 2022,
     compress: { passes: 3, unsafe: true, unsafe_arrows: true, pure_getters: true, keep_fargs: false, reduce_funcs: false, inline: 1 },
@@ -21,5 +24,35 @@ export async function build(name) {
   return code + '\n';
 }
 
-if (process.argv[1] === new URL(import.meta.url).pathname)
-  for (const name of FILES) await writeFile(new URL(`public/${name}`, import.meta.url), await build(name));
+/**
+ * Returns a file as it is in the npm package. A bundler cannot follow an import whose
+ * name is put together, and a bundle does not come from the server. Its default is no
+ * address, so the error about that says what to do.
+ */
+export async function packed(name) {
+  const text = await source(name);
+  if (name !== 'headcount.js') return text;
+  const changes = [
+    [/import\(`\.\/(\w+)\.js\$\{retry\}`\)/, "import('./$1.js')"],
+    [/import\(`\.\/(\w+)\.js\?\$\{failures\}`\)/, "import('./$1.js')"],
+    [/new URL\('\.\.', import\.meta\.url\); \/\/.*/, `'none: write <live-count server="https://counter.example.com">, or set Headcount.defaults = { server }';`],
+  ];
+  return changes.reduce((made, [from, to]) => {
+    const changed = made.replace(from, to);
+    if (changed === made) throw new Error(`${name} has no ${from} any more`);
+    return changed;
+  }, text);
+}
+
+async function write(folder, names, make) {
+  const to = new URL(`${folder}/`, import.meta.url);
+  await mkdir(to, { recursive: true });
+  for (const name of names) await writeFile(new URL(name, to), await make(name));
+}
+
+if (process.argv[1] === new URL(import.meta.url).pathname) {
+  if (process.argv[2] === 'package') {
+    await rm(new URL('package/', import.meta.url), { recursive: true, force: true });
+    await write('package', [...SCRIPTS, 'react.js', ...TYPES], packed);
+  } else await write('public', [...SCRIPTS, 'headcount.d.ts'], served);
+}

@@ -2,7 +2,8 @@
 // Headcount in the browser: who is here, live.
 //
 //   <script type="module" src="https://headcount.example.com/-/headcount.js"></script>
-//   <live-count></live-count> people are reading this. <unread-bell></unread-bell>
+//   <live-count one="# person is reading this" other="# people are reading this"></live-count>
+//   <unread-bell></unread-bell>
 //   <live-counter key="views:42"></live-counter> views <like-button key="likes:42"></like-button>
 //
 // or, by hand:
@@ -21,6 +22,9 @@
 // talk to the Hub over a BroadcastChannel. They always send everything they want,
 // so a lost message or a new Hub needs no special treatment. Without Web Locks
 // (plain http on the network) each Headcount has its own Hub.
+//
+// What elements show, and what else only some pages need, is in other files, which
+// are loaded while the connection is made: live.js, bell.js, more.js and rescue.js.
 
 const HEARTBEAT_MS = 15_000; // until the server's welcome names another interval
 const PATIENCE_MS = 5_000; // how long a heartbeat may stay without an answer
@@ -29,10 +33,11 @@ const BACKOFF_MAX_MS = 30_000; // ... the later ones within twice as long each, 
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const HANDOVER_MAX_MS = 60_000; // the longest wait that a reconnect frame may ask for
 const MAX_PAGES = 100; // the server's bound for one connection
-const ANNOUNCE_MS = 10_000; // least time between two announcements to a screen reader
 const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: the tab may just reload
 const SILENCE_MS = 3_000; // when the tab with the connection is silent this long, it sleeps and another tab takes over
 const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this long is not counted
+
+const HOME = new URL('..', import.meta.url); // the server that this file came from
 
 // What can be watched is a topic: a page, or a counter that lasts, whose topic is its
 // key after a tab, which no page has.
@@ -68,10 +73,12 @@ const COUNTER = '\t';
  * @property {() => Promise<CounterValue>} remove
  * @property {() => Promise<CounterValue>} increment adds one
  */
-/** @typedef {'idle' | 'connecting' | 'open' | 'waiting' | 'closed'} State */
+/** @typedef {'idle' | 'connecting' | 'open' | 'waiting' | 'refused' | 'closed'} State */
 /** @typedef {string | (() => string | Promise<string>)} Token */
 /**
  * @typedef {object} Options
+ * @property {string | URL} [server] where the server is; default where this file came from
+ * @property {'none'} [storage] none: neither cookie nor storage; the user has an id as long as this document lives
  * @property {Token} [token] says who the user is, if the server requires tokens; a function is called for every connection
  * @property {boolean} [countHidden] false: a tab that was hidden for a minute is not counted; default true
  * @property {boolean} [share] false: no other tab uses this connection; default true
@@ -89,6 +96,18 @@ const emit = (target, type, detail) => target.dispatchEvent(new CustomEvent(type
 /** The rest of this module, which only some pages need. */
 const more = () => import('./more.js');
 
+/** @type {Promise<typeof import('./live.js')> | undefined} */ let lively;
+/** What elements show. It is loaded until that succeeds; browsers remember a failure, so the next attempt has another name. */
+const live = () =>
+  (lively ??= (async () => {
+    for (let retry = '', tries = 0; ; retry = `?${++tries}`)
+      try {
+        return await import(`./live.js${retry}`);
+      } catch {
+        await new Promise((again) => setTimeout(again, BACKOFF_MAX_MS));
+      }
+  })());
+
 const ask = (/** @type {Token | undefined} */ token) => (typeof token === 'function' ? token() : token);
 
 /** @type {(pages: Iterable<string>, without: Set<string> | undefined) => string[]} */
@@ -104,17 +123,31 @@ const refused = (/** @type {Frame} */ { code, page, counter }) => (counter ? COU
  * `counter` (detail: the counter that lasts), `unread` (detail: the number),
  * `error` (detail: {code, message, page, counter}).
  *
- * States: `idle` (nothing was requested yet), `connecting`, `open`, `waiting`
- * (for the next attempt), `closed`.
+ * States: `idle` (nothing was requested yet), `connecting`, `open` (the server has
+ * greeted us), `waiting` (for the next attempt), `refused` (the server does not let
+ * this page in; the console says why, and attempts go on), `closed`.
  */
 export class Headcount extends EventTarget {
+  /** What holds where nothing else is said, for elements too. @type {Options} */
+  static defaults = {};
+
   /** The one connection that all elements of this document share. */
   static get shared() {
-    return (shared ??= new Headcount());
+    return Headcount.at();
+  }
+
+  /**
+   * The one that elements with this server and storage share.
+   * @param {{server?: string | URL, storage?: 'none'}} [where]
+   */
+  static at({ server, storage } = {}) {
+    const key = `${server} ${storage}`;
+    return (shared[key] ??= new Headcount({ ...(server && { server }), ...(storage && { storage }) }));
   }
 
   #base;
   /** @type {Token | undefined} */ #token;
+  #keep; // whether the user's id may be stored
   #share;
   #countHidden = true;
 
@@ -140,19 +173,24 @@ export class Headcount extends EventTarget {
   #closing = new AbortController();
 
   /**
-   * @param {string | URL} [url] where the server is; by default where this module came from
+   * @param {string | URL | Options} [url] where the server is, or all options
    * @param {Options} [options]
    */
-  constructor(url = new URL('..', import.meta.url), { token, countHidden = true, share = true } = {}) {
+  constructor(url, options) {
     super();
-    this.#base = new URL(url, location.href);
+    const named = typeof url === 'string' || url instanceof URL;
+    const { server = HOME, token, countHidden = true, share = true, storage } =
+      /** @type {Options} */ ({ ...Headcount.defaults, ...(named ? { ...options, server: url } : url ?? options) });
+    // A server that renders this page has no location. There nothing is ever connected.
+    this.#base = new URL(server, `${globalThis.location ?? 'http://localhost'}`);
     this.#base.protocol = this.#base.protocol.replace('ws', 'http');
-    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: not an http address: ${url}`);
+    if (!this.#base.protocol.startsWith('http')) throw new TypeError(`Headcount: not an http address: ${server}`);
     if (!this.#base.pathname.endsWith('/')) this.#base.pathname += '/';
     this.#token = token;
-    this.#share = share;
+    this.#keep = storage !== 'none';
+    this.#share = share && this.#keep; // each tab is somebody else then
     const on = (/** @type {string} */ type, /** @type {() => void} */ listener) =>
-      addEventListener(type, listener, { signal: this.#closing.signal });
+      globalThis.addEventListener?.(type, listener, { signal: this.#closing.signal });
     // A closed connection lets the browser keep the page for "back". It must not
     // send a leave: the server waits a moment (leave-grace) after a mere close, so
     // a reload or a click to the next page does not make the count fall and rise.
@@ -261,6 +299,32 @@ export class Headcount extends EventTarget {
     return this.#subscribe([''], callback);
   }
 
+  /**
+   * What a <live-count> does. It counts the user on this page, by the path of its
+   * canonical address, and goes along when a script changes the address. Calls
+   * callback with the counter, and with undefined while that is not known. Returns
+   * a function that ends it.
+   * @param {(counter: Counter | undefined) => void} callback
+   * @param {{page?: string, watch?: boolean}} [how] page: another name, which stays; watch: without being counted
+   * @returns {() => void}
+   */
+  here(callback, { page, watch } = {}) {
+    const end = new AbortController();
+    const name = page ?? address();
+    let early = () => {}; // the join must not wait for the other file
+    try {
+      early = watch || name === '*' ? this.watch(name, () => {}) : this.join(name);
+    } catch {} // the other file has a name for it, or says what is wrong with it
+    live().then(({ attend }) => {
+      attend(this, callback, page, watch, address, end.signal);
+      early();
+    });
+    return () => {
+      end.abort();
+      early();
+    };
+  }
+
   /** Sets the user's unread notifications to zero. */
   read() {
     this.#admit([]);
@@ -277,7 +341,7 @@ export class Headcount extends EventTarget {
   counter(key) {
     const topic = COUNTER + key;
     const change = async (/** @type {string} */ method) =>
-      (await more()).change(method, key, this.#base, await ask(this.#token), idOf, (frame) => this.#hear({ frame }));
+      (await more()).change(method, key, this.#base, await ask(this.#token), this.#keep, idOf, (frame) => this.#hear({ frame }));
     const known = this.#known;
     return {
       key,
@@ -360,7 +424,7 @@ export class Headcount extends EventTarget {
 
   /** Sends all changes of this turn of the event loop together. */
   #changed() {
-    if (this.#syncing) return;
+    if (this.#syncing || !globalThis.location) return;
     this.#syncing = true;
     queueMicrotask(() => {
       this.#syncing = false;
@@ -455,7 +519,7 @@ export class Headcount extends EventTarget {
   #lead() {
     this.#heard();
     /** @type {ReturnType<typeof Hub>} */
-    const hub = (this.#hub = Hub(this.#base, () => this.#token, (word) => {
+    const hub = (this.#hub = Hub(this.#base, this.#keep, () => this.#token, (word) => {
       this.#hear(word);
       this.#post?.(word);
     }));
@@ -543,16 +607,16 @@ export class Headcount extends EventTarget {
     this.#state = state;
     emit(this, 'state', state);
   }
-
 }
 
 /**
  * Has the connection for all tabs that share it.
  * @param {URL} base
+ * @param {boolean} keep whether the user's id may be stored
  * @param {() => Token | undefined} getToken
  * @param {(word: Word) => void} say
  */
-function Hub(base, getToken, say) {
+function Hub(base, keep, getToken, say) {
   /** @type {State} */ let state = 'idle';
   /** @type {Frame} */ let unread; // the newest number, for tabs that come later
   /** @type {Map<string, {join: Set<string>, watch: Set<string>, unread: boolean}>} */ const members = new Map();
@@ -569,6 +633,7 @@ function Hub(base, getToken, say) {
   /** @type {any} */ let retry; // timer of the next attempt
   let attempt = 0;
   let failures = 0; // attempts in a row that the server did not welcome
+  let refusal = ''; // why the server does not let this page in
 
   const all = (/** @type {('join' | 'watch')[]} */ ...kinds) =>
     new Set([...members.values()].flatMap((member) => kinds.flatMap((kind) => [...member[kind]])));
@@ -610,6 +675,8 @@ function Hub(base, getToken, say) {
     /** @type {State} */
     const now = [...links].some((link) => link._welcome)
       ? 'open'
+      : refusal
+        ? 'refused'
       : links.size || dialing
         ? 'connecting'
         : wanted()
@@ -647,14 +714,25 @@ function Hub(base, getToken, say) {
       const now = typeof token === 'function' ? await token() : given;
       // On the server's own origin the cookie says who we are. On another one the
       // browser does not send it, so the id that the server issued goes along.
-      const id = location.origin === base.origin ? '' : idOf(base.origin);
+      const id = idOf(base.origin, keep);
       if (now) address.searchParams.set('token', now);
       else if (id) address.searchParams.set('id', id);
+      if (!keep) address.searchParams.set('storage', 'none');
       let Socket = globalThis.WebSocket;
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
         const rescue = await import(`./rescue.js?${failures}`).catch(() => {});
-        Socket = (await rescue?.default(address, failures)) ?? Socket;
+        const found = await rescue?.default(address, failures, refusal);
+        if (typeof found === 'string') {
+          if (found !== refusal) {
+            console.error(`Headcount: ${found}`);
+            say({ frame: { type: 'error', code: 'refused', message: found } });
+          }
+          refusal = found;
+        } else if (found !== undefined) {
+          refusal = '';
+          Socket = found ?? Socket;
+        }
       }
       if (over) return;
       const made = (link = Link(new Socket(address.href, 'headcount.v1'), {
@@ -691,9 +769,10 @@ function Hub(base, getToken, say) {
     if (type === 'welcome') {
       link._welcome = true;
       failures = 0;
+      refusal = '';
       if (frame.heartbeat_ms > 0) link._heartbeat = frame.heartbeat_ms;
       link._steady = setTimeout(() => (attempt = 0), STEADY_MS);
-      if (frame.id) idOf(base.origin, frame.id);
+      if (frame.id) idOf(base.origin, keep, frame.id);
       for (const other of links) if (other !== link) other._end();
       return show();
     }
@@ -857,21 +936,25 @@ function Link(socket, events) {
   return link;
 }
 
-/** @type {Record<string, string>} */ const memory = {}; // for browsers that forbid storage
+/** @type {Record<string, string>} */ const memory = {}; // for browsers and users that forbid storage
 
 /**
- * The anonymous id that the server of an origin issued; with an id, keeps it.
+ * The anonymous id that the server of an origin issued; with an id, keeps it. On the
+ * server's own origin the cookie says who we are.
  * @param {string} origin
+ * @param {boolean} keep whether it may be stored
  * @param {string} [id]
  */
-function idOf(origin, id) {
+function idOf(origin, keep, id) {
+  if (keep && location.origin === origin) return;
   const key = `headcount_id ${origin}`;
-  if (id) memory[key] = id;
+  const own = keep + key;
+  if (id) memory[own] = id;
   try {
-    if (id) localStorage[key] = id;
-    return localStorage[key] ?? memory[key];
+    if (id && keep) localStorage[key] = id;
+    return (keep && localStorage[key]) || memory[own];
   } catch {
-    return memory[key];
+    return memory[own];
   }
 }
 
@@ -889,20 +972,26 @@ function call(callback, value) {
   }
 }
 
-const complain = (/** @type {any} */ error) => console.error(error.message);
-
 // ---- the elements
 
-/** @type {Headcount | undefined} */ let shared;
-/** @type {CSSStyleSheet | undefined} */ let sheet;
+/** @type {Record<string, Headcount>} */ const shared = {}; // one for each server and storage that elements name
+/** @type {string | undefined} */ let canonical; // the page's canonical address, and ...
+let seenAt = ''; // ... the path under which it was first seen
 
-/** The page's own name: the path of its canonical address, readable ("/café", not "/caf%C3%A9"). */
-function canonicalPage() {
-  /** @type {HTMLLinkElement | null} */
-  const canonical = document.querySelector('link[rel~="canonical"][href]');
+/**
+ * The page's own name: the path of its canonical address, readable ("/café", not
+ * "/caf%C3%A9"). When a script has changed the path and left the canonical address
+ * as it was, that is the address of another page.
+ */
+function address() {
   let path = location.pathname;
+  const href = /** @type {HTMLLinkElement | null} */ (document.querySelector('link[rel~="canonical"][href]'))?.href;
+  if (href !== canonical) {
+    canonical = href;
+    seenAt = path;
+  }
   try {
-    path = new URL(canonical?.href ?? path, location.href).pathname;
+    if (href && seenAt === path) path = new URL(href).pathname;
     return decodeURI(path);
   } catch {
     return path;
@@ -912,150 +1001,91 @@ function canonicalPage() {
 /** @type {new () => HTMLElement} */
 const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
 
-/** What the elements have in common: a live number that screen readers announce now and then. */
-class Live extends Element {
-  static observedAttributes = ['page', 'key', 'watch', 'format', 'count-hidden'];
+/**
+ * An element that shows a live number. What it shows is in other files.
+ * @param {() => Promise<{default: (parts: import('./live.js').Parts) => void}>} load its own part
+ */
+const late = (load) =>
+  class extends Element {
+    static observedAttributes = ['page', 'key', 'counter', 'watch', 'server', 'storage', 'format', 'count-hidden', 'min', 'zero', 'one', 'two', 'few', 'many', 'other'];
 
-  /** @type {HTMLElement} */ _number = document.createElement('span');
-  _status = document.createElement('span');
-  _slot = document.createElement('slot');
-  /** @type {number | undefined} */ _value;
-  /** @type {(() => void) | undefined} */ _stop;
-  /** @type {number | undefined} */ _spoken;
-  /** @type {any} */ _quiet;
-  /** @type {any} */ _words; // what is announced
+    /** @type {number | undefined} */ _value;
+    /** @type {AbortController | undefined} */ _end;
+    _due = false;
 
-  constructor() {
-    super();
-    if (!sheet) {
-      sheet = new CSSStyleSheet();
-      sheet.replaceSync(
-        '[part~=count]{font-variant-numeric:tabular-nums}' +
-          // Delayed, so that a short change of connection is not seen.
-          '[part~=offline],[part~=stale]{opacity:var(--headcount-offline-opacity,.45);transition:opacity .2s .5s}' +
-          '[role]{position:fixed;clip-path:inset(50%)}',
-      );
+    /** The number shown, or undefined. */
+    get count() {
+      return this._value;
     }
-    this._number.setAttribute('part', 'count offline');
-    this._status.setAttribute('role', 'status'); // a polite live region
-    const root = this.attachShadow({ mode: 'open' });
-    root.adoptedStyleSheets = [sheet];
-    this._slot.textContent = '–';
-    this._number.append(this._slot);
-    root.append(this._number, this._status);
-  }
 
-  /** The number shown, or undefined. */
-  get count() {
-    return this._value;
-  }
-
-  connectedCallback() {
-    const headcount = Headcount.shared;
-    const online = () => this._number.part.toggle('offline', headcount.state !== 'open');
-    /** @type {(() => void)[]} */ let undo = [];
-    if (this.getAttribute('count-hidden') === 'false') headcount.countHidden = false;
-    try {
-      undo = /** @type {any} */ (this)._begin(headcount);
-    } catch (error) {
-      complain(error); // the name is invalid; the rest of the document must go on
+    connectedCallback() {
+      this._changed();
     }
-    headcount.addEventListener('state', online);
-    online();
-    this._stop = () => {
-      headcount.removeEventListener('state', online);
-      undo.forEach((step) => step());
-    };
-  }
 
-  disconnectedCallback() {
-    this._stop?.();
-    this._stop = undefined;
-    this._quiet = clearTimeout(this._quiet);
-  }
-
-  attributeChangedCallback() {
-    if (!this._stop) return;
-    this.disconnectedCallback();
-    this._number.replaceChildren(this._slot); // what is known comes back before anybody sees this
-    this._value = this._spoken = undefined;
-    this.connectedCallback();
-  }
-
-  /** @type {(value: number) => string} */
-  _format(value) {
-    /** @type {Intl.NumberFormatOptions} */
-    const options = { notation: this.getAttribute('format') === 'full' ? undefined : 'compact' };
-    const lang = /** @type {any} */ (this.closest('[lang]'))?.lang;
-    try {
-      return value.toLocaleString(lang || undefined, options);
-    } catch {
-      return value.toLocaleString(undefined, options); // the document's language is not a valid language tag
+    disconnectedCallback() {
+      this._changed();
     }
-  }
 
-  /** @type {(value: number, type: string, detail: any, words: string) => void} */
-  _show(value, type, detail, words) {
-    this._number.part.toggle('stale', !!detail.stale);
-    this._value = value;
-    this._words = words;
-    this._number.textContent = this._format(value);
-    emit(this, type, detail);
-    this._spoken ??= value; // a screen reader reads the first value in place, like any text
-    this._announce();
-  }
+    attributeChangedCallback() {
+      this._changed();
+    }
 
-  /** Announces the newest number at once, then stays silent for a while. */
-  _announce() {
-    if (this._quiet || this._value === this._spoken) return;
-    this._spoken = this._value;
-    this._status.textContent = (this.getAttribute('announce') ?? this._words).replaceAll('{count}', this._format(this._value ?? 0));
-    this._quiet = setTimeout(() => {
-      this._quiet = this._status.textContent = '';
-      this._announce();
-    }, ANNOUNCE_MS);
-  }
-}
+    /** All changes of a turn of the event loop are one: to another page without a leave in between. */
+    _changed() {
+      this._value = undefined;
+      if (this._due) return;
+      this._due = true;
+      queueMicrotask(() => {
+        this._due = false;
+        const before = this._end;
+        this._end = this.isConnected ? this._begin() : undefined;
+        before?.abort();
+      });
+    }
+
+    _begin() {
+      const end = new AbortController();
+      const get = (/** @type {string} */ name) => this.getAttribute(name) || undefined;
+      const complain = (/** @type {any} */ error) => console.error(error.message);
+      let early = () => {};
+      try {
+        const headcount = Headcount.at({ server: get('server'), storage: /** @type {any} */ (get('storage')) });
+        if (get('count-hidden') === 'false') headcount.countHidden = false;
+        if (load === live) early = headcount.here(() => {}, { page: get('page'), watch: this.hasAttribute('watch') });
+        Promise.all([live(), load()])
+          .then(([{ draw }, part]) => {
+            if (!end.signal.aborted) part.default(draw(this, headcount, end.signal, (/** @type {number | undefined} */ value) => (this._value = value)));
+            early();
+          })
+          .catch(complain);
+      } catch (error) {
+        complain(error);
+      }
+      end.signal.addEventListener('abort', early);
+      return end;
+    }
+  };
 
 /**
  * <live-count> shows how many people are on this page, the reader included.
  *
+ *   one="# person is reading" other="# people are reading"   the whole sentence, by the
+ *                       plural of the page's language: zero, one, two, few, many, other
+ *   min="5"             shows nothing under it
  *   page="…"            another page than this one
  *   watch               show the count without being counted
- *   format="full"       "1,234" instead of "1.2K"
+ *   server="https://…"  where the server is, if it is not where this file came from
+ *   storage="none"      neither cookie nor storage: each tab is somebody else
+ *   format="full"       "1,234" instead of "1.2K"; a sentence has that on large screens
  *   announce="…"        what a screen reader says now and then; {count} is the number
  *   count-hidden="false"  a user who hides this tab for a minute is not counted
  *
  * The element shows its content until the first count is there. ::part(count) styles
- * the number. ::part(offline) and --headcount-offline-opacity style it while there is
- * no connection, and ::part(stale) while the server cannot be sure that the count is
- * right. An event `count` follows each change.
+ * the number, together with ::part(offline) while there is no connection,
+ * ::part(refused) while the server does not let this page in, and ::part(stale) while
+ * it cannot be sure that the count is right. An event `count` follows each change.
  */
-export class LiveCount extends Live {
-  _begin(/** @type {Headcount} */ headcount) {
-    const page = this.getAttribute('page') || canonicalPage();
-    const undo = [];
-    if (page !== '*' && !this.hasAttribute('watch')) undo.push(headcount.join(page));
-    undo.push(headcount.watch(page, (counter) => this._show(counter.count, 'count', counter, '{count} here now')));
-    return undo;
-  }
-}
-
-/**
- * An element whose other half is in a file that only pages with such an element load.
- * @param {() => Promise<{default: (element: any, headcount: Headcount, number: HTMLElement, show: (value: number, type: string, detail: any, words: string) => void, signal: AbortSignal) => void}>} load
- */
-const late = (load) =>
-  class extends Live {
-    _begin(/** @type {Headcount} */ headcount) {
-      const end = new AbortController();
-      this._number.hidden = load !== more;
-      load()
-        .then((half) => half.default(this, headcount, this._number, this._show.bind(this), end.signal))
-        .catch(complain);
-      return [() => end.abort()];
-    }
-  };
+export const LiveCount = late(live);
 
 /**
  * <unread-bell> shows how many notifications of the user are unread; a click

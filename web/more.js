@@ -13,7 +13,7 @@
 //     announce="…"  what a screen reader says now and then; {count} is the number
 //     refused="…"   what it says when a click was in vain
 //
-// Both take format="full". An event `counter` follows each change, with the counter as
+// Libraries whose JSX keeps key="…" for itself write counter="…". Both take format="full". An event `counter` follows each change, with the counter as
 // it is shown; an event `refused` each click in vain, with the error. The content of a
 // <like-button> takes the place of the heart. Style it with ::part(button),
 // ::part(pressed), ::part(count) and --headcount-like.
@@ -22,7 +22,7 @@ const PATIENCE_MS = 10_000; // how long a change may take
 
 /** @typedef {import('./headcount.js').Headcount} Headcount */
 /** @typedef {import('./headcount.js').CounterValue} CounterValue */
-/** @typedef {(value: number, type: string, detail: any, words: string) => void} Show */
+/** @typedef {import('./live.js').Parts} Parts */
 
 /**
  * Changes a counter, and says the answer to all who watch it in this tab.
@@ -30,26 +30,26 @@ const PATIENCE_MS = 10_000; // how long a change may take
  * @param {string} key
  * @param {URL} base of the server
  * @param {string | undefined} token
- * @param {(origin: string, id?: string) => string | undefined} idOf
+ * @param {boolean} keep whether the user's id may be stored
+ * @param {(origin: string, keep: boolean, id?: string) => string | undefined} idOf
  * @param {(frame: any) => void} hear
  * @returns {Promise<CounterValue>}
  */
-export async function change(method, key, base, token, idOf, hear) {
+export async function change(method, key, base, token, keep, idOf, hear) {
   /** @type {Record<string, string>} */ const headers = {};
-  // As for a connection: on the server's own origin the cookie says who we are.
-  const id = location.origin === base.origin ? '' : idOf(base.origin);
+  const id = idOf(base.origin, keep);
   if (token) headers.Authorization = `Bearer ${token}`;
   else if (id) headers['Headcount-Id'] = id;
   const path = `api/v1/counters/${encodeURIComponent(key)}/${method === 'POST' ? 'increment' : 'members/me'}`;
   const answer = await fetch(new URL(path, base), {
     method,
     headers,
-    credentials: 'include',
+    credentials: keep ? 'include' : 'omit',
     cache: 'no-store',
     signal: AbortSignal.timeout(PATIENCE_MS),
   });
   const issued = answer.headers.get('Headcount-Id');
-  if (issued && !token) idOf(base.origin, issued);
+  if (issued && !token) idOf(base.origin, keep, issued);
   const said = await answer.json().catch(() => ({})); // an error of a proxy may be no JSON
   if (!answer.ok)
     throw Object.assign(new Error(said.detail ?? said.title ?? `The server answered with status ${answer.status}.`), { status: answer.status });
@@ -88,23 +88,19 @@ export async function* iterate(headcount, subscribe) {
 }
 
 /**
- * The other half of <live-counter> and <like-button>.
- * @param {HTMLElement} element
- * @param {Headcount} headcount
- * @param {HTMLElement} number in the element's shadow
- * @param {Show} show
- * @param {AbortSignal} signal ends it
+ * <live-counter> and <like-button>.
+ * @param {Parts} parts
  */
-export default function begin(element, headcount, number, show, signal) {
-  if (signal.aborted) return;
-  const key = element.getAttribute('key') ?? '';
+export default function begin(parts) {
+  const { element, headcount, show, signal } = parts;
+  const key = element.getAttribute('key') ?? element.getAttribute('counter') ?? '';
   const counter = headcount.counter(key);
   const complain = (/** @type {any} */ error) => console.error(`Headcount: ${key}: ${error.message}`);
   // What a page shows is up to its author, who looks here when it shows nothing.
   headcount.addEventListener('error', (/** @type {any} */ { detail }) => detail.counter === key && complain(detail), { signal });
   const told =
     element.localName === 'like-button'
-      ? likes(element, counter, number, show, signal)
+      ? likes(parts, counter)
       : (/** @type {CounterValue} */ now) => show(now.value, 'counter', now, '');
   signal.addEventListener('abort', counter.watch(told));
   if (element.hasAttribute('increment')) visit(headcount, key).catch(complain);
@@ -132,14 +128,10 @@ async function visit(/** @type {Headcount} */ headcount, /** @type {string} */ k
  * A click shows at once: `wish` is what the user asked for last, and holds until the
  * server has answered the request for it. One request is under way at a time. Without
  * a wish the button shows what the server says, so a refusal needs no undoing.
- * @param {HTMLElement} element
+ * @param {Parts} parts
  * @param {import('./headcount.js').CounterHandle} counter
- * @param {HTMLElement} number
- * @param {Show} show
- * @param {AbortSignal} signal
  */
-function likes(element, counter, number, show, signal) {
-  const root = /** @type {ShadowRoot} */ (element.shadowRoot);
+function likes({ element, root, number, show, say, signal }, counter) {
   const button = number.closest('button') ?? draw(root, number);
   const label = () => element.getAttribute('label') ?? 'Like';
   /** @type {CounterValue | undefined} */ let now;
@@ -155,10 +147,6 @@ function likes(element, counter, number, show, signal) {
     button.part.toggle('pressed', mine);
     show(value, 'counter', { ...now, value, mine }, '{count} likes');
     button.setAttribute('aria-label', `${label()}: ${number.textContent}`);
-  };
-  const say = (/** @type {string} */ words) => {
-    const status = /** @type {HTMLElement} */ (root.querySelector('[role=status]'));
-    status.textContent = words;
   };
   const ask = async () => {
     asking = true;
@@ -184,7 +172,6 @@ function likes(element, counter, number, show, signal) {
     () => {
       if (!now) return;
       wish = !(wish ?? now.mine);
-      say(''); // so that the same words are said again
       paint();
       if (!asking) ask();
     },

@@ -1,7 +1,8 @@
 // @ts-check
 // headcount.js loads this file when it could not open a WebSocket. The file finds
-// out whether this site may use the server. It replaces the WebSocket where a proxy
-// or another program between browser and server blocks WebSockets.
+// out whether the server is there and lets this page in, and what the author of the
+// page can do if not. It replaces the WebSocket where a proxy or another program
+// between browser and server blocks WebSockets.
 
 const RENEW_MS = 7_000; // a hold lasts three presence timeouts, 21 s unless the server has other settings
 const UNREAD_MS = 15_000;
@@ -11,32 +12,58 @@ const RETURN_MS = 300_000; // after this time the client tries a WebSocket again
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 
-let told = false;
-
 /**
- * Returns a class to use instead of WebSocket, or undefined.
+ * Finds out why there is no WebSocket, and what can be done. Returns a class to use
+ * instead of WebSocket; a string, which is why the server does not let this page in;
+ * null if no server is there, which it says in the console; undefined if nothing new
+ * is known.
  * @param {URL} address of the WebSocket
  * @param {number} failures how many attempts in a row have failed
+ * @param {string} refusal what it returned before, if that was a string
  * @returns {Promise<any>}
  */
-export default async function rescue(address, failures) {
-  const base = httpBase(address);
+export default async function rescue(address, failures, refusal) {
   if (failures > 1 && failures % 2) return; // nothing has changed since the last check
-  if (await reach(new URL('-/counters?page=*', base))) return failures % 2 ? undefined : Fallback;
-  if (base.origin === location.origin || told || !(await reach(new URL('-/headcount.js', base), 'omit'))) return;
-  // Every site may load the script. Only allowed sites may use the rest.
-  told = true;
-  console.error(
-    `Headcount: ${base.origin} does not allow pages of ${location.origin}. ` +
-      (location.origin === 'null'
-        ? 'A file or a sandboxed frame has no origin to allow. Serve the page over HTTP.'
-        : `Start the server with --allow-origins ${location.origin}`),
-  );
+  const base = httpBase(address);
+  const stored = address.searchParams.get('storage') !== 'none';
+  const token = address.searchParams.get('token');
+  const away = (/** @type {string} */ words) => {
+    // One failure may be a short one, and a browser without network says so itself.
+    if (failures === 2 && navigator.onLine !== false) console.warn(`Headcount: ${base} ${words}`);
+    return null;
+  };
+  const ask = (/** @type {string} */ path, /** @type {RequestInit} */ options = {}) =>
+    fetch(new URL(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', ...options }).catch(() => undefined);
+  const answer = await ask('-/counters?page=*');
+  if (!answer) {
+    const own = globalThis.origin ?? location.origin;
+    // Every site may load the script. Only allowed sites may use the rest.
+    if (base.origin !== own && (await ask('-/headcount.js', { credentials: 'omit' })))
+      return own === 'null'
+        ? `${base.origin} does not allow this frame, whose origin is null. A file, or a frame with the attribute sandbox, has no origin that a server ` +
+            'could allow. Add allow-same-origin to the sandbox attribute, or count on the page around the frame and send it the number by postMessage, ' +
+            'or serve the file over HTTP.'
+        : `${base.origin} does not allow pages of ${own}. Start the server with --allow-origins ${own}`;
+    return away(
+      'does not answer; attempts go on by themselves. Is the server up? Does the Content-Security-Policy of this page, if it has one, ' +
+        `name ${base.origin} and ${base.origin.replace('http', 'ws')} in connect-src?`,
+    );
+  }
+  const said = await json(answer);
+  if (answer.status >= 500) return away(`answers with status ${answer.status}; attempts go on by themselves. ${said.detail ?? ''}`);
+  if (!said.counters && answer.status !== 429)
+    return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/`;
+  if (failures === 1 || refusal) {
+    // Reading is for everybody. This page does not exist, so who may write is told that, and nothing changes.
+    const probe = await ask('-/counter', { method: 'PUT', body: '{}', headers: token ? { Authorization: `Bearer ${token}` } : {} });
+    if (probe?.status === 401 || probe?.status === 403)
+      return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
+  }
+  return failures % 2 ? undefined : Fallback;
 }
 
-/** Whether an answer came, with any status, that this page may read. */
-const reach = (/** @type {URL} */ url, /** @type {RequestCredentials} */ credentials = 'include') =>
-  fetch(url, { credentials, cache: 'no-store' }).then(() => true, () => false);
+/** What an answer says; that of a proxy may be no JSON. */
+const json = (/** @type {Response} */ answer) => answer.json().catch(() => ({}));
 
 function httpBase(/** @type {URL} */ address) {
   const base = new URL('..', address);
@@ -53,6 +80,7 @@ class Fallback extends EventTarget {
   #base;
   #token;
   #id;
+  #stored; // whether there may be a cookie
   /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> their timers
   /** @type {Set<string>} */ #subscribed = new Set(); // topics
   /** @type {Map<string, any>} */ #sets = new Map(); // keys of subscribed counters that have members -> the newest said
@@ -67,12 +95,9 @@ class Fallback extends EventTarget {
     this.#base = httpBase(address);
     this.#token = address.searchParams.get('token');
     this.#id = address.searchParams.get('id');
+    this.#stored = address.searchParams.get('storage') !== 'none';
+    this.#turn = this.#begin();
     this.#timers = [
-      setTimeout(() => {
-        this.dispatchEvent(new Event('open'));
-        this.#say({ type: 'welcome' });
-        this.#unread();
-      }),
       setInterval(() => this.#unread(), UNREAD_MS),
       setInterval(() => this.#poll(), POLL_MS),
       setTimeout(() => this.#say({ type: 'reconnect', after_ms: 0 }), RETURN_MS),
@@ -120,6 +145,18 @@ class Fallback extends EventTarget {
     for (const timer of [...this.#timers, ...this.#held.values()]) clearTimeout(timer);
   }
 
+  /** The server has not greeted us before it has answered as the one that it knows us as. */
+  async #begin() {
+    try {
+      const { count } = await this.#fetch('-/me/unread');
+      this.#say({ type: 'welcome' });
+      if (!this.#closed) this.dispatchEvent(new Event('open'));
+      this.#say({ type: 'unread', count });
+    } catch {
+      this.#fail();
+    }
+  }
+
   #say(/** @type {object} */ frame) {
     if (!this.#closed) this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
   }
@@ -136,7 +173,7 @@ class Fallback extends EventTarget {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     else if (this.#id) headers['Headcount-Id'] = this.#id;
     if (this.#closed) throw new Error('closed');
-    const answer = await fetch(new URL(path, this.#base), { method, headers, body, credentials: 'include', cache: 'no-store' });
+    const answer = await fetch(new URL(path, this.#base), { method, headers, body, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
     if (id) this.#say({ type: 'welcome', id: (this.#id = id) });
     const said = await answer.json();
@@ -217,7 +254,11 @@ class Fallback extends EventTarget {
       const key = page.startsWith(COUNTER) && page.slice(1);
       const url = new URL(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
       if (this.#token) url.searchParams.set('token', this.#token);
-      const stream = new EventSource(url, { withCredentials: true });
+      if (!this.#stored) {
+        url.searchParams.set('storage', 'none');
+        if (this.#id) url.searchParams.set('id', this.#id);
+      }
+      const stream = new EventSource(url, { withCredentials: this.#stored });
       stream.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
       stream.addEventListener('counter', ({ data }) => this.#counter(JSON.parse(data)));
       stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && this.#fail());

@@ -202,9 +202,10 @@ func (ids *Identities) Hash128(user string) [16]byte {
 // SetCookie adds a cookie with the anonymous id, for a year from now. For a user
 // with a token it does nothing. An id from a URL is valid for that request alone:
 // a link must not give a visitor the id of the link's author. An id never replaces
-// a different id that a valid cookie holds.
+// a different id that a valid cookie holds. A page that wants nothing stored gets no
+// cookie.
 func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Identity, secure bool) {
-	if id.Signed == "" {
+	if id.Signed == "" || unstored(r) {
 		return
 	}
 	if !id.Fresh {
@@ -224,7 +225,8 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 }
 
 // anonymous returns the user of the first valid id. It tries the URL first, then
-// the header, then the cookies. If none is valid, it issues a new id.
+// the header, then the cookies, unless the page wants nothing stored. If none is
+// valid, it issues a new id.
 func (ids *Identities) anonymous(r *http.Request, query bool) Identity {
 	tries := maxIDs
 	if query {
@@ -240,12 +242,25 @@ func (ids *Identities) anonymous(r *http.Request, query bool) Identity {
 			return id
 		}
 	}
-	for v := range cookieValues(r.Header["Cookie"], Cookie) {
-		if id, ok := ids.verify(v, &tries); ok {
-			return id
+	if !unstored(r) {
+		for v := range cookieValues(r.Header["Cookie"], Cookie) {
+			if id, ok := ids.verify(v, &tries); ok {
+				return id
+			}
 		}
 	}
 	return ids.issue()
+}
+
+// unstored reports whether the URL says storage=none: the page wants a cookie neither
+// read nor set. A script has no other way to say so for a WebSocket.
+func unstored(r *http.Request) bool {
+	for v := range queryValues(r.URL.RawQuery, "storage") {
+		if v == "none" {
+			return true
+		}
+	}
+	return false
 }
 
 // fromCookie returns the user of the first valid cookie, if there is one.

@@ -179,6 +179,21 @@ func TestOnlySoManyIDsAreTried(t *testing.T) {
 	}
 }
 
+func TestAPageMayWantNothingStored(t *testing.T) {
+	ids := newTestIDs(t, Config{})
+	valid := ids.issue()
+	cookie := "headcount_id=" + valid.Signed
+	if id := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", cookie), true); !id.Fresh {
+		t.Error("the cookie was read")
+	}
+	if id := mustIdentify(t, ids, getRequest("/?storage=none&id="+valid.Signed), true); id.User != valid.User {
+		t.Error("the id of the URL was not taken")
+	}
+	if id := mustIdentify(t, ids, getRequest("/?storage=all", "Cookie", cookie), true); id.User != valid.User {
+		t.Error("the cookie was not read")
+	}
+}
+
 func TestSecretsRotate(t *testing.T) {
 	before := newTestIDs(t, Config{IDSecrets: idSecrets("old")})
 	during := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
@@ -244,6 +259,7 @@ func TestSetCookie(t *testing.T) {
 		"URL, bad cookie":   {getRequest("/?id="+a.Signed, "Cookie", "headcount_id=x"), linked, false, ""},
 		"URL, the same":     {getRequest("/?id="+a.Signed, "Cookie", "headcount_id="+a.Signed), linked, false, "headcount_id=" + a.Signed + "; Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"},
 		"token":             {getRequest("/"), Identity{User: "ada"}, true, ""},
+		"nothing stored":    {getRequest("/?storage=none"), a, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()

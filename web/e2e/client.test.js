@@ -233,7 +233,7 @@ test('a person on another origin is one person without WebSockets, too', async (
 /** What a like button shows: the number, and whether it is pressed. */
 const liked = (page) => page.evaluate(() => {
   const { shadowRoot } = document.getElementById('likes');
-  return `${shadowRoot.querySelector('[part~=count]').textContent} ${shadowRoot.querySelector('button')?.getAttribute('aria-pressed')}`;
+  return `${shadowRoot?.querySelector('[part~=count]').textContent} ${shadowRoot?.querySelector('button')?.getAttribute('aria-pressed')}`;
 });
 const expectLiked = (page, want, within = PATIENCE) => eventually(want, 'the button shows', within, () => liked(page));
 
@@ -253,7 +253,7 @@ test('likes are live for all, and a person on another origin is one person', asy
   await two.keyboard.press('Space');
   await two.getByRole('button', { name: 'Like: 2', pressed: true }).waitFor({ timeout: PATIENCE });
   await Promise.all([one, tab].map((page) => expectLiked(page, '2 true')));
-  assert.equal(await one.evaluate(() => document.getElementById('likes').shadowRoot.querySelector('[role=status]').textContent !== ''), true, 'it is announced');
+  assert.notEqual(await one.evaluate(() => document.querySelector('body > [role=status]').textContent), '', 'it is announced, or waits for what is');
   await one.reload();
   await expectLiked(one, '2 true');
   await tab.click('#likes');
@@ -289,7 +289,7 @@ test('a click shows at once, and a refusal puts it right again', async () => {
     window.refusals = [];
     document.getElementById('likes').addEventListener('refused', ({ detail }) => window.refusals.push(detail.status));
   });
-  const said = () => page.evaluate(() => document.getElementById('likes').shadowRoot.querySelector('[role=status]').textContent);
+  const said = () => page.evaluate(() => document.querySelector('body > [role=status]').textContent);
   let status;
   let answer;
   await page.route('**/members/me', async (route) => {

@@ -145,7 +145,7 @@ addEventListener('popstate', () => show(here()));
 
 // ---- the connection
 
-const STATES = { idle: 'connecting', connecting: 'connecting', open: 'live', waiting: 'reconnecting', closed: 'closed' };
+const STATES = { idle: 'connecting', connecting: 'connecting', open: 'live', waiting: 'reconnecting', refused: 'refused', closed: 'closed' };
 
 function showState() {
   $('state').dataset.state = headcount.state;
@@ -319,7 +319,7 @@ function offerTwin() {
 
 $('snippet').textContent =
   `<script type="module" src="${location.origin}/-/headcount.js"></script>\n` +
-  `<live-count></live-count> people are reading this page.\n` +
+  `<live-count one="# person is reading this page" other="# people are reading this page"></live-count>\n` +
   `<unread-bell></unread-bell> <like-button key="likes:42"></like-button>`;
 $('copy').addEventListener('click', async () => {
   // A page that did not come over HTTPS, or from this machine, may not write to the clipboard: then the text is selected.

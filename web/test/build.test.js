@@ -9,20 +9,20 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { gzipSync } from 'node:zlib';
 
-import { FILES, build } from '../build.js';
+import { SCRIPTS, packed, served } from '../build.js';
 
 const run = promisify(execFile);
 const WEB = fileURLToPath(new URL('..', import.meta.url));
 
 test('the served files are built from the sources', async () => {
-  for (const name of FILES) {
-    const served = await readFile(join(WEB, 'public', name), 'utf8');
-    assert.ok(served === (await build(name)), `public/${name} is not made of ${name}: run npm run build`);
+  for (const name of [...SCRIPTS, 'headcount.d.ts']) {
+    const file = await readFile(join(WEB, 'public', name), 'utf8');
+    assert.ok(file === (await served(name)), `public/${name} is not made of ${name}: run npm run build`);
   }
 });
 
 test('the client is under 5 KB, compressed', async () => {
-  const { length } = gzipSync(await build('headcount.js'), { level: 9 });
+  const { length } = gzipSync(await served('headcount.js'), { level: 9 });
   assert.ok(length < 5_000, `it has ${length} bytes`);
 });
 
@@ -38,7 +38,7 @@ test('the types are right, in the sources and for users of the package', async (
       writeFile(join(folder, name), JSON.stringify({ compilerOptions: { ...common, ...options }, files }));
     // Without headcount.d.ts beside it, so that the types in the source are read.
     await writeFile(join(folder, 'made.js'), await readFile(join(WEB, 'headcount.js')));
-    for (const part of ['bell.js', 'more.js']) await writeFile(join(folder, part), (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'));
+    for (const part of SCRIPTS.slice(1)) await writeFile(join(folder, part), (await readFile(join(WEB, part), 'utf8')).replaceAll('./headcount.js', './made.js'));
     await write('declare.json', { allowJs: true, declaration: true, emitDeclarationOnly: true, strict: true, outDir: 'made' }, ['made.js']);
     await compile('-p', join(folder, 'declare.json'));
     await write('use.json', { strict: true, noEmit: true, paths: { made: [join(folder, 'made/made.d.ts')] } }, [join(WEB, 'test/types.ts')]);
@@ -50,9 +50,8 @@ test('the types are right, in the sources and for users of the package', async (
 
 test('the package has all that it needs and nothing else', async () => {
   const { stdout } = await run('npm', ['pack', '--dry-run', '--json', '--loglevel=error'], { cwd: WEB });
-  const [{ files }] = JSON.parse(stdout);
-  assert.deepEqual(
-    files.map((file) => file.path).sort(),
-    ['README.md', 'bell.js', 'headcount.d.ts', 'headcount.js', 'more.js', 'package.json', 'rescue.js'],
-  );
+  const [{ files }] = JSON.parse(stdout.slice(stdout.indexOf('[\n')));
+  const names = ['headcount.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
+  assert.deepEqual(files.map((file) => file.path).sort(), ['README.md', 'package.json', ...names].sort());
+  for (const name of SCRIPTS) assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
 });

@@ -813,3 +813,71 @@ test('a change says who the user is, and its answer is heard at once', async () 
   await assert.rejects(likes.add(), { message: 'no network' });
   assert.deepEqual(seen, ['5 true']);
 });
+
+test('a page that the server refuses has a state of its own, until the server greets it', async () => {
+  const told = mock.method(console, 'error', () => {});
+  globalThis.fetch = async (url, { method }) =>
+    method === 'PUT'
+      ? new Response(JSON.stringify({ detail: 'no' }), { status: 403 })
+      : new Response('{"counters":[]}');
+  const headcount = client({}, 'https://refusing.example');
+  headcount.join('p');
+  await settle();
+  sockets[0].drop();
+  assert.equal(headcount.state, 'waiting');
+  await tick(500);
+  await tick(0);
+  assert.equal(headcount.state, 'refused');
+  assert.deepEqual(headcount.errors, [{ code: 'refused', message: 'https://refusing.example/ refuses this page: no' }]);
+  sockets[1].drop();
+  await tick(1_000);
+  assert.deepEqual(headcount.states, ['connecting', 'waiting', 'connecting', 'refused'], 'further attempts are not seen');
+  assert.equal(headcount.errors.length, 1);
+  assert.deepEqual(told.mock.calls.map(({ arguments: [text] }) => text), ['Headcount: https://refusing.example/ refuses this page: no'], 'once');
+  assert.equal(sockets.length, 3, 'and go on');
+  sockets[2].open();
+  assert.equal(headcount.state, 'refused', 'an open socket is no welcome');
+  sockets[2].say({ type: 'welcome', user: 'u', heartbeat_ms: 15_000 });
+  assert.equal(headcount.state, 'open');
+});
+
+test('without storage there is an id for the life of the document, and nothing is shared or kept', async () => {
+  const headcount = client({ storage: 'none' }, 'https://nothing.example');
+  headcount.join('p');
+  await settle();
+  assert.equal(sockets[0].url.search, '?storage=none');
+  sockets[0].welcome({ id: 'tab.sig' });
+  assert.deepEqual(storage, {});
+  sockets[0].drop();
+  await tick(500);
+  assert.deepEqual([...sockets[1].url.searchParams], [['id', 'tab.sig'], ['storage', 'none']]);
+  client({}, 'https://nothing.example').join('p');
+  await settle();
+  assert.equal(sockets[2].url.search, '', 'another Headcount has another id');
+
+  globalThis.location = new URL('https://own.example/');
+  client({ server: 'https://own.example', storage: 'none' }).join('p');
+  await settle();
+  assert.equal(sockets[3].url.search, '?storage=none', 'on the own origin, too');
+});
+
+test('the options may come alone, and those for all at once', async () => {
+  const at = async (...all) => {
+    const made = new Headcount(...all);
+    clients.push(made);
+    made.join('p');
+    await settle();
+    return sockets.at(-1).url.href;
+  };
+  assert.equal(await at({ server: 'https://a.example' }), 'wss://a.example/-/ws');
+  Headcount.defaults = { server: 'https://b.example', storage: 'none' };
+  assert.equal(await at(), 'wss://b.example/-/ws?storage=none');
+  assert.equal(await at(undefined, { token: 't' }), 'wss://b.example/-/ws?token=t&storage=none');
+  assert.equal(await at('https://c.example'), 'wss://c.example/-/ws?storage=none');
+  const shared = Headcount.at({ server: 'https://d.example' });
+  clients.push(shared, Headcount.shared);
+  assert.equal(Headcount.at({ server: 'https://d.example' }), shared);
+  assert.notEqual(Headcount.shared, shared);
+  assert.equal(Headcount.at(), Headcount.shared);
+  Headcount.defaults = {};
+});

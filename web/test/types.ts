@@ -5,7 +5,7 @@ import { Headcount, LiveCount, UnreadBell, type Counter, type CounterHandle, typ
 import type * as made from 'made';
 
 const token: Token = async () => 't';
-const options: Options = { token, countHidden: false, share: false };
+const options: Options = { token, countHidden: false, share: false, server: 'https://x.example', storage: 'none' };
 const headcount = new Headcount(new URL('https://x.example'), options);
 const leave: () => void = headcount.join('p');
 const stop: () => void = headcount.watch(['p', '*'], ({ page, count, updated_at, stale }: Counter) => {
@@ -29,6 +29,14 @@ export async function iterate(): Promise<number> {
 }
 const shown: number | undefined = document.querySelector('live-count')?.count ?? document.querySelector('unread-bell')?.count ??
   document.querySelector('live-counter')?.count ?? document.querySelector('like-button')?.count ?? likes.value;
+Headcount.defaults = options;
+export const others: Headcount[] = [new Headcount(options), Headcount.at(), Headcount.at({ server: '/', storage: 'none' })];
+export const away: () => void = headcount.here((counter) => counter?.count.toFixed(), { page: 'p', watch: true });
+document.querySelector('live-count')?.addEventListener('count', ({ detail }) => detail.count.toFixed());
+document.querySelector('live-count')?.addEventListener('click', ({ clientX }) => clientX.toFixed());
+document.querySelector('live-counter')?.addEventListener('counter', ({ detail }) => detail.value.toFixed());
+document.querySelector('like-button')?.addEventListener('refused', ({ detail }) => detail.status?.toFixed());
+document.querySelector('unread-bell')?.addEventListener('unread', ({ detail }) => detail.toFixed());
 export { leave, stop, state, shown, unlike };
 
 // @ts-expect-error: a page is a string

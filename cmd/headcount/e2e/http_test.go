@@ -261,7 +261,7 @@ func TestStatuses(t *testing.T) {
 func TestDemoPageAndClient(t *testing.T) {
 	t.Parallel()
 	s := common(t)
-	for path, kind := range map[string]string{"/": "text/html", "/-/headcount.js": "text/javascript"} {
+	for path, kind := range map[string]string{"/": "text/html", "/-/headcount.js": "text/javascript", "/-/headcount.d.ts": "text/plain"} {
 		a := s.get(t, path)
 		if a.status != 200 || !strings.HasPrefix(a.header.Get("Content-Type"), kind) || len(a.body) < 100 {
 			t.Errorf("%s: %d %s, %d bytes", path, a.status, a.header.Get("Content-Type"), len(a.body))

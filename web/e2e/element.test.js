@@ -1,0 +1,272 @@
+// What the elements show and say, and where they count, in a real Chromium: sentences,
+// pages that scripts change, proxies and frames that are in the way, privacy.
+import assert from 'node:assert/strict';
+import { createHash } from 'node:crypto';
+import { after, before, test } from 'node:test';
+
+import { PATIENCE, eventually, expectCount, launch, open as openIn, startOfficeProxy, startSite } from './browser.js';
+import { RIGHT, startNginx } from './nginx.js';
+import { Server, program } from './server.js';
+
+let binary;
+let server;
+let browser;
+let office; // a proxy without WebSockets
+let site; // of another origin, allowed: serves what the address asks for
+let nginx;
+
+before(
+  async () => {
+    binary = await program();
+    site = await startSite((url) => `<!doctype html><html lang="${url.searchParams.get('lang') ?? 'en'}"><title>Shop</title>
+      <script type="module" src="${url.searchParams.get('from') ?? server.url}/-/headcount.js"></script>
+      <p id="words">${url.searchParams.get('html') ?? '<live-count id="count"></live-count>'}</p>`);
+    server = await Server.start(binary.path, ['--allow-origins', site.url, '--shutdown-timeout', '2s']);
+    office = await startOfficeProxy(server.port);
+    nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT });
+    browser = await launch();
+  },
+  { timeout: 300_000 },
+);
+
+after(async () => {
+  await browser?.close();
+  for (const thing of [site, office]) thing?.close();
+  await nginx?.close();
+  try {
+    await server?.stop();
+  } finally {
+    await binary?.remove();
+  }
+});
+
+/** A new person's window. */
+const open = async (address, prepare = undefined, options = {}) => openIn(await browser.newContext(options), address, prepare);
+const address = (html, { path = '/', ...more } = {}) => `${site.url}${path}?${new URLSearchParams({ html, ...more })}`;
+const close = (...pages) => Promise.all(pages.map((page) => page.context().close()));
+
+/** What a reader of the page sees of an element. */
+const words = (page, id = 'count') =>
+  page.evaluate((id) => {
+    const { shadowRoot } = document.getElementById(id);
+    return [...shadowRoot.childNodes].map((node) => (node.hidden ? '' : node.textContent)).join('');
+  }, id);
+const expectWords = (page, want, id) => eventually(want, 'the element shows', PATIENCE, () => words(page, id));
+
+/** All live regions of a page, with those in shadows. */
+const regions = (page) =>
+  page.evaluate(() => {
+    const within = (root) => [...root.querySelectorAll('*')].flatMap((node) => [...(node.matches('[role=status],[aria-live]') ? [node] : []), ...(node.shadowRoot ? within(node.shadowRoot) : [])]);
+    return within(document).map((region) => [...region.children].map((line) => line.textContent));
+  });
+
+/** A page whose server is the test: say() sends a frame, counts of pages with the next version. */
+async function played(html, options = {}) {
+  let socket;
+  let version = 0;
+  const page = await open(address(html, options), (page) =>
+    page.routeWebSocket(/\/-\/ws/, (to) => {
+      socket = to;
+      socket.send(JSON.stringify({ type: 'welcome', user: 'u', heartbeat_ms: 60_000 }));
+    }),
+  );
+  await eventually(true, 'it connects', PATIENCE, () => socket !== undefined);
+  page.say = (count, name = '/', more = {}) => socket.send(JSON.stringify({ type: 'count', page: name, count, updated_at: null, version: `1-${++version}`, ...more }));
+  return page;
+}
+
+test('the element writes the sentence, and nothing when there is nothing to say', async () => {
+  const sentence = 'one="# person is reading" other="# people are reading"';
+  const page = await played(`<live-count id="count" ${sentence}></live-count>`);
+  assert.equal(await page.innerText('#words'), '');
+  assert.equal(await words(page), '', 'no dash, no words');
+  page.say(1);
+  await expectWords(page, '1 person is reading');
+  page.say(1_234);
+  await expectWords(page, '1,234 people are reading');
+  await page.setViewportSize({ width: 390, height: 700 });
+  await expectWords(page, '1.2K people are reading');
+
+  const display = () => page.evaluate(() => getComputedStyle(document.getElementById('count')).display);
+  await page.evaluate(() => document.getElementById('count').setAttribute('min', '5'));
+  await expectWords(page, '1.2K people are reading');
+  page.say(4);
+  await expectWords(page, '');
+  assert.equal(await display(), 'none');
+  assert.equal(await page.evaluate(() => document.getElementById('count').count), 4, 'scripts know it');
+  page.say(5);
+  await expectWords(page, '5 people are reading');
+  assert.equal(await display(), 'inline');
+
+  // By the plural of the page's language.
+  const polish = await played('<live-count id="count" one="# osoba" few="# osoby" many="# osób" other="# osoby"></live-count>', { lang: 'pl' });
+  for (const [count, want] of [[1, '1 osoba'], [3, '3 osoby'], [5, '5 osób']]) {
+    polish.say(count);
+    await expectWords(polish, want);
+  }
+  const silent = await open(address(`<live-count id="count" ${sentence}></live-count>`), undefined, { javaScriptEnabled: false });
+  assert.equal(await silent.innerText('#words'), '');
+  await close(page, polish, silent);
+});
+
+test('a screen reader hears the sentence from one region, however many elements there are', async () => {
+  const names = ['a', 'b', 'c', 'd', 'e'];
+  const page = await played(
+    '<live-count id="count" one="# person is reading" other="# people are reading"></live-count><unread-bell></unread-bell>' +
+      names.map((name) => `<live-count id="${name}" page="${name}" watch></live-count>`).join(''),
+  );
+  page.say(1);
+  for (const name of names) page.say(3, name);
+  await expectWords(page, '1 person is reading');
+  for (const name of names) await expectWords(page, '3', name);
+  assert.deepEqual(await regions(page), [[]], 'what was there first is read in its place');
+  for (const name of names) page.say(4, name);
+  await expectWords(page, '4', 'e');
+  page.say(2);
+  await expectWords(page, '2 people are reading');
+  assert.deepEqual(await regions(page), [['2 people are reading']], 'numbers of other pages mean nothing without words');
+  assert.equal(await page.evaluate(() => document.querySelector('[role=status]').getAttribute('role')), 'status', 'politely');
+  await close(page);
+});
+
+test('a stale count looks different, and the console says what to look at', async () => {
+  const page = await played('<live-count id="count"></live-count>');
+  page.say(7, '/', { stale: true });
+  const style = () => page.evaluate(() => {
+    const { fontStyle, textDecorationLine } = getComputedStyle(document.getElementById('count').shadowRoot.querySelector('[part~=count]'));
+    return `${fontStyle} ${textDecorationLine}`;
+  });
+  await eventually('italic none', 'its style', PATIENCE, style);
+  page.say(8, '/', { stale: true });
+  await expectWords(page, '8');
+  assert.deepEqual(page.complaints.length, 1);
+  assert.match(page.complaints[0], /stale.*\/readyz/);
+  page.say(8);
+  await eventually('normal none', 'its style', PATIENCE, style);
+  await close(page);
+});
+
+const stand = (name) => `#${createHash('sha256').update(name).digest('hex').slice(0, 32)}`;
+
+for (const how of ['Navigation API', 'wrapped history'])
+  test(`an element without a page follows the address, by the ${how}`, async () => {
+    const root = how.startsWith('N') ? '/one' : '/two';
+    const at = (name) => server.count(root + name);
+    const page = await open(address('<live-count id="count"></live-count>', { path: `${root}/a` }), (page) =>
+      how === 'Navigation API' ? undefined : page.addInitScript(() => Object.defineProperty(window, 'navigation', { value: undefined })),
+    );
+    const expectAt = (name, want = 1) => eventually(want, `on ${name}`, PATIENCE, () => at(name));
+    await expectCount(page, 1);
+    assert.equal(await at('/a'), 1);
+    await page.evaluate((path) => history.pushState(null, '', path), `${root}/b`);
+    await expectAt('/b');
+    await expectAt('/a', 0);
+    await page.evaluate((path) => history.replaceState(null, '', path), `${root}/c?query=1`);
+    await expectAt('/c');
+    await page.evaluate(() => history.replaceState(null, '', '?query=2'));
+    await page.goBack();
+    await expectAt('/a');
+    await expectAt('/c', 0);
+    await expectCount(page, 1);
+
+    // A canonical address counts, but not that of another page.
+    await page.evaluate((path) => document.head.insertAdjacentHTML('beforeend', `<link rel="canonical" href="${path}">`), `${root}/main`);
+    await expectAt('/main');
+    await page.evaluate((path) => history.pushState(null, '', path), `${root}/d`);
+    await expectAt('/d');
+    await page.evaluate((path) => document.querySelector('link').setAttribute('href', path), `${root}/other`);
+    await expectAt('/other');
+    await expectAt('/d', 0);
+    await page.evaluate(() => document.querySelector('link').remove());
+    await expectAt('/d');
+
+    // A long path counts under a name that anybody can compute.
+    const long = `${root}/${'é'.repeat(200)}`;
+    await page.evaluate((path) => history.pushState(null, '', path), long);
+    await eventually(1, 'on the long one', PATIENCE, () => server.count([...long].slice(0, 95).join('') + stand(long)));
+    await expectCount(page, 1);
+    assert.deepEqual(page.complaints, []);
+
+    // One that the server refuses is said once; who is on it is on the site.
+    const refused = `${root}/\u0001`;
+    await page.evaluate((path) => history.pushState(null, '', path), `${root}/%01`);
+    await eventually(1, 'on the site', PATIENCE, () => server.count(stand(refused)));
+    assert.equal(await page.evaluate(() => document.getElementById('count').count), undefined);
+    await page.evaluate(() => document.getElementById('count').insertAdjacentHTML('afterend', '<live-count></live-count>'));
+    await page.evaluate((path) => history.pushState(null, '', path), `${root}/e`);
+    await expectAt('/e');
+    assert.equal(page.complaints.length, 1, page.complaints.join());
+    assert.match(page.complaints[0], /\\u0001" is not counted: .*U\+0001/);
+    await close(page);
+  });
+
+test('behind a proxy with a wrong Host nothing is live, and the console names the header', async () => {
+  const state = (page) => page.textContent('#state');
+  for (const way of ['wrong', 'blocked']) {
+    const page = await open(`${nginx.urls[way]}/?page=proxied`);
+    await eventually('refused', way, PATIENCE, () => state(page));
+    const hint = page.complaints.find((text) => /refuses this page/.test(text));
+    assert.match(hint, /proxy_set_header Host \$http_host/, way);
+    const style = await page.evaluate(() => {
+      const number = document.getElementById('count').shadowRoot.querySelector('[part~=count]');
+      return [number.part.contains('refused'), getComputedStyle(number).textDecorationLine];
+    });
+    assert.deepEqual(style, [true, 'line-through']);
+    assert.equal(await server.count('proxied'), 0);
+    await close(page);
+  }
+  const page = await open(`${nginx.urls.right}/?page=proxied`);
+  await expectCount(page, 1);
+  assert.equal(await state(page), 'live');
+  assert.deepEqual(page.complaints, []);
+  await close(page);
+});
+
+test('a sandboxed frame is told what can be done, and one that may have its origin counts', async () => {
+  const inner = address('<live-count id="count"></live-count>', { path: '/framed' });
+  const framed = (sandbox) => open(address(`<iframe sandbox="${sandbox}" src="${inner.replaceAll('&', '&amp;')}"></iframe>`));
+  const [alone, allowed] = await Promise.all([framed('allow-scripts'), framed('allow-scripts allow-same-origin')]);
+  await eventually(true, 'it is told', PATIENCE, async () => alone.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)));
+  const state = await alone.frames()[1].evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, server.url);
+  assert.equal(state, 'refused');
+  await eventually(1, 'it is counted', PATIENCE, () => allowed.frames()[1].evaluate(() => document.getElementById('count').count));
+  assert.equal(await server.count('/framed'), 1);
+  await close(alone, allowed);
+});
+
+test('with storage="none" there is neither a cookie nor storage, with and without WebSockets', async () => {
+  const html = (from) => `<live-count id="count" storage="none" server="${from}"></live-count><like-button storage="none" server="${from}" id="likes" key="likes:unstored"></like-button>`;
+  const addresses = [
+    address(html(server.url), { path: '/unstored' }),
+    address(html(office.url), { path: '/unstored' }),
+    // On the server's own origin, where each connection would bring a cookie.
+    `${server.url}/x/counter`,
+    `${office.url}/x/counter`,
+  ];
+  const pages = await Promise.all(
+    addresses.map(async (each) => {
+      const page = await open(each);
+      if (each.endsWith('/x/counter'))
+        await page.evaluate(async (html) => {
+          document.body.innerHTML = html;
+          for (const count of document.body.querySelectorAll('live-count')) count.setAttribute('page', '/unstored');
+          await import('/-/headcount.js');
+        }, html(''));
+      return page;
+    }),
+  );
+  await Promise.all(pages.map((page) => expectCount(page, 4)));
+  for (const page of pages) {
+    await eventually(true, 'it can be liked', PATIENCE, () => page.evaluate(() => document.getElementById('likes').shadowRoot?.querySelector('button')?.disabled === false));
+    await page.click('#likes');
+  }
+  for (const page of pages) await expectCount(page, 4, PATIENCE, 'likes');
+  for (const page of pages) {
+    assert.deepEqual(await page.context().cookies(), []);
+    assert.deepEqual(await page.evaluate(() => [localStorage.length, sessionStorage.length]), [0, 0]);
+  }
+  // Each tab is somebody.
+  const tab = await openIn(pages[0].context(), addresses[0]);
+  await expectCount(tab, 5);
+  await close(...pages);
+});

@@ -1,0 +1,261 @@
+/** A page's count, as the server says it. */
+export interface Counter {
+  page: string;
+  /** How many people are there. */
+  count: number;
+  /** When the count last changed, in UTC; null if nobody was ever there. */
+  updated_at: string | null;
+  /** "incarnation-sequence": of two counts of a page the one with the greater version holds. */
+  version: string;
+  /** The server itself cannot be sure at the moment: the last known count. */
+  stale?: boolean;
+}
+
+/** A counter that lasts, as the server says it. */
+export interface CounterValue {
+  key: string;
+  kind: 'sum' | 'exact' | 'members' | 'unique';
+  value: number;
+  /** The user is one of its members. */
+  mine?: boolean;
+  /** When the value last changed, in UTC; null if it never did. */
+  updated_at: string | null;
+  version: string;
+  /** false: an estimate, or a value that may lag. */
+  exact: boolean;
+  /** The server itself cannot be sure at the moment: the last known value. */
+  stale?: boolean;
+}
+
+/**
+ * A counter that lasts. Its changes need a rule on the server that opens them to
+ * everyone; the promise of one that is refused is rejected, with the answer's `status`.
+ */
+export interface CounterHandle {
+  key: string;
+  /** The newest value, while something watches the counter. */
+  readonly value: number | undefined;
+  /** Calls callback now, when the value is known, and on every change; without one it returns an iterator. */
+  watch: {
+    (callback: (counter: CounterValue) => void): () => void;
+    (): AsyncGenerator<CounterValue, void, void>;
+  };
+  /** Makes the user a member: a like. */
+  add: () => Promise<CounterValue>;
+  /** The user is no member any more. */
+  remove: () => Promise<CounterValue>;
+  /** Adds one. */
+  increment: () => Promise<CounterValue>;
+}
+
+/**
+ * idle: nothing was asked for yet; open: the server has greeted us; waiting: for the next
+ * attempt; refused: the server does not let this page in, and the console says why.
+ */
+export type State = 'idle' | 'connecting' | 'open' | 'waiting' | 'refused' | 'closed';
+
+/** Who the user is. A function is asked for every connection, so it can fetch a new one. */
+export type Token = string | (() => string | Promise<string>);
+
+export interface Options {
+  /** Where the server is. Default: where headcount.js came from; the npm package has no default. */
+  server?: string | URL;
+  /** none: neither cookie nor storage; the user has an id as long as this document lives. */
+  storage?: 'none';
+  /** Who the user is, when the server wants to know. */
+  token?: Token;
+  /** false: a tab that has been hidden for a minute is no viewer. Default true. */
+  countHidden?: boolean;
+  /** false: no other tab uses this connection. Default true: the tabs of a user on a site share one. */
+  share?: boolean;
+}
+
+/** What went wrong: an error frame of the server, 'connect', or 'refused'. */
+export interface Trouble {
+  code: string;
+  message: string;
+  page?: string;
+  /** The key of a counter. */
+  counter?: string;
+}
+
+export interface HeadcountEvents {
+  state: CustomEvent<State>;
+  count: CustomEvent<Counter>;
+  counter: CustomEvent<CounterValue>;
+  unread: CustomEvent<number>;
+  error: CustomEvent<Trouble>;
+}
+
+/** A connection to a Headcount server, kept up until close(). */
+export class Headcount extends EventTarget {
+  /** What holds where nothing else is said, for elements too. Set it before they connect: in the module that imports this one. */
+  static defaults: Options;
+  /** The one connection that all elements of this document share. */
+  static get shared(): Headcount;
+  /** The one that elements with this server and storage share. */
+  static at(where?: { server?: string | URL; storage?: 'none' }): Headcount;
+
+  /** @param url where the server is, or all options */
+  constructor(url?: string | URL | Options, options?: Options);
+
+  get state(): State;
+  /** Replaces the token; the next connection uses it. */
+  set token(token: Token | undefined);
+  get countHidden(): boolean;
+  set countHidden(yes: boolean);
+
+  /** Makes the user present on a page. Returns a function that takes this join back. */
+  join(page: string): () => void;
+  /** Ends presence on a page, however often it was joined; without a page, on all. */
+  leave(page?: string): void;
+  /**
+   * Calls callback with the counter now, when the count is known, and on every
+   * change, without being counted; '*' is the whole site. Returns a function
+   * that ends it. Without a callback it returns an iterator, of the newest
+   * count of each page if the loop is slow.
+   */
+  watch(pages: string | string[], callback: (counter: Counter) => void): () => void;
+  watch(pages: string | string[]): AsyncGenerator<Counter, void, void>;
+  /** The same for the number of the user's unread notifications. */
+  unread(callback: (count: number) => void): () => void;
+  unread(): AsyncGenerator<number, void, void>;
+  /**
+   * What a <live-count> does: counts the user on this page, by the path of its canonical
+   * address, and goes along when a script changes the address. Calls callback with the
+   * counter, and with undefined while it is not known. Returns a function that ends it.
+   * @param how page: another name, which stays; watch: without being counted
+   */
+  here(callback: (counter: Counter | undefined) => void, how?: { page?: string; watch?: boolean }): () => void;
+  /** Sets the user's unread notifications to zero. */
+  read(): void;
+  /** A counter that lasts: views, likes, votes. It is followed while something watches it. */
+  counter(key: string): CounterHandle;
+  /** Leaves every page and ends the connection for good. */
+  close(): void;
+
+  addEventListener<K extends keyof HeadcountEvents>(
+    type: K,
+    listener: (this: Headcount, event: HeadcountEvents[K]) => unknown,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
+  addEventListener(type: string, listener: EventListenerOrEventListenerObject | null, options?: boolean | AddEventListenerOptions): void;
+}
+
+/** What the elements dispatch. */
+export interface LiveCountEvents {
+  count: CustomEvent<Counter>;
+}
+export interface UnreadBellEvents {
+  unread: CustomEvent<number>;
+  read: CustomEvent<null>;
+}
+export interface LiveCounterEvents {
+  counter: CustomEvent<CounterValue>;
+}
+export interface LikeButtonEvents {
+  counter: CustomEvent<CounterValue>;
+  /** A click in vain; the error may have the status of the server's answer. */
+  refused: CustomEvent<Error & { status?: number }>;
+}
+
+/** An element that shows a live number. */
+interface Live<Events> extends HTMLElement {
+  /** The number shown, or undefined. */
+  get count(): number | undefined;
+  addEventListener<K extends keyof Events>(type: K, listener: (event: Events[K]) => unknown, options?: boolean | AddEventListenerOptions): void;
+  addEventListener<K extends keyof HTMLElementEventMap>(
+    type: K,
+    listener: (this: HTMLElement, event: HTMLElementEventMap[K]) => unknown,
+    options?: boolean | AddEventListenerOptions,
+  ): void;
+  addEventListener(type: string, listener: EventListenerOrEventListenerObject, options?: boolean | AddEventListenerOptions): void;
+}
+
+/** <live-count>: how many people are on this page, as a number or as a sentence. */
+export interface LiveCount extends Live<LiveCountEvents> {}
+export const LiveCount: { new (): LiveCount; prototype: LiveCount };
+
+/** <unread-bell>: how many notifications are unread; a click reads them. */
+export interface UnreadBell extends Live<UnreadBellEvents> {}
+export const UnreadBell: { new (): UnreadBell; prototype: UnreadBell };
+
+/** <live-counter>: the value of a counter. */
+export interface LiveCounter extends Live<LiveCounterEvents> {}
+
+/** <like-button>: how many like something; a click likes it, or no longer. */
+export interface LikeButton extends Live<LikeButtonEvents> {}
+
+/** The attributes that all elements have. A boolean one is there, or not: `''` in HTML, `true` in JSX. */
+interface CommonAttributes {
+  /** Where the server is. */
+  server?: string;
+  storage?: 'none';
+  /** full: 1,234 instead of 1.2K. */
+  format?: 'full' | 'compact';
+  /** What a screen reader says now and then; {count} is the number. */
+  announce?: string;
+}
+export interface LiveCountAttributes extends CommonAttributes {
+  page?: string;
+  watch?: boolean | '';
+  'count-hidden'?: 'false';
+  /** Nothing is shown under it. */
+  min?: number | string;
+  /** The sentence, with # for the number, by the plural of the page's language; other is needed. */
+  zero?: string;
+  one?: string;
+  two?: string;
+  few?: string;
+  many?: string;
+  other?: string;
+}
+export interface UnreadBellAttributes extends CommonAttributes {
+  label?: string;
+}
+export interface LiveCounterAttributes extends CommonAttributes {
+  increment?: boolean | '';
+  /** The key of the counter. In HTML it may be called `key`, which JSX keeps for itself. */
+  counter?: string;
+}
+export interface LikeButtonAttributes extends CommonAttributes {
+  counter?: string;
+  label?: string;
+  refused?: string;
+}
+
+/** The attributes by element, for the JSX of any library. That of React knows them already. */
+export interface HeadcountElements {
+  'live-count': LiveCountAttributes;
+  'unread-bell': UnreadBellAttributes;
+  'live-counter': LiveCounterAttributes;
+  'like-button': LikeButtonAttributes;
+}
+
+declare global {
+  interface HTMLElementTagNameMap {
+    'live-counter': LiveCounter;
+    'like-button': LikeButton;
+    'live-count': LiveCount;
+    'unread-bell': UnreadBell;
+  }
+}
+
+/** What React 19 calls the listener of an event. */
+type Listeners<Events> = { [K in keyof Events & string as `on${K}`]?: (event: Events[K]) => void };
+
+// @ts-ignore: without React there is nothing to add to
+declare module 'react' {
+  namespace JSX {
+    interface IntrinsicElements {
+      // @ts-ignore
+      'live-count': DetailedHTMLProps<HTMLAttributes<LiveCount>, LiveCount> & LiveCountAttributes & Listeners<LiveCountEvents> & { class?: string };
+      // @ts-ignore
+      'unread-bell': DetailedHTMLProps<HTMLAttributes<UnreadBell>, UnreadBell> & UnreadBellAttributes & Listeners<UnreadBellEvents> & { class?: string };
+      // @ts-ignore
+      'live-counter': DetailedHTMLProps<HTMLAttributes<LiveCounter>, LiveCounter> & LiveCounterAttributes & Listeners<LiveCounterEvents> & { class?: string };
+      // @ts-ignore
+      'like-button': DetailedHTMLProps<HTMLAttributes<LikeButton>, LikeButton> & LikeButtonAttributes & Listeners<LikeButtonEvents> & { class?: string };
+    }
+  }
+}

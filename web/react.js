@@ -1,0 +1,102 @@
+// @ts-check
+'use client';
+// React hooks, the second entry of the npm package: headcount-web/react. A server
+// that renders shows what is not known yet, and connects nothing.
+import { useMemo, useSyncExternalStore } from 'react';
+
+import { Headcount } from './headcount.js';
+
+/** @typedef {import('./react.js').Where} Where */
+
+/** The Headcount that a hook uses: that of the elements with the same server and storage, or one's own. */
+const at = (/** @type {Where} */ { headcount, server, storage }) => headcount ?? Headcount.at({ server, storage });
+
+/**
+ * What a hook knows, as React wants it: the same object until something changes.
+ * @template {object} T
+ * @param {T} unknown
+ * @param {Where} where
+ * @param {(headcount: Headcount, learn: (news: Partial<T>) => void) => () => void} begin begins to listen, and returns what ends it
+ */
+function store(unknown, where, begin) {
+  let now = { ...unknown, state: /** @type {import('./headcount.js').State} */ ('idle') };
+  const first = now;
+  return {
+    get: () => now,
+    first: () => first,
+    subscribe(/** @type {() => void} */ changed) {
+      const headcount = at(where);
+      const learn = (/** @type {any} */ news) => {
+        now = { ...now, ...news };
+        changed();
+      };
+      const state = () => learn({ state: headcount.state });
+      const stop = begin(headcount, learn);
+      headcount.addEventListener('state', state);
+      if (headcount.state !== now.state) state();
+      return () => {
+        headcount.removeEventListener('state', state);
+        stop();
+      };
+    },
+  };
+}
+
+/** @type {<T>(made: {get: () => T, first: () => T, subscribe: (changed: () => void) => () => void}) => T} */
+const useStore = (made) => useSyncExternalStore(made.subscribe, made.get, made.first);
+
+/**
+ * How many people are on a page, the user included; without a page on this one, also
+ * when its address changes.
+ * @param {string} [page]
+ * @param {Where & {watch?: boolean}} [options]
+ */
+export function useCount(page, { watch = false, headcount, server, storage } = {}) {
+  const made = useMemo(
+    () =>
+      store(/** @type {{count?: number, stale: boolean}} */ ({ count: undefined, stale: false }), { headcount, server, storage }, (headcount, learn) =>
+        headcount.here((counter) => learn({ count: counter?.count, stale: !!counter?.stale }), { page, watch }),
+      ),
+    [page, watch, headcount, `${server}`, storage],
+  );
+  return useStore(made);
+}
+
+/**
+ * A counter that lasts, and its changes.
+ * @param {string} key
+ * @param {Where} [options]
+ */
+export function useCounter(key, { headcount, server, storage } = {}) {
+  const made = useMemo(() => {
+    const where = { headcount, server, storage };
+    return {
+      ...store(
+        /** @type {{value?: number, mine: boolean, stale: boolean}} */ ({ value: undefined, mine: false, stale: false }),
+        where,
+        (headcount, learn) => headcount.counter(key).watch(({ value, mine = false, stale = false }) => learn({ value, mine, stale })),
+      ),
+      actions: {
+        add: () => at(where).counter(key).add(),
+        remove: () => at(where).counter(key).remove(),
+        increment: () => at(where).counter(key).increment(),
+      },
+    };
+  }, [key, headcount, `${server}`, storage]);
+  return { ...useStore(made), ...made.actions };
+}
+
+/**
+ * How many notifications of the user are unread.
+ * @param {Where} [options]
+ */
+export function useUnread({ headcount, server, storage } = {}) {
+  const made = useMemo(() => {
+    const where = { headcount, server, storage };
+    return {
+      ...store(/** @type {{count?: number}} */ ({ count: undefined }), where, (headcount, learn) => headcount.unread((count) => learn({ count }))),
+      actions: { read: () => at(where).read() },
+    };
+  }, [headcount, `${server}`, storage]);
+  return { ...useStore(made), ...made.actions };
+}

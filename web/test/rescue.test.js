@@ -1,0 +1,94 @@
+// What the client finds out, and says, when it cannot open a WebSocket.
+import assert from 'node:assert/strict';
+import { afterEach, beforeEach, mock, test } from 'node:test';
+
+const ADDRESS = new URL('wss://count.example/-/ws');
+const counters = { status: 200, body: { counters: [] } };
+let asked;
+let answers; // by method and path; none is a network that fails, or a server that does not allow this origin
+let said;
+let number = 0;
+
+/** A rescue that has told nothing yet. */
+const fresh = async () => (await import(`../rescue.js?test${++number}`)).default;
+
+beforeEach(() => {
+  asked = [];
+  said = [];
+  answers = {};
+  globalThis.location = new URL('https://site.example/path');
+  Object.defineProperty(globalThis, 'navigator', { value: { onLine: true }, configurable: true });
+  globalThis.fetch = async (url, { method = 'GET', credentials }) => {
+    const call = `${method} ${url.pathname}`;
+    asked.push(`${call} ${credentials}`);
+    const answer = answers[call];
+    if (!answer) throw new TypeError('no network');
+    return new Response(typeof answer.body === 'string' ? answer.body : JSON.stringify(answer.body), { status: answer.status });
+  };
+  for (const how of ['error', 'warn']) mock.method(console, how, (text) => said.push(`${how} ${text}`));
+});
+
+afterEach(() => {
+  mock.restoreAll();
+  delete globalThis.origin;
+});
+
+test('where the server answers, there is a replacement for every other attempt', async () => {
+  const rescue = await fresh();
+  answers = { 'GET /-/counters': counters, 'PUT /-/counter': { status: 400, body: { detail: 'reserved' } } };
+  assert.equal(await rescue(ADDRESS, 1), undefined);
+  assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
+  assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET'], 'once is enough');
+  const before = asked.length;
+  assert.equal(await rescue(ADDRESS, 3), undefined);
+  assert.equal(asked.length, before, 'nothing has changed since');
+  assert.deepEqual(said, []);
+});
+
+test('who is refused is told why, in the words of the server', async () => {
+  const rescue = await fresh();
+  answers = { 'GET /-/counters': counters, 'PUT /-/counter': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
+  const why = 'https://count.example/ refuses this page: a proxy has replaced the Host (proxy_set_header Host $http_host)';
+  assert.equal(await rescue(ADDRESS, 1, ''), why);
+  assert.equal(await rescue(ADDRESS, 2, why), why);
+  answers['PUT /-/counter'] = { status: 401, body: '<html>' };
+  assert.match(await rescue(ADDRESS, 4, why), /a PUT with status 401/);
+  answers['PUT /-/counter'] = { status: 400, body: {} };
+  assert.equal(typeof (await rescue(ADDRESS, 6, why)), 'function', 'when that is mended');
+});
+
+test('another origin that is not allowed, and one that is null', async () => {
+  answers = { 'GET /-/headcount.js': { status: 200, body: '' } };
+  assert.match(await (await fresh())(ADDRESS, 1), /^https:\/\/count.example does not allow pages of https:\/\/site.example. Start the server with --allow-origins https:\/\/site.example$/);
+  globalThis.origin = 'null';
+  assert.match(await (await fresh())(ADDRESS, 1), /whose origin is null.*allow-same-origin.*postMessage/);
+  globalThis.location = new URL('https://count.example/framed'); // in a frame with sandbox, of the server's own address
+  assert.match(await (await fresh())(ADDRESS, 1), /whose origin is null/);
+});
+
+test('a server that is away is told at the second failure, unless the browser has no network', async () => {
+  const rescue = await fresh();
+  assert.equal(await rescue(ADDRESS, 1), null);
+  navigator.onLine = false;
+  assert.equal(await rescue(ADDRESS, 2), null);
+  navigator.onLine = true;
+  assert.deepEqual(said, []);
+  assert.equal(await rescue(ADDRESS, 2), null);
+  assert.equal(await rescue(ADDRESS, 4), null);
+  assert.equal(said.length, 1);
+  assert.match(said[0], /^warn Headcount: https:\/\/count.example\/ does not answer; .*connect-src/);
+  answers = { 'GET /-/counters': { status: 503, body: { detail: 'It has not read its store yet.' } } };
+  assert.equal(await (await fresh())(ADDRESS, 2), null);
+  assert.match(said[1], /^warn .*status 503.*has not read its store/);
+});
+
+test('what is no Headcount server is called so', async () => {
+  answers = { 'GET /-/counters': { status: 200, body: '<!doctype html>' } };
+  assert.match(await (await fresh())(ADDRESS, 1), /is not a Headcount server.*option "server"/);
+});
+
+test('without storage no cookie goes along', async () => {
+  answers = { 'GET /-/counters': counters, 'PUT /-/counter': { status: 400, body: {} } };
+  await (await fresh())(new URL('?storage=none', ADDRESS), 1);
+  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /-/counter omit']);
+});
