@@ -54,8 +54,8 @@ export default async function rescue(address, failures, refusal) {
   if (!said.counters && answer.status !== 429)
     return `what answers at ${base} with status ${answer.status} is not a Headcount server. Name the server in the attribute or option "server"; a proxy must pass on all paths that begin with ${base.pathname}-/`;
   if (failures === 1 || refusal) {
-    // Reading is for everybody. This page does not exist, so who may write is told that, and nothing changes.
-    const probe = await ask('-/counter', { method: 'PUT', body: '{}', headers: token ? { Authorization: `Bearer ${token}` } : {} });
+    // Reading is for everybody. Who may write is told that this says no action, and nothing changes.
+    const probe = await ask('x/counter', { method: 'PUT', body: '{}', headers: token ? { Authorization: `Bearer ${token}` } : {} });
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }

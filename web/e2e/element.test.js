@@ -14,6 +14,7 @@ let browser;
 let office; // a proxy without WebSockets
 let site; // of another origin, allowed: serves what the address asks for
 let nginx;
+let strict; // a server that wants tokens
 
 before(
   async () => {
@@ -22,6 +23,7 @@ before(
       <script type="module" src="${url.searchParams.get('from') ?? server.url}/-/headcount.js"></script>
       <p id="words">${url.searchParams.get('html') ?? '<live-count id="count"></live-count>'}</p>`);
     server = await Server.start(binary.path, ['--allow-origins', site.url, '--shutdown-timeout', '2s']);
+    strict = await Server.start(binary.path, ['--allow-origins', site.url, '--jwt-secret', 'a secret for tests alone', '--shutdown-timeout', '2s']);
     office = await startOfficeProxy(server.port);
     nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT });
     browser = await launch();
@@ -35,6 +37,7 @@ after(async () => {
   await nginx?.close();
   try {
     await server?.stop();
+    await strict?.stop();
   } finally {
     await binary?.remove();
   }
@@ -269,4 +272,12 @@ test('with storage="none" there is neither a cookie nor storage, with and withou
   const tab = await openIn(pages[0].context(), addresses[0]);
   await expectCount(tab, 5);
   await close(...pages);
+});
+
+test('a server that wants tokens says so to a page without one', async () => {
+  const page = await open(address('<live-count id="count"></live-count>', { from: strict.url }));
+  const told = () => page.complaints.find((text) => text.startsWith('Headcount:'));
+  await eventually(true, 'told', PATIENCE, async () => told() !== undefined);
+  assert.match(told(), /refuses this page: .*this server requires a JWT/);
+  await close(page);
 });

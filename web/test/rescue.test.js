@@ -35,7 +35,7 @@ afterEach(() => {
 
 test('where the server answers, there is a replacement for every other attempt', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'PUT /-/counter': { status: 400, body: { detail: 'reserved' } } };
+  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: { detail: 'reserved' } } };
   assert.equal(await rescue(ADDRESS, 1), undefined);
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
   assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET'], 'once is enough');
@@ -47,13 +47,13 @@ test('where the server answers, there is a replacement for every other attempt',
 
 test('who is refused is told why, in the words of the server', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'PUT /-/counter': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
+  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
   const why = 'https://count.example/ refuses this page: a proxy has replaced the Host (proxy_set_header Host $http_host)';
   assert.equal(await rescue(ADDRESS, 1, ''), why);
   assert.equal(await rescue(ADDRESS, 2, why), why);
-  answers['PUT /-/counter'] = { status: 401, body: '<html>' };
+  answers['PUT /x/counter'] = { status: 401, body: '<html>' };
   assert.match(await rescue(ADDRESS, 4, why), /a PUT with status 401/);
-  answers['PUT /-/counter'] = { status: 400, body: {} };
+  answers['PUT /x/counter'] = { status: 400, body: {} };
   assert.equal(typeof (await rescue(ADDRESS, 6, why)), 'function', 'when that is mended');
 });
 
@@ -88,7 +88,7 @@ test('what is no Headcount server is called so', async () => {
 });
 
 test('without storage no cookie goes along', async () => {
-  answers = { 'GET /-/counters': counters, 'PUT /-/counter': { status: 400, body: {} } };
+  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
   await (await fresh())(new URL('?storage=none', ADDRESS), 1);
-  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /-/counter omit']);
+  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /x/counter omit']);
 });
