@@ -13,19 +13,28 @@ let server;
 let browser;
 let office; // a proxy without WebSockets
 let site; // of another origin, allowed: serves what the address asks for
+let guarded; // the same under a strict policy
 let nginx;
 let strict; // a server that wants tokens
 
 before(
   async () => {
     binary = await program();
-    site = await startSite((url) => `<!doctype html><html lang="${url.searchParams.get('lang') ?? 'en'}"><title>Shop</title>
+    const html = (url) => `<!doctype html><html lang="${url.searchParams.get('lang') ?? 'en'}"><title>Shop</title>
       <script type="module" src="${url.searchParams.get('from') ?? server.url}/-/headcount.js"></script>
-      <p id="words">${url.searchParams.get('html') ?? '<live-count id="count"></live-count>'}</p>`);
-    server = await Server.start(binary.path, ['--allow-origins', site.url, '--shutdown-timeout', '2s']);
+      <p id="words">${url.searchParams.get('html') ?? '<live-count id="count"></live-count>'}</p>`;
+    site = await startSite(html);
+    guarded = await startSite(html, () => {
+      const all = [server.url, office.url].join(' ');
+      return {
+        'Content-Security-Policy':
+          `default-src 'none'; script-src ${all}; connect-src ${all} ${all.replaceAll('http', 'ws')}; require-trusted-types-for 'script'; trusted-types 'none'`,
+      };
+    });
+    server = await Server.start(binary.path, ['--allow-origins', `${site.url},${guarded.url}`, '--shutdown-timeout', '2s']);
     strict = await Server.start(binary.path, ['--allow-origins', site.url, '--jwt-secret', 'a secret for tests alone', '--shutdown-timeout', '2s']);
     office = await startOfficeProxy(server.port);
-    nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT });
+    nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT, slow: { host: RIGHT.host } });
     browser = await launch();
   },
   { timeout: 300_000 },
@@ -33,7 +42,7 @@ before(
 
 after(async () => {
   await browser?.close();
-  for (const thing of [site, office]) thing?.close();
+  for (const thing of [site, guarded, office]) thing?.close();
   await nginx?.close();
   try {
     await server?.stop();
@@ -218,23 +227,44 @@ test('behind a proxy with a wrong Host nothing is live, and the console names th
     assert.equal(await server.count('proxied'), 0);
     await close(page);
   }
-  const page = await open(`${nginx.urls.right}/?page=proxied`);
-  await expectCount(page, 1);
-  assert.equal(await state(page), 'live');
+  const [page, slow] = await Promise.all(['right', 'slow'].map((way) => open(`${nginx.urls[way]}/?page=proxied`)));
+  for (const each of [page, slow]) {
+    await expectCount(each, 2);
+    assert.equal(await state(each), 'live');
+  }
   assert.deepEqual(page.complaints, []);
-  await close(page);
+  await close(page, slow);
 });
 
 test('a sandboxed frame is told what can be done, and one that may have its origin counts', async () => {
-  const inner = address('<live-count id="count"></live-count>', { path: '/framed' });
-  const framed = (sandbox) => open(address(`<iframe sandbox="${sandbox}" src="${inner.replaceAll('&', '&amp;')}"></iframe>`));
-  const [alone, allowed] = await Promise.all([framed('allow-scripts'), framed('allow-scripts allow-same-origin')]);
-  await eventually(true, 'it is told', PATIENCE, async () => alone.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)));
-  const state = await alone.frames()[1].evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, server.url);
-  assert.equal(state, 'refused');
-  await eventually(1, 'it is counted', PATIENCE, () => allowed.frames()[1].evaluate(() => document.getElementById('count').count));
-  assert.equal(await server.count('/framed'), 1);
-  await close(alone, allowed);
+  const framed = (sandbox, from) => {
+    const inner = address('<live-count id="count"></live-count>', { path: '/framed', from });
+    return open(address(`<iframe sandbox="${sandbox}" src="${inner.replaceAll('&', '&amp;')}"></iframe>`));
+  };
+  const ways = [server.url, office.url];
+  const alone = await Promise.all(ways.map((from) => framed('allow-scripts', from)));
+  const allowed = await Promise.all(ways.map((from) => framed('allow-scripts allow-same-origin', from)));
+  for (const [i, page] of alone.entries()) {
+    await eventually(true, 'it is told', PATIENCE, async () => page.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)));
+    const state = () => page.frames()[1].evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, ways[i]);
+    await eventually('refused', 'its state', PATIENCE, state);
+  }
+  for (const page of allowed) await eventually(2, 'both are counted', PATIENCE, () => page.frames()[1].evaluate(() => document.getElementById('count').count));
+  await close(...alone, ...allowed);
+});
+
+test('under a strict policy the sentence is written and styled, with and without WebSockets', async () => {
+  const html = '<live-count id="count" one="# person is reading" other="# people are reading"></live-count><unread-bell id="bell"></unread-bell>';
+  const at = (from) => `${guarded.url}/guarded?${new URLSearchParams({ html, from })}`;
+  const [page, slow] = await Promise.all([open(at(server.url)), open(at(office.url))]);
+  for (const each of [page, slow]) {
+    await expectWords(each, '2 people are reading');
+    await each.waitForFunction(() => document.getElementById('bell').shadowRoot?.querySelector('button'));
+    assert.equal(await each.evaluate(() => getComputedStyle(document.querySelector('body > [role=status]')).position), 'fixed');
+  }
+  assert.deepEqual(page.complaints, []);
+  assert.deepEqual(slow.complaints.filter((text) => /Policy/.test(text)), []);
+  await close(page, slow);
 });
 
 test('with storage="none" there is neither a cookie nor storage, with and without WebSockets', async () => {
