@@ -60,8 +60,8 @@ const close = (...pages) => Promise.all(pages.map((page) => page.context().close
 /** What a reader of the page sees of an element. */
 const words = (page, id = 'count') =>
   page.evaluate((id) => {
-    const { shadowRoot } = document.getElementById(id);
-    return [...shadowRoot.childNodes].map((node) => (node.hidden ? '' : node.textContent)).join('');
+    const shown = document.getElementById(id).shadowRoot?.childNodes ?? [];
+    return [...shown].map((node) => (node.hidden ? '' : node.textContent)).join('');
   }, id);
 const expectWords = (page, want, id) => eventually(want, 'the element shows', PATIENCE, () => words(page, id));
 
@@ -91,6 +91,7 @@ test('the element writes the sentence, and nothing when there is nothing to say'
   const sentence = 'one="# person is reading" other="# people are reading"';
   const page = await played(`<live-count id="count" ${sentence}></live-count>`);
   assert.equal(await page.innerText('#words'), '');
+  await page.waitForFunction(() => document.getElementById('count').shadowRoot);
   assert.equal(await words(page), '', 'no dash, no words');
   page.say(1);
   await expectWords(page, '1 person is reading');

@@ -62,7 +62,7 @@ export function App() {
     h('p', { id: 'site' }, site.count ?? 'unknown'),
     h('p', { id: 'unread' }, unread.count ?? 'unknown'),
     h('button', { id: 'like', onClick: () => (likes.mine ? likes.remove() : likes.add()) }, \`\${likes.value ?? 'unknown'} \${likes.mine}\`),
-    h('button', { id: 'move', onClick: () => setPage('elsewhere') }, 'move'),
+    h('button', { id: 'move', onClick: () => setPage('elsewhere' + location.pathname) }, 'move'),
     h('live-count', { id: 'other', page: 'other', watch: true, other: '# people', min: 0 }),
   );
 }
@@ -156,6 +156,7 @@ async function makeProjects() {
 async function serveFiles(root) {
   const kinds = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript' };
   const server = createServer(async (request, response) => {
+    if (request.url === '/favicon.ico') return response.writeHead(204).end();
     const path = join(root, normalize(decodeURIComponent(new URL(request.url, 'http://x').pathname)));
     const file = (await stat(path).catch(() => undefined))?.isDirectory() ? join(path, 'index.html') : path;
     if (!(await stat(file).catch(() => undefined))) return response.writeHead(404).end();
