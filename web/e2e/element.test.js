@@ -65,6 +65,9 @@ const words = (page, id = 'count') =>
   }, id);
 const expectWords = (page, want, id) => eventually(want, 'the element shows', PATIENCE, () => words(page, id));
 
+/** Waits until an element has what it shows in it. */
+const drawn = (page) => page.waitForFunction(() => document.getElementById('count').shadowRoot, undefined, { timeout: PATIENCE });
+
 /** All live regions of a page, with those in shadows. */
 const regions = (page) =>
   page.evaluate(() => {
@@ -83,6 +86,7 @@ async function played(html, options = {}) {
     }),
   );
   await eventually(true, 'it connects', PATIENCE, () => socket !== undefined);
+  await drawn(page);
   page.say = (count, name = '/', more = {}) => socket.send(JSON.stringify({ type: 'count', page: name, count, updated_at: null, version: `1-${++version}`, ...more }));
   return page;
 }
@@ -91,7 +95,6 @@ test('the element writes the sentence, and nothing when there is nothing to say'
   const sentence = 'one="# person is reading" other="# people are reading"';
   const page = await played(`<live-count id="count" ${sentence}></live-count>`);
   assert.equal(await page.innerText('#words'), '');
-  await page.waitForFunction(() => document.getElementById('count').shadowRoot);
   assert.equal(await words(page), '', 'no dash, no words');
   page.say(1);
   await expectWords(page, '1 person is reading');
@@ -220,6 +223,7 @@ test('behind a proxy with a wrong Host nothing is live, and the console names th
     await eventually('refused', way, PATIENCE, () => state(page));
     const hint = page.complaints.find((text) => /refuses this page/.test(text));
     assert.match(hint, /proxy_set_header Host \$http_host/, way);
+    await drawn(page);
     const style = await page.evaluate(() => {
       const number = document.getElementById('count').shadowRoot.querySelector('[part~=count]');
       return [number.part.contains('refused'), getComputedStyle(number).textDecorationLine];
