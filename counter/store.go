@@ -223,6 +223,10 @@ type Reader interface {
 	// one, as all of them were at some moment of the call. A sum that leaves 64 bits
 	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
 	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
+	// Sets returns keys of sets, some at a time, and the cursor for the next ones. The
+	// first cursor is empty, and so is that after the last. A set that exists all the
+	// while is returned at least once; a key that is no set's may be, too.
+	Sets(ctx context.Context, cursor string) (keys []string, next string, err error)
 }
 
 // Update is the newest of a counter that changed.

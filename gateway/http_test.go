@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"encoding/xml"
 	"io"
 	"net/http"
 	"strings"
@@ -90,5 +91,45 @@ func TestRefusalsOfTheHTTPServer(t *testing.T) {
 			t.Errorf("%.20q: %d %s, %v", request, resp.StatusCode, body, err)
 		}
 		_ = r.Close()
+	}
+}
+
+// What a query brings into a badge and a widget stays text, and a site may frame the widget.
+func TestBadgeAndWidget(t *testing.T) {
+	s := serveGateway(t, true, nil)
+	get := func(path string) (string, http.Header) {
+		t.Helper()
+		resp := s.open(path, "", "Connection: close").response(http.StatusOK)
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(body), resp.Header
+	}
+	svg, head := get("/p/badge.svg?label=%22%3E%3Cscript%3E%26&color=0066cc&background=teal")
+	var parsed struct {
+		XMLName xml.Name
+		Title   string `xml:"title"`
+	}
+	if err := xml.Unmarshal([]byte(svg), &parsed); err != nil || parsed.XMLName.Local != "svg" || parsed.Title != `0 "><script>&` {
+		t.Errorf("%v: %+v in %s", err, parsed, svg)
+	}
+	if !strings.Contains(svg, `fill="#0066cc"`) || !strings.Contains(svg, `fill="teal"`) || head.Get("Content-Type") != "image/svg+xml" || head.Get("Cache-Control") != "no-store" {
+		t.Errorf("%v %s", head, svg)
+	}
+	html, head := get("/%3Cb%3E%22/widget?label=%3Cscript%3E&color=abc&background=%23fff")
+	if !strings.Contains(html, `<live-count page="&lt;b&gt;&#34;">0</live-count> &lt;script&gt;`) || !strings.Contains(html, "color: #abc; background: #fff ") {
+		t.Errorf("%s", html)
+	}
+	if policy := head.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors *") || strings.Contains(policy, "unsafe") {
+		t.Errorf("%s", policy)
+	}
+	if html, _ := get("/*/widget"); !strings.Contains(html, `<live-count page="*" watch>`) {
+		t.Errorf("the whole site cannot be joined: %s", html)
+	}
+	for _, bad := range []string{"color=%7Bx%7D", "color=12345", "background=red%3Bx", "label=" + strings.Repeat("x", 41)} {
+		for _, what := range []string{"badge.svg", "widget"} {
+			_ = s.open("/p/"+what+"?"+bad, "").response(http.StatusBadRequest)
+		}
 	}
 }

@@ -38,7 +38,11 @@ func (g *Gateway) routes() http.Handler {
 	e.DELETE("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, false) })
 	e.GET("/:page/counter/events", g.getEvents)
 	policy.Get(e, "/:page/stats", g.getStats)
+	policy.Get(e, "/:page/badge.svg", g.getBadge)
+	policy.Get(e, "/:page/widget", g.getWidget)
 	policy.Get(e, "/-/counters", g.getCounters)
+	e.DELETE("/-/me", g.deleteMe)
+	e.DELETE("/-/users/:user", g.deleteUser)
 	e.GET("/-/ws", g.getSocket)
 	g.unreadRoutes(e)
 	if g.counters != nil {

@@ -37,11 +37,16 @@ func (g *Gateway) unreadRoutes(e *gin.Engine) {
 // carryOut calls the store for a request, with a deadline of storePatience. If it
 // returns false, it has written the error answer.
 func (g *Gateway) carryOut(c *gin.Context, do func(context.Context) error) bool {
+	return g.carryOutIn(c, storePatience, do)
+}
+
+// carryOutIn is carryOut with another deadline.
+func (g *Gateway) carryOutIn(c *gin.Context, patience time.Duration, do func(context.Context) error) bool {
 	if err := g.serving(); err != nil {
 		unavailable(c, err)
 		return false
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), storePatience)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
 	defer cancel()
 	err := do(ctx)
 	switch {

@@ -475,6 +475,32 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate
 	return a, err
 }
 
+// setsAtOnce is how many counters one call of Sets looks at.
+const setsAtOnce = 10_000
+
+// Sets is as counter.Reader says. The cursor is the key that comes next.
+func (s *Store) Sets(_ context.Context, cursor string) (keys []string, next string, err error) {
+	err = s.view("sets", func(tx *bbolt.Tx) error {
+		c := tx.Bucket(countersBucket).Cursor()
+		n := 0
+		for k, v := c.Seek([]byte(cursor)); k != nil; k, v = c.Next() {
+			if n++; n > setsAtOnce {
+				next = string(k)
+				return nil
+			}
+			var r record
+			if err := r.parse(v); err != nil {
+				return fmt.Errorf("counter %q: %w", k, err)
+			}
+			if r.Kind == counter.Members {
+				keys = append(keys, string(k))
+			}
+		}
+		return nil
+	})
+	return keys, next, err
+}
+
 // Watch is as counter.Feed says.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)

@@ -251,6 +251,21 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, 
 	return total.Aggregate(prefix)
 }
 
+// Sets is as counter.Reader says; all of them come at once.
+func (s *Store) Sets(context.Context, string) (keys []string, next string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, "", s.unavailable("sets")
+	}
+	for key, r := range s.counters {
+		if r.Kind == counter.Members {
+			keys = append(keys, key)
+		}
+	}
+	return keys, "", nil
+}
+
 // Watch is as counter.Feed says.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.hub.Watch(told, lost)

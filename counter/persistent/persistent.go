@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -793,6 +794,27 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 		return counter.Aggregate{}, fmt.Errorf("persistent: aggregate %q: %w", prefix, unavailable(err))
 	}
 	return total.Aggregate(prefix)
+}
+
+// coldSets begins the cursor of sets in PostgreSQL.
+const coldSets = "cold:"
+
+// Sets is as counter.Reader says: those in Redis, and then those in PostgreSQL, which has
+// every set that was not in Redis before.
+func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
+	cold, isCold := strings.CutPrefix(cursor, coldSets)
+	if isCold {
+		keys, next, err = s.pg.Sets(ctx, cold)
+	} else {
+		keys, next, err = s.redis.Sets(ctx, cursor)
+	}
+	if next != "" && isCold || next == "" && !isCold {
+		next = coldSets + next
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("persistent: %w", unavailable(err))
+	}
+	return keys, next, nil
 }
 
 // Watch is as counter.Feed says: Redis tells of hot counters, PostgreSQL of exact ones.

@@ -298,6 +298,30 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
+const (
+	setsAtOnce = 1000
+	readSets   = `select key from headcount_counters where kind = 3 and key > $1 order by key limit $2`
+)
+
+// Sets is as counter.Reader says. The cursor is the key that came last.
+func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		rows, err := c.Query(ctx, readSets, cursor, setsAtOnce)
+		if err != nil {
+			return err
+		}
+		keys, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("pgstore: sets: %w", err)
+	}
+	if len(keys) == setsAtOnce {
+		next = keys[len(keys)-1]
+	}
+	return keys, next, nil
+}
+
 // cache remembers counters for reads that may lag, and for those that come
 // while PostgreSQL is away. What has not been asked for longest goes first.
 type cache struct {

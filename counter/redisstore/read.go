@@ -343,6 +343,35 @@ func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
+// Sets is as counter.Reader says. The cursor is the number of a bucket. What is not
+// known to be a set or not, since PostgreSQL has it, is returned.
+func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
+	b := 0
+	if cursor != "" {
+		if b, err = strconv.Atoi(cursor); err != nil {
+			return nil, "", fmt.Errorf("redisstore: sets: %w", err)
+		}
+	}
+	err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		got := pipe.HGetAll(ctx, countersKey(b))
+		return func() error {
+			for key, text := range got.Val() {
+				if c, _, err := parseState(key, text); err != nil || c.Kind == counter.Members {
+					keys = append(keys, key)
+				}
+			}
+			return got.Err()
+		}
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("redisstore: sets: %w", err)
+	}
+	if b++; b < Buckets {
+		next = strconv.Itoa(b)
+	}
+	return keys, next, nil
+}
+
 // add adds up counters, while hold holds them still.
 func (s *Store) add(ctx context.Context, states map[string]string, hold func() error) (*counter.Total, error) {
 	total := &counter.Total{}

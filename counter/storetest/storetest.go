@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"sync"
@@ -82,6 +83,7 @@ func Run(t *testing.T, open Factory) {
 		"reads of several keys":                       reads,
 		"keys are compared byte by byte":              bytewise,
 		"aggregates":                                  aggregates,
+		"sets are listed":                             listed,
 		"an aggregate is of one moment":               aggregateMoment,
 		"a peer reads what was acknowledged":          peers,
 		"a watcher hears what it follows":             watch,
@@ -943,6 +945,37 @@ func aggregates(t *testing.T, i Instance) {
 	one(t, s, adjust(sum, "o:3", math.MinInt64)) // it leaves 64 bits and comes back
 	if got, err := s.Aggregate(t.Context(), "o:"); err != nil || got != (counter.Aggregate{Counters: 3, Value: math.MaxInt64 - 1}) {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// listed finds every set, whatever else there is, and none that was deleted.
+func listed(t *testing.T, i Instance) {
+	s, want := i.Store, map[string]bool{}
+	for n := range 30 {
+		key := fmt.Sprintf("m:%d", n)
+		one(t, s, edit(key, []string{"a"}, nil))
+		one(t, s, add(sum, fmt.Sprintf("s:%d", n), 1))
+		want[key] = true
+	}
+	one(t, s, drop(members, "m:7"))
+	delete(want, "m:7")
+	found := map[string]bool{}
+	for cursor, n := "", 0; ; n++ {
+		keys, next, err := s.Sets(t.Context(), cursor)
+		if err != nil || n > 1000 {
+			t.Fatalf("call %d: %v", n, err)
+		}
+		for _, key := range keys {
+			if readAll(t, s, "a", key)[0].Mine {
+				found[key] = true
+			}
+		}
+		if cursor = next; cursor == "" {
+			break
+		}
+	}
+	if !maps.Equal(found, want) {
+		t.Errorf("found %v, want %v", found, want)
 	}
 }
 

@@ -67,6 +67,8 @@ func (s *scripted) Dimension(context.Context, string, string) (counter.Counter, 
 	panic("not asked for")
 }
 
+func (s *scripted) Sets(context.Context, string) ([]string, string, error) { panic("not called") }
+
 func (s *scripted) Aggregate(context.Context, string) (counter.Aggregate, error) {
 	panic("not asked for")
 }

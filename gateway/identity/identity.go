@@ -224,6 +224,13 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	})
 }
 
+// ForgetCookie takes the cookie away from a client that has sent one.
+func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, secure bool) {
+	if len(r.CookiesNamed(Cookie)) > 0 {
+		http.SetCookie(w, &http.Cookie{Name: Cookie, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure})
+	}
+}
+
 // anonymous returns the user of the first valid id. It tries the URL first, then
 // the header, then the cookies, unless the page wants nothing stored. If none is
 // valid, it issues a new id.

@@ -6,6 +6,8 @@ var calls = []call{
 	{"PUT", "/{page}/counter", "\"I am here\" (increment): a hold that lasts three times --presence-timeout, or until decrement.", visitor, "", "Action", "Count", "400 401 403 413 429 503"},
 	{"GET", "/{page}/counter/events", "The count, live, as server-sent events.", visitor, "lastevent urltoken urlid", "", "text/event-stream", "400 401 403 429 503"},
 	{"GET", "/{page}/stats", "What a page remembers of the time before now.", anyone, "last step", "", "Stats", "400 401 404 503"},
+	{"GET", "/{page}/badge.svg", "The count as a picture.", anyone, "label color background", "", "image/svg+xml", "400 401 503"},
+	{"GET", "/{page}/widget", "The count as a page for a frame.", anyone, "label color background watch", "", "text/html", "400 401 503"},
 	{"GET", "/-/counters", "How many are on each of several pages now, in the order asked.", anyone, "pages", "", "Counts", "400 401 503"},
 	{"GET", "/-/ws", "The WebSocket; its frames are in /-/asyncapi.json.", visitor, "urltoken urlid", "", "101", "400 401 403 426 503"},
 	{"PUT", "/-/users/{user}/pages/{page}", "A server says that a user is here: a hold, as by PUT of the counter.", server, "", "Empty?", "Count", "400 401 403 413 429 503"},
@@ -22,6 +24,9 @@ var calls = []call{
 	{"DELETE", "/-/users/{user}/follows/{page}", "A user follows a page no more.", server, "", "", "204", "400 401 403 503"},
 	{"GET", "/-/users/{user}/unread", "How many changes a user has not seen.", server, "", "", "Unread", "400 401 503"},
 	{"PUT", "/-/users/{user}/unread", "A user has seen everything.", server, "", "ResetUnread", "Unread", "400 401 403 413 503"},
+
+	{"DELETE", "/-/me", "Erases what is kept of the caller: follows, what is unread, and memberships that the caller may end.", visitor, "", "", "204", "401 403 503"},
+	{"DELETE", "/-/users/{user}", "Erases what is kept of a user: follows, what is unread, and all memberships.", server, "", "", "204", "400 401 403 503"},
 
 	{"GET", "/api/v1/counters", "Several counters, in the order asked.", opened, "keys", "", "Counters", "400 401 403 503"},
 	{"POST", "/api/v1/counters", "Up to 1,000 changes, all or none.", server, "idempotency", "Batch", "Counters", "400 401 403 409 413 415 503"},

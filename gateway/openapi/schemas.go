@@ -124,6 +124,11 @@ var parameters = object{
 	"member": path("member", "me", "A member of a set; me is the caller.", id),
 	"name":   path("name", "country", "A dimension of the rule.", text),
 
+	"label":      query("label", "What stands beside the number.", object{"type": "string", "maxLength": 40, "default": "here now"}),
+	"color":      query("color", "A colour: a name, or hexadecimal digits.", text),
+	"background": query("background", "The same.", text),
+	"watch":      query("watch", "1: whoever looks is not counted.", one("1")),
+
 	"regions": query("regions", "1: with each region's share.", one("1")),
 	"pages":   several("page", "1 to 100 distinct pages, * too."),
 	"keys":    several("key", "1 to 100 distinct counters."),

@@ -42,6 +42,7 @@ func RunUnread(t *testing.T, open UnreadFactory) {
 		"a user follows at most 1,000 pages":             maxFollows,
 		"follows begin with 0 and end with their unread": followUnfollow,
 		"updated is the last time unread changed":        unreadUpdated,
+		"what a user follows is forgotten":               forget,
 		"a change during a reset is not lost":            changeInReset,
 		"edits at once all count":                        editsAtOnce,
 		"resets and changes at once":                     resetsAtOnce,
@@ -443,6 +444,35 @@ func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Ti
 		t.Fatalf("unread = %d, %v; want %d", n, err, want)
 	}
 	return updated
+}
+
+func forget(t *testing.T, s UnreadStore) {
+	b, u, other, page := unread.NewBook(s, nil), freshUser(), freshUser(), freshName()
+	if err := b.Forget(t.Context(), u); err != nil { // who follows nothing
+		t.Fatal(err)
+	}
+	for _, user := range []unread.User{u, other} {
+		follow(t, b, user, page, false)
+		follow(t, b, user, page+"2", false)
+	}
+	change(t, s, page, unread.Change{})
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	change(t, s, page, unread.Change{})
+	before := record(t, s, u).Version
+	if err := b.Forget(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	if r := record(t, s, u); len(r.Follows) != 0 || !r.Updated.IsZero() || r.Version.Compare(before) <= 0 {
+		t.Errorf("%+v", r)
+	}
+	wantUnread(t, b, u, 0)
+	wantUnread(t, b, other, 2)
+	follow(t, b, u, page, false) // as a new one
+	wantUnread(t, b, u, 0)
+	change(t, s, page, unread.Change{})
+	wantUnread(t, b, u, 1)
 }
 
 func maxFollows(t *testing.T, s UnreadStore) {

@@ -141,6 +141,28 @@ func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 	})
 }
 
+// Forget forgets what the user follows, and what is unread.
+func (b *Book) Forget(ctx context.Context, user User) error {
+	end, err := b.turn(ctx, user)
+	if err != nil {
+		return err
+	}
+	defer end()
+	for n := range attempts {
+		records, err := b.store.Records(ctx, []User{user})
+		if err != nil || len(records[0].Follows) == 0 && records[0].Updated.IsZero() {
+			return err
+		}
+		if _, err = b.store.Save(ctx, user, records[0], Record{}); !errors.Is(err, ErrConflict) {
+			return err
+		}
+		if err := pause(ctx, n); err != nil {
+			return err
+		}
+	}
+	return errCrowded
+}
+
 // Attend notes that the user is present on the page through this life of a
 // gateway, or, unless on, no longer is. Changes while the user was present do not
 // count. Attend has an effect only when the user follows the page with AwayOnly.

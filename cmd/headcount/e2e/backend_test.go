@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -64,4 +66,91 @@ func TestServersSayWhoIsHere(t *testing.T) {
 	if log := s.log.String(); strings.Contains(log, "alice") {
 		t.Error("a user is in the log")
 	}
+}
+
+// What is kept of a user is erased for the user, and for a server: follows, what is
+// unread, and memberships. Others keep theirs.
+func TestErasure(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t, "--data-dir="+t.TempDir())
+	value := func(key string) int {
+		t.Helper()
+		var c struct{ Value int }
+		a := s.get(t, "/api/v1/counters/"+key, withKey)
+		if err := json.Unmarshal([]byte(a.body), &c); err != nil || a.status != 200 {
+			t.Fatalf("%d %s, %v", a.status, a.body, err)
+		}
+		return c.Value
+	}
+	erase := func(path string, headers ...string) answer {
+		t.Helper()
+		a := do(t, "DELETE", s.url+path, "", headers...)
+		a.noContent(t)
+		return a
+	}
+	me, other := s.ws(t), s.ws(t)
+	page := fresh(t)
+	for _, c := range []*client{me, other} {
+		s.follow(t, c.as(), page)
+		for _, key := range []string{"likes:1", "likes:2"} {
+			if a := s.put(t, "/api/v1/counters/"+key+"/members/me", "", c.as()); a.status != 200 {
+				t.Fatalf("%d %s", a.status, a.body)
+			}
+		}
+	}
+	s.change(t, page, "")
+	me.awaitUnread(1)
+	other.awaitUnread(1)
+	if a := erase("/-/me", "Cookie: headcount_id="+me.id); !strings.HasPrefix(a.header.Get("Set-Cookie"), "headcount_id=; Path=/; Max-Age=0") {
+		t.Errorf("the cookie stays: %v", a.header)
+	}
+	me.awaitUnread(0)
+	if got := s.get(t, "/-/me/follows", me.as()).body; strings.TrimSpace(got) != `{"follows":[]}` {
+		t.Errorf("it is followed: %s", got)
+	}
+	if value("likes:1") != 1 || value("likes:2") != 1 {
+		t.Error("the user is still a member")
+	}
+	other.silent()
+	erase("/-/me") // who was never here
+	erase("/-/me", me.as())
+
+	user := "/-/users/" + other.user
+	do(t, "DELETE", s.url+user, "").problem(t, 401)
+	if a := do(t, "POST", s.url+"/api/v1/counters/likes:3/members", `{"add":["x",`+quoted(other.user)+`]}`, withKey); a.status != 200 {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	erase(user, withKey)
+	erase(user, withKey)
+	other.awaitUnread(0)
+	if value("likes:1") != 0 || value("likes:2") != 0 || value("likes:3") != 1 {
+		t.Error("the user is still a member")
+	}
+}
+
+// Who erases leaves only those sets that the rule lets members leave.
+func TestErasureStaysWithinTheRules(t *testing.T) {
+	t.Parallel()
+	rules := t.TempDir() + "/rules.json"
+	if err := os.WriteFile(rules, []byte(`{"rules":[{"match":"fans:*","kind":"members","public":["read","member"]},{"match":"banned:*","kind":"members","public":["read"]}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startWithKey(t, "--counters="+rules)
+	me := s.ws(t)
+	for _, key := range []string{"fans:1", "banned:1"} {
+		if a := do(t, "PUT", s.url+"/api/v1/counters/"+key+"/members/"+me.user, "", withKey); a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+	}
+	in := func(key string, want bool) {
+		t.Helper()
+		if a := s.get(t, "/api/v1/counters/"+key+"/members/"+me.user, withKey); !strings.Contains(a.body, fmt.Sprintf(`"member":%t`, want)) {
+			t.Errorf("%s: %s", key, a.body)
+		}
+	}
+	do(t, "DELETE", s.url+"/-/me", "", me.as()).noContent(t)
+	in("fans:1", false)
+	in("banned:1", true)
+	do(t, "DELETE", s.url+"/-/users/"+me.user, "", withKey).noContent(t)
+	in("banned:1", false)
 }

@@ -259,8 +259,8 @@ func TestUnreadBadInput(t *testing.T) {
 		"change from another origin":  {"POST", "/p/changes", "", []string{withKey, "Origin: https://evil.example"}, 403},
 		"reset from another origin":   {"PUT", "/-/me/unread", `{"action":"reset"}`, []string{"Origin: null"}, 403},
 		"a preflight from another":    {"OPTIONS", "/-/me/follows/p", "", []string{"Origin: https://evil.example", "Access-Control-Request-Method: DELETE"}, 403},
-		"nothing beside":              {"GET", "/-/me", "", nil, 404},
-		"nothing beside, of somebody": {"GET", "/-/users/u", "", []string{withKey}, 404},
+		"nothing beside":              {"GET", "/-/me", "", nil, 405},
+		"nothing beside, of somebody": {"GET", "/-/users/u", "", []string{withKey}, 405},
 	} {
 		t.Run(name, func(t *testing.T) {
 			do(t, tc.method, s.url+tc.path, tc.body, append(tc.headers, me)...).problem(t, tc.status)

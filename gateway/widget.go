@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"bytes"
+	"crypto/rand"
+	"html/template"
+	"net/url"
+	"regexp"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/counters"
+	"headcount/gateway/policy"
+	"headcount/presence"
+)
+
+const (
+	maxLabel     = 40 // characters
+	labelDefault = "here now"
+	letterWidth  = 7 // of a badge's text, in pixels; about
+	badgePadding = 12
+)
+
+// display is what a badge and a widget show, and in which colours.
+type display struct {
+	presence.Count
+	Label      string
+	Color      template.CSS // of the number, checked; so is Background
+	Background template.CSS
+	Watch      bool   // the widget counts nobody
+	Nonce      string // of the widget's style
+
+	Left, Right, Width int // pixels of a badge's parts
+}
+
+// colour is a name, or hexadecimal digits with or without #, which a query has as %23.
+var colour = regexp.MustCompile(`^(?:#?(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})|[a-zA-Z]{3,24})$`)
+var hexadecimal = regexp.MustCompile(`^[0-9a-fA-F]+$`)
+
+// show reads what a badge or widget is to show. If ok is false, it has written the error
+// answer.
+func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok bool) {
+	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	name, ok := page(c, presence.CheckReadable)
+	if !ok || !g.public(c) {
+		return s, false
+	}
+	query, ok := counters.Query(c, "?label=reading&color=06c")
+	if !ok {
+		return s, false
+	}
+	if s.Label = query.Get("label"); !query.Has("label") {
+		s.Label = labelDefault
+	}
+	if !utf8.ValidString(s.Label) || utf8.RuneCountInString(s.Label) > maxLabel {
+		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters.")
+		return s, false
+	}
+	s.Color, ok = oneColour(c, query, "color", color)
+	if ok {
+		s.Background, ok = oneColour(c, query, "background", background)
+	}
+	if !ok {
+		return s, false
+	}
+	s.Watch = query.Get("watch") == "1" || name == presence.Site
+	counts, ok := g.counts(c, name)
+	if ok {
+		s.Count = counts[0]
+	}
+	return s, ok
+}
+
+func oneColour(c *gin.Context, query url.Values, name, otherwise string) (template.CSS, bool) {
+	given := query.Get(name)
+	if given == "" {
+		given = otherwise
+	}
+	if !colour.MatchString(given) {
+		badRequest(c, `"`+name+`" is a colour: a name such as teal, or 3, 4, 6 or 8 hexadecimal digits such as 0066cc.`)
+		return "", false
+	}
+	if hexadecimal.MatchString(given) && len(given) != 5 && len(given) != 7 {
+		given = "#" + given
+	}
+	return template.CSS(given), true
+}
+
+// getBadge answers with the count as a picture.
+func (g *Gateway) getBadge(c *gin.Context) {
+	s, ok := g.show(c, "06c", "444")
+	if !ok {
+		return
+	}
+	s.Left = utf8.RuneCountInString(s.Label)*letterWidth + badgePadding
+	s.Right = len(strconv.FormatInt(s.Users, 10))*letterWidth + badgePadding
+	if s.Label == "" {
+		s.Left = 0
+	}
+	s.Width = s.Left + s.Right
+	c.Header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+	g.draw(c, badge, "image/svg+xml", s)
+}
+
+// getWidget answers with a page that any site may frame. It counts who looks at it, unless
+// it is asked to watch.
+func (g *Gateway) getWidget(c *gin.Context) {
+	s, ok := g.show(c, "inherit", "transparent")
+	if !ok {
+		return
+	}
+	s.Nonce = rand.Text()
+	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
+	g.draw(c, widget, "text/html; charset=utf-8", s)
+}
+
+func (g *Gateway) draw(c *gin.Context, t *template.Template, kind string, s display) {
+	var b bytes.Buffer
+	if err := t.Execute(&b, s); err != nil {
+		panic(err) // the template is ours, and so is the value
+	}
+	write(c, kind, b.Bytes())
+}
+
+var badge = template.Must(template.New("badge").Parse(`<svg xmlns="http://www.w3.org/2000/svg" width="{{.Width}}" height="20" role="img" aria-label="{{.Users}} {{.Label}}">
+<title>{{.Users}} {{.Label}}</title>
+<clipPath id="r"><rect width="{{.Width}}" height="20" rx="3"/></clipPath>
+<g clip-path="url(#r)"><rect width="{{.Left}}" height="20" fill="{{.Background}}"/><rect x="{{.Left}}" width="{{.Right}}" height="20" fill="{{.Color}}"/></g>
+<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{{if .Label}}<text x="6" y="14" textLength="{{.Text .Left}}">{{.Label}}</text>{{end}}<text x="{{.At}}" y="14" textLength="{{.Text .Right}}">{{.Users}}</text></g>
+</svg>
+`))
+
+// Text is the width of the text in a part of a badge.
+func (s display) Text(part int) int { return part - badgePadding }
+
+// At is where the number of a badge begins.
+func (s display) At() int { return s.Left + badgePadding/2 }
+
+var widget = template.Must(template.New("widget").Parse(`<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{{.Users}} {{.Label}}</title>
+<style nonce="{{.Nonce}}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {{.Color}}; background: {{.Background}} }</style>
+<script type="module" src="/-/headcount.js"></script>
+<live-count page="{{.Page}}"{{if .Watch}} watch{{end}}>{{.Users}}</live-count> {{.Label}}
+</html>
+`))
