@@ -20,14 +20,14 @@ func TestAdminEndpoints(t *testing.T) {
 	c.takeError("bad_page")
 	s.get(t, "/a%20page%20of%20its%20own/counter").counter(t)
 	s.get(t, "/nothing%20like%20it").problem(t, 404)
-	s.get(t, "/another%00bad/counter").problem(t, 400)
+	s.get(t, "/thirdname%00bad/counter").problem(t, 400)
 	for _, path := range []string{"/healthz", "/readyz", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1"} {
 		if a := do(t, "GET", s.admin+path, ""); a.status != 200 || a.body == "" {
 			t.Errorf("%s: %d %.100s", path, a.status, a.body)
 		}
 	}
 	metrics := do(t, "GET", s.admin+"/metrics", "").body
-	for _, private := range []string{page, "its%20own", "nothing", "another", "badpage", user, c.user} {
+	for _, private := range []string{page, "its%20own", "nothing", "thirdname", "badpage", user, c.user} {
 		if strings.Contains(metrics, private) {
 			t.Errorf("%q is in /metrics", private)
 		}

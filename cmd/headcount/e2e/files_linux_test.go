@@ -118,7 +118,9 @@ func TestNoFiles(t *testing.T) {
 	time.Sleep(2 * time.Second) // it tries again in that time
 	limit(4096)
 	eventually(t, "it is ready again", func() bool { return readyz() == "ready\n" })
-	for _, line := range []string{says, "new clients are accepted again"} {
+	const again = "new clients are accepted again"
+	eventually(t, "the log says so", func() bool { return strings.Contains(s.log.String(), again) })
+	for _, line := range []string{says, again} {
 		if n := strings.Count(s.log.String(), line); n != 1 {
 			t.Errorf("%q is %d times in the log:\n%s", line, n, s.log)
 		}
