@@ -16,11 +16,12 @@ FUZZTIME  ?= 10s
 # of the random histories; after a change there run them with -race and with all.
 SERVED   = (counter/(redisstore|pgstore|persistent)|presence/redisstore)$$
 
-# The packages whose tests take longest begin first, so that the others run beside
-# them. Those of whole processes are last, so that they do not run beside the faults.
-# The tests of the root are part of lint.
-SLOW     = ./cmd/headcount/faults ./gateway ./cmd/headcount/simulate
-OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|cmd/headcount/e2e$$|$(SERVED)') ./cmd/headcount/e2e
+# The packages that start whole processes, one after the other, beside all others: they
+# mostly wait. The processes have the race detector, their clients do not need it. The
+# tests of the root are part of lint.
+WHOLE    = ./cmd/headcount/faults ./cmd/headcount/e2e
+OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|cmd/headcount/(e2e|faults)$$|$(SERVED)')
+RACE_BIN = HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race'
 
 GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
 
@@ -80,11 +81,11 @@ test:
 	$(call part,setup,$(MAKE) --no-print-directory setup)
 	$(call part,lint,$(MAKE) --no-print-directory lint)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
-	$(call part,go test,HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' $(GO) test $(TESTFLAGS) $(SLOW) $(OTHERS))
+	$(call part,go test,$(RACE_BIN) $(GO) test -count=1 -timeout 8m -p 1 $(WHOLE) & whole=$$!; $(RACE_BIN) $(GO) test $(TESTFLAGS) $(OTHERS); status=$$?; wait $$whole && [ $$status = 0 ])
 	$(call part,stores,$(GO) test -count=1 -timeout 8m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20)
 	$(call part,portable test,$(GO) test -count=1 -timeout 3m -tags portable $(PORTABLE))
 	$(call part,simulation,$(GO) test -count=1 -run 'Simulation$$' ./presence/member)
-	$(call part,web test,cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' CHROMIUM="$(BROWSER)" npm test)
+	$(call part,web test,cd web && $(RACE_BIN) CHROMIUM="$(BROWSER)" npm test)
 
 # The program with the race detector in it, for the tests that run it.
 race-binary:
