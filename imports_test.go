@@ -41,6 +41,8 @@ var layers = []layer{
 	{"presence/unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                   // what pages remember
 	{"presence/storetest", []string{"presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
+	{"tracing", nil},                               // spans below a request that is traced
+	{"tracing/otlp", nil},                          // to a collector
 	{"servertest", nil},                            // processes of servers for tests
 	{"presence/redistest", []string{"servertest"}}, // real servers for tests
 	{"cmd/headcount/programtest", nil},             // the program for tests
@@ -51,7 +53,7 @@ var layers = []layer{
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
 	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
-	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
+	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "tracing"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                               // what regions share of a counter, as arithmetic
@@ -59,7 +61,7 @@ var layers = []layer{
 	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                   // spreads hot sums
 	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
-	{"redisconn", []string{"scripts"}}, // a connection to Redis: what stores there are built on
+	{"redisconn", []string{"scripts", "tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
 	{"presence/memstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
@@ -74,7 +76,7 @@ var layers = []layer{
 	{"gateway/identity", []string{"presence"}},                  // who a request is from
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
 	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
-	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy"}}, // the calls of counters that last
+	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy", "tracing"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway", []string{
 		"counter", "gateway/counters", "gateway/openapi",
@@ -91,7 +93,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "cmd/headcount/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "cmd/headcount/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
 	"headcount/gateway/counters"
@@ -119,6 +120,7 @@ type Config struct {
 	Proxies    *identity.Proxies
 	Assets     fs.FS // index.html is served at /, the other files under /-/
 
+	Tracer     trace.Tracer          // traces requests and joins; nil: nothing is traced
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
 }
@@ -139,6 +141,7 @@ type Gateway struct {
 	addressPages *policy.Rates
 	newPages     *rate.Limiter
 	metrics      *metrics
+	journeys     *journeys // nil: joins are not traced
 	handler      http.Handler
 	conns        sync.WaitGroup // connections, and the goroutines that they start
 	entry        sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
@@ -199,6 +202,9 @@ func New(cfg Config) (*Gateway, error) {
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.metrics = newMetrics(g, cfg.Registerer)
 	g.roster.seen = g.metrics.seen
+	if cfg.Tracer != nil {
+		g.journeys = &journeys{tracer: cfg.Tracer, hub: g.hub}
+	}
 	g.handler = g.routes()
 	return g, nil
 }
@@ -208,6 +214,7 @@ func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
 
 // Push takes updates, in any order, repeated or not. It does not block.
 func (g *Gateway) Push(updates []presence.Update) {
+	g.journeys.published(updates)
 	for _, u := range updates {
 		g.hub.Update(u)
 	}

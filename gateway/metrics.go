@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -169,19 +170,21 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 func (m *metrics) observe(c *gin.Context) {
 	start := time.Now()
 	c.Next()
-	route := c.FullPath()
-	if route == "" {
-		route = "none"
-	}
-	method := c.Request.Method
-	switch method {
-	case "GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS":
-	default:
-		method = "other"
-	}
-	f := m.figures(answer{route, method, c.Writer.Status()})
+	f := m.figures(answer{routeOf(c), methodOf(c), c.Writer.Status()})
 	f.requests.Inc()
 	f.seconds.Observe(time.Since(start).Seconds())
+}
+
+// routeOf is the pattern of the request's route.
+func routeOf(c *gin.Context) string { return cmp.Or(c.FullPath(), "none") }
+
+// methodOf is the request's method, one of a few.
+func methodOf(c *gin.Context) string {
+	switch method := c.Request.Method; method {
+	case "GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS":
+		return method
+	}
+	return "other"
 }
 
 func (m *metrics) figures(a answer) figures {

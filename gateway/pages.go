@@ -77,9 +77,11 @@ func (c *conn) join(name string) error {
 		w.joined, w.sent = true, true
 		c.Hold(topic)
 		c.g.metrics.joins.Inc()
+		c.g.journeys.begin(c, topic)
 		stored := c.g.roster.join(c.user, name, c)
 		c.g.unread.Moved(c.sum, name)
 		if stored {
+			c.g.journeys.stop(c, topic)
 			c.Ready(topic)
 		}
 	case w.sent:
@@ -101,7 +103,11 @@ func (c *conn) letGo(name string) {
 }
 
 // arrived implements joiner: the store has the join.
-func (c *conn) arrived(name string) { c.Ready(presence.CountTopic(name)) }
+func (c *conn) arrived(name string) {
+	topic := presence.CountTopic(name)
+	c.g.journeys.acknowledged(c, topic)
+	c.Ready(topic)
+}
 
 // leave ends the user's presence on the page, and the subscription that the join
 // made.

@@ -27,7 +27,10 @@ func (g *Gateway) routes() http.Handler {
 	e.RedirectTrailingSlash = false
 	e.HandleMethodNotAllowed = true
 	_ = e.SetTrustedProxies(nil) // Config.Proxies decides which proxies are trusted
-	e.Use(g.recover, g.metrics.observe, closeAfterChunks, policy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies))
+	if g.cfg.Tracer != nil {
+		e.Use(g.traced)
+	}
+	e.Use(g.recover, g.told, g.metrics.observe, closeAfterChunks, policy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies))
 	e.NoRoute(func(c *gin.Context) { notFound(c) })
 	e.NoMethod(func(c *gin.Context) {
 		policy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
@@ -110,7 +113,7 @@ func (g *Gateway) recover(c *gin.Context) {
 			panic(v)
 		}
 		g.metrics.panics.Inc()
-		g.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Stack().Msg("a request panicked")
+		g.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", policy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
 		if !c.Writer.Written() {
 			policy.Problem(c.Writer, http.StatusInternalServerError, "The server has a defect; it has been logged.")
 		}

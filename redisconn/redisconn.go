@@ -26,6 +26,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"headcount/scripts"
+	"headcount/tracing"
 )
 
 // ErrConfig is in every error about settings that cannot work.
@@ -348,7 +349,9 @@ func (s *Conn) Do(ctx context.Context, fn func(context.Context, *Client) error) 
 		return fmt.Errorf("%w: it did not answer a moment ago", s.cfg.Unavailable)
 	}
 	start := time.Now()
-	call, cancel := context.WithTimeout(ctx, callTimeout)
+	within, span := tracing.Start(ctx, "redis")
+	defer span.End()
+	call, cancel := context.WithTimeout(within, callTimeout)
 	defer cancel()
 	c, err := s.connect(call)
 	if err == nil {

@@ -102,6 +102,8 @@ func TestLayers(t *testing.T) {
 		"trusted-proxies":             {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
 		"shutdown-timeout":            {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
 		"log-level":                   {get: func(c Config) any { return c.LogLevel }, flag: one("trace"), env: "debug", file: `"warn"`, byFlag: "trace", byEnv: "debug", byFile: "warn"},
+		"otlp":                        {get: func(c Config) any { return c.OTLP }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
+		"trace-every":                 {get: func(c Config) any { return c.TraceEvery }, flag: one("1"), env: "2", file: `"3"`, byFlag: 1, byEnv: 2, byFile: 3},
 		"log-format":                  {get: func(c Config) any { return c.LogFormat }, flag: one("json"), env: "console", file: `"json"`, byFlag: "json", byEnv: "console", byFile: "json"},
 	} {
 		t.Run(flag, func(t *testing.T) {
@@ -247,6 +249,8 @@ var refused = map[string]struct {
 	"max-connections-per-address that is none":  {flag: "max-connections-per-address", env: map[string]string{"HEADCOUNT_MAX_CONNECTIONS_PER_ADDRESS": "few"}},
 	"a fraction of a connection":                {flag: "max-connections", file: `{"max-connections":1.5}`},
 	"unknown log level":                         {flag: "log-level", args: "--log-level loud"},
+	"otlp of another scheme":                    {flag: "otlp", args: "--otlp grpc://127.0.0.1:4317"},
+	"trace-every of less than none":             {flag: "trace-every", args: "--trace-every -1"},
 	"unknown log format":                        {flag: "log-format", args: "--log-format xml"},
 	"rules that are not there":                  {flag: "counters", args: "--counters /nowhere/rules.json"},
 	"rules that are a folder":                   {flag: "counters", args: "--counters ."},
@@ -441,7 +445,7 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats`)
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -17,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace"
 
 	"headcount/dashboard"
 	"headcount/dispatcher"
@@ -33,6 +35,8 @@ import (
 	"headcount/presence/region"
 	"headcount/presence/rpc"
 	"headcount/presence/unread"
+	"headcount/tracing"
+	"headcount/tracing/otlp"
 	"headcount/web"
 )
 
@@ -375,6 +379,7 @@ func (s *system) openGateway(self presence.Process) error {
 		Origins:           origins,
 		Proxies:           proxies,
 		Assets:            web.Files,
+		Tracer:            s.tracer(),
 		Registerer:        s.registry,
 		Log:               s.log,
 	})
@@ -382,6 +387,16 @@ func (s *system) openGateway(self presence.Process) error {
 		s.counters.serve(s.gateway)
 	}
 	return err
+}
+
+// tracer is where traces go; nil: nowhere.
+func (s *system) tracer() trace.Tracer {
+	if s.cfg.OTLP == "" {
+		return nil
+	}
+	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Always: gateway.JoinSpan, Version: cmp.Or(version, "devel"), Log: s.log})
+	s.closers = append(s.closers, provider.Close)
+	return provider.Tracer(tracing.Scope)
 }
 
 // ready returns why the process cannot do its roles now, or nil if it can.

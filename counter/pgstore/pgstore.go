@@ -216,6 +216,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil { // CheckURL has parsed it
 		return nil, fmt.Errorf("pgstore: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
+	pc.ConnConfig.Tracer = traced{}
 	pc.MaxConns = int32(cfg.Connections)
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute

@@ -63,6 +63,7 @@ import (
 	"headcount/counter"
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
+	"headcount/tracing"
 )
 
 const (
@@ -332,7 +333,9 @@ func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, o
 	ctx, cancel := a.within(c)
 	defer cancel()
 	began := time.Now()
+	ctx, span := tracing.Start(ctx, "change of counters")
 	result := a.cfg.Combiner.Do(ctx, op)
+	span.End()
 	a.metrics.acknowledged.Observe(time.Since(began).Seconds())
 	if result.Err != nil {
 		a.refused(c, op.Changes, result.Err)
@@ -371,7 +374,7 @@ func (a *API) refused(c *gin.Context, changes []counter.Change, err error) {
 
 // defect answers 500.
 func (a *API) defect(c *gin.Context, err error) {
-	a.cfg.Log.Error().Err(err).Str("route", c.FullPath()).Msg("counters: a call could not be carried out")
+	a.cfg.Log.Error().Err(err).Str("route", c.FullPath()).Str("request_id", policy.RequestID(c.Writer.Header())).Msg("counters: a call could not be carried out")
 	problem(c, http.StatusInternalServerError, "The server has a defect; it has been logged.")
 }
 
@@ -401,7 +404,7 @@ func (a *API) unavailable(c *gin.Context, err error) {
 // away answers 503 with a detail.
 func (a *API) away(c *gin.Context, err error, detail string) {
 	a.metrics.unavailable.Inc()
-	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("counters: the store did not carry out a request")
+	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Str("request_id", policy.RequestID(c.Writer.Header())).Msg("counters: the store did not carry out a request")
 	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(comeBack))
 }
 

@@ -58,7 +58,7 @@ var (
 // schemas are the bodies of calls and answers.
 var schemas = object{
 	"Problem": members("type", text, "title", text, "status", number, "detail?", text,
-		"key?", about(text, "the counter at fault, with 409"), "value?", about(number, "and its value")),
+		"key?", about(text, "the counter at fault, with 409"), "value?", about(number, "and its value"), "request_id", about(text, "under which the log knows the request")),
 
 	"Count":  members(with(countMembers, "regions?", object{"type": "object", "additionalProperties": natural, "description": "each region's share, with ?regions=1"})...),
 	"Counts": members("counters", list(ref("Count"))),

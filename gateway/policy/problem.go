@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"math"
 	"net/http"
@@ -12,6 +13,20 @@ import (
 // maxDetail bounds the detail of a problem, in bytes, since a detail may repeat what
 // a client sent. A longer detail is cut and ends in an ellipsis.
 const maxDetail = 512
+
+// RequestIDHeader is the header of an answer with the id under which the log knows the request.
+const RequestIDHeader = "X-Request-Id"
+
+// RequestID returns the id of the request that is answered with these headers. Only a request that
+// somebody may ask about, a refused or a traced one, has an id.
+func RequestID(h http.Header) string {
+	id := h.Get(RequestIDHeader)
+	if id == "" {
+		id = rand.Text()[:16]
+		h.Set(RequestIDHeader, id)
+	}
+	return id
+}
 
 // An Option changes the answer of Problem.
 type Option func(http.Header)
@@ -27,7 +42,7 @@ func retrySeconds(d time.Duration) string {
 }
 
 // Problem answers with status and a problem of RFC 9457: type, title, status and,
-// unless it is empty, detail. detail may repeat what a client sent: it is escaped,
+// unless it is empty, detail, and request_id. detail may repeat what a client sent: it is escaped,
 // also for HTML, and cut to 512 bytes. Problem keeps the headers that are already
 // set, such as those of CORS, and removes only headers that describe another body.
 // A 401 gets a challenge unless it has one. net/http sends no body for HEAD.
@@ -47,6 +62,7 @@ type problem struct {
 	Detail string  `json:"detail,omitempty"`
 	Key    *string `json:"key,omitempty"`
 	Value  *int64  `json:"value,omitempty"`
+	ID     string  `json:"request_id"`
 }
 
 func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
@@ -63,6 +79,7 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	for _, opt := range opts {
 		opt(h)
 	}
+	p.ID = RequestID(h)
 	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
 	body, err := json.Marshal(p)
 	if err != nil {

@@ -34,10 +34,11 @@ func TestWriteProblem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
 			w.Header().Set("Content-Encoding", "gzip")
+			w.Header().Set(RequestIDHeader, "r")
 			w.Header().Set("Content-Length", "7")
 			w.Header().Set("Access-Control-Allow-Origin", "https://a.example")
 			Problem(w, tc.status, tc.detail, tc.opts...)
-			if got := w.Body.String(); w.Code != tc.status || got != tc.body {
+			if got := w.Body.String(); w.Code != tc.status || got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}` {
 				t.Fatalf("%d %s\nwant %s", w.Code, got, tc.body)
 			}
 			want := map[string]string{

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+// collector takes traces.
+type collector struct {
+	mu    sync.Mutex
+	text  strings.Builder
+	spans []collected
+}
+
+type collected struct {
+	TraceID, SpanID, ParentSpanID, Name string
+	StartTimeUnixNano, EndTimeUnixNano  string
+	Status                              *struct{ Code int }
+}
+
+func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	var all struct {
+		ResourceSpans []struct{ ScopeSpans []struct{ Spans []collected } }
+	}
+	if r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/json" || json.Unmarshal(body, &all) != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.text.Write(body)
+	for _, resource := range all.ResourceSpans {
+		for _, scope := range resource.ScopeSpans {
+			c.spans = append(c.spans, scope.Spans...)
+		}
+	}
+}
+
+// await waits for a span that fits.
+func (c *collector) await(t *testing.T, what string, fits func(collected) bool) collected {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		c.mu.Lock()
+		i := slices.IndexFunc(c.spans, fits)
+		if i >= 0 {
+			defer c.mu.Unlock()
+			return c.spans[i]
+		}
+		c.mu.Unlock()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t.Fatalf("no span of %s in\n%s", what, c.text.String())
+	return collected{}
+}
+
+// A request is traced with what it asks of Redis, and a join all the way round. Traces tell nobody
+// who was where.
+func TestTraces(t *testing.T) {
+	c := &collector{}
+	sink := httptest.NewServer(c)
+	defer sink.Close()
+	redis := redistest.Start(t)
+	const key = "a key that is long enough"
+	r := run(t, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every", "1", "--api-key", key)
+
+	named := func(name string) func(collected) bool { return func(s collected) bool { return s.Name == name } }
+	below := func(above collected, name string) func(collected) bool {
+		return func(s collected) bool {
+			return s.Name == name && s.ParentSpanID == above.SpanID && s.TraceID == above.TraceID && s.Status == nil
+		}
+	}
+	resp, err := http.Get("http://" + r.public + "/private-page/counter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	get := c.await(t, "the request", named("GET /:page/counter"))
+	if id := resp.Header.Get("X-Request-Id"); id != get.TraceID {
+		t.Errorf("the request id is %q, its trace %q", id, get.TraceID)
+	}
+	c.await(t, "Redis below it", below(get, "redis"))
+
+	ws, _, err := websocket.Dial(t.Context(), "ws://"+r.public+"/-/ws", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ws.CloseNow()
+	_, text, err := ws.Read(t.Context())
+	var welcome struct{ User, ID string }
+	if err != nil || json.Unmarshal(text, &welcome) != nil || welcome.User == "" {
+		t.Fatal(err, string(text))
+	}
+	if err := ws.Write(t.Context(), websocket.MessageText, []byte(`{"type":"join","page":"private-page"}`)); err != nil {
+		t.Fatal(err)
+	}
+	join := c.await(t, "the join", named("join"))
+	c.await(t, "the way to the store", below(join, "owner and store"))
+	c.await(t, "the way back", below(join, "publication and dispatcher"))
+
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.public+"/api/v1/counters/views:private-key/increment", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-API-Key", key)
+	if resp, err = http.DefaultClient.Do(req); err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	change := c.await(t, "the change", named("POST /api/v1/counters/:key/increment"))
+	c.await(t, "the write below it", below(change, "change of counters"))
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, private := range []string{"private-page", "private-key", welcome.User, welcome.ID, key, "127.0.0.1"} {
+		if strings.Contains(c.text.String(), private) {
+			t.Errorf("%q is in the traces", private)
+		}
+	}
+	for _, s := range c.spans {
+		if len(s.TraceID) != 32 || len(s.SpanID) != 16 || s.StartTimeUnixNano > s.EndTimeUnixNano {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// A refused request has an id, in the answer and in the log, also when nothing is traced.
+func TestRequestIDs(t *testing.T) {
+	r := run(t)
+	resp, err := http.Get("http://" + r.public + "/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var p struct {
+		RequestID string `json:"request_id"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || len(p.RequestID) != 16 || p.RequestID != resp.Header.Get("X-Request-Id") {
+		t.Errorf("%v, %q in the problem and %q in the head", err, p.RequestID, resp.Header.Get("X-Request-Id"))
+	}
+	good, err := http.Get("http://" + r.public + "/p/counter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good.Body.Close()
+	if id := good.Header.Get("X-Request-Id"); id != "" {
+		t.Errorf("a request that was answered has an id: %q", id)
+	}
+}

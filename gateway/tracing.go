@@ -1,0 +1,39 @@
+package gateway
+
+import (
+	"github.com/gin-gonic/gin"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"headcount/gateway/policy"
+)
+
+// traced makes a span of a request that is sampled, whose trace is its request id. What a client
+// says of traces is not heard: it could have every request of its own traced.
+func (g *Gateway) traced(c *gin.Context) {
+	ctx, span := g.cfg.Tracer.Start(c.Request.Context(), "HTTP", trace.WithSpanKind(trace.SpanKindServer))
+	defer span.End()
+	if !span.IsRecording() {
+		c.Next()
+		return
+	}
+	c.Request = c.Request.WithContext(ctx)
+	c.Header(policy.RequestIDHeader, span.SpanContext().TraceID().String())
+	c.Next()
+	route, method := routeOf(c), methodOf(c)
+	span.SetName(method + " " + route)
+	status := c.Writer.Status()
+	span.SetAttributes(attribute.String("http.request.method", method), attribute.String("http.route", route), attribute.Int("http.response.status_code", status))
+	if status >= 500 {
+		span.SetStatus(codes.Error, "")
+	}
+}
+
+// told logs what was refused, under the id that the problem has.
+func (g *Gateway) told(c *gin.Context) {
+	c.Next()
+	if id := c.Writer.Header().Get(policy.RequestIDHeader); id != "" && c.Writer.Status() >= 400 {
+		g.cfg.Log.Debug().Str("request_id", id).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).Msg("a request was refused")
+	}
+}

@@ -1,0 +1,215 @@
+// Package otlp sends spans to a collector over OTLP/HTTP, as JSON. The exporter of OpenTelemetry
+// would do the same with protocol buffers, and bring gRPC into the program, which registers itself
+// in the memory of every process whether or not it is traced.
+package otlp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+const (
+	// maxWaiting is how many spans wait for the collector; further ones are dropped.
+	maxWaiting = 2048
+	batch      = 512
+	gather     = time.Second     // how long spans wait for others
+	patience   = 5 * time.Second // for one answer of the collector
+	tellEvery  = time.Minute     // the least time between two log lines about a collector that does not answer
+)
+
+// Config tunes a Provider. All of it is required.
+type Config struct {
+	URL     string // of the collector; without a path it is /v1/traces
+	Every   int    // of so many requests one is traced
+	Always  string // spans of this name, if they have none above, are always traced
+	Version string // of the program
+	Log     zerolog.Logger
+}
+
+// Provider makes tracers whose spans go to the collector. Close ends it.
+type Provider struct{ sdk *sdk.TracerProvider }
+
+// CheckURL returns what is wrong with the URL of a collector, or nothing.
+func CheckURL(raw string) (problem string) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+		return "it is not an http or https URL; write the address of the collector's OTLP over HTTP, such as http://127.0.0.1:4318"
+	}
+	return ""
+}
+
+// New returns a Provider. It does not wait for the collector, and neither does anybody who ends
+// a span.
+func New(cfg Config) *Provider {
+	target := cfg.URL
+	if u, err := url.Parse(cfg.URL); err == nil && strings.Trim(u.Path, "/") == "" {
+		target = u.JoinPath("v1", "traces").String()
+	}
+	from := resource.NewSchemaless(attribute.String("service.name", "headcount"), attribute.String("service.version", cfg.Version))
+	return &Provider{sdk.NewTracerProvider(
+		sdk.WithResource(from),
+		sdk.WithSampler(sdk.ParentBased(sampler{cfg.Always, sdk.TraceIDRatioBased(1 / float64(max(cfg.Every, 1)))})),
+		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: patience}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(gather)),
+	)}
+}
+
+// Tracer returns the tracer of a scope.
+func (p *Provider) Tracer(scope string) trace.Tracer { return p.sdk.Tracer(scope) }
+
+// Close sends what waits, for as long as patience.
+func (p *Provider) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return p.sdk.Shutdown(ctx)
+}
+
+// sampler always takes the spans of one name.
+type sampler struct {
+	always string
+	sdk.Sampler
+}
+
+// ShouldSample implements sdk.Sampler.
+func (s sampler) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	if p.Name == s.always {
+		return sdk.AlwaysSample().ShouldSample(p)
+	}
+	return s.Sampler.ShouldSample(p)
+}
+
+// exporter is an sdk.SpanExporter. The SDK calls it from one goroutine.
+type exporter struct {
+	url    string
+	log    zerolog.Logger
+	client *http.Client
+
+	mu   sync.Mutex
+	told time.Time // guarded by mu
+}
+
+// ExportSpans implements sdk.SpanExporter. Spans that the collector does not take are lost, and the
+// log says so: they are worth no memory.
+func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	if err := e.send(ctx, spans); err != nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if now := time.Now(); e.told.IsZero() || now.Sub(e.told) >= tellEvery {
+			e.told = now
+			e.log.Warn().Err(err).Int("spans", len(spans)).Msg("the collector of --otlp did not take traces; they are lost. This is logged at most once a minute")
+		}
+	}
+	return nil
+}
+
+// Shutdown implements sdk.SpanExporter.
+func (e *exporter) Shutdown(context.Context) error { return nil }
+
+func (e *exporter) send(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	if len(spans) == 0 {
+		return nil
+	}
+	body, err := json.Marshal(requestOf(spans))
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := e.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("it answered %s", resp.Status)
+	}
+	return nil
+}
+
+// What follows is OTLP's ExportTraceServiceRequest as JSON, as far as spans here have it.
+type (
+	request struct {
+		ResourceSpans []resourceSpans `json:"resourceSpans"`
+	}
+	resourceSpans struct {
+		Resource   attributed   `json:"resource"`
+		ScopeSpans []scopeSpans `json:"scopeSpans"`
+	}
+	attributed struct {
+		Attributes []keyValue `json:"attributes"`
+	}
+	scopeSpans struct {
+		Scope struct {
+			Name string `json:"name"`
+		} `json:"scope"`
+		Spans []span `json:"spans"`
+	}
+	span struct {
+		TraceID    string     `json:"traceId"`
+		SpanID     string     `json:"spanId"`
+		ParentID   string     `json:"parentSpanId,omitempty"`
+		Name       string     `json:"name"`
+		Kind       int        `json:"kind"`
+		Start      string     `json:"startTimeUnixNano"`
+		End        string     `json:"endTimeUnixNano"`
+		Attributes []keyValue `json:"attributes,omitempty"`
+		Status     *status    `json:"status,omitempty"`
+	}
+	status struct {
+		Code    int    `json:"code"`
+		Message string `json:"message,omitempty"`
+	}
+	keyValue struct {
+		Key   string `json:"key"`
+		Value any    `json:"value"`
+	}
+)
+
+func requestOf(spans []sdk.ReadOnlySpan) request {
+	scope := scopeSpans{}
+	scope.Scope.Name = spans[0].InstrumentationScope().Name
+	for _, s := range spans {
+		one := span{
+			TraceID: s.SpanContext().TraceID().String(), SpanID: s.SpanContext().SpanID().String(), Name: s.Name(), Kind: int(s.SpanKind()),
+			Start: nanoseconds(s.StartTime()), End: nanoseconds(s.EndTime()), Attributes: attributesOf(s.Attributes()),
+		}
+		if s.Parent().HasSpanID() {
+			one.ParentID = s.Parent().SpanID().String()
+		}
+		if s.Status().Code == codes.Error {
+			one.Status = &status{2, s.Status().Description}
+		}
+		scope.Spans = append(scope.Spans, one)
+	}
+	return request{[]resourceSpans{{attributed{attributesOf(spans[0].Resource().Attributes())}, []scopeSpans{scope}}}}
+}
+
+func nanoseconds(t time.Time) string { return strconv.FormatInt(t.UnixNano(), 10) }
+
+func attributesOf(set []attribute.KeyValue) (all []keyValue) {
+	for _, kv := range set {
+		value := map[string]any{"stringValue": kv.Value.Emit()}
+		if kv.Value.Type() == attribute.INT64 {
+			value = map[string]any{"intValue": strconv.FormatInt(kv.Value.AsInt64(), 10)}
+		}
+		all = append(all, keyValue{string(kv.Key), value})
+	}
+	return all
+}
