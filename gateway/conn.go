@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -84,8 +85,15 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{g: g, user: user, crowd: crowd, held: bytes.Clone(early)}
-	c.wire.Use(tcp, c)
+	c := g.newConn(tcp, user, expires, crowd)
+	c.held = bytes.Clone(early)
+	return c, nil
+}
+
+// newConn is a client on a connection that nobody else reads or writes.
+func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, crowd *policy.Crowd) *conn {
+	c := &conn{g: g, user: user, crowd: crowd}
+	c.wire.Use(over, c)
 	lasts := time.Duration(0)
 	if !expires.IsZero() {
 		// time.Until ends at 292 years, and the sum must not overflow.
@@ -97,7 +105,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	c.paid = c.Now() - messageBurst*time.Second/messageRate
 	c.brought = c.Now() - newPageBurst*time.Second/newPageRate
 	c.listed = c.Now() - nameBurst*time.Second/nameRate
-	return c, nil
+	return c
 }
 
 // enter sends the client what it gets first, and makes it known to those who have

@@ -65,6 +65,12 @@ func (l lone) Ready() error {
 // of it.
 func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	t.Helper()
+	return serveVia(t, polled, tune, (*httptest.Server).Start)
+}
+
+// serveVia is serveGateway with another way to start its HTTP server.
+func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptest.Server)) *served {
+	t.Helper()
 	before := goleak.IgnoreCurrent()
 	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	if err != nil {
@@ -110,8 +116,8 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	wg.Go(func() { _ = nd.Run(ctx) })
 	server := httptest.NewUnstartedServer(g.Handler())
 	door := g.Door(server.Listener)
-	server.Listener, server.Config.ConnState = door, door.State
-	server.Start()
+	server.Listener, server.Config.ConnState, server.Config.ConnContext = door, door.State, door.Context
+	begin(server)
 	await(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
 	t.Cleanup(func() {
 		within, stop := context.WithTimeout(context.Background(), patient)
@@ -134,7 +140,8 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 		identities.Close()
 		goleak.VerifyNone(t, before)
 	})
-	return &served{t, g, strings.TrimPrefix(server.URL, "http://")}
+	_, addr, _ := strings.Cut(server.URL, "://")
+	return &served{t, g, addr}
 }
 
 // bothWays runs a test with the poller and with a goroutine per connection.

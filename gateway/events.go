@@ -38,7 +38,12 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
 	if err == nil {
 		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
 	}
-	if err := g.stream(c.Writer, id, crowd, topic, c.GetHeader("Last-Event-ID")); err != nil {
+	last := c.GetHeader("Last-Event-ID")
+	if c.Request.ProtoMajor > 1 {
+		g.shareStream(c, id, crowd, topic, last)
+		return
+	}
+	if err := g.stream(c.Writer, id, crowd, topic, last); err != nil {
 		g.release(crowd)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -46,28 +51,37 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
 
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection is the end of the body, so the fan-out
-// writes events without chunks around them. A client that returns with the id of
-// the newest update does not get that one again.
+// writes events without chunks around them.
 func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID string) error {
 	c, err := g.open(w, id.Hash, id.Expires, crowd)
 	if err != nil {
 		return err
 	}
-	c.events = true
 	head := w.Header()
+	streamHead(head)
+	head.Set("Connection", "close")
+	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
+	c.tell(topic, lastID, responseHead(http.StatusOK, head))
+	c.start()
+	return nil
+}
+
+func streamHead(head http.Header) {
 	head.Set("Content-Type", "text/event-stream")
 	head.Set("Cache-Control", "no-store")
 	head.Set("X-Accel-Buffering", "no") // otherwise nginx delays events
 	head.Set("X-Content-Type-Options", "nosniff")
-	head.Set("Connection", "close")
-	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.enter(responseHead(http.StatusOK, head))
+}
+
+// tell begins the event stream of a topic. A client that returns with the id of the
+// newest update does not get that one again.
+func (c *conn) tell(topic presence.Topic, lastID string, hello []byte) {
+	c.events = true
+	c.enter(hello)
 	has, err := presence.ParseVersion(lastID)
-	if err == nil && !g.hub.StaleLately() {
+	if err == nil && !c.g.hub.StaleLately() {
 		c.Resume(topic, eventForm, shownVersion(has.String()))
 	} else {
 		c.Subscribe([]presence.Topic{topic}, eventForm)
 	}
-	c.start()
-	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"headcount/gateway/counters"
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
+	"headcount/gateway/socket"
 	"headcount/presence"
 )
 
@@ -141,3 +142,7 @@ func (g *Gateway) Door(l net.Listener) *policy.Door {
 	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
 	return policy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
 }
+
+// BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: a
+// connection that the gateway takes over from that server then needs no goroutine.
+func BelowTLS(door *policy.Door) net.Listener { return socket.Listener{Listener: door} }

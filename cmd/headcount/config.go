@@ -30,6 +30,13 @@ type Config struct {
 	Advertise     string   `type:"text" placeholder:"ADDR" group:"addresses" help:"The address at which other processes reach this one. The default is --cluster-listen. Required when that is a wildcard."`
 	Roles         []string `type:"list" placeholder:"ROLE,..." default:"gateway,presence,dispatcher" group:"cluster" help:"What this process does. Fewer than all three roles need --redis."`
 
+	TLSCert   string   `name:"tls-cert" type:"text" placeholder:"FILE" group:"addresses" help:"The certificate of --listen, as PEM, with those of its authorities. Visitors then speak TLS and HTTP/2. A new file is taken within a second."`
+	TLSKey    string   `name:"tls-key" type:"text" placeholder:"FILE" group:"addresses" help:"The key of --tls-cert, as PEM."`
+	Domains   []string `name:"domain" type:"list" placeholder:"NAME,..." group:"addresses" help:"Names of this server. It gets its certificates itself, by ACME: port 443 of these names must lead to --listen."`
+	ACMEURL   string   `name:"acme-url" type:"text" placeholder:"URL" default:"https://acme-v02.api.letsencrypt.org/directory" group:"addresses" help:"The directory of the authority that gives the certificates of --domain. Its terms are accepted."`
+	ACMEEmail string   `name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"Where that authority may write to."`
+	ACMEDir   string   `name:"acme-dir" type:"text" placeholder:"DIR" group:"addresses" help:"The directory for the certificates of --domain and their keys. The default is acme in --data-dir. Several processes may share one."`
+
 	Redis            string        `type:"text" placeholder:"URL" group:"cluster" help:"The URL of Redis. A repeated ?addr= means Cluster, ?master_name= means Sentinel. Without --redis one process does everything, over an embedded store."`
 	Region           string        `type:"text" placeholder:"NAME" default:"local" group:"cluster" help:"The name of this region."`
 	Peers            []string      `name:"peer" type:"each" placeholder:"NAME=URL" group:"cluster" help:"Another region and the URL of its Redis. Repeatable. Every process of a region needs the same --peer flags."`
@@ -106,7 +113,7 @@ func (c *Config) AdvertiseAddr() string {
 // knows what the value means. This method checks what several flags mean together.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog, c.checkCounters,
+		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog, c.checkCounters, c.checkTLS,
 	} {
 		if err := check(); err != nil {
 			return err

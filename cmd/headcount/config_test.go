@@ -170,6 +170,13 @@ var refused = map[string]struct {
 }{
 	"presence-timeout under 3 heartbeats":       {flag: "presence-timeout", args: "--presence-timeout 5999ms --leave-grace 1s"},
 	"heartbeat so long that thrice overflows":   {flag: "presence-timeout", args: "--heartbeat-interval 2000000h"},
+	"a certificate without its key":             {flag: "tls-key", args: "--tls-cert c.pem"},
+	"a key without its certificate":             {flag: "tls-cert", args: "--tls-key k.pem"},
+	"a domain beside a certificate":             {flag: "domain", args: "--tls-cert c.pem --tls-key k.pem --domain a.example.com --acme-dir d"},
+	"a domain and no place for certificates":    {flag: "acme-dir", args: "--domain a.example.com"},
+	"an address for a domain":                   {flag: "domain", args: "--domain 10.0.0.1 --acme-dir d"},
+	"half of a domain":                          {flag: "domain", args: "--domain localhost --acme-dir d"},
+	"an authority that is no URL":               {flag: "acme-url", args: "--acme-url here"},
 	"leave-grace equal to presence-timeout":     {flag: "leave-grace", args: "--leave-grace 7s"},
 	"leave-grace over presence-timeout":         {flag: "leave-grace", args: "--leave-grace=8s"},
 	"negative leave-grace":                      {flag: "leave-grace", args: "--leave-grace -1s"},
@@ -356,6 +363,9 @@ func TestAcceptedSettings(t *testing.T) {
 		"no origins":                          "--allow-origins=",
 		"proxies":                             "--trusted-proxies 10.0.0.0/8,192.168.1.1,::1/128,fd00::1",
 		"HS256 and keys by URL":               "--jwt-secret s --jwks-url http://127.0.0.1:9000/keys",
+		"a certificate":                       "--tls-cert c.pem --tls-key k.pem",
+		"domains":                             "--domain a.example.com,b.example.com --acme-dir /acme --acme-email me@example.com",
+		"a domain and a data directory":       "--domain a.example.com --data-dir /data --acme-url http://127.0.0.1:14000/dir",
 		"the last one of a single flag":       "--region a --region=b",
 		"a secret that begins with two minus": "--id-secret --x",
 	} {
@@ -445,7 +455,8 @@ func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
-		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every`)
+		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
+		tls-cert tls-key domain acme-url acme-email acme-dir`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 
+	"headcount/gateway"
+	"headcount/gateway/policy"
 	"headcount/machine"
 	"headcount/presence"
 )
@@ -41,11 +43,17 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	}
 	defer admin.Close()
 	var public net.Listener
+	var certs *certificates
 	if cfg.HasRole(presence.RoleGateway) {
 		if public, err = listen(ctx, "listen", cfg.Listen); err != nil {
 			return err
 		}
 		defer public.Close()
+		if cfg.HasTLS() {
+			if certs, err = openCertificates(cfg, log); err != nil {
+				return err
+			}
+		}
 	}
 	sys, err := newSystem(ctx, cfg, log)
 	if err != nil {
@@ -59,11 +67,14 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	failed := make(chan error, 3) // one place for each goroutine that sends to it
 	running := make(chan error, 1)
 	go func() { // ends with roles
-		var memory sync.WaitGroup
-		memory.Go(func() { machine.ReturnMemory(roles) })
+		var helpers sync.WaitGroup
+		helpers.Go(func() { machine.ReturnMemory(roles) })
+		if certs != nil {
+			helpers.Go(func() { certs.run(roles) })
+		}
 		err := sys.run(roles)
 		stopRoles()
-		memory.Wait()
+		helpers.Wait()
 		running <- err
 		if err != nil {
 			failed <- err
@@ -89,8 +100,8 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
 		door := sys.gateway.Door(public)
 		publicServer.ConnState = door.State
-		go func() { failed <- publicServer.Serve(door) }()
-		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr()))
+		go func() { failed <- serveVisitors(publicServer, door, certs) }()
+		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr(), cfg))
 	}
 	hello.Msg("headcount is listening")
 	var told sync.WaitGroup
@@ -132,6 +143,21 @@ func tellReady(ctx context.Context, sys *system, log zerolog.Logger) {
 		}
 	}
 	log.Info().Msg("headcount is serving")
+}
+
+// sharedRequests is how many calls and event streams one connection may have under way
+// over HTTP/2.
+const sharedRequests = 100
+
+// serveVisitors serves the door's clients, with TLS if there are certificates.
+func serveVisitors(srv *http.Server, door *policy.Door, certs *certificates) error {
+	if certs == nil {
+		return srv.Serve(door)
+	}
+	srv.TLSConfig = certs.Config
+	srv.ConnContext = door.Context
+	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests}
+	return srv.ServeTLS(gateway.BelowTLS(door), "", "")
 }
 
 // shutdown lets the requests under way finish, which takes seconds at most. It
@@ -196,7 +222,7 @@ func adminHandler(sys *system, probes *probes) http.Handler {
 }
 
 // openURL is the address at which a person opens the demo page.
-func openURL(addr net.Addr) string {
+func openURL(addr net.Addr, cfg Config) string {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {
 		return ""
@@ -204,5 +230,12 @@ func openURL(addr net.Addr) string {
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
 		host = "localhost"
 	}
-	return "http://" + net.JoinHostPort(host, port) + "/"
+	scheme := "http://"
+	if cfg.HasTLS() {
+		scheme = "https://"
+	}
+	if len(cfg.Domains) > 0 {
+		host = cfg.Domains[0]
+	}
+	return scheme + net.JoinHostPort(host, port) + "/"
 }

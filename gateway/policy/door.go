@@ -2,6 +2,7 @@ package policy
 
 import (
 	"container/list"
+	"context"
 	"errors"
 	"net"
 	"net/http"
@@ -45,7 +46,8 @@ type Door struct {
 	shut    chan struct{} // closed by Close
 	once    sync.Once     // closes shut
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex       // guards what follows
+	long   map[net.Conn]int // how many long requests each connection has under way, which are no guests; not more than long connections
 	guests map[net.Conn]*list.Element
 	silent list.List // of each *guest that has sent nothing, the oldest first
 	steps  list.List // of every other *guest, the one with the oldest step first
@@ -76,7 +78,7 @@ func NewDoor(l net.Listener, silence time.Duration, long int, failing func(error
 func newDoor(l net.Listener, silence time.Duration, limit int, evicted Counter) *Door {
 	return &Door{
 		Listener: l, silence: silence, limit: limit, evicted: evicted, failing: func(error) {},
-		room: make(chan struct{}, 1), shut: make(chan struct{}), guests: map[net.Conn]*list.Element{},
+		room: make(chan struct{}, 1), shut: make(chan struct{}), guests: map[net.Conn]*list.Element{}, long: map[net.Conn]int{},
 	}
 }
 
@@ -189,6 +191,7 @@ func (d *Door) leave(c net.Conn) bool {
 
 // State notes the progress or the end of a client. The HTTP server calls it.
 func (d *Door) State(c net.Conn, state http.ConnState) {
+	c = accepted(c)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch state {
@@ -197,11 +200,66 @@ func (d *Door) State(c net.Conn, state http.ConnState) {
 			d.step(e, time.Now())
 		}
 	case http.StateHijacked, http.StateClosed:
-		if d.leave(c) {
-			select {
-			case d.room <- struct{}{}:
-			default:
-			}
+		delete(d.long, c)
+		d.makeRoom(c)
+	}
+}
+
+// makeRoom forgets c, and tells Accept. The caller holds mu.
+func (d *Door) makeRoom(c net.Conn) {
+	if d.leave(c) {
+		select {
+		case d.room <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// accepted is the connection that Accept returned, of one that may lie over it, as TLS
+// does.
+func accepted(c net.Conn) net.Conn {
+	for {
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = over.NetConn()
+	}
+}
+
+type doorKey struct{}
+
+// Context tells the requests of c which connection is theirs. The HTTP server calls it,
+// as its ConnContext.
+func (d *Door) Context(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, doorKey{}, func() func() { return d.stay(accepted(c)) })
+}
+
+// Stay says that this request lasts, and lets others use its connection meanwhile, as
+// HTTP/2 does: until over is called the connection is a long one and no guest.
+func Stay(ctx context.Context) (over func()) {
+	if stay, ok := ctx.Value(doorKey{}).(func() func()); ok {
+		return stay()
+	}
+	return func() {}
+}
+
+func (d *Door) stay(c net.Conn) (over func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.long[c]++; d.long[c] == 1 {
+		d.makeRoom(c)
+	}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if _, open := d.long[c]; !open {
+			return
+		}
+		if d.long[c]--; d.long[c] == 0 {
+			// It is there anyway, so it comes back beyond the bound too; the next one waits.
+			delete(d.long, c)
+			d.guests[c] = d.steps.PushBack(&guest{conn: c, step: time.Now(), spoke: true})
 		}
 	}
 }

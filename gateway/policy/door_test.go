@@ -253,3 +253,48 @@ func TestDoorSilentConnections(t *testing.T) {
 	close(stop)
 	<-flood
 }
+
+// A connection with a long request, of which HTTP/2 has several, is no guest until the
+// last of them is over.
+func TestLongRequestOnSharedConnection(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDoor(l, time.Minute, 1, &tally{})
+	defer d.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c, err := d.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	guests := func(want int) {
+		t.Helper()
+		if len(d.guests) != want || d.steps.Len()+d.silent.Len() != want {
+			t.Fatalf("%d guests, %d steps, %d silent; want %d", len(d.guests), d.steps.Len(), d.silent.Len(), want)
+		}
+	}
+	ctx := d.Context(t.Context(), c)
+	d.State(c, http.StateActive)
+	guests(1)
+	one, two := Stay(ctx), Stay(ctx)
+	guests(0)
+	d.State(c, http.StateIdle)
+	one()
+	guests(0)
+	two()
+	guests(1)
+	over := Stay(ctx)
+	d.State(c, http.StateClosed)
+	over()
+	guests(0)
+	if len(d.long) != 0 {
+		t.Fatal("a closed connection is remembered")
+	}
+	Stay(t.Context())() // of a server without a door
+}

@@ -29,12 +29,20 @@ var inputs = sync.Pool{New: func() any { return new(Input) }}
 // Start begins to serve the wire, whenever p reports something to read. If p cannot
 // poll the wire, a goroutine reads it. The caller must have the turn, and gives it up.
 func (w *Wire) Start(p *Poller) {
-	if !p.add(w) {
+	switch {
+	case p.add(w):
+	case w.tls != nil: // the system has no room in p, and a goroutine cannot read without mu
+		_ = w.Close()
+	default:
 		w.owner.Spawn(w.serve) // the goroutine reads until the connection ends
 		return
 	}
 	w.serve()
 }
+
+// Serve serves a wire without poller, in the caller's goroutine, until the connection
+// ends. The caller must have the turn.
+func (w *Wire) Serve() { w.serve() }
 
 // Polled reports whether a poller reports when there is something to read. Only the
 // goroutine with the turn may call it.

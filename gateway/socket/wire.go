@@ -6,6 +6,7 @@ package socket
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -35,6 +36,7 @@ type Wire struct {
 	late   *late       // what the socket has not taken; nil: nothing
 	owner  Owner
 	conn   net.Conn
+	tls    *tls.Conn // over conn, all of its calls under mu; nil: no TLS, or conn is the TLS connection and its calls wait
 
 	turn
 }
@@ -68,6 +70,9 @@ type Owner interface {
 // caller has the wire's turn until Start.
 func (w *Wire) Use(c net.Conn, o Owner) {
 	w.conn, w.owner, w.fd = c, o, descriptorOf(c)
+	if over, ok := c.(*tls.Conn); ok {
+		w.unseal(over)
+	}
 	w.turns.Store(1)
 }
 
@@ -115,20 +120,32 @@ func (w *Wire) put(p []byte, last bool) error {
 		return net.ErrClosed
 	}
 	w.ending = last
-	if w.late != nil {
-		w.late.more = append(w.late.more, p...)
-		return nil
-	}
 	return w.write(p)
 }
 
-// write writes p, and keeps the bytes that the socket does not take. The caller holds
-// mu.
+// write writes p, after what the client has not taken yet. The caller holds mu.
 func (w *Wire) write(p []byte) error {
+	if w.tls != nil {
+		_, err := w.tls.Write(p) // which calls emit
+		return err
+	}
+	return w.emit(p)
+}
+
+// emit sends the bytes p as they are, and keeps those that the socket does not take. The
+// caller holds mu. What TLS says at the close of a wire is not kept.
+func (w *Wire) emit(p []byte) error {
+	over := w.closed.Load()
+	if w.late != nil {
+		if !over {
+			w.late.more = append(w.late.more, p...)
+		}
+		return nil
+	}
 	n := 0
 	if w.fd != noDescriptor {
 		var err error
-		if n, err = w.fd.send(p); err != nil || n == len(p) {
+		if n, err = w.fd.send(p); err != nil || n == len(p) || over {
 			return err
 		}
 	}
@@ -202,7 +219,11 @@ func (w *Wire) Read(p []byte) (n int, more bool, err error) {
 	}
 	w.mu.Lock()
 	err = net.ErrClosed
-	if !w.closed.Load() {
+	switch {
+	case w.closed.Load():
+	case w.tls != nil:
+		n, err = w.open(p)
+	default:
 		n, err = w.fd.receive(p)
 	}
 	w.mu.Unlock()
@@ -211,7 +232,7 @@ func (w *Wire) Read(p []byte) (n int, more bool, err error) {
 	}
 	// A read that did not fill p has emptied the socket, and the poller reports later
 	// bytes. But it does not report the client's end again (hup), so Read reads on.
-	return n, n == len(p) || w.hup.Load(), nil
+	return n, n == len(p) || w.hup.Load() || w.tls != nil, nil
 }
 
 // Close closes the connection. Any goroutine may call it, more than once. Owner.Ended
@@ -223,7 +244,12 @@ func (w *Wire) Close() error {
 		return nil
 	}
 	w.closed.Store(true)
-	err := w.conn.Close()
+	var err error
+	if w.tls != nil {
+		err = w.tls.Close() // says goodbye first, which ends an event stream as it should
+	} else {
+		err = w.conn.Close()
+	}
 	w.mu.Unlock()
 	if w.turns.Add(1) == 1 {
 		w.owner.Spawn(w.serve)

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"golang.org/x/crypto/acme"
+)
+
+// authority is a small ACME server (RFC 8555) for one account and one domain. It checks
+// signatures and nonces, and asks the server for its proof over TLS (RFC 8737).
+type authority struct {
+	t      *testing.T
+	url    string
+	domain string
+	prove  func() string // the address that the domain leads to
+	key    *ecdsa.PrivateKey
+	root   *x509.Certificate
+
+	mu      sync.Mutex // guards what follows
+	nonces  map[string]bool // given and not used
+	given   int
+	account *jose.JSONWebKey
+	status  string // of the order and its one authorization
+	chain   []byte
+	orders  int
+}
+
+func newAuthority(t *testing.T, domain string, prove func() string) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &authority{t: t, domain: domain, prove: prove, key: key, nonces: map[string]bool{}}
+	a.root = a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an authority for tests"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, nil, key.Public())
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	a.url = server.URL
+	return a
+}
+
+func (a *authority) sign(of, by *x509.Certificate, key crypto.PublicKey) *x509.Certificate {
+	a.t.Helper()
+	if by == nil {
+		by = of
+	}
+	der, err := x509.CreateCertificate(rand.Reader, of, by, key, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return cert
+}
+
+// issue is a certificate for the domain, as PEM.
+func (a *authority) issue(serial int64, key crypto.PublicKey) []byte {
+	cert := a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(serial), DNSNames: []string{a.domain},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}, a.root, key)
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.root.Raw})...)
+}
+
+func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.given++
+	nonce := fmt.Sprint("nonce-", a.given)
+	a.nonces[nonce] = true
+	w.Header().Set("Replay-Nonce", nonce)
+	if r.Method != http.MethodPost {
+		say(w, http.StatusOK, map[string]any{"newNonce": a.url + "/nonce", "newAccount": a.url + "/account", "newOrder": a.url + "/orders", "revokeCert": a.url + "/no", "keyChange": a.url + "/no"})
+		return
+	}
+	payload, err := a.payload(r)
+	if err != nil {
+		a.t.Errorf("%s: %v", r.URL.Path, err)
+		w.Header().Set("Content-Type", "application/problem+json")
+		say(w, http.StatusBadRequest, map[string]any{"type": "urn:ietf:params:acme:error:malformed", "detail": err.Error()})
+		return
+	}
+	challenge := map[string]any{"type": "tls-alpn-01", "url": a.url + "/challenge", "token": "token", "status": a.status}
+	switch r.URL.Path {
+	case "/account":
+		w.Header().Set("Location", a.url+"/account/1")
+		say(w, http.StatusCreated, map[string]any{"status": "valid"})
+		return
+	case "/orders":
+		a.orders++
+		a.status = "pending"
+		w.Header().Set("Location", a.url+"/order")
+		w.WriteHeader(http.StatusCreated)
+	case "/challenge":
+		challenge["status"] = "processing"
+		if err := a.check(); err != nil {
+			a.t.Errorf("the proof: %v", err)
+			a.status = "invalid"
+		} else if a.status == "pending" {
+			a.status = "ready"
+		}
+		say(w, http.StatusOK, challenge)
+		return
+	case "/authorization":
+		status := a.status
+		if status == "ready" {
+			status = "valid"
+		}
+		say(w, http.StatusOK, map[string]any{"status": status, "identifier": map[string]string{"type": "dns", "value": a.domain}, "challenges": []any{challenge}})
+		return
+	case "/finalize":
+		var body struct {
+			CSR string `json:"csr"`
+		}
+		_ = json.Unmarshal(payload, &body)
+		der, _ := base64.RawURLEncoding.DecodeString(body.CSR)
+		csr, err := x509.ParseCertificateRequest(der)
+		if err != nil || csr.CheckSignature() != nil || len(csr.DNSNames) != 1 || csr.DNSNames[0] != a.domain || a.status != "ready" {
+			a.t.Errorf("the request for a certificate: %v, %v, in state %s", err, csr, a.status)
+		} else {
+			a.chain, a.status = a.issue(2, csr.PublicKey), "valid"
+		}
+	case "/certificate":
+		w.Header().Set("Content-Type", "application/pem-certificate-chain")
+		_, _ = w.Write(a.chain)
+		return
+	}
+	say(w, 0, map[string]any{"status": a.status, "identifiers": []any{map[string]string{"type": "dns", "value": a.domain}}, "authorizations": []string{a.url + "/authorization"}, "finalize": a.url + "/finalize", "certificate": a.url + "/certificate"})
+}
+
+func say(w http.ResponseWriter, status int, body map[string]any) {
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
+	if status != 0 {
+		w.WriteHeader(status)
+	}
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+// payload verifies a request's signature, nonce and address.
+func (a *authority) payload(r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	signed, err := jose.ParseSigned(string(body), []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		return nil, err
+	}
+	head := signed.Signatures[0].Protected
+	if r.URL.Path == "/account" {
+		a.account = head.JSONWebKey
+	} else if head.KeyID != a.url+"/account/1" {
+		return nil, fmt.Errorf("the account is %q", head.KeyID)
+	}
+	if url := head.ExtraHeaders["url"]; url != a.url+r.URL.Path {
+		return nil, fmt.Errorf("signed for %v", url)
+	}
+	if !a.nonces[head.Nonce] {
+		return nil, fmt.Errorf("the nonce is %q", head.Nonce)
+	}
+	delete(a.nonces, head.Nonce)
+	return signed.Verify(a.account)
+}
+
+// check asks the domain for its proof.
+func (a *authority) check() error {
+	c, err := tls.Dial("tcp", a.prove(), &tls.Config{ServerName: a.domain, NextProtos: []string{acme.ALPNProto}, InsecureSkipVerify: true})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	thumb, err := a.account.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return err
+	}
+	proof := sha256.Sum256([]byte("token." + base64.RawURLEncoding.EncodeToString(thumb)))
+	want, _ := asn1.Marshal(proof[:])
+	state := c.ConnectionState()
+	for _, e := range state.PeerCertificates[0].Extensions {
+		if e.Id.String() == "1.3.6.1.5.5.7.1.31" && e.Critical && bytes.Equal(e.Value, want) && state.NegotiatedProtocol == acme.ALPNProto {
+			return nil
+		}
+	}
+	return fmt.Errorf("protocol %q, certificate %v", state.NegotiatedProtocol, state.PeerCertificates[0].Extensions)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/crypto/acme"
+	"golang.org/x/crypto/acme/autocert"
+
+	"headcount/setting"
+)
+
+// lookForCertificate is the time between two looks at the files of the certificate.
+const lookForCertificate = time.Second
+
+// HasTLS tells whether visitors speak TLS to this process.
+func (c *Config) HasTLS() bool { return c.TLSCert != "" || len(c.Domains) > 0 }
+
+// acmeDir is where certificates of --domain are kept.
+func (c *Config) acmeDir() string {
+	if c.ACMEDir == "" && c.DataDir != "" {
+		return filepath.Join(c.DataDir, "acme")
+	}
+	return c.ACMEDir
+}
+
+func (c *Config) checkTLS() error {
+	switch {
+	case c.TLSCert != "" && c.TLSKey == "":
+		return setting.Refuse("tls-key", "it is missing; name the file of the key that belongs to --tls-cert")
+	case c.TLSKey != "" && c.TLSCert == "":
+		return setting.Refuse("tls-cert", "it is missing; name the file of the certificate that belongs to --tls-key")
+	case c.TLSCert != "" && len(c.Domains) > 0:
+		return setting.Refuse("domain", "--tls-cert gives a certificate already; leave one of the two out")
+	case len(c.Domains) > 0 && c.acmeDir() == "":
+		return setting.Refuse("acme-dir", "--domain needs a directory, since an authority gives few new certificates a week; name one that outlives the process, or give --data-dir")
+	}
+	for _, name := range c.Domains {
+		if _, err := netip.ParseAddr(name); err == nil || !strings.Contains(strings.Trim(name, "."), ".") || strings.ContainsAny(name, "*/: ") {
+			return setting.Refuse("domain", "%q is not the full name of a host; write one like counter.example.com", name)
+		}
+	}
+	if u, err := url.Parse(c.ACMEURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+		return setting.Refuse("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
+	}
+	return nil
+}
+
+// certificates are what the public listener shows its visitors.
+type certificates struct {
+	*tls.Config
+	run func(context.Context) // keeps them current until ctx ends
+}
+
+// openCertificates reads the certificate. It fails if that cannot work.
+func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
+	if len(cfg.Domains) > 0 {
+		return domainCertificates(cfg, log), nil
+	}
+	f := &certificateFiles{cert: cfg.TLSCert, key: cfg.TLSKey, log: log}
+	if _, err := f.load(); err != nil {
+		return nil, fmt.Errorf("--tls-cert: %w", err)
+	}
+	return &certificates{&tls.Config{GetCertificate: f.get}, f.run}, nil
+}
+
+// certificateFiles is a certificate in two files, which somebody replaces now and then.
+type certificateFiles struct {
+	cert, key string
+	log       zerolog.Logger
+	current   atomic.Pointer[tls.Certificate]
+	seen      []byte // the content that was loaded or refused last; only load uses it
+}
+
+func (f *certificateFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return f.current.Load(), nil
+}
+
+// load reads the files, and takes them if they differ from those that it saw last. The
+// content tells, not the time: files in a volume of Kubernetes are links to others.
+func (f *certificateFiles) load() (changed bool, err error) {
+	cert, err := os.ReadFile(f.cert)
+	if err != nil {
+		return false, err
+	}
+	key, err := os.ReadFile(f.key)
+	if err != nil {
+		return false, err
+	}
+	content := append(append(cert, 0), key...)
+	if bytes.Equal(content, f.seen) {
+		return false, nil
+	}
+	f.seen = content
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return true, fmt.Errorf("%s and %s: %w", f.cert, f.key, err)
+	}
+	f.current.Store(&pair)
+	return true, nil
+}
+
+// run takes new files until ctx ends. While they are no certificate, such as between the
+// replacement of the one and of the other, the last one goes on.
+func (f *certificateFiles) run(ctx context.Context) {
+	look := time.NewTicker(lookForCertificate)
+	defer look.Stop()
+	unread := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		changed, err := f.load()
+		switch {
+		case err != nil && (changed || err.Error() != unread):
+			f.log.Error().Err(err).Msg("the new certificate cannot be used; the server goes on with the last one")
+		case err == nil && changed:
+			f.log.Info().Time("until", f.current.Load().Leaf.NotAfter).Msg("the server has a new certificate")
+		}
+		if unread = ""; err != nil && !changed {
+			unread = err.Error()
+		}
+	}
+}
+
+// domainCertificates come from an authority by ACME. It asks for proof on port 443 of the
+// domain (tls-alpn-01), and the listener gives it. The first visitor of a domain waits for
+// its first certificate; autocert renews it in time.
+func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
+	manager := &autocert.Manager{
+		Prompt:     autocert.AcceptTOS,
+		Cache:      autocert.DirCache(cfg.acmeDir()),
+		HostPolicy: autocert.HostWhitelist(cfg.Domains...),
+		Client:     &acme.Client{DirectoryURL: cfg.ACMEURL, UserAgent: "headcount"},
+		Email:      cfg.ACMEEmail,
+	}
+	config := manager.TLSConfig()
+	var told atomic.Int64 // the last minute in which something was logged
+	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := manager.GetCertificate(hello)
+		if minute := time.Now().Unix() / 60; err != nil && slices.Contains(cfg.Domains, strings.ToLower(hello.ServerName)) && told.Swap(minute) != minute {
+			log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
+		}
+		return cert, err
+	}
+	return &certificates{config, func(context.Context) {}}
+}

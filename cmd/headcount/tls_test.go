@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// addresses takes the address of --listen from the log.
+type addresses chan string
+
+func (a addresses) Write(line []byte) (int, error) {
+	var said struct{ Listen string }
+	if json.Unmarshal(line, &said) == nil && said.Listen != "" {
+		a <- said.Listen
+	}
+	return len(line), nil
+}
+
+// serveHere serves in this process until the test ends, and returns --listen.
+func serveHere(t *testing.T, args ...string) string {
+	t.Helper()
+	cfg, err := read(t, append(args, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"), nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := make(addresses, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, cfg, zerolog.New(said)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case addr := <-said:
+		return addr
+	case err := <-ended:
+		ended <- nil
+		t.Fatal(err)
+	}
+	return ""
+}
+
+// serial is the number of the certificate that a visitor is shown.
+func serial(t *testing.T, addr string, a *authority) int64 {
+	t.Helper()
+	roots := x509.NewCertPool()
+	roots.AddCert(a.root)
+	c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: a.domain, RootCAs: roots, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got := c.ConnectionState().NegotiatedProtocol; got != "h2" {
+		t.Fatalf("the protocol is %q", got)
+	}
+	return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
+}
+
+// A certificate that is replaced is taken; one that does not fit its key is not.
+func TestCertificateFiles(t *testing.T) {
+	a := newAuthority(t, "counter.example.com", nil)
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	write := func(path string, text []byte) {
+		t.Helper()
+		if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pair := func() (*ecdsa.PrivateKey, []byte) {
+		t.Helper()
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		der, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	}
+	one, text := pair()
+	write(cert, a.issue(10, one.Public()))
+	write(key, text)
+	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key)
+	if got := serial(t, addr, a); got != 10 {
+		t.Fatalf("certificate %d", got)
+	}
+	two, text := pair()
+	write(cert, a.issue(11, two.Public())) // its key is not there yet
+	if got := serial(t, addr, a); got != 10 {
+		t.Fatalf("certificate %d", got)
+	}
+	write(key, text)
+	for end := time.Now().Add(patience); serial(t, addr, a) != 11; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the new certificate is not taken")
+		}
+	}
+}
+
+// While the files are no pair, the log says so once and the last certificate goes on.
+func TestLoadOfCertificate(t *testing.T) {
+	dir := t.TempDir()
+	var log bytes.Buffer
+	f := &certificateFiles{cert: filepath.Join(dir, "c"), key: filepath.Join(dir, "k"), log: zerolog.New(&log)}
+	if _, err := f.load(); err == nil {
+		t.Fatal("files that are not there are taken")
+	}
+	for _, name := range []string{f.cert, f.key} {
+		if err := os.WriteFile(name, []byte("no PEM"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if changed, err := f.load(); err == nil || !changed || !strings.Contains(err.Error(), f.cert) {
+		t.Fatalf("got %t, %v", changed, err)
+	}
+	if changed, err := f.load(); err != nil || changed {
+		t.Fatalf("the same files are looked at again: %t, %v", changed, err)
+	}
+}
+
+// A certificate comes from the authority, once, and is kept for the next process.
+func TestDomain(t *testing.T) {
+	var addr string
+	a := newAuthority(t, "counter.example.com", func() string { return addr })
+	args := []string{"--domain=" + a.domain, "--acme-url=" + a.url + "/dir", "--acme-dir=" + filepath.Join(t.TempDir(), "acme")}
+	for range 2 {
+		t.Run("a process", func(t *testing.T) {
+			addr = serveHere(t, args...)
+			if got := serial(t, addr, a); got != 2 {
+				t.Fatalf("certificate %d", got)
+			}
+			if c, err := tls.Dial("tcp", addr, &tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true}); err == nil {
+				c.Close()
+				t.Error("there is a certificate for a domain that was not given")
+			}
+		})
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.orders != 1 {
+		t.Errorf("%d certificates were ordered", a.orders)
+	}
+}

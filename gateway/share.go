@@ -1,0 +1,89 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/identity"
+	"headcount/gateway/policy"
+	"headcount/presence"
+)
+
+// shared is an event stream over HTTP/2, as a connection. Many of them, and calls, share
+// one connection of the client, so the HTTP server keeps that. A stream costs a goroutine,
+// and another one while a write is under way. There are at most --max-connections of
+// them, as of other connections.
+type shared struct {
+	w     http.ResponseWriter
+	ctl   *http.ResponseController
+	ctx   context.Context // ends with the client, or with Close
+	close context.CancelFunc
+
+	mu   sync.Mutex // held while a write is under way
+	over bool       // the request is over: w is the server's again
+}
+
+// shareStream answers with an event stream that lasts until the client ends it, or the
+// connection is closed here.
+func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID string) {
+	defer policy.Stay(c.Request.Context())()
+	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer)}
+	s.ctx, s.close = context.WithCancel(c.Request.Context())
+	defer s.close()
+	_ = s.ctl.SetWriteDeadline(time.Time{}) // each write has its own
+	streamHead(c.Writer.Header())
+	c.Writer.WriteHeader(http.StatusOK)
+	c.Writer.WriteHeaderNow()
+	client := g.newConn(s, id.Hash, id.Expires, crowd)
+	client.tell(topic, lastID, []byte(":\n\n")) // has the head sent, even if no count is known yet
+	client.wire.Serve()
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+}
+
+// Read waits for the end: the client sends nothing.
+func (s *shared) Read([]byte) (int, error) {
+	<-s.ctx.Done()
+	return 0, io.EOF
+}
+
+func (s *shared) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over || s.ctx.Err() != nil {
+		return 0, net.ErrClosed
+	}
+	n, err := s.w.Write(p)
+	if err == nil {
+		err = s.ctl.Flush()
+	}
+	return n, err
+}
+
+func (s *shared) Close() error {
+	s.close()
+	return nil
+}
+
+// SetWriteDeadline is for the next Write: after it, the HTTP server resets the stream.
+func (s *shared) SetWriteDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return net.ErrClosed
+	}
+	return s.ctl.SetWriteDeadline(t)
+}
+
+// The rest of a net.Conn, which a wire does not use.
+func (s *shared) LocalAddr() net.Addr             { return nil }
+func (s *shared) RemoteAddr() net.Addr            { return nil }
+func (s *shared) SetDeadline(t time.Time) error   { return s.SetWriteDeadline(t) }
+func (s *shared) SetReadDeadline(time.Time) error { return nil }

@@ -1,0 +1,74 @@
+package socket
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"os"
+)
+
+// Lower is the connection below a *tls.Conn. At first it is the connection itself. A Wire
+// that uses the *tls.Conn takes the Lower over: then neither reads nor writes wait, so
+// TLS needs no goroutine either. The Wire's lock is held during every call of the
+// *tls.Conn, so records leave in the order in which they were sealed.
+type Lower struct {
+	net.Conn
+	wire *Wire // nil: the HTTP server still has the connection
+}
+
+// NetConn is the connection itself.
+func (l *Lower) NetConn() net.Conn { return l.Conn }
+
+// Read reads what the socket has. crypto/tls keeps a part of a record and goes on after
+// an error that is temporary, as that of a deadline is.
+func (l *Lower) Read(p []byte) (int, error) {
+	if l.wire == nil {
+		return l.Conn.Read(p)
+	}
+	n, err := l.wire.fd.receive(p)
+	if n == 0 && err == nil {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return n, err
+}
+
+func (l *Lower) Write(p []byte) (int, error) {
+	if l.wire == nil {
+		return l.Conn.Write(p)
+	}
+	return len(p), l.wire.emit(p)
+}
+
+// Listener prepares the connections that it accepts for TLS.
+type Listener struct{ net.Listener }
+
+// Accept returns the next connection as a *Lower.
+func (l Listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &Lower{Conn: c}, nil
+}
+
+// unseal takes the connection below TLS over, if calls that do not wait are possible
+// there. Otherwise the Wire treats c as it treats any connection without such calls.
+func (w *Wire) unseal(c *tls.Conn) {
+	lower, ok := c.NetConn().(*Lower)
+	if !ok {
+		return
+	}
+	if fd := descriptorOf(lower.Conn); fd != noDescriptor {
+		lower.wire, w.tls, w.conn, w.fd = w, c, lower.Conn, fd
+	}
+}
+
+// open reads once through TLS. The caller holds mu. n is 0 if nothing whole has come.
+// TLS may have kept more than it returned, so n > 0 means that there may be more.
+func (w *Wire) open(p []byte) (n int, err error) {
+	n, err = w.tls.Read(p)
+	if n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		return n, nil // any other error comes again with the next read
+	}
+	return n, err
+}

@@ -1,0 +1,143 @@
+package socket
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// bytewise writes one byte at a time, so that records arrive in pieces.
+type bytewise struct{ net.Conn }
+
+func (c bytewise) Write(p []byte) (int, error) {
+	for i := range p {
+		if _, err := c.Conn.Write(p[i : i+1]); err != nil {
+			return i, err
+		}
+	}
+	return len(p), nil
+}
+
+// newTLS is a reader over TLS, with a poller where there is one, and its client.
+func newTLS(t *testing.T, timeout time.Duration) (*reader, *tls.Conn) {
+	t.Helper()
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Listener{tcp}
+	defer l.Close()
+	plain, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs := httptest.NewUnstartedServer(nil)
+	certs.StartTLS()
+	certs.Close()
+	client := tls.Client(bytewise{plain}, &tls.Config{InsecureSkipVerify: true})
+	t.Cleanup(func() { client.Close() })
+	lower, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := tls.Server(lower, &tls.Config{Certificates: certs.TLS.Certificates})
+	var both sync.WaitGroup
+	both.Go(func() { err = client.Handshake() })
+	failed := server.Handshake()
+	both.Wait()
+	if err := errors.Join(failed, err); err != nil {
+		t.Fatal(err)
+	}
+	poller, err := NewPoller()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	both.Go(func() { poller.Run(ctx) })
+	r := &reader{timeout: timeout, freed: make(chan struct{}, 1), ended: make(chan struct{})}
+	r.wire.Use(server, r)
+	r.wire.Start(poller)
+	t.Cleanup(func() {
+		_ = r.wire.Close()
+		<-r.ended
+		r.group.Wait()
+		cancel()
+		both.Wait()
+	})
+	return r, client
+}
+
+// Records that come in pieces, and several at once, are read to the end.
+func TestReadsThroughTLS(t *testing.T) {
+	r, client := newTLS(t, time.Minute)
+	text := strings.Repeat("0123456789", 100)
+	for part := range strings.SplitSeq(text, "5") {
+		if _, err := io.WriteString(client, part+"5"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = client.CloseWrite()
+	<-r.ended
+	if got := r.got.String(); got != text+"5" {
+		t.Fatalf("got %d bytes, want %d: %.100q", len(got), len(text)+1, got)
+	}
+	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
+		t.Fatalf("the end of the connection is %v", err)
+	}
+}
+
+// What the client does not take is kept as it was sealed, and arrives in order. Then TLS
+// says that this was the end.
+func TestWritesThroughTLS(t *testing.T) {
+	r, client := newTLS(t, time.Minute)
+	large := strings.Repeat("x", 16<<20) // more than the system takes
+	if err := r.wire.Write([]byte(large)); err != nil {
+		t.Fatal(err)
+	}
+	if !r.wire.Busy() {
+		t.Fatal("the system has taken everything")
+	}
+	if err := r.wire.Try([]byte("no")); !errors.Is(err, ErrBusy) {
+		t.Fatalf("Try: %v", err)
+	}
+	if err := errors.Join(r.wire.Write([]byte("one")), r.wire.End([]byte("two"))); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(large)+len("onetwo"))
+	if _, err := io.ReadFull(client, got); err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != large+"onetwo" {
+		t.Fatalf("it ends in %q", got[len(large):])
+	}
+	<-r.freed
+	_ = r.wire.Close()
+	if rest, err := io.ReadAll(client); err != nil || len(rest) > 0 {
+		t.Fatalf("after the end: %q, %v", rest, err)
+	}
+}
+
+// A client that sends what is no record is closed.
+func TestNoRecord(t *testing.T) {
+	r, client := newTLS(t, time.Minute)
+	if _, err := client.NetConn().(bytewise).Conn.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	<-r.ended
+}
+
+// A client that takes nothing is closed after the timeout.
+func TestClientThatTakesNothingThroughTLS(t *testing.T) {
+	r, _ := newTLS(t, 50*time.Millisecond)
+	if err := r.wire.Write(make([]byte, 16<<20)); err != nil {
+		t.Fatal(err)
+	}
+	<-r.ended
+}

@@ -1,0 +1,178 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	coder "github.com/coder/websocket"
+
+	"headcount/gateway/policy"
+	"headcount/gateway/socket"
+)
+
+// serveTLS is serveGateway over TLS. The client speaks HTTP/2, or 1.1 if that is set.
+func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool) *http.Client) {
+	t.Helper()
+	var server *httptest.Server
+	var idle []func()
+	s = serveVia(t, true, tune, func(hs *httptest.Server) {
+		server = hs
+		hs.EnableHTTP2 = true
+		hs.Listener = BelowTLS(hs.Listener.(*policy.Door))
+		hs.StartTLS()
+	})
+	t.Cleanup(func() {
+		for _, f := range idle {
+			f()
+		}
+	})
+	return s, func(old bool) *http.Client {
+		transport := server.Client().Transport.(*http.Transport).Clone()
+		if old {
+			transport.ForceAttemptHTTP2 = false
+			transport.TLSClientConfig.NextProtos = []string{"http/1.1"}
+			transport.Protocols = new(http.Protocols)
+			transport.Protocols.SetHTTP1(true)
+		}
+		idle = append(idle, transport.CloseIdleConnections)
+		return &http.Client{Transport: transport}
+	}
+}
+
+// events reads an event stream.
+type events struct {
+	t    *testing.T
+	body io.ReadCloser
+	in   *bufio.Reader
+	end  context.CancelFunc
+}
+
+func (s *served) events(client *http.Client, page string, major int) *events {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	s.t.Cleanup(cancel)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+s.addr+"/"+page+"/counter/events", nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major || resp.Header.Get("Content-Type") != "text/event-stream" {
+		s.t.Fatalf("got %s, %s, %q", resp.Proto, resp.Status, resp.Header)
+	}
+	if c := resp.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
+		s.t.Errorf("the cookie is %q", c)
+	}
+	return &events{s.t, resp.Body, bufio.NewReader(resp.Body), cancel}
+}
+
+// expect reads until the page has this count.
+func (e *events) expect(count int) {
+	e.t.Helper()
+	for want := fmt.Sprintf(`"count":%d,`, count); ; {
+		line, err := e.in.ReadString('\n')
+		if err != nil {
+			e.t.Fatalf("%v; want %s", err, want)
+		}
+		if strings.Contains(line, want) {
+			return
+		}
+	}
+}
+
+// Over TLS calls and event streams use HTTP/2 where the client knows it, many on one
+// connection; WebSockets and event streams use HTTP/1.1 where it does not. All see the
+// same counts, and each stream ends as it should.
+func TestTLS(t *testing.T) {
+	s, client := serveTLS(t, nil)
+	modern, old := client(false), client(true)
+	streams := []*events{s.events(modern, "p", 2), s.events(modern, "p", 2), s.events(old, "p", 1)}
+	for _, e := range streams {
+		e.expect(0)
+	}
+	resp, err := modern.Get("https://" + s.addr + "/p/counter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
+		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
+	}
+	join := func() {
+		t.Helper()
+		ws, upgraded, err := coder.Dial(t.Context(), "wss://"+s.addr+"/-/ws", &coder.DialOptions{HTTPClient: old})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = ws.CloseNow() })
+		if c := upgraded.Header.Get("Set-Cookie"); !strings.Contains(c, "; Secure") {
+			t.Errorf("the cookie is %q", c)
+		}
+		if err := ws.Write(t.Context(), coder.MessageText, []byte(`{"type":"join","page":"p"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	join()
+	for _, e := range streams {
+		e.expect(1)
+	}
+	s.settles(4)
+	streams[0].end() // a client that ends one stream keeps the others
+	s.settles(3)
+	join()
+	for _, e := range streams[1:] {
+		e.expect(2)
+	}
+	s.g.each(func(c *conn) { _ = c.Close() })
+	for _, e := range streams[1:] {
+		if _, err := io.Copy(io.Discard, e.in); err != nil {
+			t.Errorf("the stream ends with %v", err)
+		}
+	}
+}
+
+// A client that takes nothing costs no memory without bound, over HTTP/2 either: its
+// stream ends at --write-timeout.
+func TestSlowClientOverHTTP2(t *testing.T) {
+	s, client := serveTLS(t, func(c *Config) { c.WriteTimeout = 100 * time.Millisecond })
+	s.events(client(false), "p", 2)
+	s.settles(1)
+	s.g.each(func(c *conn) { _ = c.wire.Write(make([]byte, 16<<20)) })
+	s.settles(0)
+}
+
+// TestSilentTLSHasNoGoroutine: TLS costs a silent connection no goroutine, where there is
+// a poller.
+func TestSilentTLSHasNoGoroutine(t *testing.T) {
+	if p, err := socket.NewPoller(); err != nil {
+		t.Fatal(err)
+	} else if p == nil {
+		return // a goroutine each is the portable way
+	}
+	s, client := serveTLS(t, nil)
+	old := client(true)
+	const n = 30
+	before := 0
+	for i := range n {
+		ws, _, err := coder.Dial(t.Context(), "wss://"+s.addr+"/-/ws", &coder.DialOptions{HTTPClient: old})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ws.CloseNow()
+		if i == 0 {
+			before = runtime.NumGoroutine()
+		}
+	}
+	// The client needs up to two for each connection.
+	await(t, "the goroutines of clients alone", func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
+}
