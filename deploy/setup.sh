@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
-# PostgreSQL, nginx, chromium, node with npm, a C compiler (for the race detector).
-# Silent and quick when all is there. Go itself is not installed: distributions lag
-# behind.
+# PostgreSQL, nginx, chromium, node with npm, a C compiler (for the race detector), on
+# Linux the other proxies of deploy/proxy. Silent and quick when all is there. Go itself
+# is not installed: distributions lag behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
@@ -38,6 +38,11 @@ missing() {
 	has_chromium || printf 'chromium '
 	has_node || printf 'node '
 	has_cc || printf 'cc '
+	[ "$(uname)" = Linux ] || return 0
+	has haproxy || printf 'haproxy '
+	has caddy || printf 'caddy '
+	has apache2 || has httpd || printf 'apache '
+	has openssl || printf 'openssl '
 }
 
 check_go() {
@@ -68,6 +73,9 @@ packages() {
 		dnf/cc) echo gcc glibc-devel ;;
 		apk/node) echo nodejs npm ;;
 		apk/cc) echo gcc musl-dev ;;
+		apt-get/apache) echo apache2 ;;
+		dnf/apache) echo httpd mod_ssl ;;
+		apk/apache) echo apache2 apache2-proxy apache2-ssl ;;
 		brew/cc) ;; # comes with the command line tools, as brew does
 		*) echo "$name" ;;
 		esac
@@ -147,7 +155,10 @@ main() {
 		if [ $manager != brew ]; then
 			case " $lacks" in *' redis '*) no_service redis-server redis ;; esac
 			case " $lacks" in *' postgres '*) no_service postgresql ;; esac
-			case " $lacks" in *' nginx '*) no_service nginx ;; esac
+			for service in nginx haproxy caddy; do
+				case " $lacks" in *" $service "*) no_service $service ;; esac
+			done
+			case " $lacks" in *' apache '*) no_service apache2 httpd ;; esac
 		fi
 		hash -r 2>/dev/null || true
 		lacks=$(missing)

@@ -119,7 +119,7 @@ func writeCounter(c *gin.Context, count presence.Count) {
 
 var counterPage = template.Must(template.New("counter").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<link rel="icon" href="/-/icon.svg" type="image/svg+xml">
+<link rel="icon" href="../-/icon.svg" type="image/svg+xml">
 <title>{{.Users}} · {{.Page}}</title>
 <h1>{{.Users}}</h1>
 <p>viewing <strong>{{if eq .Page "*"}}the whole site{{else}}{{.Page}}{{end}}</strong> now{{if .Stale}} (last known){{end}}{{with .Without}} (without {{.}}, not heard for long){{end}}</p>

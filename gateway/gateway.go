@@ -118,7 +118,8 @@ type Config struct {
 	APIKeys    []string // servers call with one of these; empty: no server may call
 	Origins    *identity.Origins
 	Proxies    *identity.Proxies
-	Assets     fs.FS // index.html is served at /, the other files under /-/
+	Assets     fs.FS  // index.html is served at /, the other files under /-/
+	BasePath   string // everything is served below this path, such as /live; empty: below the root
 
 	Tracer     trace.Tracer          // traces requests and joins; nil: nothing is traced
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
@@ -205,7 +206,7 @@ func New(cfg Config) (*Gateway, error) {
 	if cfg.Tracer != nil {
 		g.journeys = &journeys{tracer: cfg.Tracer, hub: g.hub}
 	}
-	g.handler = g.routes()
+	g.handler = below(cfg.BasePath, g.routes())
 	return g, nil
 }
 

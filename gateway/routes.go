@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,27 @@ func (g *Gateway) routes() http.Handler {
 	}
 	g.assets(e)
 	return e
+}
+
+// below serves everything under the path base. What it hands on keeps its escapes, so a
+// page with a slash in it stays one segment.
+func below(base string, h http.Handler) http.Handler {
+	if base == "" {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		escaped, found := strings.CutPrefix(r.URL.EscapedPath(), base)
+		switch {
+		case found && escaped == "": // relative addresses need the slash
+			http.Redirect(w, r, base+"/", http.StatusPermanentRedirect)
+		case found && escaped[0] == '/':
+			inner := *r
+			inner.URL = &url.URL{Path: r.URL.Path[len(base):], RawPath: escaped, RawQuery: r.URL.RawQuery}
+			h.ServeHTTP(w, &inner)
+		default:
+			policy.Problem(w, http.StatusNotFound, "This server serves nothing outside of "+base+"/.")
+		}
+	})
 }
 
 // closeAfterChunks closes the connection after a request with a Transfer-Encoding.

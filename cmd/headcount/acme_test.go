@@ -37,7 +37,7 @@ type authority struct {
 	key    *ecdsa.PrivateKey
 	root   *x509.Certificate
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex      // guards what follows
 	nonces  map[string]bool // given and not used
 	given   int
 	account *jose.JSONWebKey

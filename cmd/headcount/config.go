@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -36,6 +37,8 @@ type Config struct {
 	ACMEURL   string   `name:"acme-url" type:"text" placeholder:"URL" default:"https://acme-v02.api.letsencrypt.org/directory" group:"addresses" help:"The directory of the authority that gives the certificates of --domain. Its terms are accepted."`
 	ACMEEmail string   `name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"Where that authority may write to."`
 	ACMEDir   string   `name:"acme-dir" type:"text" placeholder:"DIR" group:"addresses" help:"The directory for the certificates of --domain and their keys. The default is acme in --data-dir. Several processes may share one."`
+
+	BasePath string `name:"base-path" type:"text" placeholder:"PATH" group:"addresses" help:"The path below which everything is served, such as /live, for a proxy that shares its host with others and passes paths on as they are."`
 
 	Redis            string        `type:"text" placeholder:"URL" group:"cluster" help:"The URL of Redis. A repeated ?addr= means Cluster, ?master_name= means Sentinel. Without --redis one process does everything, over an embedded store."`
 	Region           string        `type:"text" placeholder:"NAME" default:"local" group:"cluster" help:"The name of this region."`
@@ -113,7 +116,7 @@ func (c *Config) AdvertiseAddr() string {
 // knows what the value means. This method checks what several flags mean together.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog, c.checkCounters, c.checkTLS,
+		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog, c.checkCounters, c.checkTLS, c.checkBasePath,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -173,6 +176,15 @@ func (c *Config) checkAddresses() error {
 				return setting.Refuse(a.flag, "%q is also the address of --%s; give each its own port", a.addr, b.flag)
 			}
 		}
+	}
+	return nil
+}
+
+var basePath = regexp.MustCompile(`^(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`) // no segment is empty, . or ..
+
+func (c *Config) checkBasePath() error {
+	if c.BasePath = strings.TrimSuffix(c.BasePath, "/"); c.BasePath != "" && !basePath.MatchString(c.BasePath) {
+		return setting.Refuse("base-path", "%q is not a path of plain letters and digits; write one like /live", c.BasePath)
 	}
 	return nil
 }

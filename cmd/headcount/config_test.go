@@ -176,7 +176,10 @@ var refused = map[string]struct {
 	"a domain and no place for certificates":    {flag: "acme-dir", args: "--domain a.example.com"},
 	"an address for a domain":                   {flag: "domain", args: "--domain 10.0.0.1 --acme-dir d"},
 	"half of a domain":                          {flag: "domain", args: "--domain localhost --acme-dir d"},
-	"an authority that is no URL":               {flag: "acme-url", args: "--acme-url here"},
+	"an authority that is no URL":               {flag: "acme-url", args: "--domain a.example.com --acme-dir d --acme-url here"},
+	"a path without a slash":                    {flag: "base-path", args: "--base-path live"},
+	"a path that goes up":                       {flag: "base-path", args: "--base-path /live/.."},
+	"a path that needs escapes":                 {flag: "base-path", args: "--base-path /a%2Fb"},
 	"leave-grace equal to presence-timeout":     {flag: "leave-grace", args: "--leave-grace 7s"},
 	"leave-grace over presence-timeout":         {flag: "leave-grace", args: "--leave-grace=8s"},
 	"negative leave-grace":                      {flag: "leave-grace", args: "--leave-grace -1s"},
@@ -363,6 +366,7 @@ func TestAcceptedSettings(t *testing.T) {
 		"no origins":                          "--allow-origins=",
 		"proxies":                             "--trusted-proxies 10.0.0.0/8,192.168.1.1,::1/128,fd00::1",
 		"HS256 and keys by URL":               "--jwt-secret s --jwks-url http://127.0.0.1:9000/keys",
+		"below a path":                        "--base-path /live/",
 		"a certificate":                       "--tls-cert c.pem --tls-key k.pem",
 		"domains":                             "--domain a.example.com,b.example.com --acme-dir /acme --acme-email me@example.com",
 		"a domain and a data directory":       "--domain a.example.com --data-dir /data --acme-url http://127.0.0.1:14000/dir",
@@ -456,7 +460,7 @@ func TestFlagsOfServe(t *testing.T) {
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
-		tls-cert tls-key domain acme-url acme-email acme-dir`)
+		tls-cert tls-key domain acme-url acme-email acme-dir base-path`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

@@ -237,5 +237,5 @@ func openURL(addr net.Addr, cfg Config) string {
 	if len(cfg.Domains) > 0 {
 		host = cfg.Domains[0]
 	}
-	return scheme + net.JoinHostPort(host, port) + "/"
+	return scheme + net.JoinHostPort(host, port) + cfg.BasePath + "/"
 }

@@ -51,7 +51,7 @@ func (c *Config) checkTLS() error {
 			return setting.Refuse("domain", "%q is not the full name of a host; write one like counter.example.com", name)
 		}
 	}
-	if u, err := url.Parse(c.ACMEURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+	if u, err := url.Parse(c.ACMEURL); len(c.Domains) > 0 && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
 		return setting.Refuse("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
 	}
 	return nil

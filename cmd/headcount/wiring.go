@@ -379,6 +379,7 @@ func (s *system) openGateway(self presence.Process) error {
 		Origins:           origins,
 		Proxies:           proxies,
 		Assets:            web.Files,
+		BasePath:          cfg.BasePath,
 		Tracer:            s.tracer(),
 		Registerer:        s.registry,
 		Log:               s.log,

@@ -1,5 +1,6 @@
 // Simulated viewers. Each gets an identity of its own by a PUT without one, and
 // then has a WebSocket like any visitor: it can leave, or just be gone.
+import { at } from './at.js';
 
 const BOUND = 150; // browsers allow some 200 WebSockets
 const CREDIT = 90; // the server lets 100 nameless callers of one address in at once, and ten a second after
@@ -80,7 +81,7 @@ export class Crowd {
 
   /** A PUT without our own cookie. */
   #hold(page, action, id) {
-    return fetch(`/${encodeURIComponent(page)}/counter`, {
+    return fetch(at(`${encodeURIComponent(page)}/counter`), {
       method: 'PUT',
       credentials: 'omit',
       headers: { 'Content-Type': 'application/json', ...(id && { 'Headcount-Id': id }) },
@@ -91,7 +92,7 @@ export class Crowd {
   /** Resolves when the server counts the viewer. */
   #connect(page, id) {
     return new Promise((counted, failed) => {
-      const address = new URL(`/-/ws?id=${encodeURIComponent(id)}`, location.href);
+      const address = new URL(at(`-/ws?id=${encodeURIComponent(id)}`));
       address.protocol = address.protocol.replace('http', 'ws');
       const socket = new WebSocket(address, 'headcount.v1');
       socket.page = page;

@@ -1,5 +1,6 @@
 // The dashboard: asks once a second how everything is, and shows it.
 
+import { at } from './at.js';
 import { Chart } from './chart.js';
 import { save } from './csv.js';
 import { key } from './key.js';
@@ -69,7 +70,7 @@ function drawing(cell) {
 async function ask() {
   if (document.hidden) return;
   const fits = await key.fits();
-  const answer = fits ? await fetch('/-/dashboard/data', { headers: key.headers }).catch(() => undefined) : undefined;
+  const answer = fits ? await fetch(at('-/dashboard/data'), { headers: key.headers }).catch(() => undefined) : undefined;
   const refused = answer?.status === 401;
   $('key').hidden = fits !== false && !refused;
   if (refused) {

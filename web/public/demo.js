@@ -1,6 +1,7 @@
 // The demo page: one page's count in large, its last minutes as a line, the
 // most viewed pages, its views and likes, a crowd on demand, and the bell.
 
+import { at } from './at.js';
 import { Crowd } from './crowd.js';
 import { Headcount } from './headcount.js';
 import { key } from './key.js';
@@ -26,9 +27,9 @@ function show(next) {
   $('page').textContent = page;
   list();
   lasting();
-  const path = `/${encodeURIComponent(page)}/counter`;
+  const path = at(`${encodeURIComponent(page)}/counter`);
   $('counter').href = path;
-  $('counter').textContent = `GET ${path}`;
+  $('counter').textContent = `GET ${new URL(path).pathname}`;
   title();
   plot.clear();
   past();
@@ -81,7 +82,7 @@ async function look() {
   const fits = await key.fits();
   $('examples').hidden = fits !== false;
   if (!fits) return;
-  const answer = await fetch('/-/dashboard/data', { headers: key.headers }).catch(() => undefined);
+  const answer = await fetch(at('-/dashboard/data'), { headers: key.headers }).catch(() => undefined);
   if (answer?.status === 401) key.value = '';
   if (!answer?.ok) return;
   top = (await answer.json()).pages.map((p) => p.page);
@@ -112,7 +113,7 @@ function row(name) {
   item.dataset.page = name;
   const link = document.createElement('a');
   link.dataset.page = name;
-  link.href = `/?page=${encodeURIComponent(name)}`;
+  link.href = at(`?page=${encodeURIComponent(name)}`);
   const label = document.createElement('span');
   label.textContent = name;
   const count = document.createElement('live-count');
@@ -167,8 +168,8 @@ let viewed; // the page whose view was counted last
 /** Shows the page's counters, and counts a view when this tab may do what the site's server does. */
 function lasting() {
   for (const kind of ['views', 'likes']) $(kind).setAttribute('key', lastingKey(kind));
-  const path = `/api/v1/counters/views:${encodeURIComponent(lastingKey('views').slice(6))}/increment`;
-  $('view').textContent = `curl -X POST -H 'X-API-Key: …' ${location.origin}${path}`;
+  const path = at(`api/v1/counters/views:${encodeURIComponent(lastingKey('views').slice(6))}/increment`);
+  $('view').textContent = `curl -X POST -H 'X-API-Key: …' ${path}`;
   if (!key.value || viewed === page) return;
   viewed = page;
   fetch(path, { method: 'POST', headers: key.headers }).catch(() => {});
@@ -225,7 +226,7 @@ async function follows() {
   const about = page;
   let after = '';
   do {
-    const answer = await fetch(`/-/me/follows${after && `?after=${encodeURIComponent(after)}`}`).catch(() => undefined);
+    const answer = await fetch(at(`-/me/follows${after && `?after=${encodeURIComponent(after)}`}`)).catch(() => undefined);
     if (!answer?.ok || about !== page) return;
     const { follows, next } = await answer.json();
     if (follows.includes(about)) return showFollow(true);
@@ -243,7 +244,7 @@ async function complain(answer) {
 
 $('follow').addEventListener('click', async () => {
   const yes = !following();
-  const answer = await fetch(`/-/me/follows/${encodeURIComponent(page)}`, { method: yes ? 'PUT' : 'DELETE' }).catch(() => undefined);
+  const answer = await fetch(at(`-/me/follows/${encodeURIComponent(page)}`), { method: yes ? 'PUT' : 'DELETE' }).catch(() => undefined);
   if (!answer?.ok) return complain(answer);
   showFollow(yes);
   $('unread-state').textContent = yes ? 'The bell now counts the changes of this page.' : '';
@@ -266,7 +267,7 @@ async function modify() {
     askKey($('unread').querySelector('.buttons'), modify);
     return;
   }
-  const answer = await fetch(`/${encodeURIComponent(page)}/changes`, { method: 'POST', headers: key.headers }).catch(() => undefined);
+  const answer = await fetch(at(`${encodeURIComponent(page)}/changes`), { method: 'POST', headers: key.headers }).catch(() => undefined);
   if (answer?.status === 401) {
     key.value = '';
     askKey($('unread').querySelector('.buttons'), modify);
@@ -290,7 +291,7 @@ $('key').addEventListener('submit', (event) => {
 
 async function showParts() {
   const asked = page;
-  const answer = await fetch(`/${encodeURIComponent(asked)}/counter?regions=1`, { headers: { Accept: 'application/json' } }).catch(() => null);
+  const answer = await fetch(at(`${encodeURIComponent(asked)}/counter?regions=1`), { headers: { Accept: 'application/json' } }).catch(() => null);
   const { regions = {} } = answer?.ok ? await answer.json() : {};
   const parts = Object.entries(regions);
   showParts.alone = parts.length === 1; // one region: there is nothing more to ask
@@ -318,7 +319,7 @@ function offerTwin() {
 }
 
 $('snippet').textContent =
-  `<script type="module" src="${location.origin}/-/headcount.js"></script>\n` +
+  `<script type="module" src="${at('-/headcount.js')}"></script>\n` +
   `<live-count one="# person is reading this page" other="# people are reading this page"></live-count>\n` +
   `<unread-bell></unread-bell> <like-button key="likes:42"></like-button>`;
 $('copy').addEventListener('click', async () => {

@@ -1,4 +1,5 @@
 // The API key, for as long as this tab is open.
+import { at } from './at.js';
 
 const NAME = 'headcount_api_key';
 
@@ -32,7 +33,7 @@ export const key = {
   /** Whether the dashboard's data may be asked for: with a key, or where there is none. */
   async fits() {
     if (this.value) return true;
-    open ??= fetch('/-/dashboard/access').then((answer) => answer.json()).then(({ key_needed }) => !key_needed);
+    open ??= fetch(at('-/dashboard/access')).then((answer) => answer.json()).then(({ key_needed }) => !key_needed);
     return open.catch(() => (open = undefined)); // to be asked again
   },
   /** Headers of a request that needs the key, if there is one. */

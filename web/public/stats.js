@@ -1,8 +1,9 @@
 // What the server remembers of a page.
+import { at } from './at.js';
 
 /** Asks for it; undefined if the server remembers nothing (--page-stats 0), or does not answer. */
 export async function remembered(page, query = '') {
-  const answer = await fetch(`/${encodeURIComponent(page)}/stats?${query}`).catch(() => undefined);
+  const answer = await fetch(at(`${encodeURIComponent(page)}/stats?${query}`)).catch(() => undefined);
   return answer?.ok ? answer.json() : undefined;
 }
 

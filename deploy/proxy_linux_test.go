@@ -1,0 +1,306 @@
+package deploy_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	coder "github.com/coder/websocket"
+
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+// gateways are two processes behind the proxies of proxy/, as those say to run them. One
+// address may have one connection on each.
+type gateways struct{ addrs, admins []string }
+
+func startGateways(t *testing.T) *gateways {
+	t.Helper()
+	bin, redis := binary(t), redistest.Start(t)
+	g := &gateways{}
+	for range 2 {
+		addr, admin := servertest.FreeAddr(), servertest.FreeAddr()
+		background(t, patience, bin, "serve", "--listen="+addr, "--admin-listen="+admin, "--cluster-listen="+servertest.FreeAddr(), "--redis="+redis.URL(),
+			"--base-path=/live", "--trusted-proxies=127.0.0.1", "--max-connections-per-address=1", "--shutdown-timeout=2s")
+		g.addrs, g.admins = append(g.addrs, addr), append(g.admins, admin)
+	}
+	for _, admin := range g.admins {
+		eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
+	}
+	return g
+}
+
+// background runs a server until the test ends. It then has some time to end by itself;
+// what is left of it, with its children, is killed.
+func background(t *testing.T, grace time.Duration, name string, args ...string) {
+	t.Helper()
+	var log servertest.Log
+	cmd := exec.Command(name, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(clean(), "HOME="+t.TempDir()), &log, &log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // an error means that all have ended
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		late := time.AfterFunc(grace, kill)
+		_ = cmd.Wait() // a signal is no error of the test
+		late.Stop()
+		kill()
+		if t.Failed() {
+			t.Logf("%s: %s", filepath.Base(name), &log)
+		}
+	})
+}
+
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !so(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// proxied is a proxy before the gateways, and its visitors.
+type proxied struct {
+	t     *testing.T
+	addr  string
+	roots *x509.CertPool
+	last  int // visitor's address
+	net   int // of them
+}
+
+// visitor is a client with an address of its own.
+func (p *proxied) visitor() *http.Client {
+	p.last++
+	from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(p.net), byte(p.last))}}
+	transport := &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: p.roots, ServerName: "counter.example.com"},
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return from.DialContext(ctx, network, p.addr)
+		},
+	}
+	p.t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+func (p *proxied) url(path string) string { return "https://counter.example.com" + path }
+
+// get asks for a path and leaves the body to the caller.
+func (p *proxied) get(c *http.Client, path string, header ...string) *http.Response {
+	p.t.Helper()
+	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, p.url(path), nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+// The configurations of proxy/ do what they say, before two gateways: TLS, balancing,
+// WebSockets, event streams without delay, the addresses of clients, and encoded names
+// below a path.
+func TestProxies(t *testing.T) {
+	g := startGateways(t)
+	dir := t.TempDir()
+	cert, key := certificate(t, dir)
+	roots := x509.NewCertPool()
+	if text, err := os.ReadFile(cert); err != nil || !roots.AppendCertsFromPEM(text) {
+		t.Fatal("no certificate", err)
+	}
+	apache, modules := "apache2", "/usr/lib/apache2/modules"
+	if _, err := exec.LookPath(apache); err != nil { // what others than Debian call it
+		apache = "httpd"
+	}
+	if found, _ := filepath.Glob("/usr/lib*/httpd/modules"); len(found) > 0 {
+		modules = found[0]
+	}
+	for i, tc := range []struct {
+		name, file string
+		browser    bool
+		run        func(conf string) []string
+	}{
+		{"nginx", "nginx.conf", true, func(conf string) []string { return []string{"nginx", "-p", dir, "-c", conf, "-g", "daemon off;"} }},
+		{"HAProxy", "haproxy.cfg", true, func(conf string) []string { return []string{"haproxy", "-db", "-f", conf} }},
+		{"Caddy", "Caddyfile", false, func(conf string) []string {
+			return []string{"caddy", "run", "--adapter", "caddyfile", "--config", conf}
+		}},
+		{"Apache", "apache.conf", false, func(conf string) []string { return []string{apache, "-D", "FOREGROUND", "-f", conf} }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			p := &proxied{t: t, addr: servertest.FreeAddr(), roots: roots, net: 10 + i}
+			_, port, _ := net.SplitHostPort(p.addr)
+			text, err := os.ReadFile(filepath.Join("proxy", tc.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			conf := filepath.Join(dir, tc.file)
+			here := strings.NewReplacer("gateway-1:8080", g.addrs[0], "gateway-2:8080", g.addrs[1], "/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
+				"/etc/headcount/both.pem", cert, "bind :443", "bind "+p.addr, "listen 443", "listen "+p.addr, "Listen 443", "Listen "+p.addr, "*:443", p.addr, ":443", ":"+port,
+				"/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "/run/apache2/apache2.pid", filepath.Join(dir, "apache.pid"), "ServerRoot /etc/apache2", "ServerRoot "+dir,
+				"worker_rlimit_nofile 65536;", "", "grace_period 5s", "auto_https disable_redirects\n\tgrace_period 100ms", "/usr/lib/apache2/modules", modules, "worker_connections 30000", "worker_connections 500", "maxconn 60000", "maxconn 500")
+			if err := os.WriteFile(conf, []byte(here.Replace(string(text))), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			args := tc.run(conf)
+			background(t, 0, args[0], args[1:]...)
+			eventually(t, tc.name, func() bool {
+				c, err := net.Dial("tcp", p.addr)
+				if err == nil {
+					c.Close()
+				}
+				return err == nil
+			})
+			p.check(tc.name)
+			if tc.browser {
+				p.browse(g, tc.name)
+			}
+		})
+	}
+}
+
+// certificate makes one of its own for counter.example.com, with its key in both files:
+// HAProxy wants one file.
+func certificate(t *testing.T, dir string) (cert, key string) {
+	t.Helper()
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+		"-subj", "/CN=counter.example.com", "-addext", "subjectAltName=DNS:counter.example.com", "-keyout", key, "-out", cert).CombinedOutput()
+	if err != nil {
+		t.Fatalf("openssl: %v\n%s", err, out)
+	}
+	both, err := os.ReadFile(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(cert, os.O_APPEND|os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.Write(both)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	return cert, key
+}
+
+func (p *proxied) check(name string) {
+	t := p.t
+	if resp := p.get(p.visitor(), "/live/-/dashboard.js"); resp.StatusCode != http.StatusOK {
+		t.Fatalf("the dashboard's script: %s", resp.Status)
+	}
+	if resp := p.get(p.visitor(), "/live"); resp.StatusCode != http.StatusPermanentRedirect || !strings.HasSuffix(resp.Header.Get("Location"), "/live/") {
+		t.Fatalf("/live: %s to %q", resp.Status, resp.Header.Get("Location"))
+	}
+	page := name + "/%"
+	escaped := name + "%2F%25"
+	body, err := io.ReadAll(p.get(p.visitor(), "/live/"+escaped+"/counter").Body)
+	if err != nil || !strings.Contains(string(body), fmt.Sprintf(`"page":%q,"count":0`, page)) {
+		t.Fatalf("the counter of %s: %s, %v", escaped, body, err)
+	}
+
+	// Events arrive when they happen.
+	stream := p.get(p.visitor(), "/live/"+escaped+"/counter/events")
+	if c := stream.Header.Get("Set-Cookie"); stream.StatusCode != http.StatusOK || !strings.Contains(c, "; Secure") {
+		t.Fatalf("the event stream: %s, cookie %q", stream.Status, c)
+	}
+	in := bufio.NewReader(stream.Body)
+	await := func(count int) {
+		t.Helper()
+		for {
+			line, err := in.ReadString('\n')
+			if err != nil {
+				t.Fatalf("the event stream ends: %v", err)
+			}
+			if strings.Contains(line, fmt.Sprintf(`"count":%d,`, count)) {
+				return
+			}
+		}
+	}
+	await(0)
+	ws, _, err := coder.Dial(t.Context(), strings.Replace(p.url("/live/-/ws"), "https", "wss", 1), &coder.DialOptions{
+		HTTPClient: p.visitor(), HTTPHeader: http.Header{"Origin": {"https://counter.example.com"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ws.Write(t.Context(), coder.MessageText, fmt.Appendf(nil, `{"type":"join","page":%q}`, page)); err != nil {
+		t.Fatal(err)
+	}
+	await(1)
+	if err := ws.Close(coder.StatusNormalClosure, ""); err != nil {
+		t.Fatal(err)
+	}
+	await(0)
+
+	// One address has one connection on each of two gateways, whatever it claims.
+	crowd := p.visitor()
+	open := 0
+	for i := range 12 {
+		claim := fmt.Sprintf("203.0.113.%d", i)
+		if resp := p.get(crowd, "/live/crowd/counter/events", "X-Forwarded-For", claim); resp.StatusCode == http.StatusOK {
+			open++
+		} else if resp.StatusCode != http.StatusServiceUnavailable {
+			t.Fatalf("a full gateway answers %s", resp.Status)
+		}
+	}
+	if open != 2 {
+		t.Errorf("one address has %d connections, not one on each of two gateways", open)
+	}
+	if resp := p.get(p.visitor(), "/live/crowd/counter/events"); resp.StatusCode != http.StatusOK {
+		t.Errorf("another address: %s", resp.Status)
+	}
+}
+
+// browse opens the demo in a real browser, which is then counted.
+func (p *proxied) browse(g *gateways, name string) {
+	t := p.t
+	chromium := os.Getenv("CHROMIUM")
+	if chromium == "" {
+		chromium = "chromium"
+	}
+	_, port, _ := net.SplitHostPort(p.addr)
+	at := "https://counter.example.com:" + port + "/live/"
+	background(t, 0, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+		"--ignore-certificate-errors", "--host-resolver-rules=MAP counter.example.com 127.0.0.1", "--user-data-dir="+t.TempDir(), "--remote-debugging-port=0", at+"?page="+name+"%2Fdemo")
+	visitor := p.visitor()
+	eventually(t, "the browser on the demo's page", func() bool {
+		body, _ := io.ReadAll(p.get(visitor, "/live/"+name+"%2Fdemo/counter").Body)
+		return strings.Contains(string(body), `"count":1,`)
+	})
+	var figures []byte
+	for _, admin := range g.admins {
+		resp, err := http.Get("http://" + admin + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		figures = append(figures, text...)
+	}
+	if !strings.Contains(string(figures), `{method="GET",route="/-/dashboard/access",status="200"}`) {
+		t.Error("the demo has not asked for what the dashboard shows")
+	}
+}

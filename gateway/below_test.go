@@ -1,0 +1,37 @@
+package gateway
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// Below a base path everything is as it is below the root, and a page's name keeps its
+// escapes. Nothing else is served.
+func TestBelow(t *testing.T) {
+	inner := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write([]byte(r.URL.Path + " " + r.URL.RequestURI()))
+	})
+	for target, want := range map[string]struct {
+		status int
+		body   string // or where to
+	}{
+		"/live/a%2Fb/counter?x=1": {http.StatusOK, "/a/b/counter /a%2Fb/counter?x=1"},
+		"/live/":                  {http.StatusOK, "/ /"},
+		"/live/live/x":            {http.StatusOK, "/live/x /live/x"},
+		"/live":                   {http.StatusPermanentRedirect, "/live/"},
+		"/lively/":                {http.StatusNotFound, ""},
+		"/li%76e/":                {http.StatusNotFound, ""},
+		"/":                       {http.StatusNotFound, ""},
+	} {
+		w := httptest.NewRecorder()
+		below("/live", inner).ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+		got := w.Header().Get("Location")
+		if w.Code == http.StatusOK {
+			got = w.Body.String()
+		}
+		if w.Code != want.status || got != want.body {
+			t.Errorf("%s: %d %q, want %d %q", target, w.Code, got, want.status, want.body)
+		}
+	}
+}
