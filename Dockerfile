@@ -13,7 +13,7 @@ COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
 ARG VERSION=
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${VERSION}" -o /headcount ./cmd/headcount
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags nomsgpack -ldflags "-s -w -X main.version=${VERSION}" -o /headcount ./cmd/headcount
 
 FROM scratch
 # For --jwks-url over https and --redis over TLS.

@@ -38,7 +38,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build lint check test bench hostile microbench soak fuzz picture setup clean race-binary
+.PHONY: run cluster regions build release image lint check test bench hostile microbench soak fuzz picture setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -55,6 +55,14 @@ regions: build
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/headcount ./cmd/headcount
+
+# Archives for linux and darwin with checksums and lists of modules, in dist/:
+# make release VERSION=v1.2.3. And the same as a container image.
+release:
+	$(GO) run ./cmd/release -version '$(VERSION)'
+
+image:
+	docker build --build-arg VERSION='$(VERSION)' -t headcount:'$(VERSION)' .
 
 # What the compiler does not find: format, vet, staticcheck. The tests of the root
 # hold the direction of imports, and type-check everything for the other systems.
@@ -139,4 +147,4 @@ web/node_modules/.package-lock.json: web/package.json web/package-lock.json
 	@touch $@
 
 clean:
-	rm -rf bin web/node_modules
+	rm -rf bin dist web/node_modules

@@ -90,6 +90,10 @@ var layers = []layer{
 	{"cmd/headcount/top", nil},                                                               // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
 	{"cmd/headcount/faults", nil},                                                            // tests alone
+	{"cmd/release", nil},            // builds the archives
+	{"cmd/headcount/simulate", nil}, // a black box client
+	{"cmd/headcount/e2e", nil},      // tests alone
+	{"cmd/headcount/faults", nil},   // tests alone
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",

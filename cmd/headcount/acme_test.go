@@ -171,7 +171,7 @@ func (a *authority) payload(r *http.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	signed, err := jose.ParseSigned(string(body), []jose.SignatureAlgorithm{jose.ES256})
+	signed, err := jose.ParseSignedJSON(string(body), []jose.SignatureAlgorithm{jose.ES256})
 	if err != nil {
 		return nil, err
 	}

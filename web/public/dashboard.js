@@ -36,7 +36,7 @@ const shown = { page: '*', last: '24h', step: '5m', points: [] };
 async function past(change = {}) {
   Object.assign(shown, change);
   const { page, last, step } = shown;
-  const answer = await fetch(`/${encodeURIComponent(page)}/stats?last=${last}&step=${step}`).catch(() => undefined);
+  const answer = await fetch(at(`${encodeURIComponent(page)}/stats?last=${last}&step=${step}`)).catch(() => undefined);
   if (page !== shown.page || last !== shown.last) return true; // something else is asked for by now
   if (answer?.status === 404) return false;
   const stats = answer?.ok ? await answer.json() : undefined;
@@ -92,7 +92,7 @@ async function ask() {
 
 /** Says how many are in each region. */
 async function parts() {
-  const answer = await fetch('/%2A/counter?regions=1', { headers: { Accept: 'application/json' } }).catch(() => undefined);
+  const answer = await fetch(at('%2A/counter?regions=1'), { headers: { Accept: 'application/json' } }).catch(() => undefined);
   const regions = answer?.ok ? (await answer.json()).regions : undefined;
   viewers = new Map(Object.entries(regions ?? {}));
   $('parts').textContent = [...viewers].map(([name, count]) => `${name} ${number(count)}`).join(' · ');

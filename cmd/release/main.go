@@ -1,0 +1,177 @@
+// Command release builds what people download: for each system an archive with the
+// program, and a list of the modules in it (an SBOM, CycloneDX), and the checksums of all.
+// The same source and version give the same bytes.
+//
+//	go run ./cmd/release -version v1.2.3
+package main
+
+import (
+	"archive/tar"
+	"cmp"
+	"compress/gzip"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// beside are files that go into each archive with the program.
+var beside = []string{"LICENSE", "README.md", "CHANGELOG.md", "deploy/headcount.service"}
+
+func main() {
+	version := flag.String("version", "", "the version, such as v1.2.3")
+	systems := flag.String("systems", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64", "what to build for")
+	out := flag.String("out", "dist", "the directory for the archives")
+	flag.Parse()
+	if err := release(*version, strings.Split(*systems, ","), *out, compile); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+// release must run in the root of the repository.
+func release(version string, systems []string, out string, build builder) error {
+	if version == "" || strings.ContainsAny(version, "/ ") {
+		return fmt.Errorf("%q is no version; give -version v1.2.3", version)
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	var made []string
+	for _, system := range systems {
+		files, err := pack(version, system, out, build)
+		if err != nil {
+			return fmt.Errorf("%s: %w", system, err)
+		}
+		made = append(made, files...)
+	}
+	var sums strings.Builder
+	for _, name := range made {
+		text, err := os.ReadFile(filepath.Join(out, name))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(text), name)
+	}
+	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), []byte(sums.String()), 0o644)
+}
+
+// builder puts the program of a version and a system at path.
+type builder func(version, goos, arch, path string) error
+
+// compile is the builder of releases.
+func compile(version, goos, arch, path string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "nomsgpack", "-ldflags", "-s -w -X main.version="+version, "-o", path, "./cmd/headcount")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+arch)
+	cmd.Stderr = os.Stderr
+	return cmd.Run()
+}
+
+// pack makes the archive and the SBOM of one system, and returns their names.
+func pack(version, system, out string, build builder) ([]string, error) {
+	goos, arch, ok := strings.Cut(system, "/")
+	if !ok {
+		return nil, fmt.Errorf("it is no system; write linux/amd64")
+	}
+	scratch, err := os.MkdirTemp("", "release-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(scratch)
+	program := filepath.Join(scratch, "headcount")
+	if err := build(version, goos, arch, program); err != nil {
+		return nil, fmt.Errorf("go build: %w", err)
+	}
+	name := fmt.Sprintf("headcount_%s_%s_%s", version, goos, arch)
+	if err := archive(filepath.Join(out, name+".tar.gz"), name, program); err != nil {
+		return nil, err
+	}
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.MarshalIndent(bom(version, info), "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return []string{name + ".tar.gz", name + ".cdx.json"}, os.WriteFile(filepath.Join(out, name+".cdx.json"), append(text, '\n'), 0o644)
+}
+
+// archive writes the program, and what lies beside it, into a folder of the archive.
+func archive(path, folder, program string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	packed, err := gzip.NewWriterLevel(f, gzip.BestCompression)
+	if err != nil {
+		return err
+	}
+	t := tar.NewWriter(packed)
+	for _, file := range append([]string{program}, beside...) {
+		mode := int64(0o644)
+		if file == program {
+			mode = 0o755
+		}
+		if err := add(t, file, folder+"/"+filepath.Base(file), mode); err != nil {
+			return err
+		}
+	}
+	for _, c := range []io.Closer{t, packed, f} {
+		if err := c.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func add(t *tar.Writer, file, name string, mode int64) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if err := t.WriteHeader(&tar.Header{Name: name, Mode: mode, Size: int64(len(text)), ModTime: time.Unix(0, 0), Format: tar.FormatPAX}); err != nil {
+		return err
+	}
+	_, err = t.Write(text)
+	return err
+}
+
+// component is one of CycloneDX.
+type component struct {
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	PURL    string `json:"purl"`
+}
+
+// document is an SBOM in CycloneDX 1.5.
+type document struct {
+	Format      string `json:"bomFormat"`
+	SpecVersion string `json:"specVersion"`
+	Version     int    `json:"version"`
+	Metadata    struct {
+		Component component `json:"component"`
+	} `json:"metadata"`
+	Components []component `json:"components"`
+}
+
+// bom lists what the linker put into the program, as the program itself says.
+func bom(version string, info *debug.BuildInfo) document {
+	d := document{Format: "CycloneDX", SpecVersion: "1.5", Version: 1}
+	d.Metadata.Component = component{"application", "headcount", version, "pkg:golang/headcount@" + version}
+	d.Components = []component{{"library", "stdlib", info.GoVersion, "pkg:golang/std@" + strings.TrimPrefix(info.GoVersion, "go")}}
+	for _, m := range info.Deps {
+		m = cmp.Or(m.Replace, m)
+		d.Components = append(d.Components, component{"library", m.Path, m.Version, "pkg:golang/" + m.Path + "@" + m.Version})
+	}
+	return d
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"headcount/cmd/headcount/programtest"
+)
+
+// A release has a program that runs, what belongs beside it, a list of its modules, and
+// right checksums. The program is that of the other tests: to build it as releases are would
+// compile everything anew.
+func TestRelease(t *testing.T) {
+	t.Chdir("../..")
+	out := t.TempDir()
+	build := func(_, _, _, path string) error {
+		bin, err := programtest.Path(t.TempDir())
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(bin)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(path, text, 0o700)
+	}
+	if err := release("v1.2.3", []string{runtime.GOOS + "/" + runtime.GOARCH}, out, build); err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("headcount_v1.2.3_%s_%s", runtime.GOOS, runtime.GOARCH)
+	sums, err := os.ReadFile(filepath.Join(out, "SHA256SUMS"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{name + ".tar.gz", name + ".cdx.json"} {
+		text, err := os.ReadFile(filepath.Join(out, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("%x  %s\n", sha256.Sum256(text), file); !strings.Contains(string(sums), want) {
+			t.Errorf("the checksums lack %q:\n%s", want, sums)
+		}
+	}
+
+	f, err := os.Open(filepath.Join(out, name+".tar.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	packed, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]int64{}
+	for r := tar.NewReader(packed); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, _ := strings.CutPrefix(h.Name, name+"/")
+		files[file] = h.Size
+		if file != "headcount" {
+			continue
+		}
+		program, err := os.OpenFile(filepath.Join(out, "headcount"), os.O_CREATE|os.O_WRONLY, os.FileMode(h.Mode))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(program, r); err != nil {
+			t.Fatal(err)
+		}
+		if err := program.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"LICENSE", "README.md", "CHANGELOG.md", "headcount.service"} {
+		if files[file] == 0 {
+			t.Errorf("the archive lacks %s", file)
+		}
+	}
+	said, err := exec.Command(filepath.Join(out, "headcount"), "version").Output()
+	if err != nil || !strings.HasPrefix(string(said), "headcount ") {
+		t.Errorf("the program says %q, %v", said, err)
+	}
+
+	text, err := os.ReadFile(filepath.Join(out, name+".cdx.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d document
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, c := range d.Components {
+		found = found || c.Name == "github.com/redis/go-redis/v9" && strings.HasPrefix(c.PURL, "pkg:golang/github.com/redis/go-redis/v9@v9.")
+		if c.Version == "" {
+			t.Errorf("%s has no version", c.Name)
+		}
+	}
+	if !found || d.Format != "CycloneDX" {
+		t.Errorf("the modules are %s", text)
+	}
+}
+
+func TestNoRelease(t *testing.T) {
+	for _, version := range []string{"", "a/b"} {
+		if release(version, nil, t.TempDir(), nil) == nil {
+			t.Errorf("%q is taken for a version", version)
+		}
+	}
+	if release("v1", []string{"linux"}, t.TempDir(), nil) == nil {
+		t.Error("linux alone is taken for a system")
+	}
+}
