@@ -48,6 +48,9 @@ func startGateways(t *testing.T) *gateways {
 func background(t *testing.T, grace time.Duration, name string, args ...string) {
 	t.Helper()
 	var log servertest.Log
+	if path, err := exec.LookPath("/usr/sbin/" + filepath.Base(name)); err == nil { // which a user's PATH may lack
+		name = path
+	}
 	cmd := exec.Command(name, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = append(clean(), "HOME="+t.TempDir()), &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -10,6 +10,7 @@ set -eu
 
 node_least=20.19 # what web/package.json asks for
 
+PATH=$PATH:/usr/sbin:/usr/local/sbin # which a user's may lack
 has() { command -v "$1" >/dev/null 2>&1; }
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() {
