@@ -9,6 +9,10 @@ const (
 	filesOfPeer    = 30 // connections to the Redis of one --peer
 )
 
+// shareOfTLS is how many times the memory a connection takes through TLS: with what its
+// handshake leaves behind, 24 KB were measured.
+const shareOfTLS = 3
+
 // maxConnections is how many connections the gateway holds at once. The number
 // comes from --max-connections or, without that flag, from the memory. It is never
 // more than the open files allow.
@@ -16,6 +20,9 @@ func (s *system) maxConnections() int {
 	n := s.cfg.MaxConnections
 	if n == 0 {
 		n = connectionsByMemory(machine.Memory())
+		if s.cfg.HasTLS() {
+			n /= shareOfTLS
+		}
 	}
 	files, limited := machine.OpenFiles()
 	if !limited {

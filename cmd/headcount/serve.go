@@ -17,7 +17,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/gateway"
-	"headcount/gateway/policy"
 	"headcount/machine"
 	"headcount/presence"
 )
@@ -100,7 +99,12 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
 		door := sys.gateway.Door(public)
 		publicServer.ConnState = door.State
-		go func() { failed <- serveVisitors(publicServer, door, certs) }()
+		visitors := net.Listener(door)
+		if certs != nil {
+			publicServer.ConnContext = door.Context
+			visitors = gateway.BelowTLS(door)
+		}
+		go func() { failed <- serveVisitors(publicServer, visitors, certs) }()
 		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr(), cfg))
 	}
 	hello.Msg("headcount is listening")
@@ -149,15 +153,14 @@ func tellReady(ctx context.Context, sys *system, log zerolog.Logger) {
 // over HTTP/2.
 const sharedRequests = 100
 
-// serveVisitors serves the door's clients, with TLS if there are certificates.
-func serveVisitors(srv *http.Server, door *policy.Door, certs *certificates) error {
+// serveVisitors serves the clients of l, with TLS if there are certificates.
+func serveVisitors(srv *http.Server, l net.Listener, certs *certificates) error {
 	if certs == nil {
-		return srv.Serve(door)
+		return srv.Serve(l)
 	}
 	srv.TLSConfig = certs.Config
-	srv.ConnContext = door.Context
 	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests}
-	return srv.ServeTLS(gateway.BelowTLS(door), "", "")
+	return srv.ServeTLS(l, "", "")
 }
 
 // shutdown lets the requests under way finish, which takes seconds at most. It
