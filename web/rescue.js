@@ -62,6 +62,8 @@ export default async function rescue(address, failures, refusal) {
   return failures % 2 ? undefined : Fallback;
 }
 
+const query = (/** @type {string} */ name, /** @type {string[]} */ values) => values.map((value) => `${name}=${encodeURIComponent(value)}`).join('&');
+
 /** What an answer says; that of a proxy may be no JSON. */
 const json = (/** @type {Response} */ answer) => answer.json().catch(() => ({}));
 
@@ -83,6 +85,7 @@ class Fallback extends EventTarget {
   #stored; // whether there may be a cookie
   /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> their timers
   /** @type {Set<string>} */ #subscribed = new Set(); // topics
+  /** @type {Set<string>} */ #unsure = new Set(); // pages that the server may refuse: it has not answered yet, and an event stream does not say why
   /** @type {Map<string, any>} */ #sets = new Map(); // keys of subscribed counters that have members -> the newest said
   /** @type {Map<string, EventSource>} */ #streams = new Map(); // at most STREAMS
   /** @type {any[]} */ #timers;
@@ -109,6 +112,7 @@ class Fallback extends EventTarget {
     switch (type) {
       case 'join':
         if (this.#held.has(page)) return;
+        this.#unsure.add(page);
         this.#held.set(page, setInterval(() => this.#hold(page, 'increment'), RENEW_MS));
         this.#hold(page, 'increment');
         break;
@@ -118,8 +122,11 @@ class Fallback extends EventTarget {
         this.#hold(page, 'decrement');
         break;
       case 'subscribe':
-        for (const p of pages) this.#subscribed.add(p);
-        this.#read(pages);
+        for (const p of pages) {
+          this.#subscribed.add(p);
+          this.#unsure.add(p);
+        }
+        this.#try(pages);
         for (const key of counters) this.#admit(key);
         break;
       case 'unsubscribe':
@@ -184,8 +191,12 @@ class Fallback extends EventTarget {
   #hold(/** @type {string} */ page, /** @type {string} */ action) {
     this.#turn = this.#turn
       .then(() => this.#fetch(`${encodeURIComponent(page)}/counter`, 'PUT', `{"action":"${action}"}`))
-      .then((counter) => this.#say({ type: 'count', ...counter }))
+      .then((counter) => {
+        this.#unsure.delete(page);
+        this.#say({ type: 'count', ...counter });
+      })
       .catch(({ status, message }) => {
+        if (status) this.#unsure.delete(page);
         // A PUT without an answer is sent again. The streams also notice the loss.
         if (status === 400) {
           clearInterval(this.#held.get(page));
@@ -200,6 +211,25 @@ class Fallback extends EventTarget {
       .then(() => this.#fetch('-/me/unread', method, body || undefined))
       .then(({ count }) => this.#say({ type: 'unread', count }))
       .catch(() => {});
+  }
+
+  /** Reads pages that are subscribed, and gives up those that the server refuses, so that they take nothing with them. */
+  async #try(/** @type {string[]} */ pages) {
+    if (!pages.length) return;
+    try {
+      const { counters } = await this.#fetch(`-/counters?${query('page', pages)}`);
+      for (const counter of counters) this.#say({ type: 'count', ...counter });
+    } catch (/** @type {any} */ { status, message }) {
+      if (!status) return this.#fail();
+      // It does not say which one it is.
+      if (status === 400 && pages.length > 1) return pages.forEach((page) => this.#try([page]));
+      if (status === 400) {
+        this.#subscribed.delete(pages[0]);
+        this.#say({ type: 'error', code: 'bad_page', message, page: pages[0] });
+      }
+    }
+    for (const page of pages) this.#unsure.delete(page);
+    this.#turn.then(() => this.#closed || this.#listen());
   }
 
   /** Subscribes to a counter if the server lets us; an event stream does not say why it is refused. */
@@ -238,7 +268,7 @@ class Fallback extends EventTarget {
   }
 
   get #wanted() {
-    return [...new Set([...this.#held.keys(), ...this.#subscribed])];
+    return [...new Set([...this.#held.keys(), ...this.#subscribed])].filter((topic) => !this.#unsure.has(topic));
   }
 
   /** Opens and closes streams so that the first of the wanted pages have one each. */
@@ -273,7 +303,7 @@ class Fallback extends EventTarget {
   #read(/** @type {string[]} */ topics) {
     const ask = (/** @type {string} */ path, /** @type {string} */ name, /** @type {string[]} */ names, /** @type {(counter: any) => void} */ say) => {
       if (!names.length) return;
-      this.#fetch(`${path}?${names.map((each) => `${name}=${encodeURIComponent(each)}`).join('&')}`)
+      this.#fetch(`${path}?${query(name, names)}`)
         .then(({ counters }) => counters.forEach(say))
         .catch(({ status }) => status || this.#fail());
     };

@@ -216,6 +216,23 @@ for (const how of ['Navigation API', 'wrapped history'])
     await close(page);
   });
 
+test('refused pages take nothing with them where WebSockets are blocked', async () => {
+  const page = await open(
+    address('<live-count id="count"></live-count><live-count watch page="bad\u0001"></live-count><live-count page="bad\u0002"></live-count><live-count id="fine" watch page="fine"></live-count>', {
+      path: '/blocked', from: office.url,
+    }),
+  );
+  await expectCount(page, 1);
+  await expectCount(page, 0, PATIENCE, 'fine');
+  const told = () => page.complaints.filter((text) => /is not counted/.test(text)).sort();
+  await eventually(2, 'pages are told', PATIENCE, () => told().length);
+  assert.match(told()[0], /"bad\\u0001" is not counted: .*U\+0001/);
+  assert.match(told()[1], /"bad\\u0002" is not counted: .*U\+0002/);
+  await eventually(1, 'on the stand-in', PATIENCE, () => server.count(stand('bad\u0002')));
+  assert.equal(await page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, office.url), 'open');
+  await close(page);
+});
+
 test('behind a proxy with a wrong Host nothing is live, and the console names the header', async () => {
   const state = (page) => page.textContent('#state');
   for (const way of ['wrong', 'blocked']) {
