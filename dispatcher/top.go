@@ -55,7 +55,7 @@ func (t *top) take(bucket int, updates []presence.Update) {
 				delete(pages, c.Page)
 				t.size--
 			}
-		case !known && presence.CheckPage(c.Page) != nil: // the whole site
+		case !known && presence.KeyOf(c.Page) == presence.Site:
 		default:
 			if pages == nil {
 				pages = map[string]presence.Count{}
@@ -109,13 +109,17 @@ func (t *top) sorted() []presence.PageUsers {
 	return all
 }
 
-// Top returns the n pages with the most users in the buckets served, the largest
-// first. It knows pages that were published since their bucket is served, and pages
+// Top returns the n pages of each site with the most users in the buckets served, the
+// largest first. It knows pages that were published since their bucket is served, and pages
 // that had subscribers before. A page that has only holds may be missing. Any
 // goroutine may call it.
 func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	d.top.mu.Lock()
 	defer d.top.mu.Unlock()
-	all := d.top.sorted()
-	return all[:min(n, len(all))]
+	of := map[presence.Namespace]int{}
+	return slices.DeleteFunc(d.top.sorted(), func(p presence.PageUsers) bool {
+		site, _ := presence.SplitName(p.Page)
+		of[site]++
+		return of[site] > n
+	})
 }

@@ -112,6 +112,23 @@ func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
 	}
 }
 
+// A site with few users has its own list beside one with many.
+func TestTopOfSites(t *testing.T) {
+	var d Dispatcher
+	d.top.serve(upTo(presence.DefaultBuckets))
+	shop := presence.NamespaceOf("shop")
+	for i := range 5 {
+		d.top.take(of(fmt.Sprint("p", i), int64(100+i), 1))
+		d.top.take(of(shop.Name(fmt.Sprint("p", i)), int64(1+i), 1))
+	}
+	d.top.take(of(shop.Name(presence.Site), 9, 1)) // not a page
+	got := d.Top(2)
+	want := []presence.PageUsers{{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: shop.Name("p4"), Users: 5}, {Page: shop.Name("p3"), Users: 4}}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // However many pages there are, the dispatcher remembers at most maxTop, and those are
 // the largest.
 func TestTopIsBounded(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 // unix seconds, or 0, and without is as in Count.
 var KindCount = KindOf("count")
 
-// CountTopic is the topic of the page's count.
-func CountTopic(page string) Topic { return Topic{Site: DefaultSite, Kind: KindCount, Key: page} }
+// CountTopic is the topic of the page's count. Page is a Name.
+func CountTopic(page string) Topic { return TopicOf(KindCount, page) }
 
 // CountTopics are the topics of the pages' counts, in their order.
 func CountTopics(pages []string) []Topic {
@@ -41,7 +41,7 @@ func (c Count) Update() Update {
 
 // CountOf reads what Count.Update wrote. ok is false when u is not a count.
 func CountOf(u Update) (c Count, ok bool) {
-	c = Count{Page: u.Key, Version: u.Version, Stale: u.Stale}
+	c = Count{Page: u.Name(), Version: u.Version, Stale: u.Stale}
 	if u.Kind != KindCount || u.Value == "" {
 		return c, u.Kind == KindCount
 	}

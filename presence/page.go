@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Site stands for the whole site: the distinct users present on any page. Clients
-// can read, watch and count Site like a page, but cannot join it.
+// Site stands for the whole site: the distinct users present on any of its pages.
+// Clients can read, watch and count Site like a page, but cannot join it.
 const Site = "*"
 
 // MaxPageLength is the longest page id, in code points.

@@ -69,7 +69,7 @@ func ParseVersion(s string) (Version, error) {
 // Count says how many distinct users are present on Page. It is an absolute
 // value: of two counts of one page, the one with the greater Version is valid.
 type Count struct {
-	Page    string
+	Page    string    // a Name
 	Users   int64     // never negative
 	Updated time.Time // last change of the total; zero when nobody ever joined
 	Version Version
@@ -101,7 +101,7 @@ func (c Count) AppendJSON(b []byte) []byte {
 // for the frames that carry more than a counter.
 func (c Count) AppendMembers(b []byte) []byte {
 	b = append(b, `"page":`...)
-	b = AppendString(b, c.Page)
+	b = AppendString(b, KeyOf(c.Page))
 	b = append(b, `,"count":`...)
 	b = strconv.AppendInt(b, c.Users, 10)
 	b = append(b, `,"updated_at":`...)

@@ -9,7 +9,7 @@ import (
 // Report is what a process says about itself on a dashboard.
 type Report struct {
 	Stats
-	// Top has the pages with the most users, in the buckets that the process
+	// Top has the pages of each site with the most users, in the buckets that the process
 	// distributes, most users first.
 	Top []PageUsers
 }
@@ -55,7 +55,7 @@ type PeerStats struct {
 	LeftOut bool          // totals leave this peer out
 }
 
-// TopPages bounds Report.Top.
+// TopPages bounds the pages of one site in Report.Top.
 const TopPages = 100
 
 // Compare orders pages by users, most first, then by name.

@@ -33,7 +33,8 @@ type Claim struct {
 	Whole bool
 }
 
-// Member is the recoverable copy of one user's presence on one page.
+// Member is the recoverable copy of one user's presence on one page. To a store, pages
+// are Names.
 type Member struct {
 	User User
 	Page string
@@ -46,8 +47,8 @@ type MemberChange struct {
 	Gone bool
 }
 
-// Arrival is a user who came to a page, or to Site. Who was there already, from another
-// connection or within a grace, does not arrive.
+// Arrival is a user who came to a page, or to a site: the page is then TotalOf it. Who was
+// there already, from another connection or within a grace, does not arrive.
 type Arrival struct {
 	User User
 	Page string

@@ -23,8 +23,8 @@ func KindOf(name string) Kind { return Kind{share(name)} }
 // String returns the kind's name.
 func (k Kind) String() string { return k.word.String() }
 
-// Namespace is the site of a topic: lower case letters, digits and hyphens. The zero
-// value is DefaultSite, and its name is empty.
+// Namespace is a site: lower case letters, digits and hyphens. The zero value is
+// DefaultSite, and its name is empty. See Name for what is of a site.
 type Namespace struct{ word shared }
 
 // NamespaceOf returns the namespace with that name.
@@ -33,7 +33,8 @@ func NamespaceOf(name string) Namespace { return Namespace{share(name)} }
 // String returns the namespace's name.
 func (n Namespace) String() string { return n.word.String() }
 
-// DefaultSite is the namespace of all topics today.
+// DefaultSite is the only site, unless others are set up beside it or in its place. What
+// is stored of it says nothing of sites.
 var DefaultSite Namespace
 
 // shared is a short string that very many topics have. It takes one word of memory,
@@ -58,7 +59,7 @@ func (s shared) String() string {
 type Topic struct {
 	Site Namespace
 	Kind Kind
-	Key  string // the page or the user, for instance; no control characters
+	Key  string // of the site: the page or the user, for instance; no control characters
 }
 
 // Update is the newest value of a topic. The value is absolute, so a receiver that
@@ -156,13 +157,17 @@ func printable(s string, most int) bool {
 // Bucket returns the topic's bucket among b buckets, the unit of distribution. The
 // bucket does not depend on the kind: topics of all kinds with the same key are in
 // one bucket, so that one script of a store may write all of them.
-func (t Topic) Bucket(b int) int {
-	if t.Site == DefaultSite {
-		return Bucket(t.Key, b)
-	}
-	return Bucket(t.Site.String()+"\x00"+t.Key, b) // no key has a zero byte
+func (t Topic) Bucket(b int) int { return Bucket(t.Name(), b) }
+
+// Name is the Name of what the topic is about, by which stores know it.
+func (t Topic) Name() string { return t.Site.Name(t.Key) }
+
+// TopicOf returns the topic of a kind that is about the name.
+func TopicOf(kind Kind, name string) Topic {
+	site, key := SplitName(name)
+	return Topic{Site: site, Kind: kind, Key: key}
 }
 
-// Bucket returns the bucket, among b buckets, of the default site's topics with
-// the key, for instance those of a page.
-func Bucket(key string, b int) int { return int(xxhash.Sum64String(key) % uint64(b)) }
+// Bucket returns the bucket, among b buckets, of the topics about the name, for
+// instance those of a page.
+func Bucket(name string, b int) int { return int(xxhash.Sum64String(name) % uint64(b)) }

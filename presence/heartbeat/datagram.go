@@ -1,6 +1,7 @@
 package heartbeat
 
 import (
+	"headcount/presence"
 	"headcount/presence/seal"
 )
 
@@ -56,7 +57,7 @@ import (
 const (
 	MaxDatagram = 1200 // fits every path of IPv6's least MTU, in a tunnel too
 	MaxName     = 128
-	MaxPage     = 512 // bytes of presence.MaxPageLength code points
+	MaxPage     = presence.MaxName
 
 	magic0, magic1 = 0xC7, 'h'
 	version        = 1

@@ -229,7 +229,7 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 		o := r.sized()
 		op := Op{Kind: Kind(o.byte()), User: presence.User(o.uint64())}
 		if size := o.uvarint(); size > 0 {
-			if size > MaxPage+1 {
+			if size > uint64(MaxPage)+1 {
 				return ErrMalformed
 			}
 			page, paged = string(o.bytes(size-1)), true
@@ -298,7 +298,7 @@ func readCount(r *reader, c *presence.Count) bool {
 	o := r.sized()
 	flags := o.byte()
 	size := o.uvarint()
-	if size > MaxPage {
+	if size > uint64(MaxPage) {
 		return false
 	}
 	c.Page = string(o.bytes(size))

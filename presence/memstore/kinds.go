@@ -9,7 +9,7 @@ import (
 
 // kinds has the function that reads the newest update of each kind of topic. The
 // caller holds none of the store's locks.
-var kinds = map[presence.Kind]func(s *Store, key string) presence.Update{
+var kinds = map[presence.Kind]func(s *Store, name string) presence.Update{
 	presence.KindCount: (*Store).countUpdate,
 	unread.KindLevel:   (*Store).levelUpdate,
 	unread.KindRecord:  (*Store).recordUpdate,
@@ -21,8 +21,8 @@ func (s *Store) Updates(_ context.Context, topics []presence.Topic) ([]presence.
 	updates := make([]presence.Update, len(topics))
 	for i, t := range topics {
 		updates[i].Topic = t
-		if read := kinds[t.Kind]; read != nil && t.Site == presence.DefaultSite {
-			updates[i] = read(s, t.Key)
+		if read := kinds[t.Kind]; read != nil {
+			updates[i] = read(s, t.Name())
 		}
 	}
 	return updates, nil

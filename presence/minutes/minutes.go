@@ -198,7 +198,7 @@ func (a *Answer) AppendJSON(b []byte) []byte {
 		b = strconv.AppendInt(b, n, 10)
 	}
 	b = append(b, `{"page":`...)
-	b = presence.AppendString(b, a.Page)
+	b = presence.AppendString(b, presence.KeyOf(a.Page))
 	number(`,"now":`, a.Now)
 	number(`,"peak":{"count":`, a.Peak.Max)
 	b = append(b, `,"at":`...)

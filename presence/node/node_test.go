@@ -184,6 +184,46 @@ func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
 	})
 }
 
+// Every site has a total of its own, also for the next owner.
+func TestTotalsOfSites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		r, stop := start(t, "n", store)
+		shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
+		all := shop.Name(presence.Site)
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), join(4, shop.Name("p"))) // the same partition
+		r.op(gw("a"), join(4, shop.Name("q")))
+		r.op(gw("a"), join(7, shop.Name("q")))
+		r.op(gw("a"), join(10, blog.Name("p")))
+		r.want(presence.Site, 1)
+		r.want(all, 2)
+		r.want(blog.Name(presence.Site), 1)
+		r.want("p", 1)
+		r.want(shop.Name("p"), 1)
+		r.want(shop.Name("q"), 2)
+		r.op(gw("a"), leave(10, blog.Name("p"), 0))
+		r.want(blog.Name(presence.Site), 0)
+		stop()
+		r, _ = start(t, "m", store)
+		r.want(all, 2)
+		r.want(presence.Site, 1)
+		// The gateway has lost 4 meanwhile; it tells of the others.
+		r.op(gw("a"), join(1, "p"))
+		r.op(gw("a"), join(7, shop.Name("q")))
+		for range 6 {
+			time.Sleep(2 * time.Second)
+			r.alive(gw("a"), 1, 7)
+		}
+		r.want(all, 1)
+		r.want(shop.Name("p"), 0)
+		r.want(presence.Site, 1)
+		r.op(gw("a"), leave(7, shop.Name("q"), 0))
+		r.want(all, 0)
+		r.want(presence.Site, 1)
+	})
+}
+
 func TestStreamIsAppliedInOrderAndOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := start(t, "n", newStore())
@@ -856,6 +896,8 @@ func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 		past := &shaky{Store: newStore(), generation: 1}
 		old, stop := start(t, "n", past)
 		old.op(gw("a"), join(1, "left since"))
+		shop := presence.NamespaceOf("shop")
+		old.op(gw("a"), join(2, shop.Name("left since")))
 		stop()
 		s := &shaky{Store: newStore()}
 		for range 3 { // later owners have higher epochs
@@ -866,10 +908,13 @@ func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 		r.op(gw("a"), join(1, "p"))
 		s.set(func() { s.Store, s.generation = past.Store, 1 })
 		r.want("left since", 1)
+		r.want(shop.Name(presence.Site), 1)
 		time.Sleep(generationPoll + 100*time.Millisecond)
 		r.want("left since", 0)
 		r.want("p", 1)
 		r.want(presence.Site, 1)
+		r.want(shop.Name("left since"), 0)
+		r.want(shop.Name(presence.Site), 0)
 	})
 }
 

@@ -21,7 +21,7 @@ type outbox struct {
 	members map[memberKey]presence.MemberChange
 	counts  map[string]int64
 	// arrivals has at most one entry per entry of members that there was since the last
-	// write, and one per user for the site.
+	// write, and one per user for the user's site.
 	arrivals map[memberKey]struct{}
 	// reset and complete are those of the next change, see presence.Change.
 	reset, complete bool

@@ -155,7 +155,7 @@ type partition struct {
 
 	users   map[presence.User]*session
 	pages   map[string]*page
-	site    *page
+	site    *page // the users of the default site; it is there also while there are none
 	sources map[heartbeat.Source]*source
 	holds   *source
 	loaded  *source
@@ -297,12 +297,12 @@ func (p *partition) load(members []presence.Member) {
 	now := p.now()
 	for _, m := range members {
 		pg := p.page(m.Page)
-		s := p.session(m.User, p.loaded)
+		s := p.session(m.User, p.loaded, pg)
 		p.join(s, pg, 0)
 		s.deadline = now + p.trial()
 		p.file(s)
 		if left := time.Until(m.Hold).Milliseconds(); !m.Hold.IsZero() && left > 0 {
-			h := p.session(m.User, p.holds)
+			h := p.session(m.User, p.holds, pg)
 			p.join(h, pg, now+left)
 			p.file(h)
 		}
@@ -334,7 +334,8 @@ func (p *partition) doubt(src *source) {
 		if s == nil {
 			continue
 		}
-		l := p.session(u, p.loaded)
+		pg := s.stays[0].page
+		l := p.session(u, p.loaded, pg)
 		for _, st := range s.stays {
 			switch have := l.find(st.page); {
 			case have == nil:
@@ -343,7 +344,7 @@ func (p *partition) doubt(src *source) {
 				have.until = st.until
 			}
 		}
-		p.drop(s)
+		p.drop(s, pg)
 		l.deadline = deadline
 		p.file(l)
 	}
@@ -353,7 +354,7 @@ func (p *partition) doubt(src *source) {
 // outbox then.
 func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
-	defer func() { p.node.users.Add(-p.site.users) }()
+	defer func() { p.node.users.Add(-int64(len(p.users))) }()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -437,7 +438,7 @@ func (p *partition) rewrite(r *reclaimed) {
 		p.out.counts[name] = 0
 	}
 	for _, m := range r.found.Members {
-		p.out.counts[m.Page] = 0
+		p.out.counts[m.Page], p.out.counts[presence.TotalOf(m.Page)] = 0, 0
 	}
 	for name, pg := range p.pages { // counts may already have a page that is gone
 		p.out.counts[name] = pg.users
@@ -474,8 +475,19 @@ func (p *partition) page(name string) *page {
 	return pg
 }
 
-// session returns the user's session of a source, and creates it when there is none.
-func (p *partition) session(u presence.User, from *source) *session {
+// total returns the page that counts all users of the site of pg. A user is of one site, so
+// any page of a user has the same.
+func (p *partition) total(pg *page) *page {
+	name := presence.TotalOf(pg.name)
+	if name == p.site.name {
+		return p.site
+	}
+	return p.page(name)
+}
+
+// session returns the user's session of a source, and creates it when there is none, for
+// a user who is about to stay on pg.
+func (p *partition) session(u presence.User, from *source, pg *page) *session {
 	head := p.users[u]
 	for s := head; s != nil; s = s.next {
 		if s.from == from {
@@ -486,9 +498,10 @@ func (p *partition) session(u presence.User, from *source) *session {
 	p.users[u] = s
 	from.sessions++
 	if head == nil {
-		p.site.users++
+		all := p.total(pg)
+		all.users++
 		p.node.users.Add(1)
-		p.counted(p.site)
+		p.counted(all)
 	}
 	return s
 }
@@ -545,21 +558,23 @@ func (p *partition) leave(s *session, pg *page) {
 		p.member(s.user, pg)
 	}
 	if len(s.stays) == 0 {
-		p.drop(s)
+		p.drop(s, pg)
 	}
 }
 
-// drop forgets a session that stays on no page.
-func (p *partition) drop(s *session) {
+// drop forgets a session that stays on no page any more, or need not. pg is a page of the
+// user.
+func (p *partition) drop(s *session, pg *page) {
 	p.wheel.drop(s)
 	s.from.sessions--
 	head := p.users[s.user]
 	switch {
 	case head == s && s.next == nil:
 		delete(p.users, s.user)
-		p.site.users--
+		all := p.total(pg)
+		all.users--
 		p.node.users.Add(-1)
-		p.counted(p.site)
+		p.counted(all)
 	case head == s:
 		p.users[s.user] = s.next
 	default:
@@ -651,7 +666,7 @@ func (p *partition) arrived(u presence.User, pg *page) {
 	defer p.out.mu.Unlock()
 	p.out.arrivals[memberKey{u, pg.name}] = struct{}{}
 	if p.users[u] == nil {
-		p.out.arrivals[memberKey{u, presence.Site}] = struct{}{}
+		p.out.arrivals[memberKey{u, presence.TotalOf(pg.name)}] = struct{}{}
 	}
 }
 
@@ -769,7 +784,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 // user's other gateways have had time to confirm it too (othersConfirm).
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	p.arrived(u, pg)
-	s := p.session(u, src)
+	s := p.session(u, src, pg)
 	p.join(s, pg, 0)
 	s.deadline = p.now() + p.timeout()
 	p.file(s)
@@ -814,8 +829,9 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 func (p *partition) departed(src *source, u presence.User, name string, grace time.Duration) {
 	pg := p.pages[name]
 	if !p.whole && grace > 0 && (pg == nil || !p.present(u, pg)) {
-		s := p.session(u, src)
-		p.join(s, p.page(name), p.now()+grace.Milliseconds())
+		pg = p.page(name)
+		s := p.session(u, src, pg)
+		p.join(s, pg, p.now()+grace.Milliseconds())
 		p.file(s)
 		return
 	}
@@ -844,7 +860,7 @@ func (p *partition) hold(c *holdCall) {
 		}
 		pg = p.page(c.page)
 		p.arrived(c.user, pg)
-		s = p.session(c.user, p.holds)
+		s = p.session(c.user, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
 		p.member(c.user, pg) // also when only its end moved
 		p.file(s)

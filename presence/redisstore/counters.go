@@ -95,7 +95,7 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	var calls []*call
 	var places [][]int
 	s.batches(topics, true, func(b batch, at []int) {
-		if reader := kinds[b.kind]; reader != nil && b.site == presence.DefaultSite {
+		if reader := kinds[b.kind]; reader != nil {
 			calls = append(calls, reader(s, reading{bucket: b.bucket, publish: c.Publish, gateway: gateway, topics: topics, at: at}))
 			places = append(places, at)
 		}

@@ -8,6 +8,7 @@ import (
 
 // All names in Redis. Braces are the hash tag that puts all keys of a partition,
 // of a bucket or of the cluster into one slot, so that one script may touch them.
+// PAGE is a presence.Name.
 //
 //	hc:{p17}:o       hash: owner, epoch, generation, last change (claim.lua)
 //	hc:{p17}:d       string: pages whose count may not have been written yet (members.lua)

@@ -26,9 +26,11 @@ var kinds = map[presence.Kind]func(s *Store, r reading) *call{
 	unread.KindRecord:  kept(recordKey, recordField),
 }
 
-// countsRead reads counts, which are sums.
+// countsRead reads counts, which are sums. All topics are of one site.
 func countsRead(s *Store, r reading) *call {
-	prefix := pagePrefix(r.bucket)
+	site := r.topics[r.at[0]].Site
+	prefix := pagePrefix(r.bucket) + site.Name("")
+	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // what the topics begin with; the page follows
 	cl := &call{
 		Script: scripts.Read,
 		Keys:   append(make([]string, 0, 3+len(r.at)), stateKey(r.bucket), readyKey(r.bucket), endpointsKey(r.bucket)),
@@ -40,9 +42,6 @@ func countsRead(s *Store, r reading) *call {
 	return cl
 }
 
-// countHead is what the topics of counts begin with; the page follows.
-var countHead = presence.CountTopic("").String()
-
 // kept reads updates that are kept as they are published: in a field of a hash.
 func kept(name func(bucket int, key string) string, field string) func(*Store, reading) *call {
 	return func(s *Store, r reading) *call {
@@ -52,7 +51,7 @@ func kept(name func(bucket int, key string) string, field string) func(*Store, r
 			Args:   append(make([]any, 0, 4+len(r.at)), channel(r.bucket, s.db), r.publish, r.gateway, field),
 		}
 		for _, i := range r.at {
-			cl.Keys = append(cl.Keys, name(r.bucket, r.topics[i].Key))
+			cl.Keys = append(cl.Keys, name(r.bucket, r.topics[i].Name()))
 			cl.Args = append(cl.Args, r.topics[i].String())
 		}
 		return cl

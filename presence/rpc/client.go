@@ -123,12 +123,13 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 // presence.ErrUnavailable when the node or the node's store cannot be reached:
 // then the hold may have changed all the same.
 func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
-	if err := presence.CheckPage(page); err != nil {
+	if err := presence.CheckName(page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
-	body := fmt.Appendf(nil, `{"user":"%016x","page":`, uint64(u))
-	body = presence.AppendString(body, page)
-	body = fmt.Appendf(body, `,"on":%t}`, on)
+	body, err := json.Marshal(wireHold{User: fmt.Sprintf("%016x", uint64(u)), Page: page, On: &on})
+	if err != nil {
+		return fmt.Errorf("rpc: hold: %w", err)
+	}
 	if err := c.put(ctx, addr, holdPath, body); err != nil {
 		return fmt.Errorf("rpc: hold at %s: %w", addr, err)
 	}

@@ -11,8 +11,9 @@ import (
 	"headcount/presence"
 )
 
-// maxAnswer bounds the body of an answer that is read; a report is far below.
-const maxAnswer = 1 << 20
+// maxAnswer bounds the body of an answer that is read; a report with as many pages of as
+// many sites as there may be is below.
+const maxAnswer = 8 << 20
 
 // wireReport is a presence.Report as JSON. The part about a role is left out when
 // the process does not have the role:
@@ -104,9 +105,6 @@ func parseReport(body []byte) (presence.Report, error) {
 	if err := json.Unmarshal(body, &wire); err != nil {
 		return presence.Report{}, err
 	}
-	if len(wire.Top) > presence.TopPages {
-		return presence.Report{}, errors.New("it has too many pages")
-	}
 	if len(wire.Peers) > presence.MaxPeers {
 		return presence.Report{}, errors.New("it has too many peers")
 	}
@@ -116,9 +114,14 @@ func parseReport(body []byte) (presence.Report, error) {
 	for _, p := range wire.Peers {
 		r.Peers = append(r.Peers, presence.PeerStats{Name: p.Name, Lag: duration(p.Lag), Heard: duration(p.Heard), LeftOut: p.LeftOut})
 	}
+	pages := map[presence.Namespace]int{}
 	for i, p := range wire.Top {
-		if err := presence.CheckPage(p.Page); err != nil {
+		if err := presence.CheckName(p.Page); err != nil {
 			return presence.Report{}, err
+		}
+		site, _ := presence.SplitName(p.Page)
+		if pages[site]++; pages[site] > presence.TopPages || len(pages) > presence.MaxSites {
+			return presence.Report{}, errors.New("it has too many pages")
 		}
 		r.Top[i] = presence.PageUsers(p)
 	}

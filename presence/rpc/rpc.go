@@ -249,5 +249,5 @@ func parseHold(body []byte) (u presence.User, page string, on bool, err error) {
 	if m.On == nil {
 		return 0, "", false, errors.New("on is missing")
 	}
-	return presence.User(n), m.Page, *m.On, presence.CheckPage(m.Page)
+	return presence.User(n), m.Page, *m.On, presence.CheckName(m.Page)
 }

@@ -40,6 +40,7 @@ func Run(t *testing.T, open Factory) {
 		"pages are compared byte by byte":             bytewise,
 		"attach returns the counts":                   attach,
 		"topics that are not known are carried":       unknownTopics,
+		"sites have nothing to do with each other":    sitesApart,
 		"endpoints come and go":                       endpoints,
 		"a watcher hears what changes":                watch,
 		"a watcher hears endpoints":                   watchEndpoints,
@@ -520,7 +521,7 @@ func attach(t *testing.T, s presence.Store) {
 // process knows.
 func unknownTopics(t *testing.T, s presence.Store) {
 	list := []presence.Topic{
-		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.NamespaceOf("other"), Kind: presence.KindCount, Key: "p"},
+		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.NamespaceOf("other"), Kind: presence.KindOf("later"), Key: "p"},
 	}
 	e := listen(t, s, allBuckets())
 	claim(t, s, 3).set("p", 4)
@@ -536,6 +537,96 @@ func unknownTopics(t *testing.T, s presence.Store) {
 	e.until(t, "the count's endpoint", func() bool { return e.ends[presence.Endpoint{Topic: list[1], Gateway: "g"}] })
 	if err := s.Detach(t.Context(), "g", list); err != nil {
 		t.Error(err)
+	}
+}
+
+// sitesApart checks that what has the same key on several sites is counted, read, told and
+// kept apart.
+func sitesApart(t *testing.T, s presence.Store) {
+	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
+	sites := []presence.Namespace{presence.DefaultSite, shop, blog}
+	e := listen(t, s, allBuckets())
+	w := claim(t, s, 3)
+	var list []presence.Topic
+	for _, site := range sites {
+		for _, key := range []string{"p", "a/b", presence.Site} {
+			list = append(list, presence.Topic{Site: site, Kind: presence.KindCount, Key: key})
+		}
+	}
+	if _, err := s.Attach(t.Context(), "g", list); err != nil {
+		t.Fatal(err)
+	}
+	var members []presence.MemberChange
+	var counts []presence.PageUsers
+	users := map[string]int64{}
+	for i, topic := range list[:len(list)-1] { // nobody is in the last
+		users[topic.Name()] = int64(i + 1)
+		counts = append(counts, presence.PageUsers{Page: topic.Name(), Users: int64(i + 1)})
+		if topic.Key != presence.Site {
+			members = append(members, presence.MemberChange{Member: presence.Member{User: 3, Page: topic.Name()}})
+		}
+	}
+	o := s.Write(t.Context(), []presence.Change{w.change(members, counts...)})
+	if o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	for i, c := range o[0].Counts {
+		if c.Page != counts[i].Page || c.Users != counts[i].Users {
+			t.Errorf("written %+v, answered %+v", counts[i], c)
+		}
+	}
+	updates, err := s.Updates(t.Context(), list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, topic := range list {
+		wantUsers(t, s, topic.Name(), users[topic.Name()])
+		if c, ok := presence.CountOf(updates[i]); !ok || updates[i].Topic != topic || c.Page != topic.Name() || c.Users != users[topic.Name()] {
+			t.Errorf("%s reads as %+v", topic, updates[i])
+		}
+	}
+	e.until(t, "the counts of all sites", func() bool {
+		for name, n := range users {
+			if e.counts[name].Users != n {
+				return false
+			}
+		}
+		return true
+	})
+	e.until(t, "the endpoints of all sites", func() bool {
+		for _, topic := range list {
+			if !e.ends[presence.Endpoint{Topic: topic, Gateway: "g"}] {
+				return false
+			}
+		}
+		return true
+	})
+	for _, topic := range list {
+		if got := attached(t, s, topic.Name()); !slices.Equal(got, []string{"g"}) {
+			t.Errorf("attached to %s: %v", topic, got)
+		}
+	}
+	if missing, err := s.Missing(t.Context(), "g", list); err != nil || len(missing) != 0 {
+		t.Errorf("Missing = %v, %v", missing, err)
+	}
+	var pages []string
+	for _, m := range load(t, s, claim(t, s, 3).claim).Members {
+		pages = append(pages, m.Page)
+	}
+	slices.Sort(pages)
+	var want []string
+	for _, m := range members {
+		want = append(want, m.Page)
+	}
+	slices.Sort(want)
+	if !slices.Equal(pages, want) {
+		t.Errorf("members on %q, want %q", pages, want)
+	}
+	if err := s.Detach(t.Context(), "g", list[3:4]); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := s.Missing(t.Context(), "g", list); err != nil || !slices.Equal(missing, list[3:4]) {
+		t.Errorf("Missing = %v, %v; want %v", missing, err, list[3:4])
 	}
 }
 

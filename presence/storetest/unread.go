@@ -59,12 +59,16 @@ var names struct {
 	n int
 }
 
-// freshName returns a name that no other test uses.
+// freshName returns a name that no other test uses: every other one of another site.
 func freshName() string {
 	names.Lock()
 	defer names.Unlock()
 	names.n++
-	return fmt.Sprintf("%s %d", time.Now().Format("150405.000000000"), names.n)
+	name := fmt.Sprintf("%s %d", time.Now().Format("150405.000000000"), names.n)
+	if names.n%2 == 0 {
+		return presence.NamespaceOf("shop").Name(name)
+	}
+	return name
 }
 
 func freshUser() unread.User { return unread.User(unread.KeyHash("user", freshName())) }

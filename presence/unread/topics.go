@@ -18,12 +18,12 @@ var (
 	KindRecord = presence.KindOf("record")
 )
 
-// LevelTopic is the topic of the page's level. It is in the bucket of the page.
-func LevelTopic(page string) presence.Topic {
-	return presence.Topic{Site: presence.DefaultSite, Kind: KindLevel, Key: page}
-}
+// LevelTopic is the topic of the page's level. It is in the bucket of the page, which is
+// a presence.Name.
+func LevelTopic(page string) presence.Topic { return presence.TopicOf(KindLevel, page) }
 
-// RecordTopic is the topic of the user's record.
+// RecordTopic is the topic of the user's record. It has no site: the hash tells apart
+// users of two sites.
 func RecordTopic(user User) presence.Topic {
 	return presence.Topic{Site: presence.DefaultSite, Kind: KindRecord, Key: user.String()}
 }

@@ -1,0 +1,71 @@
+package presence_test
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+)
+
+func TestNames(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		site := presence.NamespaceOf(rapid.StringMatching(`[a-z0-9-]{0,32}`).Draw(t, "site"))
+		key := rapid.StringN(1, 128, 512).Filter(func(s string) bool { return presence.CheckPage(s) == nil }).Draw(t, "key")
+		name := site.Name(key)
+		if got, k := presence.SplitName(name); got != site || k != key || presence.KeyOf(name) != key {
+			t.Fatalf("%q of %q is named %q, which is %q of %q", key, site, name, k, got)
+		}
+		if len(name) > presence.MaxName {
+			t.Fatalf("a name of %d bytes", len(name))
+		}
+		if err := presence.CheckName(name); err != nil {
+			t.Fatalf("%q: %v", name, err)
+		}
+		if presence.TotalOf(name) != site.Name("*") {
+			t.Fatalf("all of %q are counted as %q", name, presence.TotalOf(name))
+		}
+		// A topic goes between processes in one form, and is in the bucket of the name.
+		topic := presence.CountTopic(name)
+		if read, err := presence.ParseTopic(topic.String()); err != nil || read != topic || topic.Name() != name || topic.Bucket(64) != presence.Bucket(name, 64) {
+			t.Fatalf("%q is the topic %+v, read as %+v, %v", name, topic, read, err)
+		}
+		// Prefixes are those of one site.
+		prefix := key[:rapid.IntRange(0, len(key)).Draw(t, "prefix")]
+		if !presence.HasPrefix(name, site.Name(prefix)) || name < presence.FirstWith(site.Name(prefix)) {
+			t.Fatalf("%q does not begin with %q", name, site.Name(prefix))
+		}
+		if other := presence.NamespaceOf("x" + site.String()[:min(31, len(site.String()))]); presence.HasPrefix(name, other.Name("")) || presence.HasPrefix(other.Name(key), site.Name(prefix)) {
+			t.Fatalf("%q and %q have a prefix in common", name, other.Name(key))
+		}
+	})
+}
+
+// No key that a client may send is taken for one of another site.
+func TestNoKeyIsAName(t *testing.T) {
+	if name := presence.NamespaceOf("shop").Name("p"); presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
+		t.Errorf("%q passes as a page", name)
+	}
+	for _, name := range []string{"", "*", "\x1f", "\x1fshop", "\x1fshop\x1f", "\x1fshop\x1f*", "\x1fSHOP\x1fp", "\x1f" + strings.Repeat("s", 33) + "\x1fp", "\x1fa\x1fb\x1fp"} {
+		if presence.CheckName(name) == nil {
+			t.Errorf("%q passes as the name of a page", name)
+		}
+	}
+}
+
+func TestParseSite(t *testing.T) {
+	for _, name := range []string{"a", "0", "-", "shop-1", strings.Repeat("a", 32)} {
+		if site, err := presence.ParseSite(name); err != nil || site.Called() != name {
+			t.Errorf("%q: %q, %v", name, site.Called(), err)
+		}
+	}
+	if site, err := presence.ParseSite("default"); err != nil || site != presence.DefaultSite || site.Called() != "default" || site.Name("p") != "p" {
+		t.Errorf("default: %q, %v", site, err)
+	}
+	for _, name := range []string{"", "A", "a.b", "a b", "é", "*", strings.Repeat("a", 33), "\x1f"} {
+		if _, err := presence.ParseSite(name); err == nil {
+			t.Errorf("%q passes", name)
+		}
+	}
+}
