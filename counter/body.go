@@ -323,9 +323,9 @@ func dimensions(r *reader, rule *Rule) ([]Dimension, error) {
 	err := r.object(func(name string) error {
 		if rule != nil && !slices.Contains(rule.Dimensions, name) {
 			if len(rule.Dimensions) == 0 {
-				return fmt.Errorf("the rule %q has no dimension %q", rule.Match, name)
+				return fmt.Errorf("the rule %q has no dimension %q", rule.Written(), name)
 			}
-			return fmt.Errorf("the rule %q has no dimension %q, only %s", rule.Match, name, strings.Join(rule.Dimensions, ", "))
+			return fmt.Errorf("the rule %q has no dimension %q, only %s", rule.Written(), name, strings.Join(rule.Dimensions, ", "))
 		}
 		value, err := text(r, MaxDimensionLength)
 		if err != nil {

@@ -132,6 +132,7 @@ func (c *Copy) Kept(rules *Rules) (ledger time.Duration, step func(seconds uint3
 // The outside form.
 type (
 	copyJSON struct {
+		Site      string      `json:"site,omitempty"` // none: the default one
 		Key       string      `json:"key"`
 		Kind      string      `json:"kind"`
 		Value     int64       `json:"value"`
@@ -171,8 +172,9 @@ type (
 
 // MarshalJSON is the form of a line in an export.
 func (c Copy) MarshalJSON() ([]byte, error) {
+	site, key := presence.SplitName(c.Key)
 	j := copyJSON{
-		Key: c.Key, Kind: c.Kind.String(), Value: c.Value, Updated: c.Updated, Version: c.Version.String(), Entries: c.Entries,
+		Site: site.String(), Key: key, Kind: c.Kind.String(), Value: c.Value, Updated: c.Updated, Version: c.Version.String(), Entries: c.Entries,
 		Slots: string(c.Slots.Append(nil)), Members: c.Members, Hashes: c.Hashes, Registers: c.Registers.Bytes(),
 	}
 	for _, e := range c.Ledger {
@@ -204,12 +206,15 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	if err := CheckKey(j.Key); err != nil {
 		return fault(err)
 	}
-	*c = Copy{Key: j.Key, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members, Hashes: j.Hashes}
+	name, err := NameIn(j.Site, j.Key)
+	if err != nil {
+		return fault(err)
+	}
+	*c = Copy{Key: name, State: State{Value: j.Value, Updated: j.Updated, Entries: j.Entries}, Members: j.Members, Hashes: j.Hashes}
 	var ok bool
 	if c.Kind, ok = ParseKind(j.Kind); !ok {
 		return fault(fmt.Errorf("%q is no kind", j.Kind))
 	}
-	var err error
 	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
 		return fault(fmt.Errorf("%q is no version of a counter: %w", j.Version, err))
 	}
@@ -262,6 +267,16 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 		counted.Other = d.Other
 	}
 	return nil
+}
+
+// NameIn returns the name of a counter from its site, which is empty for the default one,
+// and its key.
+func NameIn(site, key string) (string, error) {
+	if site == "" {
+		return key, nil
+	}
+	of, err := presence.ParseSite(site)
+	return of.Name(key), err
 }
 
 func ledgerOp(name string) LedgerOp {

@@ -239,7 +239,7 @@ func (c Counter) AppendJSON(b []byte) []byte {
 // for answers and frames that carry more than the counter.
 func (c Counter) AppendMembers(b []byte) []byte {
 	b = append(b, `"key":`...)
-	b = presence.AppendString(b, c.Key)
+	b = presence.AppendString(b, presence.KeyOf(c.Key))
 	b = append(b, `,"kind":"`...)
 	b = append(b, c.Kind.String()...)
 	b = append(b, `","value":`...)

@@ -48,7 +48,7 @@ func (c Counted) AppendJSON(b []byte, key, name string, n int) []byte {
 		names = names[:last]
 	}
 	b = append(b, `{"key":`...)
-	b = presence.AppendString(b, key)
+	b = presence.AppendString(b, presence.KeyOf(key))
 	b = append(b, `,"dimension":`...)
 	b = presence.AppendString(b, name)
 	b = append(b, `,"values":[`...)

@@ -382,7 +382,7 @@ func (t *Tally) AppendJSON(b []byte, key string) []byte {
 	t.point()
 	q := t.q
 	b = append(b, `{"key":`...)
-	b = presence.AppendString(b, key)
+	b = presence.AppendString(b, presence.KeyOf(key))
 	b = append(b, `,"step":`...)
 	b = presence.AppendString(b, stepText(q.Each))
 	b = append(b, `,"points":[`...)

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"headcount/presence"
 )
 
 // ErrRule is in every error about rules that cannot be. Its text is one line
@@ -41,7 +43,7 @@ type Bucket struct{ Step, Kept time.Duration }
 
 // Rule is what the counters of a match are. Nobody changes it.
 type Rule struct {
-	Match          string
+	Match          string // with the site, as the names of the counters: see Rules.For
 	Kind           Kind
 	Floor, Ceiling *int64 // of an Exact; nil: none; Floor <= 0 <= Ceiling
 	Public         Public
@@ -64,13 +66,47 @@ func (rule *Rule) ledgerKept(have Kind) time.Duration {
 // Allows reports whether all of p is open.
 func (rule *Rule) Allows(p Public) bool { return rule.Public&p == p }
 
-// Rules are in the order in which they were written.
-type Rules struct{ list []*Rule }
+// Written is the match as it was written.
+func (rule *Rule) Written() string { return presence.KeyOf(rule.Match) }
 
-// Find is the first rule that fits key, or nil.
-func (r *Rules) Find(key string) *Rule {
-	for _, rule := range r.list {
-		if Matches(rule.Match, key) {
+// Rules are in the order in which they were written. They hold for all sites. What gains
+// most is told for each site, so of those that For named each has rules of its own.
+type Rules struct {
+	list []*Rule
+	of   map[presence.Namespace]*Rules // of other sites than the default one
+}
+
+// For returns the rules for these sites.
+func (r *Rules) For(sites []presence.Namespace) *Rules {
+	all := &Rules{list: r.list, of: map[presence.Namespace]*Rules{}}
+	for _, site := range sites {
+		if site == presence.DefaultSite {
+			continue
+		}
+		own := &Rules{}
+		for _, rule := range r.list {
+			one := *rule
+			one.Match = site.Name(rule.Match)
+			own.list = append(own.list, &one)
+		}
+		all.of[site] = own
+	}
+	return all
+}
+
+// In returns the rules of a site, which are asked about keys.
+func (r *Rules) In(site presence.Namespace) *Rules {
+	if own := r.of[site]; own != nil {
+		return own
+	}
+	return r
+}
+
+// Find is the first rule that fits the name of a counter, or nil.
+func (r *Rules) Find(name string) *Rule {
+	site, key := presence.SplitName(name)
+	for _, rule := range r.In(site).list {
+		if Matches(rule.Written(), key) {
 			return rule
 		}
 	}
@@ -80,15 +116,21 @@ func (r *Rules) Find(key string) *Rule {
 // Of is the rule that was written with match, or nil.
 func (r *Rules) Of(match string) *Rule {
 	for _, rule := range r.list {
-		if rule.Match == match {
+		if rule.Written() == match {
 			return rule
 		}
 	}
 	return nil
 }
 
-// All are the rules in their order, not to be changed.
-func (r *Rules) All() []*Rule { return r.list }
+// All are the rules of all sites, those of each in their order, not to be changed.
+func (r *Rules) All() []*Rule {
+	all := r.list
+	for _, own := range r.of {
+		all = append(all[:len(all):len(all)], own.list...)
+	}
+	return all
+}
 
 // builtin are the rules when no file is given.
 const builtin = `{"rules":[

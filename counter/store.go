@@ -219,8 +219,8 @@ type Reader interface {
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (Counter, []Gain, error)
 	// Dimension returns a counter, and what it counted under the values of a dimension.
 	Dimension(ctx context.Context, key, name string) (Counter, Counted, error)
-	// Aggregate is over the counters whose key begins with prefix, also the empty
-	// one, as all of them were at some moment of the call. A sum that leaves 64 bits
+	// Aggregate is over the counters of one site whose name begins with prefix, also the
+	// empty one, which is of the default site, as all of them were at some moment of the call. A sum that leaves 64 bits
 	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
 	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
 	// Sets returns keys of sets, some at a time, and the cursor for the next ones. The

@@ -19,6 +19,7 @@ import (
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
 	"headcount/counter/transfer"
+	"headcount/presence"
 	presencestore "headcount/presence/redisstore"
 	"headcount/setting"
 )
@@ -32,12 +33,14 @@ type place struct {
 
 type exportCommand struct {
 	place
+	Site   string `type:"text" placeholder:"NAME" help:"Export the counters of this site alone. Without it the export has all sites."`
 	File   string `type:"text" placeholder:"FILE" help:"Where the export is written. Only its owner can read the file. Without it the export goes to standard output."`
 	Resume bool   `help:"Go on with a file of an export that was broken off."`
 }
 
 type importCommand struct {
 	place
+	Site     string `type:"text" placeholder:"NAME" help:"Import into this site. Without it each counter goes to the site that it was exported from."`
 	File     string `type:"text" placeholder:"FILE" help:"The file of an export. Without it the export is read from standard input."`
 	Counters string `type:"text" placeholder:"FILE" help:"The file of rules, as serve has it. They say how long ledgers and steps of time are kept."`
 }
@@ -160,11 +163,21 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 	if c.Resume && c.File == "" {
 		return setting.Refuse("resume", "there is no file to go on with; give --file")
 	}
+	var from presence.Namespace
+	if c.Site != "" {
+		if from, err = presence.ParseSite(c.Site); err != nil {
+			return setting.Refuse("site", "%v", err)
+		}
+	}
 	store, err := c.open(ctx, false)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
+	counters := counter.Dumper(store)
+	if c.Site != "" {
+		counters = transfer.Of(from, store)
+	}
 	out, position := stdout, transfer.Position{}
 	if c.File != "" {
 		file, at, err := c.openFile()
@@ -179,7 +192,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 		out = file
 	}
 	progress := &told{to: stderr, verb: "exported", every: time.Second, last: time.Now()}
-	if err := transfer.Export(ctx, out, store, position, progress); err != nil {
+	if err := transfer.Export(ctx, out, counters, position, progress); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
 	if file, ok := out.(*os.File); ok && c.File != "" {
@@ -225,6 +238,13 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		}
 		rules = cfg.Rules
 	}
+	var into presence.Namespace
+	if c.Site != "" {
+		var err error
+		if into, err = presence.ParseSite(c.Site); err != nil {
+			return setting.Refuse("site", "%v", err)
+		}
+	}
 	in, name := stdin, "standard input"
 	if c.File != "" {
 		file, err := os.Open(c.File)
@@ -239,8 +259,12 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		return err
 	}
 	defer store.Close()
+	to := counter.Restorer(store)
+	if c.Site != "" {
+		to = transfer.Into(into, store)
+	}
 	progress := &told{to: stderr, verb: "imported", restores: true, every: time.Second, last: time.Now()}
-	if err := transfer.Import(ctx, in, store, rules, progress); err != nil {
+	if err := transfer.Import(ctx, in, to, rules, progress); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}
 	progress.say("in all")

@@ -22,6 +22,7 @@ import (
 	"headcount/counter/pgstore"
 	"headcount/counter/pgtest"
 	"headcount/counter/storetest"
+	"headcount/presence"
 	"headcount/presence/redistest"
 	"headcount/setting"
 )
@@ -112,6 +113,81 @@ func TestExportAndImport(t *testing.T) {
 		must("export", "--data-dir", back, "--file", cut, "--resume")
 		if lines(t, cut) != want {
 			t.Errorf("broken off after %d of %d bytes: the file differs", at, len(text))
+		}
+	}
+}
+
+// An export has the counters of all sites or of one, and an import puts them back, or into another site.
+func TestExportAndImportOfSites(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	store, err := boltstore.Open(at("from"), boltstore.Config{Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
+	rules := counter.BuiltinRules().For([]presence.Namespace{shop, blog})
+	for _, site := range []presence.Namespace{presence.DefaultSite, shop, blog} {
+		for i := range 20 {
+			c := counter.Change{Key: site.Name(fmt.Sprint("views:", i)), Verb: counter.Add, Delta: int64(len(site.String()) + i + 1)}
+			c.Rule = rules.Find(c.Key)
+			if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]; r.Err != nil {
+				t.Fatal(r.Err)
+			}
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	must := func(args ...string) {
+		t.Helper()
+		if status, _, said := runCommand(t, nil, args...); status != exitOK {
+			t.Fatalf("%v: status %d: %s", args, status, said)
+		}
+	}
+	must("export", "--data-dir", at("from"), "--file", at("all"))
+	all := lines(t, at("all"))
+	for site, n := range map[string]int{`"site":"shop"`: 20, `"site":"blog"`: 20, `"site":`: 40, `"key":"views:`: 60, `\u001f`: 0} {
+		if got := strings.Count(all, site); got != n {
+			t.Errorf("%s stands %d times in the export of all sites, want %d", site, got, n)
+		}
+	}
+	text, err := os.ReadFile(at("all"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 { // broken off among the counters of each site
+		if err := os.WriteFile(at("cut"), text[:len(text)*(i+1)/7], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		must("export", "--data-dir", at("from"), "--file", at("cut"), "--resume")
+		if lines(t, at("cut")) != all {
+			t.Errorf("broken off after %d sevenths the export differs", i+1)
+		}
+	}
+	must("import", "--data-dir", at("back"), "--file", at("all"))
+	must("export", "--data-dir", at("back"), "--file", at("again"))
+	if lines(t, at("again")) != all {
+		t.Error("what was imported differs")
+	}
+	for _, site := range []string{"shop", "default"} {
+		must("export", "--data-dir", at("back"), "--site", site, "--file", at(site))
+		one := lines(t, at(site))
+		if n := strings.Count(one, `"key":`); n != 20 || strings.Contains(one, `"site":"blog"`) || strings.Contains(one, `"site":"shop"`) != (site == "shop") {
+			t.Errorf("the export of %s: %s", site, one)
+		}
+	}
+	// What was a server of its own becomes a site of this one.
+	must("import", "--data-dir", at("moved"), "--site", "wiki", "--file", at("default"))
+	must("export", "--data-dir", at("moved"), "--file", at("wiki"))
+	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`); got != want {
+		t.Errorf("moved into a site: %s\nwant %s", got, want)
+	}
+	for _, args := range [][]string{
+		{"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all")}, {"export", "--data-dir", at("back"), "--site", "No"}, {"import", "--data-dir", at("back"), "--site", "", "--file", at("all")},
+	} {
+		if status, _, _ := runCommand(t, nil, args...); status == exitOK {
+			t.Errorf("%v passes", args)
 		}
 	}
 }

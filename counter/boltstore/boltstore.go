@@ -30,6 +30,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
+	"headcount/presence"
 )
 
 // File is the name of the file in the data directory.
@@ -455,7 +456,7 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate
 		var total counter.Total
 		registers := tx.Bucket(registersBucket)
 		c := tx.Bucket(countersBucket).Cursor()
-		for k, v := c.Seek([]byte(prefix)); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
+		for k, v := c.Seek([]byte(presence.FirstWith(prefix))); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
 			var r record
 			if err := r.parse(v); err != nil {
 				return fmt.Errorf("counter %q: %w", k, err)

@@ -17,6 +17,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
+	"headcount/presence"
 )
 
 // Config tunes a Store. A zero field takes its default.
@@ -241,7 +242,7 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, 
 	}
 	var total counter.Total
 	for key, r := range s.counters {
-		if strings.HasPrefix(key, prefix) {
+		if presence.HasPrefix(key, prefix) {
 			total.Add(r.State)
 			if u := r.more().unique; u != nil {
 				total.Merge(*u)

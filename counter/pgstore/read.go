@@ -16,6 +16,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
+	"headcount/presence"
 )
 
 const (
@@ -228,6 +229,7 @@ func (s *Store) Counted(ctx context.Context, key, name string) (out counter.Coun
 func sum(ctx context.Context, c *pgxpool.Conn, prefix string, but []string, total *counter.Total) error {
 	var counters, uniques int64
 	value := new(big.Int)
+	first, last := presence.FirstWith(prefix), prefix+afterAll
 	add := func(row pgx.Row, sign int64) error {
 		var n, u int64
 		var text string
@@ -242,11 +244,11 @@ func sum(ctx context.Context, c *pgxpool.Conn, prefix string, but []string, tota
 		value.Add(value, part.Mul(part, big.NewInt(sign)))
 		return nil
 	}
-	if err := add(c.QueryRow(ctx, readSum, prefix, prefix+afterAll), 1); err != nil {
+	if err := add(c.QueryRow(ctx, readSum, first, last), 1); err != nil {
 		return err
 	}
 	for some := range slices.Chunk(but, partPage) {
-		if err := add(c.QueryRow(ctx, readPart, some, prefix, prefix+afterAll), -1); err != nil {
+		if err := add(c.QueryRow(ctx, readPart, some, first, last), -1); err != nil {
 			return err
 		}
 	}
@@ -258,7 +260,7 @@ func sum(ctx context.Context, c *pgxpool.Conn, prefix string, but []string, tota
 	for _, key := range but {
 		without[key] = struct{}{}
 	}
-	rows, err := c.Query(ctx, readUnions, prefix, prefix+afterAll)
+	rows, err := c.Query(ctx, readUnions, first, last)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
+	"headcount/presence"
 	"headcount/redisconn"
 	"headcount/scripts"
 )
@@ -568,7 +569,9 @@ func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string
 					return err
 				}
 				for i := 0; i+1 < len(pairs); i += 2 {
-					states[pairs[i]] = pairs[i+1]
+					if presence.HasPrefix(pairs[i], prefix) {
+						states[pairs[i]] = pairs[i+1]
+					}
 				}
 				if cursors[b] = cursor; cursor == 0 {
 					delete(cursors, b)

@@ -16,6 +16,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/presence"
 )
 
 // Instance is an empty store under test.
@@ -933,6 +934,18 @@ func aggregates(t *testing.T, i Instance) {
 		"m":     {Counters: 1, Value: 2},
 		"x":     {},
 		"s:a11": {},
+	} {
+		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
+			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
+		}
+	}
+	shop := presence.NamespaceOf("s") // the aggregates of another site have nothing to do with these
+	one(t, s, add(sum, shop.Name("s:a1"), 3))
+	one(t, s, add(sum, shop.Name("t"), 4))
+	one(t, s, add(sum, presence.NamespaceOf("st").Name("s:a1"), 9))
+	for prefix, want := range map[string]counter.Aggregate{
+		"": {Counters: 10, Value: 1_110_918}, "s": {Counters: 8, Value: 1_110_911},
+		shop.Name(""): {Counters: 2, Value: 7}, shop.Name("s:"): {Counters: 1, Value: 3}, shop.Name("x"): {},
 	} {
 		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)

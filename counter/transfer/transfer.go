@@ -2,7 +2,8 @@
 // lines of JSON.
 //
 //	{"format":1,"at":"2030-10-10T12:11:42Z"}
-//	{"key":"views:1","kind":"sum",…}                  a counter, see counter.Copy; in the order of the keys' bytes
+//	{"key":"views:1","kind":"sum",…}                  a counter, see counter.Copy; in the order of the names' bytes
+//	{"site":"shop","key":"views:1","kind":"sum",…}    one of another site than the default one
 //	{"identities":[{"id":"…","until":1900000000}]}    idempotency keys that are remembered
 //	{"counters":1,"deleted":1700000000000}            the end: how many there are, and the highest incarnation ever deleted
 //
@@ -24,6 +25,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/presence"
 )
 
 // Format is the number of the form of a file.
@@ -67,6 +69,7 @@ type (
 	// line is any of them.
 	line struct {
 		Format     *int           `json:"format"`
+		Site       string         `json:"site"`
 		Key        *string        `json:"key"`
 		Identities []identityJSON `json:"identities"`
 		Counters   *int           `json:"counters"`
@@ -77,7 +80,7 @@ type (
 // Position is how far a file goes.
 type Position struct {
 	Offset   int64  // behind the last whole line of a counter; 0: there is no head yet
-	After    string // the key of that counter
+	After    string // the name of that counter
 	Counters int
 	Whole    bool // the file has its end: there is nothing to do
 }
@@ -102,7 +105,10 @@ func Resume(r io.Reader) (Position, error) {
 		case l.Format != nil:
 			p.Offset = at
 		case l.Key != nil:
-			p.Offset, p.After, p.Counters = at, *l.Key, p.Counters+1
+			if p.After, err = counter.NameIn(l.Site, *l.Key); err != nil {
+				return p, fmt.Errorf("%w: a counter: %w", ErrFormat, err)
+			}
+			p.Offset, p.Counters = at, p.Counters+1
 		case l.Counters != nil:
 			p.Whole = true
 			return p, nil
@@ -142,6 +148,53 @@ func (w *writer) line(v any) error {
 	n, err := w.out.Write(append(text, '\n'))
 	w.bytes += int64(n)
 	return err
+}
+
+// Of returns a part of a store: the counters of one site. Idempotency keys are hashes that say
+// nothing of a site, so it has all of them.
+func Of(site presence.Namespace, from counter.Dumper) counter.Dumper { return ofSite{from, site} }
+
+type ofSite struct {
+	counter.Dumper
+	site presence.Namespace
+}
+
+// Dump implements counter.Dumper.
+func (o ofSite) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	return o.Dumper.Dump(ctx, after, func(c counter.Copy) error {
+		if site, _ := presence.SplitName(c.Key); site != o.site {
+			return nil
+		}
+		return each(c)
+	})
+}
+
+// Into returns the store with all that is put into it in one site.
+func Into(site presence.Namespace, to counter.Restorer) counter.Restorer {
+	return &intoSite{Restorer: to, site: site}
+}
+
+// intoSite is used by one goroutine.
+type intoSite struct {
+	counter.Restorer
+	site  presence.Namespace
+	from  presence.Namespace
+	known bool // from is the site that all counters are of so far
+}
+
+var errSites = errors.New("it has counters of several sites, so it cannot go into one; export each with --site")
+
+// Restore implements counter.Restorer.
+func (o *intoSite) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (int, error) {
+	for i := range copies {
+		from, key := presence.SplitName(copies[i].Key)
+		if o.known && from != o.from {
+			return 0, errSites
+		}
+		o.from, o.known = from, true
+		copies[i].Key = o.site.Name(key)
+	}
+	return o.Restorer.Restore(ctx, copies, rules)
 }
 
 // Export writes what follows the position to out.
