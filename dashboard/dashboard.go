@@ -62,6 +62,7 @@ type Config struct {
 	Counts  presence.Counters // reads counts from the store
 	Ready   func() error      // why this process cannot do its roles now; nil: it can
 	Region  string
+	Sites   []presence.Namespace // those of the server; nil: the default one
 	Log     zerolog.Logger
 }
 
@@ -69,17 +70,25 @@ type Config struct {
 type Board struct {
 	cfg Config
 
-	turn chan struct{} // holds one: the goroutine that put it there owns the fields below, for little more than patience
-	body []byte
-	at   time.Time
+	turn    chan struct{} // holds one: the goroutine that put it there owns the fields below, for little more than patience
+	members []presence.Process
+	reports []*presence.Report // of members; nil for a process that did not answer
+	at      time.Time          // of both
+	bodies  map[view][]byte    // made of them; at most two for each site
 
 	events events
+}
+
+// view is what a viewer may see: a site, and, unless alone, what is of all sites.
+type view struct {
+	site  presence.Namespace
+	alone bool
 }
 
 // New returns a Board. It asks no process before the first call of JSON.
 func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 1)} }
 
-// JSON returns the dashboard's data, no older than a second:
+// JSON returns the dashboard's data about a site, no older than a second:
 //
 //	{"at":unix ms,"region":"local","state":{"level":"good","text":"All is well: …"},
 //	 "site":{counter} or null,"pages":[{"page":"p","count":3}],
@@ -87,24 +96,36 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 //	 "regions":[{"name":"eu","lag":0.2,"heard":0.9,"left_out":false}],
 //	 "events":[{"at":unix ms,"text":"The store is away."}]}
 //
-// Load is null for a process that did not answer. Pages are the TopPages pages with
-// the most users. The only error is ctx's, if it ends while another call gathers.
-func (b *Board) JSON(ctx context.Context) ([]byte, error) {
+// Where a viewer may choose among several sites, the first members are
+// "sites":["shop","blog"],"shown":"shop".
+//
+// Load is null for a process that did not answer. Processes and events are of all sites, so
+// alone leaves them out. Pages are the TopPages pages with the most users. The only error is
+// ctx's, if it ends while another call gathers.
+func (b *Board) JSON(ctx context.Context, site presence.Namespace, alone bool) ([]byte, error) {
+	v := view{site, alone}
 	select {
 	case b.turn <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	defer func() { <-b.turn }()
-	if b.body == nil || time.Since(b.at) >= fresh {
-		b.body = b.gather(context.WithoutCancel(ctx))
-		b.at = time.Now()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	if b.bodies == nil || time.Since(b.at) >= fresh {
+		b.gather(ctx)
+		b.at, b.bodies = time.Now(), map[view][]byte{}
 	}
-	return b.body, nil
+	if b.bodies[v] == nil {
+		b.bodies[v] = b.body(ctx, v)
+	}
+	return b.bodies[v], nil
 }
 
 type (
 	answer struct {
+		Sites     []string        `json:"sites,omitempty"`
+		Shown     string          `json:"shown,omitempty"`
 		At        int64           `json:"at"` // unix ms; the page computes rates from two answers
 		Region    string          `json:"region"`
 		State     state           `json:"state"`
@@ -132,11 +153,10 @@ type (
 	}
 )
 
-func (b *Board) gather(ctx context.Context) []byte {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
+// gather asks all processes.
+func (b *Board) gather(ctx context.Context) {
 	members := b.cfg.Members.Members()
-	reports := make([]*presence.Report, len(members)) // nil for a process that did not answer
+	reports := make([]*presence.Report, len(members))
 	var all errgroup.Group
 	all.SetLimit(atOnce)
 	for i, m := range members {
@@ -156,17 +176,30 @@ func (b *Board) gather(ctx context.Context) []byte {
 		})
 	}
 	_ = all.Wait() // no function returns an error
+	b.members, b.reports = members, reports
+}
 
-	out := answer{At: time.Now().UnixMilli(), Region: b.cfg.Region, Processes: []process{}}
-	for i, m := range members {
-		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), int64(m.Incarnation), loadOf(reports[i])})
+// body is what a viewer gets of what was gathered.
+func (b *Board) body(ctx context.Context, v view) []byte {
+	out := answer{At: b.at.UnixMilli(), Region: b.cfg.Region, Processes: []process{}}
+	for i, m := range b.members {
+		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), int64(m.Incarnation), loadOf(b.reports[i])})
 	}
-	reports = slices.DeleteFunc(reports, func(r *presence.Report) bool { return r == nil })
-	out.Pages, out.Regions = topPages(reports), regions(reports)
-	if counts, err := b.cfg.Counts.Counts(ctx, []string{presence.Site}); err == nil {
+	reports := slices.DeleteFunc(slices.Clone(b.reports), func(r *presence.Report) bool { return r == nil })
+	out.Pages, out.Regions = topPages(reports, v.site), regions(reports)
+	if len(b.cfg.Sites) > 1 && !v.alone {
+		for _, site := range b.cfg.Sites {
+			out.Sites = append(out.Sites, site.Called())
+		}
+		out.Shown = v.site.Called()
+	}
+	if counts, err := b.cfg.Counts.Counts(ctx, []string{v.site.Name(presence.Site)}); err == nil {
 		out.Site = &counts[0]
 	}
 	out.State, out.Events = b.state(&out), b.events.newest()
+	if v.alone {
+		out.Processes, out.Events = []process{}, []event{}
+	}
 	body, err := json.Marshal(out)
 	if err != nil {
 		panic(err) // every value of a report can be encoded
@@ -174,13 +207,15 @@ func (b *Board) gather(ctx context.Context) []byte {
 	return append(body, '\n')
 }
 
-// topPages merges the pages that dispatchers report. While a bucket moves, two
+// topPages merges the pages of a site that dispatchers report. While a bucket moves, two
 // dispatchers may report the same page; either count will do, and the larger is taken.
-func topPages(reports []*presence.Report) []page {
+func topPages(reports []*presence.Report, of presence.Namespace) []page {
 	users := map[string]int64{}
 	for _, r := range reports {
 		for _, p := range r.Top {
-			users[p.Page] = max(users[p.Page], p.Users)
+			if site, name := presence.SplitName(p.Page); site == of {
+				users[name] = max(users[name], p.Users)
+			}
 		}
 	}
 	top := make([]presence.PageUsers, 0, len(users))

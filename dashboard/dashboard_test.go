@@ -56,7 +56,7 @@ func cluster(asked *atomic.Int64) Config {
 }
 
 func look(t *testing.T, b *Board) []byte {
-	body, err := b.JSON(t.Context())
+	body, err := b.JSON(t.Context(), presence.DefaultSite, false)
 	if err != nil {
 		t.Error(err)
 	}
@@ -92,6 +92,52 @@ func TestJSON(t *testing.T) {
 			t.Errorf("got  %v\nwant %v", got, want)
 		}
 	})
+}
+
+// A viewer sees one site. Who may see no other sees nothing that is of all.
+func TestSites(t *testing.T) {
+	var asked atomic.Int64
+	cfg := cluster(&asked)
+	shop := presence.NamespaceOf("shop")
+	cfg.Members = members(func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} })
+	cfg.Sites = []presence.Namespace{shop, presence.DefaultSite}
+	cfg.Others = others(func(context.Context, string) (presence.Report, error) {
+		asked.Add(1)
+		return presence.Report{Top: []presence.PageUsers{{Page: "both", Users: 4}, {Page: shop.Name("both"), Users: 1}}}, nil
+	})
+	cfg.Counts = counts(func(_ context.Context, pages []string) ([]presence.Count, error) {
+		return []presence.Count{{Page: pages[0], Users: int64(len(pages[0]))}}, nil
+	})
+	b := New(cfg)
+	type seen struct {
+		Sites     []string
+		Shown     string
+		Site      struct{ Page string }
+		Pages     []page
+		Processes []any
+	}
+	look := func(site presence.Namespace, alone bool) (s seen) {
+		body, err := b.JSON(t.Context(), site, alone)
+		if err == nil {
+			err = json.Unmarshal(body, &s)
+		}
+		if err != nil || s.Site.Page != presence.Site {
+			t.Errorf("%s: %v", body, err)
+		}
+		return s
+	}
+	if s := look(shop, false); !reflect.DeepEqual(s.Sites, []string{"shop", "default"}) || s.Shown != "shop" || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 2 {
+		t.Errorf("the shop: %+v", s)
+	}
+	if s := look(shop, true); len(s.Sites) != 0 || !reflect.DeepEqual(s.Pages, []page{{"both", 1}}) || len(s.Processes) != 0 {
+		t.Errorf("the shop alone: %+v", s)
+	}
+	if s := look(presence.DefaultSite, false); s.Shown != "default" || !reflect.DeepEqual(s.Pages, []page{{"both", 4}, {"x", 2}}) {
+		t.Errorf("the default site: %+v", s)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("for three views the other process was asked %d times", n)
+	}
 }
 
 func TestFrequentReadsAskOnceASecond(t *testing.T) {

@@ -71,7 +71,7 @@ func (g *Gateway) server(c *gin.Context) bool {
 	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
 	detail := "The API key is wrong."
 	switch {
-	case len(g.keys) == 0:
+	case len(g.keys.APIKeys) == 0:
 		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
 	case key == "":
 		detail = "Only a server may call this: send an API key in the header " + policy.APIKeyHeader + "."
@@ -93,17 +93,13 @@ type (
 	named  struct{ g *Gateway }
 )
 
-func (g *Gateway) userOf(id string) unread.User {
-	return unread.User(g.cfg.Identities.Hash128(id))
-}
-
 func (w caller) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
-	id, err := w.g.cfg.Identities.Identify(c.Request, false)
+	id, err := w.g.identify(c, false)
 	if err != nil {
 		writeIdentityProblem(c.Writer, err)
 		return unread.User{}, identity.Identity{}, false
 	}
-	return w.g.userOf(id.User), id, true
+	return w.g.userOf(id.Site, id.User), id, true
 }
 
 func (w named) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
@@ -111,7 +107,7 @@ func (w named) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
 	if !ok {
 		return unread.User{}, identity.Identity{}, false
 	}
-	return w.g.userOf(name), identity.Identity{}, true
+	return w.g.userOf(siteOf(c), name), identity.Identity{}, true
 }
 
 // userInPath returns the id of the user that a server names in the path. If ok is false,
@@ -134,7 +130,7 @@ func (g *Gateway) userInPath(c *gin.Context) (id string, ok bool) {
 // mayLook reports whether the request may see the dashboard: it has a valid API
 // key, or no keys are configured.
 func (g *Gateway) mayLook(c *gin.Context) bool {
-	return len(g.keys) == 0 || g.keys.Has(policy.APIKey(c.Request))
+	return len(g.keys.APIKeys) == 0 || g.keys.Has(policy.APIKey(c.Request))
 }
 
 func needsKey(c *gin.Context) {

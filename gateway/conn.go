@@ -45,7 +45,7 @@ type conn struct {
 	g      *Gateway
 	user   presence.User
 	sum    *sums.Sum     // of the user's unread; nil for an event stream
-	name   string        // of the user, for sets that it may be a member of; empty for an event stream
+	name   string        // of the user on its site, see member and site; empty for an event stream
 	crowd  *policy.Crowd // of its address, to leave at the end
 	addr   netip.Addr    // of the client; unset for an event stream
 	events bool
@@ -125,6 +125,15 @@ func (c *conn) enter(hello []byte) {
 		_ = c.end(websocket.StatusServiceRestart, goodbye)
 	}
 }
+
+// site is that of the upgrade: of all pages and counters of a WebSocket.
+func (c *conn) site() presence.Namespace {
+	site, _ := presence.SplitName(c.name)
+	return site
+}
+
+// member is the user, for sets that it may be a member of.
+func (c *conn) member() string { return presence.KeyOf(c.name) }
 
 // start has the client served from now on.
 func (c *conn) start() { c.wire.Start(c.g.pollers.next()) }
@@ -206,7 +215,7 @@ func (c *conn) Ended() {
 	g := c.g
 	c.Leave()
 	for _, key := range c.counted() {
-		g.live.Unview(key, c.name, c)
+		g.live.Unview(key, c.member(), c)
 	}
 	var joined []string
 	for _, w := range c.wants {
@@ -284,7 +293,7 @@ func (c *conn) Expire() {
 // it is, since 0 would not be true.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, crowd *policy.Crowd) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
-	sum := g.unread.Enter(r.Context(), g.userOf(id.User))
+	sum := g.unread.Enter(r.Context(), g.userOf(id.Site, id.User))
 	c, err := g.open(w, id.Hash, id.Expires, crowd)
 	if err != nil {
 		g.unread.Leave(sum, nil, nil)
@@ -292,7 +301,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	}
 	c.sum = sum
 	c.addr = g.cfg.Proxies.Addr(r)
-	c.name = strings.Clone(id.User) // without the signature behind it
+	c.name = strings.Clone(id.Site.Name(id.User)) // without the signature behind it
 	c.server = g.keys.Has(policy.APIKey(r))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)

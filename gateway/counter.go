@@ -22,8 +22,8 @@ const (
 	readPatience = 3 * time.Second // how long a request waits for the store's answer
 )
 
-// page returns the page that the path names, if check accepts it. If page returns
-// false, it has written the error answer.
+// page returns the Name of the page that the path names, if check accepts the page. If page
+// returns false, it has written the error answer.
 func page(c *gin.Context, check func(string) error) (string, bool) {
 	name, err := url.PathUnescape(c.Param("page"))
 	if err == nil {
@@ -33,7 +33,7 @@ func page(c *gin.Context, check func(string) error) (string, bool) {
 		badRequest(c, err.Error())
 		return "", false
 	}
-	return name, true
+	return siteOf(c).Name(name), true
 }
 
 // counts reads the counts of pages, in the order of pages. If it returns false, it
@@ -117,12 +117,12 @@ func writeCounter(c *gin.Context, count presence.Count) {
 	write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 }
 
-var counterPage = template.Must(template.New("counter").Parse(`<!doctype html>
+var counterPage = template.Must(template.New("counter").Funcs(template.FuncMap{"key": presence.KeyOf}).Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <link rel="icon" href="../-/icon.svg" type="image/svg+xml">
-<title>{{.Users}} · {{.Page}}</title>
+<title>{{.Users}} · {{key .Page}}</title>
 <h1>{{.Users}}</h1>
-<p>viewing <strong>{{if eq .Page "*"}}the whole site{{else}}{{.Page}}{{end}}</strong> now{{if .Stale}} (last known){{end}}{{with .Without}} (without {{.}}, not heard for long){{end}}</p>
+<p>viewing <strong>{{with key .Page}}{{if eq . "*"}}the whole site{{else}}{{.}}{{end}}{{end}}</strong> now{{if .Stale}} (last known){{end}}{{with .Without}} (without {{.}}, not heard for long){{end}}</p>
 <p>{{if .Updated.IsZero}}Nobody has been here yet.{{else}}Last change <time>{{.Updated.UTC.Format "2006-01-02T15:04:05Z"}}</time>{{end}}</p>
 </html>
 `))
@@ -134,16 +134,17 @@ func (g *Gateway) getCounters(c *gin.Context) {
 		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?page=a&page=b, percent-encoded.")
 		return
 	}
+	site := siteOf(c)
 	var pages []string
 	for _, name := range query["page"] {
-		if slices.Contains(pages, name) {
+		if slices.Contains(pages, site.Name(name)) {
 			continue
 		}
 		if err := presence.CheckReadable(name); err != nil {
 			badRequest(c, err.Error())
 			return
 		}
-		if pages = append(pages, name); len(pages) > presence.MaxPages {
+		if pages = append(pages, site.Name(name)); len(pages) > presence.MaxPages {
 			break
 		}
 	}
@@ -173,7 +174,7 @@ func (g *Gateway) putCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	id, err := g.cfg.Identities.Identify(c.Request, false)
+	id, err := g.identify(c, false)
 	if err != nil {
 		writeIdentityProblem(c.Writer, err)
 		return

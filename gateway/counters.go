@@ -35,6 +35,8 @@ func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 // callers implements counters.Callers.
 type callers struct{ g *Gateway }
 
+func (w callers) Site(c *gin.Context) presence.Namespace { return siteOf(c) }
+
 func (w callers) HasKey(key string) bool { return w.g.keys.Has(key) }
 
 func (w callers) Public(c *gin.Context) bool { return w.g.public(c) }
@@ -101,12 +103,12 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 		if c.g.counters == nil {
 			return nil, badCounter(key, "this server has no counters")
 		}
-		rule, err := c.g.counters.Find(key)
+		_, rule, err := c.g.counters.Find(c.site(), presence.KeyOf(key))
 		if err != nil {
 			return nil, badCounter(key, err.Error())
 		}
 		if !c.server && !rule.Allows(counter.PublicRead) {
-			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", counter: presence.Excerpt(key), hasCounter: true}
+			return nil, &fault{code: codeForbidden, message: "this counter is not public; open it in its rule, or send an API key with the upgrade", counter: presence.KeyOf(key), hasCounter: true}
 		}
 		rules[i] = rule
 	}
@@ -140,7 +142,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 		case rules[i].Kind == counter.Members:
 			c.count(key)
 			c.Hold(topic)
-			c.g.live.View(key, c.name, c)
+			c.g.live.View(key, c.member(), c)
 		default:
 			c.count(key)
 			c.Renew(topic)
@@ -156,7 +158,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 		}
 		*c.counters = slices.Delete(*c.counters, i, i+1)
 		c.Unsubscribe(counters.Topic(key))
-		c.g.live.Unview(key, c.name, c)
+		c.g.live.Unview(key, c.member(), c)
 	}
 }
 
@@ -172,5 +174,5 @@ func (c *conn) Mine(key string, is, again bool) {
 }
 
 func badCounter(key, why string) *fault {
-	return &fault{code: codeBadCounter, message: why, counter: presence.Excerpt(key), hasCounter: true}
+	return &fault{code: codeBadCounter, message: why, counter: presence.Excerpt(presence.KeyOf(key)), hasCounter: true}
 }

@@ -31,7 +31,7 @@ func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 	// error.
 	policy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		policy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys) > 0))
+		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys.APIKeys) > 0))
 	})
 	policy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		policy.AddVary(c.Writer.Header(), "Accept-Encoding")
@@ -39,7 +39,7 @@ func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 			needsKey(c)
 			return
 		}
-		body, err := g.cfg.Dashboard.JSON(c.Request.Context())
+		body, err := g.cfg.Dashboard.JSON(c.Request.Context(), siteOf(c), g.alone(c))
 		if err != nil {
 			unavailable(c, err)
 			return

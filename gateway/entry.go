@@ -73,7 +73,7 @@ func (g *Gateway) getSocket(c *gin.Context) {
 	if key := policy.APIKey(r); key != "" && !g.server(c) {
 		return
 	}
-	id, err := g.cfg.Identities.Identify(r, true)
+	id, err := g.identify(c, true)
 	if err != nil {
 		writeIdentityProblem(c.Writer, err)
 		return

@@ -13,7 +13,7 @@ const eraseTime = 25 * time.Second
 
 // deleteMe erases what is kept of the caller, and has the browser forget who that was.
 func (g *Gateway) deleteMe(c *gin.Context) {
-	id, err := g.cfg.Identities.Identify(c.Request, false)
+	id, err := g.identify(c, false)
 	if err != nil {
 		writeIdentityProblem(c.Writer, err)
 		return
@@ -32,13 +32,13 @@ func (g *Gateway) deleteUser(c *gin.Context) {
 	}
 }
 
-// erase erases follows, what is unread, and memberships. If it returns false, it has
+// erase erases follows, what is unread, and memberships, all of the request's site. If it returns false, it has
 // written the error answer.
 func (g *Gateway) erase(c *gin.Context, user string, server bool) bool {
 	return g.carryOutIn(c, eraseTime, func(ctx context.Context) error {
-		if err := g.unread.Book().Forget(ctx, g.userOf(user)); err != nil || g.counters == nil {
+		if err := g.unread.Book().Forget(ctx, g.userOf(siteOf(c), user)); err != nil || g.counters == nil {
 			return err
 		}
-		return g.counters.Erase(ctx, user, server)
+		return g.counters.Erase(ctx, siteOf(c), user, server)
 	})
 }

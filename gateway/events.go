@@ -21,7 +21,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 
 // serveEvents answers with the event stream of a topic.
 func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
-	id, err := g.cfg.Identities.Identify(c.Request, true)
+	id, err := g.identify(c, true)
 	if err != nil && !errors.Is(err, identity.ErrNoToken) {
 		writeIdentityProblem(c.Writer, err)
 		return

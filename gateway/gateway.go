@@ -62,9 +62,10 @@ type Regions interface {
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 
-// Dashboard returns the dashboard's data as JSON.
+// Dashboard returns the dashboard's data about a site as JSON; alone leaves out what is of
+// all sites.
 type Dashboard interface {
-	JSON(ctx context.Context) ([]byte, error)
+	JSON(ctx context.Context, site presence.Namespace, alone bool) ([]byte, error)
 }
 
 // Memory reports whether the process uses so much memory that it must refuse new
@@ -115,7 +116,8 @@ type Config struct {
 	Dashboard Dashboard // nil: no dashboard is served
 
 	Identities *identity.Identities
-	APIKeys    []string // servers call with one of these; empty: no server may call
+	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
+	Sites      *identity.Sites // nil: the default one
 	Origins    *identity.Origins
 	Proxies    *identity.Proxies
 	Assets     fs.FS  // index.html is served at /, the other files under /-/
@@ -135,7 +137,7 @@ type Gateway struct {
 	counters *counters.API  // nil, like live, if there are no counters
 	live     *counters.Live //
 	pollers  *pollers
-	keys     identity.APIKeys
+	keys     identity.SiteKeys
 	limiter  *policy.Limiter
 	crowds   *policy.Crowds
 	// What clients may bring of pages that the gateway does not have yet.
@@ -174,14 +176,17 @@ func New(cfg Config) (*Gateway, error) {
 	case cfg.Identities == nil || cfg.Origins == nil || cfg.Proxies == nil || cfg.Assets == nil:
 		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
 	}
+	keys, err := setSites(&cfg)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
+	}
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))
 	g := &Gateway{
-		cfg: cfg, keys: identity.NewAPIKeys(cfg.APIKeys),
+		cfg: cfg, keys: keys,
 		limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
 		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: rate.NewLimiter(gatewayPageRate, gatewayPageBurst),
 	}
 	cores := runtime.GOMAXPROCS(0)
-	var err error
 	life := presence.LifeName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
 		Life: life, Store: cfg.Store, Numbers: unreadEncoder{},

@@ -10,7 +10,7 @@ import (
 
 // wanted is a page that a connection's client has joined or subscribed to.
 type wanted struct {
-	name       string
+	name       string // see presence.Namespace.Name
 	joined     bool
 	subscribed bool // by a subscribe message; a leave does not end it
 	sent       bool // the client gets its counts; an unsubscribe ends this, and joined stays
@@ -41,6 +41,13 @@ func (c *conn) tidy() {
 func (c *conn) do(m message) error {
 	if names := len(m.pages) + len(m.counters); names > 1 {
 		c.list(names)
+	}
+	site := c.site()
+	for i, page := range m.pages {
+		m.pages[i] = site.Name(page)
+	}
+	for i, key := range m.counters {
+		m.counters[i] = site.Name(key)
 	}
 	switch m.kind {
 	case typeJoin:
@@ -190,9 +197,9 @@ func (c *conn) unsubscribe(names []string) {
 func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
 
 func tooManyNew(page string) *fault {
-	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 200 at once", page: page, hasPage: page != ""}
+	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 200 at once", page: presence.KeyOf(page), hasPage: page != ""}
 }
 
 func tooManyPages(page string) *fault {
-	return &fault{code: codeTooManyPages, message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection", page: page, hasPage: page != ""}
+	return &fault{code: codeTooManyPages, message: "a connection may join and subscribe to at most 100 pages and counters; leave some or open another connection", page: presence.KeyOf(page), hasPage: page != ""}
 }

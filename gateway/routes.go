@@ -32,7 +32,7 @@ func (g *Gateway) routes() http.Handler {
 	if g.cfg.Tracer != nil {
 		e.Use(g.traced)
 	}
-	e.Use(g.recover, g.told, g.metrics.observe, closeAfterChunks, policy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies))
+	e.Use(g.recover, g.told, g.metrics.observe, closeAfterChunks, policy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies), g.inSite)
 	e.NoRoute(func(c *gin.Context) { notFound(c) })
 	e.NoMethod(func(c *gin.Context) {
 		policy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
@@ -48,6 +48,7 @@ func (g *Gateway) routes() http.Handler {
 	policy.Get(e, "/-/counters", g.getCounters)
 	e.DELETE("/-/me", g.deleteMe)
 	e.DELETE("/-/users/:user", g.deleteUser)
+	policy.Get(e, sitesPath, g.getSites)
 	e.GET("/-/ws", g.getSocket)
 	g.unreadRoutes(e)
 	if g.counters != nil {

@@ -103,7 +103,7 @@ func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
 			badRequest(c, `"by" is the id of a user`+because(err)+".")
 			return change, false
 		}
-		user := g.userOf(*by)
+		user := g.userOf(siteOf(c), *by)
 		change.By = &user
 	}
 	return change, true
@@ -128,7 +128,7 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 		return
 	}
 	pages := records[0].Pages() // sorted
-	from, found := slices.BinarySearch(pages, query.Get("after"))
+	from, found := slices.BinarySearch(pages, siteOf(c).Name(query.Get("after")))
 	if found {
 		from++
 	}
@@ -143,12 +143,12 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 		if i > 0 {
 			body = append(body, ',')
 		}
-		body = presence.AppendString(body, name)
+		body = presence.AppendString(body, presence.KeyOf(name))
 	}
 	body = append(body, ']')
 	if next != "" {
 		body = append(body, `,"next":`...)
-		body = presence.AppendString(body, next)
+		body = presence.AppendString(body, presence.KeyOf(next))
 	}
 	write(c, "application/json", append(body, "}\n"...))
 }

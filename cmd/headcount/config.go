@@ -70,8 +70,9 @@ type Config struct {
 
 	JWTSecret      string   `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that says who they are."`
 	JWKSURL        string   `name:"jwks-url" type:"text" placeholder:"URL" group:"identity" help:"The address of the public keys that verify RS256, ES256 and EdDSA tokens."`
-	APIKeys        []string `name:"api-key" type:"each" placeholder:"KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. Repeatable."`
-	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Sites whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every site. Without it only the server's own origin is allowed."`
+	APIKeys        []string `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. After the name of a site and a colon it holds for that site alone. Repeatable."`
+	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to none are for the first. Without it there is one site, default."`
+	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
 	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to send its clients away before it ends."`
@@ -80,7 +81,8 @@ type Config struct {
 	TraceEvery      int           `type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced, and of joins at most one a second. 0 means every request."`
 	LogFormat       string        `type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
 
-	Rules *counter.Rules `kong:"-"` // of Counters; Validate reads them
+	Rules    *counter.Rules  `kong:"-"` // of Counters, for all sites; Validate reads them
+	AllSites *identity.Sites `kong:"-"` // of Sites; nil: the default one alone. Validate reads them
 }
 
 var (
@@ -116,7 +118,7 @@ func (c *Config) AdvertiseAddr() string {
 // knows what the value means. This method checks what several flags mean together.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkLog, c.checkCounters, c.checkTLS, c.checkBasePath,
+		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkSites, c.checkLog, c.checkCounters, c.checkTLS, c.checkBasePath,
 	} {
 		if err := check(); err != nil {
 			return err
@@ -237,15 +239,19 @@ func (c *Config) checkCounters() error {
 			return setting.Refuse("postgres", "%s", problem)
 		}
 	}
-	if c.Rules = counter.BuiltinRules(); c.Counters == "" {
-		return nil
+	rules := counter.BuiltinRules()
+	if c.Counters != "" {
+		data, err := os.ReadFile(c.Counters)
+		if err != nil {
+			return setting.Refuse("counters", "%v; name a file that can be read", err)
+		}
+		if rules, err = counter.ParseRules(data); err != nil {
+			return setting.Refuse("counters", "%s: %s", c.Counters, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
+		}
 	}
-	data, err := os.ReadFile(c.Counters)
-	if err != nil {
-		return setting.Refuse("counters", "%v; name a file that can be read", err)
-	}
-	if c.Rules, err = counter.ParseRules(data); err != nil {
-		return setting.Refuse("counters", "%s: %s", c.Counters, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
+	c.Rules = rules
+	if c.AllSites != nil {
+		c.Rules = rules.For(c.AllSites.Names())
 	}
 	return nil
 }
@@ -280,6 +286,21 @@ func (c *Config) checkAccess() error {
 	return nil
 }
 
+// checkSites also reads the sites.
+func (c *Config) checkSites() error {
+	sites, err := identity.NewSites(c.Sites)
+	if err != nil {
+		return setting.Refuse("site", "%s", strings.TrimPrefix(err.Error(), "site: "))
+	}
+	if len(c.Sites) > 0 {
+		c.AllSites = sites
+	}
+	if _, err := identity.NewSiteKeys(c.APIKeys, sites); err != nil {
+		return setting.Refuse("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
+	}
+	return nil
+}
+
 func (c *Config) checkLog() error {
 	if c.OTLP != "" {
 		if problem := otlp.CheckURL(c.OTLP); problem != "" {
@@ -299,11 +320,18 @@ func (c *Config) checkLog() error {
 func (c *Config) Warnings() []string {
 	const least = 16 // bytes; shorter ones can be guessed from one signature
 	short := func(s string) bool { return s != "" && len(s) < least }
+	var keys []string
+	for _, key := range c.APIKeys {
+		if c.AllSites != nil {
+			_, key = c.AllSites.SplitKey(key)
+		}
+		keys = append(keys, key)
+	}
 	var out []string
 	for _, s := range []struct {
 		flag   string
 		values []string
-	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", c.APIKeys}} {
+	}{{"cluster-secret", c.ClusterSecrets}, {"id-secret", c.IDSecrets}, {"jwt-secret", []string{c.JWTSecret}}, {"api-key", keys}} {
 		if slices.ContainsFunc(s.values, short) {
 			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random value", s.flag, least))
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -98,6 +99,7 @@ func TestLayers(t *testing.T) {
 		"jwt-secret":                  {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
 		"jwks-url":                    {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
 		"api-key":                     {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
+		"site":                        {get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"}, env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`, byFlag: []string{"a=http://a,http://b", "b=http://c"}, byEnv: []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"}},
 		"allow-origins":               {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
 		"trusted-proxies":             {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
 		"shutdown-timeout":            {get: func(c Config) any { return c.ShutdownTimeout }, flag: one("1s"), env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
@@ -250,6 +252,19 @@ var refused = map[string]struct {
 	"an origin with a bad port":                 {flag: "allow-origins", args: "--allow-origins https://a:0"},
 	"an origin with a bad IPv6 host":            {flag: "allow-origins", args: "--allow-origins https://[::g]"},
 	"the null origin":                           {flag: "allow-origins", args: "--allow-origins https://a,null"},
+	"a site without a name":                     {flag: "site", args: "--site https://a.example"},
+	"a site with an empty name":                 {flag: "site", args: "--site =https://a.example"},
+	"a site with a bad name":                    {flag: "site", args: "--site Shop=https://a.example"},
+	"a site with a long name":                   {flag: "site", args: "--site " + strings.Repeat("s", 33) + "=https://a.example"},
+	"a site without origins":                    {flag: "site", args: "--site shop="},
+	"a site with an origin that is none":        {flag: "site", args: "--site shop=a.example"},
+	"a site twice":                              {flag: "site", args: "--site a=https://a.example --site b=https://b.example --site a=https://c.example"},
+	"an origin in two sites":                    {flag: "site", args: "--site a=https://a.example,https://b.example --site b=https://B.example:443"},
+	"an origin in two sites, by a *":            {flag: "site", args: "--site a=https://*.example --site b=https://b.example"},
+	"an origin in two sites, by two *":          {flag: "site", args: "--site a=https://*.a.example --site b=https://b.*.example"},
+	"a site of everybody beside another":        {flag: "site", args: "--site a=https://a.example --site b=*"},
+	"more sites than there may be":              {flag: "site", args: manySites(101)},
+	"an empty key of a site":                    {flag: "api-key", args: "--site shop=https://a.example --api-key shop:"},
 	"a proxy that is no network":                {flag: "trusted-proxies", args: "--trusted-proxies 10.0.0.0/33"},
 	"a proxy by name":                           {flag: "trusted-proxies", args: "--trusted-proxies 10.0.0.1,proxy"},
 	"negative delivery-budget":                  {flag: "delivery-budget", args: "--delivery-budget -1"},
@@ -288,6 +303,14 @@ var refused = map[string]struct {
 	"a file with a number for a string":         {flag: "region", file: `{"region":1}`},
 	"a file with an object for a list":          {flag: "api-key", file: `{"api-key":{"a":1}}`},
 	"a file with numbers in a list":             {flag: "api-key", file: `{"api-key":[1]}`},
+}
+
+func manySites(n int) string {
+	var args strings.Builder
+	for i := range n {
+		fmt.Fprintf(&args, " --site s%d=https://s%d.example", i, i)
+	}
+	return args.String()
 }
 
 func TestRefusedSettings(t *testing.T) {
@@ -460,7 +483,7 @@ func TestFlagsOfServe(t *testing.T) {
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
-		tls-cert tls-key domain acme-url acme-email acme-dir base-path`)
+		tls-cert tls-key domain acme-url acme-email acme-dir base-path site`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

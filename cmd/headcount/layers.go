@@ -172,7 +172,8 @@ type reader func(value any, target reflect.Value) (problem string)
 
 // readers are the types of Config's tags: "text" is one string; "span" a
 // positive duration, "span-or-0" also 0, "days" one in which d stands for 24 h, "days-or-0" also 0; "number" a whole number from 0; "list"
-// is split at commas wherever it comes from; "each" is one value for each time
+// is split at commas wherever it comes from; "sites" is one name=origin,origin for each time
+// the flag is given, and in one value the next name begins the next; "each" is one value for each time
 // the flag is given and split at commas in the environment only, so that a
 // secret may hold a comma on the command line and in the file.
 var readers = map[string]reader{
@@ -211,6 +212,20 @@ var readers = map[string]reader{
 			for _, v := range splitList(s) {
 				if v != "" {
 					target.Set(reflect.Append(target, reflect.ValueOf(v)))
+				}
+			}
+			return ""
+		})
+	},
+	"sites": func(value any, target reflect.Value) string {
+		return appendAll(value, target, func(s string) string {
+			first := target.Len()
+			for _, v := range splitList(s) {
+				if part := v.(string); strings.Contains(part, "=") || target.Len() == first {
+					target.Set(reflect.Append(target, reflect.ValueOf(part)))
+				} else {
+					last := target.Index(target.Len() - 1)
+					last.SetString(last.String() + "," + part)
 				}
 			}
 			return ""

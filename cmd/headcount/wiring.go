@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -128,6 +129,9 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	}
 	ask := dashboard.Config{
 		Self: self.Name, Members: s.member, Report: s, Counts: s.store, Ready: s.ready, Region: cfg.Region, Log: log,
+	}
+	if cfg.AllSites != nil {
+		ask.Sites = cfg.AllSites.Names()
 	}
 	if s.network != nil {
 		ask.Others = s.network.client
@@ -348,7 +352,11 @@ func (s *system) openGateway(self presence.Process) error {
 	}
 	s.identities = identities
 	s.closers = append(s.closers, func() error { identities.Close(); return nil })
-	origins, err := identity.NewOrigins(cfg.AllowOrigins)
+	allowed := cfg.AllowOrigins
+	if cfg.AllSites != nil {
+		allowed = slices.Concat(allowed, cfg.AllSites.Origins())
+	}
+	origins, err := identity.NewOrigins(allowed)
 	if err != nil {
 		return err
 	}
@@ -376,6 +384,7 @@ func (s *system) openGateway(self presence.Process) error {
 		Counters:          s.counters.config(s),
 		Identities:        identities,
 		APIKeys:           cfg.APIKeys,
+		Sites:             cfg.AllSites,
 		Origins:           origins,
 		Proxies:           proxies,
 		Assets:            web.Files,

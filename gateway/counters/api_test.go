@@ -44,6 +44,10 @@ const rules = `{"rules":[
 // users are Callers for whom the header User names who it is.
 type users struct{}
 
+func (users) Site(c *gin.Context) presence.Namespace {
+	return presence.NamespaceOf(c.GetHeader("Site"))
+}
+
 func (users) HasKey(key string) bool { return key == "k" }
 
 func (users) Public(c *gin.Context) bool { return c.GetHeader("User") != "expired" || refuse(c) }

@@ -142,11 +142,15 @@ func (a *API) postBatch(c *gin.Context) {
 	}
 	var op counter.Op
 	var err error
-	if op.Changes, err = counter.ParseBatch(text, a.cfg.Rules); err != nil {
+	site := a.callers.Site(c)
+	if op.Changes, err = counter.ParseBatch(text, a.cfg.Rules.In(site)); err != nil {
 		badBody(c, err)
 		return
 	}
-	if op.Identity, ok = remembered(c, "*", ""); !ok {
+	for i := range op.Changes {
+		op.Changes[i].Key = site.Name(op.Changes[i].Key)
+	}
+	if op.Identity, ok = remembered(c, site.Name("*"), ""); !ok {
 		return
 	}
 	if made, ok := a.make(c, op); ok {
@@ -293,11 +297,12 @@ func (a *API) getSeveral(c *gin.Context) {
 	keys := distinct(values["key"])
 	lag, open := counter.DefaultStale, true
 	for i, key := range keys {
-		rule, err := a.Find(key)
+		name, rule, err := a.Find(a.callers.Site(c), key)
 		if err != nil {
 			badKey(c, err)
 			return
 		}
+		keys[i] = name
 		open = open && rule.Allows(counter.PublicRead)
 		if i == 0 || rule.Stale < lag {
 			lag = rule.Stale
@@ -375,7 +380,7 @@ func (a *API) getAggregate(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	sum, err := a.cfg.Store.Aggregate(ctx, prefix)
+	sum, err := a.cfg.Store.Aggregate(ctx, a.callers.Site(c).Name(prefix))
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(err, &conflict):

@@ -63,6 +63,7 @@ import (
 	"headcount/counter"
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
+	"headcount/presence"
 	"headcount/tracing"
 )
 
@@ -84,6 +85,8 @@ const (
 
 // Callers finds out who a request is from.
 type Callers interface {
+	// Site is the site that a request is for.
+	Site(c *gin.Context) presence.Namespace
 	// HasKey reports whether key is an API key.
 	HasKey(key string) bool
 	// Public refuses a request that carries a bad token. If it returns false, it has
@@ -172,7 +175,7 @@ const nobody counter.Public = 0
 
 // call is a request on one counter that may be carried out.
 type call struct {
-	key    string
+	key    string // with the site: see presence.Namespace.Name
 	rule   *counter.Rule
 	server bool              // it has an API key
 	id     identity.Identity // of a caller without API key who changes something
@@ -193,16 +196,15 @@ func (a *API) server(c *gin.Context) (server, ok bool) {
 	return false, false
 }
 
-// Find returns the rule of a key, or says why there is none.
-func (a *API) Find(key string) (*counter.Rule, error) {
+// Find returns the name of a site's counter and its rule, or says why there is none.
+func (a *API) Find(site presence.Namespace, key string) (name string, rule *counter.Rule, err error) {
 	if err := counter.CheckKey(key); err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	rule := a.cfg.Rules.Find(key)
-	if rule == nil {
-		return nil, fmt.Errorf("%w: no rule of --counters fits it", counter.ErrKey)
+	if rule = a.cfg.Rules.In(site).Find(key); rule == nil {
+		return "", nil, fmt.Errorf("%w: no rule of --counters fits it", counter.ErrKey)
 	}
-	return rule, nil
+	return site.Name(key), rule, nil
 }
 
 // param returns a part of the path, which was matched as it was sent.
@@ -229,9 +231,9 @@ func (a *API) named(c *gin.Context) (one call, ok bool) {
 	if one.server, ok = a.server(c); !ok {
 		return one, false
 	}
-	var err error
-	if one.key, err = param(c, "key"); err == nil {
-		one.rule, err = a.Find(one.key)
+	key, err := param(c, "key")
+	if err == nil {
+		one.key, one.rule, err = a.Find(a.callers.Site(c), key)
 	}
 	if err != nil {
 		badKey(c, err)
@@ -386,7 +388,7 @@ func writeConflict(c *gin.Context, conflict *counter.Conflict) {
 	case errors.Is(conflict.Is, counter.ErrOverflow):
 		mend = "a value has 64 bits; send a smaller change, or reset the counter before"
 	}
-	policy.Conflict(c.Writer, "Nothing was changed: "+conflict.Is.Error()+": "+conflict.Text+"; "+mend+".", conflict.Key, conflict.Value)
+	policy.Conflict(c.Writer, "Nothing was changed: "+conflict.Is.Error()+": "+conflict.Text+"; "+mend+".", presence.KeyOf(conflict.Key), conflict.Value)
 }
 
 // unavailable answers 503.
@@ -414,7 +416,7 @@ func (a *API) isDifferent(rule *counter.Rule) {
 	defer a.mu.Unlock()
 	if !a.differs[rule] {
 		a.differs[rule] = true
-		a.cfg.Log.Warn().Str("match", rule.Match).Stringer("kind", rule.Kind).
+		a.cfg.Log.Warn().Str("match", rule.Written()).Stringer("kind", rule.Kind).
 			Msg("counters: a counter of this rule was made as another kind and keeps that; calls of the rule's kind are refused for it. Delete such counters, or give the rule its former kind. This is logged once for each rule")
 	}
 }

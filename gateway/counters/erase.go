@@ -5,15 +5,16 @@ import (
 	"slices"
 
 	"headcount/counter"
+	"headcount/presence"
 )
 
 // ofSets is the rule of a set that no rule fits any more.
 var ofSets = &counter.Rule{Kind: counter.Members}
 
-// Erase takes a user out of all sets; unless server, only out of those which their rule
+// Erase takes a user out of all sets of a site; unless server, only out of those which their rule
 // lets members leave by themselves. An error is ErrUnavailable, and then the user may still
 // be in some.
-func (a *API) Erase(ctx context.Context, user string, server bool) error {
+func (a *API) Erase(ctx context.Context, site presence.Namespace, user string, server bool) error {
 	if counter.CheckMember(user) != nil {
 		return nil // who cannot be a member
 	}
@@ -24,6 +25,9 @@ func (a *API) Erase(ctx context.Context, user string, server bool) error {
 		}
 		rules := make(map[string]*counter.Rule, len(keys))
 		keys = slices.DeleteFunc(keys, func(key string) bool {
+			if of, _ := presence.SplitName(key); of != site {
+				return true
+			}
 			rule := a.cfg.Rules.Find(key)
 			if !server && (rule == nil || !rule.Allows(counter.PublicMember)) {
 				return true

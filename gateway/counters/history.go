@@ -70,7 +70,7 @@ func (a *API) getWindow(c *gin.Context) {
 		return
 	}
 	b := append(make([]byte, 0, 128), `{"key":`...)
-	b = presence.AppendString(b, one.key)
+	b = presence.AppendString(b, presence.KeyOf(one.key))
 	b = append(b, `,"last":`...)
 	b = presence.AppendString(b, values.Get("last"))
 	b = append(b, `,"value":`...)
@@ -98,7 +98,7 @@ func (a *API) getDimension(c *gin.Context) {
 		if len(one.rule.Dimensions) > 0 {
 			known = "ask for " + strings.Join(one.rule.Dimensions, ", ")
 		}
-		problem(c, http.StatusBadRequest, "The rule "+strconv.Quote(one.rule.Match)+" has no such dimension; "+known+".")
+		problem(c, http.StatusBadRequest, "The rule "+strconv.Quote(one.rule.Written())+" has no such dimension; "+known+".")
 		return
 	}
 	values, ok := Query(c, "?n=20")
@@ -117,7 +117,7 @@ func (a *API) getDimension(c *gin.Context) {
 		a.unavailable(c, err)
 	case is.Kind != 0 && is.Kind != counter.Sum:
 		a.isDifferent(one.rule)
-		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", one.key, is.Value)
+		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", presence.KeyOf(one.key), is.Value)
 	default:
 		answer(c, staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale))
 	}
@@ -135,7 +135,7 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 			a.unavailable(c, err)
 			return nil, false, false
 		}
-		policy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Match)+" keeps none; add buckets to the rule.", one.key, read[0].Value)
+		policy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Written())+" keeps none; add buckets to the rule.", presence.KeyOf(one.key), read[0].Value)
 		return nil, false, false
 	case err != nil:
 		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
@@ -160,7 +160,7 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		return nil, false, false
 	case is.Kind != 0 && is.Kind != one.rule.Kind:
 		a.isDifferent(one.rule)
-		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", one.key, is.Value)
+		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", presence.KeyOf(one.key), is.Value)
 		return nil, false, false
 	}
 	return all, stale, true

@@ -38,7 +38,7 @@ func (a *API) postLimit(c *gin.Context) {
 	if !ok {
 		return
 	}
-	call, err := counter.ParseLimit(text, key)
+	call, err := counter.ParseLimit(text, a.callers.Site(c).Name(key))
 	if err != nil {
 		badBody(c, err)
 		return

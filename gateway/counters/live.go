@@ -18,8 +18,8 @@ import (
 // Kind is the kind of topics that are counters.
 var Kind = presence.KindOf("counter")
 
-// Topic is the topic of a counter.
-func Topic(key string) presence.Topic { return presence.Topic{Kind: Kind, Key: key} }
+// Topic is the topic of a counter. Key is its name, see presence.Namespace.Name.
+func Topic(key string) presence.Topic { return presence.TopicOf(Kind, key) }
 
 // Topics are the topics of counters.
 func Topics(keys []string) []presence.Topic {
@@ -100,8 +100,8 @@ type Live struct {
 	// the one not asked for longest is forgotten. Nil for a store within the process.
 	memory *lru.Cache[string, counter.Counter]
 
-	mu     sync.Mutex // guards all below
-	keys   map[string]*heard
+	mu     sync.Mutex          // guards all below
+	keys   map[string]*heard   // by name
 	unread map[string]struct{} // of keys: to be followed and read
 	gone   map[string]struct{} // followed at the store, and not of keys: to be unfollowed
 	lost   bool                // all keys and viewers are to be read anew
@@ -167,10 +167,11 @@ func signal(c chan struct{}) {
 func (l *Live) Want(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.keys[t.Key] == nil {
-		l.keys[t.Key] = &heard{}
-		l.unread[t.Key] = struct{}{}
-		delete(l.gone, t.Key)
+	key := t.Name()
+	if l.keys[key] == nil {
+		l.keys[key] = &heard{}
+		l.unread[key] = struct{}{}
+		delete(l.gone, key)
 		signal(l.wake)
 	}
 }
@@ -179,9 +180,10 @@ func (l *Live) Want(t presence.Topic) {
 func (l *Live) Unwant(t presence.Topic) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.keys, t.Key)
-	delete(l.unread, t.Key)
-	l.gone[t.Key] = struct{}{}
+	key := t.Name()
+	delete(l.keys, key)
+	delete(l.unread, key)
+	l.gone[key] = struct{}{}
 	signal(l.wake)
 }
 

@@ -31,7 +31,7 @@ func (a *API) getTop(c *gin.Context) {
 		problem(c, http.StatusBadRequest, `"match" is the match of one rule with top; ask as `+example+".")
 		return
 	}
-	rule, err := a.cfg.Rules.TopRule(given[0])
+	rule, err := a.cfg.Rules.In(a.callers.Site(c)).TopRule(given[0])
 	if err != nil {
 		problem(c, http.StatusBadRequest, "There is no such list: "+strings.TrimPrefix(err.Error(), counter.ErrTop.Error()+": ")+".")
 		return
@@ -63,7 +63,7 @@ func (a *API) getTop(c *gin.Context) {
 		return
 	}
 	b := append(make([]byte, 0, 64+64*len(top)), `{"match":`...)
-	b = presence.AppendString(b, rule.Match)
+	b = presence.AppendString(b, rule.Written())
 	b = append(b, `,"last":`...)
 	b = presence.AppendString(b, values.Get("last"))
 	b = append(b, `,"top":[`...)
@@ -72,7 +72,7 @@ func (a *API) getTop(c *gin.Context) {
 			b = append(b, ',')
 		}
 		b = append(b, `{"key":`...)
-		b = presence.AppendString(b, g.Key)
+		b = presence.AppendString(b, presence.KeyOf(g.Key))
 		b = append(b, `,"value":`...)
 		b = strconv.AppendInt(b, g.Value, 10)
 		b = append(b, '}')

@@ -89,12 +89,13 @@ type Config struct {
 
 // Identity is one user as a request shows it.
 type Identity struct {
-	User    string        // the token's sub, or the anonymous id without its signature
-	Signed  string        // the anonymous id with its signature, for cookie and welcome; empty with a token
-	Fresh   bool          // this call issued the anonymous id, since the request carried no valid one
-	Linked  bool          // the anonymous id stood in the URL, which anybody may have written
-	Hash    presence.User // identifies the user in presence
-	Expires time.Time     // when the token expires; zero: never
+	User    string             // the token's sub, or the anonymous id without its signature
+	Signed  string             // the anonymous id with its signature, for cookie and welcome; empty with a token
+	Fresh   bool               // this call issued the anonymous id, since the request carried no valid one
+	Linked  bool               // the anonymous id stood in the URL, which anybody may have written
+	Hash    presence.User      // identifies the user in presence
+	Site    presence.Namespace // see In
+	Expires time.Time          // when the token expires; zero: never
 }
 
 // Identities finds out who sent a request. It is safe for use by many goroutines at
@@ -183,10 +184,20 @@ func (ids *Identities) CheckToken(r *http.Request, query bool) error {
 	return nil
 }
 
+// In returns id as the user of a site. Users of two sites are two users, also when they have
+// the same id.
+func (ids *Identities) In(site presence.Namespace, id Identity) Identity {
+	if site != id.Site {
+		id.Site, id.Hash = site, ids.Hash(site.Name(id.User))
+	}
+	return id
+}
+
 // SetHashKey sets the key of the user hashes. It is called before anybody is served.
 func (ids *Identities) SetHashKey(key []byte) { ids.hash.Store(newMAC(key)) }
 
-// Hash identifies user in presence: it is the first 64 bits of a keyed hash.
+// Hash identifies user in presence: it is the first 64 bits of a keyed hash. For users of
+// another site than the default one, user is their presence.Namespace.Name.
 func (ids *Identities) Hash(user string) presence.User {
 	sum := ids.hash.Load().sum(domainHash, user)
 	return presence.User(binary.BigEndian.Uint64(sum[:]))

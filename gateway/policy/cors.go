@@ -12,7 +12,7 @@ import (
 // requests with credentials.
 const (
 	corsMethods = "GET, HEAD, PUT, POST, DELETE"
-	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, Cache-Control"
+	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, Cache-Control, Headcount-Site"
 	corsExposed = "Retry-After, Headcount-Id, Idempotent-Replay"
 	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
 )

@@ -32,7 +32,7 @@ func (s *Sums) takeLevel(heard presence.Update) {
 	l, ok := unread.LevelOf(heard)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.pages[heard.Key]; ok && p != nil {
+	if p := s.pages[heard.Name()]; ok && p != nil {
 		s.level(p, l, math.MaxInt64)
 	}
 }

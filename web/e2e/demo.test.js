@@ -404,6 +404,34 @@ test('the dashboard shows pages, processes and their load to those who have the 
   await viewer.context().close();
 });
 
+test('the dashboard shows one site at a time, and those that the key holds for', async () => {
+  const sites = ['--site', 'shop=https://shop.example', '--site', 'blog=https://blog.example'];
+  const two = await Server.start(binary.path, [...sites, '--api-key', KEY, '--api-key', `blog:${KEY} of the blog`, '--shutdown-timeout', '2s']);
+  try {
+    const hold = (site, page) => fetch(`${two.url}/${page}/counter?site=${site}`, { method: 'PUT', body: '{"action":"increment"}' });
+    for (const [site, page] of [['shop', 'cart'], ['shop', 'cart'], ['blog', 'post']]) assert.equal((await hold(site, page)).status, 200);
+    const board = await open(`${two.url}/-/dashboard`, {}, undefined, withKey);
+    await board.waitForSelector('#pages tr[data-name="cart"]');
+    board.complaints.length = 0; // the address alone is a 401
+    assert.equal(await board.innerText('#site'), '2');
+    assert.deepEqual(await board.$$eval('#sites option', (options) => options.map((option) => option.value)), ['shop', 'blog']);
+    await board.selectOption('#sites select', 'blog');
+    await board.waitForSelector('#pages tr[data-name="post"]');
+    assert.equal(await board.innerText('#site'), '1');
+    assert.equal(await board.$('#pages tr[data-name="cart"]'), null);
+    await board.context().close();
+
+    const own = (page) => page.addInitScript((key) => sessionStorage.setItem('headcount_api_key', key), `${KEY} of the blog`);
+    const blog = await open(`${two.url}/-/dashboard`, {}, undefined, own);
+    await blog.waitForSelector('#pages tr[data-name="post"]');
+    blog.complaints.length = 0; // a 401 of the address, and a 403 of the first site
+    assert.equal(await blog.isVisible('#sites'), false);
+    await blog.context().close();
+  } finally {
+    await two.stop();
+  }
+});
+
 test('views and likes of a page are live, and the command on the page counts a view', async () => {
   const one = await open(demo('lasting'));
   const two = await open(demo('lasting'), {}, undefined, withKey); // has the key, so it counts its view

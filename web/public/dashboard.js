@@ -15,16 +15,23 @@ const DAYS = 20; // pages whose last day is shown: those with the most viewers
 const $ = (id) => document.getElementById(id);
 const number = (n, digits = 0) => (n === undefined ? '–' : n.toLocaleString('en', { maximumFractionDigits: digits }));
 
+let chosen = new URLSearchParams(location.search).get('site') ?? ''; // the site that is shown; empty: the server chooses
 let last; // the answer before, for rates: {at, processes: Map}
 let viewers = new Map(); // region -> how many are there
 const history = new Map(); // page -> its latest counts; as many pages as an answer has, at most 100
 
+/** How a request names the chosen site: in its headers, or in its query. */
+const inSite = () => (chosen ? { 'Headcount-Site': chosen } : {});
+const ofSite = () => (chosen ? `site=${encodeURIComponent(chosen)}` : '');
+
 /** Draws the past that was asked for, and the last day of the pages with the most viewers. */
 async function days() {
   if (document.hidden || $('board').hidden) return;
+  const about = chosen;
   if (!(await past())) return; // the server remembers nothing
   for (const row of [...$('pages').rows].slice(0, DAYS)) {
-    const stats = await remembered(row.dataset.name);
+    const stats = await remembered(row.dataset.name, ofSite());
+    if (about !== chosen) return; // another site is shown by now
     if (stats && row.isConnected) drawDay(drawing(row.cells[3]), stats);
   }
 }
@@ -36,8 +43,9 @@ const shown = { page: '*', last: '24h', step: '5m', points: [] };
 async function past(change = {}) {
   Object.assign(shown, change);
   const { page, last, step } = shown;
-  const answer = await fetch(at(`${encodeURIComponent(page)}/stats?last=${last}&step=${step}`)).catch(() => undefined);
-  if (page !== shown.page || last !== shown.last) return true; // something else is asked for by now
+  const about = chosen;
+  const answer = await fetch(at(`${encodeURIComponent(page)}/stats?last=${last}&step=${step}`), { headers: inSite() }).catch(() => undefined);
+  if (about !== chosen || page !== shown.page || last !== shown.last) return true; // something else is asked for by now
   if (answer?.status === 404) return false;
   const stats = answer?.ok ? await answer.json() : undefined;
   $('past').hidden = false;
@@ -70,7 +78,11 @@ function drawing(cell) {
 async function ask() {
   if (document.hidden) return;
   const fits = await key.fits();
-  const answer = fits ? await fetch(at('-/dashboard/data'), { headers: key.headers }).catch(() => undefined) : undefined;
+  const about = chosen;
+  const headers = { ...key.headers, ...inSite() };
+  const answer = fits ? await fetch(at('-/dashboard/data'), { headers }).catch(() => undefined) : undefined;
+  if (about !== chosen) return; // another site is shown by now
+  if (answer?.status === 403 && (await allowed())) return;
   const refused = answer?.status === 401;
   $('key').hidden = fits !== false && !refused;
   if (refused) {
@@ -84,6 +96,7 @@ async function ask() {
   if (!answer?.ok) return state('waiting', answer ? 'the server is not ready' : 'reconnecting');
   const first = !last;
   const board = await answer.json();
+  if (about !== chosen) return;
   show(board);
   if (first) days();
   state({ good: 'open', warn: 'waiting' }[board.state.level] ?? 'bad', { good: 'live', warn: 'live, with a fault' }[board.state.level] ?? 'not live');
@@ -92,10 +105,40 @@ async function ask() {
 
 /** Says how many are in each region. */
 async function parts() {
-  const answer = await fetch(at('%2A/counter?regions=1'), { headers: { Accept: 'application/json' } }).catch(() => undefined);
+  const answer = await fetch(at('%2A/counter?regions=1'), { headers: { Accept: 'application/json', ...inSite() } }).catch(() => undefined);
   const regions = answer?.ok ? (await answer.json()).regions : undefined;
   viewers = new Map(Object.entries(regions ?? {}));
   $('parts').textContent = [...viewers].map(([name, count]) => `${name} ${number(count)}`).join(' · ');
+}
+
+/** Shows the first site that the key holds for; false if that is the one already. */
+async function allowed() {
+  const answer = await fetch('/-/sites', { headers: key.headers }).catch(() => undefined);
+  const first = answer?.ok ? (await answer.json()).sites[0].name : chosen;
+  if (first === chosen) return false;
+  choose(first);
+  return true;
+}
+
+/** Shows another site. */
+function choose(name) {
+  chosen = name;
+  last = undefined;
+  shown.page = '*';
+  history.clear();
+  const address = new URL(location);
+  address.searchParams.set('site', name);
+  window.history.replaceState(null, '', address);
+  ask();
+}
+
+/** Offers the sites, if there are several. */
+function offer(sites, name) {
+  $('sites').hidden = !sites;
+  if (!sites) return;
+  const select = $('sites').querySelector('select');
+  if (select.options.length !== sites.length) select.replaceChildren(...sites.map((site) => new Option(site)));
+  select.value = name;
 }
 
 function state(name, text) {
@@ -103,8 +146,9 @@ function state(name, text) {
   $('state').textContent = text;
 }
 
-function show({ at, region, state, site, pages, processes, regions, events }) {
+function show({ at, region, state, site, pages, processes, regions, events, sites, shown: name }) {
   if (last?.at === at) return; // it is kept for a second
+  offer(sites, name);
   $('board').hidden = false;
   $('region').textContent = `region ${region}`;
   if ($('well').textContent !== state.text) $('well').textContent = state.text; // a screen reader hears news alone
@@ -254,6 +298,7 @@ $('search').addEventListener('submit', (event) => {
   const page = $('search').querySelector('input').value.trim();
   past({ page: page || '*' });
 });
+$('sites').querySelector('select').addEventListener('change', (event) => choose(event.target.value));
 document.addEventListener('visibilitychange', ask);
 ask();
 setInterval(ask, ASK_MS);

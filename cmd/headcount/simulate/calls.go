@@ -177,6 +177,7 @@ func (r *lastingRun) request(ctx context.Context, gateway string, q call) (*http
 	// Without GetBody the HTTP client does not repeat the request by itself, so a
 	// request was sent as often as the run believes.
 	req.GetBody = nil
+	r.cfg.inSite(req.Header)
 	if q.body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}

@@ -248,6 +248,7 @@ func (c *crowd) get(ctx context.Context, gateway, page string) (counter, error) 
 	if err != nil {
 		return counter{}, fmt.Errorf("get %q: %w", page, err)
 	}
+	c.cfg.inSite(req.Header)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return counter{}, fmt.Errorf("get %q: %w", page, err)

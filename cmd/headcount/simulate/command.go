@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -57,6 +58,7 @@ type Command struct {
 	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
 	APIKey          string        `name:"api-key" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
 	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead: idle, storm, fanout, churn, slow or counters."`
+	Site            string        `name:"site" placeholder:"NAME" help:"One of the server's --site, whose pages and counters are used. Without it the first one."`
 	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
 	Dwell           time.Duration `name:"dwell" default:"5m" help:"How long a visitor of the log stays after a request, in the log's time."`
 	Speed           float64       `name:"speed" default:"600" help:"Seconds of the log per second."`
@@ -73,6 +75,13 @@ func (c *Command) Help() string {
 	return `Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every gateway's answers must equal the number of users who are really there, on each page and, as the server is otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the same ones here.
 
 Exit status: 1 when a count was wrong or the run could not be completed, 2 when the flags cannot work.`
+}
+
+// inSite has a request name the site.
+func (c *Command) inSite(header http.Header) {
+	if c.Site != "" {
+		header.Set("Headcount-Site", c.Site)
+	}
 }
 
 // AfterApply is kong's hook.

@@ -391,6 +391,7 @@ func (c *crowd) dialSlot(ctx context.Context, done <-chan struct{}) (free func()
 func (c *crowd) address(gateway, id string, tab *client) (string, http.Header, error) {
 	address, query := gateway+"/-/ws", url.Values{}
 	header := http.Header{}
+	c.cfg.inSite(header)
 	if c.cfg.JWTSecret != "" {
 		token, err := c.token(tab.user.name)
 		if err != nil {

@@ -154,6 +154,7 @@ func (s *subscriber) follow(ctx context.Context, number int) error {
 // watch opens a WebSocket and reads it to its end.
 func (s *subscriber) watch(ctx context.Context, gateway string) error {
 	header, query := http.Header{}, url.Values{}
+	s.run.cfg.inSite(header)
 	switch {
 	case s.who == nil:
 		header.Set("X-API-Key", s.run.cfg.APIKey)
@@ -255,6 +256,7 @@ func (s *subscriber) listen(ctx context.Context, gateway string) error {
 		return err
 	}
 	req.Header.Set("X-API-Key", s.run.cfg.APIKey)
+	s.run.cfg.inSite(req.Header)
 	resp, err := s.run.streams.Do(req)
 	if err != nil {
 		return err
