@@ -29,12 +29,15 @@ import (
 	"headcount/gateway/counters"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
+	"headcount/presence"
 	"headcount/presence/memstore"
 )
 
 type noDashboard struct{}
 
-func (noDashboard) JSON(context.Context) ([]byte, error) { return []byte("{}\n"), nil }
+func (noDashboard) JSON(context.Context, presence.Namespace, bool) ([]byte, error) {
+	return []byte("{}\n"), nil
+}
 
 // everything is a Config with all that a gateway can serve, and the API key "k".
 func everything(t *testing.T) func(*Config) {
@@ -227,6 +230,10 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		{"GET /-/headcount.js", "/-/headcount.js", "", 200, ""},
 		{"GET /-/openapi.json", "/-/openapi.json", "", 200, ""},
 		{"GET /-/asyncapi.json", "/-/asyncapi.json", "", 200, ""},
+		{"GET /-/sites", "/-/sites", "", 200, key},
+		{"GET /-/sites", "/-/sites", "", 401, ""},
+		{"GET /", "/?site=other", "", 400, ""},
+		{"GET /-/me/unread", "/-/me/unread", "", 400, "Headcount-Site: other"},
 		{"GET /-/dashboard", "/-/dashboard", "", 200, key},
 		{"GET /-/dashboard", "/-/dashboard", "", 401, ""},
 		{"GET /-/dashboard/access", "/-/dashboard/access", "", 200, ""},

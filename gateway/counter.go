@@ -205,7 +205,7 @@ func (g *Gateway) putPresence(c *gin.Context, on bool) {
 	if _, ok := readMembers(c, "{}"); !ok {
 		return
 	}
-	if count, ok := g.hold(c, g.cfg.Identities.Hash(user), name, on); ok {
+	if count, ok := g.hold(c, g.cfg.Identities.Hash(siteOf(c).Name(user)), name, on); ok {
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}
 }

@@ -54,6 +54,7 @@ var calls = []call{
 	{"GET", "/-/headcount.js", "The browser client.", anyone, "", "", "text/javascript", ""},
 	{"GET", "/-/openapi.json", "This document.", anyone, "", "", "Document", ""},
 	{"GET", "/-/asyncapi.json", "The frames and events.", anyone, "", "", "Document", ""},
+	{"GET", "/-/sites", "The sites that the API key holds for, with their totals.", server, "", "", "Sites", "401 503"},
 	{"GET", "/-/dashboard", "The dashboard's page.", viewer, "", "", "text/html", "401"},
 	{"GET", "/-/dashboard/access", "Whether the dashboard needs an API key.", anyone, "", "", "Access", ""},
 	{"GET", "/-/dashboard/data", "What the dashboard shows.", viewer, "", "", "Dashboard", "401 503"},

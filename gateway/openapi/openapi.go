@@ -36,8 +36,12 @@ type call struct {
 	takes        string // other parameters
 	body         string // the schema of the body; with a ? the body may be left out
 	gives        string // the success: a schema, a media type, or a status
-	refuses      string // the statuses of refusals
+	refuses      string // the statuses of refusals, beside those of everySite
 }
+
+// everySite are the statuses of refusals of every call: it names a site that is not there,
+// or its API key holds for another.
+const everySite = " 400 403"
 
 type object = map[string]any
 
@@ -47,7 +51,7 @@ var OpenAPI = document(func() object {
 	for _, c := range calls {
 		path, _ := paths[c.path].(object)
 		if path == nil {
-			path = object{}
+			path = object{"parameters": everywhere}
 			paths[c.path] = path
 		}
 		path[strings.ToLower(c.method)] = c.operation()
@@ -96,7 +100,7 @@ func (c call) operation() object {
 		op["requestBody"] = object{"required": !optional, "content": object{"application/json": object{"schema": ref(name)}}}
 	}
 	responses := object{}
-	for _, status := range strings.Fields(c.refuses) {
+	for _, status := range strings.Fields(c.refuses + everySite) {
 		responses[status] = object{"$ref": "#/components/responses/" + status}
 	}
 	good, content := "200", object{}
@@ -139,7 +143,7 @@ func (c call) tag() string {
 		return "counters"
 	case strings.HasSuffix(c.path, "/changes"), strings.Contains(c.path, "/unread"), strings.Contains(c.path, "/follows"), strings.Contains(c.path, "/notifications"):
 		return "notifications"
-	case strings.HasPrefix(c.path, "/-/dashboard"), strings.HasSuffix(c.path, "api.json"), strings.HasSuffix(c.path, ".js"), c.path == "/":
+	case strings.HasPrefix(c.path, "/-/dashboard"), strings.HasSuffix(c.path, "api.json"), strings.HasSuffix(c.path, ".js"), c.path == "/", c.path == "/-/sites":
 		return "server"
 	case c.path == "/-/me", c.path == "/-/users/{user}":
 		return "privacy"
@@ -164,9 +168,9 @@ func (w who) security() []any {
 func refusals() object {
 	all := object{}
 	for status, why := range map[int]string{
-		400: "The path, the query, a header or the body cannot be.",
+		400: "The site, the path, the query, a header or the body cannot be.",
 		401: "A token or an API key is missing, wrong or expired.",
-		403: "The origin may not do this, or the rule of the counter does not open it.",
+		403: "The origin may not do this, the rule of the counter does not open it, or the API key holds for another site.",
 		404: "There is no such thing.",
 		409: "The counter cannot change like this, and did not.",
 		413: "The body is too large.",

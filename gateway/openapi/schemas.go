@@ -94,6 +94,7 @@ var schemas = object{
 	"Limit": members("allowed", flag, "limit", natural, "remaining", natural, "reset_after_ms", natural),
 
 	"Access":    members("key_needed", flag),
+	"Sites":     members("sites", list(members(with(countMembers, "name", text, "origins", about(list(text), "those of the site's pages"))...))),
 	"Dashboard": object{"type": "object", "description": "what the dashboard's page shows; it changes with the page"},
 	"Document":  object{"type": "object"},
 }
@@ -115,6 +116,9 @@ func several(name, text string) object {
 	o["required"], o["explode"], o["style"] = true, true, "form"
 	return o
 }
+
+// everywhere are the parameters of every call.
+var everywhere = []any{object{"$ref": "#/components/parameters/site"}, object{"$ref": "#/components/parameters/insite"}}
 
 // parameters are those of all calls, by the name that the table has for them.
 var parameters = object{
@@ -140,6 +144,9 @@ var parameters = object{
 	"n":       query("n", "How many, at most.", natural),
 	"after":   query("after", "What came last in the answer before: its next.", text),
 	"limit":   query("limit", "Entries of one answer, 1 to 1000.", natural),
+
+	"site":   query("site", "The site, where no Origin says it; else the first. The header Headcount-Site does the same.", text),
+	"insite": header("Headcount-Site", "The same as ?site=."),
 
 	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change of a counter has the header Idempotent-Replay: true."),
 	"lastevent":   header("Last-Event-ID", "The id of the last event that was received; it is not sent again while it is the newest."),

@@ -190,6 +190,13 @@ func presenceOfSites(t *testing.T, a, b *server) {
 	reader.close()
 	wantCount(t, both, "*", 1, ofBlog)
 	stream.awaitCount(0)
+	for _, user := range []string{"ann", "bob"} { // as the server of the blog says
+		do(t, "PUT", b.url+"/-/users/"+user+"/pages/p", "", asBlog, ofBlog).counter(t)
+	}
+	stream.awaitCount(2)
+	wantCount(t, both, "p", 1, ofShop)
+	do(t, "DELETE", a.url+"/-/users/ann/pages/p", "", asShop).counter(t) // she is not on the shop's page
+	wantCount(t, both, "p", 2, ofBlog)
 }
 
 func unreadOfSites(t *testing.T, a, b *server) {
