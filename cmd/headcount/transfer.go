@@ -238,12 +238,13 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		}
 		rules = cfg.Rules
 	}
-	var into presence.Namespace
+	var into *presence.Namespace
 	if c.Site != "" {
-		var err error
-		if into, err = presence.ParseSite(c.Site); err != nil {
+		site, err := presence.ParseSite(c.Site)
+		if err != nil {
 			return setting.Refuse("site", "%v", err)
 		}
+		into = &site
 	}
 	in, name := stdin, "standard input"
 	if c.File != "" {
@@ -259,12 +260,8 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		return err
 	}
 	defer store.Close()
-	to := counter.Restorer(store)
-	if c.Site != "" {
-		to = transfer.Into(into, store)
-	}
 	progress := &told{to: stderr, verb: "imported", restores: true, every: time.Second, last: time.Now()}
-	if err := transfer.Import(ctx, in, to, rules, progress); err != nil {
+	if err := transfer.Import(ctx, in, store, rules, into, progress); err != nil {
 		return fmt.Errorf("import: %s: %w", name, err)
 	}
 	progress.say("in all")

@@ -183,6 +183,27 @@ func TestExportAndImportOfSites(t *testing.T) {
 	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`); got != want {
 		t.Errorf("moved into a site: %s\nwant %s", got, want)
 	}
+	moved, err := boltstore.Open(at("moved"), boltstore.Config{Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wiki := presence.NamespaceOf("wiki")
+	rules = counter.BuiltinRules().For([]presence.Namespace{wiki})
+	tops := counter.NewTops(moved, rules, true, zerolog.Nop())
+	for site, want := range map[presence.Namespace]int{wiki: 3, presence.DefaultSite: 0} {
+		rule, err := rules.In(site).TopRule("views:*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		top, err := tops.Top(t.Context(), rule, time.Hour, 3)
+		if err != nil || len(top) != want || want > 0 && top[0].Key != wiki.Name("views:19") {
+			t.Errorf("what gained most on %s: %v, %v", site.Called(), top, err)
+		}
+	}
+	_ = tops.Close()
+	if err := moved.Close(); err != nil {
+		t.Fatal(err)
+	}
 	for _, args := range [][]string{
 		{"import", "--data-dir", at("mixed"), "--site", "wiki", "--file", at("all")}, {"export", "--data-dir", at("back"), "--site", "No"}, {"import", "--data-dir", at("back"), "--site", "", "--file", at("all")},
 	} {

@@ -169,34 +169,6 @@ func (o ofSite) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	})
 }
 
-// Into returns the store with all that is put into it in one site.
-func Into(site presence.Namespace, to counter.Restorer) counter.Restorer {
-	return &intoSite{Restorer: to, site: site}
-}
-
-// intoSite is used by one goroutine.
-type intoSite struct {
-	counter.Restorer
-	site  presence.Namespace
-	from  presence.Namespace
-	known bool // from is the site that all counters are of so far
-}
-
-var errSites = errors.New("it has counters of several sites, so it cannot go into one; export each with --site")
-
-// Restore implements counter.Restorer.
-func (o *intoSite) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (int, error) {
-	for i := range copies {
-		from, key := presence.SplitName(copies[i].Key)
-		if o.known && from != o.from {
-			return 0, errSites
-		}
-		o.from, o.known = from, true
-		copies[i].Key = o.site.Name(key)
-	}
-	return o.Restorer.Restore(ctx, copies, rules)
-}
-
 // Export writes what follows the position to out.
 func Export(ctx context.Context, out io.Writer, from counter.Dumper, p Position, progress Progress) error {
 	w := &writer{out: bufio.NewWriterSize(out, 1<<16), bytes: p.Offset, counters: p.Counters, progress: progress}
@@ -242,24 +214,30 @@ type Target interface {
 	counter.Restorer
 }
 
+var errSites = fmt.Errorf("%w: it has counters of several sites, which cannot go into one; export each with --site", ErrFormat)
+
 // reader reads a file into a store.
 type reader struct {
 	to       Target
 	rules    *counter.Rules
+	into     *presence.Namespace
 	progress Progress
 
 	batch    []counter.Copy
 	parts    int
-	tops     *counter.TopCopies
-	topped   bool // tops have to be kept
+	from     presence.Namespace // of the last counter, in the file
+	site     presence.Namespace // of the last counter, in the store
+	tops     *counter.TopCopies // of site
+	topped   bool               // tops have to be kept
 	bytes    int64
 	counters int
 	restored int
 }
 
-// Import puts all of a file into a store.
-func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, progress Progress) error {
-	r := &reader{to: to, rules: rules, progress: progress, tops: counter.NewTopCopies(rules, time.Now())}
+// Import puts all of a file into a store: the counters of one site into another site (into),
+// or, when that is nil, each into its own.
+func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, into *presence.Namespace, progress Progress) error {
+	r := &reader{to: to, rules: rules, into: into, progress: progress, tops: counter.NewTopCopies(rules, time.Now())}
 	lines := bufio.NewReaderSize(in, 1<<16)
 	for first := true; ; first = false {
 		text, err := lines.ReadBytes('\n')
@@ -296,6 +274,9 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 	if err := json.Unmarshal(bytes.TrimSpace(text), &c); err != nil {
 		return fmt.Errorf("%w: line %d: %w", ErrFormat, r.counters+2, err)
 	}
+	if err := r.place(ctx, &c); err != nil {
+		return err
+	}
 	r.counters++
 	r.topped = r.tops.Add(&c) || r.topped
 	r.batch, r.parts = append(r.batch, c), r.parts+len(c.Members)+len(c.Ledger)+len(c.Steps)
@@ -303,6 +284,26 @@ func (r *reader) counter(ctx context.Context, text []byte) error {
 		return nil
 	}
 	return r.flush(ctx)
+}
+
+// place finds the site of a counter. In a file those of each site stand together.
+func (r *reader) place(ctx context.Context, c *counter.Copy) error {
+	site, key := presence.SplitName(c.Key)
+	if r.into != nil {
+		if r.counters > 0 && site != r.from {
+			return errSites
+		}
+		r.from, site = site, *r.into
+		c.Key = site.Name(key)
+	}
+	if site == r.site {
+		return nil
+	}
+	if err := r.last(ctx); err != nil {
+		return err
+	}
+	r.site, r.tops = site, counter.NewTopCopies(r.rules.For([]presence.Namespace{site}).In(site), time.Now())
+	return nil
 }
 
 func (r *reader) flush(ctx context.Context) error {
