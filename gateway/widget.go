@@ -30,6 +30,7 @@ type display struct {
 	Color      template.CSS // of the number, checked; so is Background
 	Background template.CSS
 	Watch      bool   // the widget counts nobody
+	Live       bool   // the widget's script belongs to the site, see getWidget
 	Nonce      string // of the widget's style
 
 	Left, Right, Width int // pixels of a badge's parts
@@ -65,10 +66,11 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 	if !ok {
 		return s, false
 	}
-	s.Watch = query.Get("watch") == "1" || name == presence.Site
+	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.Site
 	counts, ok := g.counts(c, name)
 	if ok {
 		s.Count = counts[0]
+		s.Page = presence.KeyOf(s.Page)
 	}
 	return s, ok
 }
@@ -105,13 +107,15 @@ func (g *Gateway) getBadge(c *gin.Context) {
 }
 
 // getWidget answers with a page that any site may frame. It counts who looks at it, unless
-// it is asked to watch.
+// it is asked to watch. Its script belongs to the site of the server's own pages; the widget of
+// another site shows the count as it is now, and counts nobody.
 func (g *Gateway) getWidget(c *gin.Context) {
 	s, ok := g.show(c, "inherit", "transparent")
 	if !ok {
 		return
 	}
 	s.Nonce = rand.Text()
+	s.Live = siteOf(c) == g.cfg.Sites.Own(c.Request, g.cfg.Proxies.Secure(c.Request))
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
 	g.draw(c, widget, "text/html; charset=utf-8", s)
 }
@@ -142,7 +146,7 @@ var widget = template.Must(template.New("widget").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{{.Users}} {{.Label}}</title>
 <style nonce="{{.Nonce}}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {{.Color}}; background: {{.Background}} }</style>
-<script type="module" src="/-/headcount.js"></script>
-<live-count page="{{.Page}}"{{if .Watch}} watch{{end}}>{{.Users}}</live-count> {{.Label}}
+{{if .Live}}<script type="module" src="/-/headcount.js"></script>
+<live-count page="{{.Page}}"{{if .Watch}} watch{{end}}>{{.Users}}</live-count>{{else}}{{.Users}}{{end}} {{.Label}}
 </html>
 `))

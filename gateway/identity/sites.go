@@ -128,11 +128,18 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Namespace, error) {
 		return named.Namespace, nil
 	}
 	if r.Header.Get("Sec-Fetch-Site") == "same-origin" {
-		if site := s.with(ownOrigin(r.Host, secure)); site != nil {
-			return site.Namespace, nil
-		}
+		return s.Own(r, secure), nil
 	}
 	return s.list[0].Namespace, nil
+}
+
+// Own returns the site of the server's own pages, as r names the server: the one that has
+// their origin, else the first.
+func (s *Sites) Own(r *http.Request, secure bool) presence.Namespace {
+	if site := s.with(ownOrigin(r.Host, secure)); site != nil {
+		return site.Namespace
+	}
+	return s.list[0].Namespace
 }
 
 // with returns the site that the origin belongs to, or nil.
