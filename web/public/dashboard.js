@@ -113,7 +113,7 @@ async function parts() {
 
 /** Shows the first site that the key holds for; false if that is the one already. */
 async function allowed() {
-  const answer = await fetch('/-/sites', { headers: key.headers }).catch(() => undefined);
+  const answer = await fetch(at('-/sites'), { headers: key.headers }).catch(() => undefined);
   const first = answer?.ok ? (await answer.json()).sites[0].name : chosen;
   if (first === chosen) return false;
   choose(first);
