@@ -78,6 +78,16 @@ func (s *State) Gain(step Step, c *Change, now time.Time) {
 	}
 }
 
+// At is the slot of steps of that length, the zero Slot for none.
+func (s *Slots) At(step time.Duration) Slot {
+	for _, slot := range s {
+		if slot.Step != 0 && time.Duration(slot.Step)*time.Second == step {
+			return slot
+		}
+	}
+	return Slot{}
+}
+
 // of is the slot of a step, or one that is free, or else one that the rule does not
 // name any more, as a free one.
 func (s *Slots) of(seconds uint32, rule *Rule) *Slot {

@@ -15,7 +15,6 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/rs/zerolog"
-	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -25,10 +24,10 @@ const (
 	// MaxTop is how many one answer has.
 	MaxTop = 100
 
-	settled    = 5 * time.Second // after its end a step is closed: whoever was slow has marked by then
-	topLists   = 1 << 14         // closed lists that a process remembers; those not asked for longest go
-	topReaders = 8               // histories that are read at a time from a store that is a server of its own
-	topLooked  = 64              // counters, at least, whose gain is read for an answer
+	settled   = 5 * time.Second // after its end a step is closed: whoever was slow has marked by then
+	topLists  = 1 << 14         // closed lists that a process remembers; those not asked for longest go
+	topLooked = 64              // counters, at least, whose gain is read for an answer
+	unmarked  = time.Minute     // after its end nobody marks in a step any more
 )
 
 // Gained is a counter and what it gained.
@@ -52,6 +51,14 @@ type Topper interface {
 	KeepTop(ctx context.Context, match string, step time.Duration, list TopList, kept time.Duration, marks []string) error
 	// TopLists returns the lists of the steps of a length from the number from to that before to, in any order.
 	TopLists(ctx context.Context, match string, step time.Duration, from, to int64) ([]TopList, error)
+}
+
+// Gainers is the part of a store on a server of its own that reads what many sums gained, in as few round trips as it can.
+type Gainers interface {
+	// Running returns for each of keys, which are distinct, its newest slot of steps of that length, the zero Slot for none.
+	Running(ctx context.Context, keys []string, step time.Duration) ([]Slot, error)
+	// Histories returns for each of keys, which are distinct, what Reader.History does.
+	Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]Gain, error)
 }
 
 // mark notes that c may be among those that gained most in the running step, unless who made c knows better.
@@ -167,8 +174,8 @@ func (r *running) known(key string, number int64) int64 {
 type Tops struct {
 	Store
 	rules map[*Rule]*running
-	lists *lru.Cache[listOf, []Gained] // of steps that are closed
-	alone bool                         // nobody else changes what is in the store
+	lists *lru.Cache[listOf, []Gained] // of steps that are closed, without any for those in which nobody gained
+	many  Gainers                      // nil: the store is in this process, and nobody else changes what is in it
 	log   zerolog.Logger
 	ahead atomic.Int64 // nanoseconds that the store's clock is ahead of ours
 
@@ -182,10 +189,10 @@ type listOf struct {
 	number int64
 }
 
-// NewTops returns tops in front of a store; alone says that no other process changes what is in it. Close
-// ends them, and not the store.
-func NewTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
-	t := newTops(to, rules, alone, log)
+// NewTops returns tops in front of a store; many is nil when the store is in this process, and no other changes what is in it.
+// Close ends them, and not the store.
+func NewTops(to Store, rules *Rules, many Gainers, log zerolog.Logger) *Tops {
+	t := newTops(to, rules, many, log)
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	if len(t.rules) > 0 {
@@ -195,8 +202,8 @@ func NewTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
 }
 
 // newTops is NewTops without the closer.
-func newTops(to Store, rules *Rules, alone bool, log zerolog.Logger) *Tops {
-	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, log: log}
+func newTops(to Store, rules *Rules, many Gainers, log zerolog.Logger) *Tops {
+	t := &Tops{Store: to, rules: map[*Rule]*running{}, many: many, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
 			t.rules[rule] = &running{}
@@ -264,59 +271,46 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 	if err != nil {
 		return nil, err
 	}
-	now := t.now().Unix()
-	to := now/int64(q.Step/time.Second) + 2 // clocks differ
-	sums := map[string]int64{}
-	sum := func(list []Gained) {
-		for _, g := range list {
-			sums[g.Key] = Saturated(sums[g.Key], g.Value)
-		}
-	}
+	to := t.now().Unix()/int64(fine/time.Second) + 2 // clocks differ
 	each := int64(q.Step / fine)
 	first := q.From * each // of the fine steps that are needed
-	if q.Step != fine {
-		lists, err := t.closed(ctx, rule, q.Step, q.From, to)
-		if err != nil {
-			return nil, err
-		}
-		first = to * each
-		for number := q.From; number < to; number++ {
-			if list, ok := lists[number]; ok {
-				sum(list)
-			} else if f := number * each; f >= (now-int64(rule.Buckets[0].Kept/time.Second))/int64(fine/time.Second) {
-				first = min(first, f)
-			}
-		}
-		if first < to*each {
-			finer, err := t.closed(ctx, rule, fine, first, to*each)
-			if err != nil {
-				return nil, err
-			}
-			for number, list := range finer {
-				if _, ok := lists[number/each]; !ok {
-					sum(list)
-				}
-			}
-		}
-	} else {
-		lists, err := t.closed(ctx, rule, fine, first, to)
-		if err != nil {
-			return nil, err
-		}
-		for _, list := range lists {
-			sum(list)
-		}
+	sums := map[string]int64{}
+	if err := t.sum(ctx, rule, len(rule.Buckets)-1, first, to, marked, sums); err != nil {
+		return nil, err
 	}
-	looked := map[string]bool{} // what these gained is read, for this process may not know of all of it
+	looked := map[string]bool{} // what these gained is read, for it is not known how much it may be
+	asked := map[string]int64{} // in which step these are marked, the newest
 	for number, keys := range marked {
-		if number < q.From*each {
+		if number < first {
 			continue
 		}
 		for _, key := range keys {
-			if n := t.rules[rule].known(key, number); n > 0 && t.alone {
-				sums[key] = Saturated(sums[key], n)
-			} else {
+			switch was, again := asked[key]; {
+			case t.many == nil:
+				if n := t.rules[rule].known(key, number); n > 0 {
+					sums[key] = Saturated(sums[key], n)
+				} else {
+					looked[key] = true
+				}
+			case again:
 				looked[key] = true
+				asked[key] = max(was, number)
+			default:
+				asked[key] = number
+			}
+		}
+	}
+	if len(asked) > 0 {
+		keys := slices.Collect(maps.Keys(asked))
+		slots, err := t.many.Running(ctx, keys, fine)
+		if err != nil {
+			return nil, err
+		}
+		for i, key := range keys {
+			if int64(slots[i].Number) > asked[key] { // it has gained more since, and what it gained in that step is in its history
+				looked[key] = true
+			} else if int64(slots[i].Number) == asked[key] {
+				sums[key] = Saturated(sums[key], slots[i].Value)
 			}
 		}
 	}
@@ -336,30 +330,81 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 	return out[:min(n, len(out))], nil
 }
 
+// sum adds up the lists of the fine steps from a number to that before another: those of long steps that are within, and
+// those of shorter ones for what no long one has. level is that of the longest.
+func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, marked map[int64][]string, sums map[string]int64) error {
+	b, fine := rule.Buckets[level], rule.Buckets[0].Step
+	each := int64(b.Step / fine)
+	now := t.now()
+	if level == 0 {
+		from = max(from, (now.Unix()-int64(b.Kept/time.Second))/int64(fine/time.Second))
+	}
+	first, last := floor(from+each-1, each), floor(to, each) // the steps that are within
+	if first >= last {
+		if level == 0 || from >= to {
+			return nil
+		}
+		return t.sum(ctx, rule, level-1, from, to, marked, sums)
+	}
+	lists, err := t.closed(ctx, rule, b.Step, first, last, func(number int64) bool {
+		if level > 0 { // the closer makes one while those of its parts are kept
+			return number*int64(b.Step/time.Second) < now.Add(-rule.Buckets[0].Kept).Unix()
+		}
+		return len(marked[number]) == 0 && isSettled(number, fine, now.Add(-unmarked))
+	})
+	if err != nil {
+		return err
+	}
+	for _, list := range lists {
+		for _, g := range list {
+			sums[g.Key] = Saturated(sums[g.Key], g.Value)
+		}
+	}
+	if level == 0 {
+		return nil
+	}
+	for missing, number := from, first; number <= last; number++ {
+		list, ok := lists[number]
+		if number < last && (!ok || list == nil) {
+			continue
+		}
+		end := number * each
+		if number == last {
+			end = to
+		}
+		if missing < end {
+			if err := t.sum(ctx, rule, level-1, missing, end, marked, sums); err != nil {
+				return err
+			}
+		}
+		missing = (number + 1) * each
+	}
+	return nil
+}
+
 // read returns those of keys that gained something, most first.
 func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
 	gained := make([]Gained, len(keys))
-	one := func(ctx context.Context, i int) error {
-		_, gains, err := t.Store.History(ctx, keys[i], q.Step, q.From, q.To)
+	take := func(i int, gains []Gain) {
 		tally := q.Tally()
 		tally.Add(gains)
 		gained[i] = Gained{keys[i], tally.Total()}
-		return err
 	}
-	if t.alone {
-		for i := range keys {
-			if err := one(ctx, i); err != nil {
-				return nil, err
-			}
+	if t.many != nil {
+		all, err := t.many.Histories(ctx, keys, q.Step, q.From, q.To)
+		if err != nil {
+			return nil, err
+		}
+		for i, gains := range all {
+			take(i, gains)
 		}
 	} else {
-		group, ctx := errgroup.WithContext(ctx)
-		group.SetLimit(topReaders)
 		for i := range keys {
-			group.Go(func() error { return one(ctx, i) })
-		}
-		if err := group.Wait(); err != nil {
-			return nil, err
+			_, gains, err := t.Store.History(ctx, keys[i], q.Step, q.From, q.To)
+			if err != nil {
+				return nil, err
+			}
+			take(i, gains)
 		}
 	}
 	gained = slices.DeleteFunc(gained, func(g Gained) bool { return g.Value <= 0 })
@@ -376,30 +421,35 @@ func isSettled(number int64, step time.Duration, now time.Time) bool {
 	return (number+1)*int64(step/time.Second) <= now.Add(-settled).Unix()
 }
 
-// closed returns the lists of steps of a length that are closed, by their numbers. An import has also made lists of steps
-// that are running.
-func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64) (map[int64][]Gained, error) {
+// closed returns the lists of steps of a length, by their numbers. An import has also made lists of steps that are running.
+// never says of a step that is not closed that it never will be.
+func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from, to int64, never func(number int64) bool) (map[int64][]Gained, error) {
 	out := map[int64][]Gained{}
-	missing := int64(-1)
-	for number := from; number < to; number++ {
+	now := t.now()
+	for number := from; number < to; {
 		if list, ok := t.lists.Get(listOf{rule.Match, step, number}); ok {
 			out[number] = list
-		} else if missing < 0 {
-			missing = number
+			number++
+			continue
 		}
-	}
-	if missing < 0 {
-		return out, nil
-	}
-	now := t.now()
-	found, err := t.Store.TopLists(ctx, rule.Match, step, missing, to)
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range found {
-		out[l.Number] = l.Most
-		if isSettled(l.Number, step, now) {
-			t.lists.Add(listOf{rule.Match, step, l.Number}, l.Most)
+		end := number + 1
+		for end < to && !t.lists.Contains(listOf{rule.Match, step, end}) {
+			end++
+		}
+		found, err := t.Store.TopLists(ctx, rule.Match, step, number, end)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range found {
+			out[l.Number] = l.Most
+			if isSettled(l.Number, step, now) {
+				t.lists.Add(listOf{rule.Match, step, l.Number}, l.Most)
+			}
+		}
+		for ; number < end; number++ {
+			if _, ok := out[number]; !ok && never(number) {
+				t.lists.Add(listOf{rule.Match, step, number}, nil)
+			}
 		}
 	}
 	return out, nil
@@ -502,7 +552,17 @@ func (t *Tops) keep(ctx context.Context, rule *Rule, b Bucket, number int64, key
 	if err != nil {
 		return err
 	}
-	list := TopList{Number: number, Most: most[:min(len(most), TopMost)]}
+	all := int64(0) // of these, so at most what was gained
+	for _, g := range most {
+		all = Saturated(all, g.Value)
+	}
+	few, _ := slices.BinarySearchFunc(most, all/TopMost, func(g Gained, least int64) int {
+		if g.Value > least {
+			return -1
+		}
+		return 1
+	})
+	list := TopList{Number: number, Most: most[:min(few, TopMost)]}
 	if err := t.Store.KeepTop(ctx, rule.Match, b.Step, list, b.Kept, marks); err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@
 -- Returns  its state or ""; its history; of a unique instead, at the end, a list of numbers and registers. In front
 --          its state or ""; 1 when PostgreSQL has the history of an earlier life at most; what is not persisted, of the
 --          cut that is on its way first. Or "lost".
--- It writes nothing. O(what is kept).
+-- It writes nothing. O(what is asked for).
 --#include counter_front.lua
 --#include counter_steps.lua
 
@@ -24,7 +24,18 @@ if string.sub(state, 1, 7) == 'unique ' then
     end
   end
 end
-if #KEYS == 4 then return {state, redis.call('GET', KEYS[4]) or '', seen} end
+-- tail is the end of a history, with all steps from the first one. Longer and longer ends are read.
+local function tail(key, first)
+  local size = 256
+  while true do
+    local text = redis.call('GETRANGE', key, -size, -1)
+    if #text < size then return text end
+    text = string.match(text, ' (.*)$') or '' -- what comes before a space may be the end of a number
+    if tonumber(string.match(text, '^%d+') or first) < first then return text end
+    size = size * 4
+  end
+end
+if #KEYS == 4 then return {state, tail(KEYS[4], tonumber(ARGV[3])), seen} end
 local f = front(KEYS[2])
 if not f then return 'lost' end
 local now, before = KEYS[5 + f.parity], KEYS[8 - f.parity]

@@ -96,6 +96,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
 	var local *redisstore.Store // of a region with others
 	lanes := counter.CombinerConfig{}
+	var many counter.Gainers
 	switch {
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace
@@ -106,11 +107,15 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
 		})
 		if err == nil {
-			c.store = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval)
+			c.store, many = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store
 		}
 	case s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
-		c.store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
+		var store *pgstore.Store
+		store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
+		if err == nil {
+			c.store, many = store, store
+		}
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
 		var store *redisstore.Store
@@ -119,7 +124,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			config.Region = s.cfg.Region
 		}
 		if store, err = redisstore.Open(config); err == nil {
-			c.store = s.spreading(store, store, 0)
+			c.store, many = s.spreading(store, store, 0), store
 			if config.Region != "" {
 				local = store
 			}
@@ -141,7 +146,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		return err
 	}
 	s.closers = append(s.closers, c.store.Close)
-	c.tops = counter.NewTops(c.store, s.cfg.Rules, !c.distant, s.log)
+	c.tops = counter.NewTops(c.store, s.cfg.Rules, many, s.log)
 	s.closers = append(s.closers, c.tops.Close)
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),

@@ -353,7 +353,8 @@ func TestTopAfterAnImport(t *testing.T) {
 	lasts := []time.Duration{time.Hour, 24 * time.Hour, 7 * 24 * time.Hour}
 	top := func(s counter.Store, change ...counter.Gained) (all [][]counter.Gained) {
 		t.Helper()
-		tops := counter.NewTops(s, rules, false, zerolog.Nop())
+		many, _ := s.(counter.Gainers)
+		tops := counter.NewTops(s, rules, many, zerolog.Nop())
 		defer tops.Close()
 		gain(tops, change...)
 		for _, last := range lasts {

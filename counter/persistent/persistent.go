@@ -692,10 +692,15 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 			st = behind
 		}
 	}
-	if gained == nil {
-		gained = map[int64]counter.Gain{}
+	return st.Counter(key), st.With(merged(gained, gains), step, from, to), nil
+}
+
+// merged is what Redis and PostgreSQL have of the steps of a counter that are over, in order.
+func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain {
+	if len(gained) == 0 {
+		return behind
 	}
-	for _, g := range gains {
+	for _, g := range behind {
 		switch newer, ok := gained[g.Number]; {
 		case !ok:
 			gained[g.Number] = g
@@ -703,11 +708,11 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 			newer.Seen.Merge(*g.Seen)
 		}
 	}
-	gains = gains[:0]
+	out := make([]counter.Gain, 0, len(gained))
 	for _, number := range slices.Sorted(maps.Keys(gained)) {
-		gains = append(gains, gained[number])
+		out = append(out, gained[number])
 	}
-	return st.Counter(key), st.With(gains, step, from, to), nil
+	return out
 }
 
 // Dimension is as counter.Reader says.

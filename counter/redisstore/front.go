@@ -320,15 +320,24 @@ func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration, 
 	if err := s.open(); err != nil {
 		return st, nil, false, false, err
 	}
-	b := bucketOf(key)
-	k := bucketKeys(b, true)
-	cl := &redisconn.Call{
-		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], stepsKey(b, key), k[3], k[4], gainedKey(b, 0, key), gainedKey(b, 1, key)},
-		Args: historyArgs(key, step, from, to),
-	}
+	cl := historyHotCall(key, step, from, to)
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return st, nil, false, false, err
 	}
+	return parseHistoryHot(cl, key, step, from, to)
+}
+
+// historyHotCall is a run of counter_history.lua in front.
+func historyHotCall(key string, step time.Duration, from, to int64) *redisconn.Call {
+	b := bucketOf(key)
+	k := bucketKeys(b, true)
+	return &redisconn.Call{
+		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], stepsKey(b, key), k[3], k[4], gainedKey(b, 0, key), gainedKey(b, 1, key)},
+		Args: historyArgs(key, step, from, to),
+	}
+}
+
+func parseHistoryHot(cl *redisconn.Call, key string, step time.Duration, from, to int64) (st counter.State, gained map[int64]counter.Gain, alone, hot bool, err error) {
 	if cl.Reply == lostReply {
 		return st, nil, false, false, ErrLost
 	}

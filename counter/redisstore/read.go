@@ -182,11 +182,25 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	if err := s.open(); err != nil {
 		return fail(err)
 	}
-	b := bucketOf(key)
-	cl := &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
+	cl := historyCall(key, step, from, to)
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return fail(err)
 	}
+	c, gains, err := parseHistory(cl, key, step, from, to)
+	if err != nil {
+		return fail(err)
+	}
+	return c, gains, nil
+}
+
+// historyCall is a run of counter_history.lua.
+func historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
+	b := bucketOf(key)
+	return &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
+}
+
+func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	fail := func(err error) (counter.Counter, []counter.Gain, error) { return counter.Counter{}, nil, err }
 	row, _ := cl.Reply.([]any)
 	if len(row) != 3 {
 		return fail(errReplied())
@@ -201,7 +215,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	if err != nil {
 		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
-	for _, f := range strings.Fields(text) {
+	for f := range strings.FieldsSeq(text) {
 		number, value, _ := strings.Cut(f, ":")
 		var g counter.Gain
 		g.Number, err = strconv.ParseInt(number, 10, 64)

@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -197,5 +198,76 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	got, err := to.Read(t.Context(), []string{"views:2"}, "", 0)
 	if err != nil || got[0].Value != 3 || got[0].Version.Incarnation <= before {
 		t.Errorf("%+v, %v", got, err)
+	}
+	longHistories(t, to)
+}
+
+// longHistories: whatever part of a long history is asked for, it is whole, of one sum as of many at once.
+func longHistories(t *testing.T, s CopyStore) {
+	now := time.Now()
+	newest := now.Unix()/60 - 1
+	var keys []string
+	var copies []counter.Copy
+	for i, steps := range []int64{0, 1, 7, 600} {
+		c := counter.Copy{Key: fmt.Sprint("views:long ", i), State: counter.State{Kind: counter.Sum, Updated: now.UnixMilli(), Version: counter.Version{Incarnation: uint64(now.UnixMilli()), Sequence: 1}}}
+		for n := newest - 2*steps; n < newest; n += 2 {
+			c.Steps = append(c.Steps, counter.StepCopy{Step: 60, Number: n, Value: n%1000 - 100})
+			c.Value += n%1000 - 100
+		}
+		c.Slots[0] = counter.Slot{Step: 60, Number: uint32(newest), Value: int64(i) + 1}
+		keys, copies = append(keys, c.Key), append(copies, c)
+	}
+	if _, err := s.Restore(t.Context(), copies, counter.BuiltinRules()); err != nil {
+		t.Fatal(err)
+	}
+	keys = append(keys, "views:never", "views:7")
+	for _, span := range [][2]int64{{0, math.MaxUint32}, {newest, newest + 1}, {newest - 1, newest + 1}, {newest - 2, newest}, {newest - 40, newest + 5}, {newest - 333, newest - 300}, {newest + 1, newest + 2}} {
+		for i, c := range copies {
+			var want []counter.Gain
+			for _, st := range append(slices.Clone(c.Steps), counter.StepCopy{Step: 60, Number: newest, Value: int64(i) + 1}) {
+				if st.Number >= span[0] && st.Number < span[1] {
+					want = append(want, counter.Gain{Number: st.Number, Value: st.Value})
+				}
+			}
+			_, got, err := s.History(t.Context(), c.Key, time.Minute, span[0], span[1])
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%q from %d: %v, want %v, %v", c.Key, span[0]-newest, got, want, err)
+			}
+		}
+		sameAsOneByOne(t, s, keys, time.Minute, span[0], span[1])
+	}
+}
+
+// sameAsOneByOne compares what a store on a server of its own reads of many sums at once.
+func sameAsOneByOne(t *testing.T, s counter.Reader, keys []string, step time.Duration, from, to int64) {
+	t.Helper()
+	many, ok := s.(counter.Gainers)
+	if !ok {
+		return
+	}
+	all, err := many.Histories(t.Context(), keys, step, from, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots, err := many.Running(t.Context(), keys, step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, key := range keys {
+		_, want, err := s.History(t.Context(), key, step, from, to)
+		if err != nil || !slices.Equal(all[i], want) {
+			t.Errorf("%q among others: %v, want %v, %v", key, all[i], want, err)
+		}
+		_, ever, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		newest := counter.Gain{}
+		if len(ever) > 0 {
+			newest = ever[len(ever)-1]
+		}
+		if got := slots[i]; int64(got.Number) != newest.Number || got.Value != newest.Value {
+			t.Errorf("%q gained %+v in the newest step, want %+v", key, got, newest)
+		}
 	}
 }

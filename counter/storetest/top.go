@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -59,6 +60,9 @@ func tops(t *testing.T, i Instance) {
 		one(t, s, light(add(topped, "t:light", 1), n))
 	}
 	steps := want(s, "t:1", "t:2 a:b", "t:3", "t:light")
+	for _, b := range topped.Buckets {
+		sameAsOneByOne(t, s, []string{"t:1", "t:never", "t:light", "t:2 a:b", "t:down", "t:3"}, b.Step, 0, math.MaxUint32)
+	}
 
 	// A step that is closed has a list in the place of marks.
 	for number, keys := range steps {
