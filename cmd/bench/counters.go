@@ -97,12 +97,46 @@ func bare(args []string) error {
 }
 
 // topOfMany has a million keys gain, and then asks what gained most.
-func topOfMany(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = b.withServer(ctx, []string{"--api-key", apiKey}, func(url string, pid int) (err error) {
+func topOfMany(ctx context.Context, b *bench, serve ...string) (figures map[string]float64, err error) {
+	err = b.withServer(ctx, append([]string{"--api-key", apiKey}, serve...), func(url string, pid int) (err error) {
 		if _, err := b.calls(ctx, url, pid, "-keys", "views:*", "-batch", "1000", "-callers", "4"); err != nil {
 			return err
 		}
 		figures, err = b.calls(ctx, url, pid, "-top", "-callers", "1")
+		return err
+	})
+	return figures, err
+}
+
+func topInMemory(ctx context.Context, b *bench) (map[string]float64, error) { return topOfMany(ctx, b) }
+
+func topInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) (err error) {
+		figures, err = topOfMany(ctx, b, "--redis", redistest.Start(t).URL())
+		return err
+	})
+	return figures, err
+}
+
+func topInPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) (err error) {
+		figures, err = topOfMany(ctx, b, "--postgres", pgtest.Start(t, "shared_buffers=256MB").Database(t))
+		return err
+	})
+	return figures, err
+}
+
+// divided is a rule with a dimension.
+const divided = `{"rules":[{"match":"sales:*","kind":"sum","buckets":["1m:24h"],"dimensions":["country"]}]}`
+
+// underDimensions measures changes of one sum that are counted under 200 values of a dimension.
+func underDimensions(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) error {
+		rules := filepath.Join(t.TempDir(), "rules.json")
+		if err := os.WriteFile(rules, []byte(divided), 0o600); err != nil {
+			return err
+		}
+		figures, err = counted([]string{"--counters", rules}, "-keys", "sales:1", "-values", "200")(ctx, b)
 		return err
 	})
 	return figures, err
@@ -391,6 +425,8 @@ func calls(args []string) error {
 	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
 	members := f.Int("members", 0, "add so many members to one set, instead of changes")
 	limit := f.Bool("limit", false, "ask for a limit, instead of changes")
+	values := f.Int("values", 0, "count changes under so many values of the dimension country")
+	unique := f.Int("unique", 0, "add one of so many members to a unique, instead of changes")
 	top := f.Bool("top", false, "ask for what gained most, instead of changes")
 	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
 	clients := f.Int("callers", callers, "clients")
@@ -401,7 +437,7 @@ func calls(args []string) error {
 	if err != nil {
 		return err
 	}
-	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, limit: *limit, top: *top}
+	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, values: *values, unique: *unique, limit: *limit, top: *top}
 	var group sync.WaitGroup
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
@@ -454,9 +490,10 @@ func calls(args []string) error {
 
 // caller makes the calls of all clients.
 type caller struct {
-	host, keys  string
-	many, batch int
-	limit, top  bool
+	host, keys     string
+	many, batch    int
+	values, unique int
+	limit, top     bool
 }
 
 // key is one that fits keys.
@@ -473,6 +510,11 @@ func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
 	switch {
 	case r.limit:
 		path, body = "/api/v1/limits/"+r.key(), []byte(`{"limit":1000000000,"window":"1m"}`)
+	case r.values > 0:
+		body = fmt.Appendf(nil, `{"delta":1,"dimensions":{"country":"c%d"}}`, rand.IntN(r.values))
+	case r.unique > 0:
+		path = "/api/v1/counters/" + r.key() + "/members"
+		body = fmt.Appendf(nil, `{"add":["user%d"]}`, rand.IntN(r.unique))
 	case from >= 0:
 		add := make([]string, 1000)
 		for i := range add {

@@ -16,7 +16,7 @@ import (
 )
 
 // scenarios in the order in which they are measured. Together they take about
-// eight minutes.
+// ten minutes.
 var scenarios = []struct {
 	name    string
 	measure func(ctx context.Context, b *bench) (map[string]float64, error)
@@ -37,7 +37,11 @@ var scenarios = []struct {
 	{"many-keys", counted(nil, "-keys", "views:*")},
 	{"batches", counted(nil, "-keys", "views:*", "-many", "10000", "-batch", "1000", "-callers", "4")},
 	{"limit", counted(nil, "-limit", "-keys", "user:*")},
-	{"top", topOfMany},
+	{"unique", counted(nil, "-keys", "visitors:1", "-unique", "1000000")},
+	{"dimensions", underDimensions},
+	{"top", topInMemory},
+	{"top-redis", topInRedis},
+	{"top-postgres", topInPostgres},
 	{"file-sum", inFile("-keys", "votes:1")},
 	{"file-exact", inFile("-keys", "stock:1")},
 	{"file-keys", inFile("-keys", "views:*")},
@@ -86,7 +90,11 @@ var rows = []struct {
 	{"… increments/s of one key", "one-key calls_per_s", 1, 0, "floor: {floor-gin calls_per_s}"},
 	{"… changes per CPU s, in batches of 1,000 for 10,000 keys", "batches changes_per_cpu_s", 1, 0, "asked 1,000,000"},
 	{"… CPU µs of a call on a limit, a million keys", "limit cpu_us_per_call", 1, 1, "floor: {floor-gin cpu_us_per_call}, the same gin handler"},
+	{"… CPU µs of adding one of a million members to a unique that keeps hours", "unique cpu_us_per_call", 1, 1, "an increment of one key: {one-key cpu_us_per_call}"},
+	{"… CPU µs of an increment under one of 200 values of a dimension", "dimensions cpu_us_per_call", 1, 1, "an increment without: {one-key cpu_us_per_call}"},
 	{"… a top list, after a million keys have gained: ms, median", "top p50_ms", 1, 2, "asked 5"},
+	{"… with `--redis`", "top-redis p50_ms", 1, 2, "asked 5"},
+	{"… with `--postgres`", "top-postgres p50_ms", 1, 2, "asked 5"},
 	{"… with `--data-dir`, one key of kind sum: changes/s, as times one fsync each", "file-sum times", 1, 1, "asked 20; {file-sum changes_per_s} changes/s"},
 	{"… one key of kind exact", "file-exact times", 1, 1, "asked 20; {file-exact changes_per_s} changes/s"},
 	{"… a million keys", "file-keys times", 1, 1, "asked 20; {file-keys changes_per_s} changes/s"},
