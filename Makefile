@@ -99,7 +99,7 @@ test:
 race-binary:
 	$(GO) build -race -o bin/headcount-race ./cmd/headcount
 
-# The whole server, in every scenario: eight minutes on two cores that have
+# The whole server, in every scenario: ten minutes on two cores that have
 # nothing else to do. It writes BENCHMARKS.md. make bench ARGS='-only fanout'
 bench: build
 	$(GO) build -o bin/bench ./cmd/bench

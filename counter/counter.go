@@ -90,7 +90,8 @@
 // process closes it: it reads what those that are marked have gained, keeps the first 1,000 as a list, and
 // forgets the marks; so does a longer step with the lists of its parts. Each counter with more than a
 // thousandth of what was gained in a time has more than that in one of its steps, so it is in a list.
-// An answer adds up lists and marks, and reads what the first of them have gained.
+// An answer adds up the lists of the longest steps that are within the time, what those that are marked gained in
+// the steps that are not closed, and reads what the first of them have gained ([Gainers]: many at once).
 package counter
 
 import (

@@ -127,11 +127,13 @@ func (s *summary) thin() {
 // heavy reports whether w may have gained more than a thousandth of all.
 func (s *summary) heavy(w *weight) bool { return Saturated(w.gained, s.missed) > s.total/TopMost }
 
-// running is what one rule's counters gained in the running step, by changes of this process.
+// running is what one rule's counters gained in the running step and in the one before it, by changes of this process.
 type running struct {
 	mu     sync.Mutex // guards all below
 	number int64
 	summary
+	last   int64 // the number of before
+	before summary
 }
 
 // weigh adds to a counter, and returns the number of the step in which nobody needs to mark it, -1 for none.
@@ -139,6 +141,7 @@ func (r *running) weigh(key string, n, number int64) (light int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if number != r.number {
+		r.before, r.last = r.summary, r.number
 		r.number, r.summary = number, summary{}
 	}
 	if w := r.add(key, n); !w.marked && r.heavy(w) {
@@ -163,7 +166,13 @@ func (r *running) failed(key string, n, number int64) {
 func (r *running) known(key string, number int64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w := r.keys[key]; w != nil && number == r.number {
+	of := r.keys
+	if number == r.last {
+		of = r.before.keys
+	} else if number != r.number {
+		return 0
+	}
+	if w := of[key]; w != nil {
 		return w.gained
 	}
 	return 0
@@ -175,7 +184,8 @@ type Tops struct {
 	Store
 	rules map[*Rule]*running
 	lists *lru.Cache[listOf, []Gained] // of steps that are closed, without any for those in which nobody gained
-	many  Gainers                      // nil: the store is in this process, and nobody else changes what is in it
+	alone bool                         // nobody else changes what is in the store
+	many  Gainers                      // nil: the store is in this process
 	log   zerolog.Logger
 	ahead atomic.Int64 // nanoseconds that the store's clock is ahead of ours
 
@@ -189,10 +199,10 @@ type listOf struct {
 	number int64
 }
 
-// NewTops returns tops in front of a store; many is nil when the store is in this process, and no other changes what is in it.
-// Close ends them, and not the store.
-func NewTops(to Store, rules *Rules, many Gainers, log zerolog.Logger) *Tops {
-	t := newTops(to, rules, many, log)
+// NewTops returns tops in front of a store; alone says that no other process changes what is in it, and many is nil when the store is
+// in this process. Close ends them, and not the store.
+func NewTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *Tops {
+	t := newTops(to, rules, alone, many, log)
 	ctx, stop := context.WithCancel(context.Background())
 	t.stop = stop
 	if len(t.rules) > 0 {
@@ -202,8 +212,8 @@ func NewTops(to Store, rules *Rules, many Gainers, log zerolog.Logger) *Tops {
 }
 
 // newTops is NewTops without the closer.
-func newTops(to Store, rules *Rules, many Gainers, log zerolog.Logger) *Tops {
-	t := &Tops{Store: to, rules: map[*Rule]*running{}, many: many, log: log}
+func newTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logger) *Tops {
+	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, many: many, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
 			t.rules[rule] = &running{}
@@ -285,13 +295,15 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 			continue
 		}
 		for _, key := range keys {
-			switch was, again := asked[key]; {
-			case t.many == nil:
+			if t.alone {
 				if n := t.rules[rule].known(key, number); n > 0 {
 					sums[key] = Saturated(sums[key], n)
-				} else {
-					looked[key] = true
+					continue
 				}
+			}
+			switch was, again := asked[key]; {
+			case t.many == nil:
+				looked[key] = true
 			case again:
 				looked[key] = true
 				asked[key] = max(was, number)

@@ -34,7 +34,7 @@ func gain(t testing.TB, w counter.Writer, key string, n int64) {
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Config{})
-		tops := counter.NewTops(store, topRules, nil, zerolog.Nop())
+		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
 		at := map[string]time.Time{}
@@ -99,7 +99,7 @@ func TestTop(t *testing.T) {
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
-		tops = counter.NewTops(store, topRules, nil, zerolog.Nop())
+		tops = counter.NewTops(store, topRules, true, nil, zerolog.Nop())
 		check("after a start", tops, 30*time.Minute)
 		check("in hours", tops, 24*time.Hour)
 		time.Sleep(2 * time.Hour)
@@ -252,7 +252,7 @@ func TestTopRules(t *testing.T) {
 // BenchmarkTop asks what gained most among a million counters.
 func BenchmarkTop(b *testing.B) {
 	store := memstore.New(memstore.Config{})
-	tops := counter.NewTops(store, topRules, nil, zerolog.Nop())
+	tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
 	defer tops.Close()
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 10, 1<<20)
 	for n := range 1_000_000 {

@@ -146,7 +146,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		return err
 	}
 	s.closers = append(s.closers, c.store.Close)
-	c.tops = counter.NewTops(c.store, s.cfg.Rules, many, s.log)
+	c.tops = counter.NewTops(c.store, s.cfg.Rules, s.cfg.Redis == "", many, s.log)
 	s.closers = append(s.closers, c.tops.Close)
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "headcount_counter_batch_calls", Help: "Changes of counters that one write to their store combines.", Buckets: prometheus.ExponentialBuckets(1, 2, 13),

@@ -354,7 +354,7 @@ func TestTopAfterAnImport(t *testing.T) {
 	top := func(s counter.Store, change ...counter.Gained) (all [][]counter.Gained) {
 		t.Helper()
 		many, _ := s.(counter.Gainers)
-		tops := counter.NewTops(s, rules, many, zerolog.Nop())
+		tops := counter.NewTops(s, rules, false, many, zerolog.Nop())
 		defer tops.Close()
 		gain(tops, change...)
 		for _, last := range lasts {

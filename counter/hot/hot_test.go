@@ -208,7 +208,7 @@ func TestTopOfASpreadSum(t *testing.T) {
 			for i := range tops {
 				processes[i] = begin(t, url)
 				processes[i].cfg.Rules = topped
-				tops[i] = counter.NewTops(processes[i], topped, processes[i].redis, zerolog.Nop())
+				tops[i] = counter.NewTops(processes[i], topped, false, processes[i].redis, zerolog.Nop())
 				t.Cleanup(func() { tops[i].Close() })
 			}
 			truth := map[string]int64{}
