@@ -4,10 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
 
@@ -31,6 +35,8 @@ func (g *Gateway) unreadRoutes(e *gin.Engine) {
 		e.DELETE(root+"/follows/:page", func(c *gin.Context) { g.deleteFollow(c, who) })
 		policy.Get(e, root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
 		e.PUT(root+"/unread", func(c *gin.Context) { g.putUnread(c, who) })
+		policy.Get(e, root+"/notifications", func(c *gin.Context) { g.getNotifications(c, who) })
+		e.DELETE(root+"/notifications/:page", func(c *gin.Context) { g.deleteNotification(c, who) })
 	}
 }
 
@@ -86,8 +92,14 @@ func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
 		return change, false
 	}
 	change.Key = key
-	members, ok := readMembers(c, `{"by":"the user who did it"}`, "by")
+	members, ok := readMembers(c, `{"by":"the user who did it","title":"…","url":"…"}`, "by", "title", "url")
 	if !ok {
+		return change, false
+	}
+	if change.Title, ok = readNote(c, members, "title", func(string) bool { return true }); !ok {
+		return change, false
+	}
+	if change.URL, ok = readNote(c, members, "url", isLink); !ok {
 		return change, false
 	}
 	if raw, given := members["by"]; given {
@@ -107,6 +119,88 @@ func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
 		change.By = &user
 	}
 	return change, true
+}
+
+const (
+	maxNote       = 300 // characters of a title or an URL
+	notifications = 50  // pages in the list
+)
+
+// readNote reads a title or an URL, empty if there is none. If ok is false, it has
+// written the error answer.
+func readNote(c *gin.Context, members map[string]json.RawMessage, name string, can func(string) bool) (text string, ok bool) {
+	raw, given := members[name]
+	if !given {
+		return "", true
+	}
+	var value *string
+	if err := json.Unmarshal(raw, &value); err != nil || value == nil || *value == "" || utf8.RuneCountInString(*value) > maxNote ||
+		strings.ContainsFunc(*value, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) || !can(*value) {
+		badRequest(c, fmt.Sprintf("%q is 1 to %d characters without control characters; a url begins with http://, https:// or a single slash.", name, maxNote))
+		return "", false
+	}
+	return *value, true
+}
+
+// isLink reports whether a page may show text as a link: it leads to the web or stays on
+// the site, and runs no script.
+func isLink(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || strings.Contains(text, "\\") {
+		return false
+	}
+	return (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" || u.Scheme == "" && u.Host == "" && strings.HasPrefix(text, "/") && !strings.HasPrefix(text, "//")
+}
+
+// getNotifications lists the pages with unread changes.
+func (g *Gateway) getNotifications(c *gin.Context, who whose) {
+	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	user, _, ok := who.whose(c)
+	if !ok {
+		return
+	}
+	var list []unread.Notification
+	var count int64
+	if !g.carryOut(c, func(ctx context.Context) (err error) {
+		list, count, err = g.unread.Book().Notifications(ctx, user, notifications)
+		return err
+	}) {
+		return
+	}
+	body := strconv.AppendInt([]byte(`{"count":`), count, 10)
+	body = append(body, `,"notifications":[`...)
+	for i, n := range list {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, `{"page":`...)
+		body = presence.AppendString(body, n.Page)
+		body = append(body, `,"count":`...)
+		body = strconv.AppendInt(body, n.Count, 10)
+		body = append(body, `,"updated_at":`...)
+		body = presence.AppendTime(body, n.At)
+		if n.Title != "" {
+			body = append(body, `,"title":`...)
+			body = appendQuoted(body, n.Title)
+		}
+		if n.URL != "" {
+			body = append(body, `,"url":`...)
+			body = appendQuoted(body, n.URL)
+		}
+		body = append(body, '}')
+	}
+	write(c, "application/json", append(body, "]}\n"...))
+}
+
+// deleteNotification marks the changes of one page as seen.
+func (g *Gateway) deleteNotification(c *gin.Context, who whose) {
+	name, user, _, ok := g.followed(c, who)
+	if ok && g.carryOut(c, func(ctx context.Context) error {
+		_, err := g.unread.Book().ResetPage(ctx, user, name)
+		return err
+	}) {
+		done(c)
+	}
 }
 
 func (g *Gateway) getFollows(c *gin.Context, who whose) {

@@ -6,6 +6,7 @@
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  topic
 -- ARGV[4]  author, or empty   ARGV[5]  most authors that a page may have
 -- ARGV[6]  seconds for which the key is remembered
+-- ARGV[7]  what the change says of itself, or empty
 -- Returns  1, or 0 if the key was seen before.
 -- Safe to repeat with a key. Without a key every run counts. O(1).
 --#include publish.lua
@@ -37,6 +38,10 @@ if user ~= '' and (old[3] or authors < tonumber(ARGV[5])) then
   for _, v in ipairs({'by:' .. user, own, 'new' .. by % 8, string.format('%.0f %s %s', by, own, user)}) do
     sets[#sets + 1] = v
   end
+end
+if (ARGV[7] or '') ~= '' then
+  sets[#sets + 1] = 'note'
+  sets[#sets + 1] = n .. ' ' .. ARGV[7]
 end
 local value = string.format('%.0f %s', by, time[1])
 redis.call('HSET', KEYS[2], 'level', inc .. ' ' .. n .. ' ' .. value, unpack(sets))

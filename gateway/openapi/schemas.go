@@ -36,6 +36,7 @@ var (
 	number    = object{"type": "integer", "format": "int64"}
 	natural   = object{"type": "integer", "format": "int64", "minimum": 0}
 	id        = object{"type": "string", "minLength": 1, "maxLength": 128}
+	note      = object{"type": "string", "minLength": 1, "maxLength": 300}
 	reason    = object{"type": "string", "minLength": 1, "maxLength": 200}
 	moment    = object{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
 	never     = object{"type": []string{"string", "null"}, "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`}
@@ -67,11 +68,12 @@ var schemas = object{
 	"Action": members("action", one("increment", "decrement")),
 	"Empty":  members(),
 
-	"Change":      members("by?", about(text, "the user who did it, who is not notified")),
-	"Follow":      members("away_only?", about(flag, "changes do not count while the user is on the page")),
-	"Follows":     members("follows", list(id), "next?", about(id, "ask for the rest with ?after=")),
-	"Unread":      members("count", natural, "updated_at", never),
-	"ResetUnread": members("action", one("reset")),
+	"Change":        members("by?", about(text, "the user who did it, who is not notified"), "title?", about(note, "for the list of notifications"), "url?", about(note, "the same; http, https, or a path")),
+	"Notifications": members("count", natural, "notifications", list(members("page", id, "count", natural, "updated_at", never, "title?", note, "url?", note))),
+	"Follow":        members("away_only?", about(flag, "changes do not count while the user is on the page")),
+	"Follows":       members("follows", list(id), "next?", about(id, "ask for the rest with ?after=")),
+	"Unread":        members("count", natural, "updated_at", never),
+	"ResetUnread":   members("action", one("reset")),
 
 	"Counter":  members(counterMembers...),
 	"Counters": members("counters", list(ref("Counter"))),

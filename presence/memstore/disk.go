@@ -30,6 +30,7 @@ import (
 //	meta     format -> 1; id-secret -> the secret of anonymous ids; hash-key -> see HashKey;
 //	         probe -> see probe
 //	pages    page -> "incarnation all by at"
+//	notes    page -> "all title", a line break, URL: see unread.Note
 //	owns     page, a zero byte, 16 bytes of user -> "changes last before"
 //	records  16 bytes of user -> "incarnation sequence updated"
 //	follows  16 bytes of user, page -> see unread.Follow
@@ -40,13 +41,14 @@ const dataFile = "headcount.db"
 var (
 	metaBucket    = []byte("meta")
 	pagesBucket   = []byte("pages")
+	notesBucket   = []byte("notes")
 	ownsBucket    = []byte("owns")
 	recordsBucket = []byte("records")
 	followsBucket = []byte("follows")
 	keysBucket    = []byte("keys")
 	minutesBucket = []byte("minutes")
 
-	buckets = [][]byte{metaBucket, pagesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
+	buckets = [][]byte{metaBucket, pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
 
 	formatKey = []byte("format")
 	secretKey = []byte("id-secret")
@@ -204,7 +206,7 @@ func (l *loader) load(tx *bbolt.Tx) error {
 		name  []byte
 		entry func(k, v []byte)
 	}{
-		{pagesBucket, l.page}, {ownsBucket, l.own}, {recordsBucket, l.record}, {followsBucket, l.follow}, {keysBucket, l.key},
+		{pagesBucket, l.page}, {notesBucket, l.note}, {ownsBucket, l.own}, {recordsBucket, l.record}, {followsBucket, l.follow}, {keysBucket, l.key},
 	} {
 		if err := tx.Bucket(b.name).ForEach(func(k, v []byte) error { b.entry(k, v); return nil }); err != nil {
 			return err
@@ -229,6 +231,15 @@ func (l *loader) page(k, v []byte) {
 		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: atTime(f[3])},
 		owns:  map[unread.User]unread.Own{},
 	}
+}
+
+func (l *loader) note(k, v []byte) {
+	p := l.n.pages[string(k)]
+	if p == nil {
+		l.repair(notesBucket, k, nil, "a note of %q is without page, and is dropped: %q", k, v)
+		return
+	}
+	p.note = unread.NoteOf(string(v))
 }
 
 func (l *loader) own(k, v []byte) {
@@ -377,6 +388,9 @@ func (d *draft) puts() []put {
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
 	for page, p := range d.pages {
 		add(pagesBucket, page, levelValue(p.level))
+		if p.note != (unread.Note{}) {
+			add(notesBucket, page, fmt.Appendf(nil, "%d %s\n%s", p.note.All, p.note.Title, p.note.URL))
+		}
 		for user, o := range p.owns {
 			add(ownsBucket, page+"\x00"+string(user[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, seconds(o.Before)))
 		}

@@ -40,6 +40,7 @@ type notices struct {
 type changed struct {
 	level unread.Level
 	owns  map[unread.User]unread.Own // at most unread.MaxAuthors
+	note  unread.Note
 }
 
 type rememberedKey struct {
@@ -74,6 +75,7 @@ type draftPage struct {
 	level   unread.Level
 	owns    map[unread.User]unread.Own // of the authors whose own changes change
 	authors int                        // number of all authors, with those in memory
+	note    unread.Note                // zero: it does not change
 }
 
 func newDraft(was *notices, now time.Time) *draft {
@@ -108,6 +110,9 @@ func (d *draft) change(page string, c unread.Change) {
 	old := p.level
 	p.level.All++
 	p.level.At = d.now.UTC().Truncate(time.Second)
+	if c.Value() != "" {
+		p.note = unread.Note{All: p.level.All, Title: c.Title, URL: c.URL}
+	}
 	if c.By == nil {
 		return
 	}
@@ -180,6 +185,9 @@ func (n *notices) install(d *draft) {
 			n.pages[page] = is
 		}
 		is.level = p.level
+		if p.note != (unread.Note{}) {
+			is.note = p.note
+		}
 		for user, own := range p.owns {
 			is.owns[user] = own
 		}
@@ -301,6 +309,19 @@ func (s *Store) Levels(_ context.Context, user unread.User, pages []string) ([]u
 		}
 	}
 	return levels, owns, nil
+}
+
+// Notes implements unread.Store.
+func (s *Store) Notes(_ context.Context, pages []string) ([]unread.Note, error) {
+	s.notices.mu.RLock()
+	defer s.notices.mu.RUnlock()
+	notes := make([]unread.Note, len(pages))
+	for i, page := range pages {
+		if p := s.notices.pages[page]; p != nil {
+			notes[i] = p.note
+		}
+	}
+	return notes, nil
 }
 
 // Authors implements unread.Store.

@@ -105,6 +105,7 @@ func recordKey(b int, user string) string  { return bucketKey(b) + "u:" + user }
 // Fields that Go reads; scripts/README.md has all.
 const (
 	levelField  = "level" // of historyKey
+	noteField   = "note"  // … and what the newest change said
 	byField     = "by:"   // … and a user
 	newestField = "new"   // … and a number
 	recordField = ""      // of recordKey: the record's version

@@ -39,7 +39,7 @@ func (s *Store) Change(ctx context.Context, page string, c unread.Change) error 
 		if c.By != nil {
 			by = c.By.String()
 		}
-		cl.Args = []any{channel(b, s.db), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds())}
+		cl.Args = []any{channel(b, s.db), cn.Publish, unread.LevelTopic(page).String(), by, unread.MaxAuthors, int(unread.KeyFor.Seconds()), c.Value()}
 		err = s.run(ctx, []*call{cl})
 	}
 	if err != nil {
@@ -75,6 +75,31 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 		}
 	}
 	return levels, owns, nil
+}
+
+// Notes implements unread.Store.
+func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error) {
+	notes := make([]unread.Note, 0, len(pages))
+	for batch := range slices.Chunk(pages, maxPipeline) {
+		cmds := make([]*redis.SliceCmd, len(batch))
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
+			pipe := c.Pipeline()
+			for i, page := range batch {
+				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), noteField)
+			}
+			s.conn.Metrics.Commands.Add(float64(len(batch)))
+			_, err := pipe.Exec(ctx)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("redisstore: notes of %d pages: %w", len(pages), err)
+		}
+		for _, cmd := range cmds {
+			note, _ := cmd.Val()[0].(string) // nil: there is none
+			notes = append(notes, unread.NoteOf(note))
+		}
+	}
+	return notes, nil
 }
 
 // parseLevel reads "incarnation changes authored time", which change.lua wrote.

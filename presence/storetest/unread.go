@@ -43,6 +43,7 @@ func RunUnread(t *testing.T, open UnreadFactory) {
 		"follows begin with 0 and end with their unread": followUnfollow,
 		"updated is the last time unread changed":        unreadUpdated,
 		"what a user follows is forgotten":               forget,
+		"notifications are read one by one":              notifications,
 		"a change during a reset is not lost":            changeInReset,
 		"edits at once all count":                        editsAtOnce,
 		"resets and changes at once":                     resetsAtOnce,
@@ -448,6 +449,55 @@ func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Ti
 		t.Fatalf("unread = %d, %v; want %d", n, err, want)
 	}
 	return updated
+}
+
+// notifications lists unread pages, the newest first, with what their newest unread
+// change says that says anything.
+func notifications(t *testing.T, s UnreadStore) {
+	b, u, a, z := unread.NewBook(s, nil), freshUser(), freshName(), freshName()
+	is := func(most int, all int64, want ...unread.Notification) {
+		t.Helper()
+		got, n, err := b.Notifications(t.Context(), u, most)
+		if err != nil || n != all || len(got) != len(want) {
+			t.Fatalf("%+v, %d unread, %v; want %+v", got, n, err, want)
+		}
+		for i := range got {
+			if since := time.Since(got[i].At); since < -time.Second || since > time.Minute {
+				t.Errorf("%+v is of %s", got[i], got[i].At)
+			}
+			if got[i].At = (time.Time{}); !slices.Contains(want, got[i]) {
+				t.Errorf("%+v, want %+v", got[i], want)
+			}
+		}
+	}
+	change(t, s, a, unread.Change{Title: "before", URL: "/before"})
+	follow(t, b, u, a, false)
+	follow(t, b, u, z, false)
+	is(9, 0)
+	change(t, s, a, unread.Change{})
+	is(9, 1, unread.Notification{Page: a, Count: 1}) // the note is of a change before the follow
+	change(t, s, a, unread.Change{Title: "ü 😀", URL: "https://a.example/?b=c d"})
+	change(t, s, a, unread.Change{})
+	change(t, s, z, unread.Change{By: &u, Title: "own"})
+	change(t, s, z, unread.Change{URL: "/z"})
+	first, second := unread.Notification{Page: a, Count: 3, Title: "ü 😀", URL: "https://a.example/?b=c d"}, unread.Notification{Page: z, Count: 1, URL: "/z"}
+	is(9, 4, first, second)
+	if got, n, err := b.Notifications(t.Context(), u, 1); err != nil || len(got) != 1 || n != 4 {
+		t.Errorf("%+v, %d, %v", got, n, err)
+	}
+	if _, err := b.ResetPage(t.Context(), u, a); err != nil {
+		t.Fatal(err)
+	}
+	is(9, 1, second)
+	change(t, s, a, unread.Change{})
+	is(9, 2, unread.Notification{Page: a, Count: 1}, second)
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	is(9, 0)
+	change(t, s, z, unread.Change{})
+	change(t, s, z, unread.Change{By: &u, Title: "own"})
+	is(9, 1, unread.Notification{Page: z, Count: 1})
 }
 
 func forget(t *testing.T, s UnreadStore) {

@@ -1,11 +1,13 @@
 package unread
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"headcount/presence"
@@ -197,9 +199,63 @@ func (f Follow) settled(l Level, o Own, lives Lives) Follow {
 	return f
 }
 
+// Notification is a page that has unread changes for a user.
+type Notification struct {
+	Page       string
+	Count      int64     // unread changes, at least 1
+	At         time.Time // time of the last of them
+	Title, URL string    // of the last of them that had any
+}
+
+// Notifications returns the pages that have unread changes for the user, the newest
+// first, at most as many as most, and how many changes are unread on all pages.
+func (b *Book) Notifications(ctx context.Context, user User, most int) (list []Notification, unread int64, err error) {
+	states, err := b.Read(ctx, user)
+	if err != nil {
+		return nil, 0, err
+	}
+	s := states[0]
+	places := map[string]int{} // in the state
+	for i, f := range s.Follows {
+		if n := f.Unread(s.Levels[i], s.Owns[i], b.lives); n > 0 {
+			_, at := others(s.Levels[i], s.Owns[i])
+			list = append(list, Notification{Page: f.Page, Count: n, At: at})
+			places[f.Page] = i
+			unread += n
+		}
+	}
+	slices.SortFunc(list, func(x, y Notification) int { return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page)) })
+	list = list[:min(len(list), most)]
+	pages := make([]string, len(list))
+	for i := range list {
+		pages[i] = list[i].Page
+	}
+	notes, err := b.store.Notes(ctx, pages)
+	if err != nil {
+		return nil, 0, err
+	}
+	for i, note := range notes {
+		one := &list[i]
+		place := places[one.Page]
+		// Else it is, or may be, of a change that was read, or it is the user's own.
+		if note.All > s.Levels[place].All-one.Count && note.All != s.Owns[place].Last {
+			one.Title, one.URL = note.Title, note.URL
+		}
+	}
+	return list, unread, nil
+}
+
 // Reset marks all changes as seen that the followed pages have when Reset is called:
 // a later change counts. It returns the state after the reset.
-func (b *Book) Reset(ctx context.Context, user User) (State, error) {
+func (b *Book) Reset(ctx context.Context, user User) (State, error) { return b.reset(ctx, user, "") }
+
+// ResetPage is Reset for one page.
+func (b *Book) ResetPage(ctx context.Context, user User, page string) (State, error) {
+	return b.reset(ctx, user, page)
+}
+
+// reset is Reset for one page, or for all if page is empty.
+func (b *Book) reset(ctx context.Context, user User, page string) (State, error) {
 	end, err := b.turn(ctx, user)
 	if err != nil {
 		return State{}, err
@@ -215,7 +271,7 @@ func (b *Book) Reset(ctx context.Context, user User) (State, error) {
 		s.Record = s.Clone()
 		moved := false
 		for i, f := range s.Follows {
-			if f.Unread(s.Levels[i], s.Owns[i], b.lives) > 0 {
+			if (page == "" || page == f.Page) && f.Unread(s.Levels[i], s.Owns[i], b.lives) > 0 {
 				moved = true
 				all, _ := others(s.Levels[i], s.Owns[i])
 				if f.present(b.lives) {

@@ -47,6 +47,32 @@ func ParseUser(s string) (u User, err error) {
 type Change struct {
 	Key string // idempotency key: changes of a page with the same key within KeyFor count once; empty: always counts
 	By  *User  // the author, for whom the change is not unread; nil: there is no author
+	// Title and URL are what a list of notifications says of the change. They have no
+	// control characters. Both empty: nothing.
+	Title, URL string
+}
+
+// Note is what the newest change of a page with a title or an URL said. The zero Note
+// is that of a page without any.
+type Note struct {
+	All        int64 // Level.All at that change
+	Title, URL string
+}
+
+// Value is the note of a change as stores write it, without All; empty: there is none.
+func (c Change) Value() string {
+	if c.Title == "" && c.URL == "" {
+		return ""
+	}
+	return c.Title + "\n" + c.URL
+}
+
+// NoteOf reads "all", a space and what Value wrote; nothing is the zero Note.
+func NoteOf(text string) (n Note) {
+	all, value, _ := strings.Cut(text, " ")
+	n.All, _ = strconv.ParseInt(all, 10, 64)
+	n.Title, n.URL, _ = strings.Cut(value, "\n")
+	return n
 }
 
 // KeyHash is a page's idempotency key as stores keep it.
@@ -255,6 +281,8 @@ type Store interface {
 	// users who changed the page after the level's By was since. It may return further
 	// users; for a user who is not in the answer nothing has changed.
 	Authors(ctx context.Context, page string, since int64, users []User) (Level, map[User]Own, error)
+	// Notes returns the notes of pages, in the order of pages.
+	Notes(ctx context.Context, pages []string) ([]Note, error)
 	// Records returns the records of users, in the order of users. A user who never
 	// followed a page has the zero Record.
 	Records(ctx context.Context, users []User) ([]Record, error)
