@@ -55,13 +55,14 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 	if _, err := b.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
-	must(s.Change(t.Context(), pages[1], unread.Change{}))
+	must(s.Change(t.Context(), pages[1], unread.Change{Title: "ü", URL: "/a b"}))
 	type all struct {
 		records []unread.Record
 		levels  []unread.Level
 		owns    []unread.Own
 		unread  int64
 		updated time.Time
+		list    []unread.Notification
 	}
 	read := func(s *Store) (a all) {
 		t.Helper()
@@ -72,12 +73,14 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 		must(err)
 		a.unread, a.updated, err = unread.NewBook(s, nil).Unread(t.Context(), u)
 		must(err)
+		a.list, _, err = unread.NewBook(s, nil).Notifications(t.Context(), u, 50)
+		must(err)
 		return a
 	}
 	before := read(s)
 	must(s.Close())
 	s = reopen(t, dir)
-	if after := read(s); fmt.Sprint(after) != fmt.Sprint(before) || after.unread != 1 {
+	if after := read(s); fmt.Sprint(after) != fmt.Sprint(before) || after.unread != 1 || after.list[0].URL != "/a b" {
 		t.Errorf("%+v was %+v", after, before)
 	}
 	if s.Secret() != secret || secret == "" {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -153,4 +154,58 @@ func TestErasureStaysWithinTheRules(t *testing.T) {
 	in("banned:1", true)
 	do(t, "DELETE", s.url+"/-/users/"+me.user, "", withKey).noContent(t)
 	in("banned:1", false)
+}
+
+// A user sees which pages changed and what was said of that, and reads them one by one.
+func TestNotifications(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t)
+	c := s.ws(t)
+	list := func(want string) {
+		t.Helper()
+		var got struct {
+			Count         int
+			Notifications []struct {
+				Page, Title, URL string
+				Count            int
+			}
+		}
+		for _, a := range []answer{s.get(t, "/-/me/notifications", c.as()), s.get(t, "/-/users/"+c.user+"/notifications", withKey)} {
+			if err := json.Unmarshal([]byte(a.body), &got); err != nil || a.status != 200 {
+				t.Fatalf("%d %s, %v", a.status, a.body, err)
+			}
+			lines := []string{fmt.Sprint(got.Count)}
+			for _, n := range got.Notifications {
+				lines = append(lines, fmt.Sprintf("%s %d %q %q", n.Page, n.Count, n.Title, n.URL))
+			}
+			slices.Sort(lines[1:]) // changes of one second come in any order
+			if text := strings.Join(lines, "; "); text != want {
+				t.Errorf("got %s, want %s", text, want)
+			}
+		}
+	}
+	for _, page := range []string{"a/b", "c"} {
+		s.follow(t, c.as(), page)
+	}
+	list("0")
+	s.change(t, "a/b", `{"title":"\"New\" <b>","url":"https://a.example/?x=1"}`)
+	s.change(t, "a/b", `{"by":"bob"}`)
+	s.change(t, "c", `{"url":"/c#d"}`)
+	c.awaitUnread(3)
+	list(`3; a/b 2 "\"New\" <b>" "https://a.example/?x=1"; c 1 "" "/c#d"`)
+	do(t, "DELETE", s.url+"/-/me/notifications/a%2Fb", "", c.as()).noContent(t)
+	c.awaitUnread(1)
+	list(`1; c 1 "" "/c#d"`)
+	do(t, "DELETE", s.url+"/-/users/"+c.user+"/notifications/c", "", withKey).noContent(t)
+	do(t, "DELETE", s.url+"/-/users/"+c.user+"/notifications/c", "", withKey).noContent(t)
+	c.awaitUnread(0)
+	list("0")
+	for _, bad := range []string{
+		`{"title":""}`, `{"title":1}`, `{"title":null}`, `{"title":"a\nb"}`, `{"title":"` + strings.Repeat("x", 301) + `"}`,
+		`{"url":"javascript:alert(1)"}`, `{"url":"//evil.example/"}`, `{"url":"/\\evil.example"}`, `{"url":"page"}`, `{"url":"https:/a"}`,
+	} {
+		do(t, "POST", s.url+"/c/changes", bad, withKey).problem(t, 400)
+	}
+	s.get(t, "/-/users/alice/notifications").problem(t, 401)
+	do(t, "DELETE", s.url+"/-/me/notifications/*", "", c.as()).problem(t, 400)
 }
