@@ -62,10 +62,9 @@ var layers = []layer{
 	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
-	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "redisconn", "scripts"}},
+	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                               // what regions share of a counter, as arithmetic
 	{"counter/regions", []string{"counter", "counter/redisstore"}},                                                               // links between regions
-	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
 	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                   // spreads hot sums
 	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
