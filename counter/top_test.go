@@ -192,7 +192,7 @@ func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.NamespaceOf("shop")
 		rules := topRules.For([]presence.Namespace{presence.DefaultSite, shop})
-		tops := counter.NewTops(memstore.New(memstore.Config{}), rules, true, zerolog.Nop())
+		tops := counter.NewTops(memstore.New(memstore.Config{}), rules, true, nil, zerolog.Nop())
 		defer tops.Close()
 		for _, of := range []struct {
 			key string

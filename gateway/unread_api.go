@@ -174,7 +174,7 @@ func (g *Gateway) getNotifications(c *gin.Context, who whose) {
 			body = append(body, ',')
 		}
 		body = append(body, `{"page":`...)
-		body = presence.AppendString(body, n.Page)
+		body = presence.AppendString(body, presence.KeyOf(n.Page))
 		body = append(body, `,"count":`...)
 		body = strconv.AppendInt(body, n.Count, 10)
 		body = append(body, `,"updated_at":`...)

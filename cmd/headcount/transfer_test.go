@@ -189,7 +189,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 	}
 	wiki := presence.NamespaceOf("wiki")
 	rules = counter.BuiltinRules().For([]presence.Namespace{wiki})
-	tops := counter.NewTops(moved, rules, true, zerolog.Nop())
+	tops := counter.NewTops(moved, rules, true, nil, zerolog.Nop())
 	for site, want := range map[presence.Namespace]int{wiki: 3, presence.DefaultSite: 0} {
 		rule, err := rules.In(site).TopRule("views:*")
 		if err != nil {
