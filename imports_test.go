@@ -47,20 +47,13 @@ var layers = []layer{
 	{"presence/redistest", []string{"servertest"}}, // real servers for tests
 	{"cmd/headcount/programtest", nil},             // the program for tests
 	{"counter/limit", nil},                         // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},          // words, rules, combining
-	{"counter/transfer", []string{"counter"}},                                          // the file of an export
-	{"counter/hyperloglog", nil},                                                       // registers of kind unique
-	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit"}}, // for the tests of stores; only they import it
-	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
-	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit"}},
-	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "tracing"}},
 	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                      // words, rules, combining
 	{"counter/transfer", []string{"counter", "presence"}},                                          // the file of an export
 	{"counter/hyperloglog", nil},                                                                   // registers of kind unique
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
+	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "tracing"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                               // what regions share of a counter, as arithmetic
@@ -97,10 +90,10 @@ var layers = []layer{
 	{"cmd/headcount/top", nil},                                                               // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
 	{"cmd/headcount/faults", nil},                                                            // tests alone
-	{"cmd/release", nil},            // builds the archives
-	{"cmd/headcount/simulate", nil}, // a black box client
-	{"cmd/headcount/e2e", nil},      // tests alone
-	{"cmd/headcount/faults", nil},   // tests alone
+	{"cmd/release", nil},                                                                     // builds the archives
+	{"cmd/headcount/simulate", nil},                                                          // a black box client
+	{"cmd/headcount/e2e", nil},                                                               // tests alone
+	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
