@@ -205,7 +205,7 @@ func nanoseconds(t time.Time) string { return strconv.FormatInt(t.UnixNano(), 10
 
 func attributesOf(set []attribute.KeyValue) (all []keyValue) {
 	for _, kv := range set {
-		value := map[string]any{"stringValue": kv.Value.Emit()}
+		value := map[string]any{"stringValue": kv.Value.String()}
 		if kv.Value.Type() == attribute.INT64 {
 			value = map[string]any{"intValue": strconv.FormatInt(kv.Value.AsInt64(), 10)}
 		}
