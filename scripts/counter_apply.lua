@@ -166,9 +166,15 @@ end
 -- What is to be written, when all is judged. Registers alone are written at once.
 local ledgers, sets, ids, told, tellings = {}, {}, {}, {}, {}
 
--- farOf is what a counter has of other regions. Who changes it sets moved.
+-- farOf is what a counter has of other regions. Who changes it sets moved. A counter that is not there has no parts:
+-- what stands there was left by a process without regions that deleted it.
 local function farOf(s)
-  if not s.far then s.far = readFar(redis.call('HGET', s.bucket.fars, s.key), s.kind) end
+  if not s.far then
+    s.far = readFar(redis.call('HGET', s.bucket.fars, s.key), s.kind)
+    if not s.kind and #s.far.list > 0 then
+      s.far.list, s.far.by, s.moved = {}, {}, true
+    end
+  end
   return s.far
 end
 
@@ -183,6 +189,7 @@ end
 
 local function begin(s, c)
   if not s.kind then
+    if call.region and c.kind ~= 'exact' then farOf(s) end -- of a counter that is not there
     s.kind = c.kind
     -- In front only the generation's number is newer than all that was lost.
     local least = call.front and s.bucket.front.generation or now
@@ -240,7 +247,10 @@ local function number(s, c)
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
   if not after then return nil, refuse(s, c, 'overflow') end
-  if #after > SHORT + 1 and spread(s) then return nil, refuse(s, c, 'spread') end
+  local own = after -- this region's part is bounded like the total, whatever others take from that
+  if call.region and kind == 'sum' then own = minus(after, elsewhere(farOf(s), kind)) end
+  if not own then return nil, refuse(s, c, 'overflow') end
+  if math.max(#after, #own) > SHORT + 1 and spread(s) then return nil, refuse(s, c, 'spread') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
     if c.floor and falls and compare(after, c.floor) < 0 then return nil, refuse(s, c, 'floor', c.floor) end
@@ -298,6 +308,7 @@ local function divide(s, c)
   local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
   if c.step == 'open' then
     if s.kind ~= 'sum' or s.loose or spread(s) or #s.value > SHORT then return nil end
+    if call.region and #(minus(s.value, elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
     local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
     s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
     hot[c.hot] = {s.key, true}
@@ -478,8 +489,9 @@ local function make(op)
   if (c.verb == 'reset' or c.verb == 'delete') and spread(s) then return refuse(s, c, 'spread') end
   if c.verb == 'reset' then
     if s.value == '0' then return nil end
-    local delta = opposite(s.value)
-    if not delta then return refuse(s, c, 'overflow', 'opposite') end
+    local delta, own = opposite(s.value), '0'
+    if call.region and kind == 'sum' then own = minus(s.value, elsewhere(farOf(s), kind)) end
+    if not delta or not own or not opposite(own) then return refuse(s, c, 'overflow', 'opposite') end
     local t = tell(s)
     if kind == 'members' then
       set(c, true)
@@ -491,7 +503,7 @@ local function make(op)
     if call.region and kind ~= 'exact' then
       local far = farOf(s)
       if kind == 'sum' then
-        takeAway(far, call.region, tonumber(s.incarnation), s.sequence, minus(s.value, elsewhere(far, kind)))
+        takeAway(far, call.region, tonumber(s.incarnation), s.sequence, own)
       else
         s.far = {died = far.died, emptied = after(far, now, far.emptied, tonumber(s.incarnation)), list = {}, by = {}}
       end
@@ -624,10 +636,11 @@ end
 for _, key in ipairs(call.region and order or {}) do
   local s = states[key]
   local b, is, was = s.bucket, text(s), s.was or nil
+  if s.kind and s.kind ~= 'exact' and is ~= was and farOf(s).heard then s.far.heard, s.moved = false, true end
   if s.moved then
     local far = writeFar(s.far)
     if far then redis.call('HSET', b.fars, key, far) else redis.call('HDEL', b.fars, key) end
-    if s.buried then bury(b.counters, b.fars, b.gone, key, now) end
+    if s.buried then bury(b.counters, b.fars, b.gone, key, s.far.died, now) end
   end
   if s.moved or is ~= was and s.kind ~= 'exact' then noteChange(b.state, b.log, key) end
 end
@@ -758,5 +771,6 @@ for _, key in ipairs(tellings) do
 end
 for b, updates in pairs(news) do
   redis.call(command, b.channel, string.format('%.0f ', redis.call('HINCRBY', b.state, 'told', 1)) .. cjson.encode(updates))
+  if call.region then redis.call('HINCRBY', b.state, 'shared', 1) end -- it is in the log
 end
 return answer(results, stop)

@@ -3,13 +3,15 @@
 -- The record of a counter has its total. Its field in hc:{n}:f says which parts of that are not this life's of this
 -- region: 'died emptied', then ' region/life/sequence/value/at/base' for each part. A sum has a part of each
 -- life of each region, and counts value less base; base is what a reset took away, as the part was at its sequence at.
--- A set and a unique have one of each other region, of its newest life. Package shares is the same in Go.
+-- A set and a unique have one of each other region, of its newest life. Package shares is the same in Go. In front of
+-- the parts stands ' ~' while this life of this region was made by hearing alone: it has changed nothing itself.
 
 local PARTS = 100 -- of one counter; a life beyond is not counted
 local LOGGED = 4096 -- counters in the log of a bucket; who is further behind is told all
 
--- minus is a - b, or nil when that leaves 64 bits.
+-- minus is a - b, or nil when that leaves 64 bits, or one of them has.
 local function minus(a, b)
+  if not a or not b then return nil end
   if b ~= LEAST then return plus(a, opposite(b)) end
   local c = plus(a, MOST)
   return c and plus(c, '1')
@@ -36,7 +38,7 @@ local function readFar(text, kind)
   local far = {died = 0, emptied = 0, list = {}, by = {}}
   if not text then return far end
   local died, emptied, parts = string.match(text, '^(%d+) (%d+)(.*)$')
-  far.died, far.emptied = tonumber(died), tonumber(emptied)
+  far.died, far.emptied, far.heard = tonumber(died), tonumber(emptied), string.sub(parts, 1, 2) == ' ~'
   eachPart(parts, function(p) addPart(far, partName(kind, p.region, p.life), p) end)
   return far
 end
@@ -51,8 +53,8 @@ local function writeFar(far)
   for _, p in ipairs(far.list) do
     if p.sequence > 0 or p.at > 0 then list[#list + 1] = partText(p) end
   end
-  if far.died == 0 and far.emptied == 0 and #list == 0 then return nil end
-  return string.format('%.0f %.0f', far.died, far.emptied) .. table.concat(list)
+  if far.died == 0 and far.emptied == 0 and not far.heard and #list == 0 then return nil end
+  return string.format('%.0f %.0f', far.died, far.emptied) .. (far.heard and ' ~' or '') .. table.concat(list)
 end
 
 -- elsewhere is what all parts give together, or nil when that leaves 64 bits. A part of sequence 0 is this life's
@@ -96,11 +98,11 @@ local function noteChange(state, log, key)
   end
 end
 
--- bury notes that a counter was deleted. What was deleted long ago is forgotten: a region that was away for longer
+-- bury notes that a counter was deleted, at died. What was deleted long ago is forgotten: a region that was away for longer
 -- may bring it back.
 local REMEMBERED = 30 * 24 * 3600 * 1000
-local function bury(counters, fars, gone, key, now)
-  redis.call('ZADD', gone, string.format('%.0f', now), key)
+local function bury(counters, fars, gone, key, died, now)
+  redis.call('ZADD', gone, string.format('%.0f', died), key)
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', gone, '-inf', string.format('%.0f', now - REMEMBERED), 'LIMIT', 0, 8)) do
     if redis.call('HEXISTS', counters, old) == 0 then redis.call('HDEL', fars, old) end
     redis.call('ZREM', gone, old)

@@ -3,7 +3,7 @@
 -- KEYS     hc:{n}:c, hc:{n}:s, hc:{n}:f, hc:{n}:log
 -- ARGV[1]  this region   ARGV[2] the log that the other has, or ''; 'keys': tell of those in ARGV[5…]
 -- ARGV[3]  the place up to which it has that log   ARGV[4] how many counters at most
--- Returns  the number of the log, the place up to which this tells it (with keys how many of them), and all (that log does not reach back: all
+-- Returns  the name of the region, '' and other when this Redis is another region's than ARGV[1]; or the number of the log, the place up to which this tells it (with keys how many of them), and all (that log does not reach back: all
 --          counters have to be told), more or end; then for each counter seven: key, kind or '' when it was
 --          deleted, when it changed, died, emptied, its parts, and registers of a unique.
 -- A log ends with the run of its server: a server that comes back may have forgotten places that others have. It
@@ -14,13 +14,16 @@
 local REGISTERS = 262144 -- bytes of them in one answer, about
 local region, has, cursor, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local s = redis.call('HMGET', KEYS[2], 'log', 'logrun', 'places', 'trimmed', 'region')
+local s = redis.call('HMGET', KEYS[2], 'log', 'logrun', 'places', 'trimmed', 'region', 'told', 'shared', 'alone')
 local log, places, trimmed = s[1], tonumber(s[3] or 0), tonumber(s[4] or 0)
-if s[5] ~= region then redis.call('HSET', KEYS[2], 'region', region) end
-if not log or s[2] ~= run then
+if s[5] and s[5] ~= region then return {s[5], '', 'other'} end
+if not s[5] then redis.call('HSET', KEYS[2], 'region', region) end
+-- Publications of processes without regions, whose changes are in no log.
+local alone = string.format('%.0f', tonumber(s[6] or 0) - tonumber(s[7] or 0))
+if not log or s[2] ~= run or s[8] ~= alone then
   local clock = redis.call('TIME')
   log, trimmed = clock[1] .. '.' .. clock[2], places
-  redis.call('HSET', KEYS[2], 'log', log, 'logrun', run, 'places', places, 'trimmed', trimmed)
+  redis.call('HSET', KEYS[2], 'log', log, 'logrun', run, 'places', places, 'trimmed', trimmed, 'alone', alone)
   redis.call('UNLINK', KEYS[4])
 end
 
@@ -38,6 +41,7 @@ local function tell(key)
     local own = far.by[partName(kind, region, mine.life)]
     if own then mine.at, mine.base = own.at, own.base end
     if kind ~= 'unique' then mine.value = minus(value, elsewhere(far, kind)) end
+    if not mine.value then return end -- it left 64 bits before that was refused
     parts[1] = partText(mine)
     for _, p in ipairs(far.list) do
       if p ~= own then parts[#parts + 1] = partText(p) end

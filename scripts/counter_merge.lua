@@ -11,7 +11,7 @@
 --          them, and the number of its first key
 -- Returns  merged, busy (a counter is locked, or the bucket is held still), or unready and which region this is; how far
 --          this region has the teller's log, 'log place', or another text; how many counters
---          were news; how many could not be taken
+--          were news; how many could not be taken; of a locked counter also its lock and the time
 -- Safe to repeat, to lose and to come in any order: of each part the greater sequence holds, of lives and of what
 -- ends them the greater number. A place only moves on from where it is. O(counters * their parts).
 --#include counter_number.lua
@@ -28,7 +28,8 @@ if s[1] ~= self then return {'unready', s[1] or '', 0, 0} end
 if s[2] and now < tonumber(s[2]) then return {'busy', place, 0, 0} end
 if redis.call('EXISTS', locks) == 1 then
   for i = 9, #ARGV, 8 do
-    if redis.call('HEXISTS', locks, ARGV[i]) == 1 then return {'busy', place, 0, 0} end
+    local lock = redis.call('HGET', locks, ARGV[i])
+    if lock then return {'busy', place, 0, 0, lock .. ' ' .. string.format('%.0f', now)} end
   end
 end
 
@@ -48,33 +49,37 @@ local function tell(key, rec, all) updates[#updates + 1] = {key = key, state = r
 local function note(key) noteChange(state, log, key) end
 
 -- take merges the parts of a line into those that are known, and says what was new, whether the teller has forgotten
--- something of its own, the newest life of this region that is named, and whether that of rec was once further on.
-local function take(far, rec, kind, parts)
-  local new, behind, top, lost = false, false, 0, false
+-- something of its own, the newest life of this region that is named, whether that of rec was once further on, and
+-- whether a part found no room.
+local function take(far, rec, kind, parts, own)
+  local new, behind, top, lost, full = false, false, 0, false, false
   eachPart(parts, function(p)
     local name = partName(kind, p.region, p.life)
     local is = far.by[name]
     if p.region == self then
       top = math.max(top, p.life)
-      if rec and p.life == rec.life and p.sequence > rec.sequence then lost = true end
+      if rec and p.life == rec.life and (p.sequence > rec.sequence or p.sequence == rec.sequence and compare(p.value, own) > 0) then lost = true end
       if kind ~= 'sum' then return end
     end
     if not is then
       if #far.list < PARTS then -- also one of 0: a late telling of it is to be known
         addPart(far, name, p)
         new = true
+      else
+        full = true
       end
       return
     end
-    if p.life > is.life or p.life == is.life and p.sequence > is.sequence then
+    local further = p.life == is.life and (p.sequence > is.sequence or p.sequence == is.sequence and compare(p.value, is.value) > 0)
+    if p.life > is.life or further then -- one sequence has two values when an older memory has gone on
       new = new or p.value ~= is.value or p.life > is.life
       is.life, is.sequence, is.value = p.life, p.sequence, p.value
-    elseif p.region == from and (p.life < is.life or p.sequence < is.sequence) then
+    elseif p.region == from and (p.life < is.life or p.sequence < is.sequence or p.value ~= is.value) then
       behind = true
     end
     if p.at > is.at then is.at, is.base, new = p.at, p.base, true end
   end)
-  return new, behind, top, lost
+  return new, behind, top, lost, full
 end
 
 -- ownPart is what this life of this region gave. keep is that without what is known of others.
@@ -92,6 +97,7 @@ local function merge(i)
   local key, kind, at, died, emptied, parts, registers, first = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]), ARGV[i + 5], ARGV[i + 6], tonumber(ARGV[i + 7])
   local rec, before = read(key), redis.call('HGET', fars, key)
   local far, dropped = readFar(before, rec and rec.kind or kind), false
+  if not rec and kind == '' and died < now - REMEMBERED then return end -- that is forgotten
   if rec and rec.kind == 'exact' then
     odd = odd + 1
     return
@@ -102,7 +108,7 @@ local function merge(i)
     redis.call('HSET', state, 'deleted', string.format('%.0f', deleted))
   end
   local kept, again = nil, false -- kept: what this life has itself
-  if died > far.died and rec and rec.life > died then
+  if died > far.died and rec and rec.life > died and not far.heard then -- it began later, without knowing of that
     kept = keep(far, rec)
     far, again = kept.far, true
     far.died, far.emptied = died, 0
@@ -118,7 +124,7 @@ local function merge(i)
     rec, far = nil, {died = died, emptied = emptied, list = {}, by = {}}
     before = writeFar(far)
     redis.call('HSET', fars, key, before)
-    bury(counters, fars, gone, key, now)
+    bury(counters, fars, gone, key, died, now)
     if mode == 'all' then note(key) end
     news = news + 1
   end
@@ -128,13 +134,19 @@ local function merge(i)
     return
   end
   if kind == '' then kind, emptied = rec.kind, far.emptied end -- nothing is known of it there
-  local own = kept and kept.own or rec and ownPart(far, rec) or '0'
+  local own = '0'
+  if kept then own = kept.own elseif rec then own = ownPart(far, rec) end
+  if not own then -- it left 64 bits before that was refused
+    odd = odd + 1
+    return
+  end
   local empties = dropped
   if kind ~= 'sum' and emptied < far.emptied then return note(key) end -- nor that it was reset
   if kind ~= 'sum' and emptied > far.emptied then
     again = true
-    far = {died = died, emptied = emptied, list = {}, by = {}}
-    if not rec or rec.life <= emptied then
+    local heard = far.heard
+    far = {died = died, emptied = emptied, heard = heard, list = {}, by = {}}
+    if not rec or rec.life <= emptied or heard then
       redis.call('UNLINK', KEYS[first], KEYS[first + 1])
       own, empties = '0', empties or rec ~= nil
     end
@@ -144,12 +156,15 @@ local function merge(i)
     if not far.by[name] then addPart(far, name, {region = self, life = rec.life, at = 0, base = '0'}) end
     far.by[name].sequence, far.by[name].value = rec.sequence, own
   end
-  local new, behind, top, lost = take(far, rec, kind, parts)
+  local new, behind, top, lost, full = take(far, rec, kind, parts, own)
+  if full then odd = odd + 1 end
   local is = rec
   if not rec then
+    far.heard = true
     is = {kind = kind, value = '0', at = '0', life = math.max(now, deleted + 1, top + 1), sequence = 0, entries = '0', rest = ''}
   elseif top > rec.life or lost then -- others know more of this region than it does: it lost its memory
-    is.life, is.sequence, again = math.max(now, top + 1, rec.life + 1), 0, true
+    is.life, is.sequence, again, far.heard = math.max(now, top + 1, rec.life + 1), 0, true, true
+    is.rest = string.gsub(is.rest, '( %*[^:]+):.*$', '%1:f') -- its parts were gathered by the life that is over
   elseif kind == 'sum' then
     local mine = far.by[partName(kind, self, rec.life)]
     mine.sequence, mine.value = 0, '0'
@@ -205,5 +220,6 @@ end
 if place ~= was then redis.call('HSET', state, 'from:' .. from, place) end
 if #updates > 0 then
   redis.call(ARGV[1], ARGV[2], string.format('%.0f ', redis.call('HINCRBY', state, 'told', 1)) .. cjson.encode(updates))
+  redis.call('HINCRBY', state, 'shared', 1) -- what others have to know of it is in the log
 end
 return {'merged', place, news, odd}

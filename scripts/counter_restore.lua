@@ -2,9 +2,9 @@
 --
 -- KEYS[1]  hc:{n}:c   KEYS[2] members   KEYS[3] registers   KEYS[4] ledger   KEYS[5] list of steps of a unique
 -- KEYS[6]  members that were staged (counter_stage.lua)   KEYS[7] what a sum counted under dimensions
--- KEYS[8…] histories of a sum
+-- KEYS[8]  hc:{n}:f   KEYS[9…] histories of a sum
 -- ARGV[1]  key   ARGV[2] its state, from before this call, or ''   ARGV[3] its new state   ARGV[4] registers, or ''
--- ARGV[5]  1: there are staged members   ARGV[6] how many entries of the ledger, then for each six: id, op, delta,
+-- ARGV[5]  1: there are staged members   ARGV[6] its field in hc:{n}:f, or ''   ARGV[7] how many entries of the ledger, then for each six: id, op, delta,
 --          value after, reason, by; then how many fields of dimensions, and for each two: name and value (joined by :),
 --          count; then for each history two: its text, or '', and how long it is kept, ms; then for
 --          each step of a unique three: step and number (joined by :), registers, and when it ends, unix ms
@@ -12,7 +12,7 @@
 -- Safe to repeat: what was staged is gone then. O(what is written).
 --#include counter_steps.lua
 
-local key, n = ARGV[1], tonumber(ARGV[6])
+local key, n = ARGV[1], tonumber(ARGV[7])
 if (redis.call('HGET', KEYS[1], key) or '') ~= ARGV[2] then return 0 end
 if ARGV[5] == '1' and redis.call('EXISTS', KEYS[6]) == 0 then return 0 end
 for k = 2, 4 do redis.call('UNLINK', KEYS[k]) end
@@ -22,7 +22,8 @@ if ARGV[5] == '1' then
   redis.call('PERSIST', KEYS[2])
 end
 if ARGV[4] ~= '' then redis.call('SET', KEYS[3], ARGV[4]) end
-local at = 7
+if ARGV[6] ~= '' then redis.call('HSET', KEYS[8], key, ARGV[6]) else redis.call('HDEL', KEYS[8], key) end
+local at = 8
 for _ = 1, n do
   redis.call('XADD', KEYS[4], ARGV[at], 'op', ARGV[at + 1], 'delta', ARGV[at + 2], 'after', ARGV[at + 3], 'reason', ARGV[at + 4], 'by', ARGV[at + 5])
   at = at + 6
@@ -31,7 +32,7 @@ redis.call('UNLINK', KEYS[7])
 local counts = tonumber(ARGV[at])
 for i = at + 1, at + 2 * counts, 2 do redis.call('HSET', KEYS[7], ARGV[i], ARGV[i + 1]) end
 at = at + 1 + 2 * counts
-for k = 8, #KEYS do
+for k = 9, #KEYS do
   redis.call('UNLINK', KEYS[k])
   if ARGV[at] ~= '' then
     redis.call('SET', KEYS[k], ARGV[at])

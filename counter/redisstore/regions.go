@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -73,7 +74,7 @@ func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limi
 	}
 	out := make([]Batch, len(buckets))
 	for i, cl := range calls {
-		log, to, word, lines, err := parseLog(cl.Reply)
+		log, to, word, lines, err := s.parseLog(cl.Reply)
 		if err != nil {
 			return nil, fmt.Errorf("redisstore: log of bucket %d: %w", buckets[i], err)
 		}
@@ -112,7 +113,7 @@ func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) er
 				if err := s.told(ctx, []*redisconn.Call{cl}); err != nil {
 					return fmt.Errorf("redisstore: tell all of bucket %d: %w", b, err)
 				}
-				_, n, _, lines, err := parseLog(cl.Reply)
+				_, n, _, lines, err := s.parseLog(cl.Reply)
 				if err == nil && (n == 0 || n > uint64(len(some))) {
 					err = errReplied()
 				}
@@ -146,7 +147,7 @@ func (s *Store) logCall(b int, log string, cursor uint64, limit int) *redisconn.
 	}
 }
 
-func parseLog(reply any) (log string, to uint64, word string, lines []Line, err error) {
+func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines []Line, err error) {
 	row, _ := reply.([]any)
 	if len(row) < 3 || (len(row)-3)%lineFields != 0 {
 		return "", 0, "", nil, errReplied()
@@ -154,6 +155,9 @@ func parseLog(reply any) (log string, to uint64, word string, lines []Line, err 
 	texts := make([]string, len(row))
 	for i := range row {
 		texts[i], _ = row[i].(string)
+	}
+	if texts[2] == "other" {
+		return "", 0, "", nil, fmt.Errorf("this Redis has counted as region %q, and cannot count as %q: correct --region", texts[0], s.cfg.Region)
 	}
 	if texts[1] != "" {
 		if to, err = strconv.ParseUint(texts[1], 10, 64); err != nil {
@@ -176,10 +180,13 @@ func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Posi
 			got[i] = pipe.HGet(ctx, stateKey(b), "from:"+of)
 		}
 		s.conn.Metrics.Commands.Add(float64(len(got)))
-		if _, err := pipe.Exec(ctx); err != nil && err != redis.Nil {
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
-		for i := range got {
+		for i := range got { // Exec has the first error only, which may be that there is no position
+			if err := got[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
 			out[i] = parsePosition(got[i].Val())
 		}
 		return nil
@@ -238,8 +245,16 @@ func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) (
 	out := make([]Told, len(tellings))
 	for i, cl := range calls {
 		row, _ := cl.Reply.([]any)
-		if len(row) != 4 {
+		if len(row) < 4 {
 			return nil, errReplied()
+		}
+		if len(row) > 4 {
+			lock, _ := row[4].(string)
+			if l, ok := parseLock(lock); ok && l.age > abandoned { // the next telling finds it gone
+				if err := s.finish(ctx, l); err != nil {
+					return nil, fmt.Errorf("redisstore: tell of %d buckets: %w", len(tellings), err)
+				}
+			}
 		}
 		status, _ := row[0].(string)
 		at, _ := row[1].(string)
@@ -299,11 +314,36 @@ func (s *Store) Listen(l Listener) {
 	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
 }
 
-// relog has the next look at the logs begin new ones: all is told then.
+// relog has the next look at the logs begin new ones, and forgets how far this region has those of others: all is
+// told then, on both sides.
 func (s *Store) relog(ctx context.Context) error {
+	drop := make([][]string, Buckets)
+	if err := s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		got := make([]*redis.StringSliceCmd, Buckets)
+		for b := range got {
+			got[b] = pipe.HKeys(ctx, stateKey(b))
+		}
+		return func() error {
+			for b, g := range got {
+				if err := g.Err(); err != nil {
+					return err
+				}
+				for _, field := range g.Val() {
+					if field == "log" || strings.HasPrefix(field, "from:") {
+						drop[b] = append(drop[b], field)
+					}
+				}
+			}
+			return nil
+		}
+	}); err != nil {
+		return err
+	}
 	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
-		for b := range Buckets {
-			pipe.HDel(ctx, stateKey(b), "log")
+		for b, fields := range drop {
+			if len(fields) > 0 {
+				pipe.HDel(ctx, stateKey(b), fields...)
+			}
 		}
 		return func() error { return nil }
 	})

@@ -24,9 +24,10 @@ type Part struct {
 	At   uint64
 }
 
-// Merge returns what two tellings of one part know together.
+// Merge returns what two tellings of one part know together. One sequence has two values when a region went on from an
+// older memory: then the greater value holds.
 func (p Part) Merge(o Part) Part {
-	if o.Sequence > p.Sequence {
+	if o.Sequence > p.Sequence || o.Sequence == p.Sequence && o.Value > p.Value {
 		p.Value, p.Sequence = o.Value, o.Sequence
 	}
 	if o.At > p.At {
@@ -113,6 +114,7 @@ type Region struct {
 	Share
 
 	life     uint64 // of this region; 0: it has not begun
+	changed  bool   // it has changed the counter itself in this life, and not only heard of it
 	ended    uint64 // lives begin after this
 	sequence uint64
 	size     int64 // of its set
@@ -141,12 +143,14 @@ func (r *Region) own(kind counter.Kind, now uint64, change func(*Part)) {
 // Add adds to a sum.
 func (r *Region) Add(delta int64, now uint64) {
 	r.own(counter.Sum, now, func(p *Part) { p.Value += delta })
+	r.changed = true
 }
 
 // Join has so many members join the region's set, or leave it.
 func (r *Region) Join(members int64, now uint64) {
 	r.size += members
 	r.own(counter.Members, now, func(p *Part) { p.Value = r.size })
+	r.changed = true
 }
 
 // Size is how many members the region's set has.
@@ -155,13 +159,17 @@ func (r *Region) Size() int64 { return r.size }
 // See adds members to a unique.
 func (r *Region) See(now uint64, members ...string) {
 	seen := r.Seen.Clone()
-	seen.Add(members...)
+	if !seen.Add(members...) {
+		return
+	}
 	r.Seen = seen
 	r.own(counter.Unique, now, func(*Part) {})
+	r.changed = true
 }
 
 // Reset makes the value 0.
 func (r *Region) Reset(now uint64) {
+	r.changed = r.Kind != 0
 	switch r.Kind {
 	case 0:
 	case counter.Sum:
@@ -204,7 +212,7 @@ func (r *Region) drop(number uint64) {
 }
 
 // keep is what this life of the region has given itself: of a life that began after an end, without knowing of it,
-// for its memory was lost, that stays.
+// for its memory was lost, that stays. A life that was made by hearing alone has given nothing, and ends.
 func (r *Region) keep() {
 	life := Life{r.Name, r.life}
 	own := r.Parts[life]
@@ -217,14 +225,14 @@ func (r *Region) Lose() { *r = Region{Name: r.Name} }
 // Hear takes what another region tells.
 func (r *Region) Hear(s Share, now uint64) {
 	switch {
-	case s.Died > r.Died && r.life > s.Died:
+	case s.Died > r.Died && r.life > s.Died && r.changed:
 		r.Died, r.Emptied, r.ended = s.Died, 0, max(r.ended, s.Died)
 		r.keep()
 	case s.Died > r.Died:
 		r.drop(s.Died)
 	}
 	if s.Died == r.Died && s.Kind != 0 && r.Kind != 0 && r.Kind != counter.Sum && s.Emptied > r.Emptied {
-		if r.life > s.Emptied {
+		if r.life > s.Emptied && r.changed {
 			r.Emptied = s.Emptied
 			r.keep()
 		} else {
@@ -232,13 +240,15 @@ func (r *Region) Hear(s Share, now uint64) {
 			r.own(r.Kind, now, func(*Part) {})
 		}
 	}
+	own := r.Parts[Life{r.Name, r.life}].Value
 	r.Share = r.Share.Merge(s)
 	top := r.newest(r.Name)
-	if r.Kind == 0 || r.life != 0 && top == r.life && r.Parts[Life{r.Name, top}].Sequence <= r.sequence {
+	is := r.Parts[Life{r.Name, top}]
+	if r.Kind == 0 || r.life != 0 && top == r.life && is.Sequence <= r.sequence && is.Value == own {
 		return
 	}
 	// It hears of the counter for the first time; or others know more of this region than it does, so it has lost its
 	// memory. A new life begins.
-	r.life = 0
+	r.life, r.changed = 0, false
 	r.own(r.Kind, now, func(p *Part) { p.Value = r.size })
 }
