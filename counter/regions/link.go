@@ -36,15 +36,16 @@ type link struct {
 	log     zerolog.Logger
 	wake    chan struct{} // holds one: dirty has some
 	asked   chan struct{} // holds one: whole has some
-	said    string        // why the peer takes nothing, as the log has it; guarded by mu, as the next one is
+	said    string        // why the peer takes nothing, as the log has it; guarded by mu, as the next two are
 	oddSaid bool          // the log has said that counters cannot be taken
+	failing [2]bool       // the log has said that run, or tellAll, fails
 
 	news, odd, all, failures prometheus.Counter
 	lag                      prometheus.Gauge
 
 	mu    sync.Mutex // guards all below
 	dirty map[int]bool
-	since time.Time                   // since when there is something to tell; zero: there is not
+	since time.Time                   // since when dirty or whole have something; zero: they have not
 	at    map[int]redisstore.Position // how far the peer is; none: it has to be asked
 	whole map[int]bool                // buckets of which all is to be told, or is being told
 }
@@ -68,11 +69,40 @@ func signal(c chan struct{}) {
 func (l *link) changed(bucket int) {
 	l.mu.Lock()
 	l.dirty[bucket] = true
-	if l.since.IsZero() {
-		l.since = time.Now()
-	}
+	l.waits(time.Now())
 	l.mu.Unlock()
 	signal(l.wake)
+}
+
+// waits notes that something has been there to tell since then; zero: nobody knows since when. It is called with mu.
+func (l *link) waits(since time.Time) {
+	if since.IsZero() {
+		since = time.Now()
+	}
+	if l.since.IsZero() || since.Before(l.since) {
+		l.since = since
+	}
+}
+
+const (
+	failingRounds = iota
+	failingWhole
+)
+
+// ended has the log say, once, that telling fails, and that it does not any more.
+func (l *link) ended(what int, err error) {
+	l.mu.Lock()
+	was := l.failing[what]
+	l.failing[what] = err != nil
+	l.mu.Unlock()
+	switch {
+	case err != nil && !was:
+		l.log.Warn().Err(err).Msg("changes of counters cannot be told to the peer; trying again until they can")
+	case err != nil:
+		l.log.Debug().Err(err).Msg("changes of counters could not be told to the peer; trying again")
+	case was:
+		l.log.Info().Msg("changes of counters are told to the peer again")
+	}
 }
 
 // run tells the peer what changes until ctx ends. The first change after a pause goes at once.
@@ -97,11 +127,11 @@ func (l *link) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		l.ended(failingRounds, err)
 		rest := l.s.cfg.Every - time.Since(start)
 		switch {
 		case err != nil:
 			l.failures.Inc()
-			l.log.Debug().Err(err).Msg("changes of counters could not be told to the peer; trying again")
 			rest = retryAfter/2 + mrand.N(retryAfter/2)
 		case later:
 			rest = unreadyFor
@@ -123,8 +153,8 @@ func (l *link) run(ctx context.Context) {
 }
 
 // take returns the buckets to look at in a round. With all that is every bucket of this process, and the peer is
-// asked how far it has them.
-func (l *link) take(all bool) (buckets []int) {
+// asked how far it has them. since is when the oldest change in them was made; zero: none is known.
+func (l *link) take(all bool) (buckets []int, since time.Time) {
 	owned := l.s.owned()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,13 +167,21 @@ func (l *link) take(all bool) (buckets []int) {
 		}
 	}
 	clear(l.dirty) // the rest is another process's, or is told whole and looked at after that
-	return buckets
+	since = l.since
+	if len(l.whole) == 0 {
+		l.since = time.Time{}
+	}
+	return buckets, since
 }
 
-// again has buckets looked at in the next round.
-func (l *link) again(buckets []int) {
+// again has buckets looked at in the next round. They have been waiting since then.
+func (l *link) again(buckets []int, since time.Time) {
+	if len(buckets) == 0 {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.waits(since)
 	for _, b := range buckets {
 		l.dirty[b] = true
 	}
@@ -152,13 +190,13 @@ func (l *link) again(buckets []int) {
 // round tells the peer what has changed. more: another round has to follow at once. later: the peer could not take
 // some of it now.
 func (l *link) round(ctx context.Context, all bool) (more, later bool, err error) {
-	buckets := l.take(all)
+	buckets, since := l.take(all)
 	defer l.gauge()
 	if len(buckets) == 0 {
 		return false, false, nil
 	}
 	left := buckets // what is not told in the end
-	defer func() { l.again(left) }()
+	defer func() { l.again(left, since) }()
 	at, err := l.positions(ctx, buckets)
 	if err != nil {
 		return false, false, err
@@ -173,7 +211,7 @@ func (l *link) round(ctx context.Context, all bool) (more, later bool, err error
 	for i, b := range batches {
 		switch {
 		case b.All:
-			l.needsAll(b.Bucket)
+			l.needsAll(b.Bucket, since)
 		case b.To == b.From && len(b.Lines) == 0:
 		case lines >= atOnce:
 			rest, more = append(rest, b.Bucket), true
@@ -290,9 +328,10 @@ func (l *link) took(t *redisstore.Told) {
 	}
 }
 
-// needsAll has tellAll tell the peer all of a bucket.
-func (l *link) needsAll(bucket int) {
+// needsAll has tellAll tell the peer all of a bucket, which has been waiting since then.
+func (l *link) needsAll(bucket int, since time.Time) {
 	l.mu.Lock()
+	l.waits(since)
 	l.whole[bucket] = true
 	l.mu.Unlock()
 	signal(l.asked)
@@ -332,9 +371,11 @@ func (l *link) tellAll(ctx context.Context) {
 		wg.Go(func() {
 			err := l.tellBucket(ctx, next)
 			<-room
+			if ctx.Err() == nil && !errors.Is(err, errName) && !errors.Is(err, errNobody) { // the log has those already
+				l.ended(failingWhole, err)
+			}
 			if err != nil && ctx.Err() == nil {
 				l.failures.Inc()
-				l.log.Debug().Err(err).Int("bucket", next).Msg("counters could not be told to the peer; trying again")
 				pause := time.NewTimer(retryAfter/2 + mrand.N(retryAfter/2))
 				if errors.Is(err, errName) {
 					pause.Reset(looksAfter * l.s.cfg.Every)
