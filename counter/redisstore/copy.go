@@ -210,6 +210,7 @@ func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take
 	var members, counted *redis.MapStringStringCmd
 	var registers *redis.StringCmd
 	var gains []*redis.StringCmd
+	far := pipe.HGet(ctx, farKey(b), c.Key)
 	if c.Entries > 0 {
 		ledger = pipe.XRange(ctx, ledgerKey(b, c.Key), "-", "+")
 	}
@@ -225,6 +226,10 @@ func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take
 		}
 	}
 	return func() (err error) {
+		if err := far.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		c.Elsewhere = far.Val()
 		if ledger != nil {
 			for _, m := range ledger.Val() {
 				e, err := parseEntry(m)
@@ -369,13 +374,13 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 		}
 	}
 	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
-		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key),
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), farKey(b),
 	}}
 	isStaged := 0
 	if staged != "" {
 		isStaged = 1
 	}
-	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), isStaged, len(c.Ledger)}
+	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), isStaged, c.Elsewhere, len(c.Ledger)}
 	if c.Registers.Empty() {
 		cl.Args[3] = ""
 	}
