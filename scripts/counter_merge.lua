@@ -6,7 +6,7 @@
 -- ARGV[5]  log: the teller's log ARGV[6] from the place ARGV[7] to ARGV[8]
 --          begin: all is going to be told; ARGV[6] is a word for that
 --          all: some of all
---          end: all was told since begin with that word; its log ARGV[7] is told up to ARGV[8]
+--          end: with what is here all was told since begin with that word; its log ARGV[7] is told up to ARGV[8]
 -- ARGV[9…] for each counter eight: key, kind, when it changed, died, emptied, parts and registers as counter_log.lua has
 --          them, and the number of its first key
 -- Returns  merged, busy (a counter is locked, or the bucket is held still), or unready and which region this is; how far
@@ -125,7 +125,7 @@ local function merge(i)
     before = writeFar(far)
     redis.call('HSET', fars, key, before)
     bury(counters, fars, gone, key, died, now)
-    if mode == 'all' then note(key) end
+    if mode ~= 'log' then note(key) end
     news = news + 1
   end
   if kind == '' and not kept then return end
@@ -202,7 +202,7 @@ local function merge(i)
     tell(key, is, empties and kind == 'members')
   end
   if new then news = news + 1 end
-  if again or behind or new and mode == 'all' then note(key) end
+  if again or behind or new and mode ~= 'log' then note(key) end
 end
 
 for i = 9, #ARGV, 8 do merge(i) end

@@ -34,6 +34,14 @@ const lineFields = 7
 // Line is what a region tells of a counter: counter_log.lua has the fields.
 type Line [lineFields]string
 
+// Size is how many bytes it has.
+func (l *Line) Size() (n int) {
+	for _, field := range l {
+		n += len(field)
+	}
+	return n
+}
+
 // Position is how far a region has the log of a bucket of another one; zero: it has to be told all.
 type Position struct {
 	Log    string
@@ -229,7 +237,7 @@ type Told struct {
 // NoRegion is the other region's name while none of its processes has been there.
 const NoRegion = "?"
 
-// Tell has this region, which is to be the one called to, take what the region from tells, of different buckets.
+// Tell has this region, which is to be the one called to, take what the region from tells; of one bucket in that order.
 func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) ([]Told, error) {
 	c, err := s.client(ctx)
 	if err != nil {

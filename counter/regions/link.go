@@ -1,11 +1,13 @@
 package regions
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	mrand "math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,12 +23,15 @@ const (
 	unreadyFor  = 200 * time.Millisecond // until a counter that is locked is tried again
 	atOnce      = 16384                  // counters under way in one round, about
 	linesAtOnce = 256                    // of one bucket; a page of a bucket that is told whole
-	tellers     = 4                      // buckets that are told whole at once
+	tellers     = 4                      // large buckets that are told whole at once
+	smallMost   = 64 << 10               // bytes of a bucket that is told together with others
 )
 
 var (
 	errName   = errors.New("the peer has another name")
 	errNobody = errors.New("no process of the peer has been there yet")
+	errBusy   = errors.New("the peer has counters locked")
+	errLarge  = errors.New("the bucket is large")
 )
 
 // link tells one peer what changes here. Its goroutines are run and tellAll, which Store owns.
@@ -338,24 +343,36 @@ func (l *link) needsAll(bucket int, since time.Time) {
 }
 
 // tellAll tells the peer all of buckets whose logs do not reach back to where it is, until ctx ends. What changes in
-// such a bucket meanwhile is told after that.
+// such a bucket meanwhile is told after that. Buckets with few counters go together, so that a long way to the peer is
+// gone once for all of them.
 func (l *link) tellAll(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	room := make(chan struct{}, tellers)
 	under := map[int]bool{} // guarded by l.mu
-	for {
+	done := func(buckets ...int) {
 		l.mu.Lock()
-		next := -1
+		for _, b := range buckets {
+			delete(l.whole, b)
+			delete(l.at, b)
+			delete(under, b)
+		}
+		l.mu.Unlock()
+		for _, b := range buckets {
+			l.changed(b) // it is looked at again, also after a failure
+		}
+	}
+	for {
+		var next []int
+		l.mu.Lock()
 		for b := range l.whole {
 			if !under[b] {
-				next = b
+				next = append(next, b)
 				under[b] = true
-				break
 			}
 		}
 		l.mu.Unlock()
-		if next < 0 {
+		if len(next) == 0 {
 			select {
 			case <-ctx.Done():
 				return
@@ -363,37 +380,108 @@ func (l *link) tellAll(ctx context.Context) {
 			}
 			continue
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case room <- struct{}{}:
-		}
-		wg.Go(func() {
-			err := l.tellBucket(ctx, next)
-			<-room
-			if ctx.Err() == nil && !errors.Is(err, errName) && !errors.Is(err, errNobody) { // the log has those already
-				l.ended(failingWhole, err)
-			}
-			if err != nil && ctx.Err() == nil {
-				l.failures.Inc()
-				pause := time.NewTimer(retryAfter/2 + mrand.N(retryAfter/2))
-				if errors.Is(err, errName) {
-					pause.Reset(looksAfter * l.s.cfg.Every)
-				}
+		large, err := l.tellSmall(ctx, next)
+		l.failed(ctx, err)
+		done(slices.DeleteFunc(next, func(b int) bool { return slices.Contains(large, b) })...)
+		for _, b := range large {
+			wg.Go(func() {
 				select {
 				case <-ctx.Done():
-				case <-pause.C:
+					return
+				case room <- struct{}{}:
 				}
-				pause.Stop()
-			}
-			l.mu.Lock()
-			delete(l.whole, next)
-			delete(l.at, next)
-			delete(under, next)
-			l.mu.Unlock()
-			l.changed(next) // it is looked at again, also after a failure
-		})
+				err := l.tellBucket(ctx, b)
+				<-room
+				l.failed(ctx, err)
+				done(b)
+			})
+		}
 	}
+}
+
+// failed waits after a failure, and notes it.
+func (l *link) failed(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	if !errors.Is(err, errName) && !errors.Is(err, errNobody) && !errors.Is(err, errBusy) { // the log has the first two already, and a lock passes
+		l.ended(failingWhole, err)
+	}
+	if err == nil {
+		return
+	}
+	l.failures.Inc()
+	rest := retryAfter/2 + mrand.N(retryAfter/2)
+	if errors.Is(err, errName) {
+		rest = looksAfter * l.s.cfg.Every
+	}
+	pause := time.NewTimer(rest)
+	defer pause.Stop()
+	select {
+	case <-ctx.Done():
+	case <-pause.C:
+	}
+}
+
+// tellSmall tells all of those of buckets that have few counters, in one call, and returns the others.
+func (l *link) tellSmall(ctx context.Context, buckets []int) (large []int, err error) {
+	// What changes from here on is in the logs behind these positions.
+	batches, err := l.s.cfg.Local.Outgoing(ctx, buckets, make([]redisstore.Position, len(buckets)), 1)
+	if err != nil {
+		return nil, err
+	}
+	var tellings []redisstore.Telling
+	for i, b := range buckets {
+		whole, bytes := redisstore.Batch{Bucket: b, To: batches[i].To}, 0
+		err := l.s.cfg.Local.EachLine(ctx, b, linesAtOnce, func(lines []redisstore.Line) error {
+			for _, line := range lines {
+				bytes += line.Size()
+			}
+			if whole.Lines = append(whole.Lines, lines...); len(whole.Lines) > linesAtOnce || bytes > smallMost {
+				return errLarge
+			}
+			return nil
+		})
+		switch {
+		case errors.Is(err, errLarge):
+			large = append(large, b)
+		case err != nil:
+			return nil, err
+		default:
+			word := rand.Text()
+			tellings = append(tellings,
+				redisstore.Telling{Batch: redisstore.Batch{Bucket: b}, Mode: redisstore.TellBegin, Word: word},
+				redisstore.Telling{Batch: whole, Mode: redisstore.TellEnd, Word: word})
+		}
+	}
+	if len(tellings) == 0 {
+		return large, nil
+	}
+	told, err := l.Remote.Tell(ctx, l.s.cfg.Region, l.Name, tellings)
+	if err != nil {
+		return large, err
+	}
+	for i := range told {
+		if i%2 == 1 {
+			l.all.Inc()
+		}
+		l.took(&told[i])
+		err = cmp.Or(err, l.refused(&told[i]))
+	}
+	return large, err
+}
+
+// refused is why the peer has not taken a telling, or nil.
+func (l *link) refused(t *redisstore.Told) error {
+	switch {
+	case t.Merged:
+		return nil
+	case t.Other == redisstore.NoRegion:
+		return errNobody
+	case t.Other != "":
+		return fmt.Errorf("%w: %q", errName, t.Other)
+	}
+	return errBusy
 }
 
 // tellBucket tells all of a bucket.
@@ -414,13 +502,8 @@ func (l *link) tellBucket(ctx context.Context, b int) error {
 				return err
 			}
 			l.took(&told[0])
-			switch {
-			case told[0].Other == redisstore.NoRegion:
-				return errNobody
-			case told[0].Other != "":
-				return fmt.Errorf("%w: %q", errName, told[0].Other)
-			case told[0].Merged:
-				return nil
+			if err := l.refused(&told[0]); !errors.Is(err, errBusy) {
+				return err
 			}
 			select {
 			case <-ctx.Done():
