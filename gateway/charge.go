@@ -23,10 +23,10 @@ const (
 	nameBurst = 25 * presence.MaxPages
 
 	// A client may bring this many pages a second that the gateway does not have
-	// yet, and at once as many as it may have. Each costs the store a call, and the
+	// yet, and at once as many as it may have and a few. Each costs the store a call, and the
 	// gateway keeps it for a while.
 	newPageRate  = 20
-	newPageBurst = presence.MaxPages
+	newPageBurst = presence.MaxPages + newPageRate
 
 	// All connections of one address together, also those that have ended, may bring
 	// this many. Many people may share an address, and all of them come back after a

@@ -50,6 +50,7 @@ func defaults() Config {
 		HeartbeatInterval: 2 * time.Second, PresenceTimeout: 7 * time.Second, LeaveGrace: 2 * time.Second,
 		UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second, PongTimeout: 5 * time.Second,
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
+		ACMEURL:         "https://acme-v02.api.letsencrypt.org/directory",
 		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, Rules: counter.BuiltinRules(),
 	}
 }

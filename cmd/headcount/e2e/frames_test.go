@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -233,9 +234,9 @@ func TestHundredPages(t *testing.T) {
 		return len(seen) == 99
 	})
 	c.skim()
-	noSite := func(fs []frame) (rest []frame) { // other tests come and go there
+	news := func(fs []frame) (rest []frame) { // other tests come and go on the site, and a busy client is told again what it has
 		for _, f := range fs {
-			if !f.isCount("*") {
+			if f.Type != "count" || f.Page != nil && slices.Contains([]string{page(100), page(101), page(102)}, *f.Page) {
 				rest = append(rest, f)
 			}
 		}
@@ -243,7 +244,7 @@ func TestHundredPages(t *testing.T) {
 	}
 	refused := func(what string, page string) {
 		t.Helper()
-		fs := noSite(c.skim())
+		fs := news(c.skim())
 		if len(fs) != 1 || fs[0].Type != "error" || fs[0].Code != "too_many_pages" {
 			t.Fatalf("%s: %v", what, fs)
 		}
