@@ -5,22 +5,29 @@ import (
 	"testing/synctest"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 )
 
 // The lag is that of what is left to tell, however steadily changes come.
 func TestLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLink(&Store{cfg: Config{Log: zerolog.Nop()}}, Peer{Name: "eu"}, newMetrics(nil))
+		registry := prometheus.NewRegistry()
+		l := newLink(&Store{cfg: Config{Log: zerolog.Nop()}}, Peer{Name: "eu"}, newMetrics(registry))
 		shows := func(want float64) {
 			t.Helper()
 			l.gauge()
-			var m dto.Metric
-			if err := l.lag.Write(&m); err != nil {
+			families, err := registry.Gather()
+			if err != nil {
 				t.Fatal(err)
 			}
-			if got := m.GetGauge().GetValue(); got != want {
+			got := -1.0
+			for _, f := range families {
+				if f.GetName() == "headcount_counters_region_lag_seconds" {
+					got = f.GetMetric()[0].GetGauge().GetValue()
+				}
+			}
+			if got != want {
 				t.Errorf("the lag is %v s, not %v s", got, want)
 			}
 		}
