@@ -22,7 +22,8 @@ import (
 //	hc:{n5}:gone    zset: counters that were deleted, by when (ms); they are forgotten 30 days later
 //
 // and in its state region, the name of this one; log and logrun, the number of the log and the run of the server that it is
-// of; places, the last place in it; trimmed, the last one that was dropped; from:NAME, how far this region has the log of
+// of; places, the last place in it; trimmed, the last one that was dropped; shared, how many publications are
+// of processes with regions, and alone, how many others there were when the log began; from:NAME, how far this region has the log of
 // that one.
 
 func farKey(b int) string  { return tag(b) + "f" }

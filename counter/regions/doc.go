@@ -74,6 +74,7 @@
 // # Bounds
 //
 // A link remembers a position for each of 64 buckets, and has at most 16,384 counters under way. A counter has 100 parts: a
-// life beyond is not counted. A part that would lead a total out of 64 bits is not taken until the total has room.
+// life beyond is not counted. A part that would lead a total out of 64 bits is not taken until it is told again, with the
+// next change of the counter there, and the total has room. A region's own part has the bound of 64 bits by itself.
 // Beside a counter stand about 50 bytes for each region that changed it, and 110 while it is in the log.
 package regions
