@@ -17,10 +17,10 @@ FUZZTIME  ?= 10s
 SERVED   = (counter/(redisstore|pgstore|persistent)|presence/redisstore)$$
 
 # The packages that start whole processes, one after the other, beside all others: they
-# mostly wait. The processes have the race detector, their clients do not need it. The
-# tests of the root are part of lint.
-WHOLE    = ./cmd/headcount/faults ./cmd/headcount/e2e
-OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|cmd/headcount/(e2e|faults)$$|$(SERVED)')
+# mostly wait. The processes have the race detector, their clients do not need it, nor
+# does what packs a release. The tests of the root are part of lint.
+WHOLE    = ./cmd/headcount/faults ./cmd/headcount/e2e ./cmd/release
+OTHERS   = $$($(GO) list ./... | grep -vE '^headcount$$|cmd/headcount/(e2e|faults)$$|cmd/release$$|$(SERVED)')
 RACE_BIN = HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race'
 
 GOFILES  = $$(find . -name node_modules -prune -o -name .git -prune -o -name '*.go' -print)
