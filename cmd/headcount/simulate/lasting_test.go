@@ -76,7 +76,7 @@ func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
 			f.lie = lie
 			c := lastingCommand(f)
 			var r Report
-			for range 10 { // on a machine that stands still a run may have no chance to lie
+			for range 40 { // on a machine that stands still a run may have no chance to lie
 				var err error
 				r, err = run(t, c)
 				if (err == nil) != r.OK || r.OK != (r.WrongCounts == 0) || err != nil && !errors.Is(err, ErrWrong) {
