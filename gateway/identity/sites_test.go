@@ -103,7 +103,7 @@ func TestNoOriginIsInTwoSites(t *testing.T) {
 			}
 		}
 		try(nil)
-		_, err := NewSites([]string{"one=https://" + strings.Join(one, "."), "two=https://other.example,https://" + strings.Join(two, ".")})
+		_, err := NewSites([]string{"one=https://" + strings.Join(one, "."), "two=http://other.example,https://" + strings.Join(two, ".")})
 		if refused := err != nil; refused != both {
 			t.Fatalf("%v and %v: %v, and there is an origin of both: %v", one, two, err, both)
 		}
