@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"pgregory.net/rapid"
 
 	"headcount/presence"
 	"headcount/presence/redistest"
+	"headcount/redisconn"
 	"headcount/scripts"
 )
 
@@ -359,8 +361,9 @@ func TestAnOldClusterHearsClassicChannels(t *testing.T) {
 }
 
 func newWatcher(backlog int) *watcher {
+	conn := &redisconn.Conn{Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})}}
 	return &watcher{
-		s: &Store{cfg: Config{Backlog: backlog}}, wake: make(chan struct{}, 1),
+		s: &Store{cfg: Config{Backlog: backlog}, conn: conn}, wake: make(chan struct{}, 1),
 		feeds: map[int]*feed{1: {}, 2: {}},
 	}
 }
