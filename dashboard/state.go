@@ -1,7 +1,6 @@
 package dashboard
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 )
@@ -43,22 +42,17 @@ func (b *Board) state(is *answer) state {
 			warn = append(warn, fmt.Sprintf("The region %s has not been heard for %.0f s; totals have what it said last.", r.Name, max(r.Heard, r.Lag)))
 		}
 	}
-	if len(bad)+len(warn) > 0 {
-		return state{cmp.Or(level("bad", bad), "warn"), strings.Join(append(bad, warn...), " ")}
+	switch said := strings.Join(append(bad, warn...), " "); {
+	case len(bad) > 0:
+		return state{"bad", said}
+	case len(warn) > 0:
+		return state{"warn", said}
 	}
 	text := "All is well: the store and " + no(len(is.Processes), "process", "processes") + " answer"
 	if n := len(is.Regions); n > 0 {
 		text += ", and " + no(n, "other region is heard", "other regions are heard")
 	}
 	return state{"good", text + "."}
-}
-
-// level is name if anything is said.
-func level(name string, said []string) string {
-	if len(said) == 0 {
-		return ""
-	}
-	return name
 }
 
 func no(n int, one, many string) string {
