@@ -97,27 +97,7 @@ func TestReadsThroughTLS(t *testing.T) {
 // says that this was the end.
 func TestWritesThroughTLS(t *testing.T) {
 	r, client := newTLS(t, time.Minute)
-	large := strings.Repeat("x", 16<<20) // more than the system takes
-	if err := r.wire.Write([]byte(large)); err != nil {
-		t.Fatal(err)
-	}
-	if !r.wire.Busy() {
-		t.Fatal("the system has taken everything")
-	}
-	if err := r.wire.Try([]byte("no")); !errors.Is(err, ErrBusy) {
-		t.Fatalf("Try: %v", err)
-	}
-	if err := errors.Join(r.wire.Write([]byte("one")), r.wire.End([]byte("two"))); err != nil {
-		t.Fatal(err)
-	}
-	got := make([]byte, len(large)+len("onetwo"))
-	if _, err := io.ReadFull(client, got); err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != large+"onetwo" {
-		t.Fatalf("it ends in %q", got[len(large):])
-	}
-	<-r.freed
+	writeMuch(t, r, client)
 	_ = r.wire.Close()
 	if rest, err := io.ReadAll(client); err != nil || len(rest) > 0 {
 		t.Fatalf("after the end: %q, %v", rest, err)

@@ -85,10 +85,10 @@ func TestReadsToTheEnd(t *testing.T) {
 	}
 }
 
-// Bytes that a client does not take are kept and arrive in order. Try writes nothing to
-// a busy wire, and nothing follows End.
-func TestWritesToSlowClient(t *testing.T) {
-	r, client := newReader(t, time.Minute)
+// writeMuch writes more than the system takes to a client, and an end, and has the client
+// read all of it in order.
+func writeMuch(t *testing.T, r *reader, client io.Reader) {
+	t.Helper()
 	large := strings.Repeat("x", 16<<20) // more than the system takes
 	if err := r.wire.Write([]byte(large)); err != nil {
 		t.Fatal(err)
@@ -113,6 +113,13 @@ func TestWritesToSlowClient(t *testing.T) {
 		t.Fatalf("it ends in %q", got[len(large):])
 	}
 	<-r.freed
+}
+
+// Bytes that a client does not take are kept and arrive in order. Try writes nothing to
+// a busy wire, and nothing follows End.
+func TestWritesToSlowClient(t *testing.T) {
+	r, client := newReader(t, time.Minute)
+	writeMuch(t, r, client)
 	if r.wire.Busy() {
 		t.Fatal("the wire is still busy")
 	}
