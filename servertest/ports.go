@@ -1,6 +1,7 @@
 package servertest
 
 import (
+	"io"
 	"math/rand/v2"
 	"net"
 	"strconv"
@@ -9,14 +10,15 @@ import (
 
 // Ports are given from this range. It is below the one from which the system
 // takes ports for outgoing connections, so no connection takes the port of a
-// server that is down for a moment.
+// server that is down for a moment. Nor do the tests of another package, which
+// run meanwhile as a process of their own: a port is claimed before it is tried.
 const firstPort, endPort = 12000, 32000
 
-// ports are those that were given, so that none is given twice; at most all of
-// the range.
+// ports are those that this process has claimed, so that none is given twice;
+// at most all of the range. A claim that nothing points to would be collected.
 var ports struct {
 	sync.Mutex
-	taken map[int]bool
+	claims map[int]io.Closer
 }
 
 // FreeAddr returns an address of the loopback for a server. It stays the
@@ -28,8 +30,8 @@ func FreeAddr() string { return addr(FreePort()) }
 func FreePort(beside ...int) int {
 	ports.Lock()
 	defer ports.Unlock()
-	if ports.taken == nil {
-		ports.taken = map[int]bool{}
+	if ports.claims == nil {
+		ports.claims = map[int]io.Closer{}
 	}
 search:
 	for {
@@ -39,12 +41,17 @@ search:
 			all = append(all, port+d)
 		}
 		for _, p := range all {
-			if p >= endPort || ports.taken[p] || !free(addr(p)) {
+			if p >= endPort || ports.claims[p] != nil {
 				continue search
 			}
-		}
-		for _, p := range all {
-			ports.taken[p] = true
+			c := claim(p)
+			if c == nil {
+				continue search
+			}
+			ports.claims[p] = c // also when its neighbour is not ours: there are many
+			if !free(addr(p)) {
+				continue search
+			}
 		}
 		return port
 	}

@@ -2,6 +2,8 @@ package servertest
 
 import (
 	"bytes"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,4 +43,15 @@ func children(pid int) []int {
 		}
 	}
 	return pids
+}
+
+// claim keeps a port from other processes until what it returns is closed or this
+// process ends; nil when another has it. The kernel gives each abstract name of a
+// socket once.
+func claim(port int) io.Closer {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@headcount-test-port-" + strconv.Itoa(port), Net: "unix"})
+	if err != nil {
+		return nil
+	}
+	return l
 }

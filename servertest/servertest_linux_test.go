@@ -3,6 +3,11 @@ package servertest
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -29,5 +34,22 @@ func TestKillEndsChildren(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// A port of one process is not given by another, also while nothing listens there. The
+// other process is this test.
+func TestAPortIsOfOneProcess(t *testing.T) {
+	const asked = "HEADCOUNT_TEST_PORT"
+	if port, err := strconv.Atoi(os.Getenv(asked)); err == nil {
+		os.Stdout.WriteString("claimed " + strconv.FormatBool(claim(port) != nil) + "\n")
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestAPortIsOfOneProcess$")
+	cmd.Env = append(os.Environ(), asked+"="+strconv.Itoa(FreePort()))
+	runtime.GC() // a claim is kept
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), "claimed false\n") {
+		t.Errorf("another process: %v, %q", err, out)
 	}
 }
