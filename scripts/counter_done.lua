@@ -2,13 +2,14 @@
 --
 -- KEYS     hc:{n}:s, :c, :t, :w, :u; then per counter its ledger, its old ledger, what became of its members, its
 --          old registers, what it gained in steps that are over, what it counted
--- ARGV     the epoch that ended; keys of counters
+-- ARGV     the generation; the epoch that ended; keys of counters
 -- Returns  counters of the cut that are left. When there are none the cut is over.
--- Safe to repeat and to arrive late: the epoch says so. O(counters).
+-- Safe to repeat and to arrive late: generation and epoch say so. O(counters).
 
-if redis.call('HGET', KEYS[1], 'taken') ~= ARGV[1] then return 0 end
-for i = 2, #ARGV do
-  local key, at = ARGV[i], 6 * i - 6
+local f = redis.call('HMGET', KEYS[1], 'generation', 'taken')
+if f[1] ~= ARGV[1] or f[2] ~= ARGV[2] then return 0 end
+for i = 3, #ARGV do
+  local key, at = ARGV[i], 6 * i - 12
   if redis.call('HDEL', KEYS[3], key) == 1 then
     local state = redis.call('HGET', KEYS[4], key) or redis.call('HGET', KEYS[2], key) or '-'
     local last = string.match(state, '^%S+ %S+ %S+ %S+ %S+ (%d+)')

@@ -241,6 +241,40 @@ func TestPostgresAway(t *testing.T) {
 	}
 }
 
+// TestALateDoneOfAnotherGeneration ends no cut of this one, although epochs begin anew with each generation: what was set
+// aside would never be persisted.
+func TestALateDoneOfAnotherGeneration(t *testing.T) {
+	s := open(t, persistent.Config{Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
+	redis := s.Front()
+	apply(t, s, op("", add(views, "v:1", 7)))
+	buckets, err := redis.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	generation, epoch := buckets[0].Generation, buckets[0].Epoch
+	taken := func() (n int) {
+		all, err := redis.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range all {
+			if b.Taken == epoch {
+				n++
+			}
+		}
+		return n
+	}
+	if err := redis.Cut(t.Context(), generation, epoch); err != nil || taken() != redisstore.Buckets {
+		t.Fatalf("%d buckets are cut, %v", taken(), err)
+	}
+	if err := redis.Done(t.Context(), generation-1, epoch); err != nil || taken() != redisstore.Buckets {
+		t.Errorf("%d buckets wait for their cut to be persisted, want %d (%v)", taken(), redisstore.Buckets, err)
+	}
+	if err := redis.Done(t.Context(), generation, epoch); err != nil || taken() != 0 {
+		t.Errorf("%d buckets wait for a cut that is persisted, %v", taken(), err)
+	}
+}
+
 // cold waits until Redis has no counter.
 func cold(t testing.TB, servers ...*redistest.Server) {
 	t.Helper()

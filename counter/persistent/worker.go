@@ -130,10 +130,10 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	if !due && lag < s.cfg.PersistInterval*17/20 {
 		return nil
 	}
-	done := uint64(0)
+	var generation, done uint64
 	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *pgstore.Persisting) (epoch, deleted uint64, err error) {
 		epoch, deleted, err = s.cut(ctx, p)
-		done = epoch
+		generation, done = p.Generation, epoch
 		return epoch, deleted, err
 	})
 	if errors.Is(err, redisstore.ErrLost) {
@@ -143,7 +143,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		return err
 	}
 	// Who does not come to this leaves it to the next cut.
-	if err := s.redis.Done(ctx, done); err != nil {
+	if err := s.redis.Done(ctx, generation, done); err != nil {
 		return err
 	}
 	s.metrics.lag.Store(0)
@@ -162,7 +162,7 @@ func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted 
 			return 0, 0, redisstore.ErrLost
 		}
 		if b.Taken != 0 && b.Taken == p.Epoch { // it is persisted: who did so has died
-			if err := s.redis.Done(ctx, p.Epoch); err != nil {
+			if err := s.redis.Done(ctx, p.Generation, p.Epoch); err != nil {
 				return 0, 0, err
 			}
 			return 0, 0, nil // and what came after it is for the next round

@@ -1099,13 +1099,14 @@ func (s *Store) readSteps(ctx context.Context, b int, t *counter.Cut) (size int,
 	})
 }
 
-// Done forgets the cut that ended epoch: it is persisted.
-func (s *Store) Done(ctx context.Context, epoch uint64) error {
+// Done forgets the cut that ended an epoch of a generation: it is persisted.
+func (s *Store) Done(ctx context.Context, generation, epoch uint64) error {
 	for b := range Buckets {
 		k := bucketKeys(b, true)
 		done := func(keys []string) error {
 			cl := &redisconn.Call{
-				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)}, Args: []any{strconv.FormatUint(epoch, 10)},
+				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)},
+				Args: []any{strconv.FormatUint(generation, 10), strconv.FormatUint(epoch, 10)},
 			}
 			for _, key := range keys {
 				cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), oldRegistersKey(b, key), gainedKey(b, epoch, key), countsKey(b, epoch, key))
