@@ -23,6 +23,7 @@ func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *redisst
 	}
 	s = newStore(p, p.Front(), Config{Rate: 1000, Rules: rules, Cool: time.Hour})
 	t.Cleanup(func() { s.Close() })
+	settled(t, "start", func() error { _, err := s.Read(t.Context(), []string{"k"}, "", 0); return err }) // the tables may not be made yet
 	return s, p.Front()
 }
 

@@ -134,6 +134,8 @@ var (
 
 const (
 	dialTimeout    = 2 * time.Second
+	askTimeout     = 2 * dialTimeout  // of asking a database what it is
+	openTimeout    = 20 * time.Second // of a start that prepares the tables: it goes on without a database that takes longer
 	callTimeout    = 5 * time.Second  // of a whole call, when its context has no earlier end
 	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for who prepares them
 
@@ -251,7 +253,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		OnStateChange: func(string, gobreaker.State, gobreaker.State) { s.look() },
 		IsExcluded:    func(err error) bool { return errors.Is(err, errNotItsFault) },
 	})
-	first, cancel := context.WithTimeout(ctx, 2*dialTimeout)
+	first, cancel := context.WithTimeout(ctx, openTimeout)
 	err = s.prepare(first)
 	cancel()
 	if errors.Is(err, ErrConfig) {
@@ -302,7 +304,9 @@ func (s *Store) prepare(ctx context.Context) error {
 
 	db := stdlib.OpenDB(*cc)
 	defer db.Close()
-	version, err := check(ctx, db)
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	version, err := check(asking, db)
+	cancel()
 	if err != nil || version == newest {
 		return err
 	}
