@@ -16,6 +16,8 @@ import (
 // writeIdentityProblem answers a request that Identify refused.
 func writeIdentityProblem(w http.ResponseWriter, err error) {
 	switch {
+	case errors.Is(err, errElsewhere):
+		policy.Problem(w, http.StatusForbidden, sentence(err))
 	case errors.Is(err, identity.ErrKeysAway):
 		policy.Problem(w, http.StatusServiceUnavailable, err.Error(), policy.RetryAfter(identity.KeysEvery))
 	case errors.Is(err, identity.ErrNoToken):

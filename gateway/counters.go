@@ -42,7 +42,7 @@ func (w callers) HasKey(key string) bool { return w.g.keys.Has(key) }
 func (w callers) Public(c *gin.Context) bool { return w.g.public(c) }
 
 func (w callers) Identify(c *gin.Context) (identity.Identity, bool) {
-	id, err := w.g.cfg.Identities.Identify(c.Request, false)
+	id, err := w.g.identify(c, false)
 	if err != nil {
 		writeIdentityProblem(c.Writer, err)
 	}

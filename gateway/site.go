@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -61,14 +62,17 @@ func siteOf(c *gin.Context) presence.Namespace {
 	return of
 }
 
+// errElsewhere refuses a page of one site that would act as its visitor on another.
+var errElsewhere = errors.New("this page is of another site, and a visitor is somebody else there; ask without a site")
+
 // identify returns who sent the request, as a user of its site. query says whether the
 // URL's parameters count.
 func (g *Gateway) identify(c *gin.Context, query bool) (identity.Identity, error) {
-	id, err := g.cfg.Identities.Identify(c.Request, query)
-	if err == nil {
-		id = g.cfg.Identities.In(siteOf(c), id)
+	site := siteOf(c)
+	if g.cfg.Sites.Elsewhere(c.Request, g.cfg.Proxies.Secure(c.Request), site) {
+		return identity.Identity{}, errElsewhere
 	}
-	return id, err
+	return g.cfg.Identities.Identify(c.Request, site, query)
 }
 
 // userOf identifies a user of a site in follows.

@@ -29,8 +29,9 @@ import (
 	"headcount/presence"
 )
 
-// Where an anonymous id travels: the cookie for pages of the same site, the
-// header and the query parameter "id" for pages on another origin.
+// Where an anonymous id travels: the cookie for pages on the server's own origin, the
+// header and the query parameter "id" for pages on another one. Cookie is that of the
+// default site; see cookieOf.
 const (
 	Cookie = "headcount_id"
 	Header = "Headcount-Id"
@@ -94,7 +95,7 @@ type Identity struct {
 	Fresh   bool               // this call issued the anonymous id, since the request carried no valid one
 	Linked  bool               // the anonymous id stood in the URL, which anybody may have written
 	Hash    presence.User      // identifies the user in presence
-	Site    presence.Namespace // see In
+	Site    presence.Namespace // on which this is a user
 	Expires time.Time          // when the token expires; zero: never
 }
 
@@ -157,14 +158,28 @@ func (ids *Identities) Close() {
 // anonymous.
 func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
 
-// Identify finds out who sent r. query says whether the URL's parameters id and
-// token count; they do for WebSocket and SSE. An error wraps ErrNoToken,
+// Identify finds out who sent r to a site. query says whether the URL's parameters id
+// and token count; they do for WebSocket and SSE. An error wraps ErrNoToken,
 // ErrBadToken or ErrKeysAway. Without JWT settings there is never an error.
 // Identify may wait for a fetch of keys, no longer than r's context lasts.
-func (ids *Identities) Identify(r *http.Request, query bool) (Identity, error) {
+//
+// Users of two sites are two users. An anonymous id is of one site: it is signed for it,
+// and in a cookie of its own. So the pages of a site, which learn the ids of their
+// visitors, cannot act as these on another one, and two sites cannot tell that they
+// have the same visitor. A token says who somebody is on every site.
+func (ids *Identities) Identify(r *http.Request, site presence.Namespace, query bool) (Identity, error) {
 	if !ids.TokensRequired() {
-		return ids.anonymous(r, query), nil
+		return ids.anonymous(r, site, query), nil
 	}
+	id, err := ids.fromRequest(r, query)
+	if err == nil {
+		id = ids.in(site, id)
+	}
+	return id, err
+}
+
+// fromRequest returns the user of the default site that r's token names.
+func (ids *Identities) fromRequest(r *http.Request, query bool) (Identity, error) {
 	token, ok := presentedToken(r, query)
 	if !ok {
 		return Identity{}, ErrNoToken
@@ -178,19 +193,24 @@ func (ids *Identities) CheckToken(r *http.Request, query bool) error {
 	if !ids.TokensRequired() {
 		return nil
 	}
-	if _, err := ids.Identify(r, query); err != nil && !errors.Is(err, ErrNoToken) {
+	if _, err := ids.fromRequest(r, query); err != nil && !errors.Is(err, ErrNoToken) {
 		return err
 	}
 	return nil
 }
 
-// In returns id as the user of a site. Users of two sites are two users, also when they have
-// the same id.
-func (ids *Identities) In(site presence.Namespace, id Identity) Identity {
-	if site != id.Site {
-		id.Site, id.Hash = site, ids.Hash(site.Name(id.User))
-	}
+// in returns id as the user of a site.
+func (ids *Identities) in(site presence.Namespace, id Identity) Identity {
+	id.Site, id.Hash = site, ids.Hash(site.Name(id.User))
 	return id
+}
+
+// cookieOf is the name of the cookie that holds the anonymous id of a site.
+func cookieOf(site presence.Namespace) string {
+	if site == presence.DefaultSite {
+		return Cookie
+	}
+	return Cookie + "_" + site.String()
 }
 
 // SetHashKey sets the key of the user hashes. It is called before anybody is served.
@@ -220,12 +240,12 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 		return
 	}
 	if !id.Fresh {
-		if user, ok := ids.fromCookie(r); ok && user != id.User || !ok && id.Linked {
+		if user, ok := ids.fromCookie(r, id.Site); ok && user != id.User || !ok && id.Linked {
 			return
 		}
 	}
 	http.SetCookie(w, &http.Cookie{
-		Name:     Cookie,
+		Name:     cookieOf(id.Site),
 		Value:    id.Signed,
 		Path:     "/",
 		MaxAge:   365 * 24 * 60 * 60,
@@ -235,39 +255,39 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	})
 }
 
-// ForgetCookie takes the cookie away from a client that has sent one.
-func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, secure bool) {
-	if len(r.CookiesNamed(Cookie)) > 0 {
-		http.SetCookie(w, &http.Cookie{Name: Cookie, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure})
+// ForgetCookie takes the cookie of a site away from a client that has sent one.
+func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Namespace, secure bool) {
+	if name := cookieOf(site); len(r.CookiesNamed(name)) > 0 {
+		http.SetCookie(w, &http.Cookie{Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure})
 	}
 }
 
 // anonymous returns the user of the first valid id. It tries the URL first, then
 // the header, then the cookies, unless the page wants nothing stored. If none is
 // valid, it issues a new id.
-func (ids *Identities) anonymous(r *http.Request, query bool) Identity {
+func (ids *Identities) anonymous(r *http.Request, site presence.Namespace, query bool) Identity {
 	tries := maxIDs
 	if query {
 		for v := range queryValues(r.URL.RawQuery, "id") {
-			if id, ok := ids.verify(v, &tries); ok {
+			if id, ok := ids.verify(v, site, &tries); ok {
 				id.Linked = true
 				return id
 			}
 		}
 	}
 	for _, v := range r.Header[Header] {
-		if id, ok := ids.verify(v, &tries); ok {
+		if id, ok := ids.verify(v, site, &tries); ok {
 			return id
 		}
 	}
 	if !unstored(r) {
-		for v := range cookieValues(r.Header["Cookie"], Cookie) {
-			if id, ok := ids.verify(v, &tries); ok {
+		for v := range cookieValues(r.Header["Cookie"], cookieOf(site)) {
+			if id, ok := ids.verify(v, site, &tries); ok {
 				return id
 			}
 		}
 	}
-	return ids.issue()
+	return ids.issue(site)
 }
 
 // unstored reports whether the URL says storage=none: the page wants a cookie neither
@@ -282,45 +302,45 @@ func unstored(r *http.Request) bool {
 }
 
 // fromCookie returns the user of the first valid cookie, if there is one.
-func (ids *Identities) fromCookie(r *http.Request) (string, bool) {
+func (ids *Identities) fromCookie(r *http.Request, site presence.Namespace) (string, bool) {
 	tries := maxIDs
-	for v := range cookieValues(r.Header["Cookie"], Cookie) {
-		if id, ok := ids.verify(v, &tries); ok {
+	for v := range cookieValues(r.Header["Cookie"], cookieOf(site)) {
+		if id, ok := ids.verify(v, site, &tries); ok {
 			return id.User, true
 		}
 	}
 	return "", false
 }
 
-func (ids *Identities) issue() Identity {
+func (ids *Identities) issue(site presence.Namespace) Identity {
 	var random [idBytes]byte
 	rand.Read(random[:]) // never fails; the runtime ends the process instead
 	var id [idLen]byte
 	base64.RawURLEncoding.Encode(id[:], random[:])
-	signed := ids.macs[0].sign(string(id[:]))
-	return Identity{User: signed[:idLen], Signed: signed, Fresh: true, Hash: ids.Hash(signed[:idLen])}
+	signed := ids.macs[0].sign(site, string(id[:]))
+	return ids.in(site, Identity{User: signed[:idLen], Signed: signed, Fresh: true})
 }
 
-// verify returns the user of a signed id, if the signature is valid. The returned
+// verify returns the user of a signed id of a site, if the signature is valid. The returned
 // id is always signed by the first secret. It shares no memory with presented: a
 // connection keeps the id long after the request is gone.
-func (ids *Identities) verify(presented string, tries *int) (Identity, bool) {
+func (ids *Identities) verify(presented string, site presence.Namespace, tries *int) (Identity, bool) {
 	if len(presented) != signedLen || presented[idLen] != '.' || *tries <= 0 {
 		return Identity{}, false
 	}
 	*tries--
-	current := ids.macs[0].sign(presented[:idLen])
+	current := ids.macs[0].sign(site, presented[:idLen])
 	valid := hmac.Equal([]byte(current), []byte(presented))
 	for _, m := range ids.macs[1:] {
 		if valid {
 			break
 		}
-		valid = hmac.Equal([]byte(m.sign(presented[:idLen])), []byte(presented))
+		valid = hmac.Equal([]byte(m.sign(site, presented[:idLen])), []byte(presented))
 	}
 	if !valid {
 		return Identity{}, false
 	}
-	return Identity{User: current[:idLen], Signed: current, Hash: ids.Hash(current[:idLen])}, true
+	return ids.in(site, Identity{User: current[:idLen], Signed: current}), true
 }
 
 // fromToken returns the user a token names.
@@ -343,7 +363,7 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	if err != nil {
 		return Identity{}, err
 	}
-	return Identity{User: sub, Hash: ids.Hash(sub), Expires: expires}, nil
+	return Identity{User: sub, Expires: expires}, nil
 }
 
 // verifyToken returns the claims of a token if its signature is valid. The claims
@@ -556,9 +576,9 @@ func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 	return out
 }
 
-// sign returns id with its signature.
-func (m *keyedMAC) sign(id string) string {
-	sum := m.sum(domainID, id)
+// sign returns id with its signature for a site.
+func (m *keyedMAC) sign(site presence.Namespace, id string) string {
+	sum := m.sum(domainID, site.Name(id)) // no id has the character that begins the name of a site
 	var buf [signedLen]byte
 	b := append(buf[:0], id...)
 	b = append(b, '.')

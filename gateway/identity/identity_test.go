@@ -18,6 +18,8 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 	"pgregory.net/rapid"
+
+	"headcount/presence"
 )
 
 func idSecrets(s ...string) [][]byte {
@@ -46,7 +48,7 @@ func newTestIDs(t testing.TB, cfg Config) *Identities {
 
 func mustIdentify(t testing.TB, ids *Identities, r *http.Request, query bool) Identity {
 	t.Helper()
-	id, err := ids.Identify(r, query)
+	id, err := ids.Identify(r, presence.DefaultSite, query)
 	if err != nil {
 		t.Fatalf("Identify: %v", err)
 	}
@@ -169,7 +171,7 @@ func swapCase(s string) string {
 
 func TestOnlySoManyIDsAreTried(t *testing.T) {
 	ids := newTestIDs(t, Config{})
-	valid := ids.issue().Signed
+	valid := ids.issue(presence.DefaultSite).Signed
 	forged := "headcount_id=" + strings.Repeat("A", idLen) + "." + strings.Repeat("A", idLen) + ";"
 	if id := mustIdentify(t, ids, getRequest("/", "Cookie", strings.Repeat(forged, maxIDs-1)+"headcount_id="+valid), false); id.Fresh {
 		t.Fatal("the last id that may be tried was not")
@@ -181,7 +183,7 @@ func TestOnlySoManyIDsAreTried(t *testing.T) {
 
 func TestAPageMayWantNothingStored(t *testing.T) {
 	ids := newTestIDs(t, Config{})
-	valid := ids.issue()
+	valid := ids.issue(presence.DefaultSite)
 	cookie := "headcount_id=" + valid.Signed
 	if id := mustIdentify(t, ids, getRequest("/?storage=none", "Cookie", cookie), true); !id.Fresh {
 		t.Error("the cookie was read")
@@ -238,7 +240,7 @@ func TestHashesAreKeyedAndSeparate(t *testing.T) {
 
 func TestSetCookie(t *testing.T) {
 	ids := newTestIDs(t, Config{})
-	a, b := ids.issue(), ids.issue()
+	a, b := ids.issue(presence.DefaultSite), ids.issue(presence.DefaultSite)
 	known := a
 	known.Fresh = false
 	linked := known
@@ -360,7 +362,7 @@ func TestTokens(t *testing.T) {
 				"header": getRequest("/", "Authorization", "Bearer "+tc.token),
 				"query":  getRequest("/?token=" + url.QueryEscape(tc.token)),
 			} {
-				id, err := ids.Identify(r, true)
+				id, err := ids.Identify(r, presence.DefaultSite, true)
 				if checked := ids.CheckToken(r, true); (checked == nil) != (err == nil) {
 					t.Fatalf("%s: CheckToken = %v, Identify = %v", where, checked, err)
 				}
@@ -409,7 +411,7 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s")})
 	a := signToken(t, "s", jwt.MapClaims{"sub": "a"})
 	b := signToken(t, "s", jwt.MapClaims{"sub": "b"})
-	anonymous := newTestIDs(t, Config{}).issue().Signed
+	anonymous := newTestIDs(t, Config{}).issue(presence.DefaultSite).Signed
 	for name, tc := range map[string]struct {
 		r     *http.Request
 		query bool
@@ -432,7 +434,7 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 		"an id is no token":        {getRequest("/?id="+anonymous, Header, anonymous, "Cookie", "headcount_id="+anonymous), true, "", ErrNoToken},
 	} {
 		t.Run(name, func(t *testing.T) {
-			id, err := ids.Identify(tc.r, tc.query)
+			id, err := ids.Identify(tc.r, presence.DefaultSite, tc.query)
 			if !errors.Is(err, tc.err) || id.User != tc.user {
 				t.Fatalf("Identify = %+v, %v; want %q, %v", id, err, tc.user, tc.err)
 			}
@@ -449,12 +451,12 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 
 func TestIdentifyByMany(t *testing.T) {
 	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
-	signed := ids.issue()
+	signed := ids.issue(presence.DefaultSite)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
 			for range 200 {
-				id, err := ids.Identify(getRequest("/", Header, signed.Signed), false)
+				id, err := ids.Identify(getRequest("/", Header, signed.Signed), presence.DefaultSite, false)
 				if err != nil || id.User != signed.User || id.Hash != signed.Hash {
 					t.Errorf("Identify = %+v, %v", id, err)
 					return
@@ -471,14 +473,14 @@ func TestSignedIDsCannotBeChanged(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := rapid.SampledFrom(ids.macs).Draw(t, "secret")
 		user := rapid.StringMatching(`[A-Za-z0-9_-]{22}`).Draw(t, "user")
-		signed := m.sign(user)
+		signed := m.sign(presence.DefaultSite, user)
 		tries := maxIDs
-		if id, ok := ids.verify(signed, &tries); !ok || id.User != user {
+		if id, ok := ids.verify(signed, presence.DefaultSite, &tries); !ok || id.User != user {
 			t.Fatalf("verify(%q) = %+v, %v", signed, id, ok)
 		}
 		changed := []byte(signed)
 		changed[rapid.IntRange(0, len(changed)-1).Draw(t, "at")] ^= byte(rapid.IntRange(1, 255).Draw(t, "by"))
-		if _, ok := ids.verify(string(changed), &tries); ok {
+		if _, ok := ids.verify(string(changed), presence.DefaultSite, &tries); ok {
 			t.Fatalf("%q holds, made of %q", changed, signed)
 		}
 	})
@@ -487,13 +489,13 @@ func TestSignedIDsCannotBeChanged(t *testing.T) {
 func FuzzIdentifyAnonymous(f *testing.F) {
 	ids := newTestIDs(f, Config{IDSecrets: idSecrets("new", "old")})
 	const user = "AAAAAAAAAAAAAAAAAAAAAA" // the same in every process of the fuzzer
-	known := Identity{User: user, Signed: ids.macs[1].sign(user)}
+	known := Identity{User: user, Signed: ids.macs[1].sign(presence.DefaultSite, user)}
 	f.Add("id="+known.Signed, known.Signed, "headcount_id="+known.Signed)
 	f.Add("id=%zz&id=;&%69d=+", ".", `headcount_id="`)
 	f.Add("&&==&id", strings.Repeat(".", signedLen), ";;=;headcount_id;headcount_id=\"\"")
 	f.Fuzz(func(t *testing.T, query, header, cookie string) {
 		r := &http.Request{URL: &url.URL{RawQuery: query}, Header: http.Header{Header: {header}, "Cookie": {cookie}}}
-		id, err := ids.Identify(r, true)
+		id, err := ids.Identify(r, presence.DefaultSite, true)
 		if err != nil || len(id.Signed) != signedLen || id.User != id.Signed[:idLen] {
 			t.Fatalf("Identify = %+v, %v", id, err)
 		}
@@ -563,7 +565,7 @@ func FuzzToken(f *testing.F) {
 
 func BenchmarkIdentifyCookie(b *testing.B) {
 	ids := newTestIDs(b, Config{})
-	r := getRequest("/", "Cookie", "a=b; headcount_id="+ids.issue().Signed)
+	r := getRequest("/", "Cookie", "a=b; headcount_id="+ids.issue(presence.DefaultSite).Signed)
 	b.ReportAllocs()
 	for b.Loop() {
 		mustIdentify(b, ids, r, true)

@@ -21,6 +21,8 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/golang-jwt/jwt/v5"
+
+	"headcount/presence"
 )
 
 // Keys of tests: making an RSA key takes long.
@@ -96,7 +98,7 @@ func (c *keyClock) Now() time.Time          { return time.Unix(1_900_000_000, c.
 func (c *keyClock) advance(d time.Duration) { c.now.Add(int64(d)) }
 
 func judgeToken(ids *Identities, token string) error {
-	_, err := ids.Identify(getRequest("/", "Authorization", "Bearer "+token), false)
+	_, err := ids.Identify(getRequest("/", "Authorization", "Bearer "+token), presence.DefaultSite, false)
 	return err
 }
 
@@ -291,7 +293,7 @@ func TestSlowKeysHoldNobodyUp(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			if _, err := ids.Identify(r, false); !errors.Is(err, ErrKeysAway) {
+			if _, err := ids.Identify(r, presence.DefaultSite, false); !errors.Is(err, ErrKeysAway) {
 				t.Errorf("Identify = %v", err)
 			}
 		})

@@ -17,6 +17,12 @@ const SiteHeader = "Headcount-Site"
 
 const siteParameter = "site"
 
+// What a browser says of a request of a page to its own origin.
+const (
+	fetchSite  = "Sec-Fetch-Site"
+	sameOrigin = "same-origin"
+)
+
 // ErrSite is in every error about a request that names no site of the server.
 var ErrSite = errors.New("unknown site")
 
@@ -127,7 +133,7 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Namespace, error) {
 	if named != nil {
 		return named.Namespace, nil
 	}
-	if r.Header.Get("Sec-Fetch-Site") == "same-origin" {
+	if r.Header.Get(fetchSite) == sameOrigin {
 		return s.Own(r, secure), nil
 	}
 	return s.list[0].Namespace, nil
@@ -140,6 +146,17 @@ func (s *Sites) Own(r *http.Request, secure bool) presence.Namespace {
 		return site.Namespace
 	}
 	return s.list[0].Namespace
+}
+
+// Elsewhere reports whether a page of another site has sent r, which is for this one. That is
+// a page of the server's own origin: the Origin of any other page decides in Of. Such a page may
+// read what is public of all sites, but not act as its visitor there.
+func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Namespace) bool {
+	if len(s.list) == 1 || r.Header.Get(fetchSite) != sameOrigin {
+		return false
+	}
+	own := s.with(ownOrigin(r.Host, secure))
+	return own != nil && own.Namespace != site
 }
 
 // with returns the site that the origin belongs to, or nil.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/golang-jwt/jwt/v5"
 	"pgregory.net/rapid"
 
 	"headcount/presence"
@@ -142,22 +143,95 @@ func TestSiteKeys(t *testing.T) {
 	}
 }
 
-// A user of one site is nobody on another.
+// An id of one site, which its pages know, is nobody's on another, wherever it stands, and each
+// site has a cookie of its own.
 func TestUsersOfSites(t *testing.T) {
-	ids, err := New(Config{IDSecrets: [][]byte{[]byte("secret")}})
+	ids := newTestIDs(t, Config{})
+	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
+	all := []presence.Namespace{presence.DefaultSite, shop, blog}
+	cookies := map[presence.Namespace]string{presence.DefaultSite: "headcount_id", shop: "headcount_id_shop", blog: "headcount_id_blog"}
+	for _, own := range all {
+		id, err := ids.Identify(getRequest("/"), own, false)
+		if err != nil || !id.Fresh || id.Site != own || id.Hash != ids.Hash(own.Name(id.User)) {
+			t.Fatalf("%q: %+v, %v", own, id, err)
+		}
+		w := httptest.NewRecorder()
+		ids.SetCookie(w, getRequest("/"), id, false)
+		if got := w.Result().Cookies(); len(got) != 1 || got[0].Name != cookies[own] || got[0].Value != id.Signed {
+			t.Errorf("%q: the cookies %v", own, got)
+		}
+		for _, site := range all {
+			for name, r := range map[string]*http.Request{
+				"the URL": getRequest("/?id=" + id.Signed), "the header": getRequest("/", Header, id.Signed),
+				"the cookie of the site": getRequest("/", "Cookie", cookies[site]+"="+id.Signed), "the cookie of its own": getRequest("/", "Cookie", cookies[own]+"="+id.Signed),
+			} {
+				if got := mustIdentifyOn(t, ids, r, site); got.Fresh == (site == own) || !got.Fresh && got.Hash != id.Hash {
+					t.Errorf("an id of %q in %s is taken on %q for %+v", own, name, site, got)
+				}
+			}
+			w := httptest.NewRecorder()
+			ids.ForgetCookie(w, getRequest("/", "Cookie", cookies[own]+"="+id.Signed), site, false)
+			if forgotten := len(w.Result().Cookies()) > 0; forgotten != (site == own) {
+				t.Errorf("%q forgets the cookie of %q: %v", site, own, forgotten)
+			}
+		}
+	}
+}
+
+// A token is of somebody on every site, who is somebody else on each.
+func TestTokensOfSites(t *testing.T) {
+	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret")})
+	r := getRequest("/", "Authorization", "Bearer "+signToken(t, "s3cret", jwt.MapClaims{"sub": "ann"}))
+	seen := map[presence.User]bool{}
+	for _, site := range []presence.Namespace{presence.DefaultSite, presence.NamespaceOf("shop"), presence.NamespaceOf("blog")} {
+		id := mustIdentifyOn(t, ids, r, site)
+		if id.User != "ann" || id.Site != site || seen[id.Hash] {
+			t.Errorf("on %q: %+v", site, id)
+		}
+		seen[id.Hash] = true
+	}
+}
+
+func mustIdentifyOn(t testing.TB, ids *Identities, r *http.Request, site presence.Namespace) Identity {
+	t.Helper()
+	id, err := ids.Identify(r, site, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ids.Close()
-	id, err := ids.Identify(httptest.NewRequest(http.MethodGet, "/", nil), false)
-	if err != nil {
-		t.Fatal(err)
+	return id
+}
+
+// A page of the server's own origin, which is that of a site, is of that site; only a browser
+// says so.
+func TestElsewhere(t *testing.T) {
+	sites := sitesOf(t, "shop=https://shop.example", "blog=http://blog.example:8080")
+	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
+	request := func(host, fetched string) *http.Request {
+		r := getRequest("/", "Sec-Fetch-Site", fetched)
+		r.Host = host
+		return r
 	}
-	shop := ids.In(presence.NamespaceOf("shop"), id)
-	if same := ids.In(presence.DefaultSite, id); same != id {
-		t.Errorf("the default site changes %+v to %+v", id, same)
+	for name, tc := range map[string]struct {
+		r      *http.Request
+		secure bool
+		site   presence.Namespace
+		want   bool
+	}{
+		"own page of another site":  {request("blog.example:8080", "same-origin"), false, shop, true},
+		"own page of the site":      {request("blog.example:8080", "same-origin"), false, blog, false},
+		"over TLS":                  {request("shop.example", "same-origin"), true, blog, true},
+		"own page of no site":       {request("counter.example", "same-origin"), false, shop, false},
+		"another scheme":            {request("shop.example", "same-origin"), false, blog, false},
+		"a page of another origin":  {request("blog.example:8080", "cross-site"), false, shop, false},
+		"a page beside":             {request("blog.example:8080", "same-site"), false, shop, false},
+		"an address that was typed": {request("blog.example:8080", "none"), false, shop, false},
+		"no browser":                {request("blog.example:8080", ""), false, shop, false},
+	} {
+		if got := sites.Elsewhere(tc.r, tc.secure, tc.site); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
-	if shop.Hash == id.Hash || shop.User != id.User || shop.Signed != id.Signed || shop != ids.In(presence.NamespaceOf("shop"), shop) {
-		t.Errorf("%+v is %+v on a site", id, shop)
+	if sitesOf(t, "shop=https://shop.example").Elsewhere(request("shop.example", "same-origin"), true, blog) {
+		t.Error("there is only one site")
 	}
 }

@@ -22,7 +22,7 @@ const (
 )
 
 var twoSites = []string{
-	"--site=shop=https://shop.example,https://*.shop.example", "--site=blog=https://blog.example",
+	"--site=shop=https://shop.example,https://*.shop.example,http://own.example", "--site=blog=https://blog.example",
 	"--api-key=shop:" + shopKey, "--api-key=blog:" + blogKey, "--page-stats=1h",
 }
 
@@ -109,9 +109,9 @@ func presenceOfSites(t *testing.T, a, b *server) {
 	buyer.awaitCount("p", 1)
 	buyer.subscribe("*")
 	buyer.awaitCount("*", 1)
-	reader := b.dial(t, dialer{query: "id=" + buyer.id, headers: []string{inBlog}}) // the same id
-	if reader.user != buyer.user {
-		t.Errorf("the id is not the same: %q and %q", reader.user, buyer.user)
+	reader := b.dial(t, dialer{query: "id=" + buyer.id, headers: []string{inBlog}}) // an id that pages of the shop know
+	if reader.user == buyer.user {
+		t.Errorf("the blog takes an id of the shop: %q", reader.user)
 	}
 	reader.join("p")
 	reader.awaitCount("p", 1)
@@ -179,7 +179,7 @@ func presenceOfSites(t *testing.T, a, b *server) {
 			}
 		}
 	}
-	// The user leaves the shop and is still on the blog.
+	// What happens on the shop is nothing to the blog.
 	buyer.leave("p")
 	wantCount(t, both, "p", 2, ofShop)
 	wantCount(t, both, "p", 1, ofBlog)
@@ -201,10 +201,11 @@ func presenceOfSites(t *testing.T, a, b *server) {
 
 func unreadOfSites(t *testing.T, a, b *server) {
 	buyer := a.dial(t, dialer{headers: []string{inShop}})
-	reader := b.dial(t, dialer{query: "id=" + buyer.id, headers: []string{inBlog}})
+	reader := b.dial(t, dialer{headers: []string{inBlog}})
 	a.put(t, "/-/me/follows/news", "", buyer.as(), inShop).noContent(t)
-	b.put(t, "/-/me/follows/news", "", buyer.as(), inBlog).noContent(t)
-	b.put(t, "/-/me/follows/more", "", buyer.as(), ofBlog).noContent(t)
+	b.put(t, "/-/me/follows/news", "", reader.as(), inBlog).noContent(t)
+	b.put(t, "/-/me/follows/more", "", reader.as(), ofBlog).noContent(t)
+	do(t, "PUT", b.url+"/-/users/ann/follows/news", "", asBlog, ofBlog).noContent(t)
 	for range 2 { // the same key: it counts once on each site
 		do(t, "POST", a.url+"/news/changes", "", asShop, "Idempotency-Key: k").noContent(t)
 		do(t, "POST", b.url+"/news/changes", "", asBlog, ofBlog, "Idempotency-Key: k").noContent(t)
@@ -213,21 +214,28 @@ func unreadOfSites(t *testing.T, a, b *server) {
 	buyer.awaitUnread(1)
 	reader.awaitUnread(2)
 	for _, s := range []*server{a, b} {
-		for header, want := range map[string]string{ofShop: `{"follows":["news"]}`, ofBlog: `{"follows":["more","news"]}`} {
-			if got := s.get(t, "/-/me/follows", buyer.as(), header); strings.TrimSpace(got.body) != want {
-				t.Errorf("%s: %s, want %s", header, got.body, want)
+		for header, want := range map[string][2]string{ofShop: {`{"follows":["news"]}`, `{"follows":[]}`}, ofBlog: {`{"follows":[]}`, `{"follows":["more","news"]}`}} {
+			for i, who := range []*client{buyer, reader} { // an id of one site is nobody on the other
+				if got := s.get(t, "/-/me/follows", who.as(), header); strings.TrimSpace(got.body) != want[i] {
+					t.Errorf("%s: %s, want %s", header, got.body, want[i])
+				}
 			}
 		}
-		if got := s.get(t, "/-/me/follows?after=more", buyer.as(), ofBlog); strings.TrimSpace(got.body) != `{"follows":["news"]}` {
+		for header, want := range map[string]string{ofShop: `{"follows":[]}`, ofBlog: `{"follows":["news"]}`} { // ann is somebody else on each
+			if got := s.get(t, "/-/users/ann/follows", withKey, header); strings.TrimSpace(got.body) != want {
+				t.Errorf("ann, %s: %s, want %s", header, got.body, want)
+			}
+		}
+		if got := s.get(t, "/-/me/follows?after=more", reader.as(), ofBlog); strings.TrimSpace(got.body) != `{"follows":["news"]}` {
 			t.Errorf("behind a page: %s", got.body)
 		}
-		if got := s.get(t, "/-/users/"+buyer.user+"/unread", asBlog, ofBlog).unread(t); got.Count != 2 {
+		if got := s.get(t, "/-/users/"+reader.user+"/unread", asBlog, ofBlog).unread(t); got.Count != 2 {
 			t.Errorf("unread as the server of the blog sees it: %+v", got)
 		}
 	}
 	buyer.send(`{"type":"read"}`)
 	buyer.awaitUnread(0)
-	if got := b.get(t, "/-/me/unread", buyer.as(), ofBlog).unread(t); got.Count != 2 {
+	if got := b.get(t, "/-/me/unread", reader.as(), ofBlog).unread(t); got.Count != 2 {
 		t.Errorf("a reset on the shop resets the blog: %+v", got)
 	}
 	do(t, "DELETE", a.url+"/-/me/follows/news", "", buyer.as(), ofShop).noContent(t)
@@ -251,7 +259,7 @@ func countersOfSites(t *testing.T, a, b *server) {
 		return c.Value
 	}
 	buyer := a.dial(t, dialer{headers: []string{inShop}})
-	reader := b.dial(t, dialer{query: "id=" + buyer.id, headers: []string{inBlog}})
+	reader := b.dial(t, dialer{headers: []string{inBlog}})
 	for _, c := range []*client{buyer, reader} {
 		for _, key := range []string{"likes:1", "views:1"} {
 			c.send(`{"type":"subscribe","counters":[` + quoted(key) + `]}`)
@@ -355,6 +363,15 @@ func refusalsOfSites(t *testing.T, a, b *server) {
 		s.get(t, "/p/counter?site=shop", ofBlog).problem(t, 400)
 		s.put(t, "/p/counter", increment, "Headcount-Site: Shop").problem(t, 400)
 		s.refused(t, dialer{query: "site=other"}).problem(t, 400)
+		// A page of the shop on the server's own origin is no visitor of the blog, and reads what is public there.
+		own := []string{ofBlog, "Host: own.example", "Sec-Fetch-Site: same-origin"}
+		for _, path := range []string{"/-/me/unread", "/-/me/follows", "/-/me/notifications", "/api/v1/counters/likes:1/members/me"} {
+			s.get(t, path, own...).problem(t, 403)
+			if got := s.get(t, path, own[1:]...); got.status != 200 {
+				t.Errorf("%s of its own site: %d %s", path, got.status, got.body)
+			}
+		}
+		s.get(t, "/p/counter", own...).counter(t)
 		// Pages of other origins may not use the server, and those of sites may.
 		s.put(t, "/p/counter", increment, "Origin: https://evil.example", ofShop).problem(t, 403)
 		s.refused(t, dialer{headers: []string{"Origin: https://shop.example.evil"}}).problem(t, 403)
