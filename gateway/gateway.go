@@ -143,6 +143,7 @@ type Gateway struct {
 	// What clients may bring of pages that the gateway does not have yet.
 	addressPages *policy.Rates
 	newPages     *rate.Limiter
+	erasures     erasures
 	metrics      *metrics
 	journeys     *journeys // nil: joins are not traced
 	handler      http.Handler
@@ -185,6 +186,7 @@ func New(cfg Config) (*Gateway, error) {
 		cfg: cfg, keys: keys,
 		limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
 		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: rate.NewLimiter(gatewayPageRate, gatewayPageBurst),
+		erasures: newErasures(),
 	}
 	cores := runtime.GOMAXPROCS(0)
 	life := presence.LifeName(cfg.Name, cfg.Incarnation)
@@ -227,7 +229,7 @@ func (g *Gateway) Push(updates []presence.Update) {
 }
 
 // Handler serves the public contract.
-func (g *Gateway) Handler() http.Handler { return g.handler }
+func (g *Gateway) Handler() http.Handler { return policy.Shared(g.handler) }
 
 // Ready says why no new clients should be sent here now, or nil.
 func (g *Gateway) Ready() error {

@@ -14,12 +14,12 @@ var calls = []call{
 	{"DELETE", "/-/users/{user}/pages/{page}", "A server says that a user is gone: it ends the hold.", server, "", "", "Count", "400 401 403 429 503"},
 
 	{"POST", "/{page}/changes", "The page was modified: its followers have one more unread.", server, "idempotency", "Change?", "204", "400 401 403 413 503"},
-	{"GET", "/-/me/follows", "The pages that the caller follows.", visitor, "after", "", "Follows", "400 401 503"},
+	{"GET", "/-/me/follows", "The pages that the caller follows.", visitor, "after", "", "Follows", "400 401 403 503"},
 	{"PUT", "/-/me/follows/{page}", "The caller follows a page from now on.", visitor, "", "Follow?", "204", "400 401 403 413 429 503"},
 	{"DELETE", "/-/me/follows/{page}", "The caller follows a page no more.", visitor, "", "", "204", "400 401 403 503"},
-	{"GET", "/-/me/unread", "How many changes the caller has not seen.", visitor, "", "", "Unread", "401 503"},
+	{"GET", "/-/me/unread", "How many changes the caller has not seen.", visitor, "", "", "Unread", "401 403 503"},
 	{"PUT", "/-/me/unread", "The caller has seen everything.", visitor, "", "ResetUnread", "Unread", "400 401 403 413 429 503"},
-	{"GET", "/-/me/notifications", "The pages with changes that the caller has not seen, the newest 50.", visitor, "", "", "Notifications", "401 503"},
+	{"GET", "/-/me/notifications", "The pages with changes that the caller has not seen, the newest 50.", visitor, "", "", "Notifications", "401 403 503"},
 	{"DELETE", "/-/me/notifications/{page}", "The caller has seen the changes of a page.", visitor, "", "", "204", "400 401 403 503"},
 	{"GET", "/-/users/{user}/notifications", "The pages with changes that a user has not seen, the newest 50.", server, "", "", "Notifications", "400 401 503"},
 	{"DELETE", "/-/users/{user}/notifications/{page}", "A user has seen the changes of a page.", server, "", "", "204", "400 401 403 503"},
@@ -29,7 +29,7 @@ var calls = []call{
 	{"GET", "/-/users/{user}/unread", "How many changes a user has not seen.", server, "", "", "Unread", "400 401 503"},
 	{"PUT", "/-/users/{user}/unread", "A user has seen everything.", server, "", "ResetUnread", "Unread", "400 401 403 413 503"},
 
-	{"DELETE", "/-/me", "Erases what is kept of the caller: follows, what is unread, and memberships that the caller may end.", visitor, "", "", "204", "401 403 503"},
+	{"DELETE", "/-/me", "Erases what is kept of the caller: follows, what is unread, and memberships that the caller may end.", visitor, "", "", "204", "401 403 429 503"},
 	{"DELETE", "/-/users/{user}", "Erases what is kept of a user: follows, what is unread, and all memberships.", server, "", "", "204", "400 401 403 503"},
 
 	{"GET", "/api/v1/counters", "Several counters, in the order asked.", opened, "keys", "", "Counters", "400 401 403 503"},

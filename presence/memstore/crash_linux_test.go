@@ -147,7 +147,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	return fingerprint(&n)
 }
 
-// fingerprint is everything that notices contain, as text.
+// fingerprint is everything that notices contain and a file must have, as text.
 func fingerprint(n *notices) string {
 	var b bytes.Buffer
 	levels, owns, records := map[string]unread.Level{}, map[string]string{}, map[unread.User]string{}
@@ -155,6 +155,9 @@ func fingerprint(n *notices) string {
 		levels[page], owns[page] = p.level, fmt.Sprint(p.owns)
 	}
 	for u, r := range n.records {
+		if len(r.Follows) == 0 && r.Updated.IsZero() {
+			continue // it says nothing, and is in no file
+		}
 		records[u] = fmt.Sprintf("%v %v %v", r.Version, r.Updated, r.Follows)
 	}
 	fmt.Fprintf(&b, "%v\n%v\n%v\n%v", levels, owns, records, n.keys)

@@ -396,7 +396,11 @@ func (d *draft) puts() []put {
 		}
 	}
 	for user, r := range d.records {
-		add(recordsBucket, string(user[:]), recordValue(*r))
+		value := recordValue(*r)
+		if len(r.Follows) == 0 && r.Updated.IsZero() {
+			value = nil // it says nothing but who it was; its version ends with this process, and the next one is greater
+		}
+		add(recordsBucket, string(user[:]), value)
 		old := unread.Record{}
 		if is := d.was.records[user]; is != nil {
 			old = *is

@@ -156,6 +156,55 @@ func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
 	}
 }
 
+// Of a user who was erased, or follows nothing and had nothing unread, the file knows nothing, and
+// a record that comes later has a greater version.
+func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	erased, ended := unread.User{1}, unread.User{2}
+	book := unread.NewBook(s, nil)
+	for _, user := range []unread.User{erased, ended} {
+		if err := book.Follow(t.Context(), user, "p", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Change(t.Context(), "p", unread.Change{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := book.Reset(t.Context(), erased); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q", false), book.Forget(t.Context(), ended)); err != nil {
+		t.Fatal(err)
+	}
+	former, err := s.Records(t.Context(), []unread.User{erased})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	inFile(t, dir, func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{recordsBucket, followsBucket} {
+			if n := tx.Bucket(name).Stats().KeyN; n != 0 {
+				t.Errorf("%d entries in %s", n, name)
+			}
+		}
+		return nil
+	})
+	s = reopen(t, dir)
+	if err := unread.NewBook(s, nil).Follow(t.Context(), erased, "p", false); err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.Records(t.Context(), []unread.User{erased})
+	if err != nil || again[0].Version.Compare(former[0].Version) <= 0 {
+		t.Errorf("version %s after %s, %v", again[0].Version, former[0].Version, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Data that does not fit together is repaired. The log says so once, and the data stays
 // repaired.
 func TestRepairs(t *testing.T) {
