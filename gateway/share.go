@@ -33,6 +33,7 @@ type shared struct {
 // connection is closed here.
 func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID string) {
 	defer policy.Stay(c.Request.Context())()
+	_ = c.Request.Body.Close() // nobody reads it, and the server would keep what comes
 	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer)}
 	s.ctx, s.close = context.WithCancel(c.Request.Context())
 	defer s.close()

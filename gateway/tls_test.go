@@ -3,10 +3,14 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -175,4 +179,44 @@ func TestSilentTLSHasNoGoroutine(t *testing.T) {
 	}
 	// The client needs up to two for each connection.
 	await(t, "the goroutines of clients alone", func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
+}
+
+// A client that begins many calls on one connection and takes no answer has to go when others
+// need its place.
+func TestCallsThatAreNotTakenOverHTTP2(t *testing.T) {
+	const most = 20
+	s, client := serveTLS(t, func(c *Config) { c.MaxConnections = most })
+	c, err := tls.Dial("tcp", s.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	frame := func(kind, flags byte, stream uint32, payload string) {
+		t.Helper()
+		n := len(payload)
+		head := binary.BigEndian.AppendUint32([]byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags}, stream)
+		if _, err := io.WriteString(c, string(head)+payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const settings, headers, endOfAll = 4, 1, 5 // of the stream and of its headers
+	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	frame(settings, 0, 0, "\x00\x04\x00\x00\x00\x00") // no byte of a body may be sent
+	for i := range most + 1 {
+		frame(headers, endOfAll, uint32(2*i+1), "\x82\x87\x04\x0a/p/counter\x01\x01h") // GET, https, path, authority
+	}
+	_ = c.SetReadDeadline(time.Now().Add(patient))
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal("it has kept its place")
+	}
+	resp, err := client(false).Get("https://" + s.addr + "/p/counter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
+		t.Fatalf("got %s, %s", resp.Proto, resp.Status)
+	}
 }

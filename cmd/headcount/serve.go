@@ -149,9 +149,15 @@ func tellReady(ctx context.Context, sys *system, log zerolog.Logger) {
 	log.Info().Msg("headcount is serving")
 }
 
-// sharedRequests is how many calls and event streams one connection may have under way
-// over HTTP/2.
-const sharedRequests = 100
+const (
+	// sharedRequests is how many calls and event streams one connection may have under way
+	// over HTTP/2.
+	sharedRequests = 100
+
+	// sharedBodies is how many bytes of bodies that nobody has read yet the server keeps of one
+	// connection over HTTP/2. It is the least that is possible; the default is a megabyte.
+	sharedBodies = 64 << 10
+)
 
 // serveVisitors serves the clients of l, with TLS if there are certificates.
 func serveVisitors(srv *http.Server, l net.Listener, certs *certificates) error {
@@ -159,7 +165,7 @@ func serveVisitors(srv *http.Server, l net.Listener, certs *certificates) error 
 		return srv.Serve(l)
 	}
 	srv.TLSConfig = certs.Config
-	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests}
+	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests, MaxReceiveBufferPerConnection: sharedBodies, MaxReceiveBufferPerStream: sharedBodies}
 	return srv.ServeTLS(l, "", "")
 }
 

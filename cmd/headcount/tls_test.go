@@ -8,8 +8,10 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -161,5 +163,60 @@ func TestDomain(t *testing.T) {
 	defer a.mu.Unlock()
 	if a.orders != 1 {
 		t.Errorf("%d certificates were ordered", a.orders)
+	}
+}
+
+// Of what a client sends over HTTP/2 and nobody reads, the server keeps little.
+func TestBodiesOverHTTP2(t *testing.T) {
+	a := newAuthority(t, "counter.example.com", nil)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, private := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
+	for path, text := range map[string][]byte{cert: a.issue(10, key.Public()), private: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})} {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := tls.Dial("tcp", serveHere(t, "--tls-cert="+cert, "--tls-key="+private), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil { // settings, and a ping
+		t.Fatal(err)
+	}
+	const settings, ping, update = 4, 6, 8
+	ofConnection, ofStream := 65535, 65535 // as RFC 9113 has it
+	for pinged := false; !pinged; {
+		var head [9]byte
+		if _, err := io.ReadFull(c, head[:]); err != nil {
+			t.Fatal(err)
+		}
+		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(c, payload); err != nil {
+			t.Fatal(err)
+		}
+		switch head[3] {
+		case settings:
+			for ; len(payload) > 0; payload = payload[6:] {
+				if binary.BigEndian.Uint16(payload) == 4 {
+					ofStream = int(binary.BigEndian.Uint32(payload[2:]))
+				}
+			}
+		case update:
+			ofConnection += int(binary.BigEndian.Uint32(payload))
+		case ping:
+			pinged = true
+		}
+	}
+	if ofConnection > sharedBodies || ofStream > sharedBodies {
+		t.Errorf("a client may send %d bytes, and %d of one body", ofConnection, ofStream)
 	}
 }

@@ -1,11 +1,13 @@
 package policy
 
 import (
+	"container/heap"
 	"container/list"
 	"context"
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -48,6 +50,9 @@ type Door struct {
 
 	mu     sync.Mutex       // guards what follows
 	long   map[net.Conn]int // how many long requests each connection has under way, which are no guests; not more than long connections
+	loads  map[net.Conn]*load
+	most   loads // of loads
+	calls  int   // in all loads
 	guests map[net.Conn]*list.Element
 	silent list.List // of each *guest that has sent nothing, the oldest first
 	steps  list.List // of every other *guest, the one with the oldest step first
@@ -78,7 +83,7 @@ func NewDoor(l net.Listener, silence time.Duration, long int, failing func(error
 func newDoor(l net.Listener, silence time.Duration, limit int, evicted Counter) *Door {
 	return &Door{
 		Listener: l, silence: silence, limit: limit, evicted: evicted, failing: func(error) {},
-		room: make(chan struct{}, 1), shut: make(chan struct{}), guests: map[net.Conn]*list.Element{}, long: map[net.Conn]int{},
+		room: make(chan struct{}, 1), shut: make(chan struct{}), guests: map[net.Conn]*list.Element{}, long: map[net.Conn]int{}, loads: map[net.Conn]*load{},
 	}
 }
 
@@ -200,12 +205,23 @@ func (d *Door) State(c net.Conn, state http.ConnState) {
 			d.step(e, time.Now())
 		}
 	case http.StateHijacked, http.StateClosed:
-		delete(d.long, c)
-		d.makeRoom(c)
+		d.forget(c)
 	}
 }
 
-// makeRoom forgets c, and tells Accept. The caller holds mu.
+// forget forgets a connection that is closed or is the server's no more. The caller holds mu.
+func (d *Door) forget(c net.Conn) {
+	if l := d.loads[c]; l != nil {
+		d.calls -= l.calls
+		heap.Remove(&d.most, l.place)
+		l.place = -1
+		delete(d.loads, c)
+	}
+	delete(d.long, c)
+	d.makeRoom(c)
+}
+
+// makeRoom forgets that c is a guest, and tells Accept. The caller holds mu.
 func (d *Door) makeRoom(c net.Conn) {
 	if d.leave(c) {
 		select {
@@ -229,17 +245,107 @@ func accepted(c net.Conn) net.Conn {
 
 type doorKey struct{}
 
+// visit is a connection of a door.
+type visit struct {
+	door *Door
+	conn net.Conn // as Accept returned it
+}
+
 // Context tells the requests of c which connection is theirs. The HTTP server calls it,
 // as its ConnContext.
 func (d *Door) Context(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, doorKey{}, func() func() { return d.stay(accepted(c)) })
+	return context.WithValue(ctx, doorKey{}, visit{d, accepted(c)})
+}
+
+// Shared bounds the calls under way over connections that carry several, as HTTP/2 does:
+// all of them together are no more than the connections that are not long. Beyond that the
+// door closes the connection with the most calls, unless that has only one. So a client that
+// begins many calls and takes no answer gives up its place first.
+func Shared(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		of, ok := r.Context().Value(doorKey{}).(visit)
+		if r.ProtoMajor < 2 || !ok {
+			next.ServeHTTP(w, r)
+			return
+		}
+		defer of.door.call(of.conn)()
+		next.ServeHTTP(w, r)
+		_ = http.NewResponseController(w).Flush() // the call lasts until its answer is taken, else until the server's timeout
+	})
+}
+
+// load is how many calls a connection has under way. The door's mu guards it.
+type load struct {
+	conn  net.Conn
+	calls int
+	place int // in the door's most; -1: the connection is forgotten
+}
+
+// loads are a heap, the one with the most calls first.
+type loads []*load
+
+func (l loads) Len() int           { return len(l) }
+func (l loads) Less(i, j int) bool { return l[i].calls > l[j].calls }
+func (l loads) Swap(i, j int) {
+	l[i], l[j] = l[j], l[i]
+	l[i].place, l[j].place = i, j
+}
+
+// Push implements heap.Interface.
+func (l *loads) Push(x any) { *l = append(*l, x.(*load)) }
+
+// Pop implements heap.Interface.
+func (l *loads) Pop() any {
+	last := (*l)[len(*l)-1]
+	*l = slices.Delete(*l, len(*l)-1, len(*l))
+	return last
+}
+
+// call notes that a connection has a call under way until over is called. That a call begins
+// is progress of its client.
+func (d *Door) call(c net.Conn) (over func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e := d.guests[c]
+	if e != nil {
+		d.step(e, time.Now())
+	} else if d.long[c] == 0 { // it is closed already
+		return func() {}
+	}
+	l := d.loads[c]
+	if l == nil {
+		l = &load{conn: c, place: len(d.most)}
+		d.loads[c] = l
+		heap.Push(&d.most, l)
+	}
+	d.count(l, 1)
+	if busiest := d.most[0]; d.calls > d.limit && busiest.calls > 1 {
+		d.forget(busiest.conn)
+		_ = busiest.conn.Close() // this ends its calls
+		d.evicted.Inc()
+	}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.count(l, -1)
+	}
+}
+
+// count adds n calls to those of a connection, unless that is forgotten. The caller holds mu.
+func (d *Door) count(l *load, n int) {
+	if l != nil && l.place >= 0 {
+		l.calls += n
+		d.calls += n
+		heap.Fix(&d.most, l.place)
+	}
 }
 
 // Stay says that this request lasts, and lets others use its connection meanwhile, as
-// HTTP/2 does: until over is called the connection is a long one and no guest.
+// HTTP/2 does: until over is called the connection is a long one and no guest, and the request
+// is none of its calls.
 func Stay(ctx context.Context) (over func()) {
-	if stay, ok := ctx.Value(doorKey{}).(func() func()); ok {
-		return stay()
+	if of, ok := ctx.Value(doorKey{}).(visit); ok {
+		return of.door.stay(of.conn)
 	}
 	return func() {}
 }
@@ -247,12 +353,18 @@ func Stay(ctx context.Context) (over func()) {
 func (d *Door) stay(c net.Conn) (over func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.long[c] == 0 && d.guests[c] == nil { // it is closed already, and nobody would forget it
+		return func() {}
+	}
 	if d.long[c]++; d.long[c] == 1 {
 		d.makeRoom(c)
 	}
+	l := d.loads[c]
+	d.count(l, -1)
 	return func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
+		d.count(l, 1)
 		if _, open := d.long[c]; !open {
 			return
 		}

@@ -298,3 +298,110 @@ func TestLongRequestOnSharedConnection(t *testing.T) {
 	}
 	Stay(t.Context())() // of a server without a door
 }
+
+// A request that comes to say that it lasts when its connection is closed already leaves nothing.
+func TestLongRequestOfAClosedConnection(t *testing.T) {
+	d, conns, _ := acceptAll(t, 1, 1)
+	ctx := d.Context(t.Context(), conns[0])
+	d.State(conns[0], http.StateActive)
+	d.State(conns[0], http.StateClosed)
+	Stay(ctx)()
+	d.call(conns[0])()
+	if len(d.guests) != 0 || len(d.long) != 0 || len(d.loads) != 0 || len(d.most) != 0 {
+		t.Fatalf("a closed connection is remembered: %v %v %v", d.guests, d.long, d.loads)
+	}
+}
+
+// acceptAll opens a door and lets clients in.
+func acceptAll(t *testing.T, limit, n int) (d *Door, conns, clients []net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d = newDoor(l, time.Minute, limit, &tally{})
+	t.Cleanup(func() { d.Close() })
+	for range n {
+		client, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := d.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close(); c.Close() })
+		conns, clients = append(conns, c), append(clients, client)
+	}
+	return d, conns, clients
+}
+
+// Of connections that carry several calls the one with the most makes room, and no one has to
+// go for its only call.
+func TestDoorBoundsCallsOfSharedConnections(t *testing.T) {
+	d, conns, clients := acceptAll(t, 4, 3)
+	calls := func(want int) {
+		t.Helper()
+		sum := 0
+		for c, l := range d.loads {
+			sum += l.calls
+			if d.most[l.place] != l || l.conn != c || l.calls > d.most[0].calls {
+				t.Fatalf("the loads are not in their order: %v", d.most)
+			}
+		}
+		if d.calls != want || sum != want || len(d.most) != len(d.loads) {
+			t.Fatalf("%d calls, %d of loads, want %d", d.calls, sum, want)
+		}
+	}
+	var overs []func()
+	for _, i := range []int{0, 1, 1, 1} {
+		overs = append(overs, d.call(conns[i]))
+	}
+	calls(4)
+	lasting := d.stay(conns[1]) // one of its calls is none any more
+	calls(3)
+	overs = append(overs, d.call(conns[1]))
+	calls(4)
+	overs = append(overs, d.call(conns[2])) // and the connection with three has to go
+	calls(2)
+	_ = clients[1].SetReadDeadline(time.Now().Add(patient))
+	if _, err := clients[1].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the one with the most calls is there: %v", err)
+	}
+	if n := d.evicted.(*tally).Load(); n != 1 {
+		t.Errorf("%d had to go", n)
+	}
+	lasting()
+	d.State(conns[1], http.StateClosed)
+	calls(2)
+	for _, over := range overs {
+		over()
+	}
+	calls(0)
+	if _, remembered := d.loads[conns[1]]; remembered || d.guests[conns[1]] != nil || d.long[conns[1]] != 0 {
+		t.Error("the closed one is remembered")
+	}
+
+	d, conns, _ = acceptAll(t, 1, 1) // each of these stays
+	for range 3 {
+		d.stay(conns[len(conns)-1])
+		client, err := net.Dial("tcp", d.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		c, err := d.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	for _, c := range conns {
+		d.call(c)
+	}
+	calls(len(conns))
+	if n := d.evicted.(*tally).Load(); n != 0 {
+		t.Errorf("%d had to go for their only call", n)
+	}
+}

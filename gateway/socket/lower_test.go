@@ -121,3 +121,37 @@ func TestClientThatTakesNothingThroughTLS(t *testing.T) {
 	}
 	<-r.ended
 }
+
+// A client that takes nothing is not read through TLS either: what TLS would answer by itself
+// would have to be kept. It is read when it has taken what waited.
+func TestBusyTLSIsNotRead(t *testing.T) {
+	r, client := newTLS(t, time.Minute)
+	if r.wire.fd == noDescriptor {
+		return // a goroutine reads, and writes wait
+	}
+	const large = 16 << 20 // more than the system takes
+	if err := r.wire.Write(make([]byte, large)); err != nil {
+		t.Fatal(err)
+	}
+	if !r.wire.Busy() {
+		t.Fatal("the system has taken everything")
+	}
+	if _, err := io.WriteString(client, "more"); err != nil {
+		t.Fatal(err)
+	}
+	r.wire.occasion() // who serves it now finds what has come
+	for r.wire.turns.Load() != 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if n := r.taken.Load(); n != 0 {
+		t.Errorf("%d bytes were read meanwhile", n)
+	}
+	if _, err := io.CopyN(io.Discard, client, large); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.CloseWrite()
+	<-r.ended
+	if got := r.got.String(); got != "more" {
+		t.Fatalf("got %q", got)
+	}
+}

@@ -209,6 +209,10 @@ func (w *Wire) Wait() {
 
 // Read reads once. more says that there may be more to read; if it is false, n may be
 // 0. Read waits only if the wire is not polled. Only Look may call it.
+//
+// A busy wire over TLS reads nothing: TLS answers by itself to what a client may send as often
+// as it likes, such as requests for new keys, and the answers would have to be kept. When
+// the wire is free, Look is called again.
 func (w *Wire) Read(p []byte) (n int, more bool, err error) {
 	if len(p) == 0 {
 		return 0, false, nil
@@ -221,6 +225,8 @@ func (w *Wire) Read(p []byte) (n int, more bool, err error) {
 	err = net.ErrClosed
 	switch {
 	case w.closed.Load():
+	case w.tls != nil && w.late != nil:
+		err = nil
 	case w.tls != nil:
 		n, err = w.open(p)
 	default:

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -17,6 +18,7 @@ type reader struct {
 	timeout time.Duration
 	group   sync.WaitGroup
 	got     strings.Builder
+	taken   atomic.Int64 // bytes of got
 	freed   chan struct{}
 	ended   chan struct{}
 }
@@ -38,6 +40,7 @@ func (r *reader) Look(in *Input) (more bool, err error) {
 	}
 	n, more, err := r.wire.Read(in[:16])
 	r.got.Write(in[:n])
+	r.taken.Add(int64(n))
 	return more, err
 }
 
