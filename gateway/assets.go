@@ -98,7 +98,8 @@ func (g *Gateway) assets(e *gin.Engine) {
 			a.serve(c, http.StatusOK)
 		}
 	}
-	for name, body := range map[string][]byte{"openapi.json": openapi.OpenAPI, "asyncapi.json": openapi.AsyncAPI} {
+	calls := bytes.Replace(openapi.OpenAPI, []byte(`"url": "/"`), []byte(`"url": "`+g.cfg.BasePath+`/"`), 1)
+	for name, body := range map[string][]byte{"openapi.json": calls, "asyncapi.json": openapi.AsyncAPI} {
 		policy.Get(e, "/-/"+name, public(newAsset(name, body)))
 	}
 	for _, f := range entries {

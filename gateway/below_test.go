@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -32,6 +33,18 @@ func TestBelow(t *testing.T) {
 		}
 		if w.Code != want.status || got != want.body {
 			t.Errorf("%s: %d %q, want %d %q", target, w.Code, got, want.status, want.body)
+		}
+	}
+}
+
+// The document of the calls says where they are.
+func TestOpenAPIBelow(t *testing.T) {
+	for base, want := range map[string]string{"": "/", "/live": "/live/"} {
+		s := serveGateway(t, true, func(c *Config) { c.BasePath = base })
+		var document struct{ Servers []struct{ URL string } }
+		resp := s.open(base+"/-/openapi.json", "", "Connection: close").response(http.StatusOK)
+		if err := json.NewDecoder(resp.Body).Decode(&document); err != nil || len(document.Servers) != 1 || document.Servers[0].URL != want {
+			t.Errorf("below %q: %+v, %v", base, document, err)
 		}
 	}
 }

@@ -121,13 +121,16 @@ func TestBadgeAndWidget(t *testing.T) {
 	if !strings.Contains(html, `<live-count page="&lt;b&gt;&#34;">0</live-count> &lt;script&gt;`) || !strings.Contains(html, "color: #abc; background: #fff ") {
 		t.Errorf("%s", html)
 	}
+	if !strings.Contains(html, `src="../-/headcount.js"`) { // which is right below --base-path, too
+		t.Errorf("the widget's script: %s", html)
+	}
 	if policy := head.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors *") || strings.Contains(policy, "unsafe") {
 		t.Errorf("%s", policy)
 	}
 	if html, _ := get("/*/widget"); !strings.Contains(html, `<live-count page="*" watch>`) {
 		t.Errorf("the whole site cannot be joined: %s", html)
 	}
-	for _, bad := range []string{"color=%7Bx%7D", "color=12345", "background=red%3Bx", "label=" + strings.Repeat("x", 41)} {
+	for _, bad := range []string{"color=%7Bx%7D", "color=12345", "background=red%3Bx", "label=" + strings.Repeat("x", 41), "label=a%01b", "label=%FF"} {
 		for _, what := range []string{"badge.svg", "widget"} {
 			_ = s.open("/p/"+what+"?"+bad, "").response(http.StatusBadRequest)
 		}

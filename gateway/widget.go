@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
@@ -55,8 +57,8 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 	if s.Label = query.Get("label"); !query.Has("label") {
 		s.Label = labelDefault
 	}
-	if !utf8.ValidString(s.Label) || utf8.RuneCountInString(s.Label) > maxLabel {
-		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters.")
+	if utf8.RuneCountInString(s.Label) > maxLabel || strings.ContainsFunc(s.Label, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) {
+		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters, and no control characters.")
 		return s, false
 	}
 	s.Color, ok = oneColour(c, query, "color", color)
@@ -146,7 +148,7 @@ var widget = template.Must(template.New("widget").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{{.Users}} {{.Label}}</title>
 <style nonce="{{.Nonce}}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {{.Color}}; background: {{.Background}} }</style>
-{{if .Live}}<script type="module" src="/-/headcount.js"></script>
+{{if .Live}}<script type="module" src="../-/headcount.js"></script>
 <live-count page="{{.Page}}"{{if .Watch}} watch{{end}}>{{.Users}}</live-count>{{else}}{{.Users}}{{end}} {{.Label}}
 </html>
 `))

@@ -378,7 +378,8 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 		return
 	}
 	const thing = "--public-url"
-	base := strings.TrimSuffix(c.PublicURL, "/")
+	origin := strings.TrimSuffix(c.PublicURL, "/")
+	base := origin + c.Config.BasePath
 	status, body, err := c.get(ctx, base+"/-/counters?page=*")
 	switch {
 	case err != nil:
@@ -401,7 +402,7 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	} else {
 		f.wrongf(thing, "no server answers at --admin-listen, so it cannot be asked what the proxy tells it; run the check where the server runs.")
 	}
-	c.checkSocket(ctx, f, base, hostIsRight)
+	c.checkSocket(ctx, f, base, origin, hostIsRight)
 	c.checkStream(ctx, f, base)
 	if f.faults() == wrong {
 		f.finef(thing, "the proxy passes on what it should.")
@@ -449,12 +450,12 @@ func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base strin
 }
 
 // checkSocket opens a WebSocket as a page of the public address would.
-func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base string, hostIsRight bool) {
+func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origin string, hostIsRight bool) {
 	const thing = "--public-url"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/-/ws", &websocket.DialOptions{
-		HTTPClient: direct, HTTPHeader: http.Header{"Origin": {base}}, Subprotocols: []string{"headcount.v1"},
+		HTTPClient: direct, HTTPHeader: http.Header{"Origin": {origin}}, Subprotocols: []string{"headcount.v1"},
 	})
 	if err == nil {
 		_ = ws.CloseNow()
@@ -467,7 +468,7 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base string
 	case resp.StatusCode == http.StatusUnauthorized && tokens: // the upgrade came through
 	case resp.StatusCode == http.StatusForbidden && !hostIsRight: // that is why
 	case resp.StatusCode == http.StatusForbidden:
-		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", base)
+		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", origin)
 	default:
 		f.wrongf(thing, "the proxy does not pass on the upgrade to WebSockets (status %d), and browsers fall back to event streams; have it pass on Upgrade and Connection (in nginx: proxy_http_version 1.1, proxy_set_header Upgrade $http_upgrade, and Connection).", resp.StatusCode)
 	}

@@ -74,7 +74,7 @@ func TestCheckFindsFaults(t *testing.T) {
 	redis, late := redistest.Start(t, "--maxmemory", "1gb"), redistest.StartAt(t, -time.Hour)
 	postgres := pgtest.Start(t)
 	database := postgres.Database(t)
-	server := run(t)
+	server, below := run(t), run(t, "--base-path=/live")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,10 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
 		"no keys of tokens":          {args: append(stopped, "--jwks-url="+stranger.URL), want: "--jwks-url"},
 
-		"a good proxy":              {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
+		"a good proxy": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
+		"a good proxy, below a path": {args: []string{
+			"--admin-listen=" + below.admin, "--base-path=/live/", "--public-url=" + proxy(t, below.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }),
+		}},
 		"nobody at the address":     {args: behind("http://" + nobody), want: "nothing answers"},
 		"a stranger at the address": {args: behind(stranger.URL), want: "something else than Headcount"},
 		"the Host is replaced":      {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = "inside" })), want: "replaces the Host"},

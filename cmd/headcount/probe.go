@@ -17,6 +17,7 @@ import (
 // name at the public address, once, is told what came with the request. Nobody else is.
 type probes struct {
 	proxies *identity.Proxies
+	path    string // of all probes, at the public address
 
 	mu    sync.Mutex // guards open
 	open  map[string]time.Time
@@ -24,7 +25,7 @@ type probes struct {
 }
 
 const (
-	probePath = "/-/probe/"
+	probePath = "/-/probe/" // below --base-path
 
 	// maxProbes is how many may be open; the oldest is forgotten for a further one.
 	maxProbes = 64
@@ -42,7 +43,7 @@ type probed struct {
 
 func newProbes(cfg Config) (*probes, error) {
 	proxies, err := identity.NewProxies(cfg.TrustedProxies)
-	return &probes{proxies: proxies, open: map[string]time.Time{}}, err
+	return &probes{proxies: proxies, path: cfg.BasePath + probePath, open: map[string]time.Time{}}, err
 }
 
 // begin answers with the name of a new probe.
@@ -80,7 +81,7 @@ func (p *probes) take(name string) bool {
 // before answers probes, and leaves all other requests to next.
 func (p *probes) before(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, is := strings.CutPrefix(r.URL.Path, probePath)
+		name, is := strings.CutPrefix(r.URL.Path, p.path)
 		if !is || r.Method != http.MethodGet || !p.take(name) {
 			next.ServeHTTP(w, r)
 			return
