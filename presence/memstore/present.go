@@ -27,6 +27,7 @@ const (
 	// so rarely that writing takes at most one part in presentShare of the time.
 	presentEvery = time.Second
 	presentShare = 20
+	presentHold  = 3 // presence timeouts that a hold lasts at most
 )
 
 // keepPresent writes who is present, until Close.
@@ -126,12 +127,14 @@ func (s *Store) loadPresent(now time.Time) {
 		s.cfg.Log.Warn().Err(err).Msg("who was present cannot be read from the data directory; counts begin at zero")
 		return
 	}
-	// A clock that was set back makes the file look as if it came from the future.
+	// A clock that was set back makes the file look as if it came from the future, and holds as if
+	// they lasted longer than any does.
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
+	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
 	for id, members := range partitions {
 		for m, hold := range members {
-			if recent || hold > now.UnixMilli() {
-				s.partitions[id].members[m] = hold
+			if recent || hold > now.UnixMilli() && hold <= latest {
+				s.partitions[id].members[m] = min(hold, latest)
 			}
 		}
 	}
@@ -170,10 +173,13 @@ func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, e
 	return time.UnixMilli(millis), partitions, nil
 }
 
+// leastPresent is how many bytes a member takes at least: a user, a hold, a length and a page.
+const leastPresent = 8 + 1 + 1 + 1
+
 // readPresent reads the members of a partition.
 func readPresent(r *bytes.Reader) (map[member]int64, error) {
 	n, err := binary.ReadUvarint(r)
-	if err != nil || n > uint64(r.Len()) {
+	if err != nil || n > uint64(r.Len())/leastPresent {
 		return nil, errTorn
 	}
 	members := make(map[member]int64, n)
@@ -192,6 +198,9 @@ func readPresent(r *bytes.Reader) (map[member]int64, error) {
 		}
 		page := make([]byte, size)
 		_, _ = r.Read(page) // they are there
+		if presence.CheckName(string(page)) != nil {
+			return nil, errTorn
+		}
 		members[member{presence.User(binary.BigEndian.Uint64(user[:])), string(page)}] = hold
 	}
 	return members, nil

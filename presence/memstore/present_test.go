@@ -6,6 +6,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,7 +23,7 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 		s.dir = t.TempDir()
 		for id := range s.partitions {
 			for range rapid.IntRange(0, 5).Draw(rt, "members") {
-				m := member{presence.User(rapid.Uint64().Draw(rt, "user")), rapid.String().Draw(rt, "page")}
+				m := member{presence.User(rapid.Uint64().Draw(rt, "user")), rapid.StringMatching(`(\x1fshop\x1f)?[a-zé/ ]{1,20}`).Draw(rt, "page")}
 				s.partitions[id].members[m] = rapid.Int64().Draw(rt, "hold")
 			}
 		}
@@ -55,6 +57,30 @@ func TestPresentIsReadAsItWasWritten(t *testing.T) {
 	})
 }
 
+// A file that promises more than it has takes no memory for that, and a page that cannot be
+// is none.
+func TestPresentThatCannotBe(t *testing.T) {
+	parse := func(body []byte) error {
+		_, _, err := parsePresent(append(binary.BigEndian.AppendUint32([]byte(presentMagic), crc32.ChecksumIEEE(body)), body...))
+		return err
+	}
+	const promised = 1 << 20
+	body := append(binary.AppendUvarint([]byte{0, 1, 0}, promised), make([]byte, promised)...)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := parse(body)
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > 4*promised {
+		t.Errorf("%v, and %d bytes of memory for a file of %d", err, took, len(body))
+	}
+	for page, can := range map[string]bool{"p": true, "\x1fshop\x1fp": true, "": false, "*": false, "\xff": false, "a\nb": false, "\x1fSHOP\x1fp": false, strings.Repeat("x", 129): false} {
+		body := append([]byte{0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7, 0}, binary.AppendUvarint(nil, uint64(len(page)))...)
+		if err := parse(append(body, page...)); (err == nil) != can {
+			t.Errorf("%q: %v", page, err)
+		}
+	}
+}
+
 func FuzzParsePresent(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 7, 0, 1, 'p'}) // user 7 on page p
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -69,7 +95,7 @@ func FuzzParsePresent(f *testing.F) {
 // end.
 func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
-	hold := now.Add(time.Hour)
+	hold := now.Add(150 * time.Second)
 	s, err := Open(dir, Config{PresenceTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +116,7 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 	for name, tc := range map[string]struct {
 		later time.Duration
 		want  int
-	}{"at once": {0, 2}, "within the timeout": {50 * time.Second, 2}, "after it": {2 * time.Minute, 1}, "after the hold": {2 * time.Hour, 0}} {
+	}{"at once": {0, 2}, "within the timeout": {50 * time.Second, 2}, "after it": {2 * time.Minute, 1}, "after the hold": {2 * time.Hour, 0}, "a clock that was set back": {-time.Hour, 0}} {
 		s := New(Config{PresenceTimeout: time.Minute})
 		s.dir = dir
 		s.loadPresent(now.Add(tc.later))
