@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -496,5 +499,34 @@ func TestFlagsOfServe(t *testing.T) {
 	slices.Sort(want)
 	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
 		t.Errorf("got  %q\nwant %q", names, want)
+	}
+}
+
+// The variable with the sites of a server, which other commands find where the server runs, too,
+// chooses none of them.
+func TestTheVariableOfSitesIsForTheServer(t *testing.T) {
+	asked := make(chan string, 1)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.Header.Get("Headcount-Site")
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer s.Close()
+	lookup := func(name string) (string, bool) {
+		return "shop=https://shop.example,blog=https://blog.example", name == "HEADCOUNT_SITE"
+	}
+	for flag, want := range map[string]string{"--interval=1s": "", "--site=blog": "blog"} {
+		var errs bytes.Buffer
+		p := program{args: []string{"top", "--once", "--url=" + s.URL, flag}, lookup: lookup, stdout: io.Discard, stderr: &errs}
+		if status := p.run(); status != exitOK {
+			t.Fatalf("%s: status %d, %s", flag, status, &errs)
+		}
+		if got := <-asked; got != want {
+			t.Errorf("%s: the site %q, want %q", flag, got, want)
+		}
+	}
+	var errs bytes.Buffer
+	p := program{args: []string{"export", "--data-dir=" + t.TempDir()}, lookup: lookup, stdout: io.Discard, stderr: &errs}
+	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") { // the site is no fault
+		t.Errorf("export: status %d, %s", status, &errs)
 	}
 }

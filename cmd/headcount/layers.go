@@ -48,6 +48,9 @@ func (l *layers) fromEnvironment(_ *kong.Context, _ *kong.Path, flag *kong.Flag)
 	if !ok || flag.IsBool() { // --help and --version are no settings
 		return nil, nil
 	}
+	if flag.Name == "site" && flag.Tag.Type != "sites" { // the variable has the sites of the server, and this flag names one of them
+		return nil, nil
+	}
 	l.source[flag.Name] = envName(flag.Name)
 	if flag.Tag.Type == "each" { // the other lists split by themselves
 		return splitList(v), nil

@@ -30,6 +30,7 @@ var ErrSettings = errors.New("bad setting")
 type Command struct {
 	URL      string        `name:"url" type:"text" placeholder:"URL" default:"http://127.0.0.1:8080" help:"A gateway of the cluster; any of them knows all."`
 	APIKeys  []string      `name:"api-key" type:"each" placeholder:"KEY" help:"A key of the server, if it has any. Give it in the environment: everyone may read command lines."`
+	Site     string        `name:"site" type:"text" placeholder:"NAME" help:"The site whose pages are shown; without it the first one of the server."`
 	Interval time.Duration `type:"span" placeholder:"TIME" default:"1s" help:"The time between two answers. The server has a new one once a second."`
 	Once     bool          `help:"Print one answer, and end."`
 	JSON     bool          `name:"json" help:"With --once: print the answer as JSON."`
@@ -45,6 +46,7 @@ func (c *Command) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if len(c.APIKeys) > 0 {
 		ask.key = c.APIKeys[0]
 	}
+	ask.site = c.Site
 	switch file, isFile := out.(*os.File); {
 	case c.JSON && !c.Once:
 		return fmt.Errorf("--json: %w: it needs --once", ErrSettings)
@@ -69,7 +71,7 @@ func (c *Command) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 }
 
 // client asks the server.
-type client struct{ url, key string }
+type client struct{ url, key, site string }
 
 // get returns an answer as it came, and as data.
 func (c *client) get(ctx context.Context) ([]byte, *data, error) {
@@ -83,6 +85,9 @@ func (c *client) get(ctx context.Context) ([]byte, *data, error) {
 	if c.key != "" {
 		req.Header.Set("X-API-Key", c.key)
 	}
+	if c.site != "" {
+		req.Header.Set("Headcount-Site", c.site)
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the server does not answer: %w", err)
@@ -91,6 +96,8 @@ func (c *client) get(ctx context.Context) ([]byte, *data, error) {
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
 		return nil, nil, errors.New("the server wants a key of its own; give --api-key")
+	case resp.StatusCode == http.StatusForbidden:
+		return nil, nil, errors.New("the server's key holds for another site; give --site")
 	case resp.StatusCode != http.StatusOK:
 		return nil, nil, fmt.Errorf("the server answers %s", resp.Status)
 	}

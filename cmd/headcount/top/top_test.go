@@ -30,6 +30,8 @@ func serve(t *testing.T, asked *atomic.Int64) string {
 			w.WriteHeader(http.StatusNotFound)
 		case r.Header.Get("X-API-Key") != "key":
 			w.WriteHeader(http.StatusUnauthorized)
+		case r.Header.Get("Headcount-Site") == "other":
+			w.WriteHeader(http.StatusForbidden)
 		default:
 			_, _ = io.WriteString(w, answer)
 		}
@@ -64,6 +66,7 @@ func TestOnce(t *testing.T) {
 		want string
 	}{
 		{Command{URL: url, Once: true}, "--api-key"},
+		{Command{URL: url, APIKeys: []string{"key"}, Site: "other", Once: true}, "--site"},
 		{Command{URL: url + "/elsewhere", Once: true}, "404"},
 		{Command{URL: "ftp://x", Once: true}, "--url"},
 		{Command{URL: url, JSON: true}, "--once"},
