@@ -52,9 +52,17 @@ export function attend(headcount, callback, page, watch, address, signal) {
   /** @type {string | undefined} */ let name;
   /** @type {(() => void)[]} */ let undo = [];
   const present = () => !watch && name !== '*';
+  // What a callback throws must not end halfway what is done here, nor reach the script that has changed the address.
+  const unknown = () => {
+    try {
+      callback(undefined);
+    } catch (error) {
+      reportError(error);
+    }
+  };
   const refuse = (/** @type {string} */ why) => {
     tell(`the page ${JSON.stringify(name)} is not counted: ${why}`);
-    callback(undefined);
+    unknown();
     try {
       if (present()) undo.push(headcount.join(stand(name ?? ''))); // the visitor is on the site all the same
     } catch {} // there is no room for another page
@@ -64,7 +72,7 @@ export function attend(headcount, callback, page, watch, address, signal) {
     if (next === name) return;
     const before = undo;
     undo = [];
-    if (name !== undefined) callback(undefined);
+    if (name !== undefined) unknown();
     name = next;
     try {
       if (present()) undo.push(headcount.join(name));

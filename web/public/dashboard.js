@@ -250,7 +250,7 @@ function named(page) {
   name.className = 'link';
   name.textContent = name.title = page;
   name.addEventListener('click', () => past({ page }));
-  if (!page.startsWith('/') || page.startsWith('//')) return [name];
+  if (!page.startsWith('/') || new URL(page, location).origin !== location.origin) return [name]; // another host has //host, and /\host
   const link = document.createElement('a');
   link.href = page;
   link.textContent = '↗';

@@ -62,3 +62,28 @@ test('a refused page is told once, and its visitor stays on the site', () => {
   assert.equal(console.mock.calls.length, 2);
   console.mock.restore();
 });
+
+test('a callback that fails keeps nobody from following the address', () => {
+  const navigation = new EventTarget();
+  const errors = [];
+  Object.assign(globalThis, {
+    navigation,
+    document: { head: {} },
+    MutationObserver: class {
+      observe() {}
+    },
+    reportError: (error) => errors.push(error.message),
+  });
+  let path = '/a';
+  const [one, two] = [headcount(), headcount()];
+  const ends = [new AbortController(), new AbortController()];
+  attend(one, () => { throw Error('mine'); }, undefined, false, () => path, ends[0].signal);
+  attend(two, () => {}, undefined, false, () => path, ends[1].signal);
+  path = '/b';
+  navigation.dispatchEvent(new Event('currententrychange'));
+  assert.deepEqual([one.joined, two.joined, errors], [['/b'], ['/b'], ['mine']]);
+  ends.forEach((end) => end.abort());
+  path = '/c';
+  navigation.dispatchEvent(new Event('currententrychange'));
+  assert.deepEqual([one.joined, two.joined, errors], [[], [], ['mine']]);
+});
