@@ -250,7 +250,7 @@ function named(page) {
   name.className = 'link';
   name.textContent = name.title = page;
   name.addEventListener('click', () => past({ page }));
-  if (!page.startsWith('/') || new URL(page, location).origin !== location.origin) return [name]; // another host has //host, and /\host
+  if (!/^\/(?![/\\])/.test(page)) return [name]; // //host and /\host lead to another host
   const link = document.createElement('a');
   link.href = page;
   link.textContent = '↗';
