@@ -100,7 +100,7 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 // "sites":["shop","blog"],"shown":"shop".
 //
 // Load is null for a process that did not answer. Processes and events are of all sites, so
-// alone leaves them out. Pages are the TopPages pages with the most users. The only error is
+// alone leaves them out, and the sentence names none. Pages are the TopPages pages with the most users. The only error is
 // ctx's, if it ends while another call gathers.
 func (b *Board) JSON(ctx context.Context, site presence.Namespace, alone bool) ([]byte, error) {
 	v := view{site, alone}
@@ -199,6 +199,7 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 	out.State, out.Events = b.state(&out), b.events.newest()
 	if v.alone {
 		out.Processes, out.Events = []process{}, []event{}
+		out.State.Text = alone[out.State.Level]
 	}
 	body, err := json.Marshal(out)
 	if err != nil {

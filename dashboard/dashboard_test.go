@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -112,6 +113,7 @@ func TestSites(t *testing.T) {
 	type seen struct {
 		Sites     []string
 		Shown     string
+		State     state
 		Site      struct{ Page string }
 		Pages     []page
 		Processes []any
@@ -137,6 +139,14 @@ func TestSites(t *testing.T) {
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("for three views the other process was asked %d times", n)
+	}
+	cfg.Ready = func() error { return errors.New("the store at 10.0.0.1 is away") }
+	b = New(cfg)
+	if s := look(shop, true); s.State != (state{"bad", "Counts may be the last that were known."}) {
+		t.Errorf("who sees one site is told %+v", s.State)
+	}
+	if s := look(shop, false); !strings.Contains(s.State.Text, "10.0.0.1") {
+		t.Errorf("who sees all is told %+v", s.State)
 	}
 }
 

@@ -14,6 +14,9 @@ type state struct {
 	Text  string `json:"text"`
 }
 
+// alone are the sentences for who may know nothing of processes and of what they say.
+var alone = map[string]string{"good": "All is well.", "warn": "Counts may lag, or lack something.", "bad": "Counts may be the last that were known."}
+
 func (b *Board) state(is *answer) state {
 	var bad, warn []string
 	if err := b.cfg.Ready(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -136,6 +137,31 @@ func (f *certificateFiles) run(ctx context.Context) {
 	}
 }
 
+// handshakesAtOnce is how many handshakes wait for a certificate at once. Only while the authority
+// has not given the first one do they wait at all, for minutes if it is slow, and also after their
+// clients have gone.
+const handshakesAtOnce = 100
+
+var errManyWait = errors.New("many clients wait for the certificate already")
+
+// waitingAtMost has no more handshakes wait for get at once. The authority's own, which asks for
+// the proof, does not wait.
+func waitingAtMost(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	turns := make(chan struct{}, n)
+	return func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
+			return get(hello)
+		}
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+			return get(hello)
+		default:
+			return nil, errManyWait
+		}
+	}
+}
+
 // domainCertificates come from an authority by ACME. It asks for proof on port 443 of the
 // domain (tls-alpn-01), and the listener gives it. The first visitor of a domain waits for
 // its first certificate; autocert renews it in time.
@@ -149,8 +175,9 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 	}
 	config := manager.TLSConfig()
 	var told atomic.Int64 // the last minute in which something was logged
+	get := waitingAtMost(handshakesAtOnce, manager.GetCertificate)
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := manager.GetCertificate(hello)
+		cert, err := get(hello)
 		if minute := time.Now().Unix() / 60; err != nil && slices.Contains(cfg.Domains, strings.ToLower(hello.ServerName)) && told.Swap(minute) != minute {
 			log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
 		}

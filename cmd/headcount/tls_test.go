@@ -11,14 +11,17 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
+	"golang.org/x/crypto/acme"
 )
 
 // addresses takes the address of --listen from the log.
@@ -218,5 +221,40 @@ func TestBodiesOverHTTP2(t *testing.T) {
 	}
 	if ofConnection > sharedBodies || ofStream > sharedBodies {
 		t.Errorf("a client may send %d bytes, and %d of one body", ofConnection, ofStream)
+	}
+}
+
+// While the authority has given nothing yet, only so many clients wait for it, and its own handshake does not.
+func TestHandshakesThatWaitAreBounded(t *testing.T) {
+	const most = 3
+	began, given := make(chan struct{}, most), make(chan struct{})
+	get := waitingAtMost(most, func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if hello.SupportedProtos == nil {
+			began <- struct{}{}
+			<-given
+		}
+		return &tls.Certificate{}, nil
+	})
+	var waiting sync.WaitGroup
+	for range most {
+		waiting.Go(func() {
+			if _, err := get(&tls.ClientHelloInfo{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range most {
+		<-began
+	}
+	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); !errors.Is(err, errManyWait) {
+		t.Errorf("a further one: %v", err)
+	}
+	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{acme.ALPNProto}}); err != nil {
+		t.Errorf("the authority: %v", err)
+	}
+	close(given)
+	waiting.Wait()
+	if _, err := get(&tls.ClientHelloInfo{SupportedProtos: []string{"h2"}}); err != nil {
+		t.Errorf("afterwards: %v", err)
 	}
 }
