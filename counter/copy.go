@@ -102,10 +102,14 @@ func (c *Copy) Replaces(is Version, deleted uint64) bool {
 // ErrNames says that a store needs the names of members, and a copy has none.
 var ErrNames = errors.New("only hashes of its members are known, since the set was in Redis alone; it can be imported into Redis alone")
 
-// Named is ErrNames if members have no names.
+// Named makes c one for a store that needs the names of members, and knows nothing of other regions: a set has the members
+// that come with it, and not those whose number other regions have told. It is ErrNames if members have no names.
 func (c *Copy) Named() error {
 	if len(c.Hashes) > 0 {
 		return fmt.Errorf("%q: %w", c.Key, ErrNames)
+	}
+	if c.Kind == Members {
+		c.Value = int64(len(c.Members))
 	}
 	return nil
 }
