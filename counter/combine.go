@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,6 +18,9 @@ type CombinerConfig struct {
 	// Lanes is how many writes may be under way at once, default 1. A key has
 	// always the same lane. A file takes 1: one fsync for all that came together.
 	Lanes int
+	// Apart gives operations with exact counters so many lanes of their own: their store is another one,
+	// for which the other operations do not wait.
+	Apart bool
 	// Queue is how many changes may wait in one lane, default 65,536. Beyond it a
 	// call fails at once with ErrBusy.
 	Queue int
@@ -87,7 +91,11 @@ type call struct {
 // NewCombiner returns a Combiner in front of to.
 func NewCombiner(to Writer, cfg CombinerConfig) *Combiner {
 	cfg = cfg.withDefaults()
-	c := &Combiner{to: to, cfg: cfg, lanes: make([]lane, cfg.Lanes)}
+	lanes := cfg.Lanes
+	if cfg.Apart {
+		lanes *= 2
+	}
+	c := &Combiner{to: to, cfg: cfg, lanes: make([]lane, lanes)}
 	c.calls.New = func() any { return &call{done: make(chan struct{}, 1)} }
 	for i := range c.lanes {
 		c.lanes[i].c = c
@@ -103,10 +111,7 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	if err := op.Check(); err != nil {
 		return Result{Err: err}
 	}
-	l := &c.lanes[0]
-	if len(c.lanes) > 1 {
-		l = &c.lanes[xxhash.Sum64String(op.Changes[0].Key)%uint64(len(c.lanes))]
-	}
+	l := c.lane(&op)
 	one := c.calls.Get().(*call)
 	one.op = op
 	lead, err := l.enter(one)
@@ -135,6 +140,17 @@ func (c *Combiner) Do(ctx context.Context, op Op) Result {
 	result := one.result
 	c.put(one)
 	return result
+}
+
+func (c *Combiner) lane(op *Op) *lane {
+	if len(c.lanes) == 1 {
+		return &c.lanes[0]
+	}
+	at := int(xxhash.Sum64String(op.Changes[0].Key) % uint64(c.cfg.Lanes))
+	if c.cfg.Apart && slices.ContainsFunc(op.Changes, func(c Change) bool { return c.Rule.Kind == Exact }) {
+		at += c.cfg.Lanes
+	}
+	return &c.lanes[at]
 }
 
 // Close waits for all that was taken. Calls after it fail with ErrUnavailable.

@@ -82,6 +82,11 @@ func IdentityOf(space, caller, key string) Identity {
 	return Identity(hash[:16])
 }
 
+// Of reports whether id is of that space, but for a chance of one in 2^32.
+func (id Identity) Of(space string) bool {
+	return space != "*" && binary.LittleEndian.Uint32(id[:4]) == uint32(xxhash.Sum64String(space))
+}
+
 // Op is one operation: its changes are judged in their order and made all or
 // not at all. An Op of several changes has only Add, of any keys, also of one
 // key several times.

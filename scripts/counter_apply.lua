@@ -101,7 +101,7 @@ local function busy()
       if frozen and now < tonumber(frozen) then return '' end
     end
     if call.token and call.token ~= b.front.token then return '' end
-    if home == '-1' then -- what is on its way to PostgreSQL is not to be changed there
+    if home == '-1' and call.front then -- what is on its way to PostgreSQL is not to be changed there
       for _, key in ipairs(b.keys) do
         if redis.call('HEXISTS', b.taken, key) == 1 or redis.call('HGET', b.dirty, key) == 'x' then return '' end
       end
@@ -314,7 +314,13 @@ local function divide(s, c)
     hot[c.hot] = {s.key, true}
     return nil
   end
-  if c.step == 'forget' and not spread(s) then hot[c.hot] = {s.key, false} end
+  if c.step == 'forget' and not spread(s) then
+    hot[c.hot] = {s.key, false}
+    if s.kind and s.sequence == 0 then -- it was deleted elsewhere, and its parts had nothing more
+      s.kind, s.value, s.at, s.incarnation, s.mark = nil, '0', nil, nil, ''
+      return nil
+    end
+  end
   if epoch ~= c.epoch then return nil end
   local head = ' *' .. epoch .. ':'
   if c.step == 'spread' and phase == 'o' then
@@ -345,7 +351,7 @@ end
 -- count counts an addition to a sum under its dimensions. What is behind PostgreSQL's word was counted there.
 local counts = {}
 local function count(s, c)
-  if not c.dimensions or s.kind ~= 'sum' or home == '-1' then return end
+  if not c.dimensions or s.kind ~= 'sum' or home == '-1' and call.front then return end
   local at = call.front and c.counted[s.bucket.front.parity] or c.counted[1]
   local list = counts[at]
   if not list then

@@ -3,7 +3,8 @@
 -- KEYS     the eight of the bucket, hc:{n}:u
 -- ARGV     adopt or begin; the generation; highest incarnation that was deleted; until when identities that
 --          are not known are to be looked for, ms; what names of the bucket begin with
--- Returns  1; 0 when the bucket is of a newer generation, or, for adopt, of another
+-- Returns  1; 0 when the bucket is of a newer generation, or, for adopt, of another; -1 when no front has been there
+--          but a region with others, whose counters are nowhere else
 -- Safe to repeat and to arrive late: a generation begins once. begin removes all there is of the bucket; its
 -- names are made here, all in its slot, because only the bucket knows them. O(what is in the bucket).
 --#include counter_steps.lua
@@ -15,6 +16,7 @@ if ARGV[1] == 'adopt' then
   redis.call('HSET', KEYS[2], 'run', run)
   return 1
 end
+if not is and redis.call('HEXISTS', KEYS[2], 'region') == 1 then return -1 end
 if is and tonumber(is) > tonumber(ARGV[2]) then return 0 end
 if is == ARGV[2] then
   redis.call('HSET', KEYS[2], 'run', run)

@@ -220,9 +220,6 @@ func (c *Config) checkRegions() error {
 			return setting.Refuse("peer", "%q: %s", name, problem)
 		}
 	}
-	if len(c.Peers) > 0 && c.Postgres != "" {
-		return setting.Refuse("peer", "regions share their counters from Redis to Redis, and one PostgreSQL cannot stand behind several; leave --postgres out, or --peer")
-	}
 	if c.DataDir != "" {
 		return setting.Refuse("data-dir", "with --redis everything is kept in Redis; leave one of the two out")
 	}

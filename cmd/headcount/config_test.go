@@ -215,7 +215,6 @@ var refused = map[string]struct {
 	"peer with the own region's name":           {flag: "peer", args: "--redis redis://127.0.0.1 --region eu --peer eu=redis://h"},
 	"peer with the default region's name":       {flag: "peer", args: "--redis redis://127.0.0.1 --peer local=redis://h"},
 	"peer twice":                                {flag: "peer", args: "--redis redis://127.0.0.1 --peer eu=redis://h --peer us=redis://h --peer eu=redis://i"},
-	"peers and PostgreSQL":                      {flag: "peer", args: "--redis redis://127.0.0.1 --postgres postgres://h/d --peer eu=redis://h"},
 	"redis is no URL":                           {flag: "redis", args: "--redis localhost:6379"},
 	"redis is empty":                            {flag: "redis", args: "--redis="},
 	"redis of another scheme":                   {flag: "redis", args: "--redis http://h:6379"},

@@ -49,14 +49,14 @@ type counters struct {
 	limits   *counter.Limits
 	distant  bool // the store is a server of its own, and may be away
 	up       atomic.Bool
-	behind   *behind                         // nil: there is none
+	behind   *behind                         // PostgreSQL with Redis; nil: there is none
 	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
 }
 
 // Up implements the State of gateway/counters.
 func (c *counters) Up() bool { return c.up.Load() }
 
-// behind is PostgreSQL behind Redis.
+// behind is PostgreSQL behind Redis or beside it.
 type behind struct{ answered atomic.Bool } // once is enough
 
 // StoreState implements counter.States.
@@ -85,8 +85,8 @@ func (c *counters) ready() error {
 	if c.distant && !c.Up() {
 		return errors.New("the store of counters, " + c.where + ", cannot be reached")
 	}
-	if c.behind != nil && !c.behind.answered.Load() { // later, what is in Redis goes on without it
-		return errors.New("PostgreSQL, behind Redis, cannot be reached")
+	if c.behind != nil && !c.behind.answered.Load() { // later, what is not exact goes on without it
+		return errors.New("PostgreSQL cannot be reached")
 	}
 	return nil
 }
@@ -95,11 +95,24 @@ func (c *counters) ready() error {
 func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
 	var local *redisstore.Store // of a region with others
+	var decisions redisstore.Decisions
 	lanes := counter.CombinerConfig{}
 	var many counter.Gainers
 	switch {
+	case len(s.cfg.Peers) > 0 && s.cfg.Postgres != "":
+		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL beside it", true, redisLanes, redisPace, true
+		c.behind = &behind{}
+		var store *persistent.Beside
+		store, err = persistent.OpenBeside(ctx, persistent.BesideConfig{
+			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, Region: s.cfg.Region, Rules: s.cfg.Rules,
+			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
+		})
+		if err == nil {
+			local, decisions = store.Redis(), store.Decisions()
+			c.store, many = s.spreading(store, local, 0), store
+		}
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
-		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace
+		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace, true
 		c.behind = &behind{}
 		var store *persistent.Store
 		store, err = persistent.Open(ctx, persistent.Config{
@@ -155,7 +168,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	lanes.Batches = batches
 	writer := counter.Writer(c.tops)
 	if local != nil { // what gained most is this region's own: so the tops are behind
-		shared, err := s.sharing(c.tops, local)
+		shared, err := s.sharing(c.tops, local, decisions)
 		if err != nil {
 			return err
 		}
@@ -178,12 +191,12 @@ func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather 
 	})
 }
 
-// sharing is a store in Redis that shares its counters with other regions.
-func (s *system) sharing(store counter.Store, local *redisstore.Store) (*regions.Store, error) {
+// sharing is a store over a Redis, local, that shares its counters with other regions.
+func (s *system) sharing(store counter.Store, local *redisstore.Store, decisions redisstore.Decisions) (*regions.Store, error) {
 	var peers []regions.Peer
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger()})
+		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Decisions: decisions, Log: s.log.With().Str("peer", name).Logger()})
 		if err != nil {
 			return nil, fmt.Errorf("--peer %s: %w", name, err)
 		}
@@ -191,7 +204,7 @@ func (s *system) sharing(store counter.Store, local *redisstore.Store) (*regions
 		peers = append(peers, regions.Peer{Name: name, Remote: opened})
 	}
 	return regions.New(store, regions.Config{
-		Region: s.cfg.Region, Local: local, Peers: peers, Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
+		Region: s.cfg.Region, Local: local, Peers: peers, Rules: s.cfg.Rules, Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Registerer: s.registry, Log: s.log,
 	}), nil
 }
 

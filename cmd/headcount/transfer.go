@@ -29,6 +29,7 @@ type place struct {
 	DataDir  string `type:"text" placeholder:"DIR" help:"The data directory of the server. The server must not be running."`
 	Postgres string `type:"text" placeholder:"URL" help:"The URL of PostgreSQL."`
 	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if it stands behind. For an import no server may be running."`
+	Regions  bool   `help:"The Redis is a region's of several: exact counters are in PostgreSQL, which the regions share, and all others in Redis."`
 }
 
 type exportCommand struct {
@@ -51,8 +52,11 @@ type counterStore interface {
 	counter.Dumper
 }
 
-// open opens the store. fresh says that it may be made.
-func (p place) open(ctx context.Context, fresh bool) (counterStore, error) {
+// open opens the store. fresh says that it may be made; the rules then say which counters are exact.
+func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
+	if p.Regions && (p.Redis == "" || p.Postgres == "") {
+		return nil, setting.Refuse("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
+	}
 	if p.Postgres != "" {
 		if problem := pgstore.CheckURL(p.Postgres); problem != "" {
 			return nil, setting.Refuse("postgres", "%s", problem)
@@ -60,7 +64,7 @@ func (p place) open(ctx context.Context, fresh bool) (counterStore, error) {
 	}
 	switch {
 	case p.Redis != "":
-		return p.openRedis(ctx, fresh)
+		return p.openRedis(ctx, fresh, rules)
 	case p.Postgres != "":
 		s, err := pgstore.Open(ctx, pgstore.Config{URL: p.Postgres, Log: zerolog.Nop()})
 		if err != nil {
@@ -81,8 +85,8 @@ func (p place) open(ctx context.Context, fresh bool) (counterStore, error) {
 	return nil, setting.Refuse("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
 }
 
-// openRedis opens a store in Redis, with PostgreSQL behind it or not.
-func (p place) openRedis(ctx context.Context, fresh bool) (counterStore, error) {
+// openRedis opens a store in Redis, with PostgreSQL behind it or beside it, or not.
+func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if problem := presencestore.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Refuse("redis", "%s", problem)
 	}
@@ -94,9 +98,12 @@ func (p place) openRedis(ctx context.Context, fresh bool) (counterStore, error) 
 		Leases(context.Context) ([]string, error)
 	}
 	var err error
-	if p.Postgres != "" {
+	switch {
+	case p.Regions:
+		store, err = persistent.OpenBeside(ctx, persistent.BesideConfig{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
+	case p.Postgres != "":
 		store, err = persistent.Open(ctx, persistent.Config{Redis: p.Redis, Postgres: p.Postgres, Log: zerolog.Nop()})
-	} else {
+	default:
 		store, err = redisstore.Open(redisstore.Config{URL: p.Redis, Log: zerolog.Nop()})
 	}
 	if err != nil {
@@ -169,7 +176,7 @@ func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err 
 			return setting.Refuse("site", "%v", err)
 		}
 	}
-	store, err := c.open(ctx, false)
+	store, err := c.open(ctx, false, counter.BuiltinRules())
 	if err != nil {
 		return err
 	}
@@ -255,7 +262,7 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		defer file.Close()
 		in, name = file, c.File
 	}
-	store, err := c.open(ctx, true)
+	store, err := c.open(ctx, true, rules)
 	if err != nil {
 		return err
 	}

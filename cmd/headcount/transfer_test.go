@@ -309,9 +309,54 @@ func TestExportsOfRedis(t *testing.T) {
 	if status, _, said := runCommand(t, nil, "import", "--postgres", pg.Database(t), "--file", alone); status != exitFailure || !strings.Contains(said, "only hashes of its members are known") {
 		t.Errorf("members without names: %d %s", status, said)
 	}
+	// A region has exact counters in PostgreSQL, and all others in Redis.
+	region, regional, exacts := redistest.Start(t), filepath.Join(dir, "4"), pg.Database(t)
+	must("import", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", first)
+	must("export", "--regions", "--redis", region.URL(), "--postgres", exacts, "--file", regional)
+	counters, _, _ := strings.Cut(lines(t, regional), `{"identities"`)
+	if want, _, _ := strings.Cut(lines(t, alone), `{"identities"`); counters != want {
+		t.Error("a region gives something else than it took")
+	}
+	if all, exact := pgtest.Query[int](t, exacts, "select count(*)::int from headcount_counters"), strings.Count(lines(t, first), `"kind":"exact"`); all != exact || exact == 0 {
+		t.Errorf("PostgreSQL has %d counters of a region, of which %d are exact", all, exact)
+	}
 	redis.Do(t, "HSET", "hc:{c}:leases", "10.0.0.1:7946", fmt.Sprint(time.Now().Add(time.Minute).UnixMilli(), " 1 gateway"))
 	if status, _, said := runCommand(t, nil, "import", "--redis", redis.URL(), "--file", first); status != exitFailure || !strings.Contains(said, "10.0.0.1:7946") {
 		t.Errorf("while a process runs: %d %s", status, said)
+	}
+}
+
+// A store that knows nothing of other regions takes the totals of a region's sums, and of its sets the members that come along.
+func TestImportOfARegion(t *testing.T) {
+	const text = `{"format":1,"at":"2030-10-10T12:11:42Z"}
+{"key":"likes:1","kind":"members","value":3,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
+{"key":"likes:2","kind":"members","value":3,"updated":1,"version":"5-4","members":["a"],"elsewhere":"0 0 eu/1/3/2/0/0"}
+{"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
+{"counters":3,"deleted":0}
+`
+	for name, to := range map[string]place{"a file": {DataDir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
+		flag, value := "--data-dir", to.DataDir
+		if to.Postgres != "" {
+			flag, value = "--postgres", to.Postgres
+		}
+		if status, _, said := runCommand(t, strings.NewReader(text), "import", flag, value); status != exitOK {
+			t.Fatalf("%s: %d %s", name, status, said)
+		}
+		store, err := to.open(t.Context(), true, counter.BuiltinRules())
+		if err != nil {
+			t.Fatal(err)
+		}
+		join := counter.Change{Key: "likes:1", Rule: counter.BuiltinRules().Find("likes:1"), Verb: counter.Edit, Join: []string{"b"}}
+		if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{join}}})[0]; r.Err != nil || r.Counters[0].Value != 1 {
+			t.Errorf("%s: one member: %+v", name, r)
+		}
+		read, err := store.Read(t.Context(), []string{"likes:1", "likes:2", "views:1"}, "a", 0)
+		if err != nil || read[0].Value != 1 || read[1].Value != 1 || !read[1].Mine || read[2].Value != 7 {
+			t.Errorf("%s: %+v, %v", name, read, err)
+		}
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -393,7 +438,7 @@ func TestTopAfterAnImport(t *testing.T) {
 			if status, _, said := runCommand(t, nil, args...); status != exitOK {
 				t.Fatalf("%s: %d %s", name, status, said)
 			}
-			store, err := to.open(t.Context(), true)
+			store, err := to.open(t.Context(), true, counter.BuiltinRules())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -405,7 +450,7 @@ func TestTopAfterAnImport(t *testing.T) {
 			}
 		}
 		// What it gains from then on is added to that.
-		store, err := to.open(t.Context(), true)
+		store, err := to.open(t.Context(), true, counter.BuiltinRules())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -453,7 +498,7 @@ func TestTransfersThatCannotBe(t *testing.T) {
 	if err := os.WriteFile(there, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (place{}).open(t.Context(), true); !errors.As(err, new(*setting.Error)) {
+	if _, err := (place{}).open(t.Context(), true, counter.BuiltinRules()); !errors.As(err, new(*setting.Error)) {
 		t.Errorf("no store: %v", err)
 	}
 	for name, tc := range map[string]struct {
@@ -464,6 +509,7 @@ func TestTransfersThatCannotBe(t *testing.T) {
 		"no store":              {"export", exitSettings, "no store is named"},
 		"no directory":          {"export --data-dir " + dir + "/none", exitFailure, "no counters to export"},
 		"no URL":                {"import --postgres mysql://h", exitSettings, "--postgres"},
+		"a region without both": {"export --regions --redis redis://h", exitSettings, "--regions"},
 		"nobody answers":        {"export --postgres postgres://u:p@127.0.0.1:1/d", exitFailure, "unavailable"},
 		"a file that is there":  {"export --data-dir " + dir + " --file " + there, exitFailure, ""},
 		"a file there is not":   {"import --data-dir " + dir + " --file " + dir + "/none", exitFailure, "--file"},

@@ -1,5 +1,6 @@
 // Package persistent keeps counters in PostgreSQL with Redis in front: a
-// counter.Store over a redisstore and a pgstore.
+// counter.Store over a redisstore and a pgstore. A [Beside] has them beside each other, for regions that
+// share counters, see the end; all else is about a [Store].
 //
 // # Who owns what
 //
@@ -108,4 +109,14 @@
 // Dirty counters, members that moved and identities wait in Redis, while PostgreSQL is away:
 // at most 262,144 a bucket, beyond which changes of it fail. A process holds a page
 // of a cut at a time, and of a set that is loaded.
+//
+// # Beside each other
+//
+// Regions each have a Redis of their own, which package regions keeps alike, and share one PostgreSQL. A Beside has
+// exact counters there and all others in Redis alone; the rule of a key says which it is, at any time. Nothing goes from
+// one to the other, so there are neither cuts nor generations, and each of the two may be away without the other. An operation
+// on both is a transaction as above. An operation that is not on both is made in its store, but for a batch under an
+// identity: Redis is asked whether it is remembered there, and notes it afterwards, so batches have one space of identities
+// in each region, and those with exact counters one in all. Of two batches with one identity, at the same time and on different counters, both
+// may be made when one has exact counters and the other has none.
 package persistent

@@ -70,7 +70,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	redis, err := redisstore.Open(redisstore.Config{
 		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
-		Behind: &redisstore.Behind{Decisions: pg, Touch: cfg.ColdAfter / 8},
+		Decisions: pg, Behind: &redisstore.Behind{Touch: cfg.ColdAfter / 8},
 	})
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())
@@ -368,15 +368,6 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	return len(made), nil
 }
 
-// lookAnew has Redis look for counters in PostgreSQL again: they are not there, or not exact.
-func (s *Store) lookAnew(ctx context.Context, changes []counter.Change) error {
-	gone := make([]string, len(changes))
-	for i := range changes {
-		gone[i] = changes[i].Key
-	}
-	return s.redis.Note(ctx, nil, gone, 0)
-}
-
 // both makes an operation on hot and on exact counters. again: look at it anew.
 func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result *counter.Result) (again bool, err error) {
 	keys := make([]string, 0, len(op.Changes))
@@ -392,89 +383,19 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 		hot[key] = places.Hot[i]
 	}
 	behind := pgstore.Behind{Deleted: deleted}
-	exact := counter.Op{Identity: op.Identity}
 	for i := range op.Changes {
 		if c := op.Changes[i]; hot[c.Key] {
 			behind.Hot = append(behind.Hot, c)
-		} else {
-			exact.Changes = append(exact.Changes, c)
 		}
 	}
-	if len(behind.Hot) == 0 || len(exact.Changes) == 0 {
+	if len(behind.Hot) == 0 || len(behind.Hot) == len(op.Changes) {
 		return true, nil
 	}
-	held, at, refusal, err := s.redis.Hold(ctx, op, func(key string) bool { return hot[key] })
-	switch {
-	case errors.Is(err, redisstore.ErrMoved) || errors.Is(err, redisstore.ErrLost):
+	again, err = cross(ctx, s.redis, s.pg, op, func(c *counter.Change) bool { return hot[c.Key] }, behind, result)
+	if again {
 		s.hurry() // perhaps it waits for a cut
-		return true, nil
-	case err != nil:
-		return false, err
-	case refusal != nil:
-		// A change before it may be refused, too, and would be the first at fault; and what is a
-		// replay is not refused.
-		exact.Changes = nil
-		for i := range op.Changes[:at] {
-			if c := op.Changes[i]; !hot[c.Key] {
-				exact.Changes = append(exact.Changes, c)
-			}
-		}
-		*result = counter.Result{Err: refusal}
-		if len(exact.Changes) > 0 {
-			behind.Dry, behind.Hot = true, nil
-			did, err := s.pg.ApplyExact(ctx, []counter.Op{exact}, behind)
-			switch {
-			case err != nil:
-				return false, err
-			case len(did.Results) == 0:
-				return true, s.lookAnew(ctx, exact.Changes)
-			case did.Results[0].Err != nil || did.Results[0].Replay:
-				*result = did.Results[0]
-			}
-		}
-		return false, nil
 	}
-	behind.Transaction, behind.Generation = held.ID, held.Generation
-	did, err := s.pg.ApplyExact(ctx, []counter.Op{exact}, behind)
-	if err != nil {
-		// Perhaps it is made. Who meets its locks finds out, and finishes it.
-		var finished bool
-		var fault error
-		if !errors.Is(err, pgstore.ErrNotMade) {
-			finished, fault = s.pg.Outcome(ctx, held.ID)
-		}
-		if fault == nil && !finished && held.Abort(ctx) == nil && (errors.Is(err, pgstore.ErrRow) || errors.Is(err, pgstore.ErrGeneration)) {
-			s.hurry()
-			return true, nil
-		}
-		return false, err
-	}
-	made := did.Results
-	if len(made) == 0 || made[0].Err != nil || made[0].Replay {
-		if err := held.Abort(ctx); err != nil {
-			return false, err
-		}
-		if len(made) == 0 {
-			return true, s.lookAnew(ctx, exact.Changes)
-		}
-		*result = made[0]
-		return false, nil
-	}
-	counters, err := held.Commit(ctx)
-	if err == nil && op.Identity != (counter.Identity{}) {
-		err = s.redis.Note(ctx, []counter.Identity{op.Identity}, nil, 0)
-	}
-	if err != nil {
-		return false, err
-	}
-	for i := range exact.Changes {
-		counters[exact.Changes[i].Key] = made[0].Counters[i]
-	}
-	result.Counters = make([]counter.Counter, len(op.Changes))
-	for i := range op.Changes {
-		result.Counters[i] = counters[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
-	}
-	return false, nil
+	return again, err
 }
 
 func notLost(err error) error {
@@ -487,30 +408,8 @@ func notLost(err error) error {
 // replays fills in the counters of replays, which may be anywhere. What they repeat is whole.
 func (s *Store) replays(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result) {
 	for _, i := range todo {
-		if !results[i].Replay || results[i].Err != nil {
-			continue
-		}
-		var keys []string
-		seen := map[string]bool{}
-		for j := range ops[i].Changes {
-			if key := ops[i].Changes[j].Key; !seen[key] {
-				seen[key] = true
-				keys = append(keys, key)
-			}
-		}
-		read, err := s.read(ctx, keys, "", 0, true)
-		if err != nil {
-			results[i] = counter.Result{Err: fmt.Errorf("persistent: a replay: %w", unavailable(err))}
-			continue
-		}
-		by := map[string]counter.Counter{}
-		for _, r := range read {
-			by[r.Key] = r.Counter
-		}
-		results[i].Counters = make([]counter.Counter, len(ops[i].Changes))
-		for j := range ops[i].Changes {
-			c := &ops[i].Changes[j]
-			results[i].Counters[j] = by[c.Key].Or(c.Rule.Kind)
+		if results[i].Replay && results[i].Err == nil {
+			results[i] = replay(&ops[i], func(keys []string) ([]counter.Reading, error) { return s.read(ctx, keys, "", 0, true) })
 		}
 	}
 }
@@ -824,38 +723,5 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 
 // Watch is as counter.Feed says: Redis tells of hot counters, PostgreSQL of exact ones.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	var mu sync.Mutex // told is called by two
-	one := func(updates []counter.Update) {
-		mu.Lock()
-		defer mu.Unlock()
-		told(updates)
-	}
-	missed := func() {
-		if lost != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			lost()
-		}
-	}
-	return &watch{hot: s.redis.Watch(one, missed), exact: s.pg.Watch(one, missed)}
-}
-
-// watch is of both.
-type watch struct{ hot, exact counter.Watch }
-
-func (w *watch) Follow(ctx context.Context, keys ...string) error {
-	if err := w.hot.Follow(ctx, keys...); err != nil {
-		return err
-	}
-	return w.exact.Follow(ctx, keys...)
-}
-
-func (w *watch) Unfollow(keys ...string) {
-	w.hot.Unfollow(keys...)
-	w.exact.Unfollow(keys...)
-}
-
-func (w *watch) Close() {
-	w.hot.Close()
-	w.exact.Close()
+	return watchBoth(s.redis, s.pg, told, lost, func(keys []string) (hot, exact []string) { return keys, keys })
 }

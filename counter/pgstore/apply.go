@@ -271,7 +271,7 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 
 func (w *step) judge(ops []counter.Op) {
 	for i := range ops {
-		if w.behind != nil && !w.exact(&ops[i]) {
+		if w.behind != nil && !w.behind.Beside && !w.exact(&ops[i]) {
 			w.results = w.results[:i]
 			return
 		}

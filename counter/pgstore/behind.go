@@ -58,11 +58,14 @@ var ErrNotMade = fmt.Errorf("%w: nothing was changed", counter.ErrUnavailable)
 // Behind is what ApplyExact has to know of Redis. The zero Behind is of operations that
 // have no part there.
 type Behind struct {
+	// Beside says that Redis does not stand in front: every counter that is named is here, whatever its kind, and
+	// nothing of Redis comes here.
+	Beside  bool
 	Deleted uint64 // highest incarnation deleted there
 	// Transaction is that of an operation that is also in Redis, under Generation.
 	Transaction string
 	Generation  uint64
-	Hot         []counter.Change // its part there: additions to sums
+	Hot         []counter.Change // its part there, that comes here: additions to sums
 	Dry         bool             // only judge
 }
 
@@ -70,7 +73,7 @@ func (h *Behind) dry() bool { return h != nil && h.Dry }
 
 // queue reads the generation, and keeps it from changing.
 func (h *Behind) queue(b *pgx.Batch) {
-	if h == nil || h.Transaction == "" {
+	if h == nil || h.Transaction == "" || h.Beside {
 		return
 	}
 	b.Queue(readGeneration).QueryRow(func(row pgx.Row) error {

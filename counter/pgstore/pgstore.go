@@ -158,10 +158,11 @@ type Config struct {
 	PollEvery time.Duration
 	// SweepEvery is the time between two rounds of clearing away, default 10s.
 	SweepEvery time.Duration
-	// Behind says that Redis stands in front, as package persistent has it: only exact
-	// counters have their truth here. The feed tells of no others, and Follow does not
-	// fail when PostgreSQL is away.
+	// Behind says that Redis has all counters but exact ones, as package persistent has it.
+	// The feed tells of no others, and Follow does not fail when PostgreSQL is away.
 	Behind bool
+	// Beside says of Behind that Redis does not stand in front of these tables: one in front of which it has stood is refused.
+	Beside bool
 	// Cached is how many counters are remembered for reads that may lag, default 65,536.
 	Cached  int
 	Log     zerolog.Logger
@@ -283,7 +284,7 @@ func (s *Store) Close() error {
 //go:embed migrations/*.sql
 var embedded embed.FS
 
-// prepare makes the tables, or moves them to this version.
+// prepare makes the tables, or moves them to this version, and refuses a database that is of no use.
 func (s *Store) prepare(ctx context.Context) error {
 	cc := s.pool.Config().ConnConfig
 	delete(cc.RuntimeParams, "statement_timeout") // moving a large table may take long
@@ -304,6 +305,21 @@ func (s *Store) prepare(ctx context.Context) error {
 
 	db := stdlib.OpenDB(*cc)
 	defer db.Close()
+	if err := s.move(ctx, db, sources, newest); err != nil || !s.cfg.Beside {
+		return err
+	}
+	var generation int64
+	if err := db.QueryRowContext(ctx, `select generation from headcount_front`).Scan(&generation); err != nil {
+		return err
+	}
+	if generation != 0 {
+		return fmt.Errorf("%w: a Redis stands in front of the database, which has counters of all kinds; export these, and import them into an empty database and Redis with --regions", ErrConfig)
+	}
+	return nil
+}
+
+// move makes the tables, or moves them to the version newest.
+func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, newest int64) error {
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	version, err := check(asking, db)
 	cancel()

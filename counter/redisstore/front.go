@@ -68,11 +68,12 @@ var (
 	// ErrMoved says that something has to be looked at anew.
 	ErrMoved = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
 	// ErrLoose says that counters are loose: Settle them first.
-	ErrLoose = fmt.Errorf("%w: what PostgreSQL has of counters is not known", counter.ErrUnavailable)
-	errFull  = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
+	ErrLoose  = fmt.Errorf("%w: what PostgreSQL has of counters is not known", counter.ErrUnavailable)
+	errRegion = fmt.Errorf("%w: this Redis is a region's, and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
+	errFull   = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
 )
 
-// Decisions are those about transactions that are decided behind.
+// Decisions are those about transactions that PostgreSQL decides.
 type Decisions interface {
 	// Outcome is what became of a transaction; one that is not decided is aborted.
 	Outcome(ctx context.Context, id string) (made bool, err error)
@@ -80,7 +81,6 @@ type Decisions interface {
 
 // Behind is what a front needs to know of what stands behind it.
 type Behind struct {
-	Decisions Decisions
 	// Touch is how long after its last touch a read makes a counter young again.
 	Touch time.Duration
 }
@@ -490,14 +490,15 @@ func parseEntries(reply any) ([]counter.Entry, error) {
 // one holds.
 func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot []string, total *counter.Total) error) error {
 	return s.frozen(ctx, prefix, func(states map[string]string, hold func() error) error {
-		// A bucket that has lost its memory holds still, too, and has no counters.
-		all, err := s.Status(ctx)
-		if err != nil {
-			return err
-		}
-		for _, b := range all {
-			if !b.Good {
-				return ErrLost
+		if s.cfg.Behind != nil { // a bucket that has lost its memory holds still, too, and has no counters
+			all, err := s.Status(ctx)
+			if err != nil {
+				return err
+			}
+			for _, b := range all {
+				if !b.Good {
+					return ErrLost
+				}
 			}
 		}
 		hot := make([]string, 0, len(states))
@@ -622,7 +623,11 @@ func (s *Store) begin(ctx context.Context, what string, generation, deleted uint
 		return err
 	}
 	for _, cl := range calls {
-		if cl.Reply != int64(1) {
+		switch cl.Reply {
+		case int64(1):
+		case int64(-1):
+			return errRegion
+		default:
 			return ErrMoved
 		}
 	}
@@ -924,16 +929,7 @@ func (s *Store) takenOf(ctx context.Context, b int, each func(keys []string, fla
 
 // scanDirty calls each with the counters of such a hash, perhaps with one twice.
 func (s *Store) scanDirty(ctx context.Context, hash string, each func(keys []string, flags map[string]string) error) error {
-	for cursor := uint64(0); ; {
-		var pairs []string
-		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
-			s.conn.Metrics.Commands.Inc()
-			pairs, cursor, err = c.HScan(ctx, hash, cursor, "", page).Result()
-			return err
-		})
-		if err != nil {
-			return err
-		}
+	return s.scanHash(ctx, hash, page, func(pairs []string) error {
 		flags := make(map[string]string, len(pairs)/2)
 		var keys []string
 		for i := 0; i+1 < len(pairs); i += 2 {
@@ -947,10 +943,8 @@ func (s *Store) scanDirty(ctx context.Context, hash string, each func(keys []str
 				return err
 			}
 		}
-		if cursor == 0 {
-			return nil
-		}
-	}
+		return nil
+	})
 }
 
 func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, flags map[string]string) ([]counter.Cut, error) {
@@ -1171,20 +1165,20 @@ func (s *Store) Note(ctx context.Context, identities []counter.Identity, gone []
 	return s.conn.Run(ctx, list)
 }
 
-// Held is the hot part of a transaction that is decided behind. It is to be committed or
+// Held is the part here of a transaction that PostgreSQL decides. It is to be committed or
 // aborted; what dies before is finished by who meets it.
 type Held struct {
 	ID         string
-	Generation uint64
+	Generation uint64 // of a front
 
 	s       *Store
 	buckets []int
 	parts   []*group
 }
 
-// Hold prepares the changes of op that hot says. at is the index of the change that refused,
+// Hold prepares those changes of op that are made here. at is the index of the change that refused,
 // with the refusal; then nothing is held. Its error is ErrMoved when op has to be looked at anew.
-func (s *Store) Hold(ctx context.Context, op *counter.Op, hot func(key string) bool) (h *Held, at int, refusal, err error) {
+func (s *Store) Hold(ctx context.Context, op *counter.Op, hot func(*counter.Change) bool) (h *Held, at int, refusal, err error) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
 		return nil, 0, nil, err
@@ -1192,11 +1186,10 @@ func (s *Store) Hold(ctx context.Context, op *counter.Op, hot func(key string) b
 	h = &Held{ID: rand.Text(), s: s}
 	by := map[int]*group{}
 	for i := range op.Changes {
-		key := op.Changes[i].Key
-		if !hot(key) {
+		if !hot(&op.Changes[i]) {
 			continue
 		}
-		b := bucketOf(key)
+		b := bucketOf(op.Changes[i].Key)
 		if by[b] == nil {
 			by[b] = s.newGroup()
 			by[b].call.Ops = []operation{{}}
@@ -1237,8 +1230,10 @@ func (s *Store) Hold(ctx context.Context, op *counter.Op, hot func(key string) b
 		}
 	}
 	if err == nil && lock == nil && first == nil {
-		generation, _, _ := strings.Cut(token, " ")
-		h.Generation, err = strconv.ParseUint(generation, 10, 64)
+		if s.cfg.Behind != nil {
+			generation, _, _ := strings.Cut(token, " ")
+			h.Generation, err = strconv.ParseUint(generation, 10, 64)
+		}
 		if err == nil {
 			return h, 0, nil, nil
 		}

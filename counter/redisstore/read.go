@@ -554,38 +554,68 @@ func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string
 			return nil, false, err
 		}
 	}
-	states := map[string]string{} // a scan may tell of one twice
+	states := map[string]string{}
+	match := escape(prefix) + "*"
+	held := time.Now()
+	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+		return pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
+	}, func() error {
+		if time.Since(held) <= freezeFor/4 {
+			return nil
+		}
+		held = time.Now()
+		_, ours, err := s.freeze(ctx, id, "hold", 0, Buckets)
+		if err == nil && !ours {
+			err = errThawed
+		}
+		return err
+	}, func(pairs []string) error {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if presence.HasPrefix(pairs[i], prefix) {
+				states[pairs[i]] = pairs[i+1]
+			}
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errThawed):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, err
+	}
+	return states, true, nil
+}
+
+// scanBuckets scans all buckets at once, a page of each at a time: scan queues the next page of one, and each takes what
+// it has, of which a scan may tell twice. before is called in front of each round; nil: nothing is.
+func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, before func() error, each func(page []string) error) error {
 	cursors := make(map[int]uint64, Buckets)
 	for b := range Buckets {
 		cursors[b] = 0
 	}
-	match := escape(prefix) + "*"
-	for held := time.Now(); len(cursors) > 0; {
-		if time.Since(held) > freezeFor/4 {
-			if _, ours, err := s.freeze(ctx, id, "hold", 0, Buckets); err != nil || !ours {
-				return nil, false, err
+	for len(cursors) > 0 {
+		if before != nil {
+			if err := before(); err != nil {
+				return err
 			}
-			held = time.Now()
 		}
-		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 			pipe := c.Pipeline()
 			scans := make(map[int]*redis.ScanCmd, len(cursors))
 			for b, cursor := range cursors {
-				scans[b] = pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
+				scans[b] = scan(ctx, pipe, b, cursor)
 			}
 			s.conn.Metrics.Commands.Add(float64(len(scans)))
 			if _, err := pipe.Exec(ctx); err != nil {
 				return err
 			}
-			for b, scan := range scans {
-				pairs, cursor, err := scan.Result()
+			for b, of := range scans {
+				page, cursor, err := of.Result()
+				if err == nil {
+					err = each(page)
+				}
 				if err != nil {
 					return err
-				}
-				for i := 0; i+1 < len(pairs); i += 2 {
-					if presence.HasPrefix(pairs[i], prefix) {
-						states[pairs[i]] = pairs[i+1]
-					}
 				}
 				if cursors[b] = cursor; cursor == 0 {
 					delete(cursors, b)
@@ -594,10 +624,28 @@ func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string
 			return nil
 		})
 		if err != nil {
-			return nil, false, err
+			return err
 		}
 	}
-	return states, true, nil
+	return nil
+}
+
+// scanHash calls each with the fields and values of a hash, a page at a time; a scan may tell of one twice.
+func (s *Store) scanHash(ctx context.Context, key string, count int64, each func(pairs []string) error) error {
+	for cursor := uint64(0); ; {
+		var pairs []string
+		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+			s.conn.Metrics.Commands.Inc()
+			pairs, cursor, err = c.HScan(ctx, key, cursor, "", count).Result()
+			return err
+		})
+		if err == nil {
+			err = each(pairs)
+		}
+		if err != nil || cursor == 0 {
+			return err
+		}
+	}
 }
 
 // oldest is the oldest lock of all, with the time, or nothing.

@@ -153,6 +153,8 @@ type Config struct {
 	// Region is the name of this region when there are others with which it shares its counters, see package
 	// regions; empty: there are none. It goes with no Behind.
 	Region string
+	// Decisions are about operations that PostgreSQL, behind this store or beside it, decides; nil: there are none.
+	Decisions Decisions
 }
 
 // Store is a counter.Store in Redis. Its methods may be called from any goroutine.
@@ -351,6 +353,9 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
 	}
 	c := st.Counter(key)
+	if st.Version.Sequence == 0 && !c.IsSpread() { // it was deleted elsewhere: see counter_merge.lua
+		return counter.Counter{Key: key, Spread: c.Spread}, counter.State{}, nil
+	}
 	c.Approx, c.Stale = c.Approx || loose, loose
 	return c, st, nil
 }

@@ -96,22 +96,12 @@ func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limi
 // it was, and is in the log.
 func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) error) error {
 	for _, key := range []string{countersKey(b), farKey(b)} { // of the latter what was deleted
-		for cursor := uint64(0); ; {
+		if err := s.scanHash(ctx, key, int64(limit), func(pairs []string) error {
 			var keys []string
-			err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-				s.conn.Metrics.Commands.Inc()
-				pairs, next, err := c.HScan(ctx, key, cursor, "", int64(limit)).Result()
-				keys = keys[:0]
-				for i := 0; i < len(pairs); i += 2 {
-					if key == countersKey(b) || !strings.Contains(pairs[i+1], "/") {
-						keys = append(keys, pairs[i])
-					}
+			for i := 0; i < len(pairs); i += 2 {
+				if key == countersKey(b) || !strings.Contains(pairs[i+1], "/") {
+					keys = append(keys, pairs[i])
 				}
-				cursor = next
-				return err
-			})
-			if err != nil {
-				return fmt.Errorf("redisstore: tell all of bucket %d: %w", b, err)
 			}
 			for len(keys) > 0 {
 				some := keys[:min(limit, len(keys))]
@@ -120,7 +110,7 @@ func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) er
 					cl.Args = append(cl.Args, key)
 				}
 				if err := s.told(ctx, []*redisconn.Call{cl}); err != nil {
-					return fmt.Errorf("redisstore: tell all of bucket %d: %w", b, err)
+					return err
 				}
 				_, n, _, lines, err := s.parseLog(cl.Reply)
 				if err == nil && (n == 0 || n > uint64(len(some))) {
@@ -134,9 +124,9 @@ func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) er
 				}
 				keys = keys[n:]
 			}
-			if cursor == 0 {
-				break
-			}
+			return nil
+		}); err != nil {
+			return fmt.Errorf("redisstore: tell all of bucket %d: %w", b, err)
 		}
 	}
 	return nil

@@ -28,47 +28,25 @@ func topKey(match string, step time.Duration, number int64) string {
 // Marked is as counter.Topper says.
 func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
 	out := map[int64][]string{}
-	seen := map[string]bool{} // a scan may tell of one twice
-	cursors := make(map[int]uint64, Buckets)
-	for b := range Buckets {
-		cursors[b] = 0
-	}
-	for len(cursors) > 0 {
-		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-			pipe := c.Pipeline()
-			scans := make(map[int]*redis.ScanCmd, len(cursors))
-			for b, cursor := range cursors {
-				scans[b] = pipe.SScan(ctx, marksKey(b, match), cursor, "", marksPage)
-			}
-			s.conn.Metrics.Commands.Add(float64(len(scans)))
-			if _, err := pipe.Exec(ctx); err != nil {
+	seen := map[string]bool{}
+	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+		return pipe.SScan(ctx, marksKey(b, match), cursor, "", marksPage)
+	}, nil, func(texts []string) error {
+		for _, text := range texts {
+			number, key, _ := strings.Cut(text, ":")
+			n, err := strconv.ParseInt(number, 10, 64)
+			if err != nil {
 				return err
 			}
-			for b, scan := range scans {
-				texts, cursor, err := scan.Result()
-				if err != nil {
-					return err
-				}
-				for _, text := range texts {
-					number, key, _ := strings.Cut(text, ":")
-					n, err := strconv.ParseInt(number, 10, 64)
-					if err != nil {
-						return err
-					}
-					if !seen[text] {
-						seen[text] = true
-						out[n] = append(out[n], key)
-					}
-				}
-				if cursors[b] = cursor; cursor == 0 {
-					delete(cursors, b)
-				}
+			if !seen[text] {
+				seen[text] = true
+				out[n] = append(out[n], key)
 			}
-			return nil
-		})
-		if err != nil {
-			return nil, fmt.Errorf("redisstore: top: %w", err)
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("redisstore: top: %w", err)
 	}
 	return out, nil
 }

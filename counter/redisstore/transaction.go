@@ -164,6 +164,17 @@ func (s *Store) tryTransact(ctx context.Context, c *redisconn.Client, op *counte
 	return r, nil, err
 }
 
+// Remembers reports whether an identity is remembered here.
+func (s *Store) Remembers(ctx context.Context, id counter.Identity) (is bool, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		n, err := c.Exists(ctx, identityKey(identityBucket(id), id)).Result()
+		is = n == 1
+		return err
+	})
+	return is, err
+}
+
 // before is called before each step.
 func (s *Store) before(step string) bool { return s.step == nil || s.step(step) }
 
@@ -233,7 +244,10 @@ func abortCall(id string, bucket int, ops []operation) *redisconn.Call {
 // outcome is what became of a transaction; it is aborted when nothing has.
 func (s *Store) outcome(ctx context.Context, id string, home int) (string, error) {
 	if home == behind {
-		made, err := s.cfg.Behind.Decisions.Outcome(ctx, id)
+		if s.cfg.Decisions == nil {
+			return "", fmt.Errorf("%w: PostgreSQL has decided an operation, and this process does not know it; give --postgres", counter.ErrUnavailable)
+		}
+		made, err := s.cfg.Decisions.Outcome(ctx, id)
 		if made || err != nil {
 			return "", err
 		}

@@ -11,7 +11,8 @@
 //     what resets have taken away.
 //   - A set (kind members) is each region's own. The parts are the sizes of the others' sets, of their newest lives.
 //   - A unique is one: registers are merged, and the greater wins.
-//   - Exact counters, limits, ledgers, identities and lists of what gained most are a region's own.
+//   - Exact counters are not told. They are in one PostgreSQL for all regions (package persistent), or a region's own without one.
+//   - Limits, ledgers, identities and lists of what gained most are a region's own.
 //   - What was gained in steps of time, and counted under dimensions, is a region's own, too. Who asks for it asks all
 //     regions, and adds up; what a region does not tell within a second is missing, and the answer is stale.
 //
@@ -27,7 +28,8 @@
 //   - A reset of a set or unique gives it a greater number ("emptied"). What stands under a smaller number is
 //     dropped where that is heard: members also, who joined meanwhile in a region that was cut off.
 //   - DELETE gives the key a greater number ("died"), under which nothing is known of it. Who hears that drops the counter
-//     with its members, steps, dimensions and ledger, also what it had gained meanwhile. The number is
+//     with its members, steps, dimensions and ledger, also what it had gained meanwhile, but for what the parts of a
+//     spread sum have not given to it yet: that is its next life's. The number is
 //     remembered for 30 days; a region that was cut off for longer may bring the counter back.
 //   - An adjustment is an addition.
 //

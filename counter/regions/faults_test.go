@@ -380,7 +380,7 @@ func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 	var log syncText
 	registry := prometheus.NewRegistry()
 	s := regions.New(list[0].store, regions.Config{
-		Region: "us", Local: list[0].store, Peers: []regions.Peer{{Name: "eu", Remote: way}}, Every: 20 * time.Millisecond,
+		Region: "us", Rules: counter.BuiltinRules(), Local: list[0].store, Peers: []regions.Peer{{Name: "eu", Remote: way}}, Every: 20 * time.Millisecond,
 		Registerer: registry, Log: zerolog.New(&log),
 	})
 	defer s.Close()

@@ -42,6 +42,7 @@ type Config struct {
 	Region     string            // the name of this one; required
 	Local      *redisstore.Store // its Redis; required
 	Peers      []Peer            // whoever made them closes them, after Close
+	Rules      *counter.Rules    // say which counters are exact, of those that nobody has touched; required
 	Owner      Owner             // default: every bucket is this process's
 	Every      time.Duration     // least time between two rounds of a link; default 200ms
 	Registerer prometheus.Registerer
@@ -100,10 +101,19 @@ func (s *Store) owned() []int {
 }
 
 // lags marks a total: other regions may have counted more than is known here.
-func lags(c *counter.Counter) {
-	if c.Kind != counter.Exact {
+func (s *Store) lags(c *counter.Counter) {
+	if !s.exact(c) {
 		c.Approx = true
 	}
+}
+
+// exact reports whether c is of that kind, or will be when somebody touches it.
+func (s *Store) exact(c *counter.Counter) bool {
+	if c.Kind != 0 {
+		return c.Kind == counter.Exact
+	}
+	rule := s.cfg.Rules.Find(c.Key)
+	return rule != nil && rule.Kind == counter.Exact
 }
 
 // Apply is as counter.Writer says.
@@ -111,7 +121,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := s.Store.Apply(ctx, ops)
 	for i := range results {
 		for j := range results[i].Counters {
-			lags(&results[i].Counters[j])
+			s.lags(&results[i].Counters[j])
 		}
 	}
 	return results
@@ -121,7 +131,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	read, err := s.Store.Read(ctx, keys, member, lag)
 	for i := range read {
-		lags(&read[i].Counter)
+		s.lags(&read[i].Counter)
 	}
 	return read, err
 }
@@ -130,7 +140,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 	return s.Store.Watch(func(updates []counter.Update) {
 		for i := range updates {
-			lags(&updates[i].Counter)
+			s.lags(&updates[i].Counter)
 		}
 		told(updates)
 	}, lost)
@@ -157,7 +167,7 @@ func (s *Store) ask(ctx context.Context, with func(context.Context, Remote) erro
 // answer: what was gained there is missing.
 func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	c, gains, err := s.Store.History(ctx, key, step, from, to)
-	if err != nil || c.Kind == counter.Exact {
+	if err != nil || s.exact(&c) {
 		return c, gains, err
 	}
 	var mu sync.Mutex // guards others
@@ -171,7 +181,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 		}
 		return err
 	})
-	lags(&c)
+	s.lags(&c)
 	c.Stale = c.Stale || !all
 	return c, addUp(others), nil
 }
@@ -201,7 +211,7 @@ func addUp(lists [][]counter.Gain) []counter.Gain {
 // Dimension is as counter.Reader says, added up over all regions, as History is.
 func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	c, counted, err := s.Store.Dimension(ctx, key, name)
-	if err != nil || c.Kind == counter.Exact {
+	if err != nil || s.exact(&c) {
 		return c, counted, err
 	}
 	var mu sync.Mutex // guards counted
@@ -215,7 +225,7 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 		counted.Other = counter.Saturated(counted.Other, there.Other)
 		return err
 	})
-	lags(&c)
+	s.lags(&c)
 	c.Stale = c.Stale || !all
 	return c, counted, nil
 }

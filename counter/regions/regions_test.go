@@ -99,6 +99,7 @@ type region struct {
 	name     string
 	server   *redistest.Server
 	local    *redisstore.Store
+	inner    counter.Store // what the links stand in front of: local, or a store over it
 	store    *regions.Store
 	registry *prometheus.Registry
 	roads    map[string]*road // to the others
@@ -109,16 +110,25 @@ func world(t *testing.T, bad bool) (us, eu, ap *region) {
 	t.Helper()
 	list := []*region{{name: "us"}, {name: "eu"}, {name: "ap"}}
 	for _, r := range list {
-		r.server, r.roads, r.registry = redistest.Start(t), map[string]*road{}, prometheus.NewRegistry()
-	}
-	for _, r := range list {
+		r.server = redistest.Start(t)
 		r.local = open(t, r.name, r.server.URL())
-		cfg := regions.Config{Region: r.name, Local: r.local, Every: 20 * time.Millisecond, Registerer: r.registry, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)}
+		r.inner = r.local
+	}
+	link(t, bad, nil, list)
+	return list[0], list[1], list[2]
+}
+
+// link connects all of list with each other.
+func link(t *testing.T, bad bool, decisions redisstore.Decisions, list []*region) {
+	t.Helper()
+	for _, r := range list {
+		r.roads, r.registry = map[string]*road{}, prometheus.NewRegistry()
+		cfg := regions.Config{Region: r.name, Rules: counter.BuiltinRules(), Local: r.local, Every: 20 * time.Millisecond, Registerer: r.registry, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel)}
 		for _, other := range list {
 			if other == r {
 				continue
 			}
-			remote, err := redisstore.Open(redisstore.Config{URL: other.server.URL(), Log: zerolog.Nop()})
+			remote, err := redisstore.Open(redisstore.Config{URL: other.server.URL(), Decisions: decisions, Log: zerolog.Nop()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -126,14 +136,13 @@ func world(t *testing.T, bad bool) (us, eu, ap *region) {
 			r.roads[other.name] = &road{Remote: remote, bad: bad}
 			cfg.Peers = append(cfg.Peers, regions.Peer{Name: other.name, Remote: r.roads[other.name]})
 		}
-		r.store = regions.New(r.local, cfg)
+		r.store = regions.New(r.inner, cfg)
 		t.Cleanup(func() {
 			if err := r.store.Close(); err != nil {
 				t.Errorf("close %s: %v", r.name, err)
 			}
 		})
 	}
-	return list[0], list[1], list[2]
 }
 
 // eventually waits for a fact of other goroutines and servers.
@@ -541,7 +550,7 @@ func TestAPeerOfAnotherName(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer remote.Close()
-	s := regions.New(local, regions.Config{Region: "us", Local: local, Peers: []regions.Peer{{Name: "eu", Remote: remote}}, Log: zerolog.New(&log)})
+	s := regions.New(local, regions.Config{Region: "us", Rules: counter.BuiltinRules(), Local: local, Peers: []regions.Peer{{Name: "eu", Remote: remote}}, Log: zerolog.New(&log)})
 	defer s.Close()
 	key := "a"
 	for n := 0; redisstore.BucketOf(key) != 0; n++ {

@@ -1,0 +1,317 @@
+package regions_test
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/persistent"
+	"headcount/counter/pgstore"
+	"headcount/counter/pgtest"
+	"headcount/counter/redisstore"
+	"headcount/presence/redistest"
+)
+
+// The built-in rules: stock is exact, with the floor 0.
+var builtin = counter.BuiltinRules()
+
+func ruled(key string, verb counter.Verb, delta int64) counter.Change {
+	c := counter.Change{Key: key, Rule: builtin.Find(key), Verb: verb, Delta: delta}
+	if verb == counter.Adjust || verb == counter.Reset {
+		c.Reason, c.By = "r", "b"
+	}
+	return c
+}
+
+func once(id string, changes ...counter.Change) counter.Op {
+	return counter.Op{Changes: changes, Identity: counter.IdentityOf("*", "", id)}
+}
+
+// sharing starts two regions with one PostgreSQL beside them.
+func sharing(t *testing.T) (us, eu *region, postgres *pgtest.Server, database string) {
+	t.Helper()
+	postgres = pgtest.Start(t)
+	database = postgres.Database(t)
+	list := []*region{{name: "us"}, {name: "eu"}}
+	var decisions redisstore.Decisions
+	for _, r := range list {
+		r.server = redistest.Start(t)
+		s, err := persistent.OpenBeside(t.Context(), persistent.BesideConfig{
+			Redis: r.server.URL(), Postgres: database, Region: r.name, Rules: builtin, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.local, r.inner, decisions = s.Redis(), s, s.Decisions()
+	}
+	link(t, false, decisions, list)
+	return list[0], list[1], postgres, database
+}
+
+// has is what a region knows exactly.
+func (r *region) has(t testing.TB, key string, want int64) counter.Counter {
+	t.Helper()
+	c := read1(t, r.store, key)
+	if c.Value != want {
+		t.Errorf("%s has %+v, want %d", r.name, c, want)
+	}
+	return c
+}
+
+func TestRegionsShareExactCounters(t *testing.T) {
+	t.Parallel()
+	us, eu, postgres, database := sharing(t)
+	both := []*region{us, eu}
+
+	t.Run("never touched", func(t *testing.T) {
+		if c := us.has(t, "stock:never", 0); c.Touched() || c.Approx {
+			t.Errorf("%+v", c)
+		}
+		if c := us.has(t, "views:never", 0); !c.Approx {
+			t.Errorf("%+v: another region may have counted it", c)
+		}
+	})
+
+	t.Run("64 clients of both fight for the last 10", func(t *testing.T) {
+		const key = "stock:fight"
+		make1(t, us.store, ruled(key, counter.Add, 10))
+		var got, refused atomic.Int64
+		var wg sync.WaitGroup
+		combiners := []*counter.Combiner{}
+		for _, r := range both {
+			combiners = append(combiners, counter.NewCombiner(r.store, counter.CombinerConfig{Lanes: 4, Apart: true}))
+		}
+		for i := range 64 {
+			wg.Go(func() {
+				r := combiners[i%2].Do(t.Context(), counter.Op{Changes: []counter.Change{ruled(key, counter.Add, -1)}})
+				switch {
+				case r.Err == nil && r.Counters[0].Value >= 0:
+					got.Add(1)
+				case errors.Is(r.Err, counter.ErrBound):
+					refused.Add(1)
+				default:
+					t.Errorf("%+v", r)
+				}
+			})
+		}
+		wg.Wait()
+		for _, c := range combiners {
+			c.Close()
+		}
+		if got.Load() != 10 || refused.Load() != 54 {
+			t.Errorf("%d got one and %d did not", got.Load(), refused.Load())
+		}
+		for _, r := range both {
+			if c := r.has(t, key, 0); c.Approx {
+				t.Errorf("%+v", c)
+			}
+			l, err := r.store.Ledger(t.Context(), key, 0, 100)
+			if err != nil || len(l.Entries) != 11 {
+				t.Fatalf("%d entries, %v", len(l.Entries), err)
+			}
+			before := int64(0)
+			for i, e := range l.Entries {
+				if e.Seq != uint64(i+1) || e.Before != before || e.Before+e.Delta != e.After {
+					t.Errorf("entry %+v after %d", e, before)
+				}
+				before = e.After
+			}
+		}
+	})
+
+	t.Run("who watches is told in both", func(t *testing.T) {
+		var mu sync.Mutex
+		last := map[string]int64{}
+		for _, r := range both {
+			watch := r.store.Watch(func(updates []counter.Update) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, u := range updates {
+					last[r.name+" "+u.Counter.Key] = u.Counter.Value
+					if u.Counter.Approx != (u.Counter.Kind != counter.Exact) {
+						t.Errorf("%s is told %+v", r.name, u.Counter)
+					}
+				}
+			}, nil)
+			defer watch.Close()
+			if err := watch.Follow(t.Context(), "stock:live", "views:live"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		make1(t, us.store, ruled("stock:live", counter.Add, 7))
+		make1(t, eu.store, ruled("views:live", counter.Add, 3))
+		eventually(t, "both are told of both", func() (bool, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			return last["us stock:live"] == 7 && last["eu stock:live"] == 7 && last["us views:live"] == 3 && last["eu views:live"] == 3, fmt.Sprint(last)
+		})
+	})
+
+	t.Run("a cut link changes nothing for exact ones", func(t *testing.T) {
+		cut(true, both...)
+		make1(t, us.store, ruled("stock:cut", counter.Add, 5))
+		make1(t, us.store, ruled("views:cut", counter.Add, 5))
+		if c := make1(t, eu.store, ruled("stock:cut", counter.Add, -2)); c.Value != 3 {
+			t.Errorf("%+v", c)
+		}
+		make1(t, eu.store, ruled("views:cut", counter.Add, 2))
+		us.has(t, "stock:cut", 3)
+		us.has(t, "views:cut", 5)
+		eu.has(t, "views:cut", 2)
+		cut(false, both...)
+		agree(t, map[string]int64{"stock:cut": 3, "views:cut": 7}, both...)
+	})
+
+	t.Run("an operation on both is made once, whole", func(t *testing.T) {
+		make1(t, us.store, ruled("stock:mixed", counter.Add, 2))
+		op := once("order 1", ruled("views:mixed", counter.Add, 1), ruled("stock:mixed", counter.Add, -1), ruled("views:other", counter.Add, 4))
+		r := us.store.Apply(t.Context(), []counter.Op{op})[0]
+		if r.Err != nil || r.Replay || len(r.Counters) != 3 || r.Counters[0].Value != 1 || r.Counters[1].Value != 1 || r.Counters[2].Value != 4 || r.Counters[1].Approx {
+			t.Fatalf("%+v", r)
+		}
+		for _, at := range both { // in the other region, too
+			r := at.store.Apply(t.Context(), []counter.Op{op})[0]
+			if r.Err != nil || !r.Replay || r.Counters[1].Value != 1 {
+				t.Errorf("%s again: %+v", at.name, r)
+			}
+		}
+		// Batches share one space of identities, whatever is in them.
+		for _, c := range []counter.Change{ruled("views:mixed", counter.Add, 1), ruled("stock:mixed", counter.Add, 1)} {
+			if r := us.store.Apply(t.Context(), []counter.Op{once("order 1", c)})[0]; r.Err != nil || !r.Replay {
+				t.Errorf("order 1 with %q alone: %+v", c.Key, r)
+			}
+		}
+		for i, c := range []counter.Change{ruled("views:mixed", counter.Add, 1), ruled("stock:mixed", counter.Add, 1)} {
+			id := "alone " + strconv.Itoa(i)
+			if r := us.store.Apply(t.Context(), []counter.Op{once(id, c)})[0]; r.Err != nil || r.Replay {
+				t.Errorf("%+v", r)
+			}
+			if r := us.store.Apply(t.Context(), []counter.Op{once(id, ruled("views:mixed", counter.Add, 9), ruled("stock:mixed", counter.Add, 9))})[0]; r.Err != nil || !r.Replay {
+				t.Errorf("%q with more: %+v", id, r)
+			}
+		}
+		refused := once("order 2", ruled("views:mixed", counter.Add, 1), ruled("stock:mixed", counter.Add, -3))
+		var c *counter.Conflict
+		if r := eu.store.Apply(t.Context(), []counter.Op{refused})[0]; !errors.As(r.Err, &c) || c.Key != "stock:mixed" || c.Value != 2 {
+			t.Errorf("%+v", r)
+		}
+		agree(t, map[string]int64{"stock:mixed": 2, "views:mixed": 2, "views:other": 4}, both...)
+		if a, err := eu.store.Aggregate(t.Context(), "stock:mix"); err != nil || a != (counter.Aggregate{Counters: 1, Value: 2}) {
+			t.Errorf("%+v, %v", a, err)
+		}
+		if a, err := eu.store.Aggregate(t.Context(), ""); err != nil || a.Counters != 8 {
+			t.Errorf("%+v, %v", a, err)
+		}
+	})
+
+	t.Run("what a dead process leaves locked", func(t *testing.T) {
+		pg, err := pgstore.Open(t.Context(), pgstore.Config{URL: database, Behind: true, Beside: true, Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pg.Close()
+		for _, made := range []bool{true, false} {
+			key := fmt.Sprint("views:dead ", made)
+			op := counter.Op{Changes: []counter.Change{ruled(key, counter.Add, 5), ruled("stock:dead", counter.Add, 1)}}
+			held, _, refusal, err := us.local.Hold(t.Context(), &op, func(c *counter.Change) bool { return c.Key == key })
+			if err != nil || refusal != nil {
+				t.Fatal(err, refusal)
+			}
+			if made {
+				did, err := pg.ApplyExact(t.Context(), []counter.Op{{Changes: op.Changes[1:]}}, pgstore.Behind{Beside: true, Transaction: held.ID})
+				if err != nil || len(did.Results) != 1 || did.Results[0].Err != nil {
+					t.Fatalf("%+v, %v", did, err)
+				}
+			}
+			// The other region meets the lock, and finds out in PostgreSQL.
+			make1(t, eu.store, ruled(key, counter.Add, 1))
+			eventually(t, "nothing is locked", func() (bool, string) {
+				n := us.server.Do(t, "HLEN", fmt.Sprintf("hc:{n%d}:k", redisstore.BucketOf(key)))
+				return n == int64(0), fmt.Sprint(n)
+			})
+			want := int64(1)
+			if made {
+				want = 6
+			}
+			agree(t, map[string]int64{key: want, "stock:dead": 1}, both...)
+		}
+	})
+
+	t.Run("DELETE and reset", func(t *testing.T) {
+		make1(t, us.store, ruled("stock:gone", counter.Add, 1))
+		if c := make1(t, eu.store, ruled("stock:gone", counter.Reset, 0)); c.Value != 0 {
+			t.Errorf("%+v", c)
+		}
+		make1(t, eu.store, ruled("stock:gone", counter.Delete, 0))
+		if c := us.has(t, "stock:gone", 0); c.Touched() {
+			t.Errorf("%+v", c)
+		}
+	})
+
+	// A front would take what is in the Redis of a region for an old memory of its own; and its PostgreSQL has counters
+	// of all kinds.
+	t.Run("a front is no region's", func(t *testing.T) {
+		make1(t, us.store, ruled("views:front", counter.Add, 3))
+		eventually(t, "the region has its name", func() (bool, string) {
+			name := us.server.Do(t, "HGET", fmt.Sprintf("hc:{n%d}:s", redisstore.BucketOf("views:front")), "region")
+			return name == "us", fmt.Sprint(name)
+		})
+		front := func(redis, database string) *persistent.Store {
+			s, err := persistent.Open(t.Context(), persistent.Config{Redis: redis, Postgres: database, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close() })
+			return s
+		}
+		refused := front(us.server.URL(), database).Apply(t.Context(), []counter.Op{{Changes: []counter.Change{ruled("views:front", counter.Add, 1)}}})[0]
+		if !errors.Is(refused.Err, counter.ErrUnavailable) || !strings.Contains(refused.Err.Error(), "--peer") {
+			t.Errorf("%+v", refused)
+		}
+		us.has(t, "views:front", 3)
+
+		fronted, redis := postgres.Database(t), redistest.Start(t)
+		make1(t, front(redis.URL(), fronted), ruled("views:front", counter.Add, 1))
+		_, err := persistent.OpenBeside(t.Context(), persistent.BesideConfig{Redis: redis.URL(), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
+		if !errors.Is(err, pgstore.ErrConfig) {
+			t.Errorf("beside a database with a front: %v", err)
+		}
+	})
+
+	t.Run("PostgreSQL is away", func(t *testing.T) {
+		make1(t, us.store, ruled("stock:away", counter.Add, 1))
+		us.has(t, "stock:away", 1)
+		postgres.Kill()
+		for _, c := range [][]counter.Change{{ruled("stock:away", counter.Add, 1)}, {ruled("views:away", counter.Add, 100), ruled("stock:away", counter.Add, 1)}} {
+			if r := us.store.Apply(t.Context(), []counter.Op{{Changes: c}})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Errorf("%+v", r)
+			}
+		}
+		if _, err := us.store.Read(t.Context(), []string{"stock:away"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
+			t.Errorf("an exact read: %v", err)
+		}
+		if read, err := us.store.Read(t.Context(), []string{"stock:away"}, "", time.Nanosecond); err != nil || read[0].Value != 1 || !read[0].Stale {
+			t.Errorf("a read that may lag: %+v, %v", read, err)
+		}
+		make1(t, us.store, ruled("views:away", counter.Add, 1))
+		agree(t, map[string]int64{"views:away": 1}, both...)
+		postgres.Restart(t)
+		eventually(t, "exact counters are back", func() (bool, string) {
+			r := eu.store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{ruled("stock:away", counter.Add, 1)}}})[0]
+			return r.Err == nil, fmt.Sprint(r.Err)
+		})
+		eventually(t, "both have it", func() (bool, string) {
+			a, err := us.store.Read(t.Context(), []string{"stock:away"}, "", 0)
+			b, err1 := eu.store.Read(t.Context(), []string{"stock:away"}, "", 0)
+			return err == nil && err1 == nil && a[0].Value == 2 && b[0].Value == 2, fmt.Sprint(a, b, err, err1)
+		})
+	})
+}
