@@ -357,7 +357,7 @@ type Total struct {
 // Add adds a counter; one never touched is none. Of kind Unique its registers come
 // with Merge.
 func (t *Total) Add(s State) {
-	if s.Version == (Version{}) {
+	if s.Version.Sequence == 0 {
 		return
 	}
 	t.counters++

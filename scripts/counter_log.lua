@@ -33,6 +33,7 @@ local function tell(key)
   local text = redis.call('HGET', KEYS[1], key)
   local kind, value, at, life, sequence = string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)')
   if kind == 'exact' then return end
+  if sequence == '0' then kind = nil end -- nobody has touched it since it was deleted
   local far = readFar(redis.call('HGET', KEYS[3], key), kind)
   if not kind and far.died == 0 then return end
   local parts, registers = {}, ''

@@ -92,11 +92,18 @@ local function keep(far, rec)
   return {far = is, own = ownPart(far, rec)}
 end
 
+-- closing is how a spread sum that is deleted stays, or nil when it is whole: what its 16 parts take from now on is the next life's, so
+-- they are to be closed and gathered. Until they have given something, its record has the sequence 0: nobody has touched it.
+local function closing(rec)
+  local epoch, has = string.match(rec.rest, ' %*([^:]+):[osc](.*)$')
+  return epoch and ' *' .. epoch .. ':c' .. has
+end
+
 -- merge takes one line. Nothing of it is written when its total would leave 64 bits.
 local function merge(i)
   local key, kind, at, died, emptied, parts, registers, first = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4]), ARGV[i + 5], ARGV[i + 6], tonumber(ARGV[i + 7])
   local rec, before = read(key), redis.call('HGET', fars, key)
-  local far, dropped = readFar(before, rec and rec.kind or kind), false
+  local far, dropped, orphans = readFar(before, rec and rec.kind or kind), false, nil
   if not rec and kind == '' and died < now - REMEMBERED then return end -- that is forgotten
   if rec and rec.kind == 'exact' then
     odd = odd + 1
@@ -114,6 +121,7 @@ local function merge(i)
     far.died, far.emptied = died, 0
   elseif died > far.died then
     if rec then
+      if rec.kind == 'sum' and (kind == '' or kind == 'sum') then orphans = closing(rec) end
       for k = first, first + 2 do redis.call('UNLINK', KEYS[k]) end
       for k = first + 4, first + 11 do redis.call('UNLINK', KEYS[k]) end
       dropSteps(KEYS[first + 3])
@@ -121,12 +129,15 @@ local function merge(i)
       if kind == '' then tell(key, nil, true) end
     end
     dropped = rec ~= nil
-    rec, far = nil, {died = died, emptied = emptied, list = {}, by = {}}
+    rec, far = nil, {died = died, emptied = emptied, heard = orphans ~= nil, list = {}, by = {}}
     before = writeFar(far)
     redis.call('HSET', fars, key, before)
     bury(counters, fars, gone, key, died, now)
     if mode ~= 'log' then note(key) end
     news = news + 1
+  end
+  if kind == '' and orphans then
+    redis.call('HSET', counters, key, text({kind = 'sum', value = '0', at = '0', life = math.max(now, deleted + 1), sequence = 0, entries = '0', rest = orphans}))
   end
   if kind == '' and not kept then return end
   if kind ~= '' and rec and rec.kind ~= kind then
@@ -161,7 +172,7 @@ local function merge(i)
   local is = rec
   if not rec then
     far.heard = true
-    is = {kind = kind, value = '0', at = '0', life = math.max(now, deleted + 1, top + 1), sequence = 0, entries = '0', rest = ''}
+    is = {kind = kind, value = '0', at = '0', life = math.max(now, deleted + 1, top + 1), sequence = 0, entries = '0', rest = orphans or ''}
   elseif top > rec.life or lost then -- others know more of this region than it does: it lost its memory
     is.life, is.sequence, again, far.heard = math.max(now, top + 1, rec.life + 1), 0, true, true
     is.rest = string.gsub(is.rest, '( %*[^:]+):.*$', '%1:f') -- its parts were gathered by the life that is over

@@ -412,7 +412,7 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 		switch {
 		case !r.IsSpread():
 		case k != nil && knew && !exact:
-			r.Counter = k.counter()
+			r.Counter = touched(k.counter())
 		case is == nil:
 			missing = append(missing, r.Key)
 		default:
@@ -434,11 +434,19 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 				c.Updated = updated
 			}
 			c.Approx = false
-			r.Counter = c
+			r.Counter = touched(c)
 		}
 		s.mu.Unlock()
 	}
 	return missing
+}
+
+// touched is c, or a counter that nobody has touched: it was deleted in another region, and its parts have gained nothing since.
+func touched(c counter.Counter) counter.Counter {
+	if c.Version.Sequence == 0 {
+		return counter.Counter{Key: c.Key}
+	}
+	return c
 }
 
 func later(a, b counter.Epoch) bool {

@@ -163,6 +163,7 @@ func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy,
 				copies[i].State = st
 			}
 		}
+		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // as if it were not there
 	}
 	seen := make([]*redis.StringSliceCmd, len(copies))
 	if err := s.pipeline(ctx, len(copies), func(ctx context.Context, pipe redis.Pipeliner) func() error {
