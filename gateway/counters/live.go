@@ -2,6 +2,8 @@ package counters
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -344,7 +346,9 @@ func (l *Live) Run(ctx context.Context) {
 		}
 		if err != nil {
 			l.log.Debug().Err(err).Msg("counters: those that are looked at cannot be followed now; trying again")
-			l.goAway()
+			if !errors.Is(err, errExact) {
+				l.goAway()
+			}
 			retry.Reset(pause/2 + rand.N(pause/2))
 			pause = min(2*pause, retryMost)
 			continue
@@ -412,9 +416,23 @@ func (l *Live) unfollow(watch counter.Watch) (done bool) {
 	return done
 }
 
+// errExact says that exact counters, which may have a store of their own, cannot be read, and others can.
+var errExact = errors.New("exact counters cannot be read")
+
 // follow follows and reads what is fresh, and everything when something was lost or the
 // store was away.
 func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
+	var late []string // exact ones that could not be read
+	var lateErr error
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, key := range late {
+			if l.keys[key] != nil {
+				l.unread[key] = struct{}{}
+			}
+		}
+	}()
 	l.mu.Lock()
 	if l.lost || l.away {
 		l.lost = false
@@ -438,9 +456,13 @@ func (l *Live) follow(ctx context.Context, watch counter.Watch) error {
 		}
 		l.mu.Unlock()
 		if len(keys) == 0 {
-			return nil
+			return lateErr
 		}
-		if err := l.followSome(ctx, watch, keys); err != nil {
+		err := l.followSome(ctx, watch, keys)
+		if errors.Is(err, errExact) {
+			late, lateErr, err = append(late, slices.DeleteFunc(keys, func(key string) bool { return !l.exact(key) })...), err, nil
+		}
+		if err != nil {
 			l.mu.Lock()
 			for _, key := range keys {
 				if l.keys[key] != nil {
@@ -459,8 +481,20 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 	if err := watch.Follow(within, keys...); err != nil {
 		return err
 	}
-	if err := l.read(ctx, keys); err != nil {
+	var exact, others []string
+	for _, key := range keys {
+		if l.exact(key) {
+			exact = append(exact, key)
+		} else {
+			others = append(others, key)
+		}
+	}
+	if err := l.read(ctx, others); err != nil {
 		return err
+	}
+	err := l.read(ctx, exact)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errExact, err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -471,7 +505,12 @@ func (l *Live) followSome(ctx context.Context, watch counter.Watch, keys []strin
 			}
 		}
 	}
-	return nil
+	return err
+}
+
+func (l *Live) exact(key string) bool {
+	rule := l.rules.Find(key)
+	return rule != nil && rule.Kind == counter.Exact
 }
 
 // some are known counters to look after, as many as one read has. There are none for
@@ -529,6 +568,9 @@ func (l *Live) again(key string) {
 
 // read reads counters that are followed.
 func (l *Live) read(ctx context.Context, keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	l.mu.Lock()
