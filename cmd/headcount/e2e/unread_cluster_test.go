@@ -15,12 +15,19 @@ import (
 // startCluster starts two processes with all roles, and these flags, over a Redis.
 func startCluster(t *testing.T, redis string, flags ...string) (a, b *server) {
 	t.Helper()
+	flags = append(flags[:len(flags):len(flags)], "--redis="+redis)
+	return startBoth(t, flags, flags)
+}
+
+// startBoth starts two processes at once.
+func startBoth(t *testing.T, flags ...[]string) (a, b *server) {
+	t.Helper()
 	var both [2]*server
 	var errs [2]error
 	var wg sync.WaitGroup
 	for i := range both {
 		wg.Go(func() {
-			both[i], errs[i] = launch(append(flags[:len(flags):len(flags)], "--redis="+redis, "--cluster-listen="+servertest.FreeAddr(), "--api-key="+apiKey, "--update-interval=10ms", "--leave-grace=300ms")...)
+			both[i], errs[i] = launch(append(flags[i][:len(flags[i]):len(flags[i])], "--cluster-listen="+servertest.FreeAddr(), "--api-key="+apiKey, "--update-interval=10ms", "--leave-grace=300ms")...)
 		})
 	}
 	wg.Wait()
