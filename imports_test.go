@@ -69,6 +69,10 @@ var layers = []layer{
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                                     // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
 	{"dispatcher/...", []string{"presence"}},
+	{"webhook", []string{"counter", "presence"}}, // what is told, and sending it
+	{"webhook/storetest", []string{"webhook"}},   // for the tests of stores; only they import it
+	{"webhook/memstore", []string{"webhook"}},
+	{"webhook/redisstore", []string{"redisconn", "scripts", "webhook"}},
 	{"dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                     // bytes to and from clients
 	{"gateway/websocket", nil},                                  // RFC 6455, without any I/O
@@ -97,7 +101,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "cmd/headcount/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -37,6 +37,13 @@ type Gateways interface {
 // for every bucket with topics that may have changed. Changed must not block.
 type Regions interface{ Changed(bucket int) }
 
+// Webhooks hears the updates of the buckets that are served. Its methods must not block.
+type Webhooks interface {
+	Serve(buckets []int) // from now on
+	Heard(updates []presence.Update)
+	Lost() // updates may have been missed
+}
+
 // maxPush bounds the updates of one push; a longer list goes out in several pushes.
 const maxPush = 1024
 
@@ -47,9 +54,11 @@ type Dispatcher struct {
 	log      zerolog.Logger
 	// Regions may be set before Run; nil: there are no other regions.
 	Regions Regions
-	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
-	top     top
-	metrics metrics
+	// Webhooks may be set before Run; nil: there are none.
+	Webhooks Webhooks
+	want     chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
+	top      top
+	metrics  metrics
 
 	// Only the goroutine in which Watch calls publication changes these maps, under mu.
 	// sweep reads them under mu.
@@ -121,6 +130,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 // long as the call: the first publication of every bucket makes it read the bucket.
 func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 	d.top.serve(buckets)
+	if d.Webhooks != nil {
+		d.Webhooks.Serve(buckets)
+	}
 	if len(buckets) == 0 {
 		<-ctx.Done()
 		return ctx.Err()
@@ -142,7 +154,10 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 	d.mu.Unlock()
 	d.metrics.heard.Add(float64(len(p.Updates)))
 	d.enqueue(p.Bucket, p.Updates)
-	d.top.take(p.Bucket, p.Updates)
+	d.take(p.Bucket, p.Updates)
+	if p.Lost && d.Webhooks != nil {
+		d.Webhooks.Lost()
+	}
 	if d.Regions != nil && (len(p.Updates) > 0 || p.Lost) {
 		d.Regions.Changed(p.Bucket)
 	}
@@ -190,8 +205,16 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		return err
 	}
 	d.enqueue(bucket, updates)
-	d.top.take(bucket, updates)
+	d.take(bucket, updates)
 	return nil
+}
+
+// take gives the bucket's updates to those in this process who follow all of them.
+func (d *Dispatcher) take(bucket int, updates []presence.Update) {
+	d.top.take(bucket, updates)
+	if d.Webhooks != nil {
+		d.Webhooks.Heard(updates)
+	}
 }
 
 // endpoint adds or removes the endpoint. The caller holds mu.

@@ -59,7 +59,15 @@ const (
 	CounterStage     Name = "counter_stage"
 	CounterStatus    Name = "counter_status"
 	CounterTake      Name = "counter_take"
+
+	HookDone Name = "hook_done"
+	HookTake Name = "hook_take"
+	HookTell Name = "hook_tell"
+	HookTold Name = "hook_told"
 )
+
+// Webhooks are the scripts of webhooks.
+var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{

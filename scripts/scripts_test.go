@@ -14,28 +14,28 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 		t.Fatal(err)
 	}
 	included := map[string]bool{}
-	for _, name := range slices.Concat(Presence, Counters) {
+	for _, name := range slices.Concat(Presence, Counters, Webhooks) {
 		for _, m := range include.FindAllStringSubmatch(read(string(name)+".lua"), -1) {
 			included[m[1]] = true
 		}
 	}
 	for _, file := range all {
 		name, _ := strings.CutSuffix(file, ".lua")
-		if slices.Contains(slices.Concat(Presence, Counters), Name(name)) == included[file] {
+		if slices.Contains(slices.Concat(Presence, Counters, Webhooks), Name(name)) == included[file] {
 			t.Errorf("%s is neither a script nor included, or both", file)
 		}
 		if include.MatchString(read(file)) && included[file] {
 			t.Errorf("%s is included and includes another", file)
 		}
 	}
-	if n := len(all) - len(included); n != len(Presence)+len(Counters) {
+	if n := len(all) - len(included); n != len(Presence)+len(Counters)+len(Webhooks) {
 		t.Errorf("%d names for %d scripts", len(Presence), n)
 	}
 }
 
 // TestOneEnvelope: only one file builds what is published.
 func TestOneEnvelope(t *testing.T) {
-	for _, name := range slices.Concat(Presence, Counters) {
+	for _, name := range slices.Concat(Presence, Counters, Webhooks) {
 		own := read(string(name) + ".lua")
 		source := name.Source()
 		if include.MatchString(source) {

@@ -18,6 +18,7 @@ import (
 	"headcount/presence/region"
 	"headcount/setting"
 	"headcount/tracing/otlp"
+	"headcount/webhook"
 )
 
 // Config holds the settings of `headcount serve`; each field is a flag. kong
@@ -75,6 +76,10 @@ type Config struct {
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
 	TrustedProxies []string `type:"list" placeholder:"CIDR,..." group:"identity" help:"Proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed."`
 
+	Webhooks       []string      `name:"webhook" type:"each" placeholder:"MATCH=URL" group:"webhooks" help:"Where to send events: page:PATTERN (occupied, vacated), page:PATTERN>100 (over it), page:PATTERN>peak (a new peak of the day), the same with site for the whole site, or counter:PATTERN>100. A pattern is a name, or a prefix and *. Of one site of several: page@SITE:PATTERN. Repeatable. Every process needs the same ones; of several regions, one."`
+	WebhookSecrets []string      `name:"webhook-secret" type:"each" placeholder:"SECRET" group:"webhooks" help:"Signs what is sent to --webhook: whsec_ and 24 to 64 bytes as base64. Repeatable: all of them sign, so rotate by adding one. Required with --webhook."`
+	WebhookSettle  time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"webhooks" help:"How long a page must be empty, or a count back at its threshold, before that is told or another rise is, and how long a new peak gathers."`
+
 	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to send its clients away before it ends."`
 	LogLevel        string        `type:"text" placeholder:"LEVEL" default:"info" group:"log" help:"trace, debug, info, warn or error."`
 	OTLP            string        `name:"otlp" type:"text" placeholder:"URL" group:"log" help:"The collector that takes traces, over OTLP/HTTP with JSON, such as http://127.0.0.1:4318. Without it nothing is traced."`
@@ -83,6 +88,9 @@ type Config struct {
 
 	Rules    *counter.Rules  `kong:"-"` // of Counters, for all sites; Validate reads them
 	AllSites *identity.Sites `kong:"-"` // of Sites; nil: the default one alone. Validate reads them
+
+	Hooks    []*webhook.Hook `kong:"-"` // of Webhooks; Validate reads them
+	HookKeys [][]byte        `kong:"-"` // of WebhookSecrets, too
 }
 
 var (
@@ -118,7 +126,7 @@ func (c *Config) AdvertiseAddr() string {
 // knows what the value means. This method checks what several flags mean together.
 func (c *Config) Validate() error {
 	for _, check := range []func() error{
-		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkSites, c.checkLog, c.checkCounters, c.checkTLS, c.checkBasePath,
+		c.checkRoles, c.checkAddresses, c.checkTimes, c.checkRegions, c.checkAccess, c.checkSites, c.checkLog, c.checkCounters, c.checkWebhooks, c.checkTLS, c.checkBasePath,
 	} {
 		if err := check(); err != nil {
 			return err

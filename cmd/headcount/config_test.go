@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -54,7 +55,7 @@ func defaults() Config {
 		UpdateInterval: 250 * time.Millisecond, PingInterval: 15 * time.Second, PongTimeout: 5 * time.Second,
 		WriteTimeout: 5 * time.Second, ShutdownTimeout: 30 * time.Second, LogLevel: "info",
 		ACMEURL:         "https://acme-v02.api.letsencrypt.org/directory",
-		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, Rules: counter.BuiltinRules(),
+		PersistInterval: time.Second, ColdAfter: 24 * time.Hour, HotRate: 1000, TraceEvery: 100, WebhookSettle: 5 * time.Second, Rules: counter.BuiltinRules(),
 	}
 }
 
@@ -65,6 +66,11 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("headcount %v:\n got %+v, %v\nwant %+v", args, got, err, defaults())
 		}
 	}
+}
+
+// hookSecret is a secret of webhooks, of 32 times this letter.
+func hookSecret(letter string) string {
+	return "whsec_" + base64.StdEncoding.EncodeToString([]byte(strings.Repeat(letter, 32)))
 }
 
 // Every flag is the same setting in every layer, and a layer takes precedence over those
@@ -103,6 +109,8 @@ func TestLayers(t *testing.T) {
 		"jwt-secret":                  {get: func(c Config) any { return c.JWTSecret }, flag: one("a,b"), env: "c,d", file: `"e,f"`, byFlag: "a,b", byEnv: "c,d", byFile: "e,f"},
 		"jwks-url":                    {get: func(c Config) any { return c.JWKSURL }, flag: one("http://a"), env: "https://b/k", file: `"http://c"`, byFlag: "http://a", byEnv: "https://b/k", byFile: "http://c"},
 		"api-key":                     {get: func(c Config) any { return c.APIKeys }, flag: []string{"a", "b"}, env: "c,d", file: `["e","f"]`, byFlag: []string{"a", "b"}, byEnv: []string{"c", "d"}, byFile: []string{"e", "f"}},
+		"webhook-secret":              {get: func(c Config) any { return c.WebhookSecrets }, flag: []string{hookSecret("a")}, env: hookSecret("b") + "," + hookSecret("c"), file: `["` + hookSecret("d") + `"]`, byFlag: []string{hookSecret("a")}, byEnv: []string{hookSecret("b"), hookSecret("c")}, byFile: []string{hookSecret("d")}},
+		"webhook-settle":              {get: func(c Config) any { return c.WebhookSettle }, flag: []string{"1s"}, env: "2s", file: `"3s"`, byFlag: time.Second, byEnv: 2 * time.Second, byFile: 3 * time.Second},
 		"site":                        {get: func(c Config) any { return c.Sites }, flag: []string{"a=http://a,http://b", "b=http://c"}, env: "c=http://a, http://b, default=http://c", file: `["d=http://a","e=http://b"]`, byFlag: []string{"a=http://a,http://b", "b=http://c"}, byEnv: []string{"c=http://a,http://b", "default=http://c"}, byFile: []string{"d=http://a", "e=http://b"}},
 		"allow-origins":               {get: func(c Config) any { return c.AllowOrigins }, flag: one("http://a,http://b"), env: "http://c,http://d", file: `"http://e,*"`, byFlag: []string{"http://a", "http://b"}, byEnv: []string{"http://c", "http://d"}, byFile: []string{"http://e", "*"}},
 		"trusted-proxies":             {get: func(c Config) any { return c.TrustedProxies }, flag: one("10.0.0.0/8,::1"), env: "10.1.0.0/16", file: `["::1/128","127.0.0.1"]`, byFlag: []string{"10.0.0.0/8", "::1"}, byEnv: one("10.1.0.0/16"), byFile: []string{"::1/128", "127.0.0.1"}},
@@ -255,6 +263,12 @@ var refused = map[string]struct {
 	"an origin with a bad port":                 {flag: "allow-origins", args: "--allow-origins https://a:0"},
 	"an origin with a bad IPv6 host":            {flag: "allow-origins", args: "--allow-origins https://[::g]"},
 	"the null origin":                           {flag: "allow-origins", args: "--allow-origins https://a,null"},
+	"a webhook that is none":                    {flag: "webhook", args: "--webhook page:p"},
+	"a webhook of an unknown site":              {flag: "webhook", args: "--webhook page@shop:p=http://r.test"},
+	"a webhook twice":                           {flag: "webhook", args: "--webhook site=http://r.test --webhook site=http://r.test"},
+	"a webhook without a secret":                {flag: "webhook-secret", args: "--webhook site=http://r.test"},
+	"a webhook's secret that is none":           {flag: "webhook-secret", args: "--webhook-secret 0123456789abcdef0123456789abcdef"},
+	"no time for webhooks to settle":            {flag: "webhook-settle", args: "--webhook-settle 0s"},
 	"a site without a name":                     {flag: "site", args: "--site https://a.example"},
 	"a site with an empty name":                 {flag: "site", args: "--site =https://a.example"},
 	"a site with a bad name":                    {flag: "site", args: "--site Shop=https://a.example"},
@@ -486,7 +500,7 @@ func TestFlagsOfServe(t *testing.T) {
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
-		tls-cert tls-key domain acme-url acme-email acme-dir base-path site`)
+		tls-cert tls-key domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

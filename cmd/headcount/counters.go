@@ -175,6 +175,12 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		c.store, writer = shared, shared
 		s.closers = append(s.closers, shared.Close)
 	}
+	if err := s.openWebhooks(c.store); err != nil {
+		return err
+	}
+	if s.webhooks != nil {
+		writer = s.webhooks.Writer(writer)
+	}
 	c.combiner = counter.NewCombiner(writer, lanes)
 	c.limits = counter.NewLimits(c.store, lanes)
 	s.closers = append(s.closers, func() error { c.combiner.Close(); c.limits.Close(); return nil })

@@ -145,7 +145,7 @@ func (p program) parse(c *commands) (string, error) {
 		kong.ValueFormatter(helpWithDefault), kong.ConfigureHelp(kong.HelpOptions{NoExpandSubcommands: true}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "counters", Title: "Counters"}, {Key: "times", Title: "Times"},
-			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "log", Title: "Log"},
+			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "webhooks", Title: "Webhooks"}, {Key: "log", Title: "Log"},
 		}),
 	}
 	for name, read := range readers {

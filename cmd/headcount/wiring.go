@@ -39,6 +39,7 @@ import (
 	"headcount/tracing"
 	"headcount/tracing/otlp"
 	"headcount/web"
+	"headcount/webhook"
 )
 
 const (
@@ -55,6 +56,7 @@ type store interface {
 	presence.Processes
 	unread.Store
 	minutes.Store
+	webhook.Pages
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 
@@ -79,6 +81,7 @@ type system struct {
 	node       *node.Node             //
 	dispatcher *dispatcher.Dispatcher //
 	regions    *region.Replicator     // also nil over the embedded store
+	webhooks   *webhook.Service       // nil: there are none
 	board      *dashboard.Board
 }
 
@@ -145,6 +148,9 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 			return nil, err
 		}
 		s.parts.Gateway = s.gateway
+	}
+	if err = s.joinWebhooks(); err != nil {
+		return nil, err
 	}
 	s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "headcount_ready", Help: "1: the process can do its roles, as /readyz says.",
@@ -430,6 +436,9 @@ func (s *system) run(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { s.board.Watch(watching) })
+	if s.webhooks != nil {
+		watch.Go(func() { s.webhooks.Run(watching) })
+	}
 	defer watch.Wait()
 	defer stop()
 	if s.network == nil {

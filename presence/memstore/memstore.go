@@ -366,6 +366,20 @@ func (s *Store) Counts(_ context.Context, pages []string) ([]presence.Count, err
 	return counts, nil
 }
 
+// Pages calls fn with the names of all pages that have users.
+func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
+	var names []string
+	s.mu.Lock()
+	for name, pg := range s.pages {
+		if pg.count.Users > 0 {
+			names = append(names, name)
+		}
+	}
+	s.mu.Unlock()
+	fn(names)
+	return nil
+}
+
 // Attach implements presence.Endpoints.
 func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
 	s.mu.Lock()

@@ -173,6 +173,27 @@ func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) 
 	return cl
 }
 
+// Pages calls fn with the names of all pages that have a count, some at a time and perhaps twice. A page
+// that comes or goes meanwhile may be among them or not.
+func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
+	c, err := s.known(ctx)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex // masters are read at once
+	if err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+		return s.eachPage(ctx, m, func(_ int, pages []string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			fn(pages)
+			return nil
+		})
+	}); err != nil {
+		return classify(err)
+	}
+	return nil
+}
+
 // eachPage calls fn with all pages of one master, some of a bucket at a time.
 func (s *Store) eachPage(ctx context.Context, m redis.Cmdable, fn func(bucket int, pages []string) error) error {
 	for cursor := uint64(0); ; {

@@ -1,0 +1,207 @@
+package e2e
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"headcount/presence/redistest"
+)
+
+// hookSecret is one of Standard Webhooks, and hookKey the key in it.
+const hookSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+var hookKey, _ = base64.StdEncoding.DecodeString(strings.TrimPrefix(hookSecret, "whsec_"))
+
+// hooked is one event as it came.
+type hooked struct {
+	ID, Type, Timestamp, Site, Page, Counter string
+	Count, Value, Threshold                  *int
+	Day, Version                             string
+}
+
+// receiver is a server that webhooks are sent to.
+type receiver struct {
+	*httptest.Server
+	t *testing.T
+
+	mu     sync.Mutex
+	status int // of its answers
+	tries  map[string]int
+	bodies map[string]string // by id of the message
+	events []hooked          // taken, each id once
+	known  map[string]bool
+}
+
+func newReceiver(t *testing.T) *receiver {
+	r := &receiver{t: t, status: http.StatusNoContent, tries: map[string]int{}, bodies: map[string]string{}, known: map[string]bool{}}
+	r.Server = httptest.NewServer(r)
+	t.Cleanup(r.Close)
+	return r
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(req.Body)
+	id, at := req.Header.Get("webhook-id"), req.Header.Get("webhook-timestamp")
+	mac := hmac.New(sha256.New, hookKey)
+	fmt.Fprintf(mac, "%s.%s.%s", id, at, body)
+	if want := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil)); err != nil || id == "" || req.Header.Get("webhook-signature") != want {
+		r.t.Errorf("%v: the signature of %s with %v is not %s", err, body, req.Header, want)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if was, again := r.bodies[id]; again && was != string(body) {
+		r.t.Errorf("%s came as %s and as %s", id, was, body)
+	}
+	r.bodies[id] = string(body)
+	r.tries[id]++
+	if w.WriteHeader(r.status); r.status/100 != 2 {
+		return
+	}
+	var m struct {
+		Type, Timestamp string
+		Data            struct{ Events []hooked }
+	}
+	if err := json.Unmarshal(body, &m); err != nil || m.Type != "events" || len(m.Data.Events) == 0 {
+		r.t.Errorf("%v in %s", err, body)
+	}
+	for _, e := range m.Data.Events {
+		if !r.known[e.ID] {
+			r.known[e.ID] = true
+			r.events = append(r.events, e)
+		}
+	}
+}
+
+func (r *receiver) answers(status int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status = status
+}
+
+// told is what came of a page or counter, in order: the types of the events. There is no order between
+// two webhooks.
+func (r *receiver) told(name string) (types []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.events {
+		if e.Page == name || e.Counter == name {
+			types = append(types, e.Type)
+		}
+	}
+	return types
+}
+
+// await waits until exactly these have come, in any order.
+func (r *receiver) await(name string, types ...string) {
+	r.t.Helper()
+	slices.Sort(types)
+	eventually(r.t, fmt.Sprint(name, ": ", types), func() bool { return slices.Equal(slices.Sorted(slices.Values(r.told(name))), types) })
+}
+
+func (s *server) hold(t *testing.T, method, user, page string) {
+	t.Helper()
+	do(t, method, s.url+"/-/users/"+user+"/pages/"+url.PathEscape(page), "", withKey).counter(t)
+}
+
+func TestWebhooks(t *testing.T) {
+	t.Parallel()
+	r := newReceiver(t)
+	r.answers(http.StatusInternalServerError)
+	dir := t.TempDir()
+	flags := []string{
+		"--webhook=page:news/*=" + r.URL + "/a?b=c", "--webhook=page:news/*>1=" + r.URL, "--webhook=page:top>peak=" + r.URL, "--webhook=counter:votes:*>2=" + r.URL,
+		"--webhook=page@shop:news/*=" + r.URL + "/shop", "--site=main=http://main.test", "--site=shop=http://shop.test",
+		"--webhook-secret=" + hookSecret, "--webhook-settle=100ms", "--leave-grace=0s", "--api-key=" + apiKey, "--data-dir=" + dir,
+	}
+	s := start(t, flags...)
+	s.hold(t, "PUT", "ann", "news/0")
+	eventually(t, "an attempt", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.tries) > 0 })
+	s.signal(syscall.SIGKILL) // with an event that nobody took
+	s.killed(t)
+	r.answers(http.StatusOK)
+	s = start(t, flags...)
+	eventually(t, "the event", func() bool { return len(r.told("news/0")) > 0 })
+	r.mu.Lock()
+	e, again := r.events[0], 0
+	for _, n := range r.tries {
+		again = max(again, n)
+	}
+	r.mu.Unlock()
+	if e.Type != "page.occupied" || e.Site != "main" || e.Count == nil || *e.Count != 1 || e.Version == "" || e.Timestamp == "" || again < 2 {
+		t.Errorf("%+v after %d tries", e, again)
+	}
+
+	s.hold(t, "PUT", "ann", "news/1")
+	s.hold(t, "PUT", "bob", "news/1")
+	s.hold(t, "PUT", "ann", "top")
+	r.await("news/1", "page.occupied", "page.over")
+	r.await("top", "page.peak")
+	s.hold(t, "DELETE", "ann", "news/1")
+	s.hold(t, "DELETE", "bob", "news/1")
+	r.await("news/1", "page.occupied", "page.over", "page.vacated")
+	for range 4 {
+		s.call(t, "POST", "votes:x/increment", "").lasting(t)
+	}
+	r.await("votes:x", "counter.over")
+	do(t, "PUT", s.url+"/-/users/ann/pages/news%2F3?site=shop", "", withKey).counter(t)
+	r.await("news/3", "page.occupied", "page.occupied") // of the hook for all sites, and of that for one
+	r.mu.Lock()
+	for _, e := range r.events {
+		if e.Page == "news/3" && e.Site != "shop" {
+			t.Errorf("%+v is of another site", e)
+		}
+	}
+	r.mu.Unlock()
+}
+
+// Two processes tell of each page once. Neither what is in the outbox nor what lasts is lost when one of
+// them is killed.
+func TestWebhooksOverRedis(t *testing.T) {
+	t.Parallel()
+	r := newReceiver(t)
+	a, b := startCluster(t, redistest.Start(t).URL(), "--webhook=page:*="+r.URL, "--webhook-secret="+hookSecret, "--webhook-settle=200ms")
+	pages := make([]string, 12) // each process owns some of their buckets
+	stays := a.ws(t)
+	for i := range pages {
+		if pages[i] = fmt.Sprint("p", i); i < 6 {
+			b.hold(t, "PUT", "ann", pages[i])
+		} else {
+			stays.join(pages[i])
+		}
+	}
+	for _, page := range pages {
+		r.await(page, "page.occupied")
+	}
+	r.answers(http.StatusServiceUnavailable)
+	for _, page := range pages[:6] {
+		a.hold(t, "DELETE", "ann", page)
+	}
+	for _, page := range pages {
+		a.hold(t, "PUT", "bob", "new "+page)
+	}
+	b.signal(syscall.SIGKILL)
+	b.killed(t)
+	r.answers(http.StatusOK)
+	for i, page := range pages {
+		if i < 6 {
+			r.await(page, "page.occupied", "page.vacated")
+		}
+		// A hold may end before the test looks.
+		eventually(t, "the event of "+page, func() bool { told := r.told("new " + page); return len(told) > 0 && told[0] == "page.occupied" })
+	}
+	for _, page := range pages[6:] {
+		r.await(page, "page.occupied")
+	}
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"fmt"
+
+	"headcount/presence"
+	"headcount/setting"
+	"headcount/webhook"
+	"headcount/webhook/memstore"
+	"headcount/webhook/redisstore"
+)
+
+// checkWebhooks also reads the webhooks.
+func (c *Config) checkWebhooks() error {
+	sites := []presence.Namespace{presence.DefaultSite}
+	if c.AllSites != nil {
+		sites = c.AllSites.Names()
+	}
+	var err error
+	if c.Hooks, err = webhook.Parse(c.Webhooks, sites); err != nil {
+		return setting.Refuse("webhook", "%s", err)
+	}
+	c.HookKeys = nil
+	for _, secret := range c.WebhookSecrets {
+		key, err := webhook.ParseSecret(secret)
+		if err != nil {
+			return setting.Refuse("webhook-secret", "%s", err)
+		}
+		c.HookKeys = append(c.HookKeys, key)
+	}
+	if len(c.Hooks) > 0 && len(c.HookKeys) == 0 {
+		return setting.Refuse("webhook-secret", "it is required with --webhook, whose receivers verify by it who sends; make one by: echo whsec_$(openssl rand -base64 32)")
+	}
+	return nil
+}
+
+// openWebhooks opens the webhooks of this process, if there are any. Counters are those of this process;
+// nil: it has none.
+func (s *system) openWebhooks(counters webhook.Counters) error {
+	cfg := s.cfg
+	if len(cfg.Hooks) == 0 {
+		return nil
+	}
+	var store webhook.Store
+	switch {
+	case cfg.Redis != "":
+		opened, err := redisstore.Open(redisstore.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
+		if err != nil {
+			return err
+		}
+		store, s.closers = opened, append(s.closers, opened.Close)
+	case cfg.DataDir != "":
+		opened, err := memstore.Open(cfg.DataDir, cfg.Hooks)
+		if err != nil {
+			return fmt.Errorf("--data-dir: %w", err)
+		}
+		store, s.closers = opened, append(s.closers, opened.Close)
+	default:
+		s.log.Info().Msg("--data-dir is not set: this process keeps the events of --webhook in memory, and those not sent are lost when it ends")
+		store = memstore.New()
+	}
+	s.webhooks = webhook.New(webhook.Config{
+		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Counters: counters,
+		Settle: cfg.WebhookSettle, Registerer: s.registry, Log: s.log,
+	})
+	return nil
+}
+
+// joinWebhooks gives the dispatcher its webhooks.
+func (s *system) joinWebhooks() error {
+	if s.dispatcher == nil {
+		return nil
+	}
+	if s.webhooks == nil { // a process without a gateway has no counters, and has not opened them
+		if err := s.openWebhooks(nil); err != nil {
+			return err
+		}
+	}
+	if s.webhooks != nil {
+		s.dispatcher.Webhooks = s.webhooks
+	}
+	return nil
+}

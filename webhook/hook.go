@@ -1,0 +1,146 @@
+package webhook
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"headcount/counter"
+	"headcount/presence"
+)
+
+// What a hook is told of.
+type what uint8
+
+const (
+	occupation  what = iota // of pages
+	threshold               // of pages
+	peak                    // of pages
+	overCounter             // over a threshold
+)
+
+// Hook is one webhook. Nobody changes it.
+type Hook struct {
+	ID     string // of its state and outbox: a hash, which does not reveal the URL
+	URL    string
+	Host   string // of the URL, for logs and metrics
+	what   what
+	match  string              // a pattern of keys; empty: the whole site
+	limit  int64               // the threshold
+	site   *presence.Namespace // nil: all sites
+	bucket int                 // whose owner sends
+}
+
+// matches reports whether the hook is told of what has this name.
+func (h *Hook) matches(name string) bool {
+	site, key := presence.SplitName(name)
+	if h.site != nil && *h.site != site {
+		return false
+	}
+	if h.match == "" || key == presence.Site && h.what != overCounter {
+		return h.match == "" && key == presence.Site // which is no page of a pattern
+	}
+	return counter.Matches(h.match, key)
+}
+
+// usage is how a webhook is written.
+const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=URL, counter:PATTERN>100=URL, or site in place of page:PATTERN for a whole site`
+
+// Parse reads webhooks as --webhook has them: what is told, an equals sign, and the URL. Sites are
+// those that there are. An error is one line, and does not repeat a URL, which may hold a secret.
+func Parse(texts []string, sites []presence.Namespace) ([]*Hook, error) {
+	if len(texts) > MaxHooks {
+		return nil, fmt.Errorf("there are more than %d; a pattern with * covers many pages", MaxHooks)
+	}
+	var hooks []*Hook
+	for i, text := range texts {
+		hook, err := parse(text, sites)
+		if err != nil {
+			return nil, fmt.Errorf("number %d: %w", i+1, err)
+		}
+		if slices.ContainsFunc(hooks, func(o *Hook) bool { return o.ID == hook.ID }) {
+			return nil, fmt.Errorf("number %d stands twice; name it once", i+1)
+		}
+		hooks = append(hooks, hook)
+	}
+	return hooks, nil
+}
+
+func parse(text string, sites []presence.Namespace) (*Hook, error) {
+	at := strings.Index(text, "=http")
+	if at < 0 {
+		return nil, fmt.Errorf("it has no http or https URL after an equals sign; %s", usage)
+	}
+	subject, link := text[:at], text[at+1:]
+	u, err := url.Parse(link)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+		return nil, fmt.Errorf("what follows %q= is no http or https URL; %s", subject, usage)
+	}
+	h := &Hook{URL: link, Host: u.Host}
+	limit, limited := "", false
+	if at := strings.LastIndexByte(subject, '>'); at >= 0 && isLimit(subject[at+1:]) {
+		subject, limit, limited = subject[:at], subject[at+1:], true
+	}
+	kind, pattern, colon := strings.Cut(subject, ":")
+	kind, site, sited := strings.Cut(kind, "@")
+	if sited {
+		namespace, err := presence.ParseSite(site)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(sites, namespace) {
+			return nil, fmt.Errorf("there is no site %q; name one of --site, or leave @%s out for all sites", site, site)
+		}
+		h.site = &namespace
+	}
+	switch {
+	case kind == "site" && !colon:
+	case (kind == "page" || kind == "counter") && colon:
+		if err := counter.CheckMatch(pattern); err != nil {
+			return nil, fmt.Errorf("%q: %w", presence.Excerpt(subject), err)
+		}
+		h.match = pattern
+	default:
+		return nil, fmt.Errorf("%q is nothing that is told; %s", presence.Excerpt(subject), usage)
+	}
+	switch {
+	case kind == "counter" && !limited, kind == "counter" && limit == "peak":
+		return nil, fmt.Errorf("%q has no threshold, which a counter needs; write counter:PATTERN>100=URL", presence.Excerpt(subject))
+	case kind == "counter":
+		h.what = overCounter
+	case limit == "peak":
+		h.what = peak
+	case limited:
+		h.what = threshold
+	}
+	if limited && limit != "peak" {
+		if h.limit, err = strconv.ParseInt(limit, 10, 64); err != nil || h.limit < 1 {
+			return nil, fmt.Errorf("%q is no threshold; write a whole number from 1", presence.Excerpt(limit))
+		}
+	}
+	sum := sha256.Sum256([]byte(text))
+	h.ID = hex.EncodeToString(sum[:8])
+	h.bucket = presence.Bucket(h.ID, presence.DefaultBuckets)
+	return h, nil
+}
+
+// isLimit reports whether what follows a > is a threshold: pages may have a > in their names.
+func isLimit(s string) bool {
+	return s == "peak" || s != "" && strings.Trim(s, "0123456789") == ""
+}
+
+// ParseSecret reads a key as Standard Webhooks write it.
+func ParseSecret(text string) ([]byte, error) {
+	encoded, ok := strings.CutPrefix(text, "whsec_")
+	key, err := base64.StdEncoding.DecodeString(encoded)
+	if !ok || err != nil || len(key) < 24 || len(key) > 64 {
+		return nil, errors.New("it is not whsec_ and 24 to 64 bytes as base64; make one by: echo whsec_$(openssl rand -base64 32)")
+	}
+	return key, nil
+}

@@ -1,0 +1,85 @@
+package webhook
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"headcount/presence"
+)
+
+var shop = presence.NamespaceOf("shop")
+
+func TestParse(t *testing.T) {
+	sites := []presence.Namespace{presence.DefaultSite, shop}
+	for text, names := range map[string]struct{ told, not []string }{
+		"page:news/*=http://r.test/x":         {[]string{"news/1", shop.Name("news/1"), "news/"}, []string{"new", "*", shop.Name("*")}},
+		"page:*=https://r.test/?a=b>100":      {[]string{"news/1", "p"}, []string{"*"}},
+		"page:p=https://r.test":               {[]string{"p"}, []string{"p2", "*"}},
+		"page@shop:p*>100=https://r.test":     {[]string{shop.Name("p2")}, []string{"p2"}},
+		"page@default:p*>peak=https://r.test": {[]string{"p2"}, []string{shop.Name("p2")}},
+		"page:a=b>=http://r.test":             {[]string{"a=b>"}, []string{"a=b"}},
+		"site=https://r.test":                 {[]string{"*", shop.Name("*")}, []string{"p"}},
+		"site@shop>1000=https://r.test":       {[]string{shop.Name("*")}, []string{"*"}},
+		"counter:likes:*>1000=https://r.test": {[]string{"likes:1"}, []string{"views:1", "*"}},
+	} {
+		hooks, err := Parse([]string{text}, sites)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		for _, name := range slices.Concat(names.told, names.not) {
+			if is := hooks[0].matches(name); is != slices.Contains(names.told, name) {
+				t.Errorf("%q is told of %q: %t", text, name, is)
+			}
+		}
+	}
+	for text, want := range map[string]string{
+		"":                                    "no http or https URL",
+		"page:p":                              "no http or https URL",
+		"page:p=ftp://r.test":                 "no http or https URL",
+		"page:p=http:///path":                 "is no http or https URL",
+		"p=http://r.test":                     `"p" is nothing that is told`,
+		"page=http://r.test":                  `"page" is nothing that is told`,
+		"site:p=http://r.test":                `"site:p" is nothing that is told`,
+		"page:a*b=http://r.test":              "a * stands only at the end",
+		"page:=http://r.test":                 "page:",
+		"page@none:p=http://r.test":           `no site "none"`,
+		"page:p>0=http://r.test":              "whole number from 1",
+		"page:p>99999999999999999999=http://": "is no http or https URL",
+		"page:p>99999999999999999999=http://r.test/": "whole number from 1",
+		"counter:c=http://r.test":                    "has no threshold",
+		"counter:c>peak=http://r.test":               "has no threshold",
+	} {
+		if _, err := Parse([]string{text}, sites); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	one := "page:p=http://r.test"
+	if _, err := Parse([]string{one, one}, sites); err == nil || !strings.Contains(err.Error(), "stands twice") {
+		t.Errorf("twice: %v", err)
+	}
+	if _, err := Parse(make([]string, MaxHooks+1), sites); err == nil || !strings.Contains(err.Error(), "more than 32") {
+		t.Errorf("too many: %v", err)
+	}
+}
+
+// TestSign has the example of Standard Webhooks.
+func TestSign(t *testing.T) {
+	key, err := ParseSecret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+	if got := Sign([][]byte{key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, []byte(`{"test": 2432232314}`)); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := Sign([][]byte{key, key}, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, []byte(`{"test": 2432232314}`)); got != want+" "+want {
+		t.Errorf("by two keys: %s", got)
+	}
+	for _, bad := range []string{"", "secret", "whsec_", "whsec_c2hvcnQ=", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + strings.Repeat("A", 88)} {
+		if _, err := ParseSecret(bad); err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}

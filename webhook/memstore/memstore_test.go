@@ -1,0 +1,52 @@
+package memstore
+
+import (
+	"strings"
+	"testing"
+
+	"headcount/webhook"
+	"headcount/webhook/storetest"
+)
+
+func TestInMemory(t *testing.T) {
+	s := New()
+	storetest.Run(t, func(*testing.T) webhook.Store { return s })
+}
+
+func TestInADirectory(t *testing.T) {
+	dir := t.TempDir()
+	var open *Store
+	storetest.Run(t, func(t *testing.T) webhook.Store {
+		if open != nil {
+			if err := open.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := Open(dir, storetest.Hooks(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = s
+		return s
+	})
+	if _, err := Open(dir, nil); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("a second process opened it: %v", err)
+	}
+	if err := open.Close(); err != nil {
+		t.Fatal(err)
+	}
+	hooks := storetest.Hooks(t)
+	for range 2 { // what is kept of a hook that is gone goes
+		s, err := Open(dir, hooks[1:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		told, err := s.Told(t.Context(), hooks[0].ID)
+		if other, _ := s.Told(t.Context(), hooks[1].ID); err != nil || len(told) != 0 || len(other) != 1 {
+			t.Errorf("%d and %d are told, %v", len(told), len(other), err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

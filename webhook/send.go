@@ -1,0 +1,181 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	attemptTime = 10 * time.Second // for one message, with its answer
+	maxAnswer   = 4 << 10          // bytes of an answer that are read; nobody looks at them
+	firstPause  = time.Second      // after a failure; doubled after each further one
+	maxPause    = 5 * time.Minute
+	looksEvery  = time.Second // at an outbox into which other processes put events
+)
+
+// refusals are answers that say that the receiver does not want this message, now or later.
+var refusals = []int{http.StatusBadRequest, http.StatusGone, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity}
+
+// sender sends the outbox of one hook, while its bucket is this process's.
+type sender struct {
+	service *Service
+	hook    *Hook
+	owned   atomic.Bool
+	wake    chan struct{} // holds one: the outbox may have something, or owned has changed
+}
+
+func (o *sender) signal() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run sends until ctx ends. A failure is followed by a pause that doubles; what ends a pause early
+// is only the end of ctx.
+func (o *sender) run(ctx context.Context) {
+	s := o.service
+	log := s.cfg.Log.With().Str("webhook", o.hook.Host).Logger()
+	waiting := s.metrics.waiting.WithLabelValues(o.hook.Host)
+	var store failing
+	failed := 0 // attempts in a row
+	for ctx.Err() == nil {
+		if !o.owned.Load() {
+			failed = 0
+			waiting.Set(0)
+			sleep(ctx, time.Minute, o.wake)
+			continue
+		}
+		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
+		if store.note(ctx, log, err); err != nil || len(events) == 0 {
+			waiting.Set(0)
+			sleep(ctx, jittered(2*looksEvery), o.wake)
+			continue
+		}
+		waiting.Set(float64(left))
+		m, err := newMessage(events)
+		if err == nil && time.Since(m.oldest) > MaxAge {
+			o.drop(ctx, events, dropOld)
+			log.Warn().Int("events", len(events)).Msg("a webhook has taken nothing for a day, and its oldest events were dropped")
+			continue
+		}
+		status, again := 0, time.Duration(0)
+		if err == nil {
+			status, again, err = o.attempt(ctx, m)
+		}
+		switch {
+		case ctx.Err() != nil:
+		case err == nil && status/100 == 2:
+			if failed > 0 {
+				log.Info().Int("attempts", failed+1).Msg("a webhook takes events again")
+			}
+			failed = 0
+			s.metrics.sent.WithLabelValues(o.hook.Host).Inc()
+			o.done(ctx, events)
+		case err == nil && slices.Contains(refusals, status):
+			failed = 0
+			s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+			log.Warn().Int("status", status).Int("events", len(events)).Msg("a webhook refuses events, and they were dropped")
+			o.drop(ctx, events, dropRefused)
+		default:
+			s.metrics.failed.WithLabelValues(o.hook.Host).Inc()
+			if failed++; failed == 1 {
+				log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not take events; trying again")
+			}
+			pause := jittered(min(firstPause<<min(failed-1, 10), maxPause))
+			sleep(ctx, max(pause, again), nil)
+		}
+	}
+}
+
+// done removes events that were taken. When that fails, they are sent again under the same id.
+func (o *sender) done(ctx context.Context, events []string) {
+	if err := o.service.cfg.Store.Done(ctx, o.hook.ID, events[0]); err != nil {
+		sleep(ctx, jittered(firstPause), nil)
+	}
+}
+
+func (o *sender) drop(ctx context.Context, events []string, why string) {
+	o.service.metrics.dropped.WithLabelValues(why).Add(float64(len(events)))
+	o.done(ctx, events)
+}
+
+// message is a batch as it is sent. It is made of its events alone: each attempt has the same id and
+// body.
+type message struct {
+	id     string
+	body   []byte
+	oldest time.Time
+}
+
+func newMessage(events []string) (m message, err error) {
+	var first, last Event
+	if err := errors.Join(json.Unmarshal([]byte(events[0]), &first), json.Unmarshal([]byte(events[len(events)-1]), &last)); err != nil {
+		return m, err
+	}
+	m.id = "msg_" + strings.TrimPrefix(first.ID, "evt_")
+	m.oldest = first.Timestamp
+	b := append([]byte(`{"type":"events","timestamp":"`), last.Timestamp.Format(time.RFC3339Nano)...)
+	b = append(b, `","data":{"events":[`...)
+	b = append(b, strings.Join(events, ",")...)
+	m.body = append(b, `]}}`...)
+	return m, nil
+}
+
+// Sign returns the header webhook-signature: a signature by each key, separated by spaces.
+func Sign(keys [][]byte, id string, at int64, body []byte) string {
+	var all []string
+	for _, key := range keys {
+		mac := hmac.New(sha256.New, key)
+		fmt.Fprintf(mac, "%s.%d.", id, at)
+		mac.Write(body)
+		all = append(all, "v1,"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
+	}
+	return strings.Join(all, " ")
+}
+
+// attempt sends a message once. again is how long the receiver asks to be left alone.
+func (o *sender) attempt(ctx context.Context, m message) (status int, again time.Duration, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, o.hook.URL, bytes.NewReader(m.body))
+	if err != nil {
+		return 0, 0, err
+	}
+	now := time.Now().Unix()
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "Headcount")
+	req.Header.Set("Webhook-Id", m.id)
+	req.Header.Set("Webhook-Timestamp", strconv.FormatInt(now, 10))
+	req.Header.Set("Webhook-Signature", Sign(o.service.cfg.Keys, m.id, now, m.body))
+	resp, err := o.service.client.Do(req)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // so that the connection can be used again
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		again = min(time.Duration(seconds)*time.Second, maxPause)
+	}
+	return resp.StatusCode, again, nil
+}
+
+// cause is err without the URL, which may hold a secret.
+func cause(err error) error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
