@@ -5,10 +5,12 @@
 /** @type {CSSStyleSheet | undefined} */ let sheet;
 
 /**
- * Puts the number of an <unread-bell> on a button; a click reads all.
+ * Puts the number of an <unread-bell> on a button; a click opens the list, unless the page
+ * prevents that.
  * @param {import('./live.js').Parts} parts
  */
-export default function bell({ element, headcount, root, number, show, signal }) {
+export default function bell(parts) {
+  const { element, headcount, root, number, show, signal } = parts;
   const button = number.closest('button') ?? draw(root, number);
   const name = () =>
     button.setAttribute('aria-label', `${element.getAttribute('label') ?? 'Notifications'}${number.hidden ? '' : `: ${number.textContent}`}`);
@@ -20,9 +22,11 @@ export default function bell({ element, headcount, root, number, show, signal })
   number.hidden = true;
   name();
   signal.addEventListener('abort', headcount.unread(tell));
+  button.setAttribute('aria-haspopup', 'dialog');
+  button.setAttribute('aria-expanded', 'false');
   const click = () => {
-    headcount.read();
-    element.dispatchEvent(new CustomEvent('read'));
+    if (element.dispatchEvent(new CustomEvent('open', { cancelable: true })))
+      import('./list.js').then(({ default: toggle }) => signal.aborted || toggle(parts, button)).catch(console.error);
   };
   button.addEventListener('click', click, { signal });
 }

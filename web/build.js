@@ -6,7 +6,7 @@
 //   npm pack        builds the package first
 import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 
-export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'more.js', 'rescue.js'];
+export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'list.js', 'more.js', 'rescue.js'];
 const TYPES = ['headcount.d.ts', 'react.d.ts'];
 
 const source = (name) => readFile(new URL(name, import.meta.url), 'utf8');

@@ -131,6 +131,8 @@ export class Headcount extends EventTarget {
   read(): void;
   /** A counter that lasts: views, likes, votes. It is followed while something watches it. */
   counter(key: string): CounterHandle;
+  /** For the other files of the client: lets them make a call as this user. */
+  lend(call: any, method: string, name: string): Promise<any>;
   /** Leaves every page and ends the connection for good. */
   close(): void;
 
@@ -148,7 +150,10 @@ export interface LiveCountEvents {
 }
 export interface UnreadBellEvents {
   unread: CustomEvent<number>;
-  read: CustomEvent<null>;
+  /** What was read: a page, or null for all. */
+  read: CustomEvent<string | null>;
+  /** The list is about to open, or to close; preventDefault() keeps it from that. */
+  open: CustomEvent<null>;
 }
 export interface LiveCounterEvents {
   counter: CustomEvent<CounterValue>;
@@ -176,7 +181,7 @@ interface Live<Events> extends HTMLElement {
 export interface LiveCount extends Live<LiveCountEvents> {}
 export const LiveCount: { new (): LiveCount; prototype: LiveCount };
 
-/** <unread-bell>: how many notifications are unread; a click reads them. */
+/** <unread-bell>: how many notifications are unread; a click opens the list of them. */
 export interface UnreadBell extends Live<UnreadBellEvents> {}
 export const UnreadBell: { new (): UnreadBell; prototype: UnreadBell };
 
@@ -212,6 +217,12 @@ export interface LiveCountAttributes extends CommonAttributes {
 }
 export interface UnreadBellAttributes extends CommonAttributes {
   label?: string;
+  /** What the button says that reads all. */
+  all?: string;
+  /** What an empty list says. */
+  none?: string;
+  /** What is said when the list cannot be loaded. */
+  failed?: string;
 }
 export interface LiveCounterAttributes extends CommonAttributes {
   increment?: boolean | '';

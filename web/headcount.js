@@ -24,7 +24,8 @@
 // (plain http on the network) each Headcount has its own Hub.
 //
 // What elements show, and what else only some pages need, is in other files, which
-// are loaded while the connection is made: live.js, bell.js, more.js and rescue.js.
+// are loaded while the connection is made, or later: live.js, bell.js, list.js, more.js and
+// rescue.js.
 
 const HEARTBEAT_MS = 15_000; // until the server's welcome names another interval
 const PATIENCE_MS = 5_000; // how long a heartbeat may stay without an answer
@@ -340,8 +341,7 @@ export class Headcount extends EventTarget {
    */
   counter(key) {
     const topic = COUNTER + key;
-    const change = async (/** @type {string} */ method) =>
-      (await more()).change(method, key, this.#base, await ask(this.#token), this.#keep, idOf, (frame) => this.#hear({ frame }));
+    const change = async (/** @type {string} */ method) => this.lend((await more()).change, method, key);
     const known = this.#known;
     return {
       key,
@@ -353,6 +353,14 @@ export class Headcount extends EventTarget {
       remove: () => change('DELETE'),
       increment: () => change('POST'),
     };
+  }
+
+  /**
+   * Lets another file of the client make a call as this user.
+   * @type {(call: any, method: string, name: string) => Promise<any>}
+   */
+  async lend(call, method, name) {
+    return call(method, name, this.#base, await ask(this.#token), this.#keep, idOf, (/** @type {Frame} */ frame) => this.#hear({ frame }));
   }
 
   /** Leaves every page and ends the connection for good. */
@@ -1089,14 +1097,18 @@ export const LiveCount = late(live);
 
 /**
  * <unread-bell> shows how many notifications of the user are unread; a click
- * reads them all.
+ * opens the list of the newest, which are read one by one or all.
  *
  *   label="…"     what the button is called; default "Notifications"
  *   announce="…"  what a screen reader says now and then; {count} is the number
+ *   all="…" none="…" failed="…"  words of the list: that all are to be read, that there
+ *                 is nothing new, that it could not be loaded
  *
  * Its content takes the place of the bell. Style it with ::part(button),
- * ::part(count), --headcount-badge and --headcount-badge-ink. An event `unread`
- * follows each change, `read` each click.
+ * ::part(count), --headcount-badge and --headcount-badge-ink, and the list with
+ * ::part(list), ::part(item), ::part(all), --headcount-list and --headcount-list-ink.
+ * An event `unread` follows each change, `read` what was read: its detail is the page,
+ * or null for all. An event `open` comes before the list; prevent it to show your own.
  */
 export const UnreadBell = late(() => import('./bell.js'));
 

@@ -448,7 +448,7 @@ test('views and likes of a page are live, and the command on the page counts a v
   for (const page of [one, two]) await page.context().close();
 });
 
-test('the bell shows a number, and a click reads all', async () => {
+test('the bell shows a number, and its list reads all', async () => {
   const sent = [];
   const asked = [];
   let toPage;
@@ -460,6 +460,9 @@ test('the bell shows a number, and a click reads all', async () => {
       socket.onMessage((text) => (JSON.parse(text).type === 'read' ? (sent.push(text), say(0)) : server.send(text)));
       server.onMessage((text) => JSON.parse(text).type !== 'unread' && socket.send(text));
     });
+    await page.route(/\/-\/me\/notifications/, (route) =>
+      route.fulfill({ json: { count: 1234, notifications: [{ page: 'news', count: 1234, updated_at: '2030-10-10T12:11:42Z', title: 'New' }] } }),
+    );
     await page.route(/\/-\/me\/follows|\/changes$/, async (route) => {
       const request = route.request();
       asked.push(`${request.method()} ${new URL(request.url()).pathname} ${request.headers()['x-api-key'] ?? ''}`.trim());
@@ -489,6 +492,7 @@ test('the bell shows a number, and a click reads all', async () => {
   await one.waitForFunction(() => document.getElementById('bell').count === 1234);
   assert.equal(await badge(), '1.2K');
   await button.click();
+  await one.getByRole('button', { name: 'Mark all as read' }).click();
   await one.waitForFunction(() => document.getElementById('bell').count === 0);
   assert.equal(await badge(), '');
   assert.deepEqual(sent, ['{"type":"read"}']);
@@ -513,6 +517,7 @@ test('the bell of a real server: follow, modify, read, in all tabs', async () =>
   await later.hover('#follow');
   await later.waitForFunction(() => document.getElementById('follow').getAttribute('aria-pressed') === 'true');
   await tab.getByRole('button', { name: 'Notifications: 2' }).click();
+  await tab.getByRole('button', { name: 'Mark all as read' }).click();
   await Promise.all([one, tab, later].map((page) => unread(page, 0)));
   await one.click('#follow');
   await one.waitForFunction(() => document.getElementById('follow').getAttribute('aria-pressed') === 'false');

@@ -8,6 +8,8 @@ import { PATIENCE, eventually, expectCount, launch, open as openIn, startOfficeP
 import { RIGHT, startNginx } from './nginx.js';
 import { Server, program } from './server.js';
 
+const KEY = 'a key for tests alone';
+
 let binary;
 let server;
 let browser;
@@ -31,7 +33,7 @@ before(
           `default-src 'none'; script-src ${all}; connect-src ${all} ${all.replaceAll('http', 'ws')}; require-trusted-types-for 'script'; trusted-types 'none'`,
       };
     });
-    server = await Server.start(binary.path, ['--allow-origins', `${site.url},${guarded.url}`, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, ['--allow-origins', `${site.url},${guarded.url}`, '--shutdown-timeout', '2s', '--api-key', KEY]);
     strict = await Server.start(binary.path, ['--allow-origins', site.url, '--jwt-secret', 'a secret for tests alone', '--shutdown-timeout', '2s']);
     office = await startOfficeProxy(server.port);
     nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT, slow: { host: RIGHT.host } });
@@ -273,6 +275,92 @@ test('a sandboxed frame is told what can be done, and one that may have its orig
   }
   for (const page of allowed) await eventually(2, 'both are counted', PATIENCE, () => page.frames()[1].evaluate(() => document.getElementById('count').count));
   await close(...alone, ...allowed);
+});
+
+test('the bell opens a list, which is read one by one or all, under a strict policy', async () => {
+  const html = '<unread-bell id="bell"></unread-bell><button id="outside">Outside</button>';
+  const at = `${guarded.url}/listed?${new URLSearchParams({ html })}`;
+  const page = await open(at);
+  const tab = await openIn(page.context(), at);
+  const bell = (each) => each.evaluate(() => document.getElementById('bell').count);
+  const unread = async (want) => {
+    for (const each of [page, tab]) await eventually(want, 'the bell shows', PATIENCE, () => bell(each));
+  };
+  await unread(0);
+  const pages = ['list-c', 'list-b', 'list-a']; // changes of one second are listed by page
+  for (const name of pages)
+    await page.evaluate(
+      async ([server, name]) => {
+        const { Headcount } = await import(`${server}/-/headcount.js`);
+        const follow = (method, path, base, token, keep, idOf) => fetch(new URL(path, base), { method, headers: { 'Headcount-Id': idOf(base.origin, keep) } });
+        const answer = await Headcount.at().lend(follow, 'PUT', `-/me/follows/${name}`);
+        if (!answer.ok) throw new Error(`${answer.status}`);
+      },
+      [server.url, name],
+    );
+  const change = async (name, body) => {
+    const answer = await fetch(`${server.url}/${name}/changes`, { method: 'POST', headers: { 'X-API-Key': KEY, 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+    assert.equal(answer.status, 204);
+  };
+  const bodies = [{ title: 'New prices', url: '/pricing' }, { title: '<b>bold</b>' }, {}];
+  for (const [i, name] of pages.entries()) {
+    await change(name, bodies[i]);
+    await unread(i + 1);
+  }
+
+  const button = page.getByRole('button', { name: /^Notifications/ });
+  const dialog = page.getByRole('dialog', { name: 'Notifications' });
+  const focused = () => page.evaluate(() => document.getElementById('bell').shadowRoot.activeElement?.firstChild?.textContent);
+  const expectFocus = (want) => eventually(want, 'the focus is on', PATIENCE, focused);
+  const expanded = () => button.getAttribute('aria-expanded');
+  await page.evaluate(() => {
+    const bell = document.getElementById('bell');
+    window.told = [];
+    bell.addEventListener('read', ({ detail }) => window.told.push(detail));
+    bell.addEventListener('open', (event) => window.prevent && event.preventDefault());
+  });
+  assert.equal(await expanded(), 'false');
+  await button.focus();
+  await page.keyboard.press('Enter');
+  await expectFocus('list-a');
+  assert.equal(await expanded(), 'true');
+  assert.equal(await dialog.getByRole('listitem').count(), 3);
+  assert.equal(await dialog.getByRole('link', { name: /^New prices/ }).getAttribute('href'), `${guarded.url}/pricing`);
+  for (const [key, want] of [['ArrowDown', '<b>bold</b>'], ['ArrowDown', 'New prices'], ['Tab', 'Mark all as read'], ['ArrowDown', 'list-a'], ['ArrowUp', 'Mark all as read'], ['Home', 'list-a'], ['End', 'Mark all as read']]) {
+    await page.keyboard.press(key);
+    await expectFocus(want);
+  }
+  assert.ok((await dialog.boundingBox()).width > 50);
+  await page.keyboard.press('Escape');
+  await dialog.waitFor({ state: 'detached' });
+  assert.equal(await expanded(), 'false');
+  assert.equal(await page.evaluate(() => document.getElementById('bell').shadowRoot.activeElement?.tagName), 'BUTTON');
+
+  // One by one; a list that is open follows, in the other tab too.
+  await tab.getByRole('button', { name: /^Notifications/ }).click();
+  const theirs = tab.getByRole('dialog', { name: 'Notifications' }).getByRole('listitem');
+  await eventually(3, 'the other list has', PATIENCE, () => theirs.count());
+  await button.click();
+  await dialog.getByRole('button', { name: /^<b>bold/ }).click();
+  await unread(2);
+  await eventually(2, 'the other list has', PATIENCE, () => theirs.count());
+  await page.click('#outside');
+  await dialog.waitFor({ state: 'detached' });
+  await page.evaluate(() => (window.prevent = true));
+  await button.click();
+  await page.evaluate(() => (window.prevent = false));
+  assert.equal(await dialog.count(), 0, 'the page has prevented it');
+  assert.deepEqual(await page.evaluate(() => window.told), ['list-b']);
+  await button.click();
+  await dialog.getByRole('link', { name: /^New prices/ }).click();
+  await page.waitForURL(`${guarded.url}/pricing`);
+  await eventually(1, 'the bell shows', PATIENCE, () => bell(tab));
+  await tab.getByRole('button', { name: 'Mark all as read' }).click();
+  await eventually(0, 'the bell shows', PATIENCE, () => bell(tab));
+  await tab.getByRole('button', { name: /^Notifications/ }).click();
+  await tab.getByText('Nothing new').waitFor();
+  for (const each of [page, tab]) assert.deepEqual(each.complaints, []);
+  await close(page);
 });
 
 test('under a strict policy the sentence is written and styled, with and without WebSockets', async () => {
