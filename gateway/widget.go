@@ -32,7 +32,8 @@ type display struct {
 	Color      template.CSS // of the number, checked; so is Background
 	Background template.CSS
 	Watch      bool   // the widget counts nobody
-	Live       bool   // the widget's script belongs to the site, see getWidget
+	Site       string // the name of the widget's site, unless it is that of the server's own pages
+	Read       bool   // the widget's script can only read, see getWidget
 	Nonce      string // of the widget's style
 
 	Left, Right, Width int // pixels of a badge's parts
@@ -109,15 +110,19 @@ func (g *Gateway) getBadge(c *gin.Context) {
 }
 
 // getWidget answers with a page that any site may frame. It counts who looks at it, unless
-// it is asked to watch. Its script belongs to the site of the server's own pages; the widget of
-// another site shows the count as it is now, and counts nobody.
+// it is asked to watch. It is a page of the server's own, and its script names the site when that
+// is another one. Where the server's own origin is another site's, its pages are no visitors of the
+// widget's site: then the widget reads the event stream, which is for everybody, and counts nobody.
 func (g *Gateway) getWidget(c *gin.Context) {
 	s, ok := g.show(c, "inherit", "transparent")
 	if !ok {
 		return
 	}
 	s.Nonce = rand.Text()
-	s.Live = siteOf(c) == g.cfg.Sites.Own(c.Request, g.cfg.Proxies.Secure(c.Request))
+	site, secure := siteOf(c), g.cfg.Proxies.Secure(c.Request)
+	if site != g.cfg.Sites.Own(c.Request, secure) {
+		s.Site, s.Read = site.Called(), g.cfg.Sites.Others(c.Request, secure, site)
+	}
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
 	g.draw(c, widget, "text/html; charset=utf-8", s)
 }
@@ -148,7 +153,8 @@ var widget = template.Must(template.New("widget").Parse(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{{.Users}} {{.Label}}</title>
 <style nonce="{{.Nonce}}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {{.Color}}; background: {{.Background}} }</style>
-{{if .Live}}<script type="module" src="../-/headcount.js"></script>
-<live-count page="{{.Page}}"{{if .Watch}} watch{{end}}>{{.Users}}</live-count>{{else}}{{.Users}}{{end}} {{.Label}}
+{{if .Read}}<script type="module" src="../-/widget.js"></script>
+<span data-events="counter/events?site={{.Site}}">{{.Users}}</span>{{else}}<script type="module" src="../-/headcount.js"></script>
+<live-count page="{{.Page}}"{{with .Site}} server="../?site={{.}}"{{end}}{{if .Watch}} watch{{end}}>{{.Users}}</live-count>{{end}} {{.Label}}
 </html>
 `))

@@ -718,6 +718,7 @@ function Hub(base, keep, getToken, say) {
     try {
       const address = new URL('-/ws', base);
       address.protocol = address.protocol.replace('http', 'ws');
+      address.search = base.search; // a page of the server's own names a site
       const token = getToken();
       const now = typeof token === 'function' ? await token() : given;
       // On the server's own origin the cookie says who we are. On another one the

@@ -19,7 +19,7 @@ const PATIENCE_MS = 10_000; // how long a call may take
  */
 async function call(method, page, base, token, keep, idOf) {
   const id = idOf(base.origin, keep);
-  const answer = await fetch(new URL(`-/me/notifications${page && `/${encodeURIComponent(page)}`}`, base), {
+  const answer = await fetch(new URL(`-/me/notifications${page && `/${encodeURIComponent(page)}`}${base.search}`, base), {
     method,
     headers: token ? { Authorization: `Bearer ${token}` } : id ? { 'Headcount-Id': id } : {},
     credentials: keep ? 'include' : 'omit',

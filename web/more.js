@@ -41,7 +41,7 @@ export async function change(method, key, base, token, keep, idOf, hear) {
   if (token) headers.Authorization = `Bearer ${token}`;
   else if (id) headers['Headcount-Id'] = id;
   const path = `api/v1/counters/${encodeURIComponent(key)}/${method === 'POST' ? 'increment' : 'members/me'}`;
-  const answer = await fetch(new URL(path, base), {
+  const answer = await fetch(new URL(path + base.search, base), {
     method,
     headers,
     credentials: keep ? 'include' : 'omit',

@@ -33,7 +33,7 @@ export default async function rescue(address, failures, refusal) {
     return null;
   };
   const ask = (/** @type {string} */ path, /** @type {RequestInit} */ options = {}) =>
-    fetch(new URL(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', ...options }).catch(() => undefined);
+    fetch(at(path, base), { credentials: stored ? 'include' : 'omit', cache: 'no-store', ...options }).catch(() => undefined);
   const answer = await ask('-/counters?page=*');
   if (!answer) {
     const own = globalThis.origin ?? location.origin;
@@ -69,8 +69,17 @@ const json = (/** @type {Response} */ answer) => answer.json().catch(() => ({}))
 
 function httpBase(/** @type {URL} */ address) {
   const base = new URL('..', address);
+  const site = address.searchParams.get('site');
+  if (site) base.searchParams.set('site', site);
   base.protocol = base.protocol.replace('ws', 'http');
   return base;
+}
+
+/** An address of the server, with the site that a page of the server's own names. */
+function at(/** @type {string} */ path, /** @type {URL} */ base) {
+  const url = new URL(path, base);
+  for (const [name, value] of base.searchParams) url.searchParams.set(name, value);
+  return url;
 }
 
 /**
@@ -180,7 +189,7 @@ class Fallback extends EventTarget {
     if (this.#token) headers.Authorization = `Bearer ${this.#token}`;
     else if (this.#id) headers['Headcount-Id'] = this.#id;
     if (this.#closed) throw new Error('closed');
-    const answer = await fetch(new URL(path, this.#base), { method, headers, body, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
+    const answer = await fetch(at(path, this.#base), { method, headers, body, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
     if (id) this.#say({ type: 'welcome', id: (this.#id = id) });
     const said = await answer.json();
@@ -282,7 +291,7 @@ class Fallback extends EventTarget {
     for (const page of pages) {
       if (this.#streams.has(page) || this.#streams.size >= STREAMS) continue;
       const key = page.startsWith(COUNTER) && page.slice(1);
-      const url = new URL(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
+      const url = at(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
       if (this.#token) url.searchParams.set('token', this.#token);
       if (!this.#stored) {
         url.searchParams.set('storage', 'none');

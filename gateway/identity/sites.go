@@ -152,9 +152,12 @@ func (s *Sites) Own(r *http.Request, secure bool) presence.Namespace {
 // a page of the server's own origin: the Origin of any other page decides in Of. Such a page may
 // read what is public of all sites, but not act as its visitor there.
 func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Namespace) bool {
-	if len(s.list) == 1 || r.Header.Get(fetchSite) != sameOrigin {
-		return false
-	}
+	return len(s.list) > 1 && r.Header.Get(fetchSite) == sameOrigin && s.Others(r, secure, site)
+}
+
+// Others reports whether the server's own origin, as r names the server, is that of another site
+// than this one.
+func (s *Sites) Others(r *http.Request, secure bool, site presence.Namespace) bool {
 	own := s.with(ownOrigin(r.Host, secure))
 	return own != nil && own.Namespace != site
 }

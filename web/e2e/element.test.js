@@ -277,6 +277,40 @@ test('a sandboxed frame is told what can be done, and one that may have its orig
   await close(...alone, ...allowed);
 });
 
+test('a widget of each of several sites is live in frames of another origin, with and without WebSockets', async () => {
+  const sited = await Server.start(binary.path, ['--site', 'one=http://one.test', '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
+  const own = await Server.start(binary.path, (port) => ['--site', `main=http://127.0.0.1:${port}`, '--site', 'two=http://two.test', '--shutdown-timeout', '2s']);
+  const slow = await startOfficeProxy(sited.port);
+  try {
+    const frame = (from, query) => address(`<iframe src="${from}/w/widget?label=reading${query}"></iframe>`.replaceAll('&', '&amp;'));
+    const of = (page) => page.frames()[1].evaluate(() => document.querySelector('live-count').count);
+    const [first, second, other] = await Promise.all([open(frame(sited.url, '&site=two')), open(frame(slow.url, '&site=two')), open(frame(sited.url, ''))]);
+    for (const page of [first, second]) await eventually(2, 'both are on the page of their site', PATIENCE, () => of(page));
+    await eventually(1, 'the other site has one', PATIENCE, () => of(other));
+    const third = await open(frame(sited.url, '&site=two&watch=1'));
+    await eventually(2, 'who watches is not counted', PATIENCE, () => of(third));
+    for (const page of [first, other, third]) assert.deepEqual(page.complaints, []);
+    await close(first, second, other, third);
+
+    // On the origin of another site it only reads.
+    const put = await fetch(`${own.url}/w/counter?site=two`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: '{"action":"increment"}' });
+    assert.equal(put.status, 200);
+    const [reader, visitor] = await Promise.all([open(frame(own.url, '&site=two')), open(frame(own.url, ''))]);
+    const text = (page) => page.frames()[1].evaluate(() => document.body.innerText.trim());
+    await eventually('1 reading', 'the reader shows', PATIENCE, () => text(reader));
+    await eventually(1, 'the site of the server has one', PATIENCE, () => of(visitor));
+    const cookie = put.headers.get('Set-Cookie').split(';')[0];
+    await fetch(`${own.url}/w/counter?site=two`, { method: 'PUT', headers: { 'Content-Type': 'application/json', Cookie: cookie }, body: '{"action":"decrement"}' });
+    await eventually('0 reading', 'the reader shows', PATIENCE, () => text(reader));
+    for (const page of [reader, visitor]) assert.deepEqual(page.complaints, []);
+    await close(reader, visitor);
+  } finally {
+    slow.close();
+    await sited.stop();
+    await own.stop();
+  }
+});
+
 test('the bell opens a list, which is read one by one or all, under a strict policy', async () => {
   const html = '<unread-bell id="bell"></unread-bell><button id="outside">Outside</button>';
   const at = `${guarded.url}/listed?${new URLSearchParams({ html })}`;

@@ -43,11 +43,12 @@ export class Server {
   #process;
   #log = '';
 
+  /** flags may be a function of the port. */
   static async start(path, flags = []) {
     const server = new Server();
     server.#path = path;
-    server.#flags = flags;
     server.port = await freePort();
+    server.#flags = typeof flags === 'function' ? flags(server.port) : flags;
     server.#admin = await freePort();
     server.url = `http://127.0.0.1:${server.port}`;
     await server.run();
