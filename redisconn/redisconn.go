@@ -67,6 +67,9 @@ type Config struct {
 	// out whether Redis serves again, and returns how many commands that took. It
 	// may be called before Open returns. Required.
 	ProbeWrite func(context.Context, *Client) (commands int, err error)
+	// Accept is asked once Redis answers, before anything is done there. Until it returns
+	// nil, its error is that of every call. Optional.
+	Accept func(context.Context, *Client) error
 	// Dial is how long it may take to connect; default 1s.
 	Dial       time.Duration
 	OnBytes    Traffic               // optional
@@ -279,6 +282,11 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 	}
 	u := s.dial()
 	c, err := s.probe(ctx, u)
+	if err == nil && s.cfg.Accept != nil {
+		if err = s.cfg.Accept(ctx, c); err != nil {
+			u = c.UniversalClient // of a Cluster, perhaps
+		}
+	}
 	if err != nil {
 		_ = u.Close()
 		return nil, err

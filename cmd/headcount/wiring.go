@@ -21,6 +21,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	counterstore "headcount/counter/redisstore"
 	"headcount/dashboard"
 	"headcount/dispatcher"
 	"headcount/gateway"
@@ -220,7 +221,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	opened, err := redisstore.Open(redisstore.Config{
 		IDSecrets: idSecrets, HashKeys: hashKeys,
 		URL:        s.cfg.Redis,
-		Facts:      redisstore.Facts{Region: s.cfg.Region, Secret: checkValue(keys)},
+		Facts:      redisstore.Facts{Region: s.cfg.Region, Secret: checkValue(keys), Counters: counterstore.Format},
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
 		Registerer: s.registry,

@@ -131,6 +131,35 @@ import (
 // Buckets is the number of buckets. It never changes: it is part of what is in Redis.
 const Buckets = 64
 
+// Format is the number of the format of counters in Redis: keys, values, publications, and
+// what regions tell each other. It stands in the cluster facts, where the processes write and
+// compare it (package redisstore of presence). Facts without it are of a version that had no
+// number yet; the format was the first. A change that an older version could misread or
+// damage raises it.
+const Format = 1
+
+const (
+	factsKey   = "hc:{c}:facts"
+	formatFact = "counters"
+)
+
+// ErrFormat says that the counters in this Redis are of another format.
+var ErrFormat = errors.New("the counters in this Redis are of another format")
+
+// accept refuses counters of another format before anything is read or changed. Facts without
+// any number are of a release that is older than all of them.
+func accept(ctx context.Context, c *redisconn.Client) error {
+	facts, err := c.HMGet(ctx, factsKey, formatFact, "format", "seed").Result()
+	if err != nil {
+		return err
+	}
+	is, numbered := facts[0].(string)
+	if is == strconv.Itoa(Format) || !numbered && (facts[1] != nil || facts[2] == nil) {
+		return nil
+	}
+	return fmt.Errorf("%w: theirs is %q, this version knows %d; use the version that wrote them", ErrFormat, is, Format)
+}
+
 const (
 	memberWidth = 14   // characters of a member; WIDTH in counter_set.lua
 	maxTold     = 1000 // members that one update names; beyond, watchers read again
@@ -182,7 +211,7 @@ func Open(cfg Config) (*Store, error) {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
 	conn, err := redisconn.Open(redisconn.Config{
-		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite,
+		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: accept,
 		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState,
 	})
 	if err != nil {

@@ -1,6 +1,8 @@
 package redisstore_test
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -57,6 +59,45 @@ func instance(t testing.TB, url, region string, servers []*redistest.Server, eve
 				}
 			}
 		},
+	}
+}
+
+// Counters of another format are neither read nor changed, also when Redis comes to have
+// them later, and whoever fills that Redis is told. When the format fits again, so does the store.
+func TestAnotherFormatIsRefused(t *testing.T) {
+	server := redistest.Single(t)
+	add := []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &counter.Rule{Kind: counter.Sum}, Verb: counter.Add, Delta: 1}}}}
+	refused := func(s *redisstore.Store) {
+		t.Helper()
+		_, positions := s.Positions(t.Context(), "us", []int{0})
+		_, leases := s.Leases(t.Context())
+		for call, err := range map[string]error{"Apply": s.Apply(t.Context(), add)[0].Err, "Positions": positions, "Leases": leases} {
+			// A store that keeps failing is not asked every time, as with any other failure.
+			if !errors.Is(err, counter.ErrUnavailable) || !errors.Is(err, redisstore.ErrFormat) && !strings.Contains(err.Error(), "a moment ago") {
+				t.Errorf("%s: %v", call, err)
+			}
+		}
+	}
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	s := open(t, server.URL(), "")
+	if err := s.Apply(t.Context(), add)[0].Err; !errors.Is(err, redisstore.ErrFormat) || !strings.Contains(err.Error(), `theirs is "2", this version knows 1`) {
+		t.Error(err)
+	}
+	refused(s)
+	if keys := server.Do(t, "KEYS", "*"); len(keys.([]any)) != 1 {
+		t.Errorf("beside the facts there are %v", keys)
+	}
+	server.Do(t, "DEL", "hc:{c}:facts")
+	server.Do(t, "HSET", "hc:{c}:facts", "seed", "1") // of a release before numbers
+	refused(s)
+	server.Do(t, "HSET", "hc:{c}:facts", "format", "5") // of one before this number
+	storetest.AwaitServed(t, s)
+	if r := s.Apply(t.Context(), add)[0]; r.Err != nil || r.Counters[0].Value != 1 {
+		t.Errorf("%+v", r)
+	}
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	if _, err := s.Positions(t.Context(), "us", []int{0}); !errors.Is(err, redisstore.ErrFormat) {
+		t.Errorf("another region is told of a format that it has no more: %v", err)
 	}
 }
 

@@ -169,10 +169,15 @@ func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines [
 	return texts[0], to, texts[2], lines, nil
 }
 
-// Positions is how far this region has the logs of another one.
+// Positions is how far this region has the logs of another one, which is about to tell it more: so it looks
+// whether the format is still the same.
 func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
 	out := make([]Position, len(buckets))
 	err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		if err := accept(ctx, c); err != nil {
+			return err
+		}
 		pipe := c.Pipeline()
 		got := make([]*redis.StringCmd, len(buckets))
 		for i, b := range buckets {

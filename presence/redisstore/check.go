@@ -113,6 +113,9 @@ func Check(ctx context.Context, cfg Config) (found Checked) {
 		if f := facts["format"]; f != "" && f != strconv.Itoa(format) {
 			say("The data in this Redis is of format %s, and this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs.", f, format)
 		}
+		if f, ours := facts["counters"], cfg.Facts.Counters; f != "" && ours != 0 && f != strconv.Itoa(ours) {
+			say("The counters in this Redis are of format %s, and this version knows %d; run the version that wrote them, or move them by its export.", f, ours)
+		}
 		leases, err := c.HGetAll(ctx, leasesKey).Result()
 		if err != nil {
 			return err

@@ -26,11 +26,15 @@ const format = 5
 
 // facts are what renew.lua compares, in pairs.
 func (s *Store) facts() []any {
-	return []any{
+	facts := []any{
 		"format", format,
 		"partitions", s.cfg.Partitions, "buckets", s.cfg.Buckets,
 		"region", s.cfg.Facts.Region, "seed", seed, "secret", s.cfg.Facts.Secret,
 	}
+	if n := s.cfg.Facts.Counters; n != 0 {
+		facts = append(facts, "counters", n)
+	}
+	return facts
 }
 
 // Renew implements presence.Processes. The facts are in the memory of every
@@ -93,9 +97,13 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		}
 		return nil, presence.ErrNoFacts
 	case "differs":
-		if reply[1] == "format" {
+		switch reply[1] {
+		case "format":
 			return nil, fmt.Errorf("%w: the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
 				presence.ErrFacts, cmp.Or(reply[2], "1"), format)
+		case "counters":
+			return nil, fmt.Errorf("%w: the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
+				presence.ErrFacts, reply[2], s.cfg.Facts.Counters)
 		}
 		ours := s.facts()
 		i := slices.Index(ours, any(reply[1]))

@@ -109,6 +109,25 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 	}
 }
 
+// Who does not know the number of the format of counters goes by, and neither writes nor
+// changes it. The first process that knows it writes it.
+func TestAnotherFormatOfCountersIsRefused(t *testing.T) {
+	server := redistest.Single(t)
+	for i, tc := range []struct {
+		counters int
+		is, want string
+	}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", `counters in Redis are of format "1", this version knows 2; run the version that wrote them`}} {
+		s := open(t, server.URL(), quick, func(c *redisstore.Config) { c.Facts.Counters = tc.counters })
+		_, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1})
+		if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%d: Renew = %v, want %q", i, err, tc.want)
+		}
+		if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "counters").([]any)[0].(string); is != tc.is {
+			t.Errorf("%d: the facts have %q, want %q", i, is, tc.is)
+		}
+	}
+}
+
 // A secret rotates: a process that knows both secrets may start. From then on the first
 // secret that it names is the one that others must know.
 func TestSecretsRotate(t *testing.T) {

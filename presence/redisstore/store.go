@@ -85,6 +85,9 @@ type Facts struct {
 	// several, a,b,c, while they rotate: then any is right, and the first is the
 	// next process's to match.
 	Secret string
+	// Counters is the number of the format of the counters that are in the same Redis. 0:
+	// nobody knows it, and nobody compares it.
+	Counters int
 }
 
 // Store is the store in Redis. Its methods may be called from any goroutine.
