@@ -11,7 +11,8 @@ import (
 //	offset size
 //	     0    2  magic: 0xC7 'h'
 //	     2    1  version: 1
-//	     3    1  what the records are: 1 of a gateway (beats), 2 of a node (replies)
+//	     3    1  what the records are: 1 of a gateway (beats), 2 of a node (replies),
+//	             3 of whoever probes, 4 the answer to a probe
 //	     4    2  length of the whole datagram
 //	     6    1  length of the header: where the records begin
 //	     7    4  id of the key that signs; 0: not signed
@@ -49,6 +50,8 @@ import (
 //	    incarnation, sequence of the version
 //	  number of unknown users (2), users, 8 bytes each
 //
+//	kind 4, probe, and its answer: 8 bytes that the prober chose
+//
 // The format only grows. A receiver skips kinds of records and of datagrams that
 // it does not know. It also skips whatever follows the fields that it knows in the
 // header, in a record (except alive), in an op or in a count. Ops are applied in
@@ -64,10 +67,13 @@ const (
 
 	ofGateway = 1
 	ofNode    = 2
+	ofProbe   = 3
+	ofAnswer  = 4
 
 	recordAlive = 1
 	recordOps   = 2
 	recordReply = 3
+	recordProbe = 4
 
 	flagReset   = 1
 	flagAsk     = 2

@@ -23,6 +23,7 @@ type DecoderConfig struct {
 	OnBeat     Beats            // nil: beats are ignored
 	OnReply    Replies          // nil: replies are ignored
 	OnTable    Tables           // called for every datagram whose sender has a ring
+	OnProbe    Probes           // nil: probes and answers are ignored
 }
 
 // Decoder takes datagrams apart. One goroutine at a time may use it.
@@ -88,6 +89,7 @@ func (d *Decoder) Decode(datagram []byte) error {
 	switch {
 	case what == ofGateway && d.cfg.OnBeat != nil:
 	case what == ofNode && d.cfg.OnReply != nil:
+	case (what == ofProbe || what == ofAnswer) && d.cfg.OnProbe != nil:
 	default:
 		return nil
 	}
@@ -161,6 +163,12 @@ func (d *Decoder) records(p []byte, what byte, source Source) error {
 			err = d.readOps(&r, source)
 		case kind == recordReply && what == ofNode:
 			err = d.readReply(&r)
+		case kind == recordProbe && what > ofNode:
+			if number := r.uint64(); r.bad {
+				err = ErrMalformed
+			} else {
+				d.cfg.OnProbe.ReceiveProbe(source.Gateway, what == ofAnswer, number)
+			}
 		}
 		if err != nil {
 			return err

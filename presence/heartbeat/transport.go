@@ -29,6 +29,11 @@ type Tables interface {
 	Disagree(from string, hash uint64)
 }
 
+// Probes takes probes, and answers to them.
+type Probes interface {
+	ReceiveProbe(from string, answer bool, number uint64)
+}
+
 // Resolver finds the addresses of processes.
 type Resolver interface {
 	// Resolve finds a name's address, which is used for 30 s. While it takes its
@@ -98,6 +103,7 @@ type Transport struct {
 	in, inBytes             prometheus.Counter
 	out, outBytes           prometheus.Counter
 	wrongSource             sync.Once
+	from                    netip.AddrPort // who sent what is read now, over UDP; the reader's
 }
 
 // destination is one receiver. Only its run touches encoder and address.
@@ -162,7 +168,7 @@ func New(cfg Config) (*Transport, error) {
 	t.decoder, err = NewDecoder(DecoderConfig{
 		Now:  cfg.Now,
 		Name: cfg.Name, Partitions: cfg.Partitions, Keys: keys, Guard: guard,
-		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: comparison{t},
+		OnBeat: cfg.OnBeat, OnReply: cfg.OnReply, OnTable: comparison{t}, OnProbe: prober{t},
 	})
 	if err != nil {
 		return nil, err
@@ -323,7 +329,8 @@ func (t *Transport) read(ctx context.Context) error {
 	}
 	if udp, ok := t.cfg.Conn.(*net.UDPConn); ok { // the same without an address to allocate
 		receive = func() (int, error) {
-			n, _, err := udp.ReadFromUDPAddrPort(buf)
+			n, from, err := udp.ReadFromUDPAddrPort(buf)
+			t.from = from
 			return n, err
 		}
 	}

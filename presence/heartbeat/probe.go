@@ -1,0 +1,120 @@
+package heartbeat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"headcount/presence/seal"
+)
+
+// prober answers probes, once each, to where they came from. A probe is signed like
+// any datagram, and its answer is no longer than it is.
+type prober struct{ *Transport }
+
+// ReceiveProbe implements Probes.
+func (t prober) ReceiveProbe(from string, answer bool, number uint64) {
+	udp, ok := t.cfg.Conn.(*net.UDPConn)
+	if answer || !ok {
+		return
+	}
+	e, err := NewEncoder(Source{t.cfg.Name, t.cfg.Incarnation}, from, t.keys, 0)
+	if err != nil {
+		return // the name of this process is too long, so New has failed
+	}
+	e.probe(ofAnswer, number, func(datagram []byte) {
+		if _, err := udp.WriteToUDPAddrPort(datagram, t.from); err != nil {
+			t.dropped("out", "error")
+			return
+		}
+		t.out.Inc()
+		t.outBytes.Add(float64(len(datagram)))
+	})
+}
+
+// probe packs a probe or an answer.
+func (e *Encoder) probe(what byte, number uint64, emit func(datagram []byte)) {
+	e.begin(what, 0, emit)
+	e.open(recordProbe)
+	e.buf = le.AppendUint64(e.buf, number)
+	e.flush()
+}
+
+// probeAgain is the time between two probes of one process.
+const probeAgain = 300 * time.Millisecond
+
+// answered notes the answer to a probe.
+type answered struct {
+	number uint64
+	ok     bool
+}
+
+// ReceiveProbe implements Probes.
+func (a *answered) ReceiveProbe(_ string, answer bool, number uint64) {
+	a.ok = a.ok || answer && number == a.number
+}
+
+// Probe returns nil when datagrams with these secrets reach the process called to, and its answers
+// come back. It asks until ctx ends. Processes older than probes do not answer.
+func Probe(ctx context.Context, to string, secrets [][]byte) error {
+	keys, err := seal.NewKeys(secrets, "heartbeat")
+	if err != nil {
+		return err
+	}
+	addr, err := dns{}.Resolve(ctx, to)
+	if err != nil {
+		return err
+	}
+	udp := addr.(*net.UDPAddr)
+	if !keys.Signed() && !udp.IP.IsLoopback() {
+		return fmt.Errorf("without a cluster secret nothing is sent to %s", udp)
+	}
+	conn, err := net.DialUDP("udp", nil, udp)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	self := Source{"probe from " + conn.LocalAddr().String(), uint64(time.Now().UnixMilli())}
+	encoder, err := NewEncoder(self, to, keys, 0)
+	if err != nil {
+		return err
+	}
+	got := &answered{number: rand.Uint64()}
+	decoder, err := NewDecoder(DecoderConfig{Name: self.Gateway, Keys: keys, OnProbe: got})
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, MaxDatagram+1)
+	var next time.Time // when another probe is sent
+	for ctx.Err() == nil {
+		if now := time.Now(); !now.Before(next) {
+			encoder.probe(ofProbe, got.number, func(datagram []byte) { _, err = conn.Write(datagram) })
+			next = now.Add(probeAgain)
+		}
+		n := 0
+		if err == nil {
+			_ = conn.SetReadDeadline(next)
+			n, err = conn.Read(buf)
+		}
+		switch {
+		case err == nil:
+			_ = decoder.Decode(buf[:n]) // what is no answer is nothing
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return err // nobody listens there
+		default:
+			err = nil // nothing came until then; or the network is away for a moment
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Until(next)):
+			}
+		}
+		if got.ok {
+			return nil
+		}
+	}
+	return errors.New("nothing answers")
+}

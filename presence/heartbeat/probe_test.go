@@ -1,0 +1,63 @@
+package heartbeat_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/presence/heartbeat"
+)
+
+// A process answers who knows a secret of the cluster, over real sockets.
+func TestProbe(t *testing.T) {
+	listen := func() *net.UDPConn {
+		conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	conn := listen()
+	to := conn.LocalAddr().String()
+	tr, _ := start(t, heartbeat.Config{Conn: conn, Name: to, Keys: [][]byte{[]byte("new"), []byte("old")}})
+	for _, secrets := range [][][]byte{{[]byte("new")}, {[]byte("old"), []byte("new")}} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := heartbeat.Probe(ctx, to, secrets); err != nil {
+			t.Errorf("%s: %v", secrets, err)
+		}
+		cancel()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	go func() { // ends when the datagram was refused
+		defer cancel()
+		for ctx.Err() == nil && metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	if err := heartbeat.Probe(ctx, to, [][]byte{[]byte("a stranger's")}); err == nil {
+		t.Error("a stranger was answered")
+	}
+	if <-ctx.Done(); metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
+		t.Error("the stranger's probe did not come")
+	}
+
+	// An old process, or a firewall, says nothing.
+	deaf := listen()
+	defer deaf.Close()
+	soon, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer stop()
+	if err := heartbeat.Probe(soon, deaf.LocalAddr().String(), nil); err == nil {
+		t.Error("who does not answer was heard")
+	}
+	gone := listen()
+	_ = gone.Close()
+	if err := heartbeat.Probe(t.Context(), gone.LocalAddr().String(), nil); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("nobody is there: %v", err)
+	}
+	if err := heartbeat.Probe(t.Context(), "192.0.2.1:1", nil); err == nil {
+		t.Error("an unsigned datagram was sent to another machine")
+	}
+}
