@@ -34,6 +34,7 @@ type authority struct {
 	url    string
 	domain string
 	prove  func() string // the address that the domain leads to
+	plain  string        // that of its port 80: the proof is asked for there
 	key    *ecdsa.PrivateKey
 	root   *x509.Certificate
 
@@ -107,7 +108,7 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		say(w, http.StatusBadRequest, map[string]any{"type": "urn:ietf:params:acme:error:malformed", "detail": err.Error()})
 		return
 	}
-	challenge := map[string]any{"type": "tls-alpn-01", "url": a.url + "/challenge", "token": "token", "status": a.status}
+	challenge := map[string]any{"type": a.proof(), "url": a.url + "/challenge", "token": "token", "status": a.status}
 	switch r.URL.Path {
 	case "/account":
 		w.Header().Set("Location", a.url+"/account/1")
@@ -155,6 +156,26 @@ func (a *authority) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	say(w, 0, map[string]any{"status": a.status, "identifiers": []any{map[string]string{"type": "dns", "value": a.domain}}, "authorizations": []string{a.url + "/authorization"}, "finalize": a.url + "/finalize", "certificate": a.url + "/certificate"})
 }
 
+// plainly asks an address without TLS for a path of a host.
+func plainly(t *testing.T, addr, host, path string) (body string, answer *http.Response) {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, "http://"+addr+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Host = host
+	answer, err = direct.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text), answer
+}
+
 func say(w http.ResponseWriter, status int, body map[string]any) {
 	if w.Header().Get("Content-Type") == "" {
 		w.Header().Set("Content-Type", "application/json")
@@ -191,18 +212,33 @@ func (a *authority) payload(r *http.Request) ([]byte, error) {
 	return signed.Verify(a.account)
 }
 
+func (a *authority) proof() string {
+	if a.plain != "" {
+		return "http-01"
+	}
+	return "tls-alpn-01"
+}
+
 // check asks the domain for its proof.
 func (a *authority) check() error {
+	thumb, err := a.account.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return err
+	}
+	token := "token." + base64.RawURLEncoding.EncodeToString(thumb)
+	if a.plain != "" {
+		got, status := plainly(a.t, a.plain, a.domain, "/.well-known/acme-challenge/token")
+		if status.StatusCode != http.StatusOK || got != token {
+			return fmt.Errorf("%s, %q", status.Status, got)
+		}
+		return nil
+	}
 	c, err := tls.Dial("tcp", a.prove(), &tls.Config{ServerName: a.domain, NextProtos: []string{acme.ALPNProto}, InsecureSkipVerify: true})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	thumb, err := a.account.Thumbprint(crypto.SHA256)
-	if err != nil {
-		return err
-	}
-	proof := sha256.Sum256([]byte("token." + base64.RawURLEncoding.EncodeToString(thumb)))
+	proof := sha256.Sum256([]byte(token))
 	want, _ := asn1.Marshal(proof[:])
 	state := c.ConnectionState()
 	for _, e := range state.PeerCertificates[0].Extensions {

@@ -34,6 +34,7 @@ type Config struct {
 
 	TLSCert   string   `name:"tls-cert" type:"text" placeholder:"FILE" group:"addresses" help:"The certificate of --listen, as PEM, with those of its authorities. Visitors then speak TLS and HTTP/2. A new file is taken within a second."`
 	TLSKey    string   `name:"tls-key" type:"text" placeholder:"FILE" group:"addresses" help:"The key of --tls-cert, as PEM."`
+	Redirect  string   `name:"http-redirect" type:"text" placeholder:"ADDR" group:"addresses" help:"With TLS of its own: an address, such as :80, that sends visitors to https. The authority of --domain may ask there for its proof, too. The default is none."`
 	Domains   []string `name:"domain" type:"list" placeholder:"NAME,..." group:"addresses" help:"Names of this server. It gets its certificates itself, by ACME: port 443 of these names must lead to --listen."`
 	ACMEURL   string   `name:"acme-url" type:"text" placeholder:"URL" default:"https://acme-v02.api.letsencrypt.org/directory" group:"addresses" help:"The directory of the authority that gives the certificates of --domain. Its terms are accepted."`
 	ACMEEmail string   `name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"Where that authority may write to."`
@@ -155,7 +156,11 @@ func (c *Config) checkRoles() error {
 func (c *Config) checkAddresses() error {
 	type address struct{ flag, addr string }
 	admin, public, cluster := address{"admin-listen", c.AdminListen}, address{"listen", c.Listen}, address{"cluster-listen", c.ClusterListen}
-	for _, a := range []address{admin, public, cluster} {
+	all := []address{admin, public, cluster}
+	if c.Redirect != "" {
+		all = append(all, address{"http-redirect", c.Redirect})
+	}
+	for _, a := range all {
 		if _, _, err := setting.SplitAddress(a.addr); err != nil {
 			return setting.Refuse(a.flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or :8080", a.addr, err)
 		}
@@ -170,6 +175,7 @@ func (c *Config) checkAddresses() error {
 	opened := []address{admin} // what this process will listen on
 	if c.HasRole(presence.RoleGateway) {
 		opened = append(opened, public)
+		opened = append(opened, all[3:]...)
 	}
 	if c.Redis != "" {
 		if setting.IsWildcard(c.AdvertiseAddr()) {

@@ -190,6 +190,9 @@ var refused = map[string]struct {
 	"a domain and no place for certificates":    {flag: "acme-dir", args: "--domain a.example.com"},
 	"an address for a domain":                   {flag: "domain", args: "--domain 10.0.0.1 --acme-dir d"},
 	"half of a domain":                          {flag: "domain", args: "--domain localhost --acme-dir d"},
+	"a redirect to nothing":                     {flag: "http-redirect", args: "--http-redirect :80"},
+	"a redirect that is no address":             {flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect 80"},
+	"a redirect from where it leads to":         {flag: "http-redirect", args: "--domain a.example.com --acme-dir d --http-redirect :80 --listen :80"},
 	"an authority that is no URL":               {flag: "acme-url", args: "--domain a.example.com --acme-dir d --acme-url here"},
 	"a path without a slash":                    {flag: "base-path", args: "--base-path live"},
 	"a path that goes up":                       {flag: "base-path", args: "--base-path /live/.."},
@@ -408,7 +411,7 @@ func TestAcceptedSettings(t *testing.T) {
 		"HS256 and keys by URL":               "--jwt-secret s --jwks-url http://127.0.0.1:9000/keys",
 		"below a path":                        "--base-path /live/",
 		"a certificate":                       "--tls-cert c.pem --tls-key k.pem",
-		"domains":                             "--domain a.example.com,b.example.com --acme-dir /acme --acme-email me@example.com",
+		"domains":                             "--domain a.example.com,b.example.com --acme-dir /acme --acme-email me@example.com --http-redirect :80",
 		"a domain and a data directory":       "--domain a.example.com --data-dir /data --acme-url http://127.0.0.1:14000/dir",
 		"the last one of a single flag":       "--region a --region=b",
 		"a secret that begins with two minus": "--id-secret --x",
@@ -500,7 +503,7 @@ func TestFlagsOfServe(t *testing.T) {
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
 		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
-		tls-cert tls-key domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
+		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	got := map[string]bool{}
 	for _, f := range strings.Fields(help(t)) {
 		if name, ok := strings.CutPrefix(f, "--"); ok {

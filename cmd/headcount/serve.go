@@ -41,7 +41,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		return err
 	}
 	defer admin.Close()
-	var public net.Listener
+	var public, plain net.Listener
 	var certs *certificates
 	if cfg.HasRole(presence.RoleGateway) {
 		if public, err = listen(ctx, "listen", cfg.Listen); err != nil {
@@ -51,6 +51,12 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		if cfg.HasTLS() {
 			if certs, err = openCertificates(cfg, log); err != nil {
 				return err
+			}
+			if cfg.Redirect != "" {
+				if plain, err = listen(ctx, "http-redirect", cfg.Redirect); err != nil {
+					return err
+				}
+				defer plain.Close()
 			}
 		}
 	}
@@ -63,7 +69,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	// The roles outlive ctx: clients are sent away while everything still runs.
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopRoles()
-	failed := make(chan error, 3) // one place for each goroutine that sends to it
+	failed := make(chan error, 4) // one place for each goroutine that sends to it
 	running := make(chan error, 1)
 	go func() { // ends with roles
 		var helpers sync.WaitGroup
@@ -107,6 +113,14 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		go func() { failed <- serveVisitors(publicServer, visitors, certs) }()
 		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr(), cfg))
 	}
+	plainServer := &http.Server{}
+	if plain != nil {
+		door := sys.gateway.Door(plain)
+		plainServer = httpServer(certs.redirect, log)
+		plainServer.WriteTimeout, plainServer.ConnState = answerTimeout, door.State
+		go func() { failed <- plainServer.Serve(door) }()
+		hello = hello.Str("http_redirect", plain.Addr().String())
+	}
 	hello.Msg("headcount is listening")
 	var told sync.WaitGroup
 	defer told.Wait()
@@ -116,7 +130,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	case err := <-failed:
 		stopRoles()
 		<-running
-		return errors.Join(fmt.Errorf("serve: %w", err), publicServer.Close(), adminServer.Close())
+		return errors.Join(fmt.Errorf("serve: %w", err), publicServer.Close(), plainServer.Close(), adminServer.Close())
 	case <-ctx.Done():
 	}
 	log.Info().Stringer("within", cfg.ShutdownTimeout).Msg("the server shuts down and asks its clients to reconnect; a second signal ends the process at once")
@@ -126,7 +140,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		err = sys.gateway.Drain(drain)
 	}
 	sys.member.Leave(drain)
-	err = errors.Join(err, shutdown(drain, publicServer), shutdown(drain, adminServer))
+	err = errors.Join(err, shutdown(drain, publicServer), shutdown(drain, plainServer), shutdown(drain, adminServer))
 	stopRoles()
 	if err = errors.Join(err, <-running); err != nil {
 		return fmt.Errorf("shut down: %w", err)

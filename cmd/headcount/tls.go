@@ -6,6 +6,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -44,6 +46,8 @@ func (c *Config) checkTLS() error {
 		return setting.Refuse("tls-cert", "it is missing; name the file of the certificate that belongs to --tls-key")
 	case c.TLSCert != "" && len(c.Domains) > 0:
 		return setting.Refuse("domain", "--tls-cert gives a certificate already; leave one of the two out")
+	case c.Redirect != "" && !c.HasTLS():
+		return setting.Refuse("http-redirect", "this process does not speak TLS, so it cannot send visitors to https; give --domain or --tls-cert, or leave the redirect to the proxy")
 	case len(c.Domains) > 0 && c.acmeDir() == "":
 		return setting.Refuse("acme-dir", "--domain needs a directory, since an authority gives few new certificates a week; name one that outlives the process, or give --data-dir")
 	}
@@ -61,7 +65,8 @@ func (c *Config) checkTLS() error {
 // certificates are what the public listener shows its visitors.
 type certificates struct {
 	*tls.Config
-	run func(context.Context) // keeps them current until ctx ends
+	run      func(context.Context) // keeps them current until ctx ends
+	redirect http.Handler          // of --http-redirect
 }
 
 // openCertificates reads the certificate. It fails if that cannot work.
@@ -73,7 +78,38 @@ func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	if _, err := f.load(); err != nil {
 		return nil, fmt.Errorf("--tls-cert: %w", err)
 	}
-	return &certificates{&tls.Config{GetCertificate: f.get}, f.run}, nil
+	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}}, nil
+}
+
+// hosts are those that have a certificate.
+type hosts interface{ has(host string) bool }
+
+func (f *certificateFiles) has(host string) bool {
+	return f.current.Load().Leaf.VerifyHostname(host) == nil
+}
+
+type domains []string
+
+func (d domains) has(host string) bool { return slices.Contains(d, strings.ToLower(host)) }
+
+// toHTTPS sends visitors of hosts to port 443 of the same host.
+type toHTTPS struct{ hosts }
+
+// redirectKept is how long a browser may remember it: an operator may take it back.
+const redirectKept = "max-age=3600"
+
+func (h toHTTPS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	host := r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	if !h.has(host) {
+		http.Error(w, "this server has no certificate for that host", http.StatusMisdirectedRequest)
+		return
+	}
+	w.Header().Set("Cache-Control", redirectKept)
+	w.Header().Set("Location", "https://"+host+r.URL.RequestURI())
+	w.WriteHeader(http.StatusPermanentRedirect)
 }
 
 // certificateFiles is a certificate in two files, which somebody replaces now and then.
@@ -163,7 +199,8 @@ func waitingAtMost(n int, get func(*tls.ClientHelloInfo) (*tls.Certificate, erro
 }
 
 // domainCertificates come from an authority by ACME. It asks for proof on port 443 of the
-// domain (tls-alpn-01), and the listener gives it. The first visitor of a domain waits for
+// domain (tls-alpn-01), and the listener gives it; or, with --http-redirect, on port 80
+// (http-01). The first visitor of a domain waits for
 // its first certificate; autocert renews it in time.
 func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 	manager := &autocert.Manager{
@@ -172,6 +209,10 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		HostPolicy: autocert.HostWhitelist(cfg.Domains...),
 		Client:     &acme.Client{DirectoryURL: cfg.ACMEURL, UserAgent: "headcount"},
 		Email:      cfg.ACMEEmail,
+	}
+	var redirect http.Handler
+	if cfg.Redirect != "" { // the manager offers this proof once it is asked for the handler
+		redirect = manager.HTTPHandler(toHTTPS{domains(cfg.Domains)})
 	}
 	config := manager.TLSConfig()
 	var told atomic.Int64 // the last minute in which something was logged
@@ -183,5 +224,5 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		}
 		return cert, err
 	}
-	return &certificates{config, func(context.Context) {}}
+	return &certificates{config, func(context.Context) {}, redirect}
 }

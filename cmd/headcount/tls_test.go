@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +23,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
+
+	"headcount/servertest"
 )
 
 // addresses takes the address of --listen from the log.
@@ -107,7 +110,9 @@ func TestCertificateFiles(t *testing.T) {
 	one, text := pair()
 	write(cert, a.issue(10, one.Public()))
 	write(key, text)
-	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key)
+	plain := servertest.FreeAddr()
+	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--http-redirect="+plain)
+	redirects(t, plain)
 	if got := serial(t, addr, a); got != 10 {
 		t.Fatalf("certificate %d", got)
 	}
@@ -121,6 +126,35 @@ func TestCertificateFiles(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("the new certificate is not taken")
 		}
+	}
+}
+
+// redirects checks where visitors of an address without TLS are sent.
+func redirects(t *testing.T, addr string) {
+	t.Helper()
+	for host, want := range map[string]string{
+		"counter.example.com": "https://counter.example.com/a%2Fb/counter?regions=1", "Counter.example.com:80": "https://Counter.example.com/a%2Fb/counter?regions=1", "example.com": "",
+	} {
+		_, answer := plainly(t, addr, host, "/a%2Fb/counter?regions=1")
+		status := http.StatusPermanentRedirect
+		if want == "" {
+			status = http.StatusMisdirectedRequest
+		}
+		if got := answer.Header.Get("Location"); got != want || answer.StatusCode != status {
+			t.Errorf("%s: %s, %q; want %q", host, answer.Status, got, want)
+		}
+	}
+}
+
+// Over port 80 visitors are sent to https, and the authority gets its proof.
+func TestRedirect(t *testing.T) {
+	plain := servertest.FreeAddr()
+	a := newAuthority(t, "counter.example.com", nil)
+	a.plain = plain
+	addr := serveHere(t, "--domain="+a.domain, "--acme-url="+a.url+"/dir", "--acme-dir="+filepath.Join(t.TempDir(), "acme"), "--http-redirect="+plain)
+	redirects(t, plain)
+	if got := serial(t, addr, a); got != 2 {
+		t.Errorf("certificate %d", got)
 	}
 }
 
