@@ -2,7 +2,10 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,7 +22,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	counterstore "headcount/counter/redisstore"
 	"headcount/presence"
+	"headcount/presence/heartbeat"
 	"headcount/presence/redisstore"
 	"headcount/presence/region"
 	"headcount/setting"
@@ -78,7 +83,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	}
 	runs := c.adminAnswers(ctx)
 	for _, look := range []func(context.Context, *findings, bool){
-		c.checkPorts, c.checkDataDir, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkPublic,
+		c.checkPorts, c.checkDataDir, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkCertificates, c.checkPublic,
 	} {
 		look(ctx, f, runs)
 	}
@@ -156,6 +161,9 @@ func (c *checkCommand) checkPorts(ctx context.Context, f *findings, runs bool) {
 	ports := []port{{"admin-listen", cfg.AdminListen}}
 	if cfg.HasRole(presence.RoleGateway) {
 		ports = append(ports, port{"listen", cfg.Listen})
+		if cfg.Redirect != "" {
+			ports = append(ports, port{"http-redirect", cfg.Redirect})
+		}
 	}
 	if cfg.Redis != "" {
 		ports = append(ports, port{"cluster-listen", cfg.ClusterListen})
@@ -217,10 +225,37 @@ func (c *checkCommand) checkAdvertise(ctx context.Context, f *findings, l net.Li
 			}
 		}
 	}()
-	if <-arrived {
-		f.finef("--cluster-listen", "%s is free, and %s leads to it.", c.Config.ClusterListen, addr)
-	} else {
+	if !<-arrived {
 		f.wrongf("--advertise", "other processes would dial %s, where something else answers; give the address at which they reach --cluster-listen.", addr)
+	} else if err := comesBack(ctx, addr, udp); err != nil {
+		f.wrongf("--advertise", "TCP to %s leads here, and UDP does not: %v; let UDP through to the same port.", addr, err)
+	} else {
+		f.finef("--cluster-listen", "%s is free, and TCP and UDP to %s lead to it.", c.Config.ClusterListen, addr)
+	}
+}
+
+// comesBack sends a datagram to addr, which must lead to l, within ctx.
+func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "udp", addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	end, _ := ctx.Deadline()
+	sent := []byte(rand.Text())
+	if _, err := conn.Write(sent); err != nil {
+		return err
+	}
+	_ = l.SetReadDeadline(end)
+	for buf := make([]byte, len(sent)+1); ; { // what others send here is not looked at
+		n, _, err := l.ReadFrom(buf)
+		if err != nil {
+			return errors.New("a datagram does not arrive")
+		}
+		if bytes.Equal(buf[:n], sent) {
+			return nil
+		}
 	}
 }
 
@@ -258,7 +293,7 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	found := redisstore.Check(ctx, redisstore.Config{
-		URL: c.Config.Redis, Facts: redisstore.Facts{Region: c.Config.Region, Secret: checkValue(keys)}, Dial: c.Patience, Log: zerolog.Nop(),
+		URL: c.Config.Redis, Facts: redisstore.Facts{Region: c.Config.Region, Secret: checkValue(keys), Counters: counterstore.Format}, Dial: c.Patience, Log: zerolog.Nop(),
 	})
 	for _, problem := range found.Problems {
 		f.wrongf("--redis", "%s", problem)
@@ -270,15 +305,26 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 		if p.Name == c.Config.AdvertiseAddr() {
 			continue
 		}
-		var dialer net.Dialer
-		conn, err := dialer.DialContext(ctx, "tcp", p.Name)
-		if err != nil {
-			f.wrongf("processes", "%s has a lease, and cannot be reached from here: %v; see whether it runs, and whether a firewall lets TCP and UDP through.", p.Name, err)
-			continue
-		}
-		_ = conn.Close()
-		f.finef("processes", "%s is reached over TCP.", p.Name)
+		c.checkProcess(ctx, f, p.Name, keys)
 	}
+}
+
+// checkProcess reaches another process over TCP and UDP, as this one's would.
+func (c *checkCommand) checkProcess(ctx context.Context, f *findings, name string, secrets [][]byte) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Patience)
+	defer cancel()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", name)
+	if err != nil {
+		f.wrongf("processes", "%s has a lease, and cannot be reached from here: %v; see whether it runs, and whether a firewall lets TCP and UDP through.", name, err)
+		return
+	}
+	_ = conn.Close()
+	if err := heartbeat.Probe(ctx, name, secrets); err != nil {
+		f.wrongf("processes", "%s is reached over TCP, and does not answer over UDP: %v; see whether a firewall lets UDP through, and whether its --cluster-secret is the same (a release before the one that brought this check does not answer).", name, err)
+		return
+	}
+	f.finef("processes", "%s is reached over TCP and UDP.", name)
 }
 
 func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
@@ -286,7 +332,7 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 		name, link := region.SplitPeer(peer)
 		thing := "--peer " + name
 		one, cancel := context.WithTimeout(ctx, c.Patience)
-		found := redisstore.Check(one, redisstore.Config{URL: link, Facts: redisstore.Facts{Region: name}, Dial: c.Patience, Log: zerolog.Nop()})
+		found := redisstore.Check(one, redisstore.Config{URL: link, Facts: redisstore.Facts{Region: name, Counters: counterstore.Format}, Dial: c.Patience, Log: zerolog.Nop()})
 		cancel()
 		for _, problem := range found.Problems {
 			f.wrongf(thing, "%s", problem)
@@ -382,6 +428,8 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	base := origin + c.Config.BasePath
 	status, body, err := c.get(ctx, base+"/-/counters?page=*")
 	switch {
+	case errors.As(err, new(*tls.CertificateVerificationError)): // checkCertificates has said it
+		return
 	case err != nil:
 		f.wrongf(thing, "nothing answers: %v; see whether the proxy runs, and whether the name leads to it.", err)
 		return

@@ -2,8 +2,15 @@ package main
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	cryptorand "crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -99,6 +106,17 @@ func TestCheckFindsFaults(t *testing.T) {
 	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
 	stranger := httptest.NewServer(http.NotFoundHandler())
 	defer stranger.Close()
+	secured := httptest.NewTLSServer(http.NotFoundHandler())
+	defer secured.Close()
+	listed := func(process string) []any {
+		return []any{"HSET", "hc:{c}:leases", process, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}
+	}
+	files := func(from, until time.Duration, host string) []string {
+		t.Helper()
+		return certificateFor(t, time.Now().Add(from), time.Now().Add(until), host)
+	}
+	const days = 24 * time.Hour
+	good := files(-time.Hour, 90*days, "counter.example.com")
 
 	stopped := []string{"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
 	behind := func(public string) []string {
@@ -122,7 +140,16 @@ func TestCheckFindsFaults(t *testing.T) {
 		"Redis of another region":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"}, want: `belongs to the region "eu"`},
 		"another secret":             {args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"), set: []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: "--cluster-secret"},
 		"a clock is wrong":           {args: append(stopped, "--redis="+late.URL()), want: "clocks"},
-		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:leases", nobody, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}, want: nobody + " has a lease"},
+		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: nobody + " has a lease"},
+		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: "does not answer over UDP"},
+		"counters of another format": {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"}, want: "counters in this Redis are of format 9"},
+		"a certificate":              {args: append(stopped, good...)},
+		"a certificate that ended":   {args: append(stopped, files(-90*days, -days, "counter.example.com")...), want: "--tls-cert: the certificate ended on"},
+		"a certificate that ends":    {args: append(stopped, files(-89*days, days, "counter.example.com")...), want: "should have been renewed"},
+		"a key of another":           {args: append(stopped, good[0], files(-time.Hour, 90*days, "counter.example.com")[1]), want: "--tls-cert: the certificate and its key cannot be used"},
+		"no certificate":             {args: append(stopped, "--tls-cert="+file, "--tls-key="+file), want: "--tls-cert: the certificate and its key cannot be used"},
+		"nobody signed it":           {args: append(stopped, "--public-url="+secured.URL), want: "no authority that this machine knows"},
+		"a name that it is not for":  {args: append(stopped, "--public-url="+strings.Replace(secured.URL, "127.0.0.1", "localhost", 1)), want: "and not for localhost"},
 		"a peer is away":             {args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody), want: "--peer eu: Redis does not answer"},
 		"a peer is oneself":          {args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "local"}, want: `--peer eu: This Redis belongs to the region "local"`},
 		"no PostgreSQL":              {args: append(stopped, "--postgres=postgres://u@"+nobody+"/d"), want: "--postgres: PostgreSQL does not let the server in"},
@@ -173,6 +200,67 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 	if status, _, all := check(t, "--public-url=count.example.com"); status != exitSettings || !strings.Contains(all, "--public-url") {
 		t.Errorf("status %d\n%s", status, all)
+	}
+}
+
+// certificateFor are the settings of a certificate that nobody but itself has signed.
+func certificateFor(t *testing.T, from, until time.Time, host string) []string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: from, NotAfter: until, DNSNames: []string{host}}
+	cert, err := x509.CreateCertificate(cryptorand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, block := range map[string]*pem.Block{"cert.pem": {Type: "CERTIFICATE", Bytes: cert}, "key.pem": {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{"--tls-cert=" + filepath.Join(dir, "cert.pem"), "--tls-key=" + filepath.Join(dir, "key.pem")}
+}
+
+// What visitors would say of a chain of certificates.
+func TestChainsOfCertificates(t *testing.T) {
+	a := newAuthority(t, "counter.example.com", nil)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	between := a.sign(&x509.Certificate{
+		SerialNumber: big.NewInt(2), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: "between"},
+	}, a.root, a.key.Public())
+	leaf := a.sign(&x509.Certificate{SerialNumber: big.NewInt(3), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), DNSNames: []string{"counter.example.com"}}, between, key.Public())
+	roots, others := x509.NewCertPool(), x509.NewCertPool()
+	roots.AddCert(a.root)
+	for name, tc := range map[string]struct {
+		chain []*x509.Certificate
+		host  string
+		roots *x509.CertPool
+		now   time.Time
+		want  string
+	}{
+		"all is well":            {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now, ""},
+		"one between is missing": {[]*x509.Certificate{leaf}, "counter.example.com", roots, now, "comes alone"},
+		"nobody knows it":        {[]*x509.Certificate{leaf, between}, "counter.example.com", others, now, "no authority that this machine knows"},
+		"another host":           {[]*x509.Certificate{leaf, between}, "example.com", roots, now, "is for counter.example.com, and not for example.com"},
+		"too old":                {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(2 * time.Hour), "ended on"},
+		"nearly too old":         {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(50 * time.Minute), "should have been renewed"},
+		"too young":              {[]*x509.Certificate{leaf, between}, "counter.example.com", roots, now.Add(-2 * time.Hour), "begins on"},
+	} {
+		if got := chainProblem(tc.chain, tc.host, tc.roots, tc.now); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
 	}
 }
 
