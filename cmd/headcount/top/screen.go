@@ -13,11 +13,27 @@ import (
 type data struct {
 	At        int64     `json:"at"` // unix ms
 	Region    string    `json:"region"`
+	State     state     `json:"state"`
 	Site      *count    `json:"site"`
 	Pages     []count   `json:"pages"`
 	Processes []process `json:"processes"`
 	Regions   []region  `json:"regions"`
+	Events    []event   `json:"events"` // the newest first
 }
+
+// state is how everything is; an older server says nothing.
+type state struct {
+	Level string `json:"level"` // good, warn or bad
+	Text  string `json:"text"`
+}
+
+type event struct {
+	At   int64  `json:"at"` // unix ms
+	Text string `json:"text"`
+}
+
+// shownEvents are how many events a terminal shows; --once prints all.
+const shownEvents = 3
 
 type count struct {
 	Page  string `json:"page"`
@@ -79,6 +95,10 @@ func (s screen) text(width, height int) string {
 		}
 	}
 	add("Headcount  region %s  users here %s  %s%s", d.Region, here, time.UnixMilli(d.At).UTC().Format("15:04:05 UTC"), status)
+	if d.State.Text != "" {
+		mark := map[string]string{"warn": "!  ", "bad": "!! "}[d.State.Level]
+		add("%s%s", mark, d.State.Text)
+	}
 	add("")
 	add("%s %s %s %s %s %s %s %s %s", pad("PROCESS", 24), pad("ROLES", 28), left("UP", 8), left("CPU", 6), left("MEMORY", 8), left("CONNS", 8), left("USERS", 8), left("DELIV/S", 9), left("MSGS/S", 8))
 	for _, p := range d.Processes {
@@ -114,6 +134,16 @@ func (s screen) text(width, height int) string {
 				out = "  left out of totals"
 			}
 			add("%s %s %s%s", pad(r.Name, 24), left(fmt.Sprintf("%.1fs", r.Lag), 8), left(fmt.Sprintf("%.1fs", r.Heard), 8), out)
+		}
+	}
+	if events := d.Events; len(events) > 0 {
+		if height > 0 {
+			events = events[:min(len(events), shownEvents)]
+		}
+		add("")
+		add("%s  WHAT HAPPENED", pad("TIME", 16))
+		for _, e := range events {
+			add("%s  %s", time.UnixMilli(e.At).UTC().Format("2006-01-02 15:04"), e.Text)
 		}
 	}
 	add("")

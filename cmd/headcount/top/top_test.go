@@ -16,11 +16,12 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-const answer = `{"at":1900000010000,"region":"us","site":{"page":"*","count":12,"updated_at":null,"version":"0-0"},
+const answer = `{"at":1900000010000,"region":"us","state":{"level":"bad","text":"The store is away."},"site":{"page":"*","count":12,"updated_at":null,"version":"0-0"},
 "pages":[{"page":"news","count":9},{"page":"a\u001b[2Jb","count":4}],
 "processes":[{"name":"gate:1","roles":["gateway"],"since":1900000000000,"load":{"headcount_connections":5,"headcount_deliveries_total":300,"headcount_client_messages_total":2,"process_resident_memory_bytes":1048576,"process_cpu_seconds_total":2}},
 {"name":"dead:1","roles":["presence"],"since":1899990000000,"load":null}],
-"regions":[{"name":"eu","lag":0.25,"heard":2,"left_out":true}]}`
+"regions":[{"name":"eu","lag":0.25,"heard":2,"left_out":true}],
+"events":[{"at":1900000009000,"text":"The store is away."},{"at":1899999950000,"text":"dead:1 has gone."},{"at":1899999940000,"text":"dead:1 is new."},{"at":1899999930000,"text":"The oldest."}]}`
 
 func serve(t *testing.T, asked *atomic.Int64) string {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,7 +54,7 @@ func TestOnce(t *testing.T) {
 	if err := c.Run(t.Context(), nil, &out); err != nil {
 		t.Error(err)
 	}
-	for _, want := range []string{"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals", "        9  news\n", "a\ufffd[2Jb"} {
+	for _, want := range []string{"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals", "!! The store is away.\n", "2030-03-17 17:45  dead:1 has gone.\n", "The oldest.", "        9  news\n", "a\ufffd[2Jb"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
@@ -84,7 +85,11 @@ func TestScreen(t *testing.T) {
 	s := screen{
 		before: &data{At: 1000, Processes: []process{{Name: "a", Since: 1, Load: load(100, 1)}, {Name: "again", Since: 1, Load: load(900, 9)}}},
 		now: &data{At: 3000, Processes: []process{{Name: "a", Since: 1, Load: load(500, 2)}, {Name: "again", Since: 2, Load: load(5, 0)}},
-			Pages: []count{{Page: "one"}, {Page: strings.Repeat("日", 200)}, {Page: "three"}}},
+			Pages:  []count{{Page: "one"}, {Page: strings.Repeat("日", 200)}, {Page: "three"}},
+			Events: []event{{Text: "e1"}, {Text: "e2"}, {Text: "e3"}, {Text: "e4"}}},
+	}
+	if some := s.text(80, 24); !strings.Contains(some, "  e3\n") || strings.Contains(some, "e4") || !strings.Contains(some, "three") {
+		t.Errorf("a terminal shows the newest events, and pages below them:\n%s", some)
 	}
 	whole := s.text(0, 0)
 	for _, want := range []string{" 50% ", " 200 ", "three"} {
