@@ -134,24 +134,34 @@ func (b *bench) beside(ctx context.Context, core int, helper string, f func(addr
 // some figures of its report.
 func simulated(serve []string, args ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
 	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-		err = b.withServer(ctx, serve, func(url string, pid int) error {
-			var report struct {
-				Figures    map[string]float64
-				Bytes      float64                    `json:"bytes_received"`
-				JoinToSeen struct{ P50, P99 float64 } `json:"join_to_seen_ms"`
-			}
-			cmd := rig.On(ctx, rig.ClientCore, b.program, append([]string{"simulate", "--json", "--url", url, "--pid", strconv.Itoa(pid)}, args...)...)
-			if err := output(cmd, &report); err != nil {
-				return err
-			}
-			if figures = report.Figures; figures == nil {
-				figures = map[string]float64{}
-			}
-			figures["bytes"], figures["join_p50_ms"], figures["join_p99_ms"] = report.Bytes, report.JoinToSeen.P50, report.JoinToSeen.P99
-			return nil
+		err = b.withServer(ctx, serve, func(url string, pid int) (err error) {
+			figures, err = b.simulate(ctx, "", url, pid, args...)
+			return err
 		})
 		return figures, err
 	}
+}
+
+// simulate runs the simulator against a server. roots is a file of certificates that it
+// trusts, or empty.
+func (b *bench) simulate(ctx context.Context, roots, url string, pid int, args ...string) (figures map[string]float64, err error) {
+	var report struct {
+		Figures    map[string]float64
+		Bytes      float64                    `json:"bytes_received"`
+		JoinToSeen struct{ P50, P99 float64 } `json:"join_to_seen_ms"`
+	}
+	cmd := rig.On(ctx, rig.ClientCore, b.program, append([]string{"simulate", "--json", "--url", url, "--pid", strconv.Itoa(pid)}, args...)...)
+	if roots != "" {
+		cmd.Env = append(cmd.Env, "SSL_CERT_FILE="+roots)
+	}
+	if err := output(cmd, &report); err != nil {
+		return nil, err
+	}
+	if figures = report.Figures; figures == nil {
+		figures = map[string]float64{}
+	}
+	figures["bytes"], figures["join_p50_ms"], figures["join_p99_ms"] = report.Bytes, report.JoinToSeen.P50, report.JoinToSeen.P99
+	return figures, nil
 }
 
 // output runs cmd and reads the JSON that it prints.

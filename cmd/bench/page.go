@@ -26,6 +26,7 @@ var scenarios = []struct {
 	{"floor-asleep", floored("send", "250ms")},
 	{"fanout", simulated(quick("35ms"), "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "6s")},
 	{"asleep", simulated(nil, "--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "6s")},
+	{"fanout-tls", fannedOutOverTLS("--scenario", "fanout", "--users", "5000", "--pages", "1", "--duration", "6s")},
 	{"slow", simulated(quick("77ms"), "--scenario", "slow", "--users", "5000", "--pages", "1", "--duration", "12s")},
 	{"storm", simulated(nil, "--scenario", "storm", "--users", "5000", "--pages", "1")},
 	{"churn", simulated(nil, "--scenario", "churn", "--users", "1000", "--pages", "50", "--tabs", "2", "--churn", "0.2", "--kill-fraction", "0", "--duration", "6s")},
@@ -72,6 +73,9 @@ var rows = []struct {
 	{"… at half the rate (65,000/s), ms", "slow spread_p99_ms_before", 1, 0, "asked 60"},
 	{"… the same while every tenth of them never reads, times as long", "slow spread_p99_ratio", 1, 2, "asked 1.2 at most"},
 	{"… four times a second, when every client is asleep: CPU s per million", "asleep server_cpu_s_per_million_counts", 1, 1, "floor: {floor-asleep cpu_s_per_million} with `send(2)`"},
+	{"… busy, with TLS of the server's own: CPU s per million", "fanout-tls cpu_s_per_million", 1, 1, "in the same runs without TLS: {fanout-tls plain_cpu_s_per_million}"},
+	{"… as times the CPU without TLS", "fanout-tls times", 1, 2, ""},
+	{"… KB of RSS for each connection", "fanout-tls rss_kb_each", 1, 1, "without TLS: {fanout-tls plain_rss_kb_each}"},
 	{"**Idle**, 10,000 joined connections on 100 pages, everything in one process: KB of RSS each, a minute after the last came", "idle server_rss_bytes_per_connection", 1e3, 1, "asked 8, wanted 4; bare epoll readers: 1.0"},
 	{"… % of a core", "idle server_cpu_percent_of_a_core", 1, 2, ""},
 	{"… without pings, % of a core", "quiet server_cpu_percent_of_a_core", 1, 2, "the difference is ping and pong: asked 1"},
@@ -112,7 +116,7 @@ func (b *bench) page() []byte {
 	var p bytes.Buffer
 	fmt.Fprintf(&p, `# Benchmarks
 
-Written by `+"`make bench`"+`, which measures all of it anew. %s: the server on one core, its clients on another, loopback, no TLS.
+Written by `+"`make bench`"+`, which measures all of it anew. %s: the server on one core, its clients on another, loopback, without TLS unless a row says otherwise.
 Each figure is the median of %d runs, which stand behind it. "Floor" is what plain system calls cost in the same place, in the same run.
 %s
 | | median | runs | beside it |

@@ -77,6 +77,13 @@ func (r *measured) closeWindow(w window) {
 	}
 }
 
+// perConnection divides the memory that the server took since the beginning.
+func (r *measured) perConnection() {
+	if len(r.server.pids) > 0 {
+		r.figures["server_rss_bytes_per_connection"] = (r.figures["server_rss_bytes"] - float64(r.server.first.rss)) / float64(r.cfg.Users)
+	}
+}
+
 // arrive opens a connection each for users, spread over the pages and over a time.
 func (r *measured) arrive(ctx context.Context, users int, within time.Duration) error {
 	began := time.Now()
@@ -107,9 +114,7 @@ func planIdle(cfg *Command) plan {
 			return err
 		}
 		r.closeWindow(w)
-		if len(r.server.pids) > 0 {
-			r.figures["server_rss_bytes_per_connection"] = (r.figures["server_rss_bytes"] - float64(r.server.first.rss)) / float64(cfg.Users)
-		}
+		r.perConnection()
 		return r.checkpoint(ctx, "final")
 	})
 }
@@ -162,6 +167,7 @@ func planFanout(cfg *Command) plan {
 			return err
 		}
 		r.closeWindow(w)
+		r.perConnection()
 		r.figures["spread_p50_ms"], r.figures["spread_p99_ms"] = spread.ms(0.5), spread.ms(0.99)
 		return r.checkpoint(ctx, "final")
 	})
