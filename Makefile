@@ -38,7 +38,7 @@ endef
 
 .DEFAULT_GOAL := build
 .NOTPARALLEL:
-.PHONY: run cluster regions build release image lint check test bench hostile microbench soak fuzz picture setup clean race-binary
+.PHONY: run cluster regions build release image lint check test upgrade bench hostile microbench soak fuzz picture setup clean race-binary
 
 run: build
 	./bin/headcount serve $(ARGS)
@@ -70,6 +70,7 @@ lint:
 	@unformatted=$$(gofmt -l $(GOFILES)) || exit 1; \
 	if [ -n "$$unformatted" ]; then printf 'not formatted; run gofmt -w on:\n%s\n' "$$unformatted" >&2; exit 1; fi
 	$(GO) vet ./...
+	$(GO) vet -tags upgrade ./cmd/headcount/faults
 	$(GO) tool staticcheck ./...
 	$(GO) test -count=1 .
 
@@ -99,6 +100,22 @@ test:
 # The program with the race detector in it, for the tests that run it.
 race-binary:
 	$(GO) build -race -o bin/headcount-race ./cmd/headcount
+
+# Other releases beside this one, for some minutes. PREVIOUS has the same formats: a
+# cluster of it becomes one of this release and goes back, process by process, under
+# load. OTHER has other formats, and UNNUMBERED is older than the numbers of formats:
+# they and this release refuse each other. Each is a tag or a commit of this repository.
+PREVIOUS   = 35ed648
+OTHER      = bb5e81f
+UNNUMBERED = 86e69d5
+upgrade: race-binary
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	for release in $(PREVIOUS) $(OTHER) $(UNNUMBERED); do \
+		echo "== building $$release" && mkdir "$$dir/src" && git archive "$$release" | tar -x -C "$$dir/src" && \
+		(cd "$$dir/src" && $(GO) build -o "$$dir/$$release" ./cmd/headcount) && rm -rf "$$dir/src" || exit 1; \
+	done; \
+	HEADCOUNT_PREVIOUS="$$dir/$(PREVIOUS)" HEADCOUNT_OTHER_FORMAT="$$dir/$(OTHER)" HEADCOUNT_BEFORE_FORMATS="$$dir/$(UNNUMBERED)" $(RACE_BIN) \
+		$(GO) test -tags upgrade -count=1 -timeout 30m -run '^TestUpgrade' -v $(ARGS) ./cmd/headcount/faults
 
 # The whole server, in every scenario: ten minutes on two cores that have
 # nothing else to do. It writes BENCHMARKS.md. make bench ARGS='-only fanout'

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,6 +28,8 @@ type member struct {
 	self  string // where the others reach it
 	flags []string
 	log   servertest.Log
+
+	program string // empty: the program under test
 
 	process servertest.Process
 	begin   func(*exec.Cmd) error // starts process; nil: Start
@@ -57,7 +60,7 @@ func newMember(name, role, redis string, through *proxy, flags ...string) *membe
 
 // start starts the process, without waiting until it is ready.
 func (m *member) start() error {
-	cmd := exec.Command(program, m.flags...)
+	cmd := exec.Command(cmp.Or(m.program, program), m.flags...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
 	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	cmd.Stderr = &m.log

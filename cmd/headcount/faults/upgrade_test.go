@@ -1,0 +1,427 @@
+//go:build upgrade
+
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/counter/pgtest"
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+// These tests run other releases beside this one. make upgrade builds them and says which.
+const (
+	previousRelease = "HEADCOUNT_PREVIOUS"       // may run beside this one
+	otherFormat     = "HEADCOUNT_OTHER_FORMAT"   // has other formats, and knows numbers of formats
+	beforeFormats   = "HEADCOUNT_BEFORE_FORMATS" // is older than numbers of formats
+)
+
+// release is the program of another release.
+func release(t *testing.T, name string) string {
+	t.Helper()
+	path := os.Getenv(name)
+	if path == "" {
+		t.Fatalf("%s names no program: run make upgrade, which builds the other releases", name)
+	}
+	return path
+}
+
+// replace ends a process as an operator does, and starts the other program in its place.
+func replace(t *testing.T, m *member, with string) {
+	t.Helper()
+	if err := m.leave(20 * time.Second); err != nil {
+		t.Error(err)
+	}
+	m.program = with
+	again(t, m)
+}
+
+// books are changes of counters and of a page that somebody follows, and what they must
+// come to. One goroutine at a time uses them.
+type books struct {
+	gateways []*member
+	lasting  bool // the release has counters that last
+
+	changes int
+	// What the counters must be: views with corrections and without, entries of their ledger, …
+	sum, gained, entries, stock, likes, visitors, unread int64
+}
+
+const (
+	booksPage   = "followed"
+	booksFollow = "/-/users/reader/follows/" + booksPage
+	booksUnread = "/-/users/reader/unread"
+	booksRoot   = "/api/v1/counters/"
+)
+
+// booksFlags are what processes need for books.
+var booksFlags = []string{"--api-key=" + counterKey, "--id-secret=" + strings.Repeat("of the upgrade ", 3)}
+
+func newBooks(t *testing.T, lasting bool, gateways ...*member) *books {
+	t.Helper()
+	b := &books{gateways: gateways, lasting: lasting}
+	b.follow(t)
+	return b
+}
+
+// follow has the reader follow the page, with nothing unread.
+func (b *books) follow(t *testing.T) {
+	t.Helper()
+	if err := b.change(http.MethodPut, booksFollow, "{}"); err != nil {
+		t.Fatal(err)
+	}
+	b.unread = 0
+}
+
+// call is one call at a gateway with the API key.
+func call(at *member, method, path, body, once string) (status int, text string, err error) {
+	req, err := http.NewRequest(method, "http://"+at.addr+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("X-API-Key", counterKey)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if once != "" {
+		req.Header.Set("Idempotency-Key", once)
+	}
+	resp, err := web.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(answer), err
+}
+
+// change makes a change through any gateway that is up, and repeats it until it is
+// acknowledged: it counts once.
+func (b *books) change(method, path, body string) error {
+	b.changes++
+	once := ""
+	if method == http.MethodPost {
+		once = fmt.Sprint("change ", b.changes)
+	}
+	said := "no gateway is up"
+	for start := time.Now(); time.Since(start) < readyWithin; time.Sleep(20 * time.Millisecond) {
+		at := b.gateways[rand.IntN(len(b.gateways))]
+		if !at.up() {
+			continue
+		}
+		status, text, err := call(at, method, path, body, once)
+		if err == nil && status/100 == 2 {
+			return nil
+		}
+		said = fmt.Sprintf("%s: %d %s %v", at.name, status, text, err)
+		if status/100 == 4 {
+			break
+		}
+	}
+	return fmt.Errorf("%s %s: %s", method, path, said)
+}
+
+// write makes a change of each kind.
+func (b *books) write() error {
+	if err := b.change(http.MethodPost, "/"+booksPage+"/changes", ""); err != nil {
+		return err
+	}
+	b.unread++
+	if !b.lasting {
+		return nil
+	}
+	if err := b.change(http.MethodPost, booksRoot+"views:1/increment", `{"delta":3}`); err != nil {
+		return err
+	}
+	b.sum, b.gained = b.sum+3, b.gained+3
+	if err := b.change(http.MethodPost, booksRoot+"stock:1/increment", `{"delta":2}`); err != nil {
+		return err
+	}
+	b.stock += 2
+	who := fmt.Sprint("visitor-", b.changes)
+	if err := b.change(http.MethodPut, booksRoot+"visitors:1/members/"+who, ""); err != nil {
+		return err
+	}
+	b.visitors++
+	if err := b.change(http.MethodPut, booksRoot+"likes:1/members/"+who, ""); err != nil {
+		return err
+	}
+	b.likes++
+	if b.visitors%3 == 0 {
+		if err := b.change(http.MethodDelete, booksRoot+"likes:1/members/"+who, ""); err != nil {
+			return err
+		}
+		b.likes--
+	}
+	if b.visitors%5 == 0 && b.entries < 90 { // a page of a ledger has 100
+		if err := b.change(http.MethodPost, booksRoot+"views:1/adjust", `{"delta":-1,"reason":"bots","by":"ops"}`); err != nil {
+			return err
+		}
+		b.sum, b.entries = b.sum-1, b.entries+1
+	}
+	return nil
+}
+
+// some writes a while.
+func (b *books) some(t *testing.T) {
+	t.Helper()
+	for range 10 {
+		if err := b.write(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// during writes until the work is done.
+func (b *books) during(t *testing.T, work func()) {
+	t.Helper()
+	stop, wrote := make(chan struct{}), make(chan error, 1)
+	go func() { // ends with stop
+		for {
+			if err := b.write(); err != nil {
+				wrote <- err
+				return
+			}
+			select {
+			case <-stop:
+				wrote <- nil
+				return
+			default:
+			}
+		}
+	}()
+	defer func() {
+		close(stop)
+		if err := <-wrote; err != nil {
+			t.Error(err)
+		}
+	}()
+	work()
+}
+
+// check has every gateway say what was written. Updates of what is read with a lag may
+// take a moment.
+func (b *books) check(t *testing.T) {
+	t.Helper()
+	for _, at := range b.gateways {
+		said := ""
+		number := func(path, member string, want, off int64) bool {
+			status, text, err := call(at, http.MethodGet, path, "", "")
+			said = fmt.Sprintf("GET %s: %d %s %v, want %s %d", path, status, text, err, member, want)
+			var all map[string]any
+			if err != nil || status != http.StatusOK || json.Unmarshal([]byte(text), &all) != nil {
+				return false
+			}
+			n, _ := all[member].(float64)
+			return int64(n) >= want-off && int64(n) <= want+off
+		}
+		right := func() bool {
+			if !number(booksUnread, "count", b.unread, 0) {
+				return false
+			}
+			return !b.lasting || number(booksRoot+"views:1/exact", "value", b.sum, 0) &&
+				number(booksRoot+"views:1", "value", b.sum, 0) &&
+				number(booksRoot+"views:1/window?last=24h", "value", b.gained, 0) &&
+				number(booksRoot+"stock:1/exact", "value", b.stock, 0) &&
+				number(booksRoot+"likes:1/exact", "value", b.likes, 0) &&
+				number(booksRoot+"visitors:1/exact", "value", b.visitors, 1+b.visitors/30) // an estimate
+		}
+		for start := time.Now(); !right(); time.Sleep(20 * time.Millisecond) {
+			if time.Since(start) > exactWithin {
+				t.Errorf("%s: %s", at.name, said)
+				break
+			}
+		}
+		if _, text, err := call(at, http.MethodGet, "/-/users/reader/follows", "", ""); err != nil || !strings.Contains(text, quoted(booksPage)) {
+			t.Errorf("%s: follows: %s %v", at.name, text, err)
+		}
+		if !b.lasting {
+			continue
+		}
+		var ledger struct{ Entries []json.RawMessage }
+		_, text, err := call(at, http.MethodGet, booksRoot+"views:1/ledger?limit=100", "", "")
+		if err != nil || json.Unmarshal([]byte(text), &ledger) != nil || int64(len(ledger.Entries)) != b.entries {
+			t.Errorf("%s: a ledger of %d entries, want %d: %s %v", at.name, len(ledger.Entries), b.entries, text, err)
+		}
+	}
+}
+
+// ways are an upgrade and its rollback.
+func ways(t *testing.T) []struct{ name, to string } {
+	return []struct{ name, to string }{{"upgrade", program}, {"rollback", release(t, previousRelease)}}
+}
+
+// TestUpgradeOneByOne: three processes with all roles run the previous release, and each in its
+// turn becomes this one, and then goes back, while people come and go and counters are
+// changed. In every mixture all counts are exact, and nobody who stays was ever missing.
+func TestUpgradeOneByOne(t *testing.T) {
+	for name, flags := range map[string]func(t *testing.T) []string{
+		"Redis":                        func(*testing.T) []string { return []string{"--hot-rate=" + hotRate} },
+		"Redis in front of PostgreSQL": func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redis := redistest.Start(t)
+			top := &topology{}
+			all := append(flags(t), booksFlags...)
+			for i := range 3 {
+				m := newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil, all...)
+				m.program = release(t, previousRelease)
+				top.members = append(top.members, m)
+			}
+			top.gateways = top.members
+			top.begin(t)
+			b := newBooks(t, true, top.gateways...)
+			for _, way := range ways(t) {
+				for _, m := range top.members {
+					top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", damage: func(t *testing.T) time.Time {
+						b.during(t, func() { replace(t, m, way.to) })
+						return time.Now()
+					}})
+					b.check(t)
+				}
+			}
+		})
+	}
+}
+
+// TestUpgradeByRole is the same over processes that have one role each, in the order of the
+// guide.
+func TestUpgradeByRole(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	top := layout(redis.URL(), nil, booksFlags...)
+	for _, m := range top.members {
+		m.program = release(t, previousRelease)
+	}
+	top.begin(t)
+	b := newBooks(t, true, top.gateways...)
+	for _, way := range ways(t) {
+		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
+			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", damage: func(t *testing.T) time.Time {
+				b.during(t, func() {
+					for _, m := range role {
+						replace(t, m, way.to)
+					}
+				})
+				return time.Now()
+			}})
+			b.check(t)
+		}
+	}
+}
+
+// TestUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
+// the previous one, and to this one again.
+func TestUpgradeOfOneProcess(t *testing.T) {
+	for name, flags := range map[string]func(t *testing.T) string{
+		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },
+		"PostgreSQL":     func(t *testing.T) string { return "--postgres=" + pgtest.Start(t).Database(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := alone(flags(t))
+			m.program = release(t, previousRelease)
+			startAll(t, m)
+			awaitReady(t, readyWithin, m)
+			b := newBooks(t, true, m)
+			b.some(t)
+			for _, with := range []string{program, m.program, program} {
+				replace(t, m, with)
+				if name == "PostgreSQL" { // follows are in memory there
+					b.follow(t)
+				}
+				b.check(t)
+				b.some(t)
+				b.check(t)
+			}
+		})
+	}
+}
+
+// alone is a process without a cluster.
+func alone(flags ...string) *member {
+	m := &member{name: "the process", addr: servertest.FreeAddr(), admin: servertest.FreeAddr()}
+	m.flags = append([]string{"serve", "--listen=" + m.addr, "--admin-listen=" + m.admin, "--log-format=json", "--shutdown-timeout=15s"}, booksFlags...)
+	m.flags = append(m.flags, flags...)
+	return m
+}
+
+// TestUpgradeAcrossFormatsIsRefused: a release with other formats ends at once with a sentence,
+// and leaves everything as it was for those that run.
+func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
+	this := func(*testing.T) string { return program }
+	of := func(name string) func(*testing.T) string {
+		return func(t *testing.T) string { return release(t, name) }
+	}
+	for name, tc := range map[string]struct {
+		runs, comes func(*testing.T) string
+		lasting     bool
+	}{
+		"another format comes to this one":     {this, of(otherFormat), true},
+		"this one comes to another format":     {of(otherFormat), this, true},
+		"this one comes to one before numbers": {of(beforeFormats), this, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redis := redistest.Start(t)
+			runs := newMember("the one that runs", allRoles, redis.URL(), nil, booksFlags...)
+			runs.program = tc.runs(t)
+			startAll(t, runs)
+			awaitReady(t, readyWithin, runs)
+			crowd := newCrowd(t, []*member{runs})
+			b := newBooks(t, tc.lasting, runs)
+			b.some(t)
+			b.check(t)
+			before := kept(t, redis)
+			comes := newMember("the one that comes", allRoles, redis.URL(), nil, booksFlags...)
+			comes.program = tc.comes(t)
+			refusal(t, comes, 30*time.Second, "format")
+			if after := kept(t, redis); !reflect.DeepEqual(before, after) {
+				for key := range after {
+					if !reflect.DeepEqual(before[key], after[key]) {
+						t.Errorf("%s was changed", key)
+					}
+				}
+				t.Errorf("%d keys before, %d after", len(before), len(after))
+			}
+			if _, err := crowd.exact(time.Now(), promised); err != nil {
+				t.Error(err)
+			}
+			b.some(t)
+			b.check(t)
+			for _, w := range crowd.takeWrongs() {
+				t.Error(w)
+			}
+		})
+	}
+}
+
+// kept is what Redis has, without leases and what runs out by itself. Of a partition it is who
+// owns it, since an owner confirms now and then that it does.
+func kept(t *testing.T, redis *redistest.Server) map[string]any {
+	t.Helper()
+	all := map[string]any{}
+	for _, is := range redis.Do(t, "KEYS", "*").([]any) {
+		key := is.(string)
+		partition := strings.HasPrefix(key, "hc:{p")
+		switch {
+		case key == "hc:{c}:leases", partition && strings.HasSuffix(key, ":d"), redis.Do(t, "TTL", key).(int64) >= 0:
+		case partition && strings.HasSuffix(key, ":o"):
+			all[key] = redis.Do(t, "HMGET", key, "owner", "epoch")
+		default:
+			all[key] = redis.Do(t, "DUMP", key)
+		}
+	}
+	return all
+}
