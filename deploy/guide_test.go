@@ -1,0 +1,73 @@
+package deploy_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The guide says of every alert what it means and what to do.
+func TestGuideHasEveryAlert(t *testing.T) {
+	names := func(name, pattern string) (all []string) {
+		t.Helper()
+		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(file(t, name)), -1) {
+			all = append(all, found[1])
+		}
+		return all
+	}
+	// Three columns, none of them empty.
+	guide, alerts := names("README.md", "(?m)^\\| `(Headcount[A-Za-z]+)` \\| [^|]{20,} \\| [^|]{20,} \\|$"), names("alerts.yaml", `(?m)^ +- alert: (\w+)$`)
+	if len(alerts) == 0 || !slices.Equal(guide, alerts) {
+		t.Errorf("the guide has  %q,\nalerts.yaml has %q", guide, alerts)
+	}
+}
+
+// The guide's numbers of formats are those of the program.
+func TestGuideHasEveryFormat(t *testing.T) {
+	guide := string(file(t, "README.md"))
+	newest := 0
+	migrations, err := filepath.Glob("../counter/pgstore/migrations/*.sql")
+	if err != nil || len(migrations) == 0 {
+		t.Fatal(migrations, err)
+	}
+	for _, path := range migrations {
+		n := 0
+		if _, err := fmt.Sscanf(filepath.Base(path), "%d_", &n); err != nil {
+			t.Fatal(path, err)
+		}
+		newest = max(newest, n)
+	}
+	for row, source := range map[string]struct{ file, pattern string }{
+		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
+		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
+		"presence, follows and unread in Redis, and links between regions": {"../presence/redisstore/processes.go", `(?m)^const format = (\d+)$`},
+		"counters in Redis":                                                {"../counter/redisstore/redisstore.go", `(?m)^const Format = (\d+)$`},
+		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
+		"`headcount.db` in `--data-dir`":                                   {"../presence/memstore/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`counters.db` in `--data-dir`":                                    {"../counter/boltstore/boltstore.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`present` in `--data-dir`":                                        {"../presence/memstore/present.go", `presentMagic = "headcount present (\d+)\\n"`},
+		"the file of an export":                                            {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
+		"frames for browsers":                                              {"../gateway/entry.go", `"headcount\.v(\d+)"`},
+	} {
+		number := source.pattern
+		if source.file != "" {
+			text, err := os.ReadFile(source.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := regexp.MustCompile(source.pattern).FindSubmatch(text)
+			if found == nil {
+				t.Errorf("%s has no number of the format", source.file)
+				continue
+			}
+			number = string(found[1])
+		}
+		if want := "| " + row + " | " + number + " |"; !strings.Contains(guide, want) {
+			t.Errorf("the guide has no %q", want)
+		}
+	}
+}
