@@ -110,7 +110,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		return nil, refusedPostgres(err)
 	}
 	running, err := store.Leases(ctx)
-	for end := time.Now().Add(dialled); err != nil && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
+	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, redisstore.ErrFormat) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if err == nil && fresh && len(running) > 0 {
