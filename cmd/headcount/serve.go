@@ -110,7 +110,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 			publicServer.ConnContext = door.Context
 			visitors = gateway.BelowTLS(door)
 		}
-		go func() { failed <- serveVisitors(publicServer, visitors, certs) }()
+		go func() { failed <- serveVisitors(publicServer, visitors, certs, cfg.WriteTimeout) }()
 		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr(), cfg))
 	}
 	plainServer := &http.Server{}
@@ -173,13 +173,14 @@ const (
 	sharedBodies = 64 << 10
 )
 
-// serveVisitors serves the clients of l, with TLS if there are certificates.
-func serveVisitors(srv *http.Server, l net.Listener, certs *certificates) error {
+// serveVisitors serves the clients of l, with TLS if there are certificates. A connection over
+// HTTP/2 whose client takes not a byte for patience is closed.
+func serveVisitors(srv *http.Server, l net.Listener, certs *certificates, patience time.Duration) error {
 	if certs == nil {
 		return srv.Serve(l)
 	}
 	srv.TLSConfig = certs.Config
-	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests, MaxReceiveBufferPerConnection: sharedBodies, MaxReceiveBufferPerStream: sharedBodies}
+	srv.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: sharedRequests, MaxReceiveBufferPerConnection: sharedBodies, MaxReceiveBufferPerStream: sharedBodies, WriteByteTimeout: patience}
 	return srv.ServeTLS(l, "", "")
 }
 

@@ -203,8 +203,9 @@ func TestDomain(t *testing.T) {
 	}
 }
 
-// Of what a client sends over HTTP/2 and nobody reads, the server keeps little.
-func TestBodiesOverHTTP2(t *testing.T) {
+// dialShared serves with these settings over TLS, and connects a client that speaks HTTP/2 by hand.
+func dialShared(t *testing.T, args ...string) *tls.Conn {
+	t.Helper()
 	a := newAuthority(t, "counter.example.com", nil)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -220,12 +221,40 @@ func TestBodiesOverHTTP2(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := tls.Dial("tcp", serveHere(t, "--tls-cert="+cert, "--tls-key="+private), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	c, err := tls.Dial("tcp", serveHere(t, append(args, "--tls-cert="+cert, "--tls-key="+private)...), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(patience))
+	return c
+}
+
+// A client that takes not a byte is closed after --write-timeout, over HTTP/2 too.
+func TestClientThatTakesNothingOverHTTP2(t *testing.T) {
+	c := dialShared(t, "--write-timeout=200ms")
+	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"); err != nil { // each answer may be as long as it likes, and all of them together
+		t.Fatal(err)
+	}
+	for i := range sharedRequests {
+		get := binary.BigEndian.AppendUint32([]byte("\x00\x00\x16\x01\x05"), uint32(2*i+1))
+		if _, err := io.WriteString(c, string(get)+"\x82\x87\x04\x0f/-/openapi.json\x01\x01h"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	for err == nil { // a client that is there still
+		time.Sleep(20 * time.Millisecond)
+		_, err = io.WriteString(c, "\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("it is still there")
+	}
+}
+
+// Of what a client sends over HTTP/2 and nobody reads, the server keeps little.
+func TestBodiesOverHTTP2(t *testing.T) {
+	c := dialShared(t)
 	if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"); err != nil { // settings, and a ping
 		t.Fatal(err)
 	}
