@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -264,6 +265,19 @@ func (c *checkCommand) checkDataDir(_ context.Context, f *findings, _ bool) {
 	if dir == "" {
 		return
 	}
+	// What is made here goes again: it would belong to whoever runs the check, and maybe not to the server.
+	var made []string
+	for at := filepath.Clean(dir); at != filepath.Dir(at); at = filepath.Dir(at) {
+		if _, err := os.Stat(at); err == nil {
+			break
+		}
+		made = append(made, at)
+	}
+	defer func() {
+		for _, at := range made {
+			_ = os.Remove(at) // one that is not empty is in use by now
+		}
+	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		f.wrongf("--data-dir", "it cannot be made: %v; give a directory that the server may write.", err)
 		return

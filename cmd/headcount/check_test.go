@@ -104,6 +104,7 @@ func TestCheckFindsFaults(t *testing.T) {
 	q := readOnly.Query()
 	q.Set("options", "-c default_transaction_read_only=on")
 	readOnly.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
+	missing := filepath.Join(t.TempDir(), "a")
 	stranger := httptest.NewServer(http.NotFoundHandler())
 	defer stranger.Close()
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
@@ -157,6 +158,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a port is taken":            {args: append(stopped[:1:1], "--listen="+taken.Addr().String()), want: "--listen: the server cannot listen"},
 		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},
 		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
+		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 		"no keys of tokens":          {args: append(stopped, "--jwks-url="+stranger.URL), want: "--jwks-url"},
 
 		"a good proxy": {args: behind(proxy(t, server.public, func(r *httputil.ProxyRequest) { r.Out.Host = r.In.Host }))},
@@ -192,6 +194,9 @@ func TestCheckFindsFaults(t *testing.T) {
 				t.Errorf("status %d\n%s", status, all)
 			case tc.want != "" && (status != exitFailure || len(wrong) != 1 || !strings.Contains(wrong[0], tc.want)):
 				t.Errorf("status %d, want one line with %q:\n%s", status, tc.want, all)
+			}
+			if _, err := os.Stat(missing); err == nil {
+				t.Error("the check left a directory")
 			}
 			if n := redis.Do(t, "DBSIZE").(int64); n > 1 || n == 1 && tc.set == nil {
 				t.Errorf("the check left something in Redis: %d keys", n)
