@@ -1,6 +1,7 @@
 package persistent_test
 
 import (
+	"flag"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -11,6 +12,8 @@ import (
 	"headcount/counter/storetest"
 	"headcount/presence/redistest"
 )
+
+var contractBeside = flag.Bool("beside", false, "run the contract over Redis and PostgreSQL beside each other, which takes a minute")
 
 func openBeside(t testing.TB, cfg persistent.BesideConfig) *persistent.Beside {
 	t.Helper()
@@ -31,5 +34,47 @@ func TestCopiesBeside(t *testing.T) {
 	pg := pgtest.Single(t)
 	storetest.RunCopies(t, func(t testing.TB) storetest.CopyStore {
 		return openBeside(t, persistent.BesideConfig{Redis: redistest.Start(t).URL(), Postgres: pg.Database(t), Region: "us", Rules: counter.BuiltinRules()})
+	})
+}
+
+// The contract, whose parts each store passes by itself: go test ./counter/persistent -run TestContractBeside -beside
+func TestContractBeside(t *testing.T) {
+	if !*contractBeside {
+		return
+	}
+	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*","kind":"exact"},{"match":"l","kind":"exact"},{"match":"*","kind":"sum"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := redistest.Start(t, redistest.Durable...)
+	storetest.Run(t, func(t testing.TB) storetest.Instance {
+		server.Flush(t)
+		pg := pgtest.Single(t)
+		cfg := persistent.BesideConfig{Redis: server.URL(), Postgres: pg.Database(t), Region: "us", Rules: rules}
+		crashes := 0
+		return storetest.Instance{
+			Store: openBeside(t, cfg),
+			Peer:  openBeside(t, cfg),
+			Crash: func(t testing.TB) counter.Store {
+				switch crashes % 12 {
+				case 0:
+					server.Restart(t)
+				case 6:
+					pg.Restart(t)
+				}
+				crashes++
+				s := openBeside(t, cfg)
+				storetest.AwaitServed(t, s)
+				return s
+			},
+			Cut: func(t testing.TB) func() {
+				server.Kill()
+				pg.Kill()
+				return func() {
+					pg.Restart(t)
+					server.Restart(t)
+				}
+			},
+		}
 	})
 }
