@@ -203,11 +203,19 @@ func TestRegionsShareExactCounters(t *testing.T) {
 		if r := eu.store.Apply(t.Context(), []counter.Op{refused})[0]; !errors.As(r.Err, &c) || c.Key != "stock:mixed" || c.Value != 2 {
 			t.Errorf("%+v", r)
 		}
-		agree(t, map[string]int64{"stock:mixed": 2, "views:mixed": 2, "views:other": 4}, both...)
+		sale := ruled("sales:mixed", counter.Add, 2)
+		sale.Dimensions = []counter.Dimension{{Name: "country", Value: "de"}}
+		if r := eu.store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{sale, ruled("stock:mixed", counter.Add, -1), ruled("stock:mixed", counter.Add, 1)}}})[0]; r.Err != nil {
+			t.Errorf("%+v", r)
+		}
+		if _, counted, err := us.store.Dimension(t.Context(), "sales:mixed", "country"); err != nil || counted.Values["de"] != 2 {
+			t.Errorf("%+v, %v", counted, err)
+		}
+		agree(t, map[string]int64{"stock:mixed": 2, "views:mixed": 2, "views:other": 4, "sales:mixed": 2}, both...)
 		if a, err := eu.store.Aggregate(t.Context(), "stock:mix"); err != nil || a != (counter.Aggregate{Counters: 1, Value: 2}) {
 			t.Errorf("%+v, %v", a, err)
 		}
-		if a, err := eu.store.Aggregate(t.Context(), ""); err != nil || a.Counters != 8 {
+		if a, err := eu.store.Aggregate(t.Context(), ""); err != nil || a.Counters != 9 {
 			t.Errorf("%+v, %v", a, err)
 		}
 	})
