@@ -24,6 +24,7 @@ type scripted struct {
 	members  map[string]bool // "key/member"
 	followed map[string]bool
 	away     bool
+	part     bool // stock cannot be read, and all else can
 	reads    int
 	during   func() // a read, after it has seen what it answers; once
 
@@ -36,7 +37,7 @@ func (s *scripted) Up() bool { s.mu.Lock(); defer s.mu.Unlock(); return !s.away 
 func (s *scripted) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
 	s.mu.Lock()
 	s.reads++
-	if s.away {
+	if s.away || s.part && slices.Contains(keys, "stock:1") {
 		s.mu.Unlock()
 		return nil, counter.ErrUnavailable
 	}
@@ -207,6 +208,26 @@ func TestFollowing(t *testing.T) {
 		if !maps.Equal(s.followed, map[string]bool{"likes:1": true}) {
 			t.Errorf("followed: %v", s.followed)
 		}
+	})
+}
+
+// Exact counters may have a store of their own: while it is away, all others are shown as before.
+func TestOnlyExactCountersAreAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.part = true
+		s.set(1, 5)
+		l.Want(Topic("stock:1"))
+		l.Want(likes)
+		want("1-5")
+		s.tell(s.set(1, 6))
+		time.Sleep(5 * time.Second) // it is tried again and again
+		want("1-6")
+		s.mu.Lock()
+		s.part = false
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		s.mu.Unlock()
+		time.Sleep(2 * retryMost)
+		want("7-1")
 	})
 }
 
