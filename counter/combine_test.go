@@ -98,6 +98,25 @@ func start(t *testing.T, cfg counter.CombinerConfig) (*gate, *counter.Combiner) 
 	return g, c
 }
 
+// While a write of exact counters is under way, others do not wait for it, and what has an exact one does.
+func TestExactCountersApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, c := start(t, counter.CombinerConfig{Apart: true})
+		both := counter.Op{Changes: append(add(sum, "s:1", 1).Changes, add(exact, "e:1", 1).Changes...)}
+		for i, r := range gather(t, g, c, add(exact, "e:1", 1), add(sum, "s:1", 1), both, add(exact, "e:2", 1)) {
+			if r.Err != nil {
+				t.Errorf("%d: %v", i, r.Err)
+			}
+		}
+		if len(g.writes) != 3 || len(g.writes[1]) != 1 || g.writes[1][0].Changes[0].Key != "s:1" || len(g.writes[2]) != 2 {
+			t.Errorf("%+v", g.writes)
+		}
+		if s, e := value(t, g, "s:1"), value(t, g, "e:1"); s != 2 || e != 2 {
+			t.Errorf("%d and %d", s, e)
+		}
+	})
+}
+
 func TestWhatComesDuringAWriteGoesAsOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, c := start(t, counter.CombinerConfig{})
