@@ -4,14 +4,15 @@
 --          set and registers, and when it was ever deleted also its ledger, list of steps, dimensions and histories
 -- ARGV[1]  PUBLISH or SPUBLISH   ARGV[2] the bucket's channel   ARGV[3] who tells   ARGV[4] which region this is to be
 -- ARGV[5]  log: the teller's log ARGV[6] from the place ARGV[7] to ARGV[8]
---          begin: all is going to be told; ARGV[6] is a word for that
+--          begin: all is going to be told; ARGV[6] is a word for that, ARGV[8] the last place of its log ARGV[7]
 --          all: some of all
 --          end: with what is here all was told since begin with that word; its log ARGV[7] is told up to ARGV[8]
 -- ARGV[9…] for each counter eight: key, kind, when it changed, died, emptied, parts and registers as counter_log.lua has
 --          them, and the number of its first key
 -- Returns  merged, busy (a counter is locked, or the bucket is held still), or unready and which region this is; how far
 --          this region has the teller's log, 'log place', or another text; how many counters
---          were news; how many could not be taken; of a locked counter also its lock and the time
+--          were news; how many could not be taken; of a locked counter also its lock and the time; of begin, older when
+--          the teller's log was further on: its server has come back without all of its memory
 -- Safe to repeat, to lose and to come in any order: of each part the greater sequence holds, of lives and of what
 -- ends them the greater number. A place only moves on from where it is. O(counters * their parts).
 --#include counter_number.lua
@@ -219,8 +220,10 @@ end
 for i = 9, #ARGV, 8 do merge(i) end
 
 local run = mode ~= 'log' and string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local was = place
+local was, older = place, nil
 if mode == 'begin' then
+  local at = string.match(place, '^%S+ (%d+)$')
+  if at and tonumber(at) > tonumber(ARGV[8]) then older = 'older' end
   place = 'all ' .. ARGV[6] .. ' ' .. run
 elseif mode == 'end' then
   if place == 'all ' .. ARGV[6] .. ' ' .. run then place = ARGV[7] .. ' ' .. ARGV[8] end
@@ -233,4 +236,4 @@ if #updates > 0 then
   redis.call(ARGV[1], ARGV[2], string.format('%.0f ', redis.call('HINCRBY', state, 'told', 1)) .. cjson.encode(updates))
   redis.call('HINCRBY', state, 'shared', 1) -- what others have to know of it is in the log
 end
-return {'merged', place, news, odd}
+return {'merged', place, news, odd, older}

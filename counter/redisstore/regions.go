@@ -228,6 +228,7 @@ type Told struct {
 	At    Position // how far it has the log now
 	News  int      // counters that were news
 	Odd   int      // counters that could not be taken: of another kind here, or with totals beyond 64 bits
+	Older bool     // of TellBegin: the teller was further on, so it has lost memory
 }
 
 // NoRegion is the other region's name while none of its processes has been there.
@@ -252,9 +253,10 @@ func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) (
 		if len(row) < 4 {
 			return nil, errReplied()
 		}
+		more := ""
 		if len(row) > 4 {
-			lock, _ := row[4].(string)
-			if l, ok := parseLock(lock); ok && l.age > abandoned { // the next telling finds it gone
+			more, _ = row[4].(string)
+			if l, ok := parseLock(more); ok && l.age > abandoned { // the next telling finds it gone
 				if err := s.finish(ctx, l); err != nil {
 					return nil, fmt.Errorf("redisstore: tell of %d buckets: %w", len(tellings), err)
 				}
@@ -271,7 +273,7 @@ func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) (
 				out[i].Other = NoRegion
 			}
 		default:
-			out[i] = Told{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd)}
+			out[i] = Told{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
 		}
 	}
 	return out, nil

@@ -63,7 +63,9 @@
 // incarnation of a counter's versions is its region's life of it, and is made greater than any that others remember.
 //
 // A server that comes back with an older memory (a failover, a snapshot) finds that others know more of its parts than it does.
-// What they know counts as a former life's, and what was added since the server came back is lost with the rest.
+// What they know counts as a former life's, and what was added since the server came back is lost with the rest. Where it
+// has gone on beyond what they know, its number holds, and what it had lost is missing. The log warns when a region tells all
+// of a log that is shorter than a peer has it.
 //
 // # Faults
 //

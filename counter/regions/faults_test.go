@@ -404,3 +404,21 @@ func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 		t.Errorf("%d warnings: %s", n, log.String())
 	}
 }
+
+// A region whose log was further on than it says now has lost memory, whatever its counters say.
+func TestPlacesThatFallTellOfLostMemory(t *testing.T) {
+	t.Parallel()
+	us := replicas(t, "us")[0]
+	for i, tc := range []struct {
+		place uint64
+		lost  bool
+	}{{5, false}, {7, false}, {7, false}, {3, true}, {4, false}, {0, true}} {
+		to := redisstore.Position{Log: strconv.Itoa(i), Cursor: tc.place}
+		for _, mode := range []redisstore.Mode{redisstore.TellBegin, redisstore.TellEnd} {
+			told, err := us.store.Tell(t.Context(), "eu", "us", []redisstore.Telling{{Batch: redisstore.Batch{Bucket: faultyBucket, To: to}, Mode: mode, Word: "w"}})
+			if err != nil || !told[0].Merged || told[0].Older != (tc.lost && mode == redisstore.TellBegin) {
+				t.Errorf("%s of a log up to %d: %+v, %v", mode, tc.place, told, err)
+			}
+		}
+	}
+}

@@ -23,6 +23,7 @@ const (
 	unreadyFor  = 200 * time.Millisecond // until a counter that is locked is tried again
 	atOnce      = 16384                  // counters under way in one round, about
 	linesAtOnce = 256                    // of one bucket; a page of a bucket that is told whole
+	saysAfter   = time.Minute            // until the log says the same again
 	tellers     = 4                      // large buckets that are told whole at once
 	smallMost   = 64 << 10               // bytes of a bucket that is told together with others
 )
@@ -41,8 +42,9 @@ type link struct {
 	log     zerolog.Logger
 	wake    chan struct{} // holds one: dirty has some
 	asked   chan struct{} // holds one: whole has some
-	said    string        // why the peer takes nothing, as the log has it; guarded by mu, as the next two are
+	said    string        // why the peer takes nothing, as the log has it; guarded by mu, as the next three are
 	oddSaid bool          // the log has said that counters cannot be taken
+	lost    time.Time     // when the log has said that memory is lost
 	failing [2]bool       // the log has said that run, or tellAll, fails
 
 	news, odd, all, failures prometheus.Counter
@@ -327,6 +329,10 @@ func (l *link) took(t *redisstore.Told) {
 			l.log.Info().Msg("counters are shared with this peer again")
 		}
 	}
+	if t.Older && time.Since(l.lost) > saysAfter { // once for all buckets
+		l.lost = time.Now()
+		l.log.Warn().Msg("the Redis of this region has come back empty, or with an older memory than the peer has heard of: what counters had gained since, and no region had heard of, is lost")
+	}
 	if t.Odd > 0 && !l.oddSaid {
 		l.oddSaid = true
 		l.log.Warn().Int("counters", t.Odd).Msg("the peer cannot take some counters: rules give them another kind there, or their totals leave 64 bits; every region needs the same rules")
@@ -450,7 +456,7 @@ func (l *link) tellSmall(ctx context.Context, buckets []int) (large []int, err e
 		default:
 			word := rand.Text()
 			tellings = append(tellings,
-				redisstore.Telling{Batch: redisstore.Batch{Bucket: b}, Mode: redisstore.TellBegin, Word: word},
+				redisstore.Telling{Batch: redisstore.Batch{Bucket: b, To: whole.To}, Mode: redisstore.TellBegin, Word: word},
 				redisstore.Telling{Batch: whole, Mode: redisstore.TellEnd, Word: word})
 		}
 	}
