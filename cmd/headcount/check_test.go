@@ -208,6 +208,18 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
+// Processes that run answer over UDP too, to who has their secret.
+func TestCheckReachesProcesses(t *testing.T) {
+	redis, cluster := redistest.Start(t), servertest.FreeAddr()
+	const secret = "--cluster-secret=a secret that is long"
+	run(t, "--redis", redis.URL(), "--cluster-listen", cluster, secret)
+	status, _, all := check(t, "--redis="+redis.URL(), secret, "--patience=20s",
+		"--admin-listen="+servertest.FreeAddr(), "--listen="+servertest.FreeAddr(), "--cluster-listen="+servertest.FreeAddr())
+	if status != exitOK || !strings.Contains(all, cluster+" is reached over TCP and UDP") || !strings.Contains(all, "and TCP and UDP to ") {
+		t.Errorf("status %d\n%s", status, all)
+	}
+}
+
 // certificateFor are the settings of a certificate that nobody but itself has signed.
 func certificateFor(t *testing.T, from, until time.Time, host string) []string {
 	t.Helper()
