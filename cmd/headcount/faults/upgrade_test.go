@@ -36,6 +36,10 @@ func release(t *testing.T, name string) string {
 	return path
 }
 
+// twice is how much longer a ghost may stay: the process that is replaced is back, and takes its
+// partitions, before those who took them over meanwhile know who has gone.
+const twice = 4 * time.Second
+
 // replace ends a process as an operator does, and starts the other program in its place.
 func replace(t *testing.T, m *member, with string) {
 	t.Helper()
@@ -284,7 +288,7 @@ func TestUpgradeOneByOne(t *testing.T) {
 			b := newBooks(t, true, top.gateways...)
 			for _, way := range ways(t) {
 				for _, m := range top.members {
-					top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", damage: func(t *testing.T) time.Time {
+					top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: twice, damage: func(t *testing.T) time.Time {
 						b.during(t, func() { replace(t, m, way.to) })
 						return time.Now()
 					}})
@@ -308,7 +312,7 @@ func TestUpgradeByRole(t *testing.T) {
 	b := newBooks(t, true, top.gateways...)
 	for _, way := range ways(t) {
 		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
-			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", damage: func(t *testing.T) time.Time {
+			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", lingers: twice, damage: func(t *testing.T) time.Time {
 				b.during(t, func() {
 					for _, m := range role {
 						replace(t, m, way.to)
@@ -317,6 +321,34 @@ func TestUpgradeByRole(t *testing.T) {
 				return time.Now()
 			}})
 			b.check(t)
+		}
+	}
+}
+
+// TestUpgradeOfRegions: one region after the other goes to this release and back, and both show
+// one total. (The previous release shares no counters.) People move to the other region
+// meanwhile, and count in both until they have left the first.
+func TestUpgradeOfRegions(t *testing.T) {
+	t.Parallel()
+	eu, us := redistest.Start(t), redistest.Start(t)
+	top := &topology{members: []*member{
+		newMember("eu", allRoles, eu.URL(), nil, append([]string{"--region=eu", "--peer=us=" + us.URL()}, booksFlags...)...),
+		newMember("us", allRoles, us.URL(), nil, append([]string{"--region=us", "--peer=eu=" + eu.URL()}, booksFlags...)...),
+	}}
+	top.gateways = top.members
+	for _, m := range top.members {
+		m.program = release(t, previousRelease)
+	}
+	top.begin(t)
+	for _, way := range ways(t) {
+		for _, m := range top.members {
+			replace(t, m, way.to)
+			if _, err := top.crowd.exact(time.Now(), promised); err != nil {
+				t.Errorf("%s of the region %s: %v", way.name, m.name, err)
+			}
+			for _, w := range top.crowd.takeWrongs() {
+				t.Error(w)
+			}
 		}
 	}
 }
