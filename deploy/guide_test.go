@@ -49,6 +49,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
 		"`headcount.db` in `--data-dir`":                                   {"../presence/memstore/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`counters.db` in `--data-dir`":                                    {"../counter/boltstore/boltstore.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`webhooks.db` in `--data-dir`":                                    {"../webhook/memstore/memstore.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`present` in `--data-dir`":                                        {"../presence/memstore/present.go", `presentMagic = "headcount present (\d+)\\n"`},
 		"the file of an export":                                            {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
 		"frames for browsers":                                              {"../gateway/entry.go", `"headcount\.v(\d+)"`},

@@ -126,6 +126,14 @@ type Counters interface {
 	Counts(ctx context.Context, pages []string) ([]Count, error)
 }
 
+// Lister lists pages. Every store has it beside what Store says.
+type Lister interface {
+	// Pages calls fn with the names of all pages that have users, and perhaps of others, some at
+	// a time, from one goroutine at a time. A page may be there twice; one that comes or goes
+	// meanwhile may be there or not.
+	Pages(ctx context.Context, fn func(pages []string)) error
+}
+
 // Updates reads published updates of all kinds.
 type Updates interface {
 	// Updates returns the newest updates of topics, in the order of topics. The

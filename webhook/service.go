@@ -20,9 +20,7 @@ import (
 // Pages reads the counts of pages; a presence store does.
 type Pages interface {
 	presence.Counters
-	// Pages calls fn with the names of all pages that have users, and perhaps others, some at a time,
-	// from one goroutine at a time.
-	Pages(ctx context.Context, fn func(pages []string)) error
+	presence.Lister
 }
 
 // Counters reads counters; a counter.Store does.

@@ -57,7 +57,7 @@ type store interface {
 	presence.Processes
 	unread.Store
 	minutes.Store
-	webhook.Pages
+	presence.Lister
 	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
 }
 

@@ -366,7 +366,7 @@ func (s *Store) Counts(_ context.Context, pages []string) ([]presence.Count, err
 	return counts, nil
 }
 
-// Pages calls fn with the names of all pages that have users.
+// Pages implements presence.Lister.
 func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
 	var names []string
 	s.mu.Lock()

@@ -173,8 +173,7 @@ func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) 
 	return cl
 }
 
-// Pages calls fn with the names of all pages that have a count, some at a time and perhaps twice. A page
-// that comes or goes meanwhile may be among them or not.
+// Pages implements presence.Lister: it looks through all keys.
 func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
 	c, err := s.known(ctx)
 	if err != nil {

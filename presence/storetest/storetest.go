@@ -38,6 +38,7 @@ func Run(t *testing.T, open Factory) {
 		"a reset drops the members it does not name":  reset,
 		"many members and pages in one write":         large,
 		"pages are compared byte by byte":             bytewise,
+		"all pages that have users are listed":        listed,
 		"attach returns the counts":                   attach,
 		"topics that are not known are carried":       unknownTopics,
 		"sites have nothing to do with each other":    sitesApart,
@@ -494,6 +495,35 @@ func bytewise(t *testing.T, s presence.Store) {
 	}
 	for i, p := range pages {
 		wantUsers(t, s, p, int64(i+1))
+	}
+}
+
+func listed(t *testing.T, s presence.Store) {
+	w := claim(t, s, 3)
+	var want []string
+	for i := range 1200 {
+		want = append(want, fmt.Sprint("page ", i))
+	}
+	want = append(want, presence.NamespaceOf("shop").Name("page 1"), "a:c:b", "}:c:")
+	w.setMany(want, 1)
+	w.set("page 7", 0) // it may be listed
+	found := map[string]bool{}
+	if err := s.(presence.Lister).Pages(t.Context(), func(pages []string) {
+		for _, page := range pages {
+			found[page] = true
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	delete(found, presence.Site)
+	for _, page := range want {
+		if !found[page] && page != "page 7" {
+			t.Errorf("%q is not listed", page)
+		}
+		delete(found, page)
+	}
+	if len(found) > 0 {
+		t.Errorf("%v are listed", found)
 	}
 }
 

@@ -37,6 +37,8 @@ document.querySelector('live-count')?.addEventListener('click', ({ clientX }) =>
 document.querySelector('live-counter')?.addEventListener('counter', ({ detail }) => detail.value.toFixed());
 document.querySelector('like-button')?.addEventListener('refused', ({ detail }) => detail.status?.toFixed());
 document.querySelector('unread-bell')?.addEventListener('unread', ({ detail }) => detail.toFixed());
+document.querySelector('unread-bell')?.addEventListener('read', ({ detail }) => detail?.toUpperCase());
+document.querySelector('unread-bell')?.addEventListener('open', (event) => event.preventDefault());
 export { leave, stop, state, shown, unlike };
 
 // @ts-expect-error: a page is a string

@@ -20,7 +20,7 @@ import (
 	"headcount/webhook"
 )
 
-// What the file holds: a bucket for each hook, of these.
+// What the file holds: a bucket meta, with format -> 1, and a bucket for each hook, of these.
 //
 //	told   subject -> what was told last
 //	queue  number of an event, in order -> the event
@@ -29,6 +29,10 @@ var (
 	toldBucket  = []byte("told")
 	queueBucket = []byte("queue")
 	sealedKey   = []byte("sealed")
+
+	metaBucket = []byte("meta")
+	formatKey  = []byte("format")
+	format     = []byte("1")
 )
 
 const (
@@ -76,9 +80,12 @@ func Open(dir string, hooks []*webhook.Hook) (*Store, error) {
 }
 
 func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
+	if err := prepare(tx); err != nil {
+		return err
+	}
 	var gone [][]byte
 	err := tx.ForEach(func(name []byte, _ *bbolt.Bucket) error {
-		if !slices.ContainsFunc(hooks, func(h *webhook.Hook) bool { return h.ID == string(name) }) {
+		if !bytes.Equal(name, metaBucket) && !slices.ContainsFunc(hooks, func(h *webhook.Hook) bool { return h.ID == string(name) }) {
 			gone = append(gone, bytes.Clone(name))
 		}
 		return nil
@@ -96,6 +103,25 @@ func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
 		}
 	}
 	return err
+}
+
+// prepare refuses a file of another format, and gives a new one its number.
+func prepare(tx *bbolt.Tx) error {
+	meta := tx.Bucket(metaBucket)
+	if meta == nil {
+		if name, _ := tx.Cursor().First(); name != nil {
+			return errors.New("it is another program's file; give a directory of its own")
+		}
+		meta, err := tx.CreateBucket(metaBucket)
+		if err != nil {
+			return err
+		}
+		return meta.Put(formatKey, format)
+	}
+	if is := meta.Get(formatKey); !bytes.Equal(is, format) {
+		return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
+	}
+	return nil
 }
 
 func (b *box) load(of *bbolt.Bucket) error {

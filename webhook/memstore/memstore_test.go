@@ -1,8 +1,11 @@
 package memstore
 
 import (
+	"errors"
 	"strings"
 	"testing"
+
+	"go.etcd.io/bbolt"
 
 	"headcount/webhook"
 	"headcount/webhook/storetest"
@@ -47,6 +50,25 @@ func TestInADirectory(t *testing.T) {
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+func TestAnotherFormat(t *testing.T) {
+	for want, change := range map[string]func(*bbolt.Tx) error{
+		`its format is "2"`:      func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte("2")) },
+		"another program's file": func(tx *bbolt.Tx) error { return tx.DeleteBucket(metaBucket) },
+	} {
+		dir := t.TempDir()
+		s, err := Open(dir, storetest.Hooks(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.db.Update(change), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(dir, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }
