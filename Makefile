@@ -86,15 +86,15 @@ check: lint
 PORTABLE = ./machine ./gateway ./gateway/fanout ./gateway/policy ./gateway/socket
 
 # It mostly waits, so it runs beside the stores; and so does the simulation of a cluster.
-PORTABLE_TEST = ($(GO) test -count=1 -timeout 4m -tags portable $(PORTABLE) && $(GO) test -count=1 -run 'Simulation$$' ./presence/member)
+PORTABLE_TEST = ($(GO) test -count=1 -timeout 8m -tags portable $(PORTABLE) && $(GO) test -count=1 -run 'Simulation$$' ./presence/member)
 
 # Everything, also on a machine that has Go alone: setup installs the rest.
 test:
 	$(call part,setup,$(MAKE) --no-print-directory setup)
 	$(call part,lint,$(MAKE) --no-print-directory lint)
 	$(call part,race binary,$(MAKE) --no-print-directory race-binary)
-	$(call part,go test,$(RACE_BIN) $(GO) test -count=1 -timeout 8m -p 1 $(WHOLE) & whole=$$!; $(RACE_BIN) $(GO) test $(TESTFLAGS) $(OTHERS); status=$$?; wait $$whole && [ $$status = 0 ])
-	$(call part,stores,$(PORTABLE_TEST) & portable=$$!; $(GO) test -count=1 -timeout 8m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20; status=$$?; wait $$portable && [ $$status = 0 ])
+	$(call part,go test,$(RACE_BIN) $(GO) test -count=1 -timeout 12m -p 1 $(WHOLE) & whole=$$!; $(RACE_BIN) $(GO) test $(TESTFLAGS) $(OTHERS); status=$$?; wait $$whole && [ $$status = 0 ])
+	$(call part,stores,$(PORTABLE_TEST) & portable=$$!; $(GO) test -count=1 -timeout 12m -p 3 $$($(GO) list ./... | grep -E '$(SERVED)') -rapid.checks=20; status=$$?; wait $$portable && [ $$status = 0 ])
 	$(call part,web test,cd web && $(RACE_BIN) CHROMIUM="$(BROWSER)" npm test)
 
 # The program with the race detector in it, for the tests that run it.
