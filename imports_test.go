@@ -41,18 +41,19 @@ var layers = []layer{
 	{"presence/unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                   // what pages remember
 	{"presence/storetest", []string{"presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
-	{"tracing", nil},                               // spans below a request that is traced
-	{"tracing/otlp", nil},                          // to a collector
-	{"servertest", nil},                            // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}}, // real servers for tests
-	{"cmd/headcount/programtest", nil},             // the program for tests
-	{"counter/limit", nil},                         // arithmetic
+	{"tracing", nil},      // spans below a request that is traced
+	{"tracing/otlp", nil}, // to a collector
+	{"boltfile", nil},     // opens the files of a data directory
+	{"servertest", nil},   // processes of servers for tests
+	{"presence/redistest", []string{"servertest"}},                                                 // real servers for tests
+	{"cmd/headcount/programtest", nil},                                                             // the program for tests
+	{"counter/limit", nil},                                                                         // arithmetic
 	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                      // words, rules, combining
 	{"counter/transfer", []string{"counter", "presence"}},                                          // the file of an export
 	{"counter/hyperloglog", nil},                                                                   // registers of kind unique
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/boltstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
+	{"counter/boltstore", []string{"boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "tracing"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
@@ -64,14 +65,14 @@ var layers = []layer{
 	{"redisconn", []string{"scripts", "tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/memstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
+	{"presence/memstore/...", []string{"boltfile", "presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
 	{"presence/redisstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
 	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                                     // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
 	{"dispatcher/...", []string{"presence"}},
 	{"webhook", []string{"counter", "presence"}}, // what is told, and sending it
 	{"webhook/storetest", []string{"webhook"}},   // for the tests of stores; only they import it
-	{"webhook/memstore", []string{"webhook"}},
+	{"webhook/memstore", []string{"boltfile", "webhook"}},
 	{"webhook/redisstore", []string{"redisconn", "scripts", "webhook"}},
 	{"dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                     // bytes to and from clients
@@ -95,9 +96,6 @@ var layers = []layer{
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
 	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/release", nil},                                                                     // builds the archives
-	{"cmd/headcount/simulate", nil},                                                          // a black box client
-	{"cmd/headcount/e2e", nil},                                                               // tests alone
-	{"cmd/headcount/faults", nil},                                                            // tests alone
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",

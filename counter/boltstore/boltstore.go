@@ -26,8 +26,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 
+	"headcount/boltfile"
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
 	"headcount/presence"
@@ -59,7 +59,6 @@ const File = "counters.db"
 //	limits    algorithm, 8 bytes: window in ms, key -> its state, as package limit writes it
 //	limitends 8 bytes: unix ms when somebody looks whether it has ended, key in limits -> nothing
 var (
-	metaBucket      = []byte("meta")
 	countersBucket  = []byte("counters")
 	membersBucket   = []byte("members")
 	registersBucket = []byte("registers")
@@ -76,13 +75,16 @@ var (
 	limitsBucket    = []byte("limits")
 	limitEndsBucket = []byte("limitends")
 
-	formatKey  = []byte("format")
+	buckets = [][]byte{
+		countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, countedBucket, keptBucket, dueBucket, marksBucket, topsBucket, idsBucket, forgetBucket,
+		garbageBucket, limitsBucket, limitEndsBucket,
+	}
+
 	deletedKey = []byte("deleted")
 	format     = []byte("1")
 )
 
 const (
-	lockWait = time.Second            // for another process to let go of the file
 	healWait = 100 * time.Millisecond // after a transaction that failed, until the next is tried
 	// What a transaction clears away beside its own work: so much at most, and
 	// more than operations can bring, so that it stays ahead of them.
@@ -145,49 +147,7 @@ func syncDir(dir string) error {
 }
 
 func (s *Store) open() (*bbolt.DB, error) {
-	db, err := bbolt.Open(s.path, 0o600, &bbolt.Options{
-		Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: s.cfg.openFile,
-	})
-	switch {
-	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("%s is in use by another process; end that one, or give each its own directory", s.path)
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", s.path, err)
-	}
-	if err := prepare(db); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", s.path, err), db.Close())
-	}
-	return db, nil
-}
-
-// prepare refuses a file of another format, and makes what a new or an older one lacks.
-func prepare(db *bbolt.DB) error {
-	whole := true
-	names := [][]byte{countersBucket, membersBucket, registersBucket, ledgersBucket, gainsBucket, countedBucket, keptBucket, dueBucket, marksBucket, topsBucket, idsBucket, forgetBucket, garbageBucket, limitsBucket, limitEndsBucket, metaBucket}
-	err := db.View(func(tx *bbolt.Tx) error {
-		for _, name := range names {
-			whole = whole && tx.Bucket(name) != nil
-		}
-		meta := tx.Bucket(metaBucket)
-		if meta == nil {
-			return nil
-		}
-		if is := meta.Get(formatKey); !bytes.Equal(is, format) {
-			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
-		}
-		return nil
-	})
-	if err != nil || whole {
-		return err
-	}
-	return db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range names {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-				return err
-			}
-		}
-		return tx.Bucket(metaBucket).Put(formatKey, format)
-	})
+	return boltfile.Open(s.path, s.cfg.openFile, format, buckets, func(*bbolt.DB) error { return nil })
 }
 
 // Close waits for the transaction under way and closes the file.
@@ -619,7 +579,7 @@ type step struct {
 func (t *step) begin(tx *bbolt.Tx) {
 	t.before = map[string]record{}
 	for name, b := range map[*[]byte]**bbolt.Bucket{
-		&metaBucket: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
+		&boltfile.Meta: &t.meta, &countersBucket: &t.counters, &membersBucket: &t.members, &registersBucket: &t.registers, &ledgersBucket: &t.ledgers,
 		&gainsBucket: &t.gains, &countedBucket: &t.counted, &keptBucket: &t.kept, &dueBucket: &t.due,
 		&marksBucket: &t.marks,
 		&idsBucket:   &t.ids, &forgetBucket: &t.forget, &garbageBucket: &t.garbage,

@@ -11,6 +11,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
+	"headcount/boltfile"
 	"headcount/counter"
 )
 
@@ -22,7 +23,7 @@ var (
 // Deleted is as counter.Dumper says.
 func (s *Store) Deleted(context.Context) (deleted uint64, err error) {
 	err = s.view("deleted", func(tx *bbolt.Tx) error {
-		if b := tx.Bucket(metaBucket).Get(deletedKey); len(b) == 8 {
+		if b := tx.Bucket(boltfile.Meta).Get(deletedKey); len(b) == 8 {
 			deleted = binary.BigEndian.Uint64(b)
 		}
 		return nil

@@ -18,6 +18,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
+	"headcount/boltfile"
 	"headcount/counter"
 )
 
@@ -60,7 +61,7 @@ func keys(t testing.TB, s *Store, bucket []byte) (n int) {
 func TestAnotherFormatIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Config{})
-	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte("2")) })
+	err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("2")) })
 	if err != nil || s.Close() != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,8 +17,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 
+	"headcount/boltfile"
 	"headcount/presence"
 	"headcount/presence/hashkey"
 	"headcount/presence/unread"
@@ -39,7 +38,6 @@ import (
 const dataFile = "headcount.db"
 
 var (
-	metaBucket    = []byte("meta")
 	pagesBucket   = []byte("pages")
 	notesBucket   = []byte("notes")
 	ownsBucket    = []byte("owns")
@@ -48,9 +46,8 @@ var (
 	keysBucket    = []byte("keys")
 	minutesBucket = []byte("minutes")
 
-	buckets = [][]byte{metaBucket, pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
+	buckets = [][]byte{pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
 
-	formatKey = []byte("format")
 	secretKey = []byte("id-secret")
 	probeKey  = []byte("probe")
 	hashKey   = []byte("hash-key")
@@ -58,7 +55,6 @@ var (
 )
 
 const (
-	lockWait   = time.Second // for another process to let go of the file
 	probeEvery = time.Second // while the file cannot be written
 	probeBytes = 256 << 10   // more than most transactions need
 	// maxWaiting is how many operations may wait while a transaction is written. A
@@ -97,76 +93,22 @@ func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, sec
 	}
 	path := filepath.Join(dir, dataFile)
 	d = &disk{log: log, waiting: make(chan *op, maxWaiting), closing: make(chan struct{}), ended: make(chan struct{})}
-	err = guarded(func() (err error) {
-		d.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
-		return err
-	})
-	switch {
-	case errors.Is(err, berrors.ErrTimeout):
-		return nil, "", fmt.Errorf("data directory: %s is in use by another process; end that one, or give each its own directory", path)
-	case err != nil:
-		return nil, "", fmt.Errorf("data directory: %s: %w", path, err)
-	}
-	err = guarded(func() (err error) {
+	d.db, err = boltfile.Open(path, nil, format, buckets, func(db *bbolt.DB) (err error) {
+		d.db = db
 		secret, err = d.load(n, b)
 		return err
 	})
 	if err != nil {
-		_ = d.db.Close()
-		return nil, "", fmt.Errorf("data directory: %s: %w", path, err)
+		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
 	return d, secret, nil
 }
 
-// guarded runs step. It returns as an error what bbolt panics with at a damaged page,
-// and the fault of reading beyond the end of a truncated file.
-func guarded(step func() error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", p)
-		}
-	}()
-	return step()
-}
-
-// load creates what a new file lacks, reads the whole file into n and b, and repairs
-// entries that do not fit together. When a repair cannot be written, the file counts
-// as not writable.
+// load reads the whole file into n and b, and repairs entries that do not fit together.
+// When a repair cannot be written, the file counts as not writable.
 func (d *disk) load(n *notices, b *book) (secret string, err error) {
-	whole := false
-	if err := d.db.View(func(tx *bbolt.Tx) error {
-		meta := tx.Bucket(metaBucket)
-		if meta == nil {
-			if name, _ := tx.Cursor().First(); name != nil {
-				return errors.New("it is another program's file; give a directory of its own")
-			}
-			return nil
-		}
-		if is := meta.Get(formatKey); !bytes.Equal(is, format) {
-			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
-		}
-		secret = string(meta.Get(secretKey))
-		whole = secret != "" && !slices.ContainsFunc(buckets, func(name []byte) bool { return tx.Bucket(name) == nil })
-		return nil
-	}); err != nil {
+	if secret, err = d.secret(); err != nil {
 		return "", err
-	}
-	if !whole {
-		if secret == "" {
-			secret = rand.Text()
-		}
-		if err := d.db.Update(func(tx *bbolt.Tx) error {
-			for _, name := range buckets {
-				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-					return err
-				}
-			}
-			meta := tx.Bucket(metaBucket)
-			return errors.Join(meta.Put(formatKey, format), meta.Put(secretKey, []byte(secret)))
-		}); err != nil {
-			return "", err
-		}
 	}
 	l := loader{n: n, book: b, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
@@ -182,6 +124,19 @@ func (d *disk) load(n *notices, b *book) (secret string, err error) {
 		}
 	}
 	return secret, nil
+}
+
+// secret returns the secret of anonymous ids that is kept, or keeps a new one.
+func (d *disk) secret() (secret string, err error) {
+	read := func(tx *bbolt.Tx) error {
+		secret = string(tx.Bucket(boltfile.Meta).Get(secretKey))
+		return nil
+	}
+	if err = d.db.View(read); err != nil || secret != "" { // a disk that is full can be read
+		return secret, err
+	}
+	secret = rand.Text()
+	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
 
 // loader fills n and book from a file, and notes the repairs that must be written.
@@ -324,7 +279,7 @@ func (l *loader) key(k, v []byte) {
 // records, or changes with an author, else a new one.
 func (d *disk) hashKey(former []byte) (key []byte, err error) {
 	err = d.db.View(func(tx *bbolt.Tx) error { // a disk that is full can be read
-		key = bytes.Clone(tx.Bucket(metaBucket).Get(hashKey))
+		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
 		return nil
 	})
 	if err != nil || key != nil {
@@ -337,7 +292,7 @@ func (d *disk) hashKey(former []byte) (key []byte, err error) {
 				key = bytes.Clone(former)
 			}
 		}
-		return tx.Bucket(metaBucket).Put(hashKey, key)
+		return tx.Bucket(boltfile.Meta).Put(hashKey, key)
 	})
 }
 
@@ -544,7 +499,7 @@ func (d *disk) fail(err error) {
 // transactions. A transaction that failed at its very end may be in the file all the
 // same, so the probe also writes the entries from before it (owed).
 func (d *disk) probe() {
-	filler := put{metaBucket, probeKey, make([]byte, probeBytes)}
+	filler := put{boltfile.Meta, probeKey, make([]byte, probeBytes)}
 	if d.update(append([]put{filler}, d.owed...), nil) != nil {
 		return
 	}

@@ -12,11 +12,10 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 
+	"headcount/boltfile"
 	"headcount/webhook"
 )
 
@@ -30,15 +29,10 @@ var (
 	queueBucket = []byte("queue")
 	sealedKey   = []byte("sealed")
 
-	metaBucket = []byte("meta")
-	formatKey  = []byte("format")
-	format     = []byte("1")
+	format = []byte("1")
 )
 
-const (
-	fileName = "webhooks.db"
-	lockWait = 3 * time.Second
-)
+const fileName = "webhooks.db"
 
 // Store is a webhook.Store. Its methods may be called from any goroutine.
 type Store struct {
@@ -63,29 +57,21 @@ func New() *Store { return &Store{boxes: map[string]*box{}} }
 
 // Open returns a Store whose file is in a directory. What it has of other hooks than these goes.
 func Open(dir string, hooks []*webhook.Hook) (*Store, error) {
-	path := filepath.Join(dir, fileName)
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType})
-	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("%s is in use by another process; end that one, or give each its own directory", path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
 	s := New()
-	s.db = db
-	if err := db.Update(func(tx *bbolt.Tx) error { return s.load(tx, hooks) }); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), db.Close())
+	var err error
+	s.db, err = boltfile.Open(filepath.Join(dir, fileName), nil, format, nil, func(db *bbolt.DB) error {
+		return db.Update(func(tx *bbolt.Tx) error { return s.load(tx, hooks) })
+	})
+	if err != nil {
+		return nil, err
 	}
 	return s, nil
 }
 
 func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
-	if err := prepare(tx); err != nil {
-		return err
-	}
 	var gone [][]byte
 	err := tx.ForEach(func(name []byte, _ *bbolt.Bucket) error {
-		if !bytes.Equal(name, metaBucket) && !slices.ContainsFunc(hooks, func(h *webhook.Hook) bool { return h.ID == string(name) }) {
+		if !bytes.Equal(name, boltfile.Meta) && !slices.ContainsFunc(hooks, func(h *webhook.Hook) bool { return h.ID == string(name) }) {
 			gone = append(gone, bytes.Clone(name))
 		}
 		return nil
@@ -103,25 +89,6 @@ func (s *Store) load(tx *bbolt.Tx, hooks []*webhook.Hook) error {
 		}
 	}
 	return err
-}
-
-// prepare refuses a file of another format, and gives a new one its number.
-func prepare(tx *bbolt.Tx) error {
-	meta := tx.Bucket(metaBucket)
-	if meta == nil {
-		if name, _ := tx.Cursor().First(); name != nil {
-			return errors.New("it is another program's file; give a directory of its own")
-		}
-		meta, err := tx.CreateBucket(metaBucket)
-		if err != nil {
-			return err
-		}
-		return meta.Put(formatKey, format)
-	}
-	if is := meta.Get(formatKey); !bytes.Equal(is, format) {
-		return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
-	}
-	return nil
 }
 
 func (b *box) load(of *bbolt.Bucket) error {

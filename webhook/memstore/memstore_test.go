@@ -7,6 +7,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
+	"headcount/boltfile"
 	"headcount/webhook"
 	"headcount/webhook/storetest"
 )
@@ -56,8 +57,8 @@ func TestInADirectory(t *testing.T) {
 
 func TestAnotherFormat(t *testing.T) {
 	for want, change := range map[string]func(*bbolt.Tx) error{
-		`its format is "2"`:      func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte("2")) },
-		"another program's file": func(tx *bbolt.Tx) error { return tx.DeleteBucket(metaBucket) },
+		`its format is "2"`:      func(tx *bbolt.Tx) error { return tx.Bucket(boltfile.Meta).Put(boltfile.FormatKey, []byte("2")) },
+		"another program's file": func(tx *bbolt.Tx) error { return tx.DeleteBucket(boltfile.Meta) },
 	} {
 		dir := t.TempDir()
 		s, err := Open(dir, storetest.Hooks(t))

@@ -1,0 +1,96 @@
+// Package boltfile opens the bbolt files of a data directory: by one process at a time, of one
+// format each, and with an error where bbolt would end the program over a damaged file.
+package boltfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+)
+
+// Every file has a bucket Meta, with the number of the file's format under FormatKey.
+var (
+	Meta      = []byte("meta")
+	FormatKey = []byte("format")
+)
+
+const lockWait = time.Second // for another process to let go of the file
+
+// Opener opens the file for bbolt; nil: os.OpenFile. Tests have one that fails.
+type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
+
+// Open opens the file at path, makes it when there is none, and makes the buckets that it lacks, Meta
+// among them. Then it calls load. It waits for a second while another process has the file. Errors
+// name the path, and say what to do where that is known; after one the file is closed.
+//
+// A damaged page that Open or load reads is an error. bbolt still ends the program where it reads in
+// a goroutine of its own, as it does for the free pages of a file.
+func Open(path string, open Opener, format []byte, buckets [][]byte, load func(db *bbolt.DB) error) (*bbolt.DB, error) {
+	var db *bbolt.DB
+	err := guarded(func() (err error) {
+		db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: open})
+		return err
+	})
+	if errors.Is(err, berrors.ErrTimeout) {
+		return nil, fmt.Errorf("%s is in use by another process; end that one, or give each its own directory", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if err = guarded(func() error { return prepare(db, format, buckets) }); err == nil {
+		err = guarded(func() error { return load(db) })
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), db.Close())
+	}
+	return db, nil
+}
+
+// guarded runs step. It returns as an error what bbolt panics with at a damaged page,
+// and the fault of reading beyond the end of a truncated file.
+func guarded(step func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", p)
+		}
+	}()
+	return step()
+}
+
+// prepare refuses a file of another format or program, and makes what a new or an older one lacks.
+func prepare(db *bbolt.DB, format []byte, buckets [][]byte) error {
+	whole := false
+	err := db.View(func(tx *bbolt.Tx) error {
+		meta := tx.Bucket(Meta)
+		if meta == nil {
+			if name, _ := tx.Cursor().First(); name != nil {
+				return errors.New("it is another program's file; give a directory of its own")
+			}
+			return nil
+		}
+		if is := meta.Get(FormatKey); !bytes.Equal(is, format) {
+			return fmt.Errorf("its format is %q, this version knows %q; use the version that wrote it", is, format)
+		}
+		whole = !slices.ContainsFunc(buckets, func(name []byte) bool { return tx.Bucket(name) == nil })
+		return nil
+	})
+	if err != nil || whole {
+		return err
+	}
+	return db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range append([][]byte{Meta}, buckets...) {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket(Meta).Put(FormatKey, format)
+	})
+}
