@@ -124,14 +124,13 @@ func (c *counters) back(news map[string]counter.Counter) {
 func (c *counters) round(ctx context.Context, news map[string]counter.Counter) error {
 	now := time.Now()
 	var changes []Change
-	var kinds []string
 	for name, one := range news {
 		for _, h := range c.hooks {
 			if !h.matches(name) {
 				continue
 			}
 			if one.Value > h.limit {
-				changes, kinds = append(changes, over(h, one, now)), append(kinds, CounterOver)
+				changes = append(changes, over(h, one, now))
 			} else if _, waits := c.low[name]; !waits && len(c.low) < maxCounters {
 				c.low[name] = now.Add(c.service.cfg.Settle)
 			}
@@ -147,11 +146,9 @@ func (c *counters) round(ctx context.Context, news map[string]counter.Counter) e
 	if err != nil {
 		return err
 	}
-	for _, fall := range falls {
-		changes, kinds = append(changes, fall), append(kinds, "")
-	}
+	changes = append(changes, falls...)
 	if len(changes) > 0 {
-		if _, err := c.service.tell(ctx, changes, kinds); err != nil {
+		if _, err := c.service.tell(ctx, changes); err != nil {
 			return err
 		}
 	}
@@ -204,5 +201,5 @@ func (c *counters) falls(ctx context.Context, names []string) (falls []Change, e
 func over(h *Hook, c counter.Counter, now time.Time) Change {
 	e := newEvent(CounterOver, c.Key, now)
 	e.Counter, e.Value, e.Threshold, e.Version = presence.KeyOf(c.Key), &c.Value, &h.limit, c.Version.String()
-	return Change{Hook: h.ID, Subject: c.Key, Is: "1", Event: e.encode()}
+	return Change{Hook: h.ID, Subject: c.Key, Is: "1", Event: e.encode(), kind: CounterOver}
 }

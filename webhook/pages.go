@@ -301,7 +301,6 @@ type round struct {
 	now      time.Time
 	subjects []subject
 	changes  []Change
-	kinds    []string
 }
 
 // judge compares a count with what was told. read says that the count was read just now.
@@ -397,7 +396,7 @@ func (r *round) change(s subject, t *told, c presence.Count, is string) {
 	case s.hook.what == occupation:
 		kind = Vacated
 	}
-	change := Change{Hook: s.hook.ID, Subject: s.name, Was: t.last, Is: is}
+	change := Change{Hook: s.hook.ID, Subject: s.name, Was: t.last, Is: is, kind: kind}
 	if kind != "" {
 		e := newEvent(kind, s.name, r.now)
 		e.Page, e.Count = presence.KeyOf(s.name), &count
@@ -413,7 +412,7 @@ func (r *round) change(s subject, t *told, c presence.Count, is string) {
 		change.Event = e.encode()
 	}
 	r.pages.set(s, t, r.now.Add(jittered(lookAgain))) // unless it is told
-	r.subjects, r.changes, r.kinds = append(r.subjects, s), append(r.changes, change), append(r.kinds, kind)
+	r.subjects, r.changes = append(r.subjects, s), append(r.changes, change)
 }
 
 // tell tells what was gathered. What could not be told is due again.
@@ -422,7 +421,7 @@ func (r *round) tell(ctx context.Context) {
 		return
 	}
 	p := r.pages
-	now, err := p.service.tell(ctx, r.changes, r.kinds)
+	now, err := p.service.tell(ctx, r.changes)
 	p.store.note(ctx, p.service.cfg.Log, err)
 	if err != nil {
 		p.lost() // what was told is unknown

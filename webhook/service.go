@@ -124,11 +124,11 @@ func (s *Service) Writer(to counter.Writer) counter.Writer {
 }
 
 // tell makes changes, and returns what is told then; only of the first ones with an error.
-func (s *Service) tell(ctx context.Context, changes []Change, kinds []string) ([]string, error) {
+func (s *Service) tell(ctx context.Context, changes []Change) ([]string, error) {
 	told, dropped, err := tell(ctx, s.cfg.Store, changes)
 	for i, now := range told {
 		if now == changes[i].Is && changes[i].Event != "" {
-			s.metrics.events.WithLabelValues(kinds[i]).Inc()
+			s.metrics.events.WithLabelValues(changes[i].kind).Inc()
 		}
 	}
 	if dropped > 0 {

@@ -99,6 +99,7 @@ type Change struct {
 	Subject string // the name of a page or counter
 	Was, Is string // empty: nothing was told, or what was told is over
 	Event   string // as JSON; empty: nobody is told
+	kind    string // of the event, for metrics; no store keeps it
 }
 
 // Store keeps what was told, and the outboxes. Its methods may be called from any goroutine. Their

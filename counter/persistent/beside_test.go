@@ -22,11 +22,7 @@ func openBeside(t testing.TB, cfg persistent.BesideConfig) *persistent.Beside {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
+	closes(t, s)
 	return s
 }
 

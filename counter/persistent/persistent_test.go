@@ -1,6 +1,7 @@
 package persistent_test
 
 import (
+	"io"
 	"os"
 	"testing"
 	"time"
@@ -32,12 +33,17 @@ func open(t testing.TB, cfg persistent.Config) *persistent.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	closes(t, s)
+	return s
+}
+
+// closes has a store end with the test.
+func closes(t testing.TB, s io.Closer) {
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
 	})
-	return s
 }
 
 // instance is two stores. After a crash another process goes on. The first crash and
