@@ -231,7 +231,7 @@ func (g *Gateway) hold(c *gin.Context, user presence.User, name string, on bool)
 	if !ok {
 		return count, false
 	}
-	if counts[0].Stale { // a stale count may lack the change
+	if counts[0].Stale && !g.comebacks.doubtful() { // a stale count may lack the change
 		unavailable(c, presence.ErrUnavailable)
 		return count, false
 	}

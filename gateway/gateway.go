@@ -102,6 +102,7 @@ type Config struct {
 	Counters *counters.Config
 
 	HeartbeatInterval time.Duration // default 2s
+	ComeBack          time.Duration // after the start, for those who were here before it; 0: the store remembers them
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
 	UpdateInterval    time.Duration // default 250ms, at least 10ms
 	PingInterval      time.Duration // default 15s
@@ -144,6 +145,7 @@ type Gateway struct {
 	addressPages *policy.Rates
 	newPages     *rate.Limiter
 	erasures     erasures
+	comebacks    *comebacks
 	metrics      *metrics
 	journeys     *journeys // nil: joins are not traced
 	handler      http.Handler
@@ -200,6 +202,7 @@ func New(cfg Config) (*Gateway, error) {
 	if g.pollers, err = newPollers(cores); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
+	g.comebacks = newComebacks(cfg, g.hub)
 	g.unread = sums.New(sums.Config{
 		Life: life, Store: cfg.Unread, Hub: g.hub, Lives: cfg.Cluster,
 		Group: &g.conns, Grace: cfg.LeaveGrace, Rest: cfg.UpdateInterval, Log: cfg.Log,
@@ -270,6 +273,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.roster.run(ctx) })
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
+	wg.Go(func() { g.comebacks.run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
 	}

@@ -66,13 +66,15 @@ func siteOf(c *gin.Context) presence.Namespace {
 var errElsewhere = errors.New("this page is of another site, and a visitor is somebody else there; ask without a site")
 
 // identify returns who sent the request, as a user of its site. query says whether the
-// URL's parameters count.
+// URL's parameters count. It notes whether they have come back after a restart.
 func (g *Gateway) identify(c *gin.Context, query bool) (identity.Identity, error) {
 	site := siteOf(c)
 	if g.cfg.Sites.Elsewhere(c.Request, g.cfg.Proxies.Secure(c.Request), site) {
 		return identity.Identity{}, errElsewhere
 	}
-	return g.cfg.Identities.Identify(c.Request, site, query)
+	id, err := g.cfg.Identities.Identify(c.Request, site, query)
+	g.comebacks.note(c.Request, id)
+	return id, err
 }
 
 // userOf identifies a user of a site in follows.

@@ -641,6 +641,7 @@ function Hub(base, keep, getToken, say) {
   /** @type {any} */ let retry; // timer of the next attempt
   let attempt = 0;
   let failures = 0; // attempts in a row that the server did not welcome
+  let back = ''; // not empty: a server has welcomed us before
   let refusal = ''; // why the server does not let this page in
 
   const all = (/** @type {('join' | 'watch')[]} */ ...kinds) =>
@@ -727,6 +728,7 @@ function Hub(base, keep, getToken, say) {
       if (now) address.searchParams.set('token', now);
       else if (id) address.searchParams.set('id', id);
       if (!keep) address.searchParams.set('storage', 'none');
+      if (back) address.searchParams.set('back', back); // a server that was restarted learns it from us
       let Socket = globalThis.WebSocket;
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
@@ -779,6 +781,7 @@ function Hub(base, keep, getToken, say) {
       link._welcome = true;
       failures = 0;
       refusal = '';
+      back = '1';
       if (frame.heartbeat_ms > 0) link._heartbeat = frame.heartbeat_ms;
       link._steady = setTimeout(() => (attempt = 0), STEADY_MS);
       if (frame.id) idOf(base.origin, keep, frame.id);

@@ -200,6 +200,18 @@ func (s *system) openEmbedded() error {
 	return err
 }
 
+// comeBackTime is how long clients need to come back after a restart: the browser client's first
+// four attempts come within 15 s.
+const comeBackTime = 15 * time.Second
+
+// comeBack is how long after its start the process has counts that may lack users who stay.
+func (s *system) comeBack() time.Duration {
+	if s.embedded == nil || s.cfg.DataDir != "" {
+		return 0 // the store remembers who is present
+	}
+	return comeBackTime
+}
+
 // openCluster opens the store that the region's processes share, and the network
 // between those processes.
 func (s *system) openCluster(ctx context.Context, self presence.Process) error {
@@ -377,6 +389,7 @@ func (s *system) openGateway(self presence.Process) error {
 		HeartbeatInterval: cfg.HeartbeatInterval,
 		HoldTime:          node.HoldTime(cfg.PresenceTimeout),
 		LeaveGrace:        cfg.LeaveGrace,
+		ComeBack:          s.comeBack(),
 		UpdateInterval:    cfg.UpdateInterval,
 		PingInterval:      cfg.PingInterval,
 		PongTimeout:       cfg.PongTimeout,

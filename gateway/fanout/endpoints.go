@@ -124,7 +124,7 @@ func (h *Hub) look(ctx context.Context) {
 				topics = append(topics, t)
 			}
 		}
-		if reread && (w.update.Stale || !w.known) {
+		if reread && (w.update.Stale && !h.doubt || !w.known) {
 			h.renew(w)
 		}
 	}

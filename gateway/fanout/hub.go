@@ -48,6 +48,7 @@ type Hub struct {
 	mu     sync.Mutex // guards all below; a shard's lock may be held when it is taken, not the other way round
 	topics map[presence.Topic]*watched
 	down   bool // the store is known to be away: reading it is of no use
+	doubt  bool // the store may lack users who stay: what it says is told to clients as stale
 	// fresh are the wanted topics to attach, the oldest first. lingering are those
 	// that nobody wants any more and that the store may have, at most
 	// maxLingering: beyond it the one left longest ago is dropped.
@@ -266,7 +267,7 @@ func signal(c chan struct{}) {
 func (h *Hub) Update(u presence.Update) {
 	h.mu.Lock()
 	w := h.topics[u.Topic]
-	down := h.down && (w == nil || !w.sourced)
+	down := w != nil && !w.sourced && (h.down || h.doubt && h.kinds[u.Kind].encoder != nil)
 	switch {
 	case w == nil:
 	case !w.attached:
@@ -350,12 +351,24 @@ func replaces(u, old *presence.Update) bool {
 }
 
 // Away marks every update stale, because the store cannot be reached.
-func (h *Hub) Away() {
+func (h *Hub) Away() { h.suspect(&h.down, func(*kind) bool { return true }) }
+
+// Back has every topic attached and read anew.
+func (h *Hub) Back() { h.renewAll(&h.down) }
+
+// Doubt marks every update that clients are told as stale, also those that come, because
+// the store can be reached but may lack users who stay.
+func (h *Hub) Doubt() { h.suspect(&h.doubt, func(k *kind) bool { return k.encoder != nil }) }
+
+// Trust ends Doubt: every topic is attached and read anew.
+func (h *Hub) Trust() { h.renewAll(&h.doubt) }
+
+func (h *Hub) suspect(why *bool, concerns func(*kind) bool) {
 	h.mu.Lock()
-	h.down = true
+	*why = true
 	var known []presence.Update
 	for t, w := range h.topics {
-		if w.known && !w.update.Stale && !w.sourced {
+		if w.known && !w.update.Stale && !w.sourced && concerns(h.kinds[t.Kind]) {
 			known = append(known, presence.Update{Topic: t, Stale: true})
 		}
 	}
@@ -365,10 +378,9 @@ func (h *Hub) Away() {
 	}
 }
 
-// Back has every topic attached and read anew.
-func (h *Hub) Back() {
+func (h *Hub) renewAll(why *bool) {
 	h.mu.Lock()
-	h.down = false
+	*why = false
 	h.attachAll()
 	h.mu.Unlock()
 	signal(h.back)

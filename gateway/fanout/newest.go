@@ -10,6 +10,9 @@ import (
 // store, or while that is away, or has lost what it had, the last one known here,
 // as stale. It is false when one is not known at all.
 func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.Update, bool) {
+	h.mu.Lock()
+	doubt := h.doubt // for as long as it takes to answer
+	h.mu.Unlock()
 	updates, err := h.store.Updates(ctx, topics)
 	if err != nil {
 		updates = make([]presence.Update, len(topics))
@@ -34,6 +37,7 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 		case known && last.Newer(u):
 			updates[i] = last
 		}
+		updates[i].Stale = updates[i].Stale || doubt
 	}
 	return updates, true
 }

@@ -93,6 +93,7 @@ type Identity struct {
 	User    string             // the token's sub, or the anonymous id without its signature
 	Signed  string             // the anonymous id with its signature, for cookie and welcome; empty with a token
 	Fresh   bool               // this call issued the anonymous id, since the request carried no valid one
+	Void    bool               // the request carried anonymous ids, and none was valid
 	Linked  bool               // the anonymous id stood in the URL, which anybody may have written
 	Hash    presence.User      // identifies the user in presence
 	Site    presence.Namespace // on which this is a user
@@ -287,7 +288,9 @@ func (ids *Identities) anonymous(r *http.Request, site presence.Namespace, query
 			}
 		}
 	}
-	return ids.issue(site)
+	id := ids.issue(site)
+	id.Void = tries < maxIDs
+	return id
 }
 
 // unstored reports whether the URL says storage=none: the page wants a cookie neither

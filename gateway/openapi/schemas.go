@@ -153,5 +153,6 @@ var parameters = object{
 	"idempotency": header("Idempotency-Key", "For a day the same key counts once. The answer to a repeated change of a counter has the header Idempotent-Replay: true."),
 	"lastevent":   header("Last-Event-ID", "The id of the last event that was received; it is not sent again while it is the newest."),
 	"urltoken":    query("token", "The token, for clients that cannot send a header.", text),
+	"back":        query("back", "Any value: the client was connected before. A server that was restarted, and has forgotten who was there, calls its counts stale until the others had time to come back.", text),
 	"urlid":       query("id", "The signed id of an anonymous visitor, for pages of another origin.", text),
 }

@@ -506,7 +506,7 @@ test('on its own origin the cookie says who the user is', async () => {
   await connected();
   sockets[0].drop();
   await tick(500);
-  assert.equal(sockets[1].url.search, '');
+  assert.equal(sockets[1].url.search, '?back=1', 'and that it has been here before');
 });
 
 test('a token is asked for at every connection, and replaces the id', async () => {
@@ -516,7 +516,7 @@ test('a token is asked for at every connection, and replaces the id', async () =
   sockets[0].say({ type: 'error', code: 'token_expired', message: 'expired' });
   sockets[0].drop();
   await tick(500);
-  assert.equal(sockets[1].url.search, '?token=t2');
+  assert.equal(sockets[1].url.search, '?token=t2&back=1');
   assert.equal(headcount.errors[0].code, 'token_expired');
 });
 
@@ -531,7 +531,7 @@ test('a fixed token that has expired is not tried again, until there is another'
   assert.equal(headcount.state, 'waiting');
   headcount.token = 'new';
   await settle();
-  assert.equal(sockets[1].url.search, '?token=new');
+  assert.equal(sockets[1].url.search, '?token=new&back=1');
 });
 
 test('a token function that fails is a failed attempt', async () => {
@@ -850,7 +850,7 @@ test('without storage there is an id for the life of the document, and nothing i
   assert.deepEqual(storage, {});
   sockets[0].drop();
   await tick(500);
-  assert.deepEqual([...sockets[1].url.searchParams], [['id', 'tab.sig'], ['storage', 'none']]);
+  assert.deepEqual([...sockets[1].url.searchParams], [['id', 'tab.sig'], ['storage', 'none'], ['back', '1']]);
   client({}, 'https://nothing.example').join('p');
   await settle();
   assert.equal(sockets[2].url.search, '', 'another Headcount has another id');

@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -57,5 +58,42 @@ func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 			back[1].leave("p")
 			back[0].awaitCount("p", 1)
 		})
+	}
+}
+
+// A process that forgets who was there marks its counts, from the first client that comes
+// back until the others had time for it.
+func TestWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
+	t.Parallel()
+	s := start(t, "--update-interval=10ms")
+	there := s.ws(t)
+	there.join("p")
+	if f := there.await("a count", func(f frame) bool { return f.Type == "count" }); f.Stale {
+		t.Errorf("after a first start: %s", f.text)
+	}
+	s.signal(syscall.SIGKILL)
+	s.killed(t)
+	s = start(t, "--update-interval=10ms")
+	newcomer := s.ws(t)
+	newcomer.join("p")
+	newcomer.awaitCount("p", 1)
+	if got := s.get(t, "/p/counter").body; strings.Contains(got, "stale") {
+		t.Errorf("nobody has come back, but: %s", got)
+	}
+	back := s.dial(t, dialer{query: "id=" + there.id}) // which is void, as the secret is a new one
+	back.join("p")
+	if f := back.await("a count", func(f frame) bool { return f.Type == "count" }); !f.Stale || *f.Count != 2 {
+		t.Errorf("who comes back sees %s", f.text)
+	}
+	newcomer.await("the same count", func(f frame) bool { return f.Type == "count" && f.Stale && *f.Count == 2 })
+	if got := s.get(t, "/p/counter").body; !strings.Contains(got, `"stale":true`) {
+		t.Errorf("a counter that may lack users: %s", got)
+	}
+	if got := s.put(t, "/p/counter", `{"action":"increment"}`); got.status != 200 || !strings.Contains(got.body, `"count":3`) || !strings.Contains(got.body, `"stale":true`) {
+		t.Errorf("an increment meanwhile: %d %s", got.status, got.body)
+	}
+	newcomer.await("a count that is whole", func(f frame) bool { return f.Type == "count" && !f.Stale && *f.Count == 3 })
+	if got := s.get(t, "/p/counter").body; strings.Contains(got, "stale") {
+		t.Errorf("all had time to come back: %s", got)
 	}
 }

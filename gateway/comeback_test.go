@@ -1,0 +1,92 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/gateway/identity"
+)
+
+// doubts are the words that a hub was told, with the seconds since the start.
+type doubts struct {
+	start time.Time
+	mu    sync.Mutex // guards said
+	said  []string
+}
+
+func (d *doubts) Doubt() { d.tell("doubt") }
+func (d *doubts) Trust() { d.tell("trust") }
+func (d *doubts) tell(word string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.said = append(d.said, fmt.Sprintf("%s %.0f", word, time.Since(d.start).Seconds()))
+}
+
+func (d *doubts) told() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return fmt.Sprint(d.said)
+}
+
+func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
+	news := func(target string, lines ...string) *http.Request {
+		r := httptest.NewRequest(http.MethodGet, target, nil)
+		for i := 0; i < len(lines); i += 2 {
+			r.Header.Set(lines[i], lines[i+1])
+		}
+		return r
+	}
+	void, known := identity.Identity{Void: true}, identity.Identity{}
+	for name, tc := range map[string]struct {
+		r    *http.Request
+		id   identity.Identity
+		at   time.Duration
+		want string
+	}{
+		"an id of before":          {news("/-/ws"), void, 2 * time.Second, "[doubt 2 trust 15]"},
+		"it says so":               {news("/-/ws?back=1"), known, 3 * time.Second, "[doubt 3 trust 15]"},
+		"an event stream goes on":  {news("/p/counter/events", "Last-Event-ID", "1-2"), known, time.Second, "[doubt 1 trust 15]"},
+		"somebody is new":          {news("/-/ws"), known, time.Second, "[]"},
+		"too late for all of them": {news("/-/ws?back=1"), void, 16 * time.Second, "[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hub := &doubts{start: time.Now()}
+				b := newComebacks(Config{ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
+				ctx, cancel := context.WithCancel(t.Context())
+				go b.run(ctx)
+				time.Sleep(tc.at)
+				for range 2 {
+					b.note(tc.r, tc.id)
+				}
+				if b.doubtful() != (hub.told() != "[]") {
+					t.Errorf("doubtful: %v, %v", b.doubtful(), hub.told())
+				}
+				time.Sleep(time.Minute)
+				b.note(tc.r, tc.id)
+				if got := hub.told(); got != tc.want || b.doubtful() {
+					t.Errorf("%s, want %s; doubtful: %v", got, tc.want, b.doubtful())
+				}
+				cancel()
+			})
+		})
+	}
+}
+
+func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
+	hub := &doubts{}
+	b := newComebacks(Config{Log: zerolog.Nop()}, hub)
+	b.note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
+	b.run(t.Context()) // returns at once
+	if hub.told() != "[]" || b.doubtful() {
+		t.Error("it is doubted")
+	}
+}
