@@ -33,8 +33,10 @@ var layers = []layer{
 	{"setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
-	{"presence/heartbeat", []string{"presence", "presence/seal"}},
-	{"presence/rpc", []string{"presence", "presence/seal"}},
+	{"tracing", nil},      // spans below a request or a join that is traced
+	{"tracing/otlp", nil}, // to a collector
+	{"presence/heartbeat", []string{"presence", "presence/seal", "tracing"}},
+	{"presence/rpc", []string{"presence", "presence/seal", "tracing"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
@@ -45,12 +47,16 @@ var layers = []layer{
 	{"tracing/otlp", nil}, // to a collector
 	{"boltfile", nil},     // opens the files of a data directory
 	{"servertest", nil},   // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}},                                                 // real servers for tests
-	{"cmd/headcount/programtest", nil},                                                             // the program for tests
-	{"counter/limit", nil},                                                                         // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                      // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                                          // the file of an export
-	{"counter/hyperloglog", nil},                                                                   // registers of kind unique
+	{"presence/redistest", []string{"servertest"}},                            // real servers for tests
+	{"cmd/headcount/programtest", nil},                                        // the program for tests
+	{"counter/limit", nil},                                                    // arithmetic
+	{"servertest", nil},                                                       // processes of servers for tests
+	{"presence/redistest", []string{"servertest"}},                            // real servers for tests
+	{"cmd/headcount/programtest", nil},                                        // the program for tests
+	{"counter/limit", nil},                                                    // arithmetic
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}}, // words, rules, combining
+	{"counter/transfer", []string{"counter", "presence"}},                     // the file of an export
+	{"counter/hyperloglog", nil},                                              // registers of kind unique
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/boltstore", []string{"boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
@@ -67,9 +73,9 @@ var layers = []layer{
 	{"deploy", nil}, // tests alone
 	{"presence/memstore/...", []string{"boltfile", "presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
 	{"presence/redisstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
-	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting"}},                                                     // no store but by the contract
-	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
-	{"dispatcher/...", []string{"presence"}},
+	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting", "tracing"}},                                                     // no store but by the contract
+	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting", "tracing"}}, // neither gateway nor dispatcher but by interface
+	{"dispatcher/...", []string{"presence", "tracing"}},
 	{"webhook", []string{"counter", "presence"}}, // what is told, and sending it
 	{"webhook/storetest", []string{"webhook"}},   // for the tests of stores; only they import it
 	{"webhook/memstore", []string{"boltfile", "webhook"}},
@@ -86,7 +92,7 @@ var layers = []layer{
 	{"gateway", []string{
 		"counter", "gateway/counters", "gateway/openapi",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
-		"presence", "presence/minutes", "presence/unread", "presence/heartbeat",
+		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "tracing",
 	}},
 	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program

@@ -32,6 +32,7 @@ import (
 	"headcount/presence/heartbeat"
 	"headcount/presence/minutes"
 	"headcount/presence/unread"
+	"headcount/tracing"
 )
 
 // budgetPerCore leaves half of what a core can deliver to everything else.
@@ -215,6 +216,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.roster.seen = g.metrics.seen
 	if cfg.Tracer != nil {
 		g.journeys = &journeys{tracer: cfg.Tracer, hub: g.hub}
+		g.roster.journeys = g.journeys
 	}
 	g.handler = below(cfg.BasePath, g.routes())
 	return g, nil
@@ -223,12 +225,14 @@ func New(cfg Config) (*Gateway, error) {
 // Receive takes a presence node's answer to a beat. It does not block.
 func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
 
-// Push takes updates, in any order, repeated or not. It does not block.
-func (g *Gateway) Push(updates []presence.Update) {
-	g.journeys.published(updates)
+// Push takes updates, in any order, repeated or not. It does not block. It names the span of a
+// traced join that waits for one of them.
+func (g *Gateway) Push(updates []presence.Update) *tracing.Parent {
+	traced := g.journeys.published(updates)
 	for _, u := range updates {
 		g.hub.Update(u)
 	}
+	return traced
 }
 
 // Handler serves the public contract.

@@ -9,6 +9,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"headcount/gateway/fanout"
 	"headcount/presence"
 )
 
@@ -18,6 +19,8 @@ type lastUpdate presence.Version
 func (l lastUpdate) Last(t presence.Topic) (presence.Update, bool) {
 	return presence.Update{Topic: t, Version: presence.Version(l)}, true
 }
+
+func (lastUpdate) Trace(*fanout.Subscriber) {}
 
 func TestJourneys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -40,12 +43,22 @@ func TestJourneys(t *testing.T) {
 			t.Fatal("the join ended with a count from before it")
 		}
 		time.Sleep(10 * time.Millisecond)
-		j.published(update(5))
-		j.published(update(6)) // nobody's any more
-		if ended() != 3 {
+		if j.published(update(5)) == nil {
+			t.Error("the dispatcher is told nothing of a join that waits for its push")
+		}
+		if ended() != 0 {
+			t.Fatal("the join ended before the client had the count")
+		}
+		time.Sleep(10 * time.Millisecond)
+		j.written(other)
+		j.written(c)
+		if j.published(update(6)) != nil { // nobody's any more
+			t.Error("the dispatcher is told of a join that is over")
+		}
+		if ended() != 4 {
 			t.Fatalf("%d spans", ended())
 		}
-		for i, want := range []time.Duration{10 * time.Millisecond, 20 * time.Millisecond, 20 * time.Millisecond} {
+		for i, want := range []time.Duration{10 * time.Millisecond, 20 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond} {
 			if s := recorder.Ended()[i]; s.EndTime().Sub(s.StartTime()) != want || s.Status().Code != codes.Unset {
 				t.Errorf("%s took %s, want %s", s.Name(), s.EndTime().Sub(s.StartTime()), want)
 			}
@@ -56,7 +69,7 @@ func TestJourneys(t *testing.T) {
 		j.stop(c, topic) // the store had it before
 		j.acknowledged(c, topic)
 		j.published(update(7))
-		if ended() != 3 {
+		if ended() != 4 {
 			t.Fatal("a join that changed nothing was traced")
 		}
 
@@ -65,10 +78,10 @@ func TestJourneys(t *testing.T) {
 		j.acknowledged(c, topic)
 		time.Sleep(journeyLasts)
 		j.begin(other, topic)
-		if ended() != 6 {
+		if ended() != 8 {
 			t.Fatalf("%d spans", ended())
 		}
-		if s := recorder.Ended()[4]; s.Status().Code != codes.Error {
+		if s := recorder.Ended()[5]; s.Status().Code != codes.Error {
 			t.Errorf("%s came back", s.Name())
 		}
 		var none *journeys
@@ -76,5 +89,6 @@ func TestJourneys(t *testing.T) {
 		none.acknowledged(c, topic)
 		none.published(update(8))
 		none.stop(c, topic)
+		none.sent(&spot{})
 	})
 }

@@ -67,15 +67,20 @@ func (c *collector) await(t *testing.T, what string, fits func(collected) bool) 
 	return collected{}
 }
 
-// A request is traced with what it asks of Redis, and a join all the way round. Traces tell nobody
-// who was where.
+// A request is traced with what it asks of Redis, and a join all the way round, through three
+// processes. Traces tell nobody who was where.
 func TestTraces(t *testing.T) {
 	c := &collector{}
 	sink := httptest.NewServer(c)
 	defer sink.Close()
 	redis := redistest.Start(t)
 	const key = "a key that is long enough"
-	r := run(t, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every", "1", "--api-key", key)
+	process := func(role string) running {
+		return run(t, "--roles", role, "--redis", redis.URL(), "--cluster-listen", servertest.FreeAddr(), "--otlp", sink.URL, "--trace-every", "1", "--api-key", key)
+	}
+	process("presence")
+	process("dispatcher")
+	r := process("gateway")
 
 	named := func(name string) func(collected) bool { return func(s collected) bool { return s.Name == name } }
 	below := func(above collected, name string) func(collected) bool {
@@ -104,12 +109,25 @@ func TestTraces(t *testing.T) {
 	if err != nil || json.Unmarshal(text, &welcome) != nil || welcome.User == "" {
 		t.Fatal(err, string(text))
 	}
+	// Who has the count has the dispatcher send the next one.
+	if err := ws.Write(t.Context(), websocket.MessageText, []byte(`{"type":"subscribe","pages":["private-page"]}`)); err != nil {
+		t.Fatal(err)
+	}
+	if _, text, err = ws.Read(t.Context()); err != nil || !strings.Contains(string(text), `"count":0`) {
+		t.Fatal(err, string(text))
+	}
 	if err := ws.Write(t.Context(), websocket.MessageText, []byte(`{"type":"join","page":"private-page"}`)); err != nil {
 		t.Fatal(err)
 	}
 	join := c.await(t, "the join", named("join"))
-	c.await(t, "the way to the store", below(join, "owner and store"))
-	c.await(t, "the way back", below(join, "publication and dispatcher"))
+	there := c.await(t, "the way to the store", below(join, "owner and store"))
+	owner := c.await(t, "the owner", below(there, "owner"))
+	write := c.await(t, "the write", below(owner, "store"))
+	c.await(t, "the scripts of the write", below(write, "redis"))
+	back := c.await(t, "the way back", below(join, "publication and dispatcher"))
+	push := c.await(t, "the dispatcher", below(back, "dispatcher"))
+	c.await(t, "the push", below(push, "push"))
+	c.await(t, "the client's first count", below(join, "delivery"))
 
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.public+"/api/v1/counters/views:private-key/increment", nil)
 	if err != nil {

@@ -73,6 +73,7 @@ type system struct {
 	embedded *memstore.Store // the same as store, if store is the embedded one; otherwise nil
 	where    string          // says in the log where the store is
 	network  *network        // nil over the embedded store
+	tracer   trace.Tracer    // nil: nothing is traced
 	closers  []func() error  // called in reverse order; nobody could act on their errors
 
 	hashKey    []byte                 // of user hashes; nil: the cluster has it
@@ -104,6 +105,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	s.member = member.New(member.Config{
 		Self: self, Loopback: cfg.Redis != "" && len(cfg.ClusterSecrets) == 0, Registerer: s.registry, Log: log,
 	})
+	s.openTraces()
 	if cfg.Redis == "" {
 		err = s.openEmbedded()
 	} else {
@@ -116,7 +118,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 
 	if s.member.Has(presence.RolePresence) {
 		if s.node, err = node.New(s.store, node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Tracer: s.tracer, Registerer: s.registry, Log: log,
 		}); err != nil {
 			return nil, err
 		}
@@ -124,6 +126,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	}
 	if s.member.Has(presence.RoleDispatcher) {
 		s.dispatcher = dispatcher.New(s.store, s.member, log)
+		s.dispatcher.Tracer = s.tracer
 		s.dispatcher.Register(s.registry)
 		s.parts.Dispatcher = s.dispatcher
 		if s.regions != nil {
@@ -409,7 +412,7 @@ func (s *system) openGateway(self presence.Process) error {
 		Proxies:           proxies,
 		Assets:            web.Files,
 		BasePath:          cfg.BasePath,
-		Tracer:            s.tracer(),
+		Tracer:            s.tracer,
 		Registerer:        s.registry,
 		Log:               s.log,
 	})
@@ -419,14 +422,14 @@ func (s *system) openGateway(self presence.Process) error {
 	return err
 }
 
-// tracer is where traces go; nil: nowhere.
-func (s *system) tracer() trace.Tracer {
+// openTraces has spans of this process go to the collector, if there is one.
+func (s *system) openTraces() {
 	if s.cfg.OTLP == "" {
-		return nil
+		return
 	}
 	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Always: gateway.JoinSpan, Version: cmp.Or(version, "devel"), Log: s.log})
 	s.closers = append(s.closers, provider.Close)
-	return provider.Tracer(tracing.Scope)
+	s.tracer = provider.Tracer(tracing.Scope)
 }
 
 // ready returns why the process cannot do its roles now, or nil if it can.

@@ -142,6 +142,14 @@ func (s *Subscriber) Ready(t presence.Topic) {
 	}
 }
 
+// Has reports whether the subscriber was sent an update of the topic since it last asked for it.
+func (s *Subscriber) Has(t presence.Topic) bool {
+	s.shard.mu.Lock()
+	defer s.shard.mu.Unlock()
+	p := s.place(t)
+	return p != nil && p.topic.subs[p.index].gen != 0
+}
+
 // Reform has a topic sent in that form from now on, if there is a subscription. When
 // again is set, the client is sent it also if it has the newest update in another form.
 func (s *Subscriber) Reform(t presence.Topic, form Form, again bool) {

@@ -152,7 +152,11 @@ func appendOp(b []byte, op *Op, before string) []byte {
 	if grace%time.Millisecond > 0 {
 		ms++
 	}
-	return binary.AppendUvarint(b, ms)
+	b = binary.AppendUvarint(b, ms)
+	if op.Trace != nil {
+		b = op.Trace.Append(b)
+	}
+	return b
 }
 
 // Replies packs replies as Beats packs beats. When a reply takes several datagrams,

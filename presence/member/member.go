@@ -14,6 +14,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
+	"headcount/tracing"
 )
 
 // Store is what a member itself needs of the store that its region shares.
@@ -27,7 +28,7 @@ type Store interface {
 // Gateway is the gateway of this process.
 type Gateway interface {
 	Receive(r *heartbeat.Reply)
-	Push(updates []presence.Update)
+	Push(updates []presence.Update) *tracing.Parent
 	StoreAway()
 	StoreBack()
 	OwnersChanged(partitions []int)
@@ -65,7 +66,7 @@ type Datagrams interface {
 
 // Calls carries updates and holds to other processes.
 type Calls interface {
-	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
+	PushUpdates(ctx context.Context, addr string, updates []presence.Update) (*tracing.Parent, error)
 	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
 }
 

@@ -11,6 +11,7 @@ import (
 	"headcount/presence/node"
 	"headcount/presence/ring"
 	"headcount/presence/rpc"
+	"headcount/tracing"
 )
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
@@ -109,24 +110,25 @@ func (m *Member) renewSoon() {
 }
 
 // PushUpdates sends updates to a life of a gateway. When that life is over, another
-// life of the same process may get the updates, which does no harm.
-func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) error {
+// life of the same process may get the updates, which does no harm. When the gateway traces a join
+// that waits for one of them, it names the span.
+func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) (*tracing.Parent, error) {
 	switch to := presence.ProcessOf(life); {
 	case to == m.self.Name && m.parts.Gateway != nil:
-		m.parts.Gateway.Push(updates)
-		return nil
+		return m.parts.Gateway.Push(updates), nil
 	case m.parts.Calls == nil:
-		return fmt.Errorf("push updates to %s: %w: there is no other process", to, presence.ErrUnavailable)
+		return nil, fmt.Errorf("push updates to %s: %w: there is no other process", to, presence.ErrUnavailable)
 	default:
 		return m.parts.Calls.PushUpdates(ctx, to, updates)
 	}
 }
 
 // ReceiveUpdates takes updates that another process pushed.
-func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
-	if m.parts.Gateway != nil {
-		m.parts.Gateway.Push(updates)
+func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) *tracing.Parent {
+	if m.parts.Gateway == nil {
+		return nil
 	}
+	return m.parts.Gateway.Push(updates)
 }
 
 // Hold has the owner of the user's partition take or end a hold. While the

@@ -3,6 +3,8 @@ package node
 import (
 	"sync"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"headcount/presence"
 )
 
@@ -33,6 +35,9 @@ type outbox struct {
 	// next is the newest claim in the mailbox. While blocked, an epoch of 0 says
 	// that the manager is making a claim: earlier claims are fenced already.
 	next presence.Claim
+	// traced are the spans of joins that wait to be written, and writing those of the change
+	// under way: at most maxTraced each.
+	traced, writing []trace.Span
 }
 
 // lost reports whether the manager must claim the partition again: the claim is of
@@ -85,6 +90,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	clear(o.members)
 	clear(o.counts)
 	clear(o.arrivals)
+	o.traced, o.writing = nil, o.traced
 	o.reset, o.complete, o.check = false, false, false
 	o.gen++
 	o.flying = true
@@ -95,7 +101,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 func (o *outbox) landed() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.flying = false
+	o.flying, o.writing = false, nil
 	return o.gen - 1
 }
 
@@ -130,6 +136,8 @@ func (o *outbox) restore(c presence.Change, lost bool) {
 		o.reset = o.reset || c.Reset
 		o.blocked = o.blocked || lost
 	}
+	o.traced = append(o.writing, o.traced[:min(len(o.traced), maxTraced-len(o.writing))]...)
+	o.writing = nil
 	o.complete = o.complete || c.Complete
 	o.queued, o.flying = !lost, false
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -106,6 +108,7 @@ type owed struct {
 	stream uint64
 	acked  uint64
 	pages  []*page
+	spans  []trace.Span // of the traced joins among what is acknowledged
 	// or the end of a call
 	done chan<- error
 }
@@ -751,6 +754,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		src.whole, src.moved = b.Whole, p.now()
 	}
 	var joined []*page
+	var spans []trace.Span
 	fresh := false
 	for i, op := range b.Ops {
 		n := b.First + uint64(i)
@@ -759,6 +763,9 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		}
 		if n == src.applied+1 {
 			src.applied, src.moved, fresh = n, p.now(), true
+			if op.Trace != nil && p.node.cfg.Tracer != nil && len(spans) < maxTraced {
+				spans = append(spans, p.owns(op.Trace))
+			}
 			if op.Kind == heartbeat.Join {
 				p.arrive(src, op.User, p.page(op.Page))
 			} else {
@@ -770,7 +777,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		}
 	}
 	if fresh {
-		p.owe(owed{from: src, stream: src.stream, acked: src.applied, pages: joined})
+		p.owe(owed{from: src, stream: src.stream, acked: src.applied, pages: joined, spans: spans})
 		return
 	}
 	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the answer was lost
@@ -885,6 +892,8 @@ func (p *partition) owe(o owed) {
 		o.gen--
 	case empty:
 		o.gen = 0
+	default:
+		p.out.traced = append(p.out.traced, o.spans[:min(len(o.spans), maxTraced-len(p.out.traced))]...)
 	}
 	p.out.mu.Unlock()
 	p.owed = append(p.owed, o)
@@ -898,9 +907,11 @@ func (p *partition) pay() {
 func (p *partition) settle(due func(owed) bool) {
 	rest := p.owed[:0]
 	for _, o := range p.owed {
-		switch {
-		case !due(o):
+		if !due(o) {
 			rest = append(rest, o)
+			continue
+		}
+		switch {
 		case o.done != nil:
 			o.done <- nil
 		case o.from.stream == o.stream:
@@ -908,6 +919,9 @@ func (p *partition) settle(due func(owed) bool) {
 			p.node.cfg.Reply.SendReply(o.from.Gateway, &heartbeat.Reply{
 				Partition: p.id, Stream: o.stream, Acked: o.from.acked, Counts: latest(o.pages),
 			})
+		}
+		for _, s := range o.spans {
+			s.End()
 		}
 	}
 	clear(p.owed[len(rest):])

@@ -20,6 +20,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/seal"
+	"headcount/tracing"
 )
 
 // ClientConfig tunes a Client. A zero field takes its default.
@@ -99,9 +100,9 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // PushUpdates sends updates to the process at addr. It splits many updates into
 // several requests; when a request fails, the earlier ones have arrived. It leaves
-// out invalid updates, and returns an error about them after it sent all others.
-func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) error {
-	var wrong error
+// out invalid updates, and returns an error about them after it sent all others. When the
+// gateway there traces a join that waits for one of the updates, it names the span.
+func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (traced *tracing.Parent, wrong error) {
 	for len(updates) > 0 {
 		body, rest, err := batch(updates)
 		if err != nil {
@@ -111,11 +112,13 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 		if len(body) == len(updatesHead)+len(updatesTail) {
 			continue
 		}
-		if err := c.put(ctx, addr, updatesPath, body); err != nil {
-			return fmt.Errorf("rpc: push updates to %s: %w", addr, err)
+		answer, err := c.ask(ctx, addr, updatesPath, body, http.StatusNoContent)
+		if err != nil {
+			return traced, fmt.Errorf("rpc: push updates to %s: %w", addr, err)
 		}
+		traced = cmp.Or(traced, answer.traced)
 	}
-	return wrong
+	return traced, wrong
 }
 
 // Hold has the presence node at addr take, renew or end the user's hold on the
@@ -130,23 +133,22 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 	if err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
 	}
-	if err := c.put(ctx, addr, holdPath, body); err != nil {
+	if _, err := c.ask(ctx, addr, holdPath, body, http.StatusNoContent); err != nil {
 		return fmt.Errorf("rpc: hold at %s: %w", addr, err)
 	}
 	return nil
 }
 
-// put makes a request, and repeats it once when its connection broke: the other
-// side may just have closed a connection that was kept alive. All requests are safe
-// to repeat.
-func (c *Client) put(ctx context.Context, addr, path string, body []byte) error {
-	_, err := c.ask(ctx, addr, path, body, http.StatusNoContent)
-	return err
+// answer is what another process said.
+type answer struct {
+	body   []byte
+	traced *tracing.Parent
 }
 
-// ask makes a request as put does, and returns the body of the answer. The status of
-// the answer must be ok.
-func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
+// ask makes a request, and repeats it once when its connection broke: the other
+// side may just have closed a connection that was kept alive. All requests are safe
+// to repeat. The status of the answer must be ok.
+func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) (answer, error) {
 	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	said, err := c.try(within, addr, path, body, ok)
@@ -154,11 +156,11 @@ func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int
 		said, err = c.try(within, addr, path, body, ok)
 	}
 	code := "ok"
-	answer := (*Error)(nil)
+	refusal := (*Error)(nil)
 	switch {
 	case err == nil:
-	case errors.As(err, &answer):
-		code = answer.label()
+	case errors.As(err, &refusal):
+		code = refusal.label()
 	case ctx.Err() != nil:
 		code, err = "canceled", fmt.Errorf("%w: %w", presence.ErrUnavailable, context.Cause(ctx))
 	default:
@@ -174,11 +176,11 @@ func dropped(err error) bool {
 	return err != nil && !errors.As(err, &answer) && !(errors.As(err, &op) && op.Op == "dial")
 }
 
-func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
+func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) (answer, error) {
 	u := url.URL{Scheme: "http", Host: addr, Path: path}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u.String(), bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return answer{}, err
 	}
 	// Every attempt has a number of its own, so the transport must not repeat it.
 	req.GetBody = nil
@@ -188,21 +190,21 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 		if e := (*url.Error)(nil); errors.As(err, &e) {
 			err = e.Err // callers add the method and the address themselves
 		}
-		return nil, err
+		return answer{}, err
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
+	said, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
 	switch {
 	case err != nil && resp.StatusCode != http.StatusNoContent:
-		return nil, err
+		return answer{}, err
 	case resp.StatusCode == ok:
-		return answer, nil
+		return answer{said, tracing.ParseParent(resp.Header.Get(tracing.Header))}, nil
 	}
 	var p problem
-	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
+	if json.Unmarshal(said, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}
-	return nil, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
+	return answer{}, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
 }
 
 func (c *Client) sign(req *http.Request, body []byte) {

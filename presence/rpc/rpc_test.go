@@ -25,6 +25,7 @@ import (
 	"headcount/presence"
 	"headcount/presence/rpc"
 	"headcount/presence/seal"
+	"headcount/tracing"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -106,8 +107,12 @@ func TestUpdatesComeBack(t *testing.T) {
 			got = append(got, updates...)
 		})})
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
-		if err := c.PushUpdates(t.Context(), server, want); err != nil {
+		traced, err := c.PushUpdates(t.Context(), server, want)
+		if err != nil {
 			t.Fatal(err)
+		}
+		if len(got) > 0 && (traced == nil || *traced != *tracedJoin) {
+			t.Fatalf("the join that waits is %v, want %v", traced, tracedJoin)
 		}
 		if len(got)+len(want) > 0 && !reflect.DeepEqual(got, want) {
 			t.Fatalf("sent\n%+v\ngot\n%+v", want, got)
@@ -124,7 +129,7 @@ func TestManyUpdatesTakeSeveralRequests(t *testing.T) {
 		updates[i] = presence.Count{Page: strings.Repeat("日", 127) + strconv.Itoa(i%10), Users: int64(i)}.Update()
 	}
 	updates[77].Key = "\x00"
-	if err := c.PushUpdates(t.Context(), server, updates); !errors.Is(err, presence.ErrTopic) {
+	if _, err := c.PushUpdates(t.Context(), server, updates); !errors.Is(err, presence.ErrTopic) {
 		t.Errorf("got %v, want what is wrong with one of them", err)
 	}
 	if got != len(updates)-1 || requests < 4 || requests > 6 {
@@ -449,7 +454,7 @@ func TestOverConnections(t *testing.T) {
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Dial: n.Dial, Timeout: 3 * time.Second})
 		updates := []presence.Update{presence.Count{Page: "p", Users: 1}.Update()}
 		for range 10 {
-			if err := c.PushUpdates(t.Context(), server, updates); err != nil {
+			if _, err := c.PushUpdates(t.Context(), server, updates); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -459,7 +464,7 @@ func TestOverConnections(t *testing.T) {
 		for _, cn := range n.open { // a kept connection breaks, and nobody notices
 			cn.Close()
 		}
-		if err := c.PushUpdates(t.Context(), server, updates); err != nil {
+		if _, err := c.PushUpdates(t.Context(), server, updates); err != nil {
 			t.Error(err)
 		}
 		slow = true
@@ -500,7 +505,7 @@ func TestOverTCP(t *testing.T) {
 	for range 20 {
 		wg.Go(func() {
 			for range 10 {
-				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), []presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
+				if _, err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), []presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -610,7 +615,7 @@ func BenchmarkPushUpdates(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := c.PushUpdates(b.Context(), srv.Listener.Addr().String(), updates); err != nil {
+				if _, err := c.PushUpdates(b.Context(), srv.Listener.Addr().String(), updates); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -619,6 +624,9 @@ func BenchmarkPushUpdates(b *testing.B) {
 	}
 }
 
+// tracedJoin waits for every update.
+var tracedJoin = tracing.ReadParent([]byte("the trace, 16 b.the span"))
+
 // These functions serve as rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
@@ -626,7 +634,10 @@ type (
 	onReport  func() presence.Report
 )
 
-func (f onUpdates) ReceiveUpdates(from string, updates []presence.Update) { f(from, updates) }
+func (f onUpdates) ReceiveUpdates(from string, updates []presence.Update) *tracing.Parent {
+	f(from, updates)
+	return tracedJoin
+}
 
 func (f onHold) ReceiveHold(ctx context.Context, user presence.User, page string, on bool) error {
 	return f(ctx, user, page, on)
