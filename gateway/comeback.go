@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"headcount/gateway/identity"
+	"headcount/presence"
 )
 
 // doubter is what is told whether counts may lack users who stay.
@@ -23,14 +24,16 @@ type comebacks struct {
 	hub doubter
 	log func(left time.Duration)
 
+	began, until time.Time // set by newComebacks alone
+
 	over  atomic.Bool // read without mu: nobody's return matters any more
 	mu    sync.Mutex  // guards doubt, and orders what the hub is told
 	doubt bool        // somebody came back
-	until time.Time   // set by newComebacks alone
 }
 
 func newComebacks(cfg Config, hub doubter) *comebacks {
-	b := &comebacks{hub: hub, until: time.Now().Add(cfg.ComeBack)}
+	began := time.UnixMilli(int64(cfg.Incarnation))
+	b := &comebacks{hub: hub, began: began, until: began.Add(cfg.ComeBack)}
 	b.over.Store(cfg.ComeBack <= 0)
 	b.log = func(left time.Duration) {
 		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has come back that was here before this process began: counts are stale until the others had time for it; with --data-dir they would have been remembered")
@@ -58,7 +61,7 @@ func (b *comebacks) run(ctx context.Context) {
 // note looks at what a client has sent that begins a connection or calls. It must be called before
 // the client is told a count.
 func (b *comebacks) note(r *http.Request, id identity.Identity) {
-	if b.over.Load() || !id.Void && r.Header.Get("Last-Event-Id") == "" && r.URL.Query().Get("back") == "" {
+	if b.over.Load() || !id.Void && !b.older(r.Header.Get("Last-Event-Id")) && r.URL.Query().Get("back") == "" {
 		return
 	}
 	b.mu.Lock()
@@ -69,6 +72,14 @@ func (b *comebacks) note(r *http.Request, id identity.Identity) {
 	b.doubt = true
 	b.hub.Doubt()
 	b.log(time.Until(b.until))
+}
+
+// older reports whether a version is of an earlier life of the process. One that is older than any
+// process is nobody's.
+func (b *comebacks) older(version string) bool {
+	v, err := presence.ParseVersion(version)
+	made := time.UnixMilli(int64(v.Incarnation))
+	return err == nil && made.Before(b.began) && made.After(b.began.AddDate(-1, 0, 0))
 }
 
 // doubtful reports whether counts are stale for that reason.

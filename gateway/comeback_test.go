@@ -51,16 +51,19 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		at   time.Duration
 		want string
 	}{
-		"an id of before":          {news("/-/ws"), void, 2 * time.Second, "[doubt 2 trust 15]"},
-		"it says so":               {news("/-/ws?back=1"), known, 3 * time.Second, "[doubt 3 trust 15]"},
-		"an event stream goes on":  {news("/p/counter/events", "Last-Event-ID", "1-2"), known, time.Second, "[doubt 1 trust 15]"},
-		"somebody is new":          {news("/-/ws"), known, time.Second, "[]"},
-		"too late for all of them": {news("/-/ws?back=1"), void, 16 * time.Second, "[]"},
+		"an id of before":           {news("/-/ws"), void, 2 * time.Second, "[doubt 2 trust 15]"},
+		"it says so":                {news("/-/ws?back=1"), known, 3 * time.Second, "[doubt 3 trust 15]"},
+		"an event stream goes on":   {news("/p/counter/events", "Last-Event-ID", "946684799000-2"), known, time.Second, "[doubt 1 trust 15]"},
+		"it was begun in this life": {news("/p/counter/events", "Last-Event-ID", "946684800500-2"), known, time.Second, "[]"},
+		"its version is made up":    {news("/p/counter/events", "Last-Event-ID", "1-1"), known, time.Second, "[]"},
+		"no version":                {news("/p/counter/events", "Last-Event-ID", "x"), known, time.Second, "[]"},
+		"somebody is new":           {news("/-/ws"), known, time.Second, "[]"},
+		"too late for all of them":  {news("/-/ws?back=1"), void, 16 * time.Second, "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
-				b := newComebacks(Config{ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
+				b := newComebacks(Config{Incarnation: uint64(time.Now().UnixMilli()), ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
 				ctx, cancel := context.WithCancel(t.Context())
 				go b.run(ctx)
 				time.Sleep(tc.at)
