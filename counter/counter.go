@@ -91,7 +91,8 @@
 // forgets the marks; so does a longer step with the lists of its parts. Each counter with more than a
 // thousandth of what was gained in a time has more than that in one of its steps, so it is in a list.
 // An answer adds up the lists of the longest steps that are within the time, what those that are marked gained in
-// the steps that are not closed, and reads what the first of them have gained ([Gainers]: many at once).
+// the steps that are not closed, and reads what the first of them have gained ([Gainers]: many at once). A process that is
+// alone in front of its store remembers its marks, and what they weigh: so it asks for none that it wrote.
 package counter
 
 import (

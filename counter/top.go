@@ -134,27 +134,111 @@ type running struct {
 	summary
 	last   int64 // the number of before
 	before summary
+
+	marks marks // for who is alone: those of the store
+}
+
+// marks are what a store has in steps that are not closed, for a process that is alone in front of it: so that it does not
+// read what it wrote. There are as many as in the store.
+type marks struct {
+	whole bool                      // none is missing, and what is marked from now on is weighed; else the store has to be asked
+	lost  int                       // how often one may have been lost
+	steps map[int64]map[string]bool // true: more than was weighed may have been counted in that step
+}
+
+func (m *marks) add(number int64, key string, others bool) {
+	if m.steps == nil {
+		m.steps = map[int64]map[string]bool{}
+	}
+	if m.steps[number] == nil {
+		m.steps[number] = map[string]bool{}
+	}
+	m.steps[number][key] = others
+}
+
+// remove forgets one that may be in the store nevertheless.
+func (m *marks) remove(number int64, key string) {
+	delete(m.steps[number], key)
+	m.whole = false
+	m.lost++
+}
+
+// list returns the marks of each step, nil when one may be missing.
+func (r *running) list() map[int64][]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.marks.whole {
+		return nil
+	}
+	steps := make(map[int64][]string, len(r.marks.steps))
+	for number, keys := range r.marks.steps {
+		steps[number] = slices.AppendSeq(make([]string, 0, len(keys)), maps.Keys(keys))
+	}
+	return steps
+}
+
+func (r *running) losses() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.marks.lost
+}
+
+// learn takes what was read after losses returned lost. Of steps that are settled it is all there is.
+func (r *running) learn(steps map[int64][]string, lost int, settled func(number int64) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := &r.marks
+	maps.DeleteFunc(m.steps, func(number int64, _ map[string]bool) bool { return settled(number) })
+	for number, keys := range steps {
+		others := false
+		for _, key := range keys {
+			if _, mine := m.steps[number][key]; !mine {
+				others = true
+				m.add(number, key, !m.whole)
+			}
+		}
+		if others && !m.whole { // those of this process may have been marked before, too
+			for key := range m.steps[number] {
+				m.steps[number][key] = true
+			}
+		}
+	}
+	m.whole = m.lost == lost
+}
+
+// closed forgets a step.
+func (r *running) closed(number int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.marks.steps, number)
 }
 
 // weigh adds to a counter, and returns the number of the step in which nobody needs to mark it, -1 for none.
-func (r *running) weigh(key string, n, number int64) (light int64) {
+func (r *running) weigh(key string, n, number int64, alone bool) (light int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if number != r.number {
 		r.before, r.last = r.summary, r.number
 		r.number, r.summary = number, summary{}
 	}
-	if w := r.add(key, n); !w.marked && r.heavy(w) {
-		w.marked = true
-		return -1
+	w := r.add(key, n)
+	if w.marked || !r.heavy(w) {
+		return number
 	}
-	return number
+	w.marked = true
+	if alone && !r.marks.steps[number][key] {
+		r.marks.add(number, strings.Clone(key), false) // before it is written: so none is missing
+	}
+	return -1
 }
 
 // failed takes back what weigh added: it was not made, or nobody knows.
-func (r *running) failed(key string, n, number int64) {
+func (r *running) failed(key string, n, number, light int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if light < 0 {
+		r.marks.remove(number, key)
+	}
 	if w := r.keys[key]; w != nil && number == r.number {
 		w.gained -= n
 		r.total -= n
@@ -162,20 +246,27 @@ func (r *running) failed(key string, n, number int64) {
 	}
 }
 
-// known is what was weighed of a counter in a step, 0 when that is not known.
-func (r *running) known(key string, number int64) int64 {
+// known adds to sums what was weighed of the keys that are marked in a step, and returns those of which that is not known.
+// One that this process alone has marked, and that is no longer in the summary, gained too little to be told.
+func (r *running) known(number int64, keys []string, sums map[string]int64) (rest []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := r.keys
 	if number == r.last {
 		of = r.before.keys
 	} else if number != r.number {
-		return 0
+		return keys
 	}
-	if w := of[key]; w != nil {
-		return w.gained
+	for _, key := range keys {
+		w := of[key]
+		switch {
+		case w != nil && w.gained > 0:
+			sums[key] = Saturated(sums[key], w.gained)
+		case w != nil || r.marks.steps[number][key]:
+			rest = append(rest, key)
+		}
 	}
-	return 0
+	return rest
 }
 
 // Tops stand in front of a store, behind the Combiner, and know what gains most under the rules with top. The
@@ -253,7 +344,7 @@ func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
 	}
 	each(func(_, _ int, c *Change, r *running, number int64) {
 		any = true
-		c.Light = r.weigh(c.Key, c.Delta, number)
+		c.Light = r.weigh(c.Key, c.Delta, number, t.alone)
 	})
 	results := t.Store.Apply(ctx, ops)
 	if !any {
@@ -261,7 +352,7 @@ func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
 	}
 	each(func(i, j int, c *Change, r *running, number int64) {
 		if results[i].Err != nil || results[i].Replay {
-			r.failed(c.Key, c.Delta, number)
+			r.failed(c.Key, c.Delta, number, c.Light)
 		} else if at := results[i].Counters[j].Updated; !at.IsZero() {
 			t.ahead.Store(int64(time.Until(at)))
 		}
@@ -277,7 +368,7 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 		return nil, err
 	}
 	fine := rule.Buckets[0].Step
-	marked, err := t.Store.Marked(ctx, rule.Match) // first: what is closed meanwhile is in a list by then
+	marked, err := t.marked(ctx, rule) // first: what is closed meanwhile is in a list by then
 	if err != nil {
 		return nil, err
 	}
@@ -294,13 +385,10 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 		if number < first {
 			continue
 		}
+		if t.alone {
+			keys = t.rules[rule].known(number, keys, sums)
+		}
 		for _, key := range keys {
-			if t.alone {
-				if n := t.rules[rule].known(key, number); n > 0 {
-					sums[key] = Saturated(sums[key], n)
-					continue
-				}
-			}
 			switch was, again := asked[key]; {
 			case t.many == nil:
 				looked[key] = true
@@ -340,6 +428,29 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 		return nil, err
 	}
 	return out[:min(n, len(out))], nil
+}
+
+// marked is what the store's Marked returns, and asks it only when it may know more than this process.
+func (t *Tops) marked(ctx context.Context, rule *Rule) (map[int64][]string, error) {
+	if !t.alone {
+		return t.Store.Marked(ctx, rule.Match)
+	}
+	if steps := t.rules[rule].list(); steps != nil {
+		return steps, nil
+	}
+	return t.readMarks(ctx, rule)
+}
+
+// readMarks asks the store, and remembers what it says.
+func (t *Tops) readMarks(ctx context.Context, rule *Rule) (map[int64][]string, error) {
+	r := t.rules[rule]
+	lost := r.losses()
+	steps, err := t.Store.Marked(ctx, rule.Match)
+	if err == nil && t.alone {
+		now, fine := t.now(), rule.Buckets[0].Step
+		r.learn(steps, lost, func(number int64) bool { return isSettled(number, fine, now) })
+	}
+	return steps, err
 }
 
 // sum adds up the lists of the fine steps from a number to that before another: those of long steps that are within, and
@@ -469,7 +580,12 @@ func (t *Tops) closed(ctx context.Context, rule *Rule, step time.Duration, from,
 
 // run closes steps until ctx ends: soon after the end of each, and not all processes at once.
 func (t *Tops) run(ctx context.Context) {
-	next := map[listOf]int64{} // the steps of longer buckets that are to be closed next, by rule and length
+	next := map[listOf]int64{}  // the steps of longer buckets that are to be closed next, by rule and length
+	for rule := range t.rules { // before others than those of a process that was here before are marked
+		if _, err := t.marked(ctx, rule); err != nil && ctx.Err() == nil {
+			t.log.Debug().Err(err).Str("match", rule.Match).Msg("counters: what may have gained most could not be read")
+		}
+	}
 	for {
 		wait := time.Hour
 		for rule := range t.rules {
@@ -492,7 +608,7 @@ func (t *Tops) run(ctx context.Context) {
 
 // close makes lists of the steps of a rule that are over.
 func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) error {
-	marked, err := t.Store.Marked(ctx, rule.Match)
+	marked, err := t.readMarks(ctx, rule)
 	if err != nil {
 		return err
 	}
@@ -579,6 +695,9 @@ func (t *Tops) keep(ctx context.Context, rule *Rule, b Bucket, number int64, key
 		return err
 	}
 	t.lists.Add(listOf{rule.Match, b.Step, number}, list.Most)
+	if marks != nil {
+		t.rules[rule].closed(number) // what asks meanwhile finds the list
+	}
 	return nil
 }
 

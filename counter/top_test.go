@@ -1,6 +1,7 @@
 package counter_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -115,6 +116,71 @@ func TestTop(t *testing.T) {
 		if err := tops.Close(); err != nil {
 			t.Fatal(err)
 		}
+	})
+}
+
+// marksRead counts how often a store is asked for its marks, and may lose its answers to changes.
+type marksRead struct {
+	counter.Store
+	reads  int
+	silent bool
+}
+
+func (m *marksRead) Marked(ctx context.Context, match string) (map[int64][]string, error) {
+	m.reads++
+	return m.Store.Marked(ctx, match)
+}
+
+func (m *marksRead) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := m.Store.Apply(ctx, ops)
+	if m.silent {
+		for i := range results {
+			results[i] = counter.Result{Err: counter.ErrUnavailable}
+		}
+	}
+	return results
+}
+
+// TestTopAlone: a process that is alone asks its store for marks when it starts and when a step is closed, and after an answer
+// was lost; and what it tells is right nevertheless, also of what a process before it has counted in the same step.
+func TestTopAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		under := memstore.New(memstore.Config{})
+		gain(t, under, "v:before", 1000)
+		gain(t, under, "v:both", 1000)
+		store := &marksRead{Store: under}
+		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
+		defer tops.Close()
+		synctest.Wait()
+		expect := func(reads int, want ...counter.Gained) {
+			t.Helper()
+			got, err := tops.Top(t.Context(), topRule, 30*time.Minute, len(want))
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%v, %v, want %v", got, err, want)
+			}
+			if store.reads != reads {
+				t.Errorf("the marks were read %d times, want %d", store.reads, reads)
+			}
+		}
+		expect(1, counter.Gained{Key: "v:before", Value: 1000}, counter.Gained{Key: "v:both", Value: 1000})
+		gain(t, tops, "v:both", 1)
+		gain(t, tops, "v:own", 900)
+		for n := range 20_000 { // of so many the summary forgets, but nobody
+			gain(t, tops, fmt.Sprint("v:", n%10_000), 1)
+		}
+		three := []counter.Gained{{Key: "v:both", Value: 1001}, {Key: "v:before", Value: 1000}, {Key: "v:own", Value: 900}}
+		expect(1, three...)
+		store.silent = true
+		if r := tops.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v:silent", Rule: topRule, Verb: counter.Add, Delta: 950}}}})[0]; r.Err == nil {
+			t.Fatal("the answer was not lost")
+		}
+		store.silent = false
+		four := slices.Insert(three, 2, counter.Gained{Key: "v:silent", Value: 950})
+		expect(2, four...)
+		expect(2, four...)
+		time.Sleep(time.Minute + 10*time.Second)
+		synctest.Wait()
+		expect(3, four...) // closed
 	})
 }
 
