@@ -235,22 +235,39 @@ func updates(ctx context.Context, url string) (float64, error) {
 	return float64(n.Load()) / time.Since(began).Seconds(), <-errs
 }
 
-// inRedis measures changes of one counter at a steady rate, and how many scripts
+// inRedis measures changes of one counter at steady rates, of as much as a core carries and of more, and how many scripts
 // Redis runs for them.
 func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	figures = map[string]float64{}
 	err = withStandIn(func(t *standIn) error {
 		server := redistest.Start(t)
-		err := b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) (err error) {
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
+			time.Sleep(callTime) // until a process that has just begun has its partitions
 			idle, began := scripts(t, server), time.Now()
 			time.Sleep(callTime / 2)
 			rest := (scripts(t, server) - idle) / time.Since(began).Seconds()
-			before, began := scripts(t, server), time.Now()
-			if figures, err = b.calls(ctx, url, pid, "-rate", "20000", "-callers", "500"); err == nil {
-				figures["scripts_per_s"] = (scripts(t, server)-before)/time.Since(began).Seconds() - rest
+			for _, load := range []struct {
+				prefix string
+				client []string
+			}{
+				{"5000_", []string{"-rate", "5000"}},
+				{"10000_", []string{"-rate", "10000"}},
+				{"batches_", []string{"-rate", "200", "-batch", "100"}},
+				{"", []string{"-rate", "20000"}},
+			} {
+				before, began := scripts(t, server), time.Now()
+				got, err := b.calls(ctx, url, pid, append(load.client, "-callers", "500")...)
+				if err != nil {
+					return err
+				}
+				got["scripts_per_s"] = (scripts(t, server)-before)/time.Since(began).Seconds() - rest
+				got["core_percent"] = got["calls_per_s"] * got["cpu_us_per_call"] / 1e4
+				for name, v := range got {
+					figures[load.prefix+name] = v
+				}
 			}
-			return err
+			return nil
 		})
-		return err
 	})
 	return figures, err
 }
