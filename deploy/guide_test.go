@@ -46,6 +46,7 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
 		"presence, follows and unread in Redis, and links between regions": {"../presence/redisstore/processes.go", `(?m)^const format = (\d+)$`},
 		"counters in Redis":                                                {"../counter/redisstore/redisstore.go", `(?m)^const Format = (\d+)$`},
+		"webhooks in Redis":                                                {"../webhook/redisstore/redisstore.go", `(?m)^const Format = (\d+)$`},
 		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
 		"`headcount.db` in `--data-dir`":                                   {"../presence/memstore/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
 		"`counters.db` in `--data-dir`":                                    {"../counter/boltstore/boltstore.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},

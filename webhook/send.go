@@ -172,6 +172,23 @@ func (o *sender) attempt(ctx context.Context, m message) (status int, again time
 	return resp.StatusCode, again, nil
 }
 
+// Reach asks the receiver of a hook for nothing, by HEAD on the way that messages take. It returns
+// the status of the answer.
+func Reach(ctx context.Context, h *Hook) (status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodHead, h.URL, nil)
+	if err != nil {
+		return 0, cause(err)
+	}
+	req.Header.Set("User-Agent", "Headcount")
+	client := newClient(nil)
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, cause(err)
+	}
+	return resp.StatusCode, resp.Body.Close()
+}
+
 // cause is err without the URL, which may hold a secret.
 func cause(err error) error {
 	if u := (*url.Error)(nil); errors.As(err, &u) {

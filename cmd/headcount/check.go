@@ -29,6 +29,7 @@ import (
 	"headcount/presence/redisstore"
 	"headcount/presence/region"
 	"headcount/setting"
+	"headcount/webhook"
 )
 
 // checkCommand says what keeps a server with these settings from working. It asks what the
@@ -84,7 +85,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	}
 	runs := c.adminAnswers(ctx)
 	for _, look := range []func(context.Context, *findings, bool){
-		c.checkPorts, c.checkDataDir, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkCertificates, c.checkPublic,
+		c.checkPorts, c.checkDataDir, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkReceivers, c.checkCertificates, c.checkPublic,
 	} {
 		look(ctx, f, runs)
 	}
@@ -307,7 +308,7 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	found := redisstore.Check(ctx, redisstore.Config{
-		URL: c.Config.Redis, Facts: redisstore.Facts{Region: c.Config.Region, Secret: checkValue(keys), Counters: counterstore.Format}, Dial: c.Patience, Log: zerolog.Nop(),
+		URL: c.Config.Redis, Facts: c.Config.facts(checkValue(keys)), Dial: c.Patience, Log: zerolog.Nop(),
 	})
 	for _, problem := range found.Problems {
 		f.wrongf("--redis", "%s", problem)
@@ -429,6 +430,37 @@ func (c *checkCommand) checkKeys(ctx context.Context, f *findings, _ bool) {
 		f.wrongf(thing, "it has no keys; name the address of the key set.")
 	default:
 		f.finef(thing, "it has %d keys.", len(set.Keys))
+	}
+}
+
+// checkReceivers asks the receivers of --webhook for nothing, all at once: none is told an event.
+func (c *checkCommand) checkReceivers(ctx context.Context, f *findings, _ bool) {
+	ctx, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	type answer struct {
+		status int
+		err    error
+	}
+	answers := make([]answer, len(c.Config.Hooks))
+	var asked sync.WaitGroup
+	for i, hook := range c.Config.Hooks {
+		asked.Go(func() { answers[i].status, answers[i].err = webhook.Reach(ctx, hook) })
+	}
+	asked.Wait()
+	for i, hook := range c.Config.Hooks {
+		thing := fmt.Sprintf("--webhook, number %d", i+1)
+		switch a := answers[i]; {
+		case errors.As(a.err, new(*tls.CertificateVerificationError)):
+			f.wrongf(thing, "the certificate of %s is not trusted here: %v; give the receiver one for its name by an authority that this machine knows.", hook.Host, oneLine(a.err))
+		case a.err != nil:
+			f.wrongf(thing, "%s does not answer: %v; see whether the receiver runs, and whether this machine may reach it.", hook.Host, oneLine(a.err))
+		case a.status/100 == 3:
+			f.wrongf(thing, "%s redirects (status %d), and redirects are not followed; name the URL to which it leads.", hook.Host, a.status)
+		case a.status >= 500 && a.status != http.StatusNotImplemented:
+			f.wrongf(thing, "%s answers with status %d; see what is wrong there: events wait until it takes them.", hook.Host, a.status)
+		default: // who takes events alone may say anything to what is none
+			f.finef(thing, "%s answers. No event was sent to it.", hook.Host)
+		}
 	}
 }
 

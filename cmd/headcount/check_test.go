@@ -7,6 +7,7 @@ import (
 	cryptorand "crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -109,6 +110,17 @@ func TestCheckFindsFaults(t *testing.T) {
 	defer stranger.Close()
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	defer secured.Close()
+	receiver := func(status int) *httptest.Server {
+		t.Helper()
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodHead || r.ContentLength > 0 {
+				t.Errorf("the check sends %s and %d bytes to a receiver", r.Method, r.ContentLength)
+			}
+			w.WriteHeader(status)
+		}))
+		t.Cleanup(s.Close)
+		return s
+	}
 	listed := func(process string) []any {
 		return []any{"HSET", "hc:{c}:leases", process, fmt.Sprint(time.Now().Add(time.Hour).UnixMilli(), " 1 gateway")}
 	}
@@ -120,6 +132,9 @@ func TestCheckFindsFaults(t *testing.T) {
 	good := files(-time.Hour, 90*days, "counter.example.com")
 
 	stopped := []string{"--admin-listen=" + servertest.FreeAddr(), "--listen=" + servertest.FreeAddr(), "--cluster-listen=" + servertest.FreeAddr()}
+	hook := func(to string) []string {
+		return append(slices.Clone(stopped), "--webhook=page:p="+to+"/hook?key=hidden", "--webhook-secret=whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	}
 	behind := func(public string) []string {
 		return []string{"--admin-listen=" + server.admin, "--public-url=" + public}
 	}
@@ -144,6 +159,12 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a process is not reached":   {args: append(stopped, "--redis="+redis.URL()), set: listed(nobody), want: nobody + " has a lease"},
 		"UDP is not let through":     {args: append(stopped, "--redis="+redis.URL()), set: listed(taken.Addr().String()), want: "does not answer over UDP"},
 		"counters of another format": {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "counters", "9", "region", "local"}, want: "counters in this Redis are of format 9"},
+		"webhooks of another format": {args: append(hook(receiver(http.StatusOK).URL), "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "webhooks", "9", "region", "local"}, want: "keeps of webhooks is of format 9"},
+		"a receiver":                 {args: hook(receiver(http.StatusMethodNotAllowed).URL)},
+		"a receiver is away":         {args: hook("http://" + nobody), want: "--webhook, number 1: " + nobody + " does not answer"},
+		"a receiver is not trusted":  {args: hook(secured.URL), want: "is not trusted here"},
+		"a receiver redirects":       {args: hook(receiver(http.StatusMovedPermanently).URL), want: "redirects (status 301)"},
+		"nothing behind a receiver":  {args: hook(receiver(http.StatusBadGateway).URL), want: "answers with status 502"},
 		"a certificate":              {args: append(stopped, good...)},
 		"a certificate that ended":   {args: append(stopped, files(-90*days, -days, "counter.example.com")...), want: "--tls-cert: the certificate ended on"},
 		"a certificate that ends":    {args: append(stopped, files(-89*days, days, "counter.example.com")...), want: "should have been renewed"},
@@ -197,6 +218,9 @@ func TestCheckFindsFaults(t *testing.T) {
 			}
 			if _, err := os.Stat(missing); err == nil {
 				t.Error("the check left a directory")
+			}
+			if strings.Contains(all, "hidden") {
+				t.Errorf("the check shows a URL that holds a secret:\n%s", all)
 			}
 			if n := redis.Do(t, "DBSIZE").(int64); n > 1 || n == 1 && tc.set == nil {
 				t.Errorf("the check left something in Redis: %d keys", n)

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
@@ -220,16 +222,24 @@ func shownLabels(text string) (labels []string) {
 	return labels
 }
 
-// Every label has few values: none is a page, a user, a key or an address.
+// Every label has few values: none is a page, a user, a key or the address of a client. A host is
+// that of a webhook.
 var boundedLabels = []string{
 	"le",
-	"cause", "code", "direction", "limit", "method", "outcome", "path", "peer", "reason", "route", "script", "status",
+	"cause", "code", "direction", "host", "limit", "method", "outcome", "path", "peer", "reason", "route", "script", "status", "type",
 }
 
 func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	const withKey = "--api-key=a key that is long enough"
 	redis, peer, postgres := redistest.Start(t), redistest.Start(t), pgtest.Start(t)
-	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen", servertest.FreeAddr())
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/refuses" {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+	}))
+	defer receiver.Close()
+	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen", servertest.FreeAddr(),
+		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret", "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
 	region := run(t, withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen", servertest.FreeAddr())
 	fetch(t, "GET", "http://"+r.public+"/p/counter", "")
 	ws, _, err := websocket.Dial(t.Context(), "ws://"+r.public+"/-/ws", nil)
@@ -246,7 +256,15 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 		}
 	}
 	fetch(t, "POST", "http://"+r.public+"/api/v1/counters/views:1/increment", "")
-	all := parseSeries(fetch(t, "GET", "http://"+r.admin+"/metrics", "") + fetch(t, "GET", "http://"+region.admin+"/metrics", "")) // no server has all of them
+	of := ""
+	for end := time.Now().Add(patience); !strings.Contains(of, "headcount_webhook_messages_total{") || !strings.Contains(of, "headcount_webhook_dropped_total{"); {
+		if time.Now().After(end) {
+			t.Fatalf("the receivers of webhooks were not told, or it is not in the metrics:\n%s", of)
+		}
+		time.Sleep(10 * time.Millisecond)
+		of = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
+	}
+	all := parseSeries(of + fetch(t, "GET", "http://"+region.admin+"/metrics", "")) // no server has all of them
 
 	for name, some := range all {
 		for _, labels := range some {

@@ -3,11 +3,13 @@ package main
 import (
 	"fmt"
 
+	counterstore "headcount/counter/redisstore"
 	"headcount/presence"
+	"headcount/presence/redisstore"
 	"headcount/setting"
 	"headcount/webhook"
 	"headcount/webhook/memstore"
-	"headcount/webhook/redisstore"
+	hookstore "headcount/webhook/redisstore"
 )
 
 // checkWebhooks also reads the webhooks.
@@ -34,6 +36,16 @@ func (c *Config) checkWebhooks() error {
 	return nil
 }
 
+// facts are what the processes of the region must agree on. Who has no webhooks does not care what
+// others keep of theirs.
+func (c *Config) facts(secret string) redisstore.Facts {
+	f := redisstore.Facts{Region: c.Region, Secret: secret, Counters: counterstore.Format}
+	if len(c.Hooks) > 0 {
+		f.Webhooks = hookstore.Format
+	}
+	return f
+}
+
 // openWebhooks opens the webhooks of this process, if there are any. Counters are those of this process;
 // nil: it has none.
 func (s *system) openWebhooks(counters webhook.Counters) error {
@@ -44,7 +56,7 @@ func (s *system) openWebhooks(counters webhook.Counters) error {
 	var store webhook.Store
 	switch {
 	case cfg.Redis != "":
-		opened, err := redisstore.Open(redisstore.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
+		opened, err := hookstore.Open(hookstore.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,6 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
-	counterstore "headcount/counter/redisstore"
 	"headcount/dashboard"
 	"headcount/dispatcher"
 	"headcount/gateway"
@@ -236,7 +235,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	opened, err := redisstore.Open(redisstore.Config{
 		IDSecrets: idSecrets, HashKeys: hashKeys,
 		URL:        s.cfg.Redis,
-		Facts:      redisstore.Facts{Region: s.cfg.Region, Secret: checkValue(keys), Counters: counterstore.Format},
+		Facts:      s.cfg.facts(checkValue(keys)),
 		Peers:      s.cfg.peerNames(),
 		PageStats:  s.cfg.KeptMinutes(),
 		Registerer: s.registry,

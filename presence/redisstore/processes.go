@@ -24,6 +24,8 @@ var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
 // fences of a bucket how far each partition's last change was written.
 const format = 5
 
+const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
+
 // facts are what renew.lua compares, in pairs.
 func (s *Store) facts() []any {
 	facts := []any{
@@ -33,6 +35,9 @@ func (s *Store) facts() []any {
 	}
 	if n := s.cfg.Facts.Counters; n != 0 {
 		facts = append(facts, "counters", n)
+	}
+	if n := s.cfg.Facts.Webhooks; n != 0 {
+		facts = append(facts, "webhooks", n)
 	}
 	return facts
 }
@@ -104,6 +109,9 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		case "counters":
 			return nil, fmt.Errorf("%w: the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
 				presence.ErrFacts, reply[2], s.cfg.Facts.Counters)
+		case "webhooks":
+			return nil, fmt.Errorf("%w: what Redis keeps of webhooks is of format %q, this version knows %d; %s",
+				presence.ErrFacts, reply[2], s.cfg.Facts.Webhooks, webhooksMend)
 		}
 		ours := s.facts()
 		i := slices.Index(ours, any(reply[1]))

@@ -109,21 +109,29 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 	}
 }
 
-// Who does not know the number of the format of counters goes by, and neither writes nor
-// changes it. The first process that knows it writes it.
-func TestAnotherFormatOfCountersIsRefused(t *testing.T) {
+// Who does not know the number of the format of counters, or of webhooks, goes by, and neither
+// writes nor changes it. The first process that knows it writes it.
+func TestAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
 	server := redistest.Single(t)
-	for i, tc := range []struct {
-		counters int
-		is, want string
-	}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", `counters in Redis are of format "1", this version knows 2; run the version that wrote them`}} {
-		s := open(t, server.URL(), quick, func(c *redisstore.Config) { c.Facts.Counters = tc.counters })
-		_, err := renew(t, s, presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1})
-		if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
-			t.Errorf("%d: Renew = %v, want %q", i, err, tc.want)
-		}
-		if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", "counters").([]any)[0].(string); is != tc.is {
-			t.Errorf("%d: the facts have %q, want %q", i, is, tc.is)
+	for fact, of := range map[string]struct {
+		set  func(f *redisstore.Facts, n int)
+		want string
+	}{
+		"counters": {func(f *redisstore.Facts, n int) { f.Counters = n }, `counters in Redis are of format "1", this version knows 2; run the version that wrote them`},
+		"webhooks": {func(f *redisstore.Facts, n int) { f.Webhooks = n }, `what Redis keeps of webhooks is of format "1", this version knows 2; run the version that wrote it, or delete the keys`},
+	} {
+		for i, tc := range []struct {
+			knows    int
+			is, want string
+		}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", of.want}} {
+			s := open(t, server.URL(), quick, func(c *redisstore.Config) { of.set(&c.Facts, tc.knows) })
+			_, err := renew(t, s, presence.Process{Name: fact + strconv.Itoa(i), Incarnation: 1})
+			if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("%s, %d: Renew = %v, want %q", fact, i, err, tc.want)
+			}
+			if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", fact).([]any)[0].(string); is != tc.is {
+				t.Errorf("%s, %d: the facts have %q, want %q", fact, i, is, tc.is)
+			}
 		}
 	}
 }

@@ -88,6 +88,8 @@ type Facts struct {
 	// Counters is the number of the format of the counters that are in the same Redis. 0:
 	// nobody knows it, and nobody compares it.
 	Counters int
+	// Webhooks is that of what is kept of webhooks there, likewise.
+	Webhooks int
 }
 
 // Store is the store in Redis. Its methods may be called from any goroutine.

@@ -23,6 +23,12 @@ import (
 	"headcount/webhook"
 )
 
+// Format is the number of the format of what is kept of webhooks in Redis: keys, values, and how
+// scripts use them. It stands in the cluster facts (field webhooks of hc:{c}:facts), which a process
+// with webhooks compares before it gets its lease. Data that was there before it had a number is of
+// format 1. A change that another version could misread takes the next number.
+const Format = 1
+
 // Config tunes a Store.
 type Config struct {
 	URL        string                // as redisconn.Config has it; required
