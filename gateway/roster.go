@@ -16,6 +16,12 @@ const (
 	firstRepeat = 100 * time.Millisecond // ops without an answer are sent again after this, then after twice as long …
 	lastRepeat  = time.Second            // … up to this
 	aliveBatch  = 1024                   // users in one list of the living
+
+	// A grace that an owner has acknowledged may still be news to the next owner, also
+	// when it ended a moment ago: an owner that hands over ends nobody's presence. So
+	// the roster remembers a grace for this much longer, which is how long a handover
+	// takes.
+	afterGrace = 2500 * time.Millisecond
 )
 
 // roster is the ground truth of who is connected to this gateway, by user and
@@ -69,12 +75,13 @@ type lane struct {
 	moved  bool            // it has to be counted again
 	flight []flying        // sent and not acknowledged, in order; at most heartbeat.MaxOps
 	// queue has the spots that have changed and are not in flight, each once: so
-	// it is bounded by the connections and their pages.
+	// it is bounded by the connections and their pages, and by kept.
 	queue []*spot
 	left  uint64 // how many entries have left the queue
 	empty int    // entries of spots that came and went before they were told
-	// kept has the spots that nobody is at but whose grace runs, each once: who else
-	// may come back is known until it ends.
+	// kept has the spots that nobody is at but whose grace runs, or ended less than
+	// afterGrace ago, each once: who else may come back, and what the next owner is to
+	// hear, is known until then.
 	kept []*spot
 	// The stream has told of everything when rest entries of queue have left it:
 	// then whole is set, see heartbeat.Beat. announce says that the owner is to
@@ -300,6 +307,11 @@ func (r *roster) restart(l *lane) {
 	for _, res := range l.users {
 		r.renew(l, res)
 	}
+	for _, sp := range l.kept { // the owner that knows of the grace may not be the one that hears this
+		if sp.live == 0 {
+			r.tell(l, sp)
+		}
+	}
 	l.rest, l.whole, l.announce = len(l.queue), 0, true
 	r.wake(l)
 }
@@ -464,7 +476,7 @@ func (l *lane) endGraces(now time.Time) {
 		switch {
 		case sp.live > 0 || sp.queued || sp.flying > 0: // the answer to what is told decides
 			sp.kept = false
-		case sp.lost == 0 || !now.Before(sp.until):
+		case sp.lost == 0 || !now.Before(sp.until.Add(afterGrace)):
 			sp.kept = false
 			l.forget(sp)
 		}
@@ -514,7 +526,7 @@ func (r *roster) receive(a *heartbeat.Reply) {
 			case sp.queued || sp.flying > 0: // the answer to that will come
 			case (sp.live > 0) != (sp.told == heartbeat.Join):
 				r.tell(l, sp)
-			case sp.live == 0 && sp.lost > 0 && time.Now().Before(sp.until):
+			case sp.live == 0 && sp.lost > 0 && time.Now().Before(sp.until.Add(afterGrace)):
 				if !sp.kept {
 					sp.kept = true
 					l.kept = append(l.kept, sp)

@@ -145,6 +145,44 @@ func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
 	})
 }
 
+// A new owner is told of a grace that an owner before it has acknowledged, and for a while
+// also when that is over: who handed over ended nobody's presence.
+func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, c := newBeats(t), &joined{}
+		b.join(1, "p", c)
+		b.ops()
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+		b.leave(1, "p", c, true)
+		b.wantOps(t, heartbeat.Leave)
+		b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
+		b.wantOps(t)
+		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
+			b.movedTo(0)
+			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want || m.Whole != 2 {
+				t.Fatalf("told %+v; want a leave with a grace of %s, and that this is all", m, want)
+			}
+			if i%2 == 0 {
+				b.receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
+			}
+			b.roster.beat(&b.lanes[0])
+			switch i {
+			case 0, 1:
+				time.Sleep(30 * time.Second)
+			case 2:
+				time.Sleep(afterGrace - time.Millisecond)
+			}
+		}
+		b.receive(&heartbeat.Reply{Stream: 5, Acked: 1})
+		time.Sleep(time.Millisecond)
+		b.roster.beat(&b.lanes[0])
+		b.movedTo(0)
+		if m := b.beat(t); len(m.Ops) != 0 || len(b.lanes[0].users) != 0 {
+			t.Fatalf("told %+v long after the grace", m)
+		}
+	})
+}
+
 // A gateway without users says so.
 func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 	b := newBeats(t)
@@ -194,7 +232,7 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 			t.Fatalf("told %+v, want a leave with the other's grace", ops)
 		}
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute + afterGrace)
 		b.roster.beat(&b.lanes[0])
 		if n := len(b.lanes[0].users); n != 0 {
 			t.Fatalf("%d users are kept after the grace", n)

@@ -28,6 +28,8 @@ type Claim struct {
 	Epoch      uint64
 	Generation uint64 // the store's generation when the claim was made
 	Former     uint64 // the epoch before this one, as far as the store knows; 0: none
+	// Held is how long before this claim the former one was made, by the store's clock; 0: not known.
+	Held time.Duration
 	// Whole says that the store has all of the partition: an owner has completed
 	// it, and the store has lost nothing since. Otherwise Load may lack users.
 	Whole bool

@@ -20,7 +20,8 @@
 // Consistent hashing with bounded loads makes a table of the live processes:
 // partitions to presence nodes, buckets to dispatchers. Each process derives the
 // table by itself. The hash of the table travels in every datagram, and a process
-// that sees another hash renews its lease at once.
+// that sees another hash renews its lease at once, if it has not done so since its
+// last regular renewal.
 //
 // # Fencing
 //
@@ -33,5 +34,7 @@
 // # Leaving
 //
 // A gateway drains its clients. A leaving process then renews its lease without
-// roles, goes on working while the others take over, and ends.
+// roles, goes on working while the others take over, and ends. The gateways tell the
+// next owners of everybody who is here, and of graces that run or have just ended: an
+// owner that hands over ends nobody's presence.
 package member

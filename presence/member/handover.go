@@ -19,7 +19,7 @@ func (m *Member) Leave(ctx context.Context) {
 		if m.parts.Node != nil {
 			m.parts.Node.HandOver()
 		}
-		m.renewSoon()
+		signal(m.now)
 		sleep(ctx, handOver)
 	}
 	m.end(ctx)

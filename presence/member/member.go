@@ -116,7 +116,7 @@ type Member struct {
 	read    atomic.Bool                        // complete counts have been read once
 	leaving atomic.Bool
 	turned  chan struct{} // holds one: up has changed
-	back    chan struct{} // holds one: the store has come back, so renew at once
+	now     chan struct{} // holds one: the store has come back, or the process leaves, so renew at once
 	hurry   chan struct{} // holds one: another process has another table, so renew soon
 
 	tableChanges, disagreements prometheus.Counter
@@ -136,7 +136,7 @@ func New(cfg Config) *Member {
 	m := &Member{
 		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, log: cfg.Log,
 		turned: make(chan struct{}, 1),
-		back:   make(chan struct{}, 1),
+		now:    make(chan struct{}, 1),
 		hurry:  make(chan struct{}, 1),
 		lease:  lease{seen: map[string]*sighting{}},
 		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
@@ -204,6 +204,14 @@ func (m *Member) Run(ctx context.Context) error {
 
 // Has reports whether the process has the role.
 func (m *Member) Has(role string) bool { return slices.Contains(m.self.Roles, role) }
+
+// signal wakes whoever waits at c, which holds one.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
 
 // sleep waits for d, or less when ctx ends.
 func sleep(ctx context.Context, d time.Duration) {

@@ -79,7 +79,8 @@ func (m *Member) membership(ctx context.Context) error {
 	soon := time.NewTimer(time.Hour) // while the process starts: sooner than the next tick
 	soon.Stop()
 	defer soon.Stop()
-	failed := 0 // 1 after a failure in a row of failures was logged
+	hurry := m.hurry // nil: the lease was hurried since the last tick, so however many datagrams disagree, it waits
+	failed := 0      // 1 after a failure in a row of failures was logged
 	for {
 		err := m.renew(ctx)
 		if err == nil {
@@ -108,15 +109,11 @@ func (m *Member) membership(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+			hurry = m.hurry
 		case <-soon.C:
-		case <-m.back:
-		case <-m.hurry: // at most once in two ticks, however many datagrams disagree
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-tick.C:
-			case <-soon.C: // a starting process disagrees with everybody
-			}
+		case <-m.now:
+		case <-hurry:
+			hurry = nil
 		}
 	}
 }

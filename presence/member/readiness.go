@@ -54,15 +54,9 @@ func (m *Member) Ready() error {
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
-		select {
-		case m.back <- struct{}{}:
-		default:
-		}
+		signal(m.now)
 	}
-	select {
-	case m.turned <- struct{}{}:
-	default:
-	}
+	signal(m.turned)
 }
 
 // followStore tells the gateway when the store comes and goes, until ctx ends.

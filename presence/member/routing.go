@@ -99,14 +99,7 @@ func (m *Member) ReceiveReply(r *heartbeat.Reply) {
 // went.
 func (m *Member) Disagree(string, uint64) {
 	m.disagreements.Inc()
-	m.renewSoon()
-}
-
-func (m *Member) renewSoon() {
-	select {
-	case m.hurry <- struct{}{}:
-	default:
-	}
+	signal(m.hurry)
 }
 
 // PushUpdates sends updates to a life of a gateway. When that life is over, another

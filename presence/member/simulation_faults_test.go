@@ -293,6 +293,15 @@ func (s *simulation) restart(m *member, kind faultKind) {
 	if !s.alone && !s.scatter(m) {
 		return
 	}
+	s.leave(m)
+	s.add(kind, s.between(4*time.Second, 8*time.Second), m.name+" is told to leave", func() {
+		<-m.left
+		s.start(m)
+	})
+}
+
+// leave has a process leave as at SIGTERM.
+func (s *simulation) leave(m *member) {
 	r := m.running
 	r.leaving = true
 	s.clients.Go(func() {
@@ -305,9 +314,5 @@ func (s *simulation) restart(m *member, kind faultKind) {
 		r.stop()
 		r.life.kill(true)
 		close(r.left)
-	})
-	s.add(kind, s.between(4*time.Second, 8*time.Second), m.name+" is told to leave", func() {
-		<-r.left
-		s.start(m)
 	})
 }

@@ -30,13 +30,20 @@ func TestGhostsEndInTime(t *testing.T) {
 	}
 }
 
+// wholesOf returns a simulation of three processes with all roles, of the first seed from seed on
+// that has them.
+func wholesOf(seed uint64) *simulation {
+	for ; ; seed++ {
+		if s := newSimulation(seed, false); len(s.members) == 3 {
+			return s
+		}
+	}
+}
+
 // ghosts kills a process at that moment, and measures how long its users stay in the
 // counts that everybody else sees.
 func ghosts(t *testing.T, timeout, moment time.Duration) time.Duration {
-	var s *simulation
-	for seed := uint64(1 + moment/time.Millisecond); s == nil || len(s.members) != 3; seed++ {
-		s = newSimulation(seed, false)
-	}
+	s := wholesOf(uint64(1 + moment/time.Millisecond))
 	s.timeout = timeout
 	defer s.end()
 	for _, m := range s.members {

@@ -108,6 +108,7 @@ const (
 	simPartitions = 7
 	simBuckets    = 3
 	simTimeout    = 7 * time.Second // presence-timeout, unless a test says otherwise
+	simGrace      = 2 * time.Second // leave-grace
 	simRounds     = 2
 	simSkew       = 2 * time.Second  // of a clock, at most, either way
 	simQuiet      = 10 * time.Second // until every count must be exact
@@ -705,7 +706,7 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: memstore.New(memstore.Config{}),
 		Cluster:           p,
 		HeartbeatInterval: min(s.timeout/3, 2*time.Second),
-		LeaveGrace:        2 * time.Second, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
+		LeaveGrace:        simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
 		Identities: simIdentities(), Origins: origins, Proxies: proxies, Assets: fstest.MapFS{}, Log: log,
 	})
 	must(err)

@@ -72,6 +72,7 @@ type Store struct {
 
 type partition struct {
 	epoch    uint64
+	claimed  time.Time // when epoch was given out; zero: in a former life, or never
 	sequence uint64
 	complete bool
 	members  map[member]int64 // -> end of the hold in unix milliseconds, or 0
@@ -184,9 +185,14 @@ func (s *Store) Claim(_ context.Context, _ string, partitions []int, _ bool) ([]
 	defer s.mu.Unlock()
 	s.epoch++
 	claims := make([]presence.Claim, len(partitions))
+	now := time.Now()
 	for i, id := range partitions {
-		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: s.partitions[id].epoch, Whole: s.partitions[id].complete}
-		s.partitions[id].epoch, s.partitions[id].sequence = s.epoch, 0
+		p := &s.partitions[id]
+		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: p.epoch, Whole: p.complete}
+		if !p.claimed.IsZero() {
+			claims[i].Held = now.Sub(p.claimed)
+		}
+		p.epoch, p.claimed, p.sequence = s.epoch, now, 0
 	}
 	return claims, nil
 }

@@ -135,7 +135,7 @@ func (n *Node) Own(partitions []int) {
 
 // HandOver says that other nodes are about to take over all partitions. From then on
 // nobody's time ends here: a return may be on its way to the next owner, which gives
-// everybody time anew.
+// everybody time anew. And this node takes no partition any more, also none back.
 func (n *Node) HandOver() { n.handing.Store(true) }
 
 // Owns reports whether the partition's actor is running here.
@@ -336,8 +336,8 @@ func (m *manager) reconcile(ctx context.Context) error {
 	if err := m.reclaim(ctx, generation); err != nil {
 		return err
 	}
-	if len(n.want) > 0 {
-		return nil // there is a newer set: an older set takes nothing from other nodes
+	if len(n.want) > 0 || n.handing.Load() {
+		return nil // there is a newer set, or is to be none: an older set takes nothing from other nodes
 	}
 	return m.begin(ctx)
 }
@@ -419,8 +419,8 @@ func (m *manager) begin(ctx context.Context) error {
 			m.later = time.Millisecond
 			return nil
 		}
-		if len(m.n.want) > 0 {
-			return nil // there is a newer set
+		if len(m.n.want) > 0 || m.n.handing.Load() {
+			return nil
 		}
 	}
 	return nil

@@ -1002,6 +1002,51 @@ func TestHandingOverEndsNoPresence(t *testing.T) {
 	})
 }
 
+// A partition that changes hands twice in a row has one trial, not two. A user who is on the
+// way to another gateway has a third of the timeout in any case.
+func TestATrialGoesOnWithTheNextOwner(t *testing.T) {
+	const trial, least = timeout * 2 / 3, timeout / 3
+	for held, left := range map[time.Duration]time.Duration{
+		time.Second:         trial - time.Second,
+		trial - time.Second: least,
+		trial:               trial, // the members are those whom a gateway confirmed
+	} {
+		t.Run(held.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newStore()
+				r, stop := start(t, "first", store)
+				r.op(gw("a"), join(1, "p"))
+				stop()
+				time.Sleep(time.Minute)                                                // the process ended, and nobody missed it
+				_, stop = startBeside(t, "second", store, []heartbeat.Source{gw("b")}) // not told: nobody ends
+				time.Sleep(held)
+				stop()
+				r, _ = start(t, "third", store)
+				time.Sleep(left - 50*time.Millisecond)
+				r.want("p", 1)
+				time.Sleep(50*time.Millisecond + 2*wheelTick)
+				r.want("p", 0)
+			})
+		})
+	}
+}
+
+// A node that hands over gives up what another one claims, and takes nothing back.
+func TestANodeThatHandsOverTakesNothingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newStore()
+		r, _ := start(t, "n", store)
+		r.op(gw("a"), join(1, "p"))
+		r.node.HandOver()
+		next, _ := start(t, "next", store)
+		r.op(gw("a"), join(4, "p")) // finds the claim
+		time.Sleep(time.Minute)
+		if r.node.Owns(1) || !next.node.Owns(1) {
+			t.Fatal("the partition was taken back")
+		}
+	})
+}
+
 func TestPlannedStopOfAPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()

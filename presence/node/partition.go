@@ -211,7 +211,7 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}
-	p.load(snap.Members)
+	p.load(snap.Members, p.out.claim)
 	clear(p.out.members) // they are in the store: only the counts are new
 	p.out.counts[presence.Site] = p.site.users
 	p.whole, p.out.complete = p.out.claim.Whole, p.out.claim.Whole
@@ -295,14 +295,21 @@ func (p *partition) finish() {
 }
 
 // load lets members that another owner left stay for the time of a trial, until
-// their gateways confirm them.
-func (p *partition) load(members []presence.Member) {
-	now := p.now()
+// their gateways confirm them. claim is the one under which they were found. If the
+// former owner had the partition for less than a trial, its own trial of these
+// members goes on: a partition that changes hands twice keeps nobody for twice as
+// long. A third of the timeout is left in any case, for users whose gateway that
+// owner knew and who are on the way to another one.
+func (p *partition) load(members []presence.Member, claim presence.Claim) {
+	now, trial := p.now(), p.trial()
+	if held := claim.Held.Milliseconds(); held < trial {
+		trial = max(trial-held, min(trial, p.timeout()/3))
+	}
 	for _, m := range members {
 		pg := p.page(m.Page)
 		s := p.session(m.User, p.loaded, pg)
 		p.join(s, pg, 0)
-		s.deadline = now + p.trial()
+		s.deadline = now + trial
 		p.file(s)
 		if left := time.Until(m.Hold).Milliseconds(); !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
@@ -414,7 +421,7 @@ func (p *partition) post(m mail) {
 // all their reports.
 func (p *partition) rewrite(r *reclaimed) {
 	if r.claim.Former > p.out.claim.Epoch { // only this goroutine changes the claim
-		p.load(r.found.Members)
+		p.load(r.found.Members, r.claim)
 	}
 	if p.whole = r.claim.Whole; !p.whole {
 		p.askNext, p.unknown = p.now(), p.now()

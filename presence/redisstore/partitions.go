@@ -188,6 +188,9 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			return fail(fmt.Errorf("%w: partition %d has the epoch %q", presence.ErrUnavailable, p, reply[2]))
 		}
 		claims[i] = presence.Claim{Partition: p, Epoch: epoch, Generation: generation, Former: former, Whole: reply[5].(int64) == 1}
+		if former > 0 { // epochs are milliseconds, see claim.lua
+			claims[i].Held = time.Duration(epoch-former) * time.Millisecond
+		}
 		clean[i] = reply[1].(int64) == 0
 	}
 	if err := s.fence(ctx, claims, gen, again); err != nil {

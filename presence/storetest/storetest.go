@@ -347,9 +347,15 @@ func overtaken(t *testing.T, s presence.Store) {
 }
 
 func fenced(t *testing.T, s presence.Store) {
+	const some = 20 * time.Millisecond
+	begun := time.Now()
 	zombie := claim(t, s, 3)
 	zombie.set("p", 2)
+	time.Sleep(some)
 	owner := claim(t, s, 3)
+	if held, took := owner.claim.Held, time.Since(begun); held < some/2 || held > took+some/2 {
+		t.Fatalf("the claim before is said to have been made %s ago, in a test that has run for %s", held, took)
+	}
 	if owner.claim.Epoch <= zombie.claim.Epoch {
 		t.Fatalf("epoch %d after %d", owner.claim.Epoch, zombie.claim.Epoch)
 	}

@@ -1,0 +1,121 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestLeaversAreGoneInTimeWhileAProcessIsReplaced: a process with all roles is told to leave
+// and is back within seconds, so its partitions change hands twice. Who leaves meanwhile, at
+// whatever moment, is soon gone from the counts.
+func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
+	const limit = simGrace + 3*time.Second
+	worst := time.Duration(0)
+	for _, pause := range []time.Duration{0, time.Second, 2 * time.Second} {
+		for moment := range 6 {
+			synctest.Test(t, func(t *testing.T) {
+				took, who := replace(pause, time.Duration(moment)*renewEvery/6)
+				if worst = max(worst, took); took > limit {
+					t.Errorf("started again after %s, moment %d: %s was counted for %s, which is more than %s", pause, moment, who, took, limit)
+				}
+			})
+		}
+	}
+	t.Logf("the last was gone %s after leaving", worst)
+}
+
+// replace replaces a process, which takes the given pause to start, and has users leave from a
+// second before until it has its partitions again. It returns the longest time for which one of
+// them was counted.
+func replace(pause, moment time.Duration) (longest time.Duration, whose string) {
+	s := wholesOf(uint64(1 + moment/time.Millisecond))
+	defer s.end()
+	for _, m := range s.members {
+		s.start(m)
+	}
+	s.ready()
+	for i := range 70 {
+		u := newUser(fmt.Sprint("u", i))
+		s.crowd.users = append(s.crowd.users, u)
+		s.newTab(u, s.where[i%len(s.where)], nil, u.name)
+	}
+	time.Sleep(5*time.Second + moment)
+	done := make(chan struct{})
+	go func() { // ends when they are gone
+		defer close(done)
+		longest, whose = s.leaveOneByOne(100 * time.Millisecond)
+	}()
+	time.Sleep(time.Second)
+	m := s.members[0]
+	s.leave(m)
+	<-m.left
+	time.Sleep(pause)
+	s.start(m)
+	<-done
+	return longest, whose
+}
+
+// leaveOneByOne has every user leave the page of that user's own, one after the other, with a message
+// or as a closed tab does, and waits until all are gone.
+func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, whose string) {
+	left := map[string]time.Time{} // by page
+	next := time.Now()
+	for i := 0; i < len(s.crowd.users) || len(left) > 0; time.Sleep(20 * time.Millisecond) {
+		if now := time.Now(); i < len(s.crowd.users) && !now.Before(next) {
+			u := s.crowd.users[i]
+			left[u.name] = now
+			if i%4 == 0 {
+				u.tabs[0].leave(u.name)
+			} else {
+				u.tabs[0].end(false)
+			}
+			i, next = i+1, next.Add(every)
+		}
+		for page, since := range left {
+			s.store.mu.Lock()
+			counts, err := s.store.inner.Counts(context.Background(), []string{page})
+			s.store.mu.Unlock()
+			must(err)
+			if took := time.Since(since); counts[0].Users == 0 || took > time.Minute {
+				delete(left, page)
+				if took > longest {
+					longest, whose = took, page
+				}
+			}
+		}
+	}
+	return longest, whose
+}
+
+// TestEverybodySoonKnowsWhoLeaves: a process that leaves says so at once, and whoever hears from a
+// process with another table looks at the leases at once.
+func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
+	for moment := range 6 {
+		synctest.Test(t, func(t *testing.T) {
+			s := wholesOf(1)
+			defer s.end()
+			for _, m := range s.members {
+				s.start(m)
+				time.Sleep(renewEvery / 4) // they renew at different times
+			}
+			s.ready()
+			for i := range simUsers {
+				u := newUser(fmt.Sprint("u", i))
+				s.crowd.users = append(s.crowd.users, u)
+				s.newTab(u, s.where[1+i%2], nil, "a")
+			}
+			time.Sleep(5*time.Second + time.Duration(moment)*renewEvery/6)
+			s.leave(s.members[0])
+			time.Sleep(renewEvery / 3)
+			for _, m := range s.members[1:] {
+				if n := len(m.process.table.Load().PartitionsOf(s.members[0].name)); n > 0 {
+					t.Errorf("moment %d: %s sends the mail of %d partitions to the process that leaves", moment, m.name, n)
+				}
+			}
+			<-s.members[0].left
+		})
+	}
+}
