@@ -12,21 +12,24 @@ import (
 
 // TestGhostsEndInTime: a process dies that also owned partitions. Its users are gone
 // from every count 3 s after the timeout, whatever the timeout is and whenever the
-// process dies.
+// process dies, also when it is started again and takes its partitions back while their
+// owners still wait for those users.
 func TestGhostsEndInTime(t *testing.T) {
 	for _, timeout := range []time.Duration{3 * time.Second, 4 * time.Second, simTimeout} {
-		t.Run(timeout.String(), func(t *testing.T) {
-			worst := time.Duration(0)
-			for moment := range 20 {
-				synctest.Test(t, func(t *testing.T) {
-					worst = max(worst, ghosts(t, timeout, time.Duration(moment)*97*time.Millisecond))
-				})
-			}
-			t.Logf("the last ghost was gone %s after the death", worst)
-			if limit := timeout + 3*time.Second; worst > limit {
-				t.Errorf("that is more than %s", limit)
-			}
-		})
+		for name, back := range map[string]time.Duration{"dead": time.Hour, "back after 4s": 4 * time.Second} {
+			t.Run(fmt.Sprint(timeout, " ", name), func(t *testing.T) {
+				worst := time.Duration(0)
+				for moment := range 12 {
+					synctest.Test(t, func(t *testing.T) {
+						worst = max(worst, ghosts(t, timeout, time.Duration(moment)*161*time.Millisecond, back))
+					})
+				}
+				t.Logf("the last ghost was gone %s after the death", worst)
+				if limit := timeout + 3*time.Second; worst > limit {
+					t.Errorf("that is more than %s", limit)
+				}
+			})
+		}
 	}
 }
 
@@ -41,8 +44,8 @@ func wholesOf(seed uint64) *simulation {
 }
 
 // ghosts kills a process at that moment, and measures how long its users stay in the
-// counts that everybody else sees.
-func ghosts(t *testing.T, timeout, moment time.Duration) time.Duration {
+// counts that everybody else sees. The process is back after a while.
+func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 	s := wholesOf(uint64(1 + moment/time.Millisecond))
 	s.timeout = timeout
 	defer s.end()
@@ -70,6 +73,12 @@ func ghosts(t *testing.T, timeout, moment time.Duration) time.Duration {
 		time.Sleep(10 * time.Millisecond)
 		if time.Since(begun) > time.Minute {
 			t.Fatal("they are never gone")
+		}
+		if time.Since(begun) >= back {
+			back = time.Hour
+			dead.stop()
+			s.start(dead)
+			s.members = append(s.members, dead)
 		}
 		shown = !slices.ContainsFunc(s.watchers, func(u *user) bool {
 			w := u.tabs[0]

@@ -78,13 +78,11 @@ func (top *topology) begin(t *testing.T) {
 // healed, or done when it cannot be; churn goes on until then, and for during
 // longer.
 type fault struct {
-	name   string
-	since  string
-	during time.Duration
-	damage func(t *testing.T) time.Time
-	// A ghost may be seen for so much longer than is promised after a fault: partitions that
-	// change hands twice in a row are waited for twice.
-	lingers time.Duration
+	name    string
+	since   string
+	during  time.Duration
+	damage  func(t *testing.T) time.Time
+	lingers time.Duration      // a ghost may be seen for so much longer than is promised after a fault
 	mend    func(t *testing.T) // once counts are exact, for example to start again what was killed
 }
 

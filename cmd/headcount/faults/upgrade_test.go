@@ -36,8 +36,8 @@ func release(t *testing.T, name string) string {
 	return path
 }
 
-// twice is how much longer a ghost may stay: the process that is replaced is back, and takes its
-// partitions, before those who took them over meanwhile know who has gone.
+// twice is how much longer a ghost may stay while processes of the previous release are there. They
+// keep who left anew with each change of owners, and a process that is replaced is two changes.
 const twice = 4 * time.Second
 
 // replace ends a process as an operator does, and starts the other program in its place.
@@ -260,13 +260,19 @@ func (b *books) check(t *testing.T) {
 	}
 }
 
-// ways are an upgrade and its rollback.
-func ways(t *testing.T) []struct{ name, to string } {
-	return []struct{ name, to string }{{"upgrade", program}, {"rollback", release(t, previousRelease)}}
+// way is what every process becomes, one after the other.
+type way struct {
+	name, to string
+	lingers  time.Duration
+}
+
+// ways are an upgrade, a replacement of this release by itself, and the rollback.
+func ways(t *testing.T) []way {
+	return []way{{"upgrade", program, twice}, {"replacement", program, 0}, {"rollback", release(t, previousRelease), twice}}
 }
 
 // TestUpgradeOneByOne: three processes with all roles run the previous release, and each in its
-// turn becomes this one, and then goes back, while people come and go and counters are
+// turn becomes this one, is replaced by itself, and goes back, while people come and go and counters are
 // changed. In every mixture all counts are exact, and nobody who stays was ever missing.
 func TestUpgradeOneByOne(t *testing.T) {
 	for name, flags := range map[string]func(t *testing.T) []string{
@@ -288,7 +294,7 @@ func TestUpgradeOneByOne(t *testing.T) {
 			b := newBooks(t, true, top.gateways...)
 			for _, way := range ways(t) {
 				for _, m := range top.members {
-					top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: twice, damage: func(t *testing.T) time.Time {
+					top.suffer(t, fault{name: way.name + " of " + m.name, since: "it was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
 						b.during(t, func() { replace(t, m, way.to) })
 						return time.Now()
 					}})
@@ -312,7 +318,7 @@ func TestUpgradeByRole(t *testing.T) {
 	b := newBooks(t, true, top.gateways...)
 	for _, way := range ways(t) {
 		for _, role := range [][]*member{top.dispatchers, top.nodes, top.gateways} {
-			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", lingers: twice, damage: func(t *testing.T) time.Time {
+			top.suffer(t, fault{name: way.name + " of every " + role[0].role, since: "the last one was ready", lingers: way.lingers, damage: func(t *testing.T) time.Time {
 				b.during(t, func() {
 					for _, m := range role {
 						replace(t, m, way.to)
