@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -47,9 +48,9 @@ var (
 
 func number(n int64) *int64 { return &n }
 
-// Run tests the contract.
-func Run(t *testing.T, open Factory) {
-	for name, test := range map[string]func(*testing.T, Instance){
+// Run tests the contract, or only these parts of it.
+func Run(t *testing.T, open Factory, only ...string) {
+	parts := map[string]func(*testing.T, Instance){
 		"never touched":                neverTouched,
 		"numbers move":                 numbers,
 		"64 bits are kept to the last": wide,
@@ -105,8 +106,12 @@ func Run(t *testing.T, open Factory) {
 		"64 clients fight for 100":       limitFight,
 		"limits outlive a crash":         limitCrash,
 		"limits of a store that is away": limitAway,
-	} {
-		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+	if only == nil {
+		only = slices.Collect(maps.Keys(parts))
+	}
+	for _, name := range only {
+		t.Run(name, func(t *testing.T) { parts[name](t, open(t)) })
 	}
 }
 
