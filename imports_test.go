@@ -97,6 +97,7 @@ var layers = []layer{
 	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
 	{"cmd/hostile", []string{"cmd/rig", "servertest"}},                                       // runs the program
+	{"cmd/headcount/flags", []string{"setting"}},                                             // a command line into structs
 	{"cmd/headcount/simulate", nil},                                                          // a black box client
 	{"cmd/headcount/top", nil},                                                               // the dashboard in a terminal
 	{"cmd/headcount/e2e", nil},                                                               // tests alone
@@ -105,7 +106,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/flags", "cmd/headcount/simulate", "cmd/headcount/top",
 	}},
 }
 

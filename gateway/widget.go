@@ -1,9 +1,7 @@
 package gateway
 
 import (
-	"bytes"
 	"crypto/rand"
-	"html/template"
 	"net/url"
 	"regexp"
 	"strconv"
@@ -29,8 +27,8 @@ const (
 type display struct {
 	presence.Count
 	Label      string
-	Color      template.CSS // of the number, checked; so is Background
-	Background template.CSS
+	Color      string // of the number, checked; so is Background
+	Background string
 	Watch      bool   // the widget counts nobody
 	Site       string // the name of the widget's site, unless it is that of the server's own pages
 	Read       bool   // the widget's script can only read, see getWidget
@@ -78,7 +76,7 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 	return s, ok
 }
 
-func oneColour(c *gin.Context, query url.Values, name, otherwise string) (template.CSS, bool) {
+func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string, bool) {
 	given := query.Get(name)
 	if given == "" {
 		given = otherwise
@@ -90,7 +88,7 @@ func oneColour(c *gin.Context, query url.Values, name, otherwise string) (templa
 	if hexadecimal.MatchString(given) && len(given) != 5 && len(given) != 7 {
 		given = "#" + given
 	}
-	return template.CSS(given), true
+	return given, true
 }
 
 // getBadge answers with the count as a picture.
@@ -106,7 +104,7 @@ func (g *Gateway) getBadge(c *gin.Context) {
 	}
 	s.Width = s.Left + s.Right
 	c.Header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-	g.draw(c, badge, "image/svg+xml", s)
+	write(c, "image/svg+xml", s.badge())
 }
 
 // getWidget answers with a page that any site may frame. It counts who looks at it, unless
@@ -124,37 +122,46 @@ func (g *Gateway) getWidget(c *gin.Context) {
 		s.Site, s.Read = site.Called(), g.cfg.Sites.Others(c.Request, secure, site)
 	}
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
-	g.draw(c, widget, "text/html; charset=utf-8", s)
+	write(c, "text/html; charset=utf-8", s.widget())
 }
 
-func (g *Gateway) draw(c *gin.Context, t *template.Template, kind string, s display) {
-	var b bytes.Buffer
-	if err := t.Execute(&b, s); err != nil {
-		panic(err) // the template is ours, and so is the value
+func (s display) badge() []byte {
+	label := ""
+	if s.Label != "" {
+		label = `<text x="6" y="14" textLength="{leftText}">{label}</text>`
 	}
-	write(c, kind, b.Bytes())
+	pixels := strconv.Itoa
+	return markup(`<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{users} {label}">
+<title>{users} {label}</title>
+<clipPath id="r"><rect width="{width}" height="20" rx="3"/></clipPath>
+<g clip-path="url(#r)"><rect width="{left}" height="20" fill="{background}"/><rect x="{left}" width="{right}" height="20" fill="{color}"/></g>
+<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">`+label+`<text x="{at}" y="14" textLength="{rightText}">{users}</text></g>
+</svg>
+`, "users", s.users(), "label", s.Label, "color", s.Color, "background", s.Background, "width", pixels(s.Width), "left", pixels(s.Left), "right", pixels(s.Right),
+		"leftText", pixels(s.Left-badgePadding), "rightText", pixels(s.Right-badgePadding), "at", pixels(s.Left+badgePadding/2))
 }
 
-var badge = template.Must(template.New("badge").Parse(`<svg xmlns="http://www.w3.org/2000/svg" width="{{.Width}}" height="20" role="img" aria-label="{{.Users}} {{.Label}}">
-<title>{{.Users}} {{.Label}}</title>
-<clipPath id="r"><rect width="{{.Width}}" height="20" rx="3"/></clipPath>
-<g clip-path="url(#r)"><rect width="{{.Left}}" height="20" fill="{{.Background}}"/><rect x="{{.Left}}" width="{{.Right}}" height="20" fill="{{.Color}}"/></g>
-<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{{if .Label}}<text x="6" y="14" textLength="{{.Text .Left}}">{{.Label}}</text>{{end}}<text x="{{.At}}" y="14" textLength="{{.Text .Right}}">{{.Users}}</text></g>
-</svg>
-`))
-
-// Text is the width of the text in a part of a badge.
-func (s display) Text(part int) int { return part - badgePadding }
-
-// At is where the number of a badge begins.
-func (s display) At() int { return s.Left + badgePadding/2 }
-
-var widget = template.Must(template.New("widget").Parse(`<!doctype html>
+func (s display) widget() []byte {
+	shown := `<script type="module" src="../-/widget.js"></script>
+<span data-events="counter/events?site={site}">{users}</span>`
+	if !s.Read {
+		server, watch := "", ""
+		if s.Site != "" {
+			server = ` server="../?site={site}"`
+		}
+		if s.Watch {
+			watch = " watch"
+		}
+		shown = `<script type="module" src="../-/headcount.js"></script>
+<live-count page="{page}"` + server + watch + `>{users}</live-count>`
+	}
+	return markup(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{{.Users}} {{.Label}}</title>
-<style nonce="{{.Nonce}}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {{.Color}}; background: {{.Background}} }</style>
-{{if .Read}}<script type="module" src="../-/widget.js"></script>
-<span data-events="counter/events?site={{.Site}}">{{.Users}}</span>{{else}}<script type="module" src="../-/headcount.js"></script>
-<live-count page="{{.Page}}"{{with .Site}} server="../?site={{.}}"{{end}}{{if .Watch}} watch{{end}}>{{.Users}}</live-count>{{end}} {{.Label}}
+<title>{users} {label}</title>
+<style nonce="{nonce}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {color}; background: {background} }</style>
+`+shown+` {label}
 </html>
-`))
+`, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce, "color", s.Color, "background", s.Background)
+}
+
+func (s display) users() string { return strconv.FormatInt(s.Users, 10) }

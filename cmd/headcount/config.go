@@ -21,8 +21,8 @@ import (
 	"headcount/webhook"
 )
 
-// Config holds the settings of `headcount serve`; each field is a flag. kong
-// fills it in, and Validate checks it before anything is dialled or opened.
+// Config holds the settings of `headcount serve`; each field is a flag. Package
+// flags fills it in, and Validate checks it before anything is dialled or opened.
 //
 // The type tag names how a value is read; see readers.
 type Config struct {
@@ -87,11 +87,11 @@ type Config struct {
 	TraceEvery      int           `type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced, and of joins at most one a second. 0 means every request."`
 	LogFormat       string        `type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
 
-	Rules    *counter.Rules  `kong:"-"` // of Counters, for all sites; Validate reads them
-	AllSites *identity.Sites `kong:"-"` // of Sites; nil: the default one alone. Validate reads them
+	Rules    *counter.Rules  `flag:"-"` // of Counters, for all sites; Validate reads them
+	AllSites *identity.Sites `flag:"-"` // of Sites; nil: the default one alone. Validate reads them
 
-	Hooks    []*webhook.Hook `kong:"-"` // of Webhooks; Validate reads them
-	HookKeys [][]byte        `kong:"-"` // of WebhookSecrets, too
+	Hooks    []*webhook.Hook `flag:"-"` // of Webhooks; Validate reads them
+	HookKeys [][]byte        `flag:"-"` // of WebhookSecrets, too
 }
 
 var (

@@ -11,25 +11,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alecthomas/kong"
-
+	"headcount/cmd/headcount/flags"
 	"headcount/counter"
 	"headcount/setting"
 )
 
-// layers are kong's resolvers for the flags that the command line left open.
-// Of two resolvers that know a value kong takes the later one, so the order is
-// file, environment. Kong's own env tags would lose to the file. Kong's JSON
-// resolver does not find a key with dashes and does not refuse an unknown key.
+// layers are the environment and the file, for the flags that the command line left open. A variable
+// counts before the file.
 type layers struct {
 	lookup func(string) (string, bool) // the environment
-	names  map[string]bool             // the flags of all commands; they reveal a forgotten value
 	file   map[string]any              // by folded name; nil until configFile was read
 	source map[string]string           // where a flag's value comes from, if it is not the command line
-}
-
-func (l *layers) resolvers() kong.Option {
-	return kong.Resolvers(kong.ResolverFunc(l.fromFile), kong.ResolverFunc(l.fromEnvironment))
 }
 
 func envName(flag string) string {
@@ -43,30 +35,30 @@ func (l *layers) env(flag string) (string, bool) {
 	return v, ok && v != ""
 }
 
-func (l *layers) fromEnvironment(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
-	v, ok := l.env(flag.Name)
-	if !ok || flag.IsBool() { // --help and --version are no settings
+func (l *layers) fromEnvironment(_ *flags.Command, f *flags.Flag) (any, error) {
+	v, ok := l.env(f.Name)
+	if !ok || f.Bool || f.Set() { // what is a question or a mode is no setting
 		return nil, nil
 	}
-	if flag.Name == "site" && flag.Tag.Type != "sites" { // the variable has the sites of the server, and this flag names one of them
+	if f.Name == "site" && f.Type != "sites" { // the variable has the sites of the server, and this flag names one of them
 		return nil, nil
 	}
-	l.source[flag.Name] = envName(flag.Name)
-	if flag.Tag.Type == "each" { // the other lists split by themselves
+	l.source[f.Name] = envName(f.Name)
+	if f.Type == "each" { // the other lists split by themselves
 		return splitList(v), nil
 	}
 	return v, nil
 }
 
 // fromFile reads the file when it is asked for the first flag.
-func (l *layers) fromFile(ctx *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
+func (l *layers) fromFile(c *flags.Command, f *flags.Flag) (any, error) {
 	if l.file == nil {
 		path := ""
 		known := map[string]bool{}
-		for _, f := range parent.Flags {
-			known[fold(f.Name)] = f.Name != "config" && !f.IsBool()
+		for _, f := range c.Flags {
+			known[fold(f.Name)] = f.Name != "config" && !f.Bool
 			if f.Name == "config" {
-				if path, _ = ctx.FlagValue(f).(string); path == "" {
+				if path = f.Given; path == "" {
 					path, _ = l.env("config")
 				}
 			}
@@ -79,9 +71,9 @@ func (l *layers) fromFile(ctx *kong.Context, parent *kong.Path, flag *kong.Flag)
 			return nil, err
 		}
 	}
-	v := l.file[fold(flag.Name)]
-	if v != nil {
-		l.source[flag.Name] = "the file of --config"
+	v := l.file[fold(f.Name)]
+	if v != nil && !f.Set() {
+		l.source[f.Name] = "the file of --config"
 	}
 	return v, nil
 }
@@ -167,19 +159,13 @@ func splitList(s string) []any {
 	return out
 }
 
-// reader turns one value of a setting into its field. The value is a string
-// from the command line, the environment or a default, or any JSON value from a
-// file. The problem that a reader returns never repeats the value, because the
-// value may be a secret.
-type reader func(value any, target reflect.Value) (problem string)
-
 // readers are the types of Config's tags: "text" is one string; "span" a
 // positive duration, "span-or-0" also 0, "days" one in which d stands for 24 h, "days-or-0" also 0; "number" a whole number from 0; "list"
 // is split at commas wherever it comes from; "sites" is one name=origin,origin for each time
 // the flag is given, and in one value the next name begins the next; "each" is one value for each time
 // the flag is given and split at commas in the environment only, so that a
 // secret may hold a comma on the command line and in the file.
-var readers = map[string]reader{
+var readers = map[string]flags.Reader{
 	"text": func(value any, target reflect.Value) string {
 		s, ok := value.(string)
 		switch {
@@ -246,7 +232,7 @@ var readers = map[string]reader{
 }
 
 // span reads a duration with parse. It refuses one under least as too short.
-func span(parse func(string) (time.Duration, error), least time.Duration, tooShort string) reader {
+func span(parse func(string) (time.Duration, error), least time.Duration, tooShort string) flags.Reader {
 	return func(value any, target reflect.Value) string {
 		s, ok := value.(string)
 		if !ok { // a JSON number would be nanoseconds, which nobody means
@@ -283,25 +269,4 @@ func appendAll(value any, target reflect.Value, add func(string) (problem string
 		}
 	}
 	return ""
-}
-
-// mapper is the reader as kong calls it. It takes the next token even when the
-// token begins with a dash, because a secret or a negative duration may begin so.
-// If the token is a flag, the value was forgotten, and mapper says so.
-func (l *layers) mapper(read reader) kong.MapperFunc {
-	return func(ctx *kong.DecodeContext, target reflect.Value) error {
-		token := ctx.Scan.Pop()
-		if token.IsEOL() {
-			return setting.Refuse(ctx.Value.Name, "its value is missing; write --%s=VALUE", ctx.Value.Name)
-		}
-		if s, ok := token.Value.(string); ok && token.Type == kong.UntypedToken && strings.HasPrefix(s, "--") {
-			if name, _, _ := strings.Cut(s[2:], "="); l.names[name] {
-				return setting.Refuse(ctx.Value.Name, "its value is missing before --%s; write --%s=VALUE", name, ctx.Value.Name)
-			}
-		}
-		if problem := read(token.Value, target); problem != "" {
-			return setting.Refuse(ctx.Value.Name, "%s", problem)
-		}
-		return nil
-	}
 }

@@ -18,10 +18,10 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
 
+	"headcount/cmd/headcount/flags"
 	"headcount/cmd/headcount/simulate"
 	"headcount/cmd/headcount/top"
 	"headcount/setting"
@@ -37,9 +37,9 @@ const (
 // version is set by the linker: -X main.version=v1.2.3.
 var version string
 
-// commands is the command line as kong reads it.
+// commands is the command line, see package flags.
 type commands struct {
-	Serve       serveCommand       `cmd:"" default:"withargs" help:"Run the server (the default)."`
+	Serve       serveCommand       `cmd:"" default:"" help:"Run the server (the default)."`
 	Check       checkCommand       `cmd:"" help:"Try everything that a server with these settings needs, and say what is wrong."`
 	Top         top.Command        `cmd:"" help:"Show the dashboard in this terminal."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`
@@ -47,8 +47,6 @@ type commands struct {
 	Import      importCommand      `cmd:"" help:"Put the counters of a file into a store."`
 	Version     versionCommand     `cmd:"" help:"Print the version."`
 	Healthcheck healthcheckCommand `cmd:"" hidden:"" help:"Ask /healthz of the admin address, for container health checks."`
-
-	ShowVersion kong.VersionFlag `name:"version" help:"Print the version."`
 }
 
 type serveCommand struct {
@@ -91,6 +89,9 @@ func (p program) run() int {
 
 	var c commands
 	command, err := p.parse(&c)
+	if errors.Is(err, flags.ErrShown) {
+		return exitOK
+	}
 	if err != nil {
 		return p.fail(exitSettings, err)
 	}
@@ -139,53 +140,35 @@ func (p program) end(err error) int {
 
 // parse fills c from all layers, checks it and returns the command's name.
 func (p program) parse(c *commands) (string, error) {
-	l := &layers{lookup: p.lookup, names: map[string]bool{}, source: map[string]string{}}
-	options := []kong.Option{
-		kong.Name("headcount"), kong.Description(description), kong.Writers(p.stdout, p.stderr), l.resolvers(), kong.Vars{"version": versionLine()},
-		kong.ValueFormatter(helpWithDefault), kong.ConfigureHelp(kong.HelpOptions{NoExpandSubcommands: true}),
-		kong.ExplicitGroups([]kong.Group{
+	l := &layers{lookup: p.lookup, source: map[string]string{}}
+	set := flags.Set{
+		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Readers: readers,
+		Layers: []flags.Layer{l.fromEnvironment, l.fromFile},
+		Groups: []flags.Group{
 			{Key: "addresses", Title: "Addresses"}, {Key: "cluster", Title: "Store and cluster"}, {Key: "counters", Title: "Counters"}, {Key: "times", Title: "Times"},
 			{Key: "limits", Title: "Limits"}, {Key: "identity", Title: "Identity and access"}, {Key: "webhooks", Title: "Webhooks"}, {Key: "log", Title: "Log"},
-		}),
+		},
 	}
-	for name, read := range readers {
-		options = append(options, kong.NamedMapper(name, l.mapper(read)))
-	}
-	parser, err := kong.New(c, options...)
+	set.Add(c)
+	command, err := set.Parse(p.args)
 	if err != nil {
-		panic(err) // a mistake in the tags above
+		return "", l.explain(command, err)
 	}
-	for _, child := range parser.Model.Children {
-		for _, flag := range child.Flags {
-			l.names[flag.Name] = true
-		}
-	}
-	parsed, err := parser.Parse(p.args)
-	if err != nil {
-		return "", l.explain(err)
-	}
-	return parsed.Selected().Name, nil // kong has called Config.Validate
+	return command.Name, nil
 }
 
-// helpWithDefault is a flag's help with its default, which kong leaves out
-// where a flag has a placeholder.
-func helpWithDefault(v *kong.Value) string {
-	if v.Default == "" {
-		return v.Help
-	}
-	return v.Help + " Default " + v.Default + "."
-}
-
-// explain says where a refused setting comes from, if it is not the command line.
-// If kong refused the command line itself, explain names the help to read.
-func (l *layers) explain(err error) error {
+// explain says where a refused setting comes from, if it is not the command line. Of a command line
+// that cannot be read it names the help to read.
+func (l *layers) explain(command *flags.Command, err error) error {
 	var s *setting.Error
+	if errors.Is(err, flags.ErrShown) {
+		return err
+	}
 	if !errors.As(err, &s) {
-		command := "serve"
-		if p := (*kong.ParseError)(nil); errors.As(err, &p) && p.Context != nil && p.Context.Selected() != nil {
-			command = p.Context.Selected().Name
+		if command == nil {
+			return fmt.Errorf("%w; see headcount --help", err)
 		}
-		return fmt.Errorf("%w; see headcount %s --help", err, command)
+		return fmt.Errorf("%w; see headcount %s --help", err, command.Name)
 	}
 	if from, ok := l.source[s.Name]; ok {
 		return fmt.Errorf("--%s (from %s): %s", s.Name, from, s.Problem)

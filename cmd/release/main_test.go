@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/json"
@@ -113,6 +114,27 @@ func TestRelease(t *testing.T) {
 	}
 	if !found || d.Format != "CycloneDX" {
 		t.Errorf("the modules are %s", text)
+	}
+}
+
+// The linker leaves out methods that nobody calls, unless something in the program calls methods by
+// names that only a run tells. Then the program is a half larger.
+func TestWhatNobodyCallsIsLeftOut(t *testing.T) {
+	t.Chdir("../..")
+	bin, err := programtest.Path(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const of = "github.com/redis/go-redis/v9.(*Client)."
+	if !bytes.Contains(program, []byte(of+"Pipeline")) {
+		t.Fatalf("the program has no %sPipeline: does it name its functions in another way?", of)
+	}
+	if bytes.Contains(program, []byte(of+"GeoAdd")) {
+		t.Errorf("the program has %sGeoAdd, which nobody calls: see who calls reflect.Value.MethodByName (text/template, html/template, a library?) with go build -ldflags=-dumpdep", of)
 	}
 }
 

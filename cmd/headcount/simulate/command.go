@@ -41,7 +41,7 @@ var (
 	ErrSettings = errors.New("settings")
 )
 
-// Command holds the flags of `headcount simulate`. kong fills in the defaults; in
+// Command holds the flags of `headcount simulate`. Package flags fills in the defaults; in
 // a Command made by hand a zero URL, Users, Pages, Tabs, Duration, Dwell, Speed,
 // PongTimeout and PresenceTimeout take their defaults, and other fields stay as they are.
 type Command struct {
@@ -67,10 +67,10 @@ type Command struct {
 	PresenceTimeout time.Duration `name:"presence-timeout" default:"7s" help:"The server's --presence-timeout."`
 
 	settle time.Duration // the contract's 10 s; tests of wrong counts do not wait that long
-	parsed bool          // kong has filled in the fields, so a 0 is what the user gave
+	parsed bool          // package flags has filled in the fields, so a 0 is what the user gave
 }
 
-// Help is what kong prints above the flags.
+// Help is printed above the flags.
 func (c *Command) Help() string {
 	return `Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every gateway's answers must equal the number of users who are really there, on each page and, as the server is otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the same ones here.
 
@@ -84,7 +84,7 @@ func (c *Command) inSite(header http.Header) {
 	}
 }
 
-// AfterApply is kong's hook.
+// AfterApply is called when the fields are filled in.
 func (c *Command) AfterApply() error {
 	c.parsed = true
 	return nil
@@ -187,7 +187,7 @@ func drive(ctx context.Context, crowd *crowd, p plan) error {
 	return p.work(ctx, crowd)
 }
 
-// withDefaults returns a copy that has the defaults which kong did not fill in.
+// withDefaults returns a copy that has the defaults which package flags did not fill in.
 func (c *Command) withDefaults() *Command {
 	d := *c
 	if len(d.URL) == 0 {

@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alecthomas/kong"
 	"go.uber.org/goleak"
+
+	"headcount/cmd/headcount/flags"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -304,16 +305,17 @@ func TestSettingsThatCannotWork(t *testing.T) {
 	}
 }
 
-func TestKongKnowsTheFlags(t *testing.T) {
+func TestFlags(t *testing.T) {
 	t.Parallel()
-	var c Command
-	p, err := kong.New(&c)
-	if err != nil {
+	var all struct {
+		Simulate Command `cmd:"" default:""`
+	}
+	set := flags.Set{Out: io.Discard}
+	set.Add(&all)
+	if _, err := set.Parse(strings.Fields("--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Parse(strings.Fields("--url http://a --url http://b --kill-fraction 0 --pid 1 --pid 2 --scenario idle --json")); err != nil {
-		t.Fatal(err)
-	}
+	c := all.Simulate
 	if cfg := c.withDefaults(); cfg.check() != nil {
 		t.Errorf("the defaults cannot work: %v", cfg.check())
 	}

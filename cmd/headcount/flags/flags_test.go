@@ -1,0 +1,185 @@
+package flags
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+type common struct {
+	Listen  string        `type:"loud" placeholder:"ADDR" default:":80" group:"net" help:"Where it listens."`
+	Timeout time.Duration `default:"2s" help:"How long it waits."`
+	Names   []string      `help:"Who is meant."`
+	Numbers []int         `name:"n" help:"Which ones."`
+	Share   float64
+	Seed    uint64
+	Retries int
+	Quiet   bool   `help:"Say nothing."`
+	Kept    string `flag:"-"`
+
+	checked bool
+}
+
+var errChecked = errors.New("it cannot be")
+
+func (c *common) Validate() error {
+	if c.checked = true; c.Listen == "NOWHERE" {
+		return errChecked
+	}
+	return nil
+}
+
+type run struct {
+	PublicURL string `help:"Where others find it."`
+	Common    common `embed:""`
+	where
+	applied bool
+}
+
+type where struct {
+	Directory string `help:"Where it is."`
+}
+
+func (r *run) AfterApply() error { r.applied = true; return nil }
+
+func (r *run) Help() string { return "More of it." }
+
+type program struct {
+	Run   run      `cmd:"" default:"" help:"Run it."`
+	Other struct{} `cmd:"" help:"Do something else."`
+	Inner struct{} `cmd:"" hidden:"" help:"Nobody asks for it."`
+}
+
+func parse(p *program, out *bytes.Buffer, args ...string) (*Command, error) {
+	s := Set{
+		Name: "p", Description: "What it is.", Version: "p 1", Out: out, Groups: []Group{{"net", "Network"}},
+		Readers: map[string]Reader{"loud": func(value any, target reflect.Value) string {
+			if value == "" {
+				return "it is empty"
+			}
+			target.SetString(strings.ToUpper(value.(string)))
+			return ""
+		}},
+		Layers: []Layer{
+			func(_ *Command, f *Flag) (any, error) {
+				return map[string]any{"seed": "7"}[f.Name], nil
+			},
+			func(c *Command, f *Flag) (any, error) {
+				if c.flag("public-url").Given == "broken" {
+					return nil, errors.New("a broken layer")
+				}
+				return map[string]any{"seed": "8", "share": "0.5"}[f.Name], nil
+			},
+		},
+	}
+	s.Add(p)
+	return s.Parse(args)
+}
+
+func TestParse(t *testing.T) {
+	var p program
+	c, err := parse(&p, nil, "--public-url", "--dashes", "--directory=d", "--listen=a=b", "--names=x,y", "--names", "z", "--n", "-1", "--quiet", "--timeout", "1m", "--retries=3")
+	if err != nil || c.Name != "run" {
+		t.Fatal(c, err)
+	}
+	got := p.Run
+	if !got.applied || !got.Common.checked {
+		t.Errorf("%+v was not looked at", got)
+	}
+	want := run{PublicURL: "--dashes", where: where{"d"}, applied: true, Common: common{
+		Listen: "A=B", Timeout: time.Minute, Names: []string{"x", "y", "z"}, Numbers: []int{-1}, Share: 0.5, Seed: 7, Retries: 3, Quiet: true, checked: true,
+	}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+
+	p = program{}
+	if c, err := parse(&p, nil); err != nil || c.Name != "run" || p.Run.Common.Listen != ":80" || p.Run.Common.Timeout != 2*time.Second {
+		t.Errorf("%v, %v: the defaults are %+v", c, err, p.Run)
+	}
+	if c, err := parse(&p, nil, "--listen", "x", "run", "--quiet"); err != nil || c.Name != "run" || p.Run.Common.Listen != "X" || !p.Run.Common.Quiet {
+		t.Errorf("%v, %v: the command behind its flags is read as %+v", c, err, p.Run)
+	}
+	if c, err := parse(&p, nil, "other"); err != nil || c.Name != "other" {
+		t.Error(c, err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"nothing":                   "unexpected argument nothing; the commands are run, other",
+		"run now":                   "unexpected argument now",
+		"--quiet run run":           "the command run stands behind --quiet",
+		"--lisen=1":                 `unknown flag --lisen; did you mean "--listen"?`,
+		"--something=1":             "unknown flag --something",
+		"-x":                        "unknown flag -x",
+		"other --listen=1":          "unknown flag --listen",
+		"--listen 1 other":          "the command other stands behind --listen",
+		"--listen":                  "--listen: its value is missing; write --listen=VALUE",
+		"--listen --quiet":          "--listen: its value is missing before --quiet",
+		"--listen=":                 "--listen: it is empty",
+		"--listen=nowhere":          errChecked.Error(),
+		"--timeout soon":            "--timeout: it is not a duration",
+		"--n 1,b":                   "--n: it is not a whole number",
+		"--share much":              "--share: it is not a number",
+		"--seed -1":                 "--seed: it is not a whole number from 0",
+		"--quiet=maybe":             "--quiet: it is neither",
+		"--kept=1":                  "unknown flag --kept",
+		"--checked=1":               "unknown flag --checked",
+		"--public-url broken":       "a broken layer",
+		"--retries=x --public-url=": "--retries",
+	} {
+		var p program
+		if _, err := parse(&p, nil, strings.Fields(args)...); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", args, err, want)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, tc := range []struct {
+		args string
+		want []string // lines
+		not  string
+	}{
+		{"--help", []string{"Usage: p <command> [flags]", "What it is.", "  run [flags]", "    Do something else."}, "inner"},
+		{"-h", []string{"Usage: p <command> [flags]"}, "listen"},
+		{"run --timeout=x --help", []string{
+			"Usage: p run [flags]", "More of it.", "      --public-url=    Where others find it.", "      --timeout=2s     How long it waits. Default 2s.",
+			"      --names=,...     Who is meant.", "      --quiet          Say nothing.", "Network", "  --listen=ADDR    Where it listens. Default :80.",
+		}, "kept"},
+		{"--version", []string{"p 1"}, "Usage"},
+		{"other --version", []string{"p 1"}, "Usage"},
+	} {
+		var out bytes.Buffer
+		var p program
+		if _, err := parse(&p, &out, strings.Fields(tc.args)...); !errors.Is(err, ErrShown) {
+			t.Errorf("%s: %v", tc.args, err)
+		}
+		lines := strings.Split(out.String(), "\n")
+		for _, want := range tc.want {
+			if !slices.Contains(lines, want) {
+				t.Errorf("%s: no line %q in\n%s", tc.args, want, out.String())
+			}
+		}
+		if strings.Contains(out.String(), tc.not) {
+			t.Errorf("%s: %q is in\n%s", tc.args, tc.not, out.String())
+		}
+	}
+}
+
+func TestLongLinesAreBroken(t *testing.T) {
+	got := wrapped(strings.Repeat("word ", 20)+"\n\nand a "+strings.Repeat("x", 100), "    ")
+	for line := range strings.Lines(got) {
+		if len(strings.TrimSpace(line)) > 100 || len(line) > width+1 && !strings.Contains(line, "xxx") {
+			t.Errorf("%q is too long", line)
+		}
+	}
+	if strings.Join(strings.Fields(got), " ") != strings.TrimSpace(strings.Repeat("word ", 20))+" and a "+strings.Repeat("x", 100) {
+		t.Errorf("words are lost in %q", got)
+	}
+}
