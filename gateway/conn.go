@@ -56,10 +56,11 @@ type conn struct {
 	errors uint8
 
 	// Any goroutine's.
-	ended  atomic.Bool                // a close frame has been sent, or is about to be
-	over   atomic.Bool                // the client's has come, too: the close handshake is done
-	asks   atomic.Bool                // a ping has been sent whose answer is free
-	linger atomic.Pointer[time.Timer] // it is out, and the client has until then
+	ended     atomic.Bool                // a close frame has been sent, or is about to be
+	over      atomic.Bool                // the client's has come, too: the close handshake is done
+	asks      atomic.Bool                // a ping has been sent whose answer is free
+	totalHeld atomic.Bool                // the count of the site is held back, see missing
+	linger    atomic.Pointer[time.Timer] // it is out, and the client has until then
 
 	// The turn's own.
 	paid    time.Duration // what the client has sent is paid for until then, see allow

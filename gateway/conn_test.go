@@ -782,6 +782,35 @@ func TestCloseHandshakeEndsAtOnce(t *testing.T) {
 	}
 }
 
+// TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
+// come that lacks the visitor, but one after the time for which a gateway waits.
+func TestTheFirstTotalHasTheVisitor(t *testing.T) {
+	bothWays(t, nil, func(t *testing.T, s *served) {
+		for i := range 5 {
+			r := s.socket("")
+			began := time.Now()
+			r.write([]byte(masked(websocket.Text, fmt.Sprintf(`{"type":"join","page":"p%d"}`, i)) +
+				masked(websocket.Text, `{"type":"subscribe","pages":["*"]}`)))
+			want := fmt.Sprintf(`{"type":"count","page":"*","count":%d,`, i+1)
+			for {
+				_, payload, err := r.frame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.HasPrefix(payload, []byte(`{"type":"count","page":"*"`)) {
+					continue
+				}
+				if bytes.HasPrefix(payload, []byte(want)) {
+					break
+				}
+				if time.Since(began) < time.Second { // the patience of fanout.Subscriber.Hold
+					t.Fatalf("the total is %s, want it to begin with %s", payload, want)
+				}
+			}
+		}
+	})
+}
+
 // replies is a function as node.Replies.
 type replies func(gateway string, r *heartbeat.Reply)
 

@@ -114,6 +114,30 @@ func (c *conn) arrived(name string) {
 	topic := presence.CountTopic(name)
 	c.g.journeys.acknowledged(c, topic)
 	c.Ready(topic)
+	c.tellTotal()
+}
+
+// missing reports whether the client has joined pages, and the store has none of these
+// joins: then the count of its site may lack the user.
+func (c *conn) missing() bool {
+	joined := false
+	for _, w := range c.wants {
+		if w.joined && c.g.roster.stored(c.user, w.name) {
+			return false
+		}
+		joined = joined || w.joined
+	}
+	return joined
+}
+
+// total is the topic of the count of the connection's site.
+func (c *conn) total() presence.Topic { return presence.CountTopic(c.site().Name(presence.Site)) }
+
+// tellTotal stops holding back the count of the site.
+func (c *conn) tellTotal() {
+	if c.totalHeld.Load() && c.totalHeld.Swap(false) {
+		c.Ready(c.total())
+	}
 }
 
 // leave ends the user's presence on the page, and the subscription that the join
@@ -129,6 +153,7 @@ func (c *conn) leave(name string) {
 	} else if w.sent {
 		w.sent = false
 		c.Unsubscribe(presence.CountTopic(name))
+		c.tellTotal() // nor need that of the site
 	}
 	c.tidy()
 	c.g.metrics.leaves[leftPage].Inc()
@@ -137,7 +162,9 @@ func (c *conn) leave(name string) {
 }
 
 // subscribe subscribes to all pages and counters of the message. If they are too
-// many, or the client may not see one, it subscribes to none of them.
+// many, or the client may not see one, it subscribes to none of them. The count of the
+// site is held back like that of a page until the store has a join of the connection,
+// so that no client sees a total without itself.
 func (c *conn) subscribe(m message) error {
 	rules, err := c.readable(m.counters)
 	if err != nil {
@@ -173,7 +200,17 @@ func (c *conn) subscribe(m message) error {
 		}
 		w.subscribed, w.sent = true, true
 	}
-	c.Subscribe(presence.CountTopics(names), frameForm(m.precision))
+	topics := presence.CountTopics(names)
+	hold := slices.Contains(topics, c.total()) && c.missing()
+	if hold {
+		c.Hold(c.total())
+	}
+	c.Subscribe(topics, frameForm(m.precision))
+	if hold {
+		if c.totalHeld.Store(true); !c.missing() { // the last join arrived before it could see the mark
+			c.tellTotal()
+		}
+	}
 	for _, name := range held {
 		c.letGo(name)
 	}

@@ -67,7 +67,7 @@ type Reply struct {
 	Partition int
 	Stream    uint64
 	Acked     uint64           // all ops up to this number are in the store
-	Counts    []presence.Count // counts that include the joins just acknowledged
+	Counts    []presence.Count // counts that include the joins just acknowledged, of their pages and sites
 	Unknown   []presence.User  // live users whom the owner does not know: send their joins again
 	Reset     bool             // the owner does not know the stream: begin a new one
 	// Ask asks the gateway to send Whole and all ops of the stream that are not

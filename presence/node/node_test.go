@@ -171,8 +171,9 @@ func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
 		r, _ := start(t, "n", newStore())
 		r.op(gw("a"), join(1, "p"))
 		a := r.last("a")
-		if a.Acked != 1 || len(a.Counts) != 1 || a.Counts[0].Page != "p" || a.Counts[0].Users != 1 {
-			t.Fatalf("reply %+v, want op 1 acknowledged with a count of 1", a)
+		if a.Acked != 1 || len(a.Counts) != 2 || a.Counts[0].Page != "p" || a.Counts[0].Users != 1 ||
+			a.Counts[1].Page != presence.Site || a.Counts[1].Users != 1 {
+			t.Fatalf("reply %+v, want op 1 acknowledged with a count of 1, also of the site", a)
 		}
 		r.want("p", 1)
 		r.want(presence.Site, 1)

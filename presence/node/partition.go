@@ -781,6 +781,9 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		}
 		if pg := p.pages[op.Page]; op.Kind == heartbeat.Join && pg != nil && !slices.Contains(joined, pg) {
 			joined = append(joined, pg)
+			if all := p.total(pg); !slices.Contains(joined, all) {
+				joined = append(joined, all)
+			}
 		}
 	}
 	if fresh {
