@@ -208,7 +208,7 @@ const comeBackTime = 15 * time.Second
 
 // comeBack is how long after its start the process has counts that may lack users who stay.
 func (s *system) comeBack() time.Duration {
-	if s.embedded == nil || s.cfg.DataDir != "" {
+	if s.embedded == nil || s.embedded.Recalled() {
 		return 0 // the store remembers who is present
 	}
 	return comeBackTime

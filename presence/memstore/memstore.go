@@ -67,6 +67,7 @@ type Store struct {
 	dir       string         // the data directory; "": none
 	closing   chan struct{}  // closed by Close
 	writers   sync.WaitGroup // of minutes, and of who is present
+	recalled  bool           // see Recalled; set by Open
 	presentAt time.Time      // when who is present was written; its writer's own
 }
 

@@ -108,6 +108,10 @@ func appendPresent(b []byte, id int, members map[member]int64) []byte {
 	return b
 }
 
+// Recalled reports whether the store began with everybody who was present before: counts
+// lack nobody who stays.
+func (s *Store) Recalled() bool { return s.recalled }
+
 // loadPresent fills the partitions from the file, if it is young enough that those who
 // were present may still be. Holds last until their own end.
 func (s *Store) loadPresent(now time.Time) {
@@ -130,6 +134,7 @@ func (s *Store) loadPresent(now time.Time) {
 	// A clock that was set back makes the file look as if it came from the future, and holds as if
 	// they lasted longer than any does.
 	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
+	s.recalled = recent
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
 	for id, members := range partitions {
 		for m, hold := range members {

@@ -114,14 +114,18 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
-		later time.Duration
-		want  int
-	}{"at once": {0, 2}, "within the timeout": {50 * time.Second, 2}, "after it": {2 * time.Minute, 1}, "after the hold": {2 * time.Hour, 0}, "a clock that was set back": {-time.Hour, 0}} {
+		later    time.Duration
+		want     int
+		recalled bool
+	}{"at once": {0, 2, true}, "within the timeout": {50 * time.Second, 2, true}, "after it": {2 * time.Minute, 1, false}, "after the hold": {2 * time.Hour, 0, false}, "a clock that was set back": {-time.Hour, 0, false}} {
 		s := New(Config{PresenceTimeout: time.Minute})
 		s.dir = dir
 		s.loadPresent(now.Add(tc.later))
 		if got := len(s.partitions[3].members); got != tc.want {
 			t.Errorf("%s: %d members, want %d", name, got, tc.want)
+		}
+		if s.Recalled() != tc.recalled {
+			t.Errorf("%s: recalled: %t", name, s.Recalled())
 		}
 	}
 }
