@@ -710,7 +710,7 @@ func (r *Rules) TopRule(match string) (*Rule, error) {
 	case rule == nil:
 		return nil, fmt.Errorf("%w: %q is the match of no rule", ErrTop, match)
 	case !rule.Top:
-		return nil, fmt.Errorf("%w: the rule %q keeps none; write \"top\":true", ErrTop, match)
+		return nil, fmt.Errorf("%w: the rule %q keeps none; add \"top\":true to the rule", ErrTop, match)
 	default:
 		return rule, nil
 	}

@@ -45,7 +45,7 @@ func readAction(c *gin.Context, actions ...string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	members, ok := parseMembers(c, body, `The body is a JSON object: {"action":"`+actions[0]+`"}`, "action")
+	members, ok := parseMembers(c, body, `The body must be a JSON object, such as {"action":"`+actions[0]+`"}`, "action")
 	if !ok {
 		return "", false
 	}
@@ -64,7 +64,7 @@ func readMembers(c *gin.Context, example string, names ...string) (map[string]js
 	if !ok || len(body) == 0 {
 		return nil, ok
 	}
-	return parseMembers(c, body, "The body is empty or a JSON object: "+example, names...)
+	return parseMembers(c, body, "The body must be empty or a JSON object, such as "+example, names...)
 }
 
 // parseMembers reads a JSON object that has only members of these names: a misspelt one
@@ -73,7 +73,11 @@ func readMembers(c *gin.Context, example string, names ...string) (map[string]js
 func parseMembers(c *gin.Context, body []byte, want string, names ...string) (map[string]json.RawMessage, bool) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil || members == nil {
-		badRequest(c, want+because(err)+".")
+		detail := want + "."
+		if errors.As(err, new(*json.SyntaxError)) { // other errors speak of Go
+			detail = "The body is not JSON: " + err.Error() + ". " + detail
+		}
+		badRequest(c, detail)
 		return nil, false
 	}
 	for name := range members {

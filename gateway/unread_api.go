@@ -105,10 +105,9 @@ func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
 	if raw, given := members["by"]; given {
 		var by *string
 		err := json.Unmarshal(raw, &by)
-		if err == nil && by == nil {
-			err = errors.New("it is null")
-		}
-		if err == nil {
+		if err != nil || by == nil {
+			err = errors.New("it is no string")
+		} else {
 			err = identity.CheckUser(*by)
 		}
 		if err != nil {

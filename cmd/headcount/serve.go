@@ -11,6 +11,7 @@ import (
 	"net/http/pprof"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -198,7 +199,10 @@ func shutdown(ctx context.Context, srv *http.Server) error {
 func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("--%s: %w; end the program that has this address, or give another one", flag, err)
+	case err != nil:
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
 	return l, nil

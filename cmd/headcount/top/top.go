@@ -95,7 +95,7 @@ func (c *client) get(ctx context.Context) ([]byte, *data, error) {
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
-		return nil, nil, errors.New("the server wants a key of its own; give --api-key")
+		return nil, nil, errors.New("the server asks for an API key, and has not got the right one; give --api-key")
 	case resp.StatusCode == http.StatusForbidden:
 		return nil, nil, errors.New("the server's key holds for another site; give --site")
 	case resp.StatusCode != http.StatusOK:
