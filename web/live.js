@@ -254,7 +254,7 @@ export function draw(element, headcount, signal, keep) {
       keep(value);
       number.part.toggle('stale', !!detail.stale);
       if (detail.stale)
-        tell('the server cannot be sure that this count is right (stale): its store or another region does not answer. Its log and /readyz say which one', 'warn');
+        tell('the server cannot be sure that this count is right (stale): it has just started, or its store or another region does not answer. Its log and /readyz say which one', 'warn');
       number.textContent = text;
       element.dispatchEvent(new CustomEvent(type, { detail }));
       const now = words === null ? '' : (element.getAttribute('announce') ?? words).replaceAll('{count}', text);
