@@ -188,7 +188,8 @@ function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number)
   if (!sheet) {
     sheet = new CSSStyleSheet();
     sheet.replaceSync(`
-      button { all: unset; display: inline-flex; align-items: center; gap: .35em; cursor: pointer; }
+      button { all: unset; display: inline-flex; align-items: baseline; gap: .35em; cursor: pointer; }
+      svg, ::slotted(*) { align-self: center; }
       button:disabled { cursor: default; }
       button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
       svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linejoin: round; }
