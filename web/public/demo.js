@@ -34,7 +34,7 @@ function show(next) {
   plot.clear();
   past();
   day();
-  setTimeout(day, DAY_SOON_MS); // this window is in it then
+  day.timer = setTimeout(day, DAY_SOON_MS); // this window is in it then
   showFollow(false);
   asked = '';
 }
@@ -49,12 +49,17 @@ async function past() {
   plot.begin(stats.points.map((point, i) => ({ ago: running + (last - i) * 60_000, count: point.max })));
 }
 
+let peak; // of the last day, as it was last shown; undefined: it is not known
+
 /** Shows the last day, which a reload does not forget. */
 async function day() {
+  clearTimeout(day.timer);
+  day.timer = 0;
   const about = page;
   const stats = await remembered(about);
   if (about !== page) return;
-  $('day').hidden = !stats?.peak.count;
+  peak = stats?.peak.count;
+  $('day').hidden = !peak;
   if ($('day').hidden) return;
   sparkline($('day').querySelector('svg'), stats.points.map((point) => point.max), stats.points.length);
   $('day').querySelector('figcaption').textContent = summary(stats);
@@ -333,6 +338,7 @@ $('count').addEventListener('count', ({ detail }) => {
   $('count').parentElement.style.setProperty('--digits', detail.count.toLocaleString('en').length);
   plot.add(detail.count);
   title();
+  if (detail.count > peak) day.timer ||= setTimeout(day, DAY_SOON_MS); // the sentence about the day would be wrong
   clearTimeout(showParts.timer);
   if (!showParts.alone) showParts.timer = setTimeout(showParts, 100);
 });
