@@ -205,6 +205,7 @@ test('<live-count> on a site of another origin', async () => {
     window.record = [];
     document.getElementById('here').addEventListener('count', ({ detail }) => window.record.push(detail.count));
   });
+  await expectCount(two, 2, PATIENCE, 'here'); // it knows its id then
   await two.reload();
   await expectCount(two, 2, PATIENCE, 'here');
   await sleep(LEAVE_GRACE + 500);
@@ -262,6 +263,7 @@ test('a busy site, and a picture of it', async () => {
   await showcase.click('#likes');
   await showcase.mouse.move(0, 0);
   await expectCount(showcase, 8, PATIENCE, 'likes');
+  await showcase.waitForFunction(() => Number(/at most (\d+)/.exec(document.getElementById('day').textContent)?.[1]) >= document.getElementById('count').count);
   await showcase.screenshot({ path: process.env.SCREENSHOT || undefined });
 });
 
