@@ -37,7 +37,10 @@ func answer(c *gin.Context, body []byte) {
 }
 
 func writeOne(c *gin.Context, one counter.Counter) {
-	answer(c, one.AppendJSON(make([]byte, 0, 256)))
+	buffer := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	*buffer = append(one.AppendJSON((*buffer)[:0]), '\n')
+	policy.Answer(c.Writer, "application/json", *buffer)
 }
 
 // writeMember answers with a counter and whether the member is in it.
@@ -49,16 +52,16 @@ func writeMember(c *gin.Context, one counter.Counter, member bool) {
 	answer(c, append(b, '}'))
 }
 
-// lists holds the buffers of long answers, up to maxList bytes each.
-var lists = sync.Pool{New: func() any { return new([]byte) }}
+// buffers are those of answers, up to maxList bytes each.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 const maxList = 512 << 10
 
 func writeList(c *gin.Context, n int, at func(int) counter.Counter) {
-	buffer := lists.Get().(*[]byte)
+	buffer := buffers.Get().(*[]byte)
 	defer func() {
 		if cap(*buffer) <= maxList {
-			lists.Put(buffer)
+			buffers.Put(buffer)
 		}
 	}()
 	b := append(slices.Grow((*buffer)[:0], 16+160*n), `{"counters":[`...)

@@ -160,19 +160,25 @@ func patience(e *list.Element, most time.Duration, now time.Time) time.Duration 
 	return most - now.Sub(e.Value.(*guest).step)
 }
 
-// step notes that e's guest made progress at this time. The caller holds mu.
+// step notes that e's guest made progress at this time. Every request is two steps, so only
+// the first one of a guest makes an element. The caller holds mu.
 func (d *Door) step(e *list.Element, at time.Time) {
 	g := e.Value.(*guest)
-	d.list(g).Remove(e)
-	g.step, g.spoke = at, true
-	before := d.steps.Back()
+	if !g.spoke {
+		d.silent.Remove(e)
+		e = d.steps.PushBack(g)
+		d.guests[g.conn], g.spoke = e, true
+	}
+	g.step = at
+	d.steps.MoveToBack(e)
+	before := e.Prev()
 	for before != nil && before.Value.(*guest).step.After(at) {
 		before = before.Prev()
 	}
 	if before == nil {
-		d.guests[g.conn] = d.steps.PushFront(g)
+		d.steps.MoveToFront(e)
 	} else {
-		d.guests[g.conn] = d.steps.InsertAfter(g, before)
+		d.steps.MoveAfter(e, before)
 	}
 }
 
