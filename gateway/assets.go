@@ -11,6 +11,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gin-gonic/gin"
 
@@ -23,12 +24,22 @@ const contentPolicy = "default-src 'self'; connect-src 'self' ws: wss:; object-s
 
 // asset is a file that is part of the program. It never changes.
 type asset struct {
-	kind         string
-	etags        [2]string // of body and of packed; a strong ETag names exact bytes, so they differ
-	body, packed []byte
+	kind   string
+	etags  [2]string // of body and of packed; a strong ETag names exact bytes, so they differ
+	body   []byte
+	packed func() []byte // packs at the first call, so that a start need not wait for it
 }
 
 func newAsset(name string, body []byte) asset {
+	sum := sha256.Sum256(body)
+	hash := hex.EncodeToString(sum[:12])
+	return asset{
+		kind: kindOf(name), etags: [2]string{`"` + hash + `"`, `"` + hash + `-gzip"`},
+		body: body, packed: sync.OnceValue(func() []byte { return pack(body) }),
+	}
+}
+
+func pack(body []byte) []byte {
 	var packed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
 	if err != nil {
@@ -36,12 +47,7 @@ func newAsset(name string, body []byte) asset {
 	}
 	w.Write(body) // a Buffer takes everything
 	w.Close()
-	sum := sha256.Sum256(body)
-	hash := hex.EncodeToString(sum[:12])
-	return asset{
-		kind: kindOf(name), etags: [2]string{`"` + hash + `"`, `"` + hash + `-gzip"`},
-		body: body, packed: packed.Bytes(),
-	}
+	return packed.Bytes()
 }
 
 // kindOf returns the media type of a file. Systems take .ts for a video.
@@ -64,9 +70,10 @@ func (a *asset) serve(c *gin.Context, status int) {
 		h.Set("Content-Security-Policy", contentPolicy)
 		h.Set("Referrer-Policy", "same-origin")
 	}
-	out, etag, encoding := a.body, a.etags[0], ""
-	if policy.WantsGzip(c.Request) {
-		out, etag, encoding = a.packed, a.etags[1], "gzip"
+	packs := policy.WantsGzip(c.Request)
+	etag := a.etags[0]
+	if packs {
+		etag = a.etags[1]
 	}
 	if status == http.StatusOK {
 		h.Set("ETag", etag)
@@ -75,8 +82,10 @@ func (a *asset) serve(c *gin.Context, status int) {
 			return
 		}
 	}
-	if encoding != "" {
-		h.Set("Content-Encoding", encoding)
+	out := a.body
+	if packs {
+		out = a.packed()
+		h.Set("Content-Encoding", "gzip")
 	}
 	h.Set("Content-Length", strconv.Itoa(len(out)))
 	c.Writer.WriteHeader(status)

@@ -4,7 +4,7 @@ package scripts
 
 import (
 	"embed"
-	"regexp"
+	"strings"
 )
 
 // Name is the name of a script: its file without ".lua".
@@ -84,15 +84,20 @@ var Presence = []Name{
 //go:embed *.lua
 var files embed.FS
 
-// include is a line in whose place the file it names comes. Included files
+// include begins a line in whose place the file it names comes. Included files
 // include no others.
-var include = regexp.MustCompile(`(?m)^--#include (\S+)\n`)
+const include = "--#include "
 
 // Source is the text of a script.
 func (n Name) Source() string {
-	return include.ReplaceAllStringFunc(read(string(n)+".lua"), func(line string) string {
-		return read(include.FindStringSubmatch(line)[1])
-	})
+	var text strings.Builder
+	for line := range strings.Lines(read(string(n) + ".lua")) {
+		if file, is := strings.CutPrefix(line, include); is {
+			line = read(strings.TrimSpace(file))
+		}
+		text.WriteString(line)
+	}
+	return text.String()
 }
 
 // read panics when there is no such file: the names are constants of the program.

@@ -145,9 +145,9 @@ func readFile(r io.Reader, known map[string]bool) (map[string]any, error) {
 
 // fold makes update-interval, update_interval, updateInterval and
 // updateinterval one name.
-func fold(name string) string {
-	return strings.ToLower(strings.NewReplacer("-", "", "_", "").Replace(name))
-}
+func fold(name string) string { return strings.ToLower(separators.Replace(name)) }
+
+var separators = strings.NewReplacer("-", "", "_", "")
 
 // splitList splits at commas and trims spaces. It keeps empty values: "each"
 // refuses them later, and "list" drops them.
