@@ -6,8 +6,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 LDFLAGS  = -s -w $(if $(VERSION),-X main.version=$(VERSION))
 
 # Bounds on a hang, not expectations. Two packages at a time, since many tests
-# are about time and all of them share the machine's cores.
-TESTFLAGS ?= -race -count=1 -timeout 6m -p 2
+# are about time and all of them share the machine's cores. Lint has run go vet.
+TESTFLAGS ?= -race -count=1 -timeout 6m -p 2 -vet=off
 BENCHTIME ?= 1s
 FUZZTIME  ?= 10s
 
@@ -87,6 +87,12 @@ PORTABLE = ./machine ./gateway ./gateway/fanout ./gateway/policy ./gateway/socke
 
 # It mostly waits, so it runs beside the stores; and so does the simulation of a cluster.
 PORTABLE_TEST = ($(GO) test -count=1 -timeout 8m -tags portable $(PORTABLE) && $(GO) test -count=1 -run 'Simulation$$' ./presence/member)
+
+# Most of the time of `make test` is CPU time of processes with the race detector. Their
+# heaps are small, so they may collect garbage less often, and what has ended need not wait
+# a second for races of others: the tests find goroutines that are left.
+test: export GOGC   = 400
+test: export GORACE = atexit_sleep_ms=0
 
 # Everything, also on a machine that has Go alone: setup installs the rest.
 test:

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -145,13 +146,16 @@ func Open(cfg Config) (*Conn, error) {
 	return s, nil
 }
 
-// Close ends the connections. Calls under way may fail.
+// Close ends the connections. Calls under way may fail. A server that has gone before,
+// to which TLS can say no farewell, is no error.
 func (s *Conn) Close() error {
 	s.stop()
 	<-s.ended
 	s.dialling <- struct{}{} // nobody dials any more
 	if c := s.client.Load(); c != nil {
-		return c.Close()
+		if err := c.Close(); !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+			return err
+		}
 	}
 	return nil
 }
