@@ -36,7 +36,7 @@ func newComebacks(cfg Config, hub doubter) *comebacks {
 	b := &comebacks{hub: hub, began: began, until: began.Add(cfg.ComeBack)}
 	b.over.Store(cfg.ComeBack <= 0)
 	b.log = func(left time.Duration) {
-		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has come back that was here before this process began: counts are stale until the others had time for it; with --data-dir, and a restart within half of --presence-timeout, they would have been remembered")
+		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has come back that was here before this process began: counts are stale until the others had time for it; with --data-dir, and a restart within --presence-timeout, they would have been remembered")
 	}
 	return b
 }

@@ -64,11 +64,10 @@ type Store struct {
 
 	moved bool // somebody came or went since who is present was written
 
-	dir       string         // the data directory; "": none
-	closing   chan struct{}  // closed by Close
-	writers   sync.WaitGroup // of minutes, and of who is present
-	recalled  bool           // see Recalled; set by Open
-	presentAt time.Time      // when who is present was written; its writer's own
+	dir      string         // the data directory; "": none
+	closing  chan struct{}  // closed by Close
+	writers  sync.WaitGroup // of minutes, and of who is present
+	recalled bool           // see Recalled; set by Open
 }
 
 type partition struct {

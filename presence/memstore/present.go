@@ -24,7 +24,8 @@ const (
 	presentFile  = "present"
 	presentMagic = "headcount present 1\n"
 	// The file is written when somebody came or went, at most once per presentEvery, and
-	// so rarely that writing takes at most one part in presentShare of the time.
+	// so rarely that writing takes at most one part in presentShare of the time. While
+	// nobody moves only its time is set anew: it says until when the file held.
 	presentEvery = time.Second
 	presentShare = 20
 	presentHold  = 3 // presence timeouts that a hold lasts at most
@@ -59,13 +60,14 @@ func (s *Store) keepPresent() {
 	}
 }
 
-// writePresent replaces the file, if somebody came or went since it was written or it
-// gets too old to be believed.
+// writePresent replaces the file if somebody came or went since it was written, and else
+// notes in its time of modification that it still holds.
 func (s *Store) writePresent(now time.Time) error {
 	s.mu.Lock()
 	moved := s.moved
 	s.mu.Unlock()
-	if !moved && now.Sub(s.presentAt) < s.cfg.PresenceTimeout/2 {
+	path := filepath.Join(s.dir, presentFile)
+	if !moved && os.Chtimes(path, now, now) == nil {
 		return nil
 	}
 	b := append([]byte(presentMagic), 0, 0, 0, 0)
@@ -80,7 +82,6 @@ func (s *Store) writePresent(now time.Time) error {
 		s.mu.Unlock()
 	}
 	binary.BigEndian.PutUint32(b[len(presentMagic):], crc32.ChecksumIEEE(b[len(presentMagic)+4:]))
-	path := filepath.Join(s.dir, presentFile)
 	err := os.WriteFile(path+".new", b, 0o600)
 	if err == nil {
 		err = os.Rename(path+".new", path)
@@ -91,7 +92,6 @@ func (s *Store) writePresent(now time.Time) error {
 		s.mu.Unlock()
 		return err
 	}
-	s.presentAt = now
 	return nil
 }
 
@@ -115,7 +115,9 @@ func (s *Store) Recalled() bool { return s.recalled }
 // loadPresent fills the partitions from the file, if it is young enough that those who
 // were present may still be. Holds last until their own end.
 func (s *Store) loadPresent(now time.Time) {
-	b, err := os.ReadFile(filepath.Join(s.dir, presentFile))
+	s.moved = true // the file is of another life, and must not look as if it still held
+	path := filepath.Join(s.dir, presentFile)
+	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -123,6 +125,9 @@ func (s *Store) loadPresent(now time.Time) {
 	var written time.Time
 	if err == nil {
 		written, partitions, err = parsePresent(b)
+	}
+	if is, err := os.Stat(path); err == nil && is.ModTime().After(written) {
+		written = is.ModTime()
 	}
 	if err == nil && len(partitions) != len(s.partitions) {
 		err = fmt.Errorf("it is of %d partitions, and there are %d", len(partitions), len(s.partitions))

@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/crc32"
 	"maps"
@@ -124,9 +125,50 @@ func TestPresentIsRememberedForTheTimeout(t *testing.T) {
 		if got := len(s.partitions[3].members); got != tc.want {
 			t.Errorf("%s: %d members, want %d", name, got, tc.want)
 		}
+		if !s.moved {
+			t.Errorf("%s: the file of another life would seem to hold", name)
+		}
 		if s.Recalled() != tc.recalled {
 			t.Errorf("%s: recalled: %t", name, s.Recalled())
 		}
+	}
+}
+
+// While nobody moves the file is not written again, but is as young as if it were.
+func TestPresentHoldsWhileNobodyMoves(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	s := New(Config{PresenceTimeout: time.Minute})
+	s.dir = dir
+	if err := s.writePresent(now); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(filepath.Join(dir, presentFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.writePresent(now.Add(10 * time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(filepath.Join(dir, presentFile))
+	if err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the file was written again, %v", err)
+	}
+	for later, want := range map[time.Duration]bool{10*time.Minute + 59*time.Second: true, 11*time.Minute + 2*time.Second: false} {
+		back := New(Config{PresenceTimeout: time.Minute})
+		back.dir = dir
+		if back.loadPresent(now.Add(later)); back.Recalled() != want {
+			t.Errorf("%s after it was written, recalled: %t", later, !want)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, presentFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.writePresent(now); err != nil { // somebody took it away
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, presentFile)); err != nil {
+		t.Error(err)
 	}
 }
 
