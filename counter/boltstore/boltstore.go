@@ -86,6 +86,7 @@ var (
 
 const (
 	healWait = 100 * time.Millisecond // after a transaction that failed, until the next is tried
+	calm     = 5 * time.Second        // without one that failed, until the file counts as mended: on a full disk small ones still fit
 	// What a transaction clears away beside its own work: so much at most, and
 	// more than operations can bring, so that it stays ahead of them.
 	forgetPerOp     = 2
@@ -109,7 +110,7 @@ type Store struct {
 	hub  counter.Hub
 
 	write  sync.Mutex // held by the one transaction under way; guards failed and next
-	failed bool       // the last transaction; it was logged
+	failed bool       // a transaction, not long ago; it was logged
 	next   time.Time  // before it no transaction is tried
 
 	mu     sync.RWMutex // guards db and closed; taken after write, held while db is read
@@ -213,7 +214,7 @@ func (s *Store) update(ctx context.Context, transaction func(tx *bbolt.Tx) error
 		return err
 	}
 	made()
-	if s.failed {
+	if s.failed && time.Since(s.next) >= calm {
 		s.cfg.Log.Info().Msg("counters: the data directory can be written again")
 		s.failed = false
 	}
@@ -225,7 +226,7 @@ func (s *Store) ready() error {
 	switch {
 	case s.closed:
 		return errClosed
-	case s.failed && time.Now().Before(s.next):
+	case time.Now().Before(s.next):
 		return errPause
 	case s.db != nil:
 		return nil

@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,8 +15,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/rs/zerolog"
 	"go.etcd.io/bbolt"
 
 	"headcount/boltfile"
@@ -219,8 +222,7 @@ func TestAFailedDiskHealsWithoutALoss(t *testing.T) {
 			}
 		}
 		heal()
-		for r := s.failed; r; r = s.failed {
-			s.Apply(t.Context(), []counter.Op{add(exact, "e:1", "x"+strconv.Itoa(round))})
+		for s.Apply(t.Context(), []counter.Op{add(exact, "e:1", "x"+strconv.Itoa(round))})[0].Err != nil {
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -228,6 +230,36 @@ func TestAFailedDiskHealsWithoutALoss(t *testing.T) {
 	if err != nil || len(l.Entries) != 10 {
 		t.Errorf("%+v, %v", l, err)
 	}
+}
+
+// On a full disk some transactions fit and some do not: the log says once that it is full, and once that it is not any more.
+func TestADiskThatFailsNowAndThenIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &badDisk{}
+		var log bytes.Buffer
+		s := open(t, t.TempDir(), Config{openFile: d.open, Log: zerolog.New(&log)})
+		says := func(full, mended int) {
+			t.Helper()
+			if strings.Count(log.String(), "cannot be written") != full || strings.Count(log.String(), "can be written again") != mended {
+				t.Errorf("want %d and %d lines:\n%s", full, mended, &log)
+			}
+		}
+		for range 3 {
+			heal := d.snap(t)
+			if r := s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "")})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Fatalf("%+v", r)
+			}
+			heal()
+			for s.Apply(t.Context(), []counter.Op{add(sum, "s:1", "")})[0].Err != nil {
+				time.Sleep(healWait)
+			}
+			says(1, 0)
+		}
+		time.Sleep(2 * calm)
+		apply(t, s, add(sum, "s:1", ""))
+		apply(t, s, add(sum, "s:1", ""))
+		says(1, 1)
+	})
 }
 
 const childDir = "BOLTSTORE_TEST_CHILD_DIR"
