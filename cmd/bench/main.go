@@ -143,7 +143,7 @@ func simulated(serve []string, args ...string) func(ctx context.Context, b *benc
 }
 
 // simulate runs the simulator against a server. roots is a file of certificates that it
-// trusts, or empty.
+// trusts, or empty. What the process uses, and others that args name by --pid, is counted together.
 func (b *bench) simulate(ctx context.Context, roots, url string, pid int, args ...string) (figures map[string]float64, err error) {
 	var report struct {
 		Figures    map[string]float64
