@@ -205,13 +205,35 @@ func TestStartsWithoutServer(t *testing.T) {
 	apply(t, s, with("", add("e:1", 1)))
 }
 
+// hears waits until s hears what another store commits. Until then its cache may be
+// emptied at any moment.
+func hears(t *testing.T, s, another *Store) {
+	t.Helper()
+	lagging := func() counter.Reading {
+		got, err := s.Read(t.Context(), []string{"e:0"}, "", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	lagging()
+	apply(t, another, with("", add("e:0", 1)))
+	for end := time.Now().Add(time.Minute); lagging().Value != 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a store does not hear another")
+		}
+	}
+}
+
 // TestSilentServer: a server hangs. Calls fail, then fail at once, and work again when
 // the server goes on.
 func TestSilentServer(t *testing.T) {
 	server := pgtest.Start(t)
 	state := newStates()
-	s := open(t, server.Database(t), func(c *Config) { c.OnState = state })
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) { c.OnState = state })
 	state.await(t, true)
+	hears(t, s, open(t, url))
 	apply(t, s, with("", add("e:1", 1)))
 	lagging := func() counter.Reading {
 		t.Helper()
