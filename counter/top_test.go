@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,18 +123,18 @@ func TestTop(t *testing.T) {
 // marksRead counts how often a store is asked for its marks, and may lose its answers to changes.
 type marksRead struct {
 	counter.Store
-	reads  int
-	silent bool
+	reads  atomic.Int64
+	silent atomic.Bool
 }
 
 func (m *marksRead) Marked(ctx context.Context, match string) (map[int64][]string, error) {
-	m.reads++
+	m.reads.Add(1)
 	return m.Store.Marked(ctx, match)
 }
 
 func (m *marksRead) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := m.Store.Apply(ctx, ops)
-	if m.silent {
+	if m.silent.Load() {
 		for i := range results {
 			results[i] = counter.Result{Err: counter.ErrUnavailable}
 		}
@@ -152,14 +153,14 @@ func TestTopAlone(t *testing.T) {
 		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
 		defer tops.Close()
 		synctest.Wait()
-		expect := func(reads int, want ...counter.Gained) {
+		expect := func(reads int64, want ...counter.Gained) {
 			t.Helper()
 			got, err := tops.Top(t.Context(), topRule, 30*time.Minute, len(want))
 			if err != nil || !slices.Equal(got, want) {
 				t.Errorf("%v, %v, want %v", got, err, want)
 			}
-			if store.reads != reads {
-				t.Errorf("the marks were read %d times, want %d", store.reads, reads)
+			if n := store.reads.Load(); n != reads {
+				t.Errorf("the marks were read %d times, want %d", n, reads)
 			}
 		}
 		expect(1, counter.Gained{Key: "v:before", Value: 1000}, counter.Gained{Key: "v:both", Value: 1000})
@@ -170,11 +171,11 @@ func TestTopAlone(t *testing.T) {
 		}
 		three := []counter.Gained{{Key: "v:both", Value: 1001}, {Key: "v:before", Value: 1000}, {Key: "v:own", Value: 900}}
 		expect(1, three...)
-		store.silent = true
+		store.silent.Store(true)
 		if r := tops.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v:silent", Rule: topRule, Verb: counter.Add, Delta: 950}}}})[0]; r.Err == nil {
 			t.Fatal("the answer was not lost")
 		}
-		store.silent = false
+		store.silent.Store(false)
 		four := slices.Insert(three, 2, counter.Gained{Key: "v:silent", Value: 950})
 		expect(2, four...)
 		expect(2, four...)
