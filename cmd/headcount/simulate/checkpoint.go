@@ -268,6 +268,17 @@ func (c *crowd) get(ctx context.Context, gateway, page string) (counter, error) 
 	return got, nil
 }
 
+// errNobody says that the run has not begun.
+var errNobody = errors.New("nothing answers")
+
+// cause is err without the request, which the reader knows.
+func cause(err error) error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
 // awaitGateways waits until every gateway answers for `*`. One that answers that it is
 // not ready yet gets some time; one that does not answer at all gets none.
 func (c *crowd) awaitGateways(ctx context.Context) error {
@@ -279,7 +290,7 @@ func (c *crowd) awaitGateways(ctx context.Context) error {
 				break
 			}
 			if !errors.As(err, new(*refused)) {
-				return fmt.Errorf("nothing answers at %s: start the server, or give its address with --url: %w", gateway, err)
+				return fmt.Errorf("%w at %s: start the server, or give its address with --url: %w", errNobody, gateway, cause(err))
 			}
 			if time.Now().After(deadline) {
 				return fmt.Errorf("%s is not ready after %s: %w", gateway, readyLimit, err)

@@ -124,6 +124,9 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	crowd.close()
 	stop()
 
+	if errors.Is(err, errNobody) && !cfg.JSON {
+		return fmt.Errorf("simulate: %w", err) // there is nothing to report to people
+	}
 	report := crowd.report(err)
 	plan.describe(&report)
 	if werr := report.write(out, cfg.JSON); werr != nil {

@@ -256,6 +256,11 @@ func TestNobodyAnswers(t *testing.T) {
 	if r, err := run(t, c); err == nil || !strings.Contains(err.Error(), "nothing answers at "+f.URL) || r.Seconds > readyLimit.Seconds() {
 		t.Errorf("Run = %v after %v s", err, r.Seconds)
 	}
+	var out bytes.Buffer
+	c.JSON = false
+	if err := c.Run(t.Context(), &out, io.Discard); err == nil || strings.Contains(err.Error(), "/counter") || out.Len() > 0 {
+		t.Errorf("Run = %v\n%s", err, out.String())
+	}
 }
 
 // The last checkpoints are within the duration, and take half of it at most.
