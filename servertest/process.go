@@ -111,6 +111,10 @@ func (p *Process) Signal(sig syscall.Signal) {
 // Kill ends the process and those that it started at once, as a crash does.
 func (p *Process) Kill() {
 	if p.Runs() {
+		// A stopped process starts nothing more: a child that it started unseen would live on, and
+		// one of PostgreSQL's may then wait forever for a lock that a dead one has, and keep the memory.
+		cmd, _ := p.run()
+		_ = cmd.Process.Signal(syscall.SIGSTOP)
 		p.Signal(syscall.SIGKILL)
 		<-p.Ended()
 	}
