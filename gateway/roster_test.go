@@ -126,15 +126,22 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	}
 }
 
+// newGrace is a roster that has told, as op 2, of the grace of user 1, who was on "p".
+func newGrace(t *testing.T) *beats {
+	t.Helper()
+	b, c := newBeats(t), &joined{}
+	b.join(1, "p", c)
+	b.ops()
+	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
+	b.leave(1, "p", c, true)
+	b.wantOps(t, heartbeat.Leave)
+	return b
+}
+
 // A new owner is told how much is left of a grace that no owner has acknowledged.
 func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, c := newBeats(t), &joined{}
-		b.join(1, "p", c)
-		b.ops()
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
-		b.leave(1, "p", c, true)
-		b.wantOps(t, heartbeat.Leave)
+		b := newGrace(t)
 		for _, want := range []time.Duration{40 * time.Second, 20 * time.Second, 0, 0} {
 			time.Sleep(20 * time.Second)
 			b.movedTo(0)
@@ -149,12 +156,7 @@ func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
 // also when that is over: who handed over ended nobody's presence.
 func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, c := newBeats(t), &joined{}
-		b.join(1, "p", c)
-		b.ops()
-		b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
-		b.leave(1, "p", c, true)
-		b.wantOps(t, heartbeat.Leave)
+		b := newGrace(t)
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
 		b.wantOps(t)
 		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
