@@ -459,15 +459,16 @@ func calls(args []string) error {
 	var turn, left atomic.Int64
 	left.Store(int64(*members))
 	took, errs := make([][]time.Duration, *clients), make([]error, *clients)
+	conns := make([]net.Conn, *clients)
+	for i := range conns { // connecting is not a part of the first calls
+		if conns[i], err = dial(u.Host); err != nil {
+			return err
+		}
+		defer conns[i].Close()
+	}
 	before, cpu, began := servertest.Memory(*pid), cpuTime(*pid), time.Now()
-	for i := range *clients {
+	for i, c := range conns {
 		group.Go(func() {
-			c, err := dial(u.Host)
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			defer c.Close()
 			in := bufio.NewReaderSize(c, 64<<10)
 			for {
 				due := time.Now()

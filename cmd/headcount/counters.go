@@ -31,8 +31,8 @@ const (
 	postgresLanes = 8
 
 	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
-	// changes a second need 140 scripts then, and each is answered within 10 ms.
-	redisPace = 7 * time.Millisecond
+	// changes a second need up to 200 scripts then.
+	redisPace = 5 * time.Millisecond
 
 	// gathersOfInterval is how often a hot sum is gathered within --persist-interval: what its
 	// parts have gained is persisted by then, too.
