@@ -150,7 +150,8 @@ func (s *Slots) Append(b []byte) []byte {
 
 // ParseSlots reads what Append wrote.
 func ParseSlots(text string) (s Slots, err error) {
-	for i, field := range strings.Fields(text) {
+	i := 0
+	for field := range strings.FieldsSeq(text) {
 		step, rest, _ := strings.Cut(field, ":")
 		number, value, _ := strings.Cut(rest, ":")
 		n, err := strconv.ParseUint(step, 10, 32)
@@ -160,6 +161,7 @@ func ParseSlots(text string) (s Slots, err error) {
 			return Slots{}, fmt.Errorf("slots %q: %w", text, err)
 		}
 		s[i] = Slot{Value: v, Number: uint32(m), Step: uint32(n)}
+		i++
 	}
 	return s, nil
 }

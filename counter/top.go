@@ -401,7 +401,7 @@ func (t *Tops) Top(ctx context.Context, rule *Rule, last time.Duration, n int) (
 		}
 	}
 	if len(asked) > 0 {
-		keys := slices.Collect(maps.Keys(asked))
+		keys := slices.AppendSeq(make([]string, 0, len(asked)), maps.Keys(asked))
 		slots, err := t.many.Running(ctx, keys, fine)
 		if err != nil {
 			return nil, err
@@ -536,7 +536,10 @@ func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, e
 }
 
 func mostFirst(a, b Gained) int {
-	return cmp.Or(cmp.Compare(b.Value, a.Value), cmp.Compare(a.Key, b.Key))
+	if a.Value != b.Value {
+		return cmp.Compare(b.Value, a.Value)
+	}
+	return cmp.Compare(a.Key, b.Key)
 }
 
 // isSettled reports whether a step is over, and whoever was slow has marked.

@@ -363,9 +363,13 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 	if text == "" || text == absentState || text == behindState {
 		return counter.Counter{Key: key, Approx: loose, Stale: loose}, st, nil
 	}
-	f := strings.Split(text, " ")
-	if len(f) < 6 {
-		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q", errState, text, key)
+	var f [6]string
+	rest, more := text, true
+	for i := range f {
+		if !more {
+			return counter.Counter{}, st, fmt.Errorf("%w: %q of %q", errState, text, key)
+		}
+		f[i], rest, more = strings.Cut(rest, " ")
 	}
 	var ok bool
 	var errs [6]error
@@ -375,8 +379,8 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 	st.Version.Incarnation, errs[2] = strconv.ParseUint(f[3], 10, 64)
 	st.Version.Sequence, errs[3] = strconv.ParseUint(f[4], 10, 64)
 	st.Entries, errs[4] = strconv.ParseUint(f[5], 10, 64)
-	if len(f) > 6 {
-		errs[5] = st.ParseRest(strings.Join(f[6:], " "))
+	if more {
+		errs[5] = st.ParseRest(rest)
 	}
 	if err := errors.Join(errs[:]...); err != nil || !ok {
 		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
