@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"headcount/counter/pgstore"
 	counterstore "headcount/counter/redisstore"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -362,9 +363,6 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 	}
 }
 
-// leastPostgres is the oldest version that works, as the server writes it.
-const leastPostgres = 13_00_00
-
 func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	if c.Config.Postgres == "" {
 		return
@@ -379,23 +377,22 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	var (
-		number         int
-		version        string
 		makes, readers bool
 		now            time.Time
 	)
 	before := time.Now()
-	err = conn.QueryRow(ctx, `select current_setting('server_version_num')::int, current_setting('server_version'),
-		coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_setting('transaction_read_only') = 'on', clock_timestamp()`).
-		Scan(&number, &version, &makes, &readers, &now)
+	err = conn.QueryRow(ctx, `select coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_setting('transaction_read_only') = 'on', clock_timestamp()`).
+		Scan(&makes, &readers, &now)
 	if err != nil {
 		f.wrongf(thing, "PostgreSQL does not answer as it should: %s.", oneLine(err))
 		return
 	}
 	off := now.Sub(before.Add(time.Since(before) / 2)).Abs()
 	wrong := f.faults()
-	if number < leastPostgres {
-		f.wrongf(thing, "PostgreSQL is of version %s; it must be 13 or later.", version)
+	if err := refusedPostgres(pgstore.Check(ctx, c.Config.Postgres)); err != nil {
+		s := &setting.Error{Problem: "PostgreSQL does not say what it keeps: " + oneLine(err)}
+		errors.As(err, &s)
+		f.wrongf(thing, "%s.", s.Problem)
 	}
 	if readers {
 		f.wrongf(thing, "PostgreSQL takes no changes: it is a replica, or read only; name the primary.")

@@ -82,6 +82,8 @@ func TestCheckFindsFaults(t *testing.T) {
 	redis, late := redistest.Start(t, "--maxmemory", "1gb"), redistest.StartAt(t, -time.Hour)
 	postgres := pgtest.Start(t)
 	database := postgres.Database(t)
+	newer := postgres.Database(t)
+	postgres.Exec(t, newer, "create table headcount_migrations as select 99 as version_id, true as is_applied")
 	server, below := run(t), run(t, "--base-path=/live")
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -152,6 +154,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a right is missing":         {args: append(stopped, "--redis="+user("a", "~*", "-pfmerge", "-xtrim")), want: "may not send pfmerge, xtrim"},
 		"channels may not be used":   {args: append(stopped, "--redis="+user("c", "~*", "resetchannels")), want: "may not use channels"},
 		"keys may not be used":       {args: append(stopped, "--redis="+user("b", "~other:*")), want: "may not use keys"},
+		"Redis drops some keys":      {args: append(stopped, "--redis="+redis.URL()), set: []any{"CONFIG", "SET", "maxmemory-policy", "volatile-ttl"}, want: "noeviction"},
 		"Redis drops keys":           {args: append(stopped, "--redis="+redis.URL()), set: []any{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}, want: "noeviction"},
 		"Redis of another region":    {args: append(stopped, "--redis="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "eu"}, want: `belongs to the region "eu"`},
 		"another secret":             {args: append(stopped, "--redis="+redis.URL(), "--cluster-secret=a secret that is long"), set: []any{"HSET", "hc:{c}:facts", "secret", "x"}, want: "--cluster-secret"},
@@ -175,6 +178,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a peer is away":             {args: append(stopped, "--redis="+redis.URL(), "--peer=eu=redis://"+nobody), want: "--peer eu: Redis does not answer"},
 		"a peer is oneself":          {args: append(stopped, "--redis="+redis.URL(), "--peer=eu="+redis.URL()), set: []any{"HSET", "hc:{c}:facts", "region", "local"}, want: `--peer eu: This Redis belongs to the region "local"`},
 		"no PostgreSQL":              {args: append(stopped, "--postgres=postgres://u@"+nobody+"/d"), want: "--postgres: PostgreSQL does not let the server in"},
+		"newer tables":               {args: append(stopped, "--postgres="+newer), want: "its tables are of version 99"},
 		"PostgreSQL takes nothing":   {args: append(stopped, "--postgres="+readOnly.String()), want: "takes no changes"},
 		"a port is taken":            {args: append(stopped[:1:1], "--listen="+taken.Addr().String()), want: "--listen: the server cannot listen"},
 		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},

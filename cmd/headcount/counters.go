@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 	"headcount/gateway"
 	gatewaycounters "headcount/gateway/counters"
 	"headcount/presence/region"
-	"headcount/setting"
 )
 
 // Writes that one process has under way at once in a store of its own server. Each has
@@ -151,12 +149,8 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		c.where, lanes.Instant = "memory", true
 		c.store = memstore.New(memstore.Config{})
 	}
-	if errors.Is(err, pgstore.ErrConfig) {
-		_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
-		return setting.Refuse("postgres", "%s", problem)
-	}
 	if err != nil {
-		return err
+		return refusedPostgres(err)
 	}
 	s.closers = append(s.closers, c.store.Close)
 	c.tops = counter.NewTops(c.store, s.cfg.Rules, s.cfg.Redis == "", many, s.log)

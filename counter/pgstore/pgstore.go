@@ -289,16 +289,7 @@ func (s *Store) prepare(ctx context.Context) error {
 	cc := s.pool.Config().ConnConfig
 	delete(cc.RuntimeParams, "statement_timeout") // moving a large table may take long
 	delete(cc.RuntimeParams, "idle_in_transaction_session_timeout")
-	sources, err := fs.Sub(embedded, "migrations")
-	if err != nil {
-		return err
-	}
-	files, err := fs.Glob(sources, "*.sql")
-	if err != nil {
-		return err
-	}
-	number, _, _ := strings.Cut(files[len(files)-1], "_")
-	newest, err := strconv.ParseInt(number, 10, 64)
+	sources, newest, err := steps()
 	if err != nil {
 		return err
 	}
@@ -318,16 +309,44 @@ func (s *Store) prepare(ctx context.Context) error {
 	return nil
 }
 
+// steps are the migrations, and the version to which the last one moves.
+func steps() (sources fs.FS, newest int64, err error) {
+	if sources, err = fs.Sub(embedded, "migrations"); err != nil {
+		return nil, 0, err
+	}
+	files, err := fs.Glob(sources, "*.sql")
+	if err != nil {
+		return nil, 0, err
+	}
+	number, _, _ := strings.Cut(files[len(files)-1], "_")
+	newest, err = strconv.ParseInt(number, 10, 64)
+	return sources, newest, err
+}
+
+// Check fails, with ErrConfig, when the database of the URL cannot be used: its server is too old,
+// its encoding another one, or its tables are those of a newer program. It changes nothing.
+func Check(ctx context.Context, url string) error {
+	cc, err := pgx.ParseConfig(url)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	_, newest, err := steps()
+	if err != nil {
+		return err
+	}
+	db := stdlib.OpenDB(*cc)
+	defer db.Close()
+	_, err = check(ctx, db, newest)
+	return err
+}
+
 // move makes the tables, or moves them to the version newest.
 func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, newest int64) error {
 	asking, cancel := context.WithTimeout(ctx, askTimeout)
-	version, err := check(asking, db)
+	version, err := check(asking, db, newest)
 	cancel()
 	if err != nil || version == newest {
 		return err
-	}
-	if version > newest {
-		return fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start the program that moved it, or a newer one", ErrNewer, version, newest)
 	}
 	// Who does not get the lock asks again every second: the other one is at work.
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
@@ -349,9 +368,9 @@ func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, newest int6
 	return nil
 }
 
-// check refuses a database that cannot hold counters, and returns the version
-// of its tables, 0 when there are none.
-func check(ctx context.Context, db *sql.DB) (version int64, err error) {
+// check refuses a database that cannot hold counters of a program that knows the version newest of its
+// tables, and returns the version that they have, 0 when there are none.
+func check(ctx context.Context, db *sql.DB, newest int64) (version int64, err error) {
 	var server int
 	var encoding, name string
 	var tables sql.NullString
@@ -368,6 +387,9 @@ func check(ctx context.Context, db *sql.DB) (version int64, err error) {
 		return 0, nil
 	}
 	err = db.QueryRowContext(ctx, `select coalesce(max(version_id), 0) from `+migrations+` where is_applied`).Scan(&version)
+	if err == nil && version > newest {
+		err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start the program that moved it, or a newer one", ErrNewer, version, newest)
+	}
 	return version, err
 }
 

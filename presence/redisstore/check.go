@@ -76,7 +76,7 @@ func Check(ctx context.Context, cfg Config) (found Checked) {
 		if info, err = c.Info(ctx, "memory").Result(); err != nil {
 			return err
 		}
-		if p := redisconn.InfoField(info, "maxmemory_policy"); strings.HasPrefix(p, "allkeys") && redisconn.InfoField(info, "maxmemory") != "0" {
+		if p := redisconn.InfoField(info, "maxmemory_policy"); p != "" && p != "noeviction" && redisconn.InfoField(info, "maxmemory") != "0" {
 			say("Redis drops keys when its memory is full (maxmemory-policy is %s), and counts are wrong then; set maxmemory-policy noeviction.", p)
 		}
 		before := time.Now()
