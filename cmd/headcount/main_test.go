@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/programtest"
+	"headcount/servertest"
 	"headcount/setting"
 )
 
@@ -136,12 +137,13 @@ func TestExitStatus(t *testing.T) {
 	})
 }
 
-// The server itself comes up, says that it is ready, and ends with status 0.
+// The server itself comes up, says once that it serves and once that its key is weak, and ends with
+// status 0.
 func TestServeUntilSignal(t *testing.T) {
 	bin := builtBinary(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, bin, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json")
+	cmd := exec.CommandContext(ctx, bin, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--api-key=weak", "--api-key=weaker")
 	cmd.Env = clean()
 	errs, err := cmd.StderrPipe()
 	if err != nil {
@@ -153,14 +155,17 @@ func TestServeUntilSignal(t *testing.T) {
 	admin, said := "", ""
 	for lines := bufio.NewScanner(errs); lines.Scan(); {
 		said += lines.Text() + "\n"
-		var line struct{ Admin string }
+		var line struct{ Admin, Message string }
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			t.Errorf("not a line of JSON: %q", lines.Text())
 		}
-		if line.Admin == "" || admin != "" {
+		admin += line.Admin
+		if line.Message != "headcount is serving" {
 			continue
 		}
-		admin = line.Admin
+		if err := servertest.Ready(ctx, admin); err != nil {
+			t.Error(err)
+		}
 		if code, _, stderr := status(t, clean("HEADCOUNT_ADMIN_LISTEN="+admin), bin, "healthcheck"); code != 0 {
 			t.Errorf("healthcheck: exit status %d, %q", code, stderr)
 		}
@@ -171,6 +176,11 @@ func TestServeUntilSignal(t *testing.T) {
 	cmd.Wait() // the exit status says it
 	if code := cmd.ProcessState.ExitCode(); code != 0 || admin == "" {
 		t.Errorf("exit status %d, admin address %q, after:\n%s", code, admin, said)
+	}
+	for _, once := range []string{"headcount is serving", "--api-key is shorter than 16 bytes"} {
+		if n := strings.Count(said, once); n != 1 {
+			t.Errorf("it says %d times %q:\n%s", n, once, said)
+		}
 	}
 }
 
