@@ -240,7 +240,8 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	defer receiver.Close()
 	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen", servertest.FreeAddr(),
 		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret", "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
-	region := run(t, withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen", servertest.FreeAddr())
+	region := run(t, append(certificateFor(t, time.Now(), time.Now().Add(time.Hour), "counter.example.com"),
+		withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen", servertest.FreeAddr())...)
 	fetch(t, "GET", "http://"+r.public+"/p/counter", "")
 	ws, _, err := websocket.Dial(t.Context(), "ws://"+r.public+"/-/ws", nil)
 	if err != nil {
@@ -264,9 +265,15 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		of = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
 	}
-	all := parseSeries(of + fetch(t, "GET", "http://"+region.admin+"/metrics", "")) // no server has all of them
+	of += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
+	all := parseSeries(of)              // no server has all of them
+	all["up"] = []map[string]string{{}} // Prometheus has this one of itself
 
 	for name, some := range all {
+		family := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
+		if strings.HasPrefix(name, "headcount_") && !regexp.MustCompile(`(?m)^# HELP (`+name+`|`+family+`) \S.{10}`).MatchString(of) {
+			t.Errorf("%s has no help", name)
+		}
 		for _, labels := range some {
 			for label := range labels {
 				if strings.HasPrefix(name, "headcount_") && !slices.Contains(boundedLabels, label) {
@@ -275,7 +282,7 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for _, must := range []string{"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count", "headcount_persist_lag_seconds", "headcount_region_lag_seconds"} {
+	for _, must := range []string{"headcount_join_to_seen_seconds_count", "headcount_change_to_acknowledged_seconds_count", "headcount_persist_lag_seconds", "headcount_region_lag_seconds", "headcount_counters_region_lag_seconds"} {
 		if len(all[must]) == 0 {
 			t.Errorf("no %s", must)
 		}

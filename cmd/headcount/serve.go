@@ -66,6 +66,9 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		return err
 	}
 	defer sys.close()
+	if certs != nil {
+		sys.registry.MustRegister(certs.metric())
+	}
 
 	// The roles outlive ctx: clients are sent away while everything still runs.
 	roles, stopRoles := context.WithCancel(context.WithoutCancel(ctx))

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
@@ -67,6 +68,20 @@ type certificates struct {
 	*tls.Config
 	run      func(context.Context) // keeps them current until ctx ends
 	redirect http.Handler          // of --http-redirect
+	shown    func() []*tls.Certificate
+}
+
+// metric tells operators of a certificate that nobody renews.
+func (c *certificates) metric() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "headcount_certificate_overdue", Help: "1: a certificate that visitors were shown has ended, or should have been renewed by now.",
+	}, func() float64 {
+		overdue := func(cert *tls.Certificate) bool { return ageProblem(cert.Leaf, time.Now()) != "" }
+		if slices.ContainsFunc(c.shown(), overdue) {
+			return 1
+		}
+		return 0
+	})
 }
 
 // openCertificates reads the certificate. It fails if that cannot work.
@@ -78,7 +93,7 @@ func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	if _, err := f.load(); err != nil {
 		return nil, fmt.Errorf("--tls-cert: %w", err)
 	}
-	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}}, nil
+	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }}, nil
 }
 
 // hosts are those that have a certificate.
@@ -215,14 +230,27 @@ func domainCertificates(cfg Config, log zerolog.Logger) *certificates {
 		redirect = manager.HTTPHandler(toHTTPS{domains(cfg.Domains)})
 	}
 	config := manager.TLSConfig()
-	var told atomic.Int64 // the last minute in which something was logged
+	var told atomic.Int64                                             // the last minute in which something was logged
+	last := make([]atomic.Pointer[tls.Certificate], len(cfg.Domains)) // what was shown for each
 	get := waitingAtMost(handshakesAtOnce, manager.GetCertificate)
 	config.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 		cert, err := get(hello)
-		if minute := time.Now().Unix() / 60; err != nil && slices.Contains(cfg.Domains, strings.ToLower(hello.ServerName)) && told.Swap(minute) != minute {
+		domain := slices.Index(cfg.Domains, strings.ToLower(hello.ServerName))
+		if err == nil && domain >= 0 && cert.Leaf != nil && !slices.Contains(hello.SupportedProtos, acme.ALPNProto) {
+			last[domain].Store(cert)
+		}
+		if minute := time.Now().Unix() / 60; err != nil && domain >= 0 && told.Swap(minute) != minute {
 			log.Error().Err(err).Str("domain", hello.ServerName).Msg("there is no certificate for a visitor; does port 443 of the domain lead to --listen? This is logged at most once a minute")
 		}
 		return cert, err
 	}
-	return &certificates{config, func(context.Context) {}, redirect}
+	shown := func() (all []*tls.Certificate) {
+		for i := range last {
+			if cert := last[i].Load(); cert != nil {
+				all = append(all, cert)
+			}
+		}
+		return all
+	}
+	return &certificates{config, func(context.Context) {}, redirect, shown}
 }

@@ -196,10 +196,47 @@ func TestDomain(t *testing.T) {
 			}
 		})
 	}
+	cfg, err := read(t, args, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs := domainCertificates(cfg, zerolog.Nop())
+	before := len(certs.shown())
+	if _, err := certs.GetCertificate(&tls.ClientHelloInfo{ServerName: a.domain, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}}); err != nil {
+		t.Fatal(err)
+	}
+	if after := certs.shown(); before != 0 || len(after) != 1 || after[0].Leaf.SerialNumber.Int64() != 2 {
+		t.Errorf("%d certificates were shown before, then %v", before, after)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.orders != 1 {
 		t.Errorf("%d certificates were ordered", a.orders)
+	}
+}
+
+// Operators are told of a certificate that should have been renewed, until it is.
+func TestCertificateThatNobodyRenewed(t *testing.T) {
+	const day = 24 * time.Hour
+	files := func(left time.Duration) []string {
+		return certificateFor(t, time.Now().Add(-60*day), time.Now().Add(left), "counter.example.com")
+	}
+	old, renewed := files(day), files(60*day)
+	r := run(t, old...)
+	if text := fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""); !strings.Contains(text, "\nheadcount_certificate_overdue 1\n") {
+		t.Fatal("a certificate that ends within a day is not overdue")
+	}
+	for i := range old { // certificate, key
+		_, from, _ := strings.Cut(renewed[i], "=")
+		_, to, _ := strings.Cut(old[i], "=")
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(patience); !strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""), "\nheadcount_certificate_overdue 0\n"); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a new certificate is overdue")
+		}
 	}
 }
 
