@@ -73,3 +73,25 @@ func TestGuideHasEveryFormat(t *testing.T) {
 		}
 	}
 }
+
+// The guide says of every secret how to replace it: of each setting that is one, holds one, or names a
+// file of one.
+func TestGuideRotatesEverySecret(t *testing.T) {
+	source, err := os.ReadFile("../cmd/headcount/config.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := []string{"redis", "peer", "postgres", "jwks-url", "tls-key", "domain"}
+	for _, found := range regexp.MustCompile("name:\"([a-z-]+)\" type:\"[a-z]+\" placeholder:\"[^\"]*(SECRET|KEY)").FindAllSubmatch(source, -1) {
+		secrets = append(secrets, string(found[1]))
+	}
+	if len(secrets) < 6+5 {
+		t.Errorf("only %q were found", secrets)
+	}
+	_, chapter, _ := strings.Cut(string(file(t, "README.md")), "\n## Rotating secrets\n")
+	for _, name := range secrets {
+		if !strings.Contains(chapter, "`--"+name+"`") {
+			t.Errorf("the guide does not say how to replace --%s", name)
+		}
+	}
+}

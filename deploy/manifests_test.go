@@ -290,6 +290,14 @@ func TestKubernetes(t *testing.T) {
 		t.Error("there is no NetworkPolicy")
 	}
 	for _, n := range policies {
+		if !slices.Equal(n.Spec.PolicyTypes, []string{"Ingress"}) {
+			t.Errorf("the NetworkPolicy %s is of the types %q: Redis, PostgreSQL and receivers of webhooks must be reached", n.Metadata.Name, n.Spec.PolicyTypes)
+		}
+		for label, value := range n.Spec.PodSelector.MatchLabels {
+			if deployments["gateway"].Spec.Template.Metadata.Labels[label] != value {
+				t.Errorf("the NetworkPolicy %s is not for gateways: %s is %q", n.Metadata.Name, label, value)
+			}
+		}
 		for _, in := range n.Spec.Ingress {
 			for _, p := range in.Ports {
 				if !ports[p.Port] {
@@ -368,12 +376,61 @@ func TestCompose(t *testing.T) {
 			t.Errorf("%s is not like the others: %+v", name, s)
 		}
 	}
+	if key := whole.Services["gateway-1"].Environment["HEADCOUNT_API_KEY"]; key != "${HEADCOUNT_API_KEY:-}" {
+		t.Errorf("the gateways' API key is %q", key)
+	}
 	for name := range whole.Services {
 		text, err := yaml.Marshal(all[name])
 		if err != nil {
 			t.Fatal(err)
 		}
 		strict(t, "compose.yaml: "+name, text, &composeService{})
+	}
+}
+
+// What compose.yaml gives to Prometheus and Grafana is checked in the same way, and fits together.
+func TestMonitoring(t *testing.T) {
+	var prometheus struct {
+		Global struct {
+			ScrapeInterval string `yaml:"scrape_interval"`
+		}
+		RuleFiles     []string `yaml:"rule_files"`
+		ScrapeConfigs []struct {
+			JobName       string                       `yaml:"job_name"`
+			StaticConfigs []struct{ Targets []string } `yaml:"static_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	strict(t, "prometheus.yaml", file(t, "prometheus.yaml"), &prometheus)
+	var sources struct {
+		APIVersion  int `yaml:"apiVersion"`
+		Datasources []struct {
+			Name, Type, UID, URL string
+			IsDefault            bool `yaml:"isDefault"`
+		}
+	}
+	strict(t, "grafana/datasource.yaml", file(t, "grafana/datasource.yaml"), &sources)
+	var boards struct {
+		APIVersion int `yaml:"apiVersion"`
+		Providers  []struct {
+			Name, Type string
+			Options    struct{ Path string }
+		}
+	}
+	strict(t, "grafana/dashboards.yaml", file(t, "grafana/dashboards.yaml"), &boards)
+	if len(prometheus.RuleFiles) != 1 || len(prometheus.ScrapeConfigs) != 1 || len(sources.Datasources) != 1 || len(boards.Providers) != 1 || sources.APIVersion != 1 || boards.APIVersion != 1 {
+		t.Fatalf("%+v\n%+v\n%+v", prometheus, sources, boards)
+	}
+	compose := string(file(t, "compose.yaml"))
+	for _, mount := range []string{
+		"./prometheus.yaml:/etc/prometheus/prometheus.yml:ro", "./alerts.yaml:" + prometheus.RuleFiles[0] + ":ro", "./grafana.json:" + boards.Providers[0].Options.Path + "/",
+		"./grafana/datasource.yaml:/etc/grafana/provisioning/datasources/", "./grafana/dashboards.yaml:/etc/grafana/provisioning/dashboards/",
+	} {
+		if !strings.Contains(compose, mount) {
+			t.Errorf("compose.yaml does not have %s", mount)
+		}
+	}
+	if s := sources.Datasources[0]; s.Type != "prometheus" || s.URL != "http://prometheus:9090" || !s.IsDefault {
+		t.Errorf("Grafana's source is %+v", s)
 	}
 }
 

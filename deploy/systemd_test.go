@@ -1,0 +1,63 @@
+package deploy_test
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The unit is checked against the part of systemd.unit(5), systemd.service(5) and
+// systemd.exec(5) that it uses: what is not here is taken for a mistake.
+func TestUnit(t *testing.T) {
+	const yes, span = `yes|no`, `\d+s`
+	known := map[string]map[string]string{ // what each directive may say
+		"Unit": {"Description": `.+`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`},
+		"Service": {
+			"ExecStart": `/\S+ serve`, "EnvironmentFile": `-?/\S+`, "Environment": `HEADCOUNT_[A-Z_]+=\S*`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
+			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,
+			"DynamicUser": yes, "AmbientCapabilities": `CAP_NET_BIND_SERVICE`, "CapabilityBoundingSet": `CAP_NET_BIND_SERVICE`, "NoNewPrivileges": yes,
+			"ProtectSystem": `yes|full|strict`, "ProtectHome": yes + `|read-only|tmpfs`, "ProtectProc": `default|invisible|noaccess|ptraceable`,
+			"PrivateTmp": yes, "PrivateDevices": yes, "ProtectKernelTunables": yes, "ProtectKernelModules": yes, "ProtectKernelLogs": yes, "ProtectControlGroups": yes, "ProtectClock": yes, "ProtectHostname": yes,
+			"RestrictAddressFamilies": `AF_[A-Z0-9]+( AF_[A-Z0-9]+)*`, "RestrictNamespaces": yes, "RestrictRealtime": yes, "RestrictSUIDSGID": yes, "LockPersonality": yes, "MemoryDenyWriteExecute": yes, "RemoveIPC": yes,
+			"SystemCallArchitectures": `native`, "SystemCallFilter": `~?@[a-z-]+`, "SystemCallErrorNumber": `EPERM`,
+		},
+		"Install": {"WantedBy": `multi-user\.target`},
+	}
+	said := map[string][]string{}
+	section := ""
+	for line := range strings.Lines(string(file(t, "headcount.service"))) {
+		line = strings.TrimSpace(line)
+		name, value, is := strings.Cut(line, "=")
+		switch {
+		case line == "" || line[0] == '#':
+		case line[0] == '[':
+			if section = strings.Trim(line, "[]"); known[section] == nil {
+				t.Errorf("there is no section %s", section)
+			}
+		case !is || known[section][name] == "":
+			t.Errorf("[%s] knows no %q", section, line)
+		case !regexp.MustCompile(`^(?:` + known[section][name] + `)$`).MatchString(value):
+			t.Errorf("%s may not be %q", name, value)
+		default:
+			said[name] = append(said[name], value)
+		}
+	}
+
+	for _, name := range []string{
+		"DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables", "ProtectKernelModules", "ProtectKernelLogs", "ProtectControlGroups",
+		"RestrictNamespaces", "RestrictSUIDSGID", "MemoryDenyWriteExecute",
+	} {
+		if !slices.Equal(said[name], []string{"yes"}) {
+			t.Errorf("%s is %q", name, said[name])
+		}
+	}
+	one := func(name string) string { return strings.Join(said[name], " and ") }
+	if one("ProtectSystem") != "strict" || !strings.Contains(one("Environment"), "HEADCOUNT_DATA_DIR=/var/lib/"+one("StateDirectory")) {
+		t.Errorf("the process may write where it should not, or not into its data directory: %q, %q, %q", one("ProtectSystem"), one("StateDirectory"), one("Environment"))
+	}
+	if stop, err := time.ParseDuration(one("TimeoutStopSec")); err != nil || stop <= 30*time.Second { // the default of --shutdown-timeout
+		t.Errorf("it has no time to drain: %v, %v", stop, err)
+	}
+}
