@@ -9,10 +9,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -122,11 +124,8 @@ func (p *proxied) get(c *http.Client, path string, header ...string) *http.Respo
 	return resp
 }
 
-// The configurations of proxy/ do what they say, before two gateways: TLS, balancing,
-// WebSockets, event streams without delay, the addresses of clients, and encoded names
-// below a path.
-func TestProxies(t *testing.T) {
-	g := startGateways(t)
+// eachProxy runs the proxies of proxy/ before two gateways, and has each looked at.
+func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name string, p *proxied, browser bool)) {
 	dir := t.TempDir()
 	cert, key := certificate(t, dir)
 	roots := x509.NewCertPool()
@@ -161,7 +160,7 @@ func TestProxies(t *testing.T) {
 				t.Fatal(err)
 			}
 			conf := filepath.Join(dir, tc.file)
-			here := strings.NewReplacer("gateway-1:8080", g.addrs[0], "gateway-2:8080", g.addrs[1], "/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
+			here := strings.NewReplacer("gateway-1:8080", gateways[0], "gateway-2:8080", gateways[1], "/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
 				"/etc/headcount/both.pem", cert, "bind :443", "bind "+p.addr, "listen 443", "listen "+p.addr, "Listen 443", "Listen "+p.addr, "*:443", p.addr, ":443", ":"+port,
 				"/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "/run/apache2/apache2.pid", filepath.Join(dir, "apache.pid"), "ServerRoot /etc/apache2", "ServerRoot "+dir,
 				"worker_rlimit_nofile 65536;", "", "grace_period 5s", "auto_https disable_redirects\n\tgrace_period 100ms", "/usr/lib/apache2/modules", modules, "worker_connections 30000", "worker_connections 500", "maxconn 60000", "maxconn 500")
@@ -177,12 +176,54 @@ func TestProxies(t *testing.T) {
 				}
 				return err == nil
 			})
-			p.check(tc.name)
-			if tc.browser {
-				p.browse(g, tc.name)
-			}
+			look(t, tc.name, p, tc.browser)
 		})
 	}
+}
+
+// The configurations of proxy/ do what they say, before two gateways: TLS, balancing,
+// WebSockets, event streams without delay, the addresses of clients, and encoded names
+// below a path.
+func TestProxies(t *testing.T) {
+	g := startGateways(t)
+	eachProxy(t, g.addrs, func(_ *testing.T, name string, p *proxied, browser bool) {
+		p.check(name)
+		if browser {
+			p.browse(g, name)
+		}
+	})
+}
+
+// A POST that a gateway has taken and not answered goes to no other one: it could count twice.
+func TestProxiesRepeatNoPost(t *testing.T) {
+	var mu sync.Mutex
+	posts := map[string]int{} // by path
+	var addrs []string
+	for range 2 { // gateways that die while they work
+		s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				mu.Lock()
+				posts[r.URL.Path]++
+				mu.Unlock()
+			}
+			panic(http.ErrAbortHandler)
+		}))
+		t.Cleanup(s.Close)
+		addrs = append(addrs, s.Listener.Addr().String())
+	}
+	eachProxy(t, addrs, func(t *testing.T, name string, p *proxied, _ bool) {
+		path := "/live/" + name + "/changes"
+		resp, err := p.visitor().Post(p.url(path), "application/json", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		mu.Lock()
+		defer mu.Unlock()
+		if posts[path] != 1 || resp.StatusCode < 500 {
+			t.Errorf("a POST came %d times, and its client is told %s", posts[path], resp.Status)
+		}
+	})
 }
 
 // certificate makes one of its own for counter.example.com, with its key in both files:
