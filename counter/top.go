@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -82,7 +83,7 @@ func (c *Change) Marks() bool { return c.Rule.Top && c.Verb == Add && c.Delta > 
 // have nothing then go. There is no lock.
 type summary struct {
 	total, missed int64
-	keys          map[string]*weight // at most room
+	keys          map[uint64]weight // by the hashes of keys; at most room
 }
 
 type weight struct {
@@ -92,20 +93,23 @@ type weight struct {
 
 const room = 4 * TopMost
 
-func (s *summary) add(key string, n int64) *weight {
+// hashed is what stands for a key in summaries: it needs no copy of the key. Two keys with one hash would be taken for one; nobody can
+// choose them, and among the keys of a summary there are two in one of 10^12 steps.
+func hashed(key string) uint64 { return maphash.String(seed, key) }
+
+var seed = maphash.MakeSeed()
+
+func (s *summary) add(hash uint64, n int64) weight {
 	s.total = Saturated(s.total, n)
-	w := s.keys[key]
-	if w == nil {
-		if len(s.keys) >= room {
-			s.thin()
-		}
-		w = &weight{}
-		if s.keys == nil {
-			s.keys = map[string]*weight{}
-		}
-		s.keys[strings.Clone(key)] = w // it may be a part of a request
+	w, ok := s.keys[hash]
+	if !ok && len(s.keys) >= room {
+		s.thin()
+	}
+	if s.keys == nil {
+		s.keys = map[uint64]weight{}
 	}
 	w.gained = Saturated(w.gained, n)
+	s.keys[hash] = w
 	return w
 }
 
@@ -116,16 +120,18 @@ func (s *summary) thin() {
 	}
 	slices.Sort(all)
 	least := all[len(all)/2]
-	for key, w := range s.keys {
+	for hash, w := range s.keys {
 		if w.gained -= least; w.gained <= 0 {
-			delete(s.keys, key)
+			delete(s.keys, hash)
+		} else {
+			s.keys[hash] = w
 		}
 	}
 	s.missed = Saturated(s.missed, least)
 }
 
 // heavy reports whether w may have gained more than a thousandth of all.
-func (s *summary) heavy(w *weight) bool { return Saturated(w.gained, s.missed) > s.total/TopMost }
+func (s *summary) heavy(w weight) bool { return Saturated(w.gained, s.missed) > s.total/TopMost }
 
 // running is what one rule's counters gained in the running step and in the one before it, by changes of this process.
 type running struct {
@@ -221,11 +227,13 @@ func (r *running) weigh(key string, n, number int64, alone bool) (light int64) {
 		r.before, r.last = r.summary, r.number
 		r.number, r.summary = number, summary{}
 	}
-	w := r.add(key, n)
+	hash := hashed(key)
+	w := r.add(hash, n)
 	if w.marked || !r.heavy(w) {
 		return number
 	}
 	w.marked = true
+	r.keys[hash] = w
 	if alone && !r.marks.steps[number][key] {
 		r.marks.add(number, strings.Clone(key), false) // before it is written: so none is missing
 	}
@@ -239,10 +247,10 @@ func (r *running) failed(key string, n, number, light int64) {
 	if light < 0 {
 		r.marks.remove(number, key)
 	}
-	if w := r.keys[key]; w != nil && number == r.number {
-		w.gained -= n
+	hash := hashed(key)
+	if w, ok := r.keys[hash]; ok && number == r.number {
+		r.keys[hash] = weight{gained: w.gained - n}
 		r.total -= n
-		w.marked = false
 	}
 }
 
@@ -258,11 +266,11 @@ func (r *running) known(number int64, keys []string, sums map[string]int64) (res
 		return keys
 	}
 	for _, key := range keys {
-		w := of[key]
+		w, ok := of[hashed(key)]
 		switch {
-		case w != nil && w.gained > 0:
+		case ok && w.gained > 0:
 			sums[key] = Saturated(sums[key], w.gained)
-		case w != nil || r.marks.steps[number][key]:
+		case ok || r.marks.steps[number][key]:
 			rest = append(rest, key)
 		}
 	}
@@ -350,13 +358,17 @@ func (t *Tops) Apply(ctx context.Context, ops []Op) []Result {
 	if !any {
 		return results
 	}
+	var last time.Time
 	each(func(i, j int, c *Change, r *running, number int64) {
 		if results[i].Err != nil || results[i].Replay {
 			r.failed(c.Key, c.Delta, number, c.Light)
 		} else if at := results[i].Counters[j].Updated; !at.IsZero() {
-			t.ahead.Store(int64(time.Until(at)))
+			last = at
 		}
 	})
+	if !last.IsZero() {
+		t.ahead.Store(int64(time.Until(last)))
+	}
 	return results
 }
 
