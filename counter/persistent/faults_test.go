@@ -189,8 +189,23 @@ func TestColdCountersLeaveAndComeBack(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
+	lagging := func() counter.Reading {
+		t.Helper()
+		got, err := s.Read(t.Context(), []string{"v:1"}, "", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	if got := lagging(); got.Value != 7 {
+		t.Fatalf("%+v", got)
+	}
 	apply(t, s, op("", counter.Change{Key: "v:1", Rule: views, Verb: counter.Delete}))
 	until(t, "it is deleted there, too", func() bool { return row(t, cfg.Postgres, "v:1") == -1 })
+	until(t, "Redis is empty", empty)
+	if got := lagging(); got.Touched() {
+		t.Errorf("a read that may lag says what was before this process deleted it: %+v", got)
+	}
 	if r := apply(t, s, op("", add(views, "v:1", 1))); r.Counters[0].Value != 1 || r.Counters[0].Version.Incarnation <= version.Incarnation {
 		t.Errorf("%+v after %s", r, version)
 	}

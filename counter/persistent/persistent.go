@@ -104,6 +104,7 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 
 // Apply is as counter.Writer says.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	began := time.Now()
 	results := make([]counter.Result, len(ops))
 	exact, others, apart := s.split(ops, results)
 	if apart {
@@ -111,6 +112,12 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		s.apply(ctx, ops, others, results)
 	} else {
 		s.apply(ctx, ops, append(exact, others...), results)
+	}
+	for i := range ops {
+		// Redis soon knows nothing of it, and a read that may lag is then answered with what is remembered.
+		if results[i].Err == nil && ops[i].Changes[0].Verb == counter.Delete {
+			s.pg.Remember([]counter.Reading{{Counter: results[i].Counters[0]}}, "", began)
+		}
 	}
 	return results
 }

@@ -680,7 +680,7 @@ func (l *Live) told(changes []counter.Update) {
 			}
 		}
 		switch {
-		case !ch.Counter.Touched() && news:
+		case news && ch.Counter.Value == 0 && !ch.Counter.Stale: // deleted or emptied: nobody is a member
 			for member := range k.viewers {
 				set(member, false)
 			}
