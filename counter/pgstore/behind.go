@@ -178,7 +178,9 @@ func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, h Behind) (Mad
 	if err != nil {
 		return Made{}, fmt.Errorf("pgstore: apply: %w", err)
 	}
-	s.publish(w)
+	if !h.Dry { // else nothing was changed
+		s.publish(w)
+	}
 	made := Made{Results: w.results, Deleted: uint64(w.deleted)}
 	for i := range w.results {
 		for j := range ops[i].Changes {
