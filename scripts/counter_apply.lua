@@ -246,11 +246,11 @@ local function number(s, c)
   if kind ~= 'sum' and kind ~= 'exact' then return nil, refuse(s, c, 'kind', 'number') end
   if c.merged and kind ~= 'sum' then return nil, refuse(s, c, 'kind', 'merged') end
   local after = plus(s.value, c.delta)
-  if not after then return nil, refuse(s, c, 'overflow') end
   local own = after -- this region's part is bounded like the total, whatever others take from that
-  if call.region and kind == 'sum' then own = minus(after, elsewhere(farOf(s), kind)) end
+  if after and call.region and kind == 'sum' then own = minus(after, elsewhere(farOf(s), kind)) end
+  -- Parts may have what brings the value back into its bounds: so a sum is whole before it is refused for these.
+  if spread(s) and (not own or math.max(#after, #own) > SHORT + 1) then return nil, refuse(s, c, 'spread') end
   if not own then return nil, refuse(s, c, 'overflow') end
-  if math.max(#after, #own) > SHORT + 1 and spread(s) then return nil, refuse(s, c, 'spread') end
   if kind == 'exact' then
     local falls = string.sub(c.delta, 1, 1) == '-'
     if c.floor and falls and compare(after, c.floor) < 0 then return nil, refuse(s, c, 'floor', c.floor) end

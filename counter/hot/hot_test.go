@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -455,6 +456,20 @@ func TestLargeNumbersAreJudgedWhole(t *testing.T) {
 	if err := p.spread(t.Context(), key); err != nil || p.phase(t, key) == counter.Open {
 		t.Fatalf("it is spread, %v", err)
 	}
+}
+
+// TestPartsBringAChangeIntoBounds: a change that the sum's record alone could not take, and the whole sum can, is made.
+func TestPartsBringAChangeIntoBounds(t *testing.T) {
+	p := begin(t, redistest.Single(t).URL())
+	key := t.Name()
+	made(t, p, add(key, 9))
+	p.opens(t, key)
+	made(t, p, add(key, -10)) // in a part, and not gathered
+	adjust := counter.Change{Key: key, Rule: views, Verb: counter.Adjust, Delta: math.MaxInt64, Reason: "r", By: "b"}
+	if c := made(t, p, counter.Op{Changes: []counter.Change{adjust}}); c.Value != math.MaxInt64-1 {
+		t.Fatalf("%+v", c)
+	}
+	exactly(t, p, key, math.MaxInt64-1)
 }
 
 // TestAPartThatIsGoneIsFolded: a server that comes back without a part, or with an older one, takes no more of it.
