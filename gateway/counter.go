@@ -17,10 +17,7 @@ import (
 	"headcount/presence"
 )
 
-const (
-	holdPatience = 3 * time.Second // how long a request waits until the store has its hold
-	readPatience = 3 * time.Second // how long a request waits for the store's answer
-)
+const readPatience = 3 * time.Second // how long a request waits for the store's answer
 
 // page returns the Name of the page that the path names, if check accepts the page. If page
 // returns false, it has written the error answer.
@@ -244,7 +241,7 @@ func (g *Gateway) hold(c *gin.Context, user presence.User, name string, on bool)
 		unavailable(c, err)
 		return count, false
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), holdPatience)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldPatience)
 	defer cancel()
 	if err := g.cfg.Cluster.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {

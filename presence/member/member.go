@@ -78,6 +78,7 @@ type Config struct {
 	// Loopback says that nothing is signed: only processes of this machine count as
 	// members.
 	Loopback   bool
+	Tick       func()                // called before every look whether the process stood still; nil: not called
 	Registerer prometheus.Registerer // registers the member's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -105,6 +106,7 @@ type Member struct {
 	partitions int
 	buckets    int
 	loopback   bool
+	tick       func()
 	log        zerolog.Logger
 	parts      Parts
 	alone      bool // there cannot be other processes
@@ -121,6 +123,7 @@ type Member struct {
 
 	tableChanges, disagreements prometheus.Counter
 
+	still stillness
 	lease lease // only membership's goroutine uses it
 }
 
@@ -134,7 +137,7 @@ func New(cfg Config) *Member {
 		cfg.Buckets = presence.DefaultBuckets
 	}
 	m := &Member{
-		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, log: cfg.Log,
+		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
 		turned: make(chan struct{}, 1),
 		now:    make(chan struct{}, 1),
 		hurry:  make(chan struct{}, 1),
@@ -180,6 +183,7 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.parts.Datagrams.Run)
 	}
 	start(m.membership)
+	wg.Go(func() { m.still.run(ctx, m.tick) })
 	if m.parts.Node != nil {
 		start(m.parts.Node.Run)
 	}

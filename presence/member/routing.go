@@ -124,9 +124,16 @@ func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) *tracing.Pa
 	return m.parts.Gateway.Push(updates)
 }
 
+// errWaking says that the process has just stood still, see stillness.
+var errWaking = fmt.Errorf("hold: %w: the process has just stood still", presence.ErrUnavailable)
+
 // Hold has the owner of the user's partition take or end a hold. While the
-// partition changes its owner, Hold asks again until ctx ends.
+// partition changes its owner, Hold asks again until ctx ends. When the process has just
+// stood still, Hold refuses.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
+	if m.still.waking() {
+		return errWaking
+	}
 	for {
 		err := m.holdOnce(ctx, u, page, on)
 		if !errors.Is(err, node.ErrNotOwner) && !errors.Is(err, rpc.ErrNotOwner) {
@@ -153,10 +160,16 @@ func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on 
 	}
 }
 
-// ReceiveHold takes or ends a hold that another process asks for.
+// ReceiveHold takes or ends a hold that another process asks for, which waits no longer than
+// presence.HoldPatience. When this process has just stood still, ReceiveHold refuses.
 func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
-	if m.parts.Node == nil {
+	switch {
+	case m.parts.Node == nil:
 		return node.ErrNotOwner
+	case m.still.waking():
+		return errWaking
 	}
+	ctx, cancel := context.WithTimeout(ctx, presence.HoldPatience)
+	defer cancel()
 	return m.parts.Node.Hold(ctx, u, page, on)
 }

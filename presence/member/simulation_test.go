@@ -622,7 +622,7 @@ func (s *simulation) start(m *member) {
 		log = zerolog.New(lineWriter(func(line string) { s.detail("%s: %s", m.name, line) })).Level(zerolog.InfoLevel)
 	}
 	l := s.net.live(m.name, incarnation)
-	p := New(Config{Self: self, Partitions: simPartitions, Buckets: simBuckets, Log: log})
+	p := New(Config{Self: self, Partitions: simPartitions, Buckets: simBuckets, Tick: func() { _ = l.pass() }, Log: log})
 	h := &handle{sharedStore: s.store, l: l, state: p.StoreState, facts: cmp.Or(m.facts, "settings")}
 	keys := [][]byte{[]byte("a cluster secret")}
 	transport, err := heartbeat.New(heartbeat.Config{

@@ -186,7 +186,7 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	if p == nil {
 		return ErrNotOwner
 	}
-	if err := ctx.Err(); err != nil {
+	if err := over(ctx); err != nil {
 		return err
 	}
 	done := make(chan error, 1)

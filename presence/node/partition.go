@@ -864,7 +864,7 @@ func (p *partition) departed(src *source, u presence.User, name string, grace ti
 
 // hold takes, renews or ends a hold.
 func (p *partition) hold(c *holdCall) {
-	if err := c.ctx.Err(); err != nil {
+	if err := over(c.ctx); err != nil {
 		c.done <- err
 		return
 	}
@@ -890,6 +890,15 @@ func (p *partition) hold(c *holdCall) {
 		p.out.mu.Unlock()
 	}
 	p.owe(owed{done: c.done})
+}
+
+// over is ctx.Err, but does not wait for the timer of the deadline: when a process that stood
+// still goes on, whatever runs first may run before its timers.
+func over(ctx context.Context) error {
+	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // owe queues an answer until all that has been applied so far is in the store.

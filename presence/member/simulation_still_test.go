@@ -1,0 +1,99 @@
+package member
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+)
+
+// TestStillness: a process is waking for a second after it stood still for longer than
+// anybody waits for a hold, whoever asks first.
+func TestStillness(t *testing.T) {
+	for lasts, want := range map[time.Duration]bool{0: false, presence.HoldPatience - stillEvery: false, presence.HoldPatience + stillEvery: true, time.Hour: true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := stillness{}
+			if s.waking() {
+				t.Fatal("it is waking before it looked for the first time")
+			}
+			ice := make(chan struct{}, 1)
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			go s.run(ctx, func() { <-ice })
+			tick := func() {
+				ice <- struct{}{}
+				synctest.Wait()
+			}
+			tick()
+			time.Sleep(stillEvery)
+			time.Sleep(lasts)
+			if got := s.waking(); got != want {
+				t.Errorf("%s: before it looks: %t", lasts, got)
+			}
+			tick()
+			if got := s.waking(); got != want {
+				t.Errorf("%s: when it has looked: %t", lasts, got)
+			}
+			for range wakingUp / stillEvery {
+				time.Sleep(stillEvery)
+				tick()
+			}
+			if s.waking() {
+				t.Errorf("%s: it is waking for ever", lasts)
+			}
+			close(ice)
+		})
+	}
+}
+
+// TestNobodyIsHeldAfterGivingUp: a gateway stands still while users ask it for holds. They
+// give up and take the holds back. Wherever they do that, nobody is there afterwards.
+func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
+	alone := uint64(1)
+	for !newSimulation(alone, false).alone {
+		alone++
+	}
+	for name, seed := range map[string]uint64{"a process that is alone": alone, "a gateway of several": seedOf(5)} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSimulation(seed, false)
+			defer s.end()
+			for _, m := range s.members {
+				s.start(m)
+			}
+			s.ready()
+			s.watch(s.where, []string{presence.Site, "a"})
+			time.Sleep(3 * time.Second)
+			still := s.members[slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })]
+			still.life.freeze()
+			ask := func(u *user, gateway, action string) bool {
+				status, _ := s.request(gateway, http.MethodPut, "/a/counter", u.token, `{"action":"`+action+`"}`)
+				return status == http.StatusOK
+			}
+			var asking sync.WaitGroup
+			for i := range simUsers {
+				asking.Go(func() {
+					u := newUser(fmt.Sprint("u", i))
+					if ask(u, still.name, "increment") {
+						t.Errorf("%s: %s was answered", name, u.name)
+					}
+					for !ask(u, s.where[len(s.where)-1], "decrement") {
+						time.Sleep(300 * time.Millisecond)
+					}
+				})
+			}
+			time.Sleep(putPatience + time.Second)
+			still.life.thaw()
+			asking.Wait()
+			time.Sleep(simQuiet)
+			if s.check(); s.failed() {
+				t.Errorf("%s: %s", name, s.failure)
+			}
+		})
+	}
+}
