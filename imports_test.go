@@ -83,14 +83,14 @@ var layers = []layer{
 	{"dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                     // bytes to and from clients
 	{"gateway/websocket", nil},                                  // RFC 6455, without any I/O
-	{"gateway/policy", nil},                                     // what holds for all of HTTP
-	{"gateway/identity", []string{"presence"}},                  // who a request is from
+	{"gateway/policy", []string{"counter/limit"}},               // what holds for all of HTTP
+	{"gateway/identity", []string{"counter/limit", "presence"}}, // who a request is from
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
 	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
 	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy", "tracing"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway", []string{
-		"counter", "gateway/counters", "gateway/openapi",
+		"counter", "counter/limit", "gateway/counters", "gateway/openapi",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "tracing",
 	}},

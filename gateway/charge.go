@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"headcount/counter/limit"
 	"headcount/gateway/policy"
 	"headcount/gateway/websocket"
 	"headcount/presence"
@@ -68,22 +69,13 @@ func (c *conn) chargeRead() {
 	}
 }
 
-// spend takes n from what is allowed, one a step and burst at once. It is paid for until
-// paid, and then until what spend returns: after now is more than is allowed.
-func spend(paid, now, step time.Duration, burst, n int) time.Duration {
-	return max(paid, now-time.Duration(burst)*step) + time.Duration(n)*step
-}
-
 // allow takes one message from the client's message rate.
 func (c *conn) allow() bool {
-	const step = time.Second / messageRate
-	now := c.Now()
-	paid := spend(c.paid, now, step, messageBurst, 1)
-	if paid > now {
-		return false
+	back, wait := limit.PerSecond(messageRate, messageBurst).Take(c.sent, c.Now(), 1)
+	if wait == 0 {
+		c.sent = back
 	}
-	c.paid = paid
-	return true
+	return wait == 0
 }
 
 // bring takes the topics that the gateway does not have yet from what the client may
@@ -96,13 +88,11 @@ func (c *conn) bring(topics ...presence.Topic) bool {
 	if fresh == 0 {
 		return true
 	}
-	const step = time.Second / newPageRate
-	now := c.Now()
-	brought := spend(c.brought, now, step, newPageBurst, fresh)
-	if brought > now || !c.g.bring(c.addr, fresh) {
+	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.brought, c.Now(), fresh)
+	if wait > 0 || !c.g.bring(c.addr, fresh) {
 		return false
 	}
-	c.brought = brought
+	c.brought = back
 	return true
 }
 
@@ -111,17 +101,19 @@ func (c *conn) bring(topics ...presence.Topic) bool {
 func (g *Gateway) bring(addr netip.Addr, fresh int) bool {
 	now := time.Now()
 	ok, _ := g.addressPages.AllowN(policy.Caller{Addr: addr}, fresh, now)
-	return ok && g.newPages.AllowN(now, fresh)
+	if ok {
+		ok, _ = g.newPages.AllowN(policy.Caller{}, fresh, now)
+	}
+	return ok
 }
 
 // list takes so many names from what the client's lists may name, and has the client
-// rest until they are paid for.
+// rest until they would have passed.
 func (c *conn) list(names int) {
-	const step = time.Second / nameRate
-	now := c.Now()
-	c.listed = spend(c.listed, now, step, nameBurst, names)
-	if c.listed > now {
-		c.restFor(c.listed - now)
+	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.listed, c.Now(), names)
+	c.listed = back
+	if wait > 0 {
+		c.restFor(wait)
 	}
 }
 

@@ -63,9 +63,9 @@ type conn struct {
 	linger    atomic.Pointer[time.Timer] // it is out, and the client has until then
 
 	// The turn's own.
-	paid    time.Duration // what the client has sent is paid for until then, see allow
-	brought time.Duration // the new pages it has brought are paid for until then, see bring
-	listed  time.Duration // the names in its lists are paid for until then, see list
+	sent    time.Duration // all that the client may send is back then, see allow
+	brought time.Duration // all the new pages that it may bring are back then, see bring
+	listed  time.Duration // all the names that its lists may have are back then, see list
 	wants   []wanted
 	// counters are those that the client subscribes to; with wants at most
 	// presence.MaxPages. nil: none, as for most clients.
@@ -103,9 +103,6 @@ func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, 
 		}
 	}
 	g.hub.Prepare(&c.Subscriber, c, lasts)
-	c.paid = c.Now() - messageBurst*time.Second/messageRate
-	c.brought = c.Now() - newPageBurst*time.Second/newPageRate
-	c.listed = c.Now() - nameBurst*time.Second/nameRate
 	return c
 }
 

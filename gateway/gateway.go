@@ -19,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/time/rate"
 
 	"headcount/gateway/counters"
 	"headcount/gateway/fanout"
@@ -144,7 +143,7 @@ type Gateway struct {
 	crowds   *policy.Crowds
 	// What clients may bring of pages that the gateway does not have yet.
 	addressPages *policy.Rates
-	newPages     *rate.Limiter
+	newPages     *policy.Rates // its one caller is everybody
 	erasures     erasures
 	comebacks    *comebacks
 	metrics      *metrics
@@ -188,7 +187,7 @@ func New(cfg Config) (*Gateway, error) {
 	g := &Gateway{
 		cfg: cfg, keys: keys,
 		limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
-		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: rate.NewLimiter(gatewayPageRate, gatewayPageBurst),
+		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: policy.NewRates(gatewayPageRate, gatewayPageBurst),
 		erasures: newErasures(),
 	}
 	cores := runtime.GOMAXPROCS(0)

@@ -27,6 +27,13 @@
 // A name has one state whatever limits its calls have: a call is judged by its own limit. So
 // what one limit let through counts for the next.
 //
+// # Rates
+//
+// A [Rate] gives back little by little what it let through: after 20 at once, ten a second let one
+// pass after 100 ms, where a window or a log lets none until those are old. In any stretch of time
+// at most its burst passes, and what comes back meanwhile. The server's own limits of callers are
+// rates, in the memory of each process: calls on limits do not know them, so no store keeps one.
+//
 // # Clocks
 //
 // A clock that goes back stands still here until it has caught up: nothing passes twice.

@@ -18,7 +18,8 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/golang-jwt/jwt/v5"
-	"golang.org/x/time/rate"
+
+	"headcount/counter/limit"
 )
 
 // keyMethods are the algorithms for which public keys are accepted.
@@ -39,6 +40,9 @@ const (
 	minRSABits  = 2048            // a weaker RSA key is ignored (RFC 7518, 3.3)
 	maxRSABits  = 8192            // a longer RSA key is ignored, since verifying with it takes long
 )
+
+// keysRate bounds the fetches.
+var keysRate = limit.Rate{Every: KeysEvery, Burst: keysBurst}
 
 // A publicKey verifies the signatures of tokens.
 type publicKey struct {
@@ -62,16 +66,17 @@ type keySource struct {
 	client *http.Client
 	own    bool // newKeySource made the client, so close closes its idle connections
 	now    func() time.Time
+	began  time.Time
 	failed func(error)
 
 	set    atomic.Pointer[keySet] // nil until the first success
 	ctx    context.Context        // ends with close
 	cancel context.CancelFunc
 
-	mu      sync.Mutex
-	flight  chan struct{} // closed at the end of the fetch under way; nil: no fetch is under way
-	limiter *rate.Limiter
-	closed  bool
+	mu     sync.Mutex
+	flight chan struct{} // closed at the end of the fetch under way; nil: no fetch is under way
+	back   time.Duration // after began: when all fetches that keysRate allows are back
+	closed bool
 }
 
 func newKeySource(raw string, client *http.Client, now func() time.Time, failed func(error)) (*keySource, error) {
@@ -80,11 +85,11 @@ func newKeySource(raw string, client *http.Client, now func() time.Time, failed 
 		return nil, errors.New("jwks-url: not a URL of keys; write it like https://login.example.com/.well-known/jwks.json")
 	}
 	k := &keySource{
-		url:     raw,
-		client:  client,
-		now:     now,
-		failed:  failed,
-		limiter: rate.NewLimiter(rate.Every(KeysEvery), keysBurst),
+		url:    raw,
+		client: client,
+		now:    now,
+		began:  now(),
+		failed: failed,
 	}
 	if k.client == nil {
 		k.own = true
@@ -183,9 +188,11 @@ func (k *keySource) fetch() <-chan struct{} {
 	if k.flight != nil {
 		return k.flight
 	}
-	if k.closed || !k.limiter.AllowN(k.now(), 1) {
+	back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
+	if k.closed || wait > 0 {
 		return nil
 	}
+	k.back = back
 	flight := make(chan struct{})
 	k.flight = flight
 	go func() {

@@ -8,8 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/time/rate"
 	"pgregory.net/rapid"
+
+	"headcount/counter/limit"
 )
 
 var identities atomic.Uint64
@@ -74,38 +75,38 @@ func TestAddressesOfOneCustomer(t *testing.T) {
 }
 
 func TestLimiterForgetsTheLongestIdle(t *testing.T) {
-	const limit = 8
-	l := newLimiter(1, 2, limit, 0)
+	const most = 8
+	l := newLimiter(limit.PerSecond(1, 2), most, 0)
 	now := time.Unix(1_900_000_000, 0)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
-	for i := range limit {
+	for i := range most {
 		another(l, addr(i), now)
 		another(l, addr(i), now)
 	}
 	another(l, addr(0), now) // refused, but used
-	another(l, addr(limit), now)
-	if len(l.buckets) != limit || l.buckets[addr(1)] != nil || l.buckets[addr(0)] == nil {
-		t.Fatalf("%d buckets, the idle one kept: %v", len(l.buckets), l.buckets[addr(1)] != nil)
+	another(l, addr(most), now)
+	if l.addresses.Len() != most || l.addresses.Contains(addr(1)) || !l.addresses.Contains(addr(0)) {
+		t.Fatalf("%d addresses, the idle one kept: %v", l.addresses.Len(), l.addresses.Contains(addr(1)))
 	}
 	if ok, _ := another(l, addr(0), now); ok {
 		t.Fatal("a limited address was forgotten before idle ones")
 	}
-	// For a newcomer two full buckets are forgotten.
+	// For a newcomer two idle addresses are forgotten.
 	now = now.Add(l.idleFor)
-	for i := range limit {
+	for i := range most {
 		another(l, addr(100+i), now)
 	}
-	if len(l.buckets) > limit {
-		t.Fatalf("%d buckets", len(l.buckets))
+	if l.addresses.Len() > most {
+		t.Fatalf("%d addresses", l.addresses.Len())
 	}
 	now = now.Add(l.idleFor)
-	for i := range limit {
+	for i := range most {
 		another(l, addr(200), now.Add(time.Duration(i)))
 		another(l, addr(201+i), now)
 	}
-	for i := range limit {
-		if l.buckets[addr(100+i)] != nil {
-			t.Fatal("a full bucket stayed")
+	for i := range most {
+		if l.addresses.Contains(addr(100 + i)) {
+			t.Fatal("an idle address stayed")
 		}
 	}
 }
@@ -116,7 +117,7 @@ func TestLimiterLaws(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		burst := rapid.IntRange(1, 20).Draw(t, "burst")
 		perSecond := rapid.IntRange(1, 50).Draw(t, "rate")
-		l := newLimiter(rate.Limit(perSecond), burst, 4, 0)
+		l := newLimiter(limit.PerSecond(perSecond, burst), 4, 0)
 		start := time.Unix(1_900_000_000, 0)
 		now := start
 		a := netip.MustParseAddr("2001:db8::1")
@@ -142,14 +143,14 @@ func TestLimiterLaws(t *testing.T) {
 			// Other addresses come and go, fewer than the limit.
 			another(l, netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)}), now)
 		}
-		if len(l.buckets) != l.idle.Len() || len(l.buckets) > 4 {
-			t.Fatalf("%d buckets, %d in the list", len(l.buckets), l.idle.Len())
+		if l.addresses.Len() > 4 {
+			t.Fatalf("%d addresses", l.addresses.Len())
 		}
 	})
 }
 
 func TestLimiterByMany(t *testing.T) {
-	l := newLimiter(1, 100, 16, 0)
+	l := newLimiter(limit.PerSecond(1, 100), 16, 0)
 	now := time.Unix(1_900_000_000, 0)
 	var mu sync.Mutex
 	allowed := 0
@@ -234,13 +235,14 @@ func TestLimiterKnowsWhoCameLately(t *testing.T) {
 
 // What the limiter remembers is bounded, for one address and for all of them.
 func TestLimiterMemoryIsBounded(t *testing.T) {
-	l := newLimiter(1e9, 1e6, 1<<10, time.Minute)
+	l := newLimiter(limit.PerSecond(1e9, 1e6), 1<<10, time.Minute)
 	now := time.Unix(1_900_000_000, 0)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
 	for range 3 * maxKnown {
 		another(l, addr(0), now)
 	}
-	if n := len(l.buckets[addr(0)].Value.(*addressBucket).young); n != maxKnown || l.known != maxKnown {
+	a, _ := l.addresses.Peek(addr(0))
+	if n := len(a.young); n != maxKnown || l.known != maxKnown {
 		t.Fatalf("%d identities of one address, %d in all", n, l.known)
 	}
 	for i := range 2 * maxKnownInAll {
@@ -254,10 +256,10 @@ func TestLimiterMemoryIsBounded(t *testing.T) {
 		another(l, addr(0), now)
 	}
 	sum := 0
-	for e := l.idle.Front(); e != nil; e = e.Next() {
-		sum += len(e.Value.(*addressBucket).young) + len(e.Value.(*addressBucket).old)
+	for _, a := range l.addresses.Values() {
+		sum += len(a.young) + len(a.old)
 	}
-	if l.known != sum || sum > 1<<10 || len(l.buckets) != 1 {
-		t.Fatalf("after an hour %d are known, %d are counted, of %d addresses", sum, l.known, len(l.buckets))
+	if l.known != sum || sum > 1<<10 || l.addresses.Len() != 1 {
+		t.Fatalf("after an hour %d are known, %d are counted, of %d addresses", sum, l.known, l.addresses.Len())
 	}
 }

@@ -6,21 +6,22 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"golang.org/x/time/rate"
+
+	"headcount/counter/limit"
 )
 
 // maxCallers is how many callers Rates remember.
 const maxCallers = 1 << 16
 
-// Rates bound how often each caller may call: a token bucket for each. They
-// remember maxCallers; beyond that the one that has not called for the longest time
-// is forgotten, and has a whole burst again. They are safe for use by many goroutines.
+// Rates bound how often each caller may call. They remember maxCallers; beyond that the
+// one that has not called for the longest time is forgotten, and has a whole burst again.
+// They are safe for use by many goroutines.
 type Rates struct {
-	rate  rate.Limit
-	burst int
+	Rate  limit.Rate // of each caller; it never changes
+	began time.Time  // the times of callers count from then
 
-	mu      sync.Mutex // guards all below
-	callers *simplelru.LRU[Caller, *rate.Limiter]
+	mu      sync.Mutex                             // guards all below
+	callers *simplelru.LRU[Caller, *time.Duration] // when all of the caller's limit is back
 }
 
 // Caller is a user, or, when User is empty, an address.
@@ -31,11 +32,19 @@ type Caller struct {
 
 // NewRates returns Rates of that many calls a second, burst of them at once.
 func NewRates(perSecond, burst int) *Rates {
-	callers, err := simplelru.NewLRU[Caller, *rate.Limiter](maxCallers, nil)
+	return &Rates{
+		Rate: limit.PerSecond(perSecond, burst), began: time.Now(),
+		callers: newLRU[Caller, *time.Duration](maxCallers, nil),
+	}
+}
+
+// newLRU returns a map that forgets what was used longest ago.
+func newLRU[K comparable, V any](size int, forget func(K, V)) *simplelru.LRU[K, V] {
+	lru, err := simplelru.NewLRU(size, forget)
 	if err != nil { // a size under 1
 		panic(err)
 	}
-	return &Rates{rate: rate.Limit(perSecond), burst: burst, callers: callers}
+	return lru
 }
 
 // Allow reports whether the caller may call now. If not, retryAfter is how long until
@@ -51,16 +60,17 @@ func (r *Rates) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time
 	} else {
 		c.Addr = limitKey(c.Addr)
 	}
+	at := now.Sub(r.began)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	tokens, known := r.callers.Get(c)
+	back, known := r.callers.Get(c)
 	if !known {
-		tokens = rate.NewLimiter(r.rate, r.burst)
-		r.callers.Add(c, tokens)
+		back = new(at)
+		r.callers.Add(c, back)
 	}
-	if tokens.AllowN(now, n) {
-		return true, 0
+	after, wait := r.Rate.Take(*back, at, n)
+	if wait == 0 {
+		*back = after
 	}
-	missing := float64(n) - tokens.TokensAt(now)
-	return false, max(time.Nanosecond, time.Duration(missing/float64(r.rate)*float64(time.Second)))
+	return wait == 0, wait
 }
