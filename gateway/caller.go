@@ -50,7 +50,7 @@ func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
 	ok, wait := g.limiter.Allow(g.cfg.Proxies.Addr(c.Request), uint64(id.Hash), time.Now())
 	if !ok {
 		g.metrics.limits[limitIdentities].Inc()
-		policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", policy.RetryAfter(wait))
+		policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", policy.Limited(g.limiter.Rate, wait))
 	}
 	return ok
 }

@@ -57,7 +57,7 @@ func (g *Gateway) deleteMe(c *gin.Context) {
 	if !id.Fresh {
 		if ok, wait := g.erasures.addresses.Allow(policy.Caller{Addr: g.cfg.Proxies.Addr(c.Request)}, time.Now()); !ok {
 			g.metrics.limits[limitRate].Inc()
-			policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", policy.RetryAfter(wait))
+			policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", policy.Limited(g.erasures.addresses.Rate, wait))
 			return
 		}
 		if !g.erase(c, id.User, false) {

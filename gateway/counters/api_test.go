@@ -676,6 +676,11 @@ func TestPublicCalls(t *testing.T) {
 			}
 			if w := s.do(call, "", who); w.Code != 200 {
 				wantProblem(t, w, 429, "later")
+				for name, want := range map[string]string{"RateLimit": `"default";r=0;t=1`, "RateLimit-Policy": `"default";q=20;w=2`, "Retry-After": "1"} {
+					if is := w.Header()[name]; len(is) != 1 || is[0] != want {
+						t.Errorf("%s: %q, want %q", name, is, want)
+					}
+				}
 				refused++
 			}
 		}

@@ -445,7 +445,7 @@ func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
 	}
 	a.metrics.limited.Inc()
 	policy.Problem(c.Writer, http.StatusTooManyRequests,
-		fmt.Sprintf("Counters may be changed %d times a second by one user, and by one address that brings no identity, %d at once; send the change again later.", publicRate, publicBurst), policy.RetryAfter(wait))
+		fmt.Sprintf("Counters may be changed %d times a second by one user, and by one address that brings no identity, %d at once; send the change again later.", publicRate, publicBurst), policy.Limited(a.rates.Rate, wait))
 	return true
 }
 

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -59,18 +60,13 @@ func (a *API) postLimit(c *gin.Context) {
 
 // writeLimit answers with what became of a call. Retry-After is the t of RateLimit, in both answers.
 func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
-	limits, remaining := strconv.FormatInt(call.Limit, 10), strconv.FormatInt(taken.Remaining, 10)
-	wait := seconds(taken.Reset)
-	h := c.Writer.Header()
-	h["RateLimit"] = []string{`"default";r=` + remaining + `;t=` + wait} // Set would write Ratelimit
-	h["RateLimit-Policy"] = []string{`"default";q=` + limits + `;w=` + seconds(call.Window)}
-	h["Retry-After"] = []string{wait}
+	policy.TellLimit(c.Writer.Header(), call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, time.Duration(taken.Reset)*time.Millisecond)
 	b := append(make([]byte, 0, 128), `{"allowed":`...)
 	b = strconv.AppendBool(b, taken.Allowed)
 	b = append(b, `,"limit":`...)
-	b = append(b, limits...)
+	b = strconv.AppendInt(b, call.Limit, 10)
 	b = append(b, `,"remaining":`...)
-	b = append(b, remaining...)
+	b = strconv.AppendInt(b, taken.Remaining, 10)
 	b = append(b, `,"reset_after_ms":`...)
 	b = strconv.AppendInt(b, taken.Reset, 10)
 	status := http.StatusOK
@@ -79,9 +75,6 @@ func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
 	}
 	policy.AnswerWith(c.Writer, status, "application/json", append(b, "}\n"...))
 }
-
-// seconds is so many milliseconds, rounded up.
-func seconds(ms int64) string { return strconv.FormatInt((ms+999)/1000, 10) }
 
 // limitUnavailable answers 503 to a call on a limit.
 func (a *API) limitUnavailable(c *gin.Context, err error) {

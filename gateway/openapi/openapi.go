@@ -109,7 +109,7 @@ func (c call) operation() object {
 		case given[0] >= '0' && given[0] <= '9': // a status
 			good = given
 		case given == "Limit": // the one refusal that is no problem
-			responses["429"] = object{"description": "It may not pass now.", "content": object{"application/json": object{"schema": ref(given)}}}
+			responses["429"] = object{"description": "It may not pass now.", "headers": limitHeaders, "content": object{"application/json": object{"schema": ref(given)}}}
 			fallthrough
 		case !strings.Contains(given, "/"):
 			content["application/json"] = object{"schema": ref(given)}
@@ -120,6 +120,9 @@ func (c call) operation() object {
 	answer := object{"description": http.StatusText(atoi(good))}
 	if len(content) > 0 {
 		answer["content"] = content
+	}
+	if c.gives == "Limit" {
+		answer["headers"] = limitHeaders
 	}
 	responses[good] = answer
 	op["responses"] = responses
@@ -164,6 +167,16 @@ func (w who) security() []any {
 	return []any{none}
 }
 
+// Headers of answers. Those of a rate are in each 429 of one, and in both answers of a limit.
+var (
+	retryAfter   = object{"description": "Seconds.", "schema": object{"type": "integer"}}
+	limitHeaders = object{
+		"Retry-After":      retryAfter,
+		"RateLimit":        object{"description": "Of a limit by time: r is what is left, t the seconds as in Retry-After.", "schema": object{"type": "string"}},
+		"RateLimit-Policy": object{"description": "Of a limit by time: q is how many, w the seconds in which all of them are back.", "schema": object{"type": "string"}},
+	}
+)
+
 // refusals are the answers that say no. All of them are problems of RFC 9457.
 func refusals() object {
 	all := object{}
@@ -180,8 +193,11 @@ func refusals() object {
 		503: "The server cannot do this now; see Retry-After.",
 	} {
 		answer := object{"description": why, "content": object{"application/problem+json": object{"schema": ref("Problem")}}}
-		if status == 429 || status == 503 {
-			answer["headers"] = object{"Retry-After": object{"description": "Seconds.", "schema": object{"type": "integer"}}}
+		switch status {
+		case 429:
+			answer["headers"] = limitHeaders
+		case 503:
+			answer["headers"] = object{"Retry-After": retryAfter}
 		}
 		all[strconv.Itoa(status)] = answer
 	}

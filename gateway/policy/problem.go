@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 	"unicode/utf8"
+
+	"headcount/counter/limit"
 )
 
 // maxDetail bounds the detail of a problem, in bytes, since a detail may repeat what
@@ -35,6 +37,20 @@ type Option func(http.Header)
 // seconds and is at least 1 s.
 func RetryAfter(d time.Duration) Option {
 	return func(h http.Header) { h.Set("Retry-After", retrySeconds(d)) }
+}
+
+// Limited tells the client that it has used up its rate, and gets one back after wait.
+func Limited(rate limit.Rate, wait time.Duration) Option {
+	return func(h http.Header) { TellLimit(h, int64(rate.Burst), rate.Window(), 0, wait) }
+}
+
+// TellLimit sets the headers of a limit of so many in a window: what is left, and what happens
+// after reset.
+func TellLimit(h http.Header, most int64, window time.Duration, left int64, reset time.Duration) {
+	wait := retrySeconds(reset)
+	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + wait} // Set would write Ratelimit
+	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(most, 10) + `;w=` + retrySeconds(window)}
+	h["Retry-After"] = []string{wait}
 }
 
 func retrySeconds(d time.Duration) string {

@@ -293,6 +293,9 @@ func TestPutWithoutIdentityIsLimited(t *testing.T) {
 	if last.header.Get("Set-Cookie") != "" {
 		t.Error("a refused call got an identity")
 	}
+	if got := last.header.Get("RateLimit-Policy"); got != `"default";q=100;w=10` {
+		t.Errorf("RateLimit-Policy: %s", got)
+	}
 	if c := s.put(t, "/p/counter", increment, "Headcount-Id: "+first.header.Get("Headcount-Id")).counter(t); c.Count != passed {
 		t.Errorf("one that renews its hold: %+v after %d", c, passed)
 	}
