@@ -234,7 +234,7 @@ func (c *conn) unsubscribe(names []string) {
 func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
 
 func tooManyNew(page string) *fault {
-	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 200 at once", page: presence.KeyOf(page), hasPage: page != ""}
+	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once", page: presence.KeyOf(page), hasPage: page != ""}
 }
 
 func tooManyPages(page string) *fault {
