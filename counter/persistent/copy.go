@@ -72,12 +72,26 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	return s.pg.Restore(ctx, copies, rules)
 }
 
-// RestoreIdentities is as counter.Restorer says.
+// RestoreIdentities is as counter.Restorer says. Whether Redis asks PostgreSQL about identities, and what was deleted, is
+// settled when its generation begins, and the one of Restore began before these came. So another one begins.
 func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
 	if err := s.empty(ctx); err != nil {
 		return err
 	}
-	return s.pg.RestoreIdentities(ctx, identities, deleted)
+	if err := s.pg.RestoreIdentities(ctx, identities, deleted); err != nil {
+		return err
+	}
+	if deleted == 0 && (len(identities) == 0 || s.asking.Load()) {
+		return nil
+	}
+	s.emptied.Store(false)
+	if err := s.empty(ctx); err != nil {
+		return err
+	}
+	if len(identities) > 0 { // once is enough: it asks for a day
+		s.asking.Store(true)
+	}
+	return nil
 }
 
 // empty has Redis begin a new generation, in which all counters are cold, unless they are already.

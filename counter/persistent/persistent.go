@@ -50,6 +50,7 @@ type Store struct {
 	metrics metrics
 	closed  atomic.Bool
 	emptied atomic.Bool // Restore has had Redis begin anew, and no counter was loaded since
+	asking  atomic.Bool // Redis has begun anew since RestoreIdentities brought some
 
 	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
 	kick    chan struct{} // holds one: somebody waits for a cut

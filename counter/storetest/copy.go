@@ -173,7 +173,18 @@ func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
 	Transfer(t, to, back)
 	same("and back", back)
 
-	// The store goes on where the other one was.
+	// The store goes on where the other one was, and knows which changes that one made.
+	for id := range ids {
+		if !id.Of("views:1") {
+			continue
+		}
+		known := counter.Op{Identity: id, Changes: []counter.Change{{Key: "views:1", Rule: rules.Find("views:1"), Verb: counter.Add, Delta: 1}}}
+		for _, s := range []CopyStore{to, back} {
+			if r := s.Apply(t.Context(), []counter.Op{known}); r[0].Err != nil || !r[0].Replay || r[0].Counters[0].Value != 2 {
+				t.Errorf("a change that the other store made: %+v", r)
+			}
+		}
+	}
 	add := counter.Op{Changes: []counter.Change{{Key: "views:1", Rule: rules.Find("views:1"), Verb: counter.Add, Delta: 1}}}
 	if r := to.Apply(t.Context(), []counter.Op{add}); r[0].Err != nil || r[0].Counters[0].Value != 3 {
 		t.Errorf("an increment after: %+v", r)
