@@ -267,6 +267,7 @@ func TestInvalidRules(t *testing.T) {
 		one(`"match":"a","kind":"sum","ledger":"1h"`):                                        {"rule 2", "ledger", "exact"},
 		one(`"match":"a","kind":"exact","ledger":"1 year"`):                                  {"rule 2", "ledger", "90d"},
 		one(`"match":"a","kind":"exact","ledger":"-1h"`):                                     {"rule 2", "ledger"},
+		one(`"match":"a","kind":"exact","ledger":"500us"`):                                   {"rule 2", "ledger", "from 1ms"},
 		one(`"match":"a","kind":"sum","stale":5`):                                            {"rule 2", "stale", "quotes"},
 		one(`"match":"a","match":"b","kind":"sum"`):                                          {"rule 2", "twice"},
 	} {

@@ -258,10 +258,10 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 		rule.Top, err = r.bool()
 		return err
 	case "ledger":
-		rule.Ledger, err = keptTime(r, 0)
+		rule.Ledger, err = keptTime(r, time.Millisecond) // stores keep milliseconds, of which 0 is for ever
 		return err
 	case "stale":
-		rule.Stale, err = keptTime(r, 0)
+		rule.Stale, err = keptTime(r, 1)
 		return err
 	default:
 		return errors.New("it is unknown; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger and stale")
@@ -333,7 +333,7 @@ func dimensionName(s string) bool {
 	return len(s) >= 1 && len(s) <= 32
 }
 
-// keptTime reads a duration as a string, or the number 0.
+// keptTime reads a duration as a string, or the number 0. Any other is at least that long.
 func keptTime(r *reader, least time.Duration) (time.Duration, error) {
 	if r.peek() == '0' {
 		n, err := r.integer()
@@ -344,8 +344,8 @@ func keptTime(r *reader, least time.Duration) (time.Duration, error) {
 		return 0, errors.New(`want a duration in quotes, like "5s" or "90d"`)
 	}
 	d, err := ParseDuration(text)
-	if err == nil && (d < least || d > maxKept) {
-		err = fmt.Errorf("%q is not from 0 to 36500d", text)
+	if err == nil && (d != 0 && d < least || d > maxKept) {
+		err = fmt.Errorf("%q is neither 0 nor from %s to 36500d", text, least)
 	}
 	return d, err
 }
