@@ -71,7 +71,8 @@
 // the hot part adds (under dimensions, too: Redis does not count these), and the word that it is made; then Redis makes the hot part. What a dead
 // process leaves locked is finished by who meets it, as PostgreSQL says. A counter of a cut
 // that is on its way is not locked, and a bucket with locks is not cut, so each change is in the row
-// once, whatever is lost in between.
+// once, whatever is lost in between. An identity is not locked: of two batches with one identity, at the same time and on
+// different counters, both may be made when one has exact counters and the other has none.
 //
 // # Redis that loses its memory
 //
