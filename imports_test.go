@@ -43,20 +43,14 @@ var layers = []layer{
 	{"presence/unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                   // what pages remember
 	{"presence/storetest", []string{"presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
-	{"tracing", nil},      // spans below a request that is traced
-	{"tracing/otlp", nil}, // to a collector
-	{"boltfile", nil},     // opens the files of a data directory
-	{"servertest", nil},   // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}},                            // real servers for tests
-	{"cmd/headcount/programtest", nil},                                        // the program for tests
-	{"counter/limit", nil},                                                    // arithmetic
-	{"servertest", nil},                                                       // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}},                            // real servers for tests
-	{"cmd/headcount/programtest", nil},                                        // the program for tests
-	{"counter/limit", nil},                                                    // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}}, // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                     // the file of an export
-	{"counter/hyperloglog", nil},                                              // registers of kind unique
+	{"boltfile", nil},   // opens the files of a data directory
+	{"servertest", nil}, // processes of servers for tests
+	{"presence/redistest", []string{"servertest"}},                                                 // real servers for tests
+	{"cmd/headcount/programtest", nil},                                                             // the program for tests
+	{"counter/limit", nil},                                                                         // arithmetic
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                      // words, rules, combining
+	{"counter/transfer", []string{"counter", "presence"}},                                          // the file of an export
+	{"counter/hyperloglog", nil},                                                                   // registers of kind unique
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/boltstore", []string{"boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
