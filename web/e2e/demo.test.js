@@ -436,6 +436,23 @@ test('the dashboard shows one site at a time, and those that the key holds for',
   }
 });
 
+test('below a path demo and dashboard work, and so do names that are encoded', async () => {
+  const below = await Server.start(binary.path, ['--base-path', '/live', '--api-key', KEY, '--shutdown-timeout', '2s']);
+  try {
+    const viewer = await open(`${below.url}/live/?page=a%2Fb%25`);
+    await expectCount(viewer, 1);
+    const board = await open(`${below.url}/live/-/dashboard`, {}, undefined, withKey);
+    await board.waitForSelector('#pages tr[data-name="a/b%"]');
+    await board.waitForSelector('#past-chart path.line');
+    assert.deepEqual(board.complaints.filter((said) => !/401/.test(said)), []); // the address alone is a 401
+    await board.context().close();
+    board.complaints.length = 0;
+    await viewer.context().close();
+  } finally {
+    await below.stop();
+  }
+});
+
 test('views and likes of a page are live, and the command on the page counts a view', async () => {
   const one = await open(demo('lasting'));
   const two = await open(demo('lasting'), {}, undefined, withKey); // has the key, so it counts its view
