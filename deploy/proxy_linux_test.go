@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -124,7 +125,8 @@ func (p *proxied) get(c *http.Client, path string, header ...string) *http.Respo
 	return resp
 }
 
-// eachProxy runs the proxies of proxy/ before two gateways, and has each looked at.
+// eachProxy runs the proxies of proxy/ before two gateways, or before one without the second one that the
+// files name, and has each looked at.
 func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name string, p *proxied, browser bool)) {
 	dir := t.TempDir()
 	cert, key := certificate(t, dir)
@@ -160,7 +162,10 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 				t.Fatal(err)
 			}
 			conf := filepath.Join(dir, tc.file)
-			here := strings.NewReplacer("gateway-1:8080", gateways[0], "gateway-2:8080", gateways[1], "/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
+			if len(gateways) == 1 {
+				text = regexp.MustCompile(`(?m)^.*(server|BalancerMember) .*gateway-2.*\n| gateway-2:8080`).ReplaceAll(text, nil)
+			}
+			here := strings.NewReplacer("gateway-1:8080", gateways[0], "gateway-2:8080", gateways[len(gateways)-1], "/etc/headcount/cert.pem", cert, "/etc/headcount/key.pem", key,
 				"/etc/headcount/both.pem", cert, "bind :443", "bind "+p.addr, "listen 443", "listen "+p.addr, "Listen 443", "Listen "+p.addr, "*:443", p.addr, ":443", ":"+port,
 				"/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "/run/apache2/apache2.pid", filepath.Join(dir, "apache.pid"), "ServerRoot /etc/apache2", "ServerRoot "+dir,
 				"worker_rlimit_nofile 65536;", "", "grace_period 5s", "auto_https disable_redirects\n\tgrace_period 100ms", "/usr/lib/apache2/modules", modules, "worker_connections 30000", "worker_connections 500", "maxconn 60000", "maxconn 500")
@@ -192,6 +197,39 @@ func TestProxies(t *testing.T) {
 			p.browse(g, name)
 		}
 	})
+}
+
+// Without the second gateway the files are for one process.
+func TestProxiesBeforeOneProcess(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ", r.Header.Get("X-Forwarded-Proto"))
+	}))
+	t.Cleanup(s.Close)
+	eachProxy(t, []string{s.Listener.Addr().String()}, func(t *testing.T, _ string, p *proxied, _ bool) {
+		body, err := io.ReadAll(p.get(p.visitor(), "/live/a%2Fb/counter").Body)
+		if want := fmt.Sprintf("counter.example.com/live/a%%2Fb/counter 127.0.%d.%d https", p.net, p.last); err != nil || string(body) != want {
+			t.Errorf("%q, %v, want %q", body, err, want)
+		}
+	})
+}
+
+// A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
+func TestProxiesGoToAnother(t *testing.T) {
+	answering := func(status int) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+		t.Cleanup(s.Close)
+		return s.Listener.Addr().String()
+	}
+	for name, first := range map[string]string{"gone": servertest.FreeAddr(), "full": answering(http.StatusServiceUnavailable)} {
+		eachProxy(t, []string{first, answering(http.StatusOK)}, func(t *testing.T, proxy string, p *proxied, _ bool) {
+			asksAnother := name == "gone" || proxy == "nginx" || proxy == "HAProxy"
+			for range 6 {
+				if resp := p.get(p.visitor(), "/live/p/counter"); resp.StatusCode != http.StatusOK && asksAnother {
+					t.Errorf("one gateway is %s, and %s answers %s", name, proxy, resp.Status)
+				}
+			}
+		})
+	}
 }
 
 // A POST that a gateway has taken and not answered goes to no other one: it could count twice.
