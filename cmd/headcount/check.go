@@ -86,7 +86,7 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	}
 	runs := c.adminAnswers(ctx)
 	for _, look := range []func(context.Context, *findings, bool){
-		c.checkPorts, c.checkDataDir, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkReceivers, c.checkCertificates, c.checkPublic,
+		c.checkPorts, c.checkDirs, c.checkRedis, c.checkPeers, c.checkPostgres, c.checkKeys, c.checkReceivers, c.checkCertificates, c.checkPublic,
 	} {
 		look(ctx, f, runs)
 	}
@@ -262,8 +262,15 @@ func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
 	}
 }
 
-func (c *checkCommand) checkDataDir(_ context.Context, f *findings, _ bool) {
-	dir := c.Config.DataDir
+func (c *checkCommand) checkDirs(_ context.Context, f *findings, _ bool) {
+	checkDir(f, "--data-dir", c.Config.DataDir)
+	if len(c.Config.Domains) > 0 { // by default it is below --data-dir
+		checkDir(f, "--acme-dir", c.Config.ACMEDir)
+	}
+}
+
+// checkDir writes into a directory, if there is one.
+func checkDir(f *findings, thing, dir string) {
 	if dir == "" {
 		return
 	}
@@ -281,21 +288,21 @@ func (c *checkCommand) checkDataDir(_ context.Context, f *findings, _ bool) {
 		}
 	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		f.wrongf("--data-dir", "it cannot be made: %v; give a directory that the server may write.", err)
+		f.wrongf(thing, "it cannot be made: %v; give a directory that the server may write.", err)
 		return
 	}
 	file, err := os.CreateTemp(dir, ".check-*")
 	if err != nil {
-		f.wrongf("--data-dir", "it cannot be written: %v; give a directory that the server may write.", err)
+		f.wrongf(thing, "it cannot be written: %v; give a directory that the server may write.", err)
 		return
 	}
 	_, err = file.WriteString("headcount check\n")
 	err = errors.Join(err, file.Sync(), file.Close(), os.Remove(file.Name()))
 	if err != nil {
-		f.wrongf("--data-dir", "it cannot be written: %v; give it a disk with room.", err)
+		f.wrongf(thing, "it cannot be written: %v; give it a disk with room.", err)
 		return
 	}
-	f.finef("--data-dir", "%s can be written.", dir)
+	f.finef(thing, "%s can be written.", dir)
 }
 
 func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {

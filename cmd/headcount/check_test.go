@@ -183,6 +183,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"a port is taken":            {args: append(stopped[:1:1], "--listen="+taken.Addr().String()), want: "--listen: the server cannot listen"},
 		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},
 		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
+		"no room for certificates":   {args: append(stopped, "--domain=counter.example.com", "--acme-dir="+filepath.Join(file, "acme")), want: "--acme-dir"},
 		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 		"no keys of tokens":          {args: append(stopped, "--jwks-url="+stranger.URL), want: "--jwks-url"},
 
