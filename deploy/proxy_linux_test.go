@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -262,6 +263,36 @@ func TestProxiesRepeatNoPost(t *testing.T) {
 			t.Errorf("a POST came %d times, and its client is told %s", posts[path], resp.Status)
 		}
 	})
+}
+
+// nginx takes the configuration of compose.yaml. The distributions' nginx does not know `resolve` yet, and the
+// gateways' names are those of containers.
+func TestProxyOfCompose(t *testing.T) {
+	dir := t.TempDir()
+	here := strings.NewReplacer(" resolve ", " ", "gateway-1:8080", "127.0.0.1:1", "gateway-2:8080", "127.0.0.1:2", "/var/run/nginx.pid", filepath.Join(dir, "nginx.pid"), "listen 80;", "listen "+servertest.FreeAddr()+";")
+	conf := filepath.Join(dir, "nginx.conf")
+	if err := os.WriteFile(conf, []byte(here.Replace(string(file(t, "nginx.conf")))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("nginx", "-t", "-p", dir, "-c", conf)
+	if path, err := exec.LookPath("/usr/sbin/nginx"); err == nil {
+		cmd.Path, cmd.Err = path, nil
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// What it passes on is what the tests of proxy/nginx.conf see.
+	passes := func(name string) (lines []string) {
+		for line := range strings.Lines(string(file(t, name))) {
+			if line, _, _ = strings.Cut(strings.TrimSpace(line), ";"); strings.HasPrefix(line, "proxy_") {
+				lines = append(lines, line)
+			}
+		}
+		return lines
+	}
+	if compose, tested := passes("nginx.conf"), passes("proxy/nginx.conf"); len(tested) < 10 || !slices.Equal(compose, tested) {
+		t.Errorf("compose.yaml's nginx does %q, and the tested one does %q", compose, tested)
+	}
 }
 
 // certificate makes one of its own for counter.example.com, with its key in both files:
