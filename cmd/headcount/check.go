@@ -500,7 +500,10 @@ func (c *checkCommand) checkPublic(ctx context.Context, f *findings, runs bool) 
 	} else {
 		f.wrongf(thing, "no server answers at --admin-listen, so it cannot be asked what the proxy tells it; run the check where the server runs.")
 	}
-	c.checkSocket(ctx, f, base, origin, hostIsRight)
+	if !hostIsRight {
+		origin = "" // its pages are refused for that alone, which would hide what else is wrong
+	}
+	c.checkSocket(ctx, f, base, origin)
 	c.checkStream(ctx, f, base)
 	if f.faults() == wrong {
 		f.finef(thing, "the proxy passes on what it should.")
@@ -547,13 +550,17 @@ func (c *checkCommand) checkHeaders(ctx context.Context, f *findings, base strin
 	return host
 }
 
-// checkSocket opens a WebSocket as a page of the public address would.
-func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origin string, hostIsRight bool) {
+// checkSocket opens a WebSocket as a page of the origin would, or as a program without one.
+func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origin string) {
 	const thing = "--public-url"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
+	header := http.Header{}
+	if origin != "" {
+		header.Set("Origin", origin)
+	}
 	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/-/ws", &websocket.DialOptions{
-		HTTPClient: direct, HTTPHeader: http.Header{"Origin": {origin}}, Subprotocols: []string{"headcount.v1"},
+		HTTPClient: direct, HTTPHeader: header, Subprotocols: []string{"headcount.v1"},
 	})
 	if err == nil {
 		_ = ws.CloseNow()
@@ -564,7 +571,6 @@ func (c *checkCommand) checkSocket(ctx context.Context, f *findings, base, origi
 	case resp == nil:
 		f.wrongf(thing, "WebSockets do not open: %v.", cause(err))
 	case resp.StatusCode == http.StatusUnauthorized && tokens: // the upgrade came through
-	case resp.StatusCode == http.StatusForbidden && !hostIsRight: // that is why
 	case resp.StatusCode == http.StatusForbidden:
 		f.wrongf("--allow-origins", "pages of %s may not use the server; add it.", origin)
 	default:

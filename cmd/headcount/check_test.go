@@ -237,6 +237,24 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
+// One fault does not hide another.
+func TestCheckFindsSeveralFaults(t *testing.T) {
+	server := run(t)
+	public := proxy(t, server.public, func(r *httputil.ProxyRequest) {
+		r.Out.Host = "inside"
+		r.SetXForwarded()
+		r.Out.Header.Del("Upgrade")
+		r.Out.Header.Del("Connection")
+	})
+	_, wrong, all := check(t, "--admin-listen="+server.admin, "--api-key=short", "--public-url="+public, "--patience=20s")
+	want := []string{"--api-key is shorter", "replaces the Host", "--trusted-proxies: the proxy at", "does not pass on the upgrade"}
+	for i := range want {
+		if len(wrong) != len(want) || !strings.Contains(wrong[i], want[i]) {
+			t.Fatalf("want a line each with %q:\n%s", want, all)
+		}
+	}
+}
+
 // Processes that run answer over UDP too, to who has their secret.
 func TestCheckReachesProcesses(t *testing.T) {
 	redis, cluster := redistest.Start(t), servertest.FreeAddr()
