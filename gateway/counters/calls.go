@@ -3,7 +3,6 @@ package counters
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"slices"
@@ -18,19 +17,6 @@ import (
 	"headcount/gateway/policy"
 	"headcount/presence"
 )
-
-// readAll reads the body, of at most maxBody.
-func readAll(c *gin.Context) ([]byte, error) {
-	switch n := c.Request.ContentLength; {
-	case c.Request.Body == nil || n == 0:
-		return nil, nil
-	case n > 0: // it ends there
-		b := make([]byte, n)
-		_, err := io.ReadFull(c.Request.Body, b)
-		return b, err
-	}
-	return io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
-}
 
 func answer(c *gin.Context, body []byte) {
 	policy.Answer(c.Writer, "application/json", append(body, '\n'))
@@ -85,7 +71,7 @@ func (a *API) postStep(c *gin.Context, down bool) {
 	if !ok {
 		return
 	}
-	op, ok := one.change(c, func(text []byte, key string, rule *counter.Rule) (counter.Change, error) {
+	op, ok := a.change(c, one, func(text []byte, key string, rule *counter.Rule) (counter.Change, error) {
 		if !one.server {
 			return counter.ParseOpenStep(text, key, rule)
 		}
@@ -120,7 +106,7 @@ func (a *API) postReasoned(c *gin.Context, parse func([]byte, string, *counter.R
 	if !ok {
 		return
 	}
-	op, ok := one.change(c, parse)
+	op, ok := a.change(c, one, parse)
 	if !ok {
 		return
 	}
@@ -139,7 +125,7 @@ func (a *API) postBatch(c *gin.Context) {
 		forbidden(c, "")
 		return
 	}
-	text, ok := body(c)
+	text, ok := a.body(c, server)
 	if !ok {
 		return
 	}

@@ -46,6 +46,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"mime"
 	"net/http"
 	"net/netip"
@@ -74,6 +75,8 @@ const (
 	me = "me" // the member that is the caller
 
 	maxBody       = 256 << 10        // bytes of a request
+	smallBody     = 4 << 10          // bytes of a request, and more than a caller without API key has to say
+	largeBodies   = 64               // larger bodies of callers without API key that are read at a time
 	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
 	comeBack      = time.Second      // Retry-After of a 503
 	defaultLedger = 100              // entries of one page
@@ -132,6 +135,7 @@ type API struct {
 	live    *Live
 	rates   *policy.Rates
 	metrics *metrics
+	large   chan struct{} // holds one for each large body of a caller without API key; at the bound a further one is 503
 
 	mu      sync.Mutex
 	differs map[*counter.Rule]bool // rules of which a log line said that a counter is of another kind; guarded by mu
@@ -141,6 +145,7 @@ type API struct {
 func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
 		cfg: cfg, callers: callers, live: live, rates: policy.NewRates(publicRate, publicBurst),
+		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}
 }
@@ -262,7 +267,7 @@ func forbidden(c *gin.Context, why string) {
 func problem(c *gin.Context, status int, detail string) { policy.Problem(c.Writer, status, detail) }
 
 // body reads the body. If it returns false, it has written the error answer.
-func body(c *gin.Context) ([]byte, bool) {
+func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
 	for _, given := range c.Request.Header["Content-Type"] {
 		if given == "application/json" {
 			continue
@@ -277,21 +282,63 @@ func body(c *gin.Context) ([]byte, bool) {
 		policy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	}
-	text, err := readAll(c)
+	text, err := a.readBody(c, server)
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
 		policy.TooLarge(c.Writer, tooLong)
+	case errors.Is(err, errLargeBodies):
+		policy.Unread(c.Writer, http.StatusServiceUnavailable, "Too many large bodies of callers without API key are being read; send less than 4096 bytes, or try again.", policy.RetryAfter(comeBack))
 	case err != nil:
 		problem(c, http.StatusBadRequest, "The body could not be read.")
 	}
 	return text, err == nil
 }
 
+var errLargeBodies = errors.New("too many large bodies")
+
+// readBody reads a body of at most maxBody. What a client holds back costs memory until the time
+// for the body is over, so of callers without API key only largeBodies may be large at a time.
+func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
+	n, r := c.Request.ContentLength, c.Request.Body
+	if r == nil || n == 0 {
+		return nil, nil
+	}
+	if n < 0 {
+		r = http.MaxBytesReader(c.Writer, r, maxBody)
+	}
+	if server || n >= 0 && n <= smallBody {
+		return readAll(nil, r, n)
+	}
+	begin, err := readAll(nil, io.LimitReader(r, smallBody), -1)
+	if err != nil || len(begin) < smallBody {
+		return begin, err
+	}
+	select {
+	case a.large <- struct{}{}:
+		defer func() { <-a.large }()
+		return readAll(begin, r, n)
+	default:
+		return nil, errLargeBodies
+	}
+}
+
+// readAll reads the rest of n bytes of which begin is the beginning, or to the end if n is
+// negative.
+func readAll(begin []byte, r io.Reader, n int64) ([]byte, error) {
+	if n < 0 {
+		rest, err := io.ReadAll(r)
+		return append(begin, rest...), err
+	}
+	b := append(make([]byte, 0, n), begin...)[:n] // it ends there
+	_, err := io.ReadFull(r, b[len(begin):])
+	return b, err
+}
+
 // change reads the body of a change of one counter, and its Idempotency-Key. If it
 // returns false, it has written the error answer.
-func (one call) change(c *gin.Context, parse func([]byte, string, *counter.Rule) (counter.Change, error)) (counter.Op, bool) {
-	text, ok := body(c)
+func (a *API) change(c *gin.Context, one call, parse func([]byte, string, *counter.Rule) (counter.Change, error)) (counter.Op, bool) {
+	text, ok := a.body(c, one.server)
 	if !ok {
 		return counter.Op{}, false
 	}

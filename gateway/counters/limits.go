@@ -35,7 +35,7 @@ func (a *API) postLimit(c *gin.Context) {
 		problem(c, http.StatusForbidden, "Limits are for servers; send an API key in the header "+policy.APIKeyHeader+".")
 		return
 	}
-	text, ok := body(c)
+	text, ok := a.body(c, server)
 	if !ok {
 		return
 	}

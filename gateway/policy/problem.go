@@ -119,14 +119,20 @@ func shorten(s string, n int) string {
 	return s[:end] + ellipsis
 }
 
-// bodyPatience is how long a client that sent too large a body may go on sending,
+// bodyPatience is how long a client whose body is not wanted may go on sending,
 // before the connection is reset.
 const bodyPatience = time.Second
 
-// TooLarge answers 413 and ends the connection. net/http would first read the rest of
-// a body that is not much too large, for as long as the client takes to send it.
+// TooLarge answers 413 as Unread does.
 func TooLarge(w http.ResponseWriter, detail string) {
+	Unread(w, http.StatusRequestEntityTooLarge, detail)
+}
+
+// Unread answers a request whose body is not wanted, and ends the connection. net/http would
+// first read the rest of a body that is not much too large, for as long as the client takes to
+// send it.
+func Unread(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyPatience)) // without one the connection ends later
-	Problem(w, http.StatusRequestEntityTooLarge, detail)
+	Problem(w, status, detail, opts...)
 }
