@@ -15,6 +15,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,8 +24,12 @@ import (
 	"time"
 )
 
-// beside are files that go into each archive with the program.
-var beside = []string{"LICENSE", "README.md", "CHANGELOG.md", "deploy/headcount.service"}
+// beside are the files, and folders but for tests, that go into each archive with the program: all that its
+// README.md leads to.
+var beside = []string{
+	"LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "BENCHMARKS.md", "CAPACITY.md",
+	"docs", "deploy", "web/README.md", "web/demo.png",
+}
 
 func main() {
 	version := flag.String("version", "", "the version, such as v1.2.3")
@@ -116,12 +121,21 @@ func archive(path, folder, program string) (err error) {
 		return err
 	}
 	t := tar.NewWriter(packed)
-	for _, file := range append([]string{program}, beside...) {
-		mode := int64(0o644)
-		if file == program {
-			mode = 0o755
-		}
-		if err := add(t, file, folder+"/"+filepath.Base(file), mode); err != nil {
+	if err := add(t, program, folder+"/headcount", 0o755); err != nil {
+		return err
+	}
+	for _, root := range beside {
+		err := filepath.WalkDir(root, func(path string, file fs.DirEntry, err error) error {
+			if err != nil || file.IsDir() || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			mode := int64(0o644)
+			if strings.HasSuffix(path, ".sh") {
+				mode = 0o755
+			}
+			return add(t, path, folder+"/"+filepath.ToSlash(path), mode)
+		})
+		if err != nil {
 			return err
 		}
 	}

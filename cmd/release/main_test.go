@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -87,10 +88,25 @@ func TestRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, file := range []string{"LICENSE", "README.md", "CHANGELOG.md", "headcount.service"} {
-		if files[file] == 0 {
-			t.Errorf("the archive lacks %s", file)
+	for _, page := range []string{"README.md", "docs/http.md", "deploy/README.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
 		}
+		links := regexp.MustCompile(`\]\(([^):#]+)[)#]`).FindAllStringSubmatch(string(text), -1)
+		for _, link := range append(links, []string{"", filepath.Base(page)}) {
+			if file := filepath.Join(filepath.Dir(page), link[1]); files[file] == 0 && !folder(files, file) {
+				t.Errorf("the archive lacks %s, to which %s leads", file, page)
+			}
+		}
+	}
+	for file := range files {
+		if strings.HasSuffix(file, ".go") {
+			t.Errorf("the archive has %s", file)
+		}
+	}
+	if files["LICENSE"] == 0 {
+		t.Error("the archive lacks the license")
 	}
 	said, err := exec.Command(filepath.Join(out, "headcount"), "version").Output()
 	if err != nil || !strings.HasPrefix(string(said), "headcount ") {
@@ -147,4 +163,14 @@ func TestNoRelease(t *testing.T) {
 	if release("v1", []string{"linux"}, t.TempDir(), nil) == nil {
 		t.Error("linux alone is taken for a system")
 	}
+}
+
+// folder reports whether path is a folder of files.
+func folder(files map[string]int64, path string) bool {
+	for file := range files {
+		if strings.HasPrefix(file, path+"/") {
+			return true
+		}
+	}
+	return false
 }
