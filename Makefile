@@ -130,7 +130,7 @@ bench: build
 	./bin/bench $(ARGS)
 
 # Attacks on servers of its own, with the embedded store and over Redis, on two
-# cores that have nothing else to do: ten minutes. make hostile ARGS='-only pings'
+# cores that have nothing else to do: half an hour. make hostile ARGS='-only pings'
 hostile: build
 	$(GO) build -o bin/hostile ./cmd/hostile
 	./bin/hostile $(ARGS)

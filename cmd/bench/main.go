@@ -110,7 +110,7 @@ func raiseFiles() {
 
 // withServer runs f while a server with the given flags runs.
 func (b *bench) withServer(ctx context.Context, flags []string, f func(url string, pid int) error) error {
-	addr, server, err := rig.Serve(ctx, b.program, flags...)
+	addr, _, server, err := rig.Serve(ctx, b.program, flags...)
 	if err != nil {
 		return err
 	}

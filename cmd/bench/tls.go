@@ -4,13 +4,7 @@ package main
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -33,7 +27,7 @@ func fannedOutOverTLS(args ...string) func(ctx context.Context, b *bench) (map[s
 		}
 		defer os.RemoveAll(dir)
 		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-		if err := writeCertificate(cert, key); err != nil {
+		if err := rig.WriteCertificate(cert, key); err != nil {
 			return nil, err
 		}
 		var plain, secured, proxied map[string]float64
@@ -123,29 +117,4 @@ func (b *bench) throughNginx(ctx context.Context, dir, url string, pid int, args
 	}
 	figures["nginx_rss_kb_each"] = (mostMemory(proxy.PID()) - before) / subscribers / 1e3
 	return figures, nil
-}
-
-// writeCertificate writes a certificate of the loopback address that is its own authority.
-func writeCertificate(cert, key string) error {
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		return err
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}), 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}), 0o600)
 }

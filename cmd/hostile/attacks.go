@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"time"
 )
@@ -14,62 +13,64 @@ import (
 // attack is one way to hurt others. run returns soon after ctx ends, with every
 // connection closed.
 type attack struct {
-	name string
-	run  func(ctx context.Context, addr string)
+	name  string
+	run   func(ctx context.Context, addr string)
+	flags func(ctx context.Context) ([]string, error) // further ones of the server, until ctx ends; nil: none
+	rules string                                      // of counters, if not the built-in ones
+	tls   bool                                        // the server speaks TLS
 }
 
 var attacks = []attack{
-	{"connects", repeat(1000, 500, func(_ context.Context, addr string, _ int) io.Closer {
-		c, err := dial(addr)
+	{name: "connects", run: repeat(1000, 500, func(_ context.Context, addr string, _ int) io.Closer {
+		c, err := dial(nil, addr)
 		if err != nil {
 			return nil
 		}
 		return c
 	})},
-	{"silent connects", repeat(3000, 3000, func(_ context.Context, addr string, _ int) io.Closer { return opened(addr, "") })},
-	{"slow writers", repeat(200, 400, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "silent connects", run: repeat(3000, 3000, func(_ context.Context, addr string, _ int) io.Closer { return opened(addr, "") })},
+	{name: "slow writers", run: repeat(200, 400, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "GET /-/ws HTTP/1.1\r\nHost: h\r\n")
 	})},
-	{"fresh pages", talk(4, 250, func(n, i int) []byte {
+	{name: "fresh pages", run: talk(4, 250, func(n, i int) []byte {
 		name := fmt.Sprintf("fresh %d/%d/", n, i/2)
 		if i%2 == 1 {
 			return text(`{"type":"unsubscribe","pages":%s}`, list(name, 100))
 		}
 		return text(`{"type":"subscribe","pages":%s}`, list(name, 100))
 	})},
-	{"repeated subscribes", talk(2, 310, func(_, _ int) []byte { return text(`{"type":"subscribe","pages":%s}`, list("same ", 100)) })},
-	{"joins", talk(20, 300, func(n, i int) []byte {
+	{name: "repeated subscribes", run: talk(2, 310, func(_, _ int) []byte { return text(`{"type":"subscribe","pages":%s}`, list("same ", 100)) })},
+	{name: "joins", run: talk(20, 300, func(n, i int) []byte {
 		page := i / 180 * 90 // ninety joins, then their leaves
 		if i%180 < 90 {
 			return text(`{"type":"join","page":"joined %d/%d"}`, n, page+i%90)
 		}
 		return text(`{"type":"leave","page":"joined %d/%d"}`, n, page+i%90)
 	})},
-	{"pings", talk(4, 20_000, func(_, _ int) []byte { return frame(0x89, "") })},
-	{"fragments", talk(4, 20_000, func(_, i int) []byte {
+	{name: "pings", run: talk(4, 20_000, func(_, _ int) []byte { return frame(0x89, "") })},
+	{name: "fragments", run: talk(4, 20_000, func(_, i int) []byte {
 		if i == 0 {
 			return frame(0x01, "")
 		}
 		return frame(0x00, "")
 	})},
-	{"ids", repeat(1000, 1, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "ids", run: repeat(1000, 1, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "GET /ids/counter/events HTTP/1.1\r\nHost: h\r\n\r\n")
 	})},
-	{"puts", repeat(1000, 50, func(_ context.Context, addr string, _ int) io.Closer {
+	{name: "puts", run: repeat(1000, 50, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "PUT /stays%20not/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"+`{"action":"increment"}`)
 	})},
-	{"slow readers", talkDeaf(50, 400, func(_, i int) []byte {
+	{name: "slow readers", run: talkDeaf(50, 400, func(_, i int) []byte {
 		return text(`{"type":"subscribe","pages":%s}`, list(fmt.Sprintf("deaf %d/", i%2), 50))
 	})},
 }
 
 // opened connects and sends text.
 func opened(addr, text string) io.Closer {
-	c, err := net.DialTimeout("tcp", addr, time.Second)
+	c, err := connect(nil, addr, time.Second)
 	if err != nil {
 		return nil
 	}
-	_ = c.(*net.TCPConn).SetLinger(0)
 	_, _ = io.WriteString(c, text) // the server may have closed it
 	return c
 }
@@ -119,7 +120,7 @@ func talking(clients, perSecond int, say func(client, i int) []byte, listen func
 		for n := range clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					c, err := dial(addr)
+					c, err := dial(nil, addr)
 					if err != nil {
 						time.Sleep(100 * time.Millisecond)
 						continue

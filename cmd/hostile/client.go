@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -28,14 +29,38 @@ type client struct {
 
 const upgrade = "GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 
+// secure stands before the address of a server that speaks TLS.
+const secure = "https://"
+
+// neighbour is where ordinary clients come from: what the address of the attackers may do is none of
+// their business.
+var neighbour = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}
+
+// connect opens a connection, over TLS if addr says so. protocols are those of TLS.
+func connect(from *net.TCPAddr, addr string, within time.Duration, protocols ...string) (net.Conn, error) {
+	addr, overTLS := strings.CutPrefix(addr, secure)
+	dialer := net.Dialer{Timeout: within}
+	if from != nil {
+		dialer.LocalAddr = from
+	}
+	c, err := dialer.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
+	if overTLS {
+		return tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: protocols}), nil
+	}
+	return c, nil
+}
+
 // dial opens a WebSocket.
-func dial(addr string) (*client, error) {
-	c, err := net.DialTimeout("tcp", addr, patience)
+func dial(from *net.TCPAddr, addr string) (*client, error) {
+	c, err := connect(from, addr, patience)
 	if err != nil {
 		return nil, err
 	}
 	w := &client{c, bufio.NewReaderSize(c, 4096)}
-	_ = c.(*net.TCPConn).SetLinger(0) // so that its port is free at once
 	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err = io.WriteString(c, upgrade); err == nil {
 		var resp *http.Response
@@ -108,12 +133,41 @@ type ordinary struct {
 	addr  string
 	stays *client // stays is on its page, and is the 1 that its count shows
 	sees  *client
+	likes http.Client
 	n     int
 }
 
+func newOrdinary(addr string) *ordinary {
+	return &ordinary{addr: addr, likes: http.Client{Timeout: patience, Transport: &http.Transport{
+		DialContext:     (&net.Dialer{LocalAddr: neighbour}).DialContext,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}}
+}
+
+// call makes a request and reads the answer, whose status is 200.
+func (o *ordinary) call(method, path string, answer any) error {
+	url := o.addr
+	if !strings.HasPrefix(url, secure) {
+		url = "http://" + url
+	}
+	req, err := http.NewRequest(method, url+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := o.likes.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %s: status %d", method, path, resp.StatusCode)
+	}
+	return json.NewDecoder(resp.Body).Decode(answer)
+}
+
 func (o *ordinary) open() (err error) {
-	if o.stays, err = dial(o.addr); err == nil {
-		if o.sees, err = dial(o.addr); err == nil {
+	if o.stays, err = dial(neighbour, o.addr); err == nil {
+		if o.sees, err = dial(neighbour, o.addr); err == nil {
 			_, err = o.stays.Write(text(`{"type":"join","page":"stays"}`))
 		}
 	}
@@ -131,14 +185,20 @@ func (o *ordinary) open() (err error) {
 
 func (o *ordinary) close() { _, _ = o.stays.Close(), o.sees.Close() }
 
-// measure has newcomers come, one after the other. Each must get its first count, and
-// another client must see it.
-func (o *ordinary) measure(ctx context.Context, d time.Duration) (seen, first times, lost int) {
+// measured is what ordinary clients felt, and how many of them did not get what they wanted.
+type measured struct {
+	seen, first, liked times
+	lost               int
+}
+
+// measure has newcomers come, one after the other. Each must get its first count, another
+// client must see it, and a like of a visitor must count.
+func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 	for end := time.Now().Add(d); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 		o.n++
 		page := fmt.Sprintf("ordinary %d", o.n)
 		came := time.Now()
-		c, err := dial(o.addr)
+		c, err := dial(neighbour, o.addr)
 		connected := time.Since(came)
 		if err == nil {
 			if _, err = o.sees.Write(text(`{"type":"subscribe","pages":[%q]}`, page)); err == nil {
@@ -157,30 +217,33 @@ func (o *ordinary) measure(ctx context.Context, d time.Duration) (seen, first ti
 				err = o.sees.await(page, 1)
 			}
 			if err == nil {
-				seen, first = append(seen, time.Since(joined)), append(first, connected+firstAt.Sub(joined))
+				m.seen, m.first = append(m.seen, time.Since(joined)), append(m.first, connected+firstAt.Sub(joined))
 				_, err = o.sees.Write(text(`{"type":"unsubscribe","pages":[%q]}`, page))
+			}
+			if likes := time.Now(); err == nil && o.n%2 == 0 { // an address without identity may do it ten times a second
+				var liked struct{ Value int }
+				if err = o.call(http.MethodPut, fmt.Sprintf("/api/v1/counters/likes:%d/members/me", o.n), &liked); err == nil && liked.Value != 1 {
+					err = fmt.Errorf("%d likes", liked.Value)
+				}
+				m.liked = append(m.liked, time.Since(likes))
 			}
 			_ = c.Close()
 		}
 		if err != nil {
-			lost++
+			m.lost++
 		}
 	}
-	slices.Sort(seen)
-	slices.Sort(first)
-	return seen, first, lost
+	slices.Sort(m.seen)
+	slices.Sort(m.first)
+	slices.Sort(m.liked)
+	return m
 }
 
 // count is the count of the page on which one ordinary client stays.
 func (o *ordinary) count() (int, error) {
-	client := http.Client{Timeout: patience}
-	resp, err := client.Get("http://" + o.addr + "/stays/counter")
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
 	var c struct{ Count int }
-	return c.Count, json.NewDecoder(resp.Body).Decode(&c)
+	err := o.call(http.MethodGet, "/stays/counter", &c)
+	return c.Count, err
 }
 
 // list returns n pages in JSON whose names begin with name.

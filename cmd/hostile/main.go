@@ -2,7 +2,7 @@
 
 // Hostile attacks servers of its own on the loopback, one attack after the other, and
 // tells what each costs others: the memory of the server and of Redis, how soon a join
-// is seen, and how soon a newcomer has its first count. Each attack is bounded in rate
+// is seen, how soon a newcomer has its first count, and how long a like takes. Each attack is bounded in rate
 // and time. The exit status is 1 when a bound is broken.
 //
 // It needs Linux and two cores, one for the server and one for this program. With
@@ -10,13 +10,17 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,10 +34,11 @@ import (
 
 // The bounds that each attack is held to.
 const (
-	slowerTimes = 1.2                   // an ordinary client's p99 may become so many times as long
-	slowerBy    = 20 * time.Millisecond // or longer by this
-	mostGrowth  = 300 << 20             // bytes, of any process while it is attacked
-	leftGrowth  = 30 << 20              // bytes, after the rest
+	slowerTimes    = 1.2                   // an ordinary client's p99 may become so many times as long
+	slowerBy       = 20 * time.Millisecond // or longer by this
+	mostGrowth     = 300 << 20             // bytes, of any process while it is attacked
+	leftGrowth     = 30 << 20              // bytes, after the rest
+	leftGoroutines = 50                    // after the rest
 )
 
 func main() {
@@ -72,7 +77,7 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 	if err := unix.SchedSetaffinity(0, &mine); err != nil {
 		return false, err
 	}
-	fmt.Printf("%-22s %30s %30s %26s %26s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "verdict")
+	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
 	for _, a := range attacks {
 		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
 			continue
@@ -86,8 +91,9 @@ func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
 		if why == "" {
 			why = "held"
 		}
-		fmt.Printf("%-22s %30s %30s %26s %26s  %s\n", a.name, r.server, r.store,
-			fmt.Sprintf("%s, %s", r.seen[0], r.seen[1]), fmt.Sprintf("%.1f, %.1f ms", r.first[0].at(99), r.first[1].at(99)), why)
+		fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", a.name, r.server, r.store,
+			fmt.Sprintf("%s, %s", r.felt[0].seen, r.felt[1].seen), fmt.Sprintf("%.1f, %.1f ms", r.felt[0].first.at(99), r.felt[1].first.at(99)),
+			fmt.Sprintf("%.1f, %.1f ms", r.felt[0].liked.at(99), r.felt[1].liked.at(99)), why)
 	}
 	return broken, nil
 }
@@ -117,9 +123,9 @@ func (t times) String() string { return fmt.Sprintf("%.1f/%.1f ms", t.at(50), t.
 // result is what an attack cost. Of two values the first is from before the attack.
 type result struct {
 	server, store memory
-	seen, first   [2]times
-	lost          int    // ordinary clients that did not get what they wanted during the attack
-	wrong         string // count at the end, in words; "" when it is right
+	goroutines    [2]int      // the second one from after the rest
+	felt          [2]measured // of these the first has lost nobody
+	wrong         string      // count at the end, in words; "" when it is right
 }
 
 func (r *result) broken() string {
@@ -133,19 +139,39 @@ func (r *result) broken() string {
 		}
 	}
 	slices.Sort(why)
-	for what, t := range map[string][2]times{"joins are seen late": r.seen, "newcomers wait": r.first} {
+	if r.goroutines[1]-r.goroutines[0] > leftGoroutines {
+		why = append(why, fmt.Sprintf("%d goroutines, and %d after it", r.goroutines[0], r.goroutines[1]))
+	}
+	for what, t := range map[string][2]times{
+		"joins are seen late": {r.felt[0].seen, r.felt[1].seen}, "newcomers wait": {r.felt[0].first, r.felt[1].first}, "likes wait": {r.felt[0].liked, r.felt[1].liked},
+	} {
 		// Both bounds must be broken: 1.2 times, and 20 ms.
 		if t[1].at(99) > max(t[0].at(99)*slowerTimes, t[0].at(99)+slowerBy.Seconds()*1e3) {
 			why = append(why, what)
 		}
 	}
-	if r.lost > 0 {
-		why = append(why, fmt.Sprintf("%d ordinary clients failed", r.lost))
+	if lost := r.felt[1].lost; lost > 0 {
+		why = append(why, fmt.Sprintf("%d ordinary clients failed", lost))
 	}
 	if r.wrong != "" {
 		why = append(why, r.wrong)
 	}
 	return strings.Join(why, "; ")
+}
+
+// goroutines is how many the server has.
+func goroutines(admin string) (n int) {
+	resp, err := http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		return 0
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if count, found := strings.CutPrefix(lines.Text(), "go_goroutines "); found {
+			n, _ = strconv.Atoi(count)
+		}
+	}
+	return n
 }
 
 // attack runs a server of its own for one attack.
@@ -165,18 +191,48 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 		storePID = store.PID()
 		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
 	}
-	public, server, err := rig.Serve(ctx, h.program, flags...)
+	dir, err := os.MkdirTemp("", "headcount-hostile-")
+	if err != nil {
+		return r, err
+	}
+	defer os.RemoveAll(dir)
+	if a.flags != nil {
+		further, err := a.flags(ctx)
+		if err != nil {
+			return r, err
+		}
+		flags = append(flags, further...)
+	}
+	if a.rules != "" {
+		rules := filepath.Join(dir, "rules.json")
+		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
+			return r, err
+		}
+		flags = append(flags, "--counters", rules)
+	}
+	if a.tls {
+		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+		if err := rig.WriteCertificate(cert, key); err != nil {
+			return r, err
+		}
+		flags = append(flags, "--tls-cert", cert, "--tls-key", key)
+	}
+	public, admin, server, err := rig.Serve(ctx, h.program, flags...)
 	if err != nil {
 		return r, err
 	}
 	defer server.End(rig.EndTime)
+	if a.tls {
+		public = secure + public
+	}
 	pid := server.PID()
-	o := &ordinary{addr: public}
+	o := newOrdinary(public)
 	if err := o.open(); err != nil {
 		return r, err
 	}
 	defer o.close()
-	r.seen[0], r.first[0], _ = o.measure(ctx, h.lasts/2)
+	r.felt[0] = o.measure(ctx, h.lasts/2)
+	r.goroutines[0] = goroutines(admin)
 	r.server, r.store = memory{before: servertest.Memory(pid)}, memory{before: servertest.Memory(storePID)}
 
 	watching, watched := context.WithCancel(ctx)
@@ -190,12 +246,12 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 	attacked, over := context.WithTimeout(ctx, h.lasts)
 	attacking.Go(func() { a.run(attacked, public) })
 	time.Sleep(h.lasts / 8) // the attack has to begin first
-	r.seen[1], r.first[1], r.lost = o.measure(attacked, h.lasts)
+	r.felt[1] = o.measure(attacked, h.lasts)
 	attacking.Wait()
 	over()
 	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
 		r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
-		if r.server.back() && r.store.back() || time.Now().After(end) || ctx.Err() != nil {
+		if r.goroutines[1] = goroutines(admin); r.server.back() && r.store.back() && r.goroutines[1]-r.goroutines[0] <= leftGoroutines || time.Now().After(end) || ctx.Err() != nil {
 			break
 		}
 	}

@@ -6,8 +6,15 @@ package rig
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -46,18 +53,43 @@ const EndTime = 10 * time.Second
 
 // Serve starts the program as a server, with further flags, and waits until it is
 // ready. The caller ends it.
-func Serve(ctx context.Context, program string, flags ...string) (addr string, server *servertest.Process, err error) {
-	addr, admin := servertest.FreeAddr(), servertest.FreeAddr()
-	args := append([]string{"serve", "--listen", addr, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}, flags...)
+func Serve(ctx context.Context, program string, flags ...string) (public, admin string, server *servertest.Process, err error) {
+	public, admin = servertest.FreeAddr(), servertest.FreeAddr()
+	args := append([]string{"serve", "--listen", public, "--admin-listen", admin, "--log-level", "error", "--shutdown-timeout", "2s"}, flags...)
 	server = &servertest.Process{}
 	if err := server.Start(On(ctx, ServerCore, program, args...)); err != nil {
-		return "", nil, err
+		return "", "", nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	if err := servertest.Await(ctx, server, func(ctx context.Context) error { return servertest.Ready(ctx, admin) }); err != nil {
 		server.End(EndTime)
-		return "", nil, fmt.Errorf("the server is not ready: %w", err)
+		return "", "", nil, fmt.Errorf("the server is not ready: %w", err)
 	}
-	return addr, server, nil
+	return public, admin, server, nil
+}
+
+// WriteCertificate writes a certificate of the loopback address that is its own authority.
+func WriteCertificate(cert, key string) error {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		return err
+	}
+	encoded, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}), 0o600); err != nil {
+		return err
+	}
+	return os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}), 0o600)
 }

@@ -1,0 +1,252 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// malformed are frames of which none may be sent, each as the first of its connection.
+var malformed = [][]byte{
+	{0x81, 2, 'h', 'i'},                   // without a mask
+	frame(0xc1, "compressed"),             // with a bit that only an extension may set
+	frame(0x83, ""),                       // of an unknown kind
+	frame(0x89, strings.Repeat("p", 126)), // a ping that is too long
+	frame(0x09, "a part of a ping"),
+	frame(0x80, "the end of nothing"),
+	slices.Concat(frame(0x01, "a"), frame(0x81, "b")),   // a message within another
+	{0x81, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, // 2^63 bytes
+	{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},    // a terabyte
+	frame(0x88, "\x03\xed"),                             // a close code that is never sent
+	frame(0x88, "x"),
+	frame(0x81, "\xff\xfe"), // no UTF-8
+	{0x81},                  // a half head
+}
+
+// refusals are requests that a server must not take for others.
+var refusals = []string{
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /hidden/counter HTTP/1.1\r\nHost: h\r\n\r\n",
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 22\r\n\r\n" + increment,
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: +22\r\n\r\n" + increment,
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\n" + increment,
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: Content-Length, Authorization\r\n\r\n16\r\n" + increment + "\r\n0\r\nContent-Length: 5\r\nAuthorization: Bearer x\r\n" + strings.Repeat("X-Trailer: x\r\n", 100) + "\r\n",
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 2200\r\n\r\n" + increment, // and then nothing
+	"PUT /a/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\n" + increment,
+	"GET /a/counter HTTP/1.1\r\nHost: h\r\nHost: other\r\n\r\n",
+	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: a\r\n folded\r\n\r\n",
+	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: a\x00b\r\n\r\n",
+	"GET /a%zz/counter HTTP/1.1\r\nHost: h\r\n\r\n",
+	"GET http://other/a/counter HTTP/1.1\r\nHost: h\r\n\r\n",
+	"GET /a/counter HTTP/1.1\nHost: h\n\n",
+	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 15<<10) + "\r\n\r\n",
+	"GET /a/counter HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 64<<10) + "\r\n\r\n",
+	"GET /a/counter HTTP/1.1\r\nHost: h\r\n" + strings.Repeat("X: y\r\n", 2500) + "\r\n",
+	"GET /-/counters?" + strings.Repeat("page=a&", 2000) + " HTTP/1.1\r\nHost: h\r\n\r\n",
+	"GET /-/ws?" + strings.Repeat("%u", 3000) + " HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n\r\n",
+	"GET /a/counter/events HTTP/1.1\r\nHost: h\r\nLast-Event-ID: " + strings.Repeat("9", 4000) + "\r\n\r\n",
+	"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+
+const increment = `{"action":"increment"}`
+
+// oddNames are names of pages, in JSON, that a page has seldom.
+var oddNames = []string{
+	`"\u0000"`, `"\ud800"`, `"a\u200d"`, `"\u202eabc"`, `"\ufeff"`, `"\u0301\u0301\u0301"`, `"` + strings.Repeat(`\ud83d\udc68\u200d`, 40) + `x"`,
+	`"` + strings.Repeat("𝒳", 128) + `"`, `"` + strings.Repeat("𝒳", 129) + `"`, `"../../etc/passwd"`, `"*"`, `"-"`, `"{b}"`, `"a\u0000b"`, `"hc:{1}:x"`, `"\ufffd"`, `"\u00ad"`, `"\u2028"`,
+}
+
+func init() {
+	attacks = append(attacks,
+		attack{name: "malformed frames", run: repeat(500, 50, func(_ context.Context, addr string, i int) io.Closer {
+			c, err := dial(nil, addr)
+			if err != nil {
+				return nil
+			}
+			_, _ = c.Write(malformed[i%len(malformed)])
+			return c
+		})},
+		attack{name: "endless frames", run: talk(4, 1000, func(_, i int) []byte {
+			if i == 0 {
+				return []byte{0x82, 0xff, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+			}
+			return make([]byte, 16<<10)
+		})},
+		attack{name: "byte by byte", run: talk(1000, 5, func(_, i int) []byte {
+			message := text(`{"type":"subscribe","pages":%s}`, list("slow ", 40))
+			return message[i%len(message):][:1]
+		})},
+		attack{name: "odd names", run: talk(20, 200, func(n, i int) []byte {
+			return text(`{"type":"join","page":%s}`, oddNames[(n+i)%len(oddNames)])
+		})},
+		attack{name: "pages and counters", run: talk(4, 250, func(n, i int) []byte {
+			kind := []string{"subscribe", "unsubscribe"}[i%2]
+			return text(`{"type":"%s","pages":%s,"counters":%s}`, kind, list(fmt.Sprintf("p %d/%d/", n, i/2), 50), list(fmt.Sprintf("views:%d/%d/", n, i/2), 50))
+		})},
+		attack{name: "event streams", run: repeat(1000, 5000, func(_ context.Context, addr string, i int) io.Closer {
+			return opened(addr, fmt.Sprintf("GET /stream%d/counter/events HTTP/1.1\r\nHost: h\r\n\r\n", i%100))
+		})},
+		attack{name: "wrong requests", run: repeat(1000, 100, func(_ context.Context, addr string, i int) io.Closer {
+			return opened(addr, refusals[i%len(refusals)])
+		})},
+		attack{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
+			return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
+		})},
+		attack{name: "keys", rules: clapping, run: visiting(func(n, i int) string {
+			return fmt.Sprintf("POST /api/v1/counters/claps:%d/%d/increment HTTP/1.1\r\nIdempotency-Key: %d/%d/%s\r\nContent-Length: 0\r\n", n, i, n, i, strings.Repeat("k", 200))
+		})},
+		attack{name: "follows", run: visiting(func(n, i int) string {
+			return fmt.Sprintf("PUT /-/me/follows/followed%d%%2F%d%s HTTP/1.1\r\nContent-Length: 0\r\n", n, i, strings.Repeat("f", 100))
+		})},
+		attack{name: "rapid resets", tls: true, run: streams(func(to *bufio.Writer, i int) {
+			id := uint32(2*i + 1)
+			h2Frame(to, 1, 0x5, id, h2Headers)
+			h2Frame(to, 3, 0, id, []byte{0, 0, 0, 8})
+		})},
+		attack{name: "continuations", tls: true, run: streams(func(to *bufio.Writer, i int) {
+			if i == 0 {
+				h2Frame(to, 1, 0x1, 1, h2Headers)
+			}
+			h2Frame(to, 9, 0, 1, h2Literal("x", strings.Repeat("y", 1000)))
+		})},
+		attack{name: "pings of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, _ int) {
+			h2Frame(to, 6, 0, 0, make([]byte, 8))
+			h2Frame(to, 4, 0, 0, nil)
+		})},
+		attack{name: "streams of HTTP/2", tls: true, run: streams(func(to *bufio.Writer, i int) {
+			if i < 20_000 {
+				h2Frame(to, 1, 0x5, uint32(2*i+1), h2Events)
+			}
+		})},
+		attack{name: "a deaf webhook", flags: deafWebhook, run: talk(20, 300, func(n, i int) []byte {
+			return text(`{"type":"%s","page":"hooked %d/%d"}`, []string{"join", "leave"}[i%2], n, i/2%50)
+		})},
+	)
+}
+
+// deafWebhook sends every event to a server that accepts and never answers.
+func deafWebhook(ctx context.Context) ([]string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { _ = l.Close() })
+	go func() { // ends with ctx
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(io.Discard, c) }() // ends with the server
+		}
+	}()
+	return []string{"--webhook", "page:*=http://" + l.Addr().String() + "/", "--webhook-secret", "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, 32))}, nil
+}
+
+// clapping are rules of counters that visitors may increment, and of likes.
+const clapping = `{"rules":[
+{"match":"claps:*","kind":"sum","public":["read","increment"]},
+{"match":"likes:*","kind":"members","public":["read","member"]}]}`
+
+// visiting has visitors, each with an identity of its own, make requests: what say says, without
+// Host and identity.
+func visiting(say func(visitor, i int) string) func(context.Context, string) {
+	return func(ctx context.Context, addr string) {
+		var wg sync.WaitGroup
+		for n := range 200 {
+			wg.Go(func() {
+				c, err := connect(nil, addr, patience)
+				if err != nil {
+					return
+				}
+				defer c.Close()
+				defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+				in, id := bufio.NewReader(c), ""
+				paced(ctx, 20, func(i int) bool {
+					fmt.Fprintf(c, "%sHost: h\r\nHeadcount-Id: %s\r\n\r\n", say(n, i), id)
+					resp, err := http.ReadResponse(in, nil)
+					if err != nil {
+						return false
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					if got := resp.Header.Get("Headcount-Id"); got != "" {
+						id = got
+					}
+					return true
+				})
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// streams sends what say writes on connections of HTTP/2, as fast as the server takes it.
+func streams(say func(to *bufio.Writer, i int)) func(context.Context, string) {
+	return func(ctx context.Context, addr string) {
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					c, err := connect(nil, addr, patience, "h2")
+					if err != nil {
+						time.Sleep(100 * time.Millisecond)
+						continue
+					}
+					wg.Go(func() { _, _ = io.Copy(io.Discard, c) }) // ends with the connection
+					stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+					to := bufio.NewWriter(c)
+					_, _ = to.WriteString("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+					h2Frame(to, 4, 0, 0, nil)
+					paced(ctx, 20_000, func(i int) bool {
+						say(to, i)
+						return i%64 < 63 || to.Flush() == nil
+					})
+					stop()
+					_ = c.Close()
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+func h2Frame(to *bufio.Writer, kind, flags byte, stream uint32, payload []byte) {
+	head := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
+	head = append(head, flags)
+	_, _ = to.Write(binary.BigEndian.AppendUint32(head, stream)) // Flush tells
+	_, _ = to.Write(payload)
+}
+
+// h2Literal is a field as HPACK has it without tables and without Huffman's code.
+func h2Literal(name, value string) []byte {
+	b := append([]byte{0, byte(len(name))}, name...)
+	if len(value) < 127 {
+		b = append(b, byte(len(value)))
+	} else {
+		n := len(value) - 127
+		for b = append(b, 127); n >= 128; n /= 128 {
+			b = append(b, byte(n%128+128))
+		}
+		b = append(b, byte(n))
+	}
+	return append(b, value...)
+}
+
+func h2Request(path string) []byte {
+	return bytes.Join([][]byte{h2Literal(":method", "GET"), h2Literal(":scheme", "https"), h2Literal(":path", path), h2Literal(":authority", "h")}, nil)
+}
+
+var h2Headers, h2Events = h2Request("/a/counter"), h2Request("/a/counter/events")
