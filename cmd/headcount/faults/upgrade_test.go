@@ -445,16 +445,17 @@ func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
 	}
 }
 
-// kept is what Redis has, without leases and what runs out by itself. Of a partition it is who
-// owns it, since an owner confirms now and then that it does.
+// kept is what Redis has, without leases, what runs out by itself, and the endpoints of gateways: one
+// leaves a topic some time after its last client has. Of a partition it is who owns it, since an owner
+// confirms now and then that it does.
 func kept(t *testing.T, redis *redistest.Server) map[string]any {
 	t.Helper()
 	all := map[string]any{}
 	for _, is := range redis.Do(t, "KEYS", "*").([]any) {
 		key := is.(string)
-		partition := strings.HasPrefix(key, "hc:{p")
+		partition, bucket := strings.HasPrefix(key, "hc:{p"), strings.HasPrefix(key, "hc:{b")
 		switch {
-		case key == "hc:{c}:leases", partition && strings.HasSuffix(key, ":d"), redis.Do(t, "TTL", key).(int64) >= 0:
+		case key == "hc:{c}:leases", bucket && strings.HasSuffix(key, "}:e"), partition && strings.HasSuffix(key, ":d"), redis.Do(t, "TTL", key).(int64) >= 0:
 		case partition && strings.HasSuffix(key, ":o"):
 			all[key] = redis.Do(t, "HMGET", key, "owner", "epoch")
 		default:
