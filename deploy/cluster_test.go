@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -135,6 +136,17 @@ func (s *script) until(t *testing.T, prefix string) {
 
 func (s *script) text() string { return strings.Join(s.output, "\n") }
 
+// logs is what the processes have logged.
+func (s *script) logs() string {
+	var text strings.Builder
+	files, _ := filepath.Glob(filepath.Join(s.scratch, "*", "*.log")) // nothing is wrong with the pattern
+	for _, file := range files {
+		log, err := os.ReadFile(file)
+		fmt.Fprintf(&text, "%s: %v\n%s\n", filepath.Base(file), err, log)
+	}
+	return text.String()
+}
+
 var row = regexp.MustCompile(`^(redis|gateway-[12]|presence-[123]|dispatcher-[12]) +(\d+) `)
 
 // pids reads the table: processes by name.
@@ -187,8 +199,12 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 	}
 	defer resp.Body.Close()
 	var counter struct{ Count *int }
-	if err := json.NewDecoder(resp.Body).Decode(&counter); err != nil || resp.StatusCode != http.StatusOK || counter.Count == nil {
-		t.Fatalf("%s: %s, %v", method, resp.Status, err)
+	answer, err := io.ReadAll(resp.Body)
+	if err == nil {
+		err = json.Unmarshal(answer, &counter)
+	}
+	if err != nil || resp.StatusCode != http.StatusOK || counter.Count == nil {
+		t.Fatalf("%s from %s: %s, %v: %s\n%s", method, s.listen[gateway], resp.Status, err, answer, s.logs())
 	}
 	return *counter.Count
 }

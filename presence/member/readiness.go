@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
 
 	"headcount/presence"
@@ -75,7 +77,7 @@ func (m *Member) followStore(ctx context.Context) error {
 	}
 }
 
-// awaitCounts waits until complete counts can be read for the first time.
+// awaitCounts waits until complete counts of all pages can be read for the first time.
 func (m *Member) awaitCounts(ctx context.Context) error {
 	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, lastLook) {
 		if m.up.Load() && m.table.Load() != nil && m.complete(ctx) {
@@ -87,9 +89,24 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 	return nil
 }
 
+// complete reports whether no bucket lacks users: owners and other regions complete one
+// after the other.
 func (m *Member) complete(ctx context.Context) bool {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
-	counts, err := m.parts.Store.Counts(rctx, []string{presence.Site})
-	return err == nil && !counts[0].Stale
+	counts, err := m.parts.Store.Counts(rctx, pagePerBucket(m.buckets))
+	return err == nil && !slices.ContainsFunc(counts, func(c presence.Count) bool { return c.Stale })
+}
+
+// pagePerBucket returns names of pages, one in each bucket.
+func pagePerBucket(buckets int) []string {
+	pages := make([]string, buckets)
+	for left, n := buckets, 0; left > 0; n++ {
+		name := strconv.Itoa(n)
+		if b := presence.Bucket(name, buckets); pages[b] == "" {
+			pages[b] = name
+			left--
+		}
+	}
+	return pages
 }

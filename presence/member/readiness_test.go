@@ -1,0 +1,39 @@
+package member
+
+import (
+	"context"
+	"testing"
+
+	"headcount/presence"
+)
+
+// partly is a store whose counts are stale in some buckets.
+type partly struct {
+	Store
+	stale map[int]bool
+}
+
+func (p partly) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
+	counts := make([]presence.Count, len(pages))
+	for i, page := range pages {
+		counts[i] = presence.Count{Page: page, Stale: p.stale[presence.Bucket(page, presence.DefaultBuckets)]}
+	}
+	return counts, nil
+}
+
+// TestNotReadyBeforeTheLastBucket: counts are complete when those of all buckets are, not
+// when that of the site is.
+func TestNotReadyBeforeTheLastBucket(t *testing.T) {
+	complete := func(stale map[int]bool) bool {
+		m := &Member{buckets: presence.DefaultBuckets, parts: Parts{Store: partly{stale: stale}}}
+		return m.complete(t.Context())
+	}
+	if !complete(nil) {
+		t.Error("not complete, though no bucket lacks anything")
+	}
+	for b := range presence.DefaultBuckets {
+		if complete(map[int]bool{b: true}) {
+			t.Errorf("complete, though bucket %d lacks users", b)
+		}
+	}
+}
