@@ -95,6 +95,11 @@ type Op struct {
 	Identity Identity
 }
 
+// OfBatch reports whether op has an identity of a batch, under which operations on any other counters may come.
+func (op *Op) OfBatch() bool {
+	return op.Identity != (Identity{}) && !(len(op.Changes) == 1 && op.Identity.Of(op.Changes[0].Key))
+}
+
 // Relative reports whether op can be made on counters of which nothing is known: it adds to
 // sums, or edits sets and uniques.
 func (op *Op) Relative() bool {

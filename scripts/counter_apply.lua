@@ -17,7 +17,7 @@
 -- ARGV[4]  how long an identity is remembered, ms
 -- ARGV[5]  of a transaction: its id, the number of its key, its home
 -- ARGV[6]  prepare: this part; decide: what is noted
--- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or "" when the
+-- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or a claim an identity, or "" when the
 --          bucket is frozen; {"aborted":true}; or results, one for each operation, and the states
 --          of the counters after the call. In front also {"lost":true}, {"full":true}, and with fewer
 --          results stop, which says why the next operation cannot be made here.
@@ -576,6 +576,18 @@ end
 local function replay(op)
   local id = op.id and mode ~= 'commit' and KEYS[op.id]
   return id and (ids[id] or redis.call('EXISTS', id) == 1)
+end
+
+-- claim is that of PostgreSQL to an identity under which an operation would be made here, as a lock.
+local function claim(op)
+  if not op.claim or mode == 'commit' or replay(op) or call.front and route(op) ~= 'hot' then return nil end
+  local newest
+  for _, since in ipairs(redis.call('HVALS', KEYS[op.claim])) do newest = math.max(newest or 0, tonumber(since)) end
+  return newest and string.format('%s -2 %.0f %.0f', string.match(KEYS[op.claim], ':k:(.+)$'), newest, now)
+end
+for _, op in ipairs(call.ops) do
+  local lock = claim(op)
+  if lock then return cjson.encode({busy = lock}) end
 end
 
 local results, stop = {}, nil

@@ -110,10 +110,10 @@ func (s *Beside) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 				n++
 			}
 		}
-		switch first := &op.Changes[0]; {
+		switch {
 		case n == len(op.Changes):
 			hot = append(hot, i)
-		case n == 0 && (op.Identity == counter.Identity{} || len(op.Changes) == 1 && op.Identity.Of(first.Key)):
+		case n == 0 && !op.OfBatch():
 			exact = append(exact, i)
 		default: // its order among the others stays
 			flush()
@@ -152,15 +152,14 @@ func (s *Beside) both(ctx context.Context, op *counter.Op, crosses bool) counter
 }
 
 func (s *Beside) tryBoth(ctx context.Context, op *counter.Op, crosses bool) (result counter.Result, err error) {
-	id := op.Identity
-	if id != (counter.Identity{}) {
-		if result.Replay, err = s.Store.Remembers(ctx, id); err != nil || result.Replay {
-			return result, err
-		}
+	claims, known, err := claim(ctx, s.Store, *op)
+	if err != nil || known {
+		return counter.Result{Replay: known}, err
 	}
+	defer func() { claims.end(ctx, errors.Join(err, result.Err)) }()
 	if !crosses {
-		if result = s.pg.Apply(ctx, []counter.Op{*op})[0]; result.Err == nil && !result.Replay {
-			err = s.Store.Note(ctx, []counter.Identity{id}, nil, 0)
+		if result = s.pg.Apply(ctx, []counter.Op{*op})[0]; result.Err == nil {
+			err = s.Store.Note(ctx, []counter.Identity{op.Identity}, nil, 0)
 		}
 		return result, err
 	}

@@ -2,6 +2,7 @@ package persistent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -95,6 +96,39 @@ func cross(ctx context.Context, redis *redisstore.Store, pg *pgstore.Store, op *
 	}
 	result.Counters = countersOf(op, counters)
 	return false, nil
+}
+
+// claims are those of PostgreSQL to identities of batches, while it decides their operations: Redis decides nothing
+// under the same identities meanwhile.
+type claims struct {
+	redis *redisstore.Store
+	who   string
+	ids   []counter.Identity
+}
+
+// claim claims the identities of batches among ops. known: Redis remembers one of them; then nothing is claimed.
+func claim(ctx context.Context, redis *redisstore.Store, ops ...counter.Op) (c claims, known bool, err error) {
+	c = claims{redis: redis, who: rand.Text()}
+	for i := range ops {
+		if ops[i].OfBatch() {
+			c.ids = append(c.ids, ops[i].Identity)
+		}
+	}
+	if len(c.ids) > 0 {
+		known, err = redis.Claim(ctx, c.ids, c.who)
+	}
+	if known {
+		c.end(ctx, nil)
+	}
+	return c, known, err
+}
+
+// end ends the claims, unless err leaves open whether an operation was made, or whether Redis knows: then who meets
+// a claim asks PostgreSQL. So does who meets one that cannot be ended now.
+func (c claims) end(ctx context.Context, err error) {
+	if len(c.ids) > 0 && (!errors.Is(err, counter.ErrUnavailable) || errors.Is(err, pgstore.ErrNotMade)) {
+		_ = c.redis.EndClaim(context.WithoutCancel(ctx), c.ids, c.who)
+	}
 }
 
 // countersOf are those of the changes of op.

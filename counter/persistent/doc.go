@@ -71,8 +71,13 @@
 // the hot part adds (under dimensions, too: Redis does not count these), and the word that it is made; then Redis makes the hot part. What a dead
 // process leaves locked is finished by who meets it, as PostgreSQL says. A counter of a cut
 // that is on its way is not locked, and a bucket with locks is not cut, so each change is in the row
-// once, whatever is lost in between. An identity is not locked: of two batches with one identity, at the same time and on
-// different counters, both may be made when one has exact counters and the other has none.
+// once, whatever is lost in between.
+//
+// Identities of batches are of both stores, too: a batch with exact counters is decided in PostgreSQL and another one
+// in Redis, perhaps under the same identity at the same moment. So before PostgreSQL decides, Redis notes a
+// claim of the identity; what Redis decides under it waits for the end of the claim, and is a replay when
+// PostgreSQL made its batch, of which Redis is told first. What PostgreSQL decides waits for no claim. Who meets
+// one that a dead process left asks PostgreSQL: a batch that is not made 30 s later never will be.
 //
 // # Redis that loses its memory
 //
@@ -117,7 +122,6 @@
 // exact counters there and all others in Redis alone; the rule of a key says which it is, at any time. Nothing goes from
 // one to the other, so there are neither cuts nor generations, and each of the two may be away without the other. An operation
 // on both is a transaction as above. An operation that is not on both is made in its store, but for a batch under an
-// identity: Redis is asked whether it is remembered there, and notes it afterwards, so batches have one space of identities
-// in each region, and those with exact counters one in all. Of two batches with one identity, at the same time and on different counters, both
-// may be made when one has exact counters and the other has none.
+// identity with exact counters: Redis notes a claim, as above, and the identity afterwards. So batches have one space of identities
+// in each region, and those with exact counters one in all.
 package persistent

@@ -339,12 +339,18 @@ func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map
 }
 
 // applyExact makes operations on exact counters and returns how many of them were made or
-// refused. Fewer than all: the next one is on another counter, and is to be looked at anew.
-func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, deleted uint64, results []counter.Result) (int, error) {
+// refused. Fewer than all: the next one is on another counter, or a replay, and is to be looked at anew.
+func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, deleted uint64, results []counter.Result) (n int, err error) {
 	list := make([]counter.Op, len(todo))
 	for n, i := range todo {
 		list[n] = ops[i]
 	}
+	claims, known, err := claim(ctx, s.redis, list...)
+	if err != nil || known {
+		return 0, err
+	}
+	var unnoted error
+	defer func() { claims.end(ctx, errors.Join(err, unnoted)) }()
 	did, err := s.pg.ApplyExact(ctx, list, pgstore.Behind{Deleted: deleted})
 	if err != nil {
 		return 0, err
@@ -365,11 +371,11 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	if len(ids)+len(gone) == 0 {
 		return len(made), nil
 	}
-	if err := s.redis.Note(ctx, ids, gone, did.Deleted); err != nil {
+	if unnoted = s.redis.Note(ctx, ids, gone, did.Deleted); unnoted != nil {
 		// They are made. Who repeats them finds that out, if they have an identity.
 		for n := range made {
 			if made[n].Err == nil {
-				results[todo[n]] = counter.Result{Err: fmt.Errorf("persistent: apply: %w", unavailable(err))}
+				results[todo[n]] = counter.Result{Err: fmt.Errorf("persistent: apply: %w", unavailable(unnoted))}
 			}
 		}
 	}
@@ -399,6 +405,11 @@ func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result
 	if len(behind.Hot) == 0 || len(behind.Hot) == len(op.Changes) {
 		return true, nil
 	}
+	claims, known, err := claim(ctx, s.redis, *op)
+	if err != nil || known {
+		return known, err
+	}
+	defer func() { claims.end(ctx, err) }()
 	again, err = cross(ctx, s.redis, s.pg, op, func(c *counter.Change) bool { return hot[c.Key] }, behind, result)
 	if again {
 		s.hurry() // perhaps it waits for a cut

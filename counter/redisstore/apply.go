@@ -35,6 +35,7 @@ type (
 		ID      int      `json:"id,omitempty"`       // number of the identity's key
 		Bucket  int      `json:"idbucket,omitempty"` // its place in Buckets
 		Asked   bool     `json:"asked,omitempty"`    // PostgreSQL does not know the identity
+		Claim   int      `json:"claim,omitempty"`    // number of the key of claims of the identity
 		Changes []change `json:"changes"`
 	}
 	change struct {
@@ -124,10 +125,11 @@ type group struct {
 	call  script
 	ops   []int // for each operation its index in Apply
 	size  int   // changes
+	also  bool  // PostgreSQL may decide under the same identity
 }
 
 func (s *Store) newGroup() *group {
-	g := &group{names: s.newNames(), call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
+	g := &group{names: s.newNames(), also: s.cfg.Decisions != nil, call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
 	if s.cfg.Behind != nil {
 		g.call.Front, g.call.Room, g.call.Values = true, maxPending, maxCounted
 	}
@@ -142,6 +144,9 @@ func (g *group) add(at int, op *counter.Op, bucket int) {
 		if b := identityBucket(op.Identity); bucket < 0 || b == bucket {
 			o.Bucket = g.names.bucket(b)
 			o.ID = g.names.key(identityKey(b, op.Identity))
+			if g.also && op.OfBatch() {
+				o.Claim = g.names.key(claimKey(b, op.Identity))
+			}
 		}
 	}
 	for i := range op.Changes {

@@ -46,7 +46,8 @@ const (
 	looseMark   = "?" // before a state, of which it is not known what is behind
 	lostReply   = "lost"
 
-	behind = -1 // home of a transaction that is decided behind
+	behind  = -1 // home of a transaction that is decided behind
+	claimed = -2 // home of a claim, see Claim; counter_apply.lua has it, too
 
 	// maxPending is how much of a bucket may wait to be persisted: counters, members
 	// that moved, ledger entries and identities. Then changes fail.
@@ -77,6 +78,8 @@ var (
 type Decisions interface {
 	// Outcome is what became of a transaction; one that is not decided is aborted.
 	Outcome(ctx context.Context, id string) (made bool, err error)
+	// Known are those of identities under which PostgreSQL has made something.
+	Known(ctx context.Context, identities []counter.Identity) ([]counter.Identity, error)
 }
 
 // Behind is what a front needs to know of what stands behind it.

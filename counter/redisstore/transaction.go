@@ -23,6 +23,8 @@ const (
 	abortedState = "aborted"
 )
 
+var errUndecided = fmt.Errorf("%w: PostgreSQL decides an operation, and this process does not know it; give --postgres", counter.ErrUnavailable)
+
 // errDead is in the error of a transaction that a test has ended in its midst.
 var errDead = errors.New("the process is dead")
 
@@ -164,17 +166,6 @@ func (s *Store) tryTransact(ctx context.Context, c *redisconn.Client, op *counte
 	return r, nil, err
 }
 
-// Remembers reports whether an identity is remembered here.
-func (s *Store) Remembers(ctx context.Context, id counter.Identity) (is bool, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		s.conn.Metrics.Commands.Inc()
-		n, err := c.Exists(ctx, identityKey(identityBucket(id), id)).Result()
-		is = n == 1
-		return err
-	})
-	return is, err
-}
-
 // before is called before each step.
 func (s *Store) before(step string) bool { return s.step == nil || s.step(step) }
 
@@ -245,7 +236,7 @@ func abortCall(id string, bucket int, ops []operation) *redisconn.Call {
 func (s *Store) outcome(ctx context.Context, id string, home int) (string, error) {
 	if home == behind {
 		if s.cfg.Decisions == nil {
-			return "", fmt.Errorf("%w: PostgreSQL has decided an operation, and this process does not know it; give --postgres", counter.ErrUnavailable)
+			return "", errUndecided
 		}
 		made, err := s.cfg.Decisions.Outcome(ctx, id)
 		if made || err != nil {
@@ -280,6 +271,7 @@ type lock struct {
 	id   string
 	home int
 	age  time.Duration
+	now  time.Time // by Redis
 }
 
 // parseLock reads "transaction home since now".
@@ -291,11 +283,14 @@ func parseLock(text string) (lock, bool) {
 	home, err := strconv.Atoi(f[1])
 	since, err1 := strconv.ParseInt(f[2], 10, 64)
 	now, err2 := strconv.ParseInt(f[3], 10, 64)
-	return lock{id: f[0], home: home, age: time.Duration(now-since) * time.Millisecond}, errors.Join(err, err1, err2) == nil
+	return lock{id: f[0], home: home, age: time.Duration(now-since) * time.Millisecond, now: time.UnixMilli(now)}, errors.Join(err, err1, err2) == nil
 }
 
 // finish brings a transaction of somebody else's to its end.
 func (s *Store) finish(ctx context.Context, l lock) error {
+	if l.home == claimed {
+		return s.finishClaim(ctx, l)
+	}
 	noted, err := s.outcome(ctx, l.id, l.home)
 	if err != nil {
 		return err
