@@ -58,22 +58,62 @@ func (b *bench) calls(ctx context.Context, url string, pid int, client ...string
 	return figures, err
 }
 
-// plain measures the floor of a call: a handler that reads the body as JSON and
-// answers with a counter, and does nothing else.
-func plain(ctx context.Context, b *bench) (figures map[string]float64, err error) {
-	err = b.beside(ctx, rig.ServerCore, "gin", func(addr string, pid int) error {
+// increments measures increments of one key and of many keys beside the floor of a call: a handler that
+// reads the body as JSON and answers with a counter, and does nothing else. The three take turns, since the machine
+// is not as fast in every second, and the figures are medians of their turns.
+func increments(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	const turns, turn = 5, "1500ms"
+	type server struct {
+		name, url string
+		pid       int
+		flags     []string
+	}
+	measure := func(servers ...server) (map[string]float64, error) {
+		all := map[string][]float64{}
+		for range turns {
+			now := map[string]float64{}
+			for _, s := range servers {
+				one, err := b.calls(ctx, s.url, s.pid, append([]string{"-for", turn}, s.flags...)...)
+				if err != nil {
+					return nil, err
+				}
+				for name, value := range one {
+					now[s.name+"_"+name] = value
+				}
+			}
+			for _, name := range []string{"one", "many"} {
+				now[name+"_times"] = now[name+"_cpu_us_per_call"] / now["gin_cpu_us_per_call"]
+			}
+			for name, value := range now {
+				all[name] = append(all[name], value)
+			}
+		}
+		medians := map[string]float64{}
+		for name, values := range all {
+			slices.Sort(values)
+			medians[name] = values[len(values)/2]
+		}
+		return medians, nil
+	}
+	flags := []string{"--api-key", apiKey}
+	err = b.beside(ctx, rig.ServerCore, "gin", func(addr string, gin int) error {
 		c, err := dial(addr) // waits until the server listens
 		if err != nil {
 			return err
 		}
 		_ = c.Close()
-		figures, err = b.calls(ctx, "http://"+addr, pid)
-		return err
+		return b.withServer(ctx, flags, func(one string, onePID int) error {
+			return b.withServer(ctx, flags, func(many string, manyPID int) error {
+				figures, err = measure(server{name: "gin", url: "http://" + addr, pid: gin}, server{name: "one", url: one, pid: onePID},
+					server{name: "many", url: many, pid: manyPID, flags: []string{"-keys", "views:*"}})
+				return err
+			})
+		})
 	})
 	return figures, err
 }
 
-// bare is the server of plain.
+// bare is the server that is the floor of increments.
 func bare(args []string) error {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
@@ -447,6 +487,7 @@ func calls(args []string) error {
 	top := f.Bool("top", false, "ask for what gained most, instead of changes")
 	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
 	clients := f.Int("callers", callers, "clients")
+	lasts := f.Duration("for", callTime, "how long")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -481,7 +522,7 @@ func calls(args []string) error {
 					if from = int(left.Add(-1000)); from < 0 {
 						return
 					}
-				} else if time.Since(began) > callTime {
+				} else if time.Since(began) > *lasts {
 					return
 				}
 				if errs[i] = r.call(c, in, from); errs[i] != nil {
