@@ -81,5 +81,5 @@ func usedMemory() uint64 {
 			sum += s[i].Value.Uint64()
 		}
 	}
-	return sum
+	return sum - min(sum, uint64(len(ballast)))
 }

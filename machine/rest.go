@@ -25,7 +25,7 @@ func ReturnMemory(ctx context.Context) { returnMemory(ctx, readHeap, debug.FreeO
 type heap struct {
 	allocated uint64 // since the start of the process
 	objects   uint64 // in use, or garbage
-	live      uint64 // what the last collection found in use
+	live      uint64 // what the last collection found in use, with the ballast
 	free      uint64 // neither used nor returned
 }
 

@@ -37,6 +37,7 @@ const (
 // error if that took longer than --shutdown-timeout.
 func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	machine.LimitMemory()
+	machine.LoadBallast()
 	admin, err := listen(ctx, "admin-listen", cfg.AdminListen)
 	if err != nil {
 		return err

@@ -1,0 +1,20 @@
+package machine
+
+import "testing"
+
+func TestBallast(t *testing.T) {
+	t.Cleanup(func() { ballast = nil })
+	t.Setenv("GOGC", "100")
+	if LoadBallast(); ballast != nil {
+		t.Errorf("%d bytes, though GOGC is set", len(ballast))
+	}
+	t.Setenv("GOGC", "")
+	before := usedMemory()
+	LoadBallast()
+	if n := uint64(len(ballast)); n == 0 || n > mostBallast || n > Memory()/32 {
+		t.Errorf("%d bytes of %d", n, Memory())
+	}
+	if after := usedMemory(); after > before+before/2 {
+		t.Errorf("it is taken for used: %d bytes, then %d", before, after)
+	}
+}
