@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,24 +17,26 @@ func lastingCommand(f *fakeLasting) *Command {
 
 func TestAnHonestServerOfCountersPasses(t *testing.T) {
 	t.Parallel()
-	f := newFakeLasting(t)
-	c := lastingCommand(f)
-	c.Duration, c.settle = roundTime+time.Second, 0
-	r, err := run(t, c)
-	if err != nil || !r.OK || r.WrongCounts != 0 {
-		t.Fatalf("Run = %v, report %+v", err, r)
-	}
-	if len(r.Checkpoints) != 2 || r.Checkpoints[1].Name != "final" || r.Checkpoints[0].Counters != 10 || r.Counters != 10 {
-		t.Errorf("report %+v", r)
-	}
-	for _, name := range []string{"calls", "calls_per_s", "p50_ms", "p99_ms", "retries", "replays", "refused", "cut_connections", "limit_passed", "limit_refused"} {
-		if r.Figures[name] <= 0 {
-			t.Errorf("%s is %v", name, r.Figures[name])
+	// On a busy machine a run may have too few calls for limits to refuse any.
+	missing := []string{"calls", "calls_per_s", "p50_ms", "p99_ms", "retries", "replays", "refused", "cut_connections", "limit_passed", "limit_refused"}
+	for runs := 0; len(missing) > 0; runs++ {
+		if runs == 10 {
+			t.Fatalf("in %d runs %q were 0", runs, missing)
 		}
-	}
-	for _, name := range []string{"unavailable", "limited", "lost_connections"} {
-		if n, ok := r.Figures[name]; !ok || n != 0 {
-			t.Errorf("%s is %v", name, n)
+		c := lastingCommand(newFakeLasting(t))
+		c.Duration, c.settle = roundTime+time.Second, 0
+		r, err := run(t, c)
+		if err != nil || !r.OK || r.WrongCounts != 0 {
+			t.Fatalf("Run = %v, report %+v", err, r)
+		}
+		if len(r.Checkpoints) != 2 || r.Checkpoints[1].Name != "final" || r.Checkpoints[0].Counters != 10 || r.Counters != 10 {
+			t.Errorf("report %+v", r)
+		}
+		missing = slices.DeleteFunc(missing, func(name string) bool { return r.Figures[name] > 0 })
+		for _, name := range []string{"unavailable", "limited", "lost_connections"} {
+			if n, ok := r.Figures[name]; !ok || n != 0 {
+				t.Errorf("%s is %v", name, n)
+			}
 		}
 	}
 }
