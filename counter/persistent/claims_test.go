@@ -136,10 +136,14 @@ func TestClaimOfADeadProcess(t *testing.T) {
 			return keys[0]
 		}
 
-		// It may still be decided: the same batch goes on, another one may not.
+		// It may still be decided: the same batch goes on, another one may not, and what comes together with that one does.
 		claimed("open")
-		if r := s.Apply(t.Context(), []counter.Op{sums("open")})[0]; !errors.Is(r.Err, counter.ErrUnavailable) || !strings.Contains(r.Err.Error(), "locked") {
+		if r := s.Apply(t.Context(), []counter.Op{op("", add(views, "v:9", 1)), sums("open"), op("", add(views, "v:9", 1))}); r[0].Err != nil || r[2].Err != nil ||
+			!errors.Is(r[1].Err, counter.ErrUnavailable) || !strings.Contains(r[1].Err.Error(), "Idempotency-Key") {
 			t.Errorf("sums: %+v", r)
+		}
+		if got := value(t, s, "v:9"); got != 2 {
+			t.Errorf("v:9 is %d, want 2", got)
 		}
 		if r := apply(t, s, exact("open")); r.Replay {
 			t.Errorf("exact: %+v", r)

@@ -126,6 +126,8 @@ type group struct {
 	ops   []int // for each operation its index in Apply
 	size  int   // changes
 	also  bool  // PostgreSQL may decide under the same identity
+
+	bucket int // -1: any
 }
 
 func (s *Store) newGroup() *group {
@@ -359,7 +361,7 @@ func (s *Store) make(ctx context.Context, c *redisconn.Client, ops []counter.Op,
 		}
 		if g == nil {
 			g = s.newGroup()
-			waiting[b] = g
+			g.bucket, waiting[b] = b, g
 		}
 		g.add(i, op, b)
 		g.call.Ops[len(g.call.Ops)-1].Asked = left != nil && left.asked[op.Identity]
@@ -404,8 +406,17 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 		for i, g := range groups {
 			o, err := parseOutcome(calls[i])
 			if err == nil && o.Busy != nil {
-				if err = w.locked(*o.Busy); err == nil {
+				var claim *claimError
+				switch err = w.locked(*o.Busy); {
+				case err == nil:
 					again = append(again, g)
+					continue
+				case errors.As(err, &claim):
+					rest, claimed := s.without(g, ops, claim.identity)
+					fail(claimed, err)
+					if len(rest.ops) > 0 {
+						again = append(again, rest)
+					}
 					continue
 				}
 			}
@@ -433,6 +444,21 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 		}
 		groups = again
 	}
+}
+
+// without returns g but for the operations of an identity, and their indexes.
+func (s *Store) without(g *group, ops []counter.Op, id counter.Identity) (rest *group, at []int) {
+	rest = s.newGroup()
+	rest.bucket = g.bucket
+	for n, i := range g.ops {
+		if ops[i].Identity == id {
+			at = append(at, i)
+			continue
+		}
+		rest.add(i, &ops[i], g.bucket)
+		rest.call.Ops[len(rest.ops)-1].Asked = g.call.Ops[n].Asked
+	}
+	return rest, at
 }
 
 // result is what became of op. states has all of its counters.

@@ -23,6 +23,15 @@ import (
 // that do nothing after 5 s.
 const decidedWithin = 30 * time.Second
 
+// claimError says that an operation has to wait for PostgreSQL: its own error, and no other's that goes with it.
+type claimError struct{ identity counter.Identity }
+
+func (*claimError) Error() string {
+	return "PostgreSQL decides another batch under the same Idempotency-Key, or is yet to say whether it has; try again, or use a new key"
+}
+
+func (*claimError) Unwrap() error { return counter.ErrUnavailable }
+
 func claimKey(b int, id counter.Identity) string {
 	return tag(b) + "k:" + base64.RawURLEncoding.EncodeToString(id[:])
 }
@@ -59,7 +68,7 @@ func (s *Store) EndClaim(ctx context.Context, ids []counter.Identity, who string
 }
 
 // finishClaim ends the claims of an identity that their processes left: PostgreSQL knows whether an operation was made,
-// once it cannot be on its way any more.
+// once it cannot be on its way any more. Until then its error is a claimError.
 func (s *Store) finishClaim(ctx context.Context, l lock) error {
 	raw, err := base64.RawURLEncoding.DecodeString(l.id)
 	var id counter.Identity
@@ -73,8 +82,11 @@ func (s *Store) finishClaim(ctx context.Context, l lock) error {
 	if err == nil && len(known) > 0 {
 		err = s.Note(ctx, known, nil, 0)
 	}
-	if err != nil || len(known) == 0 && l.age < decidedWithin {
+	switch {
+	case err != nil:
 		return err
+	case len(known) == 0 && l.age < decidedWithin:
+		return &claimError{id}
 	}
 	key := claimKey(identityBucket(id), id)
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
