@@ -48,7 +48,7 @@ func TestDifferentBatchesUnderOneIdentity(t *testing.T) {
 		for i := range batches { // so that all are known
 			apply(t, stores[0], batches[i])
 		}
-		const rounds = 100
+		const rounds = 40
 		made := make([]int64, len(batches))
 		for round := range rounds {
 			results := make([]counter.Result, 2*len(batches))
