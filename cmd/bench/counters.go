@@ -90,8 +90,7 @@ func increments(ctx context.Context, b *bench) (figures map[string]float64, err 
 		}
 		medians := map[string]float64{}
 		for name, values := range all {
-			slices.Sort(values)
-			medians[name] = values[len(values)/2]
+			medians[name] = median(values)
 		}
 		return medians, nil
 	}

@@ -79,8 +79,9 @@ func (m *Member) followStore(ctx context.Context) error {
 
 // awaitCounts waits until complete counts of all pages can be read for the first time.
 func (m *Member) awaitCounts(ctx context.Context) error {
+	pages := pagePerBucket(m.buckets)
 	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, lastLook) {
-		if m.up.Load() && m.table.Load() != nil && m.complete(ctx) {
+		if m.up.Load() && m.table.Load() != nil && m.complete(ctx, pages) {
 			m.read.Store(true)
 			return nil
 		}
@@ -89,12 +90,12 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 	return nil
 }
 
-// complete reports whether no bucket lacks users: owners and other regions complete one
-// after the other.
-func (m *Member) complete(ctx context.Context) bool {
+// complete reports whether the counts of pages lack no users. Owners and other regions complete
+// one bucket after the other.
+func (m *Member) complete(ctx context.Context, pages []string) bool {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()
-	counts, err := m.parts.Store.Counts(rctx, pagePerBucket(m.buckets))
+	counts, err := m.parts.Store.Counts(rctx, pages)
 	return err == nil && !slices.ContainsFunc(counts, func(c presence.Count) bool { return c.Stale })
 }
 

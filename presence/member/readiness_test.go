@@ -25,8 +25,8 @@ func (p partly) Counts(_ context.Context, pages []string) ([]presence.Count, err
 // when that of the site is.
 func TestNotReadyBeforeTheLastBucket(t *testing.T) {
 	complete := func(stale map[int]bool) bool {
-		m := &Member{buckets: presence.DefaultBuckets, parts: Parts{Store: partly{stale: stale}}}
-		return m.complete(t.Context())
+		m := &Member{parts: Parts{Store: partly{stale: stale}}}
+		return m.complete(t.Context(), pagePerBucket(presence.DefaultBuckets))
 	}
 	if !complete(nil) {
 		t.Error("not complete, though no bucket lacks anything")
