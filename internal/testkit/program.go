@@ -1,0 +1,49 @@
+package testkit
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Program returns the path of the program for tests that run it as a process: the one
+// that the environment's HEADCOUNT_BIN names, else one that it builds into dir. The
+// program has the race detector exactly when the test has it, so that a test run
+// compiles every package once.
+func Program(dir string) (string, error) {
+	if bin := os.Getenv("HEADCOUNT_BIN"); bin != "" {
+		return bin, nil
+	}
+	bin := filepath.Join(dir, "headcount")
+	args := []string{"build", "-o", bin}
+	if Race {
+		args = append(args, "-race")
+	}
+	if out, err := exec.Command("go", append(args, "headcount/cmd/headcount")...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return bin, nil
+}
+
+// RunWithProgram runs the tests of a package, with *program set to the program's path,
+// and returns the exit status. Up to parallel tests run at the same time, unless
+// the command line says otherwise.
+func RunWithProgram(m *testing.M, parallel string, program *string) int {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set("test.parallel", parallel)
+	}
+	dir, err := os.MkdirTemp("", "headcount-test-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		*program, err = Program(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
