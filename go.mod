@@ -33,8 +33,11 @@ require (
 	golang.org/x/sys v0.49.0
 	golang.org/x/time v0.16.0
 	golang.org/x/tools v0.51.0
+	headcount/client v0.0.0
 	pgregory.net/rapid v1.3.0
 )
+
+replace headcount/client => ./client
 
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect

@@ -1,0 +1,447 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	countersPath = "/api/v1/counters"
+	limitsPath   = "/api/v1/limits"
+
+	maxProblem = 4 << 10 // of an answer that says what is wrong
+	maxAnswer  = 4 << 20
+)
+
+// An Error is an answer of the server that refuses a call. RFC 9457 calls it a problem.
+type Error struct {
+	Status     int           `json:"status"`
+	Title      string        `json:"title"`
+	Detail     string        `json:"detail"`
+	RetryAfter time.Duration `json:"-"`     // 0: the server does not say
+	Key        string        `json:"key"`   // with status 409: the counter at fault …
+	Value      int64         `json:"value"` // … and its value
+}
+
+func (e *Error) Error() string {
+	text := fmt.Sprintf("status %d", e.Status)
+	for _, more := range []string{e.Title, e.Detail} {
+		if more != "" {
+			text += ": " + more
+		}
+	}
+	return text
+}
+
+// Temporary reports whether the same call may succeed later. A change that had an
+// Idempotency-Key may be repeated with the same one, and is made once.
+func (e *Error) Temporary() bool {
+	switch e.Status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
+func errorOf(resp *http.Response) *Error {
+	e := &Error{}
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+	if json.Unmarshal(body, e) != nil {
+		*e = Error{Detail: string(bytes.TrimSpace(body[:min(len(body), 200)]))} // of something in front of the server
+	}
+	e.Status = resp.StatusCode
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
+		e.RetryAfter = time.Duration(seconds) * time.Second
+	}
+	return e
+}
+
+// An API makes HTTP calls, each of them once: it never tries again by itself. An answer
+// that refuses the call is an *Error, one that makes no sense wraps ErrFrame.
+type API struct {
+	cfg  Config
+	once string
+}
+
+// NewAPI returns an API.
+func NewAPI(cfg Config) *API { return &API{cfg: cfg} }
+
+// Once returns an API whose changes carry an Idempotency-Key: the same change with the
+// same key is made once, however often it is sent within a day.
+func (a *API) Once(key string) *API { return &API{cfg: a.cfg, once: key} }
+
+// Do makes any call: in is sent as JSON unless it is nil, and the answer is read into out
+// unless that is nil. The header is that of the answer.
+func (a *API) Do(ctx context.Context, method, path string, in, out any) (http.Header, error) {
+	resp, err := a.send(ctx, method, path, in)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return resp.Header, errorOf(resp)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	if out == nil {
+		return resp.Header, nil
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return nil, fmt.Errorf("%w: %s %s: %w: %.200s", ErrFrame, method, path, err, body)
+	}
+	return resp.Header, nil
+}
+
+func (a *API) send(ctx context.Context, method, path string, in any) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", method, path, err)
+		}
+		body = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, a.cfg.address(path), body)
+	if err != nil {
+		return nil, err
+	}
+	req.GetBody = nil // or net/http would repeat a request whose connection was lost
+	a.cfg.sign(req.Header)
+	if a.cfg.ID != "" {
+		req.Header.Set("Headcount-Id", a.cfg.ID)
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if a.once != "" {
+		req.Header.Set("Idempotency-Key", a.once)
+	}
+	httpClient := a.cfg.HTTP
+	if httpClient == nil {
+		httpClient = http.DefaultClient
+	}
+	return httpClient.Do(req)
+}
+
+func pagePath(page, rest string) string {
+	if page != "*" {
+		page = url.PathEscape(page)
+	}
+	return "/" + page + rest
+}
+
+// Count returns how many users are on a page; "*" is the whole site.
+func (a *API) Count(ctx context.Context, page string) (Count, error) {
+	return a.count(ctx, http.MethodGet, page, "", nil)
+}
+
+// Regions is Count with the count of each region.
+func (a *API) Regions(ctx context.Context, page string) (Count, error) {
+	return a.count(ctx, http.MethodGet, page, "?regions=1", nil)
+}
+
+func (a *API) count(ctx context.Context, method, page, query string, in any) (c Count, err error) {
+	_, err = a.Do(ctx, method, pagePath(page, "/counter"+query), in, &c)
+	if err == nil && c.Page != page {
+		err = fmt.Errorf("%w: the answer is not the count of %q but of %q", ErrFrame, page, c.Page)
+	}
+	return c, err
+}
+
+// Counts returns the counts of up to 100 pages.
+func (a *API) Counts(ctx context.Context, pages ...string) ([]Count, error) {
+	var list struct {
+		Counters []Count `json:"counters"`
+	}
+	_, err := a.Do(ctx, http.MethodGet, "/-/counters?"+url.Values{"page": pages}.Encode(), nil, &list)
+	return list.Counters, err
+}
+
+// Hold makes the user present on a page without a connection, for three times the
+// server's presence-timeout; repeating it renews that. The id is that of an anonymous
+// user whom the server had to name: Config.ID of the next call.
+func (a *API) Hold(ctx context.Context, page string) (c Count, id string, err error) {
+	header, err := a.Do(ctx, http.MethodPut, pagePath(page, "/counter"), map[string]string{"action": "increment"}, &c)
+	for _, cookie := range (&http.Response{Header: header}).Cookies() {
+		if cookie.Name == "headcount_id" {
+			id = cookie.Value
+		}
+	}
+	return c, id, err
+}
+
+// Release ends what Hold began.
+func (a *API) Release(ctx context.Context, page string) (Count, error) {
+	return a.count(ctx, http.MethodPut, page, "", map[string]string{"action": "decrement"})
+}
+
+func keyPath(key, rest string) string { return countersPath + "/" + url.PathEscape(key) + rest }
+
+func (a *API) counter(ctx context.Context, method, key, rest string, in any) (c Counter, err error) {
+	header, err := a.Do(ctx, method, keyPath(key, rest), in, &c)
+	if err == nil && c.Key != key {
+		err = fmt.Errorf("%w: the answer is not the counter %q but %q", ErrFrame, key, c.Key)
+	}
+	c.Replayed = header.Get("Idempotent-Replay") == "true"
+	return c, err
+}
+
+// Counter returns a counter, which may lag a little.
+func (a *API) Counter(ctx context.Context, key string) (Counter, error) {
+	return a.counter(ctx, http.MethodGet, key, "", nil)
+}
+
+// Exact returns a counter with everything in it that was acknowledged before the call.
+func (a *API) Exact(ctx context.Context, key string) (Counter, error) {
+	return a.counter(ctx, http.MethodGet, key, "/exact", nil)
+}
+
+// Counters returns up to 100 counters in the order of their keys.
+func (a *API) Counters(ctx context.Context, keys ...string) ([]Counter, error) {
+	return a.counters(ctx, http.MethodGet, "?"+url.Values{"key": keys}.Encode(), nil, len(keys))
+}
+
+func (a *API) counters(ctx context.Context, method, query string, in any, want int) ([]Counter, error) {
+	var list struct {
+		Counters []Counter `json:"counters"`
+	}
+	header, err := a.Do(ctx, method, countersPath+query, in, &list)
+	if err == nil && len(list.Counters) != want {
+		err = fmt.Errorf("%w: %d counters, want %d", ErrFrame, len(list.Counters), want)
+	}
+	for i := range list.Counters {
+		list.Counters[i].Replayed = header.Get("Idempotent-Replay") == "true"
+	}
+	return list.Counters, err
+}
+
+// Increment raises a counter by delta, which is greater than 0.
+func (a *API) Increment(ctx context.Context, key string, delta int64) (Counter, error) {
+	return a.counter(ctx, http.MethodPost, key, "/increment", map[string]int64{"delta": delta})
+}
+
+// Decrement lowers a counter by delta, which is greater than 0.
+func (a *API) Decrement(ctx context.Context, key string, delta int64) (Counter, error) {
+	return a.counter(ctx, http.MethodPost, key, "/decrement", map[string]int64{"delta": delta})
+}
+
+// A Change is one of a batch.
+type Change struct {
+	Key        string            `json:"key"`
+	Delta      int64             `json:"delta"`
+	Dimensions map[string]string `json:"dimensions,omitempty"`
+}
+
+// Change makes up to 1,000 changes in one call, and returns the counter of each.
+func (a *API) Change(ctx context.Context, changes ...Change) ([]Counter, error) {
+	return a.counters(ctx, http.MethodPost, "", map[string]any{"changes": changes}, len(changes))
+}
+
+type reasoned struct {
+	Delta  int64  `json:"delta,omitempty"`
+	Value  *int64 `json:"value,omitempty"`
+	Reason string `json:"reason"`
+	By     string `json:"by"`
+}
+
+// Adjust corrects a counter by delta, and notes why and by whom in its ledger.
+func (a *API) Adjust(ctx context.Context, key string, delta int64, reason, by string) (Counter, error) {
+	return a.counter(ctx, http.MethodPost, key, "/adjust", reasoned{Delta: delta, Reason: reason, By: by})
+}
+
+// Set gives an exact counter a value, and notes why and by whom in its ledger.
+func (a *API) Set(ctx context.Context, key string, value int64, reason, by string) (Counter, error) {
+	return a.counter(ctx, http.MethodPost, key, "/set", reasoned{Value: &value, Reason: reason, By: by})
+}
+
+// Reset sets a counter to 0, and notes why and by whom in its ledger.
+func (a *API) Reset(ctx context.Context, key, reason, by string) (Counter, error) {
+	return a.counter(ctx, http.MethodPost, key, "/reset", reasoned{Reason: reason, By: by})
+}
+
+// Delete forgets a counter.
+func (a *API) Delete(ctx context.Context, key string) error {
+	_, err := a.Do(ctx, http.MethodDelete, keyPath(key, ""), nil, nil)
+	return err
+}
+
+// Me is the member that stands for the caller.
+const Me = "me"
+
+func (a *API) member(ctx context.Context, method, key, member string) (Counter, error) {
+	c, err := a.counter(ctx, method, key, "/members/"+url.PathEscape(member), nil)
+	if err == nil && c.Member == nil {
+		err = fmt.Errorf("%w: the answer does not say whether %q is a member of %q", ErrFrame, member, key)
+	}
+	return c, err
+}
+
+// AddMember adds to a set. Its answer's Member is true.
+func (a *API) AddMember(ctx context.Context, key, member string) (Counter, error) {
+	return a.member(ctx, http.MethodPut, key, member)
+}
+
+// RemoveMember removes from a set. Its answer's Member is false.
+func (a *API) RemoveMember(ctx context.Context, key, member string) (Counter, error) {
+	return a.member(ctx, http.MethodDelete, key, member)
+}
+
+// Member returns a set, and in Member whether the member is in it.
+func (a *API) Member(ctx context.Context, key, member string) (Counter, error) {
+	return a.member(ctx, http.MethodGet, key, member)
+}
+
+// EditMembers adds and removes up to 1,000 members in one call.
+func (a *API) EditMembers(ctx context.Context, key string, add, remove []string) (Counter, error) {
+	in := struct {
+		Add    []string `json:"add,omitempty"`
+		Remove []string `json:"remove,omitempty"`
+	}{add, remove}
+	return a.counter(ctx, http.MethodPost, key, "/members", in)
+}
+
+// An Entry is one of a counter's ledger.
+type Entry struct {
+	Seq    uint64    `json:"seq"`
+	At     time.Time `json:"at"`
+	Op     string    `json:"op"`
+	Delta  int64     `json:"delta"`
+	Before int64     `json:"before"`
+	After  int64     `json:"after"`
+	Reason string    `json:"reason"`
+	By     string    `json:"by"`
+}
+
+// Ledger returns up to limit entries that follow the entry numbered after, oldest first.
+// next is 0 on the last page, else what comes after that page.
+func (a *API) Ledger(ctx context.Context, key string, after uint64, limit int) (entries []Entry, next uint64, err error) {
+	var page struct {
+		Entries []Entry `json:"entries"`
+		Next    uint64  `json:"next"`
+	}
+	_, err = a.Do(ctx, http.MethodGet, keyPath(key, fmt.Sprintf("/ledger?after=%d&limit=%d", after, limit)), nil, &page)
+	return page.Entries, page.Next, err
+}
+
+// An Aggregate is the sum of all counters of a match.
+type Aggregate struct {
+	Match    string `json:"match"`
+	Counters int    `json:"counters"`
+	Value    int64  `json:"value"`
+}
+
+// Aggregate adds up the counters that a prefix and "*" match.
+func (a *API) Aggregate(ctx context.Context, match string) (sum Aggregate, err error) {
+	_, err = a.Do(ctx, http.MethodGet, keyPath(match, "/aggregate"), nil, &sum)
+	return sum, err
+}
+
+// A Limit is what may pass in a window of time.
+type Limit struct {
+	Limit     int64
+	Window    time.Duration
+	Cost      int64  // of the call; 0 means 1
+	Algorithm string // fixed, sliding or log; empty means sliding
+}
+
+// A Verdict is the answer to a call on a limit.
+type Verdict struct {
+	Allowed    bool
+	Limit      int64
+	Remaining  int64
+	ResetAfter time.Duration
+}
+
+// Limit asks whether something may pass. That it may not is a Verdict and no error.
+func (a *API) Limit(ctx context.Context, key string, l Limit) (Verdict, error) {
+	in := struct {
+		Limit     int64  `json:"limit"`
+		Window    string `json:"window"`
+		Cost      int64  `json:"cost,omitempty"`
+		Algorithm string `json:"algorithm,omitempty"`
+	}{l.Limit, l.Window.String(), l.Cost, l.Algorithm}
+	path := limitsPath + "/" + url.PathEscape(key)
+	resp, err := a.send(ctx, http.MethodPost, path, in)
+	if err != nil {
+		return Verdict{}, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+	if err != nil {
+		return Verdict{}, err
+	}
+	var out struct {
+		Allowed    *bool  `json:"allowed"`
+		Limit      int64  `json:"limit"`
+		Remaining  *int64 `json:"remaining"`
+		ResetAfter *int64 `json:"reset_after_ms"`
+	}
+	err = json.Unmarshal(body, &out)
+	if resp.StatusCode != http.StatusOK && (resp.StatusCode != http.StatusTooManyRequests || err != nil || out.Allowed == nil) {
+		resp.Body = io.NopCloser(bytes.NewReader(body))
+		return Verdict{}, errorOf(resp)
+	}
+	if err != nil || out.Allowed == nil || out.Remaining == nil || out.ResetAfter == nil || *out.Allowed != (resp.StatusCode == http.StatusOK) {
+		return Verdict{}, fmt.Errorf("%w: POST %s: status %d: %.200s", ErrFrame, path, resp.StatusCode, body)
+	}
+	return Verdict{*out.Allowed, out.Limit, *out.Remaining, time.Duration(*out.ResetAfter) * time.Millisecond}, nil
+}
+
+// CounterEvents calls take with a counter now and whenever it changes, until ctx ends,
+// the connection is lost or take returns an error. Config.HTTP must not limit the time.
+func (a *API) CounterEvents(ctx context.Context, key string, take func(Counter) error) error {
+	resp, err := a.send(ctx, http.MethodGet, keyPath(key, "/events"), nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errorOf(resp)
+	}
+	return events(resp.Body, func(event, id, data string) error {
+		var c Counter
+		if err := json.Unmarshal([]byte(data), &c); event != "counter" || err != nil || c.Version.String() != id {
+			return fmt.Errorf("%w: the event stream of %q: event %q, id %q, data %.200q", ErrFrame, key, event, id, data)
+		}
+		return take(c)
+	})
+}
+
+// ErrStreamEnded means that the server ended an event stream.
+var ErrStreamEnded = errors.New("the event stream ended")
+
+// events reads Server-Sent Events until the stream ends.
+func events(stream io.Reader, take func(event, id, data string) error) error {
+	lines := bufio.NewScanner(stream)
+	lines.Buffer(nil, maxAnswer)
+	var event, id string
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ": ")
+		switch name {
+		case "event":
+			event = value
+		case "id":
+			id = value
+		case "data":
+			if err := take(event, id, value); err != nil {
+				return err
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	return ErrStreamEnded
+}

@@ -1,0 +1,392 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// script is a server that plays a part for each connection, in the order in which they come.
+type script struct {
+	*httptest.Server
+	parts chan func(*stage)
+	ids   chan string // of each connection
+}
+
+// stage is one connection of a script, seen by the server.
+type stage struct {
+	t   *testing.T
+	ctx context.Context
+	ws  *websocket.Conn
+}
+
+func newScript(t *testing.T, parts ...func(*stage)) *script {
+	s := &script{parts: make(chan func(*stage), len(parts)), ids: make(chan string, 100)}
+	for _, part := range parts {
+		s.parts <- part
+	}
+	var open sync.WaitGroup
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		open.Add(1)
+		defer open.Done()
+		s.ids <- r.URL.Query().Get("id")
+		var part func(*stage)
+		select {
+		case part = <-s.parts:
+		default:
+			http.Error(w, `{"title":"Service Unavailable","status":503}`, http.StatusServiceUnavailable)
+			return
+		}
+		if part == nil {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, `{"title":"no","detail":"not yet"}`, http.StatusForbidden)
+			return
+		}
+		ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{subprotocol}})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer ws.CloseNow()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		defer cancel()
+		at := &stage{t, ctx, ws}
+		at.say(`{"type":"welcome","user":"u","id":"u.signed","heartbeat_ms":100}`)
+		part(at)
+	}))
+	t.Cleanup(func() { s.Close(); open.Wait() })
+	return s
+}
+
+func (s *stage) say(text string) {
+	if err := s.ws.Write(s.ctx, websocket.MessageText, []byte(text)); err != nil {
+		s.t.Errorf("say %s: %v", text, err)
+	}
+}
+
+func (s *stage) count(page string, n int, version string) {
+	s.say(fmt.Sprintf(`{"type":"count","page":%q,"count":%d,"updated_at":null,"version":%q}`, page, n, version))
+}
+
+// hear waits for these frames, in this order; others may come between.
+func (s *stage) hear(wants ...string) {
+	for _, want := range wants {
+		for {
+			_, text, err := s.ws.Read(s.ctx)
+			if err != nil {
+				s.t.Errorf("wait for %s: %v", want, err)
+				return
+			}
+			if string(text) == want {
+				break
+			}
+		}
+	}
+}
+
+// stay reads until the client ends the connection.
+func (s *stage) stay() {
+	for {
+		if _, _, err := s.ws.Read(s.ctx); err != nil {
+			return
+		}
+	}
+}
+
+// start runs a client until the test ends.
+func start(t *testing.T, url string) (*Client, context.Context) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	c := New(Config{URL: url})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := c.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v", err)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return c, ctx
+}
+
+// await reads updates until one is the wanted.
+func await(t *testing.T, ctx context.Context, c *Client, what string, wanted func(Update) bool) {
+	t.Helper()
+	for {
+		u, err := c.Next(ctx)
+		if err != nil {
+			t.Fatalf("wait for %s: %v", what, err)
+		}
+		if wanted(u) {
+			return
+		}
+	}
+}
+
+func isCount(page string, n int64) func(Update) bool {
+	return func(u Update) bool { c, ok := u.(Count); return ok && c.Page == page && c.Count == n }
+}
+
+func TestAClientComesBackAndAsksForEverything(t *testing.T) {
+	const join, subscribe, counters = `{"type":"join","page":"p"}`, `{"type":"subscribe","pages":["*"]}`, `{"type":"subscribe","counters":["likes:1"]}`
+	s := newScript(t,
+		func(s *stage) {
+			s.hear(subscribe, counters, join)
+			s.count("p", 1, "5-1")
+			s.say(`{"type":"counter","key":"likes:1","kind":"members","value":7,"updated_at":null,"version":"1-1","exact":true}`)
+			s.say(`{"type":"unread","count":4}`)
+			s.say(`{"type":"error","code":"bad_page","message":"no","page":"q"}`)
+			s.say(`{"type":"something new"}`)
+			s.say(`not JSON`)
+			s.hear(`{"type":"leave","page":"q"}`) // then the connection is lost
+		},
+		nil, // refused
+		func(s *stage) {
+			s.hear(subscribe, counters, join)
+			s.count("p", 9, "4-9") // older than what is known
+			s.count("p", 2, "5-2")
+			s.stay()
+		})
+	c, ctx := start(t, s.URL)
+	c.Join("p")
+	c.Subscribe("*")
+	c.SubscribeCounters("likes:1")
+	await(t, ctx, c, "the first connection", func(u Update) bool { s, ok := u.(Status); return ok && s.Connected && s.User == "u" })
+	await(t, ctx, c, "the fault", func(u Update) bool { return u == Fault{"bad_page", "no", "q", ""} })
+	if n, _ := c.Count("p"); n.Count != 1 {
+		t.Errorf("count %+v", n)
+	}
+	if n, _ := c.Counter("likes:1"); n.Value != 7 || n.Kind != "members" {
+		t.Errorf("counter %+v", n)
+	}
+	c.Join("q")
+	c.Leave("q")
+	await(t, ctx, c, "the refusal", func(u Update) bool {
+		s, _ := u.(Status)
+		refusal, ok := errors.AsType[*Error](s.Err)
+		return ok && refusal.Status == http.StatusForbidden && refusal.Detail == "not yet" && refusal.RetryAfter == time.Second
+	})
+	await(t, ctx, c, "the newer count", func(u Update) bool {
+		if isCount("p", 9)(u) {
+			t.Error("an older version replaced a newer one")
+		}
+		return isCount("p", 2)(u)
+	})
+	if first, second, third := <-s.ids, <-s.ids, <-s.ids; first != "" || second != "u.signed" || third != second {
+		t.Errorf("the client came as %q, %q, %q", first, second, third)
+	}
+}
+
+func TestOnlyTheNewestOfEachTopicWaits(t *testing.T) {
+	s := newScript(t, func(s *stage) {
+		s.hear(`{"type":"join","page":"p"}`)
+		for i := range 1000 {
+			s.count("p", i, fmt.Sprint("1-", i+1))
+			s.count("nobody asked", i, fmt.Sprint("1-", i+1))
+		}
+		s.say(`{"type":"unread","count":4}`)
+		s.stay()
+	})
+	c, ctx := start(t, s.URL)
+	c.Join("p")
+	for c.mu.Lock(); c.pending["unread"] == nil; c.mu.Lock() {
+		c.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	c.mu.Unlock()
+	var got []Update
+	await(t, ctx, c, "unread", func(u Update) bool { got = append(got, u); _, ok := u.(Unread); return ok })
+	if len(got) != 3 || !isCount("p", 999)(got[1]) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A server that is about to end asks for a reconnect: the old connection stays until the
+// new one works.
+func TestAReconnectFrameIsObeyed(t *testing.T) {
+	second := make(chan bool)
+	s := newScript(t,
+		func(s *stage) {
+			s.hear(`{"type":"join","page":"p"}`)
+			s.say(`{"type":"reconnect","after_ms":20}`)
+			<-second
+			s.count("p", 7, "1-7") // an old connection says nothing new
+			s.stay()               // until the client closes it
+		},
+		func(s *stage) {
+			s.hear(`{"type":"join","page":"p"}`)
+			second <- true
+			s.count("p", 2, "1-2")
+			s.stay()
+		})
+	c, ctx := start(t, s.URL)
+	c.Join("p")
+	await(t, ctx, c, "the second connection", func(u Update) bool {
+		if s, ok := u.(Status); ok && !s.Connected {
+			t.Errorf("the client was not connected: %v", s.Err)
+		}
+		return isCount("p", 2)(u)
+	})
+}
+
+// The script never answers a heartbeat.
+func TestSilenceEndsAConnection(t *testing.T) {
+	defer func(d time.Duration) { silenceMost = d }(silenceMost)
+	silenceMost = 50 * time.Millisecond
+	s := newScript(t, func(s *stage) { s.hear(`{"type":"heartbeat"}`); s.stay() }, func(s *stage) { s.count("p", 1, "1-1"); s.stay() }, (*stage).stay)
+	c, ctx := start(t, s.URL)
+	c.Subscribe("p")
+	await(t, ctx, c, "the second connection", isCount("p", 1))
+}
+
+func TestNewsOfAServerThatForgot(t *testing.T) {
+	c := New(Config{})
+	c.Subscribe("p")
+	take := func(n int64, v Version) int64 {
+		c.take(c.conn, &Frame{Type: "count", Count: Count{Page: "p", Count: n, Version: v}})
+		got, _ := c.Count("p")
+		return got.Count
+	}
+	c.conn, c.fresh = &Conn{}, map[string]bool{}
+	if got := take(5, Version{1, 1}); got != 5 {
+		t.Errorf("count %d", got)
+	}
+	if got := take(0, Version{}); got != 5 {
+		t.Errorf("count %d after an old frame of the same connection", got)
+	}
+	c.conn, c.fresh = &Conn{}, map[string]bool{}
+	if got := take(0, Version{}); got != 0 {
+		t.Errorf("count %d after a server that knows nothing", got)
+	}
+	c.conn = nil
+	c.Unsubscribe("p")
+	if _, known := c.Count("p"); known {
+		t.Error("a page that is not wanted is known")
+	}
+}
+
+// calls answers one call, and says how it was made.
+func calls(t *testing.T, status int, header, body string) (*API, *string) {
+	asked := new(string)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		in, _ := io.ReadAll(r.Body)
+		*asked = strings.TrimSpace(fmt.Sprint(r.Method, " ", r.URL.RequestURI(), " ", string(in)))
+		for _, name := range []string{"X-API-Key", "Headcount-Id", "Headcount-Site", "Authorization", "Idempotency-Key"} {
+			if v := r.Header.Get(name); v != "" {
+				*asked += " " + v
+			}
+		}
+		if name, value, ok := strings.Cut(header, ": "); ok {
+			w.Header().Set(name, value)
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	return NewAPI(Config{URL: s.URL + "/", APIKey: "key", ID: "id", Site: "site", Token: "token"}), asked
+}
+
+func TestCalls(t *testing.T) {
+	const page, counter, signed = `{"page":"a/b","count":3,"updated_at":null,"version":"1-2"}`, `{"key":"n/1","kind":"sum","value":5,"version":"1-2","member":true}`, " key id site Bearer token"
+	for _, tc := range []struct {
+		answer string
+		call   func(context.Context, *API) (any, error)
+		asks   string
+		want   string
+	}{
+		{page, func(ctx context.Context, a *API) (any, error) { c, err := a.Count(ctx, "a/b"); return c.Count, err }, "GET /a%2Fb/counter", "3"},
+		{`{"counters":[` + page + `]}`, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Counts(ctx, "a/b", "*")
+			return len(c), err
+		}, "GET /-/counters?page=a%2Fb&page=%2A", "1"},
+		{page, func(ctx context.Context, a *API) (any, error) { _, id, err := a.Hold(ctx, "a/b"); return id, err }, `PUT /a%2Fb/counter {"action":"increment"}`, "new.id"},
+		{page, func(ctx context.Context, a *API) (any, error) { c, err := a.Release(ctx, "a/b"); return c.Version, err }, `PUT /a%2Fb/counter {"action":"decrement"}`, "1-2"},
+		{counter, func(ctx context.Context, a *API) (any, error) { c, err := a.Exact(ctx, "n/1"); return c.Value, err }, "GET /api/v1/counters/n%2F1/exact", "5"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Once("o").Increment(ctx, "n/1", 2)
+			return c.Replayed, err
+		}, `POST /api/v1/counters/n%2F1/increment {"delta":2}`, "true"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Decrement(ctx, "n/1", 2)
+			return c.Kind, err
+		}, `POST /api/v1/counters/n%2F1/decrement {"delta":2}`, "sum"},
+		{`{"counters":[` + counter + `]}`, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Change(ctx, Change{Key: "n/1", Delta: -1})
+			return c[0].Value, err
+		}, `POST /api/v1/counters {"changes":[{"key":"n/1","delta":-1}]}`, "5"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.Set(ctx, "n/1", 0, "r", "b")
+			return c.Value, err
+		}, `POST /api/v1/counters/n%2F1/set {"value":0,"reason":"r","by":"b"}`, "5"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.RemoveMember(ctx, "n/1", Me)
+			return *c.Member, err
+		}, "DELETE /api/v1/counters/n%2F1/members/me", "true"},
+		{counter, func(ctx context.Context, a *API) (any, error) {
+			c, err := a.EditMembers(ctx, "n/1", []string{"x"}, nil)
+			return c.Value, err
+		}, `POST /api/v1/counters/n%2F1/members {"add":["x"]}`, "5"},
+		{`{"entries":[{"seq":8,"at":"2030-10-10T12:11:42Z","after":3}],"next":8}`, func(ctx context.Context, a *API) (any, error) {
+			e, next, err := a.Ledger(ctx, "n/1", 7, 1)
+			return fmt.Sprint(e[0].After, " ", next), err
+		}, "GET /api/v1/counters/n%2F1/ledger?after=7&limit=1", "3 8"},
+		{`{"match":"n/*","counters":2,"value":9}`, func(ctx context.Context, a *API) (any, error) { s, err := a.Aggregate(ctx, "n/*"); return s.Value, err }, "GET /api/v1/counters/n%2F%2A/aggregate", "9"},
+		{"", func(ctx context.Context, a *API) (any, error) { return nil, a.Delete(ctx, "n/1") }, "DELETE /api/v1/counters/n%2F1", "<nil>"},
+		{`{"allowed":true,"limit":9,"remaining":8,"reset_after_ms":1500}`, func(ctx context.Context, a *API) (any, error) {
+			return a.Limit(ctx, "l", Limit{Limit: 9, Window: time.Minute, Algorithm: "log"})
+		}, `POST /api/v1/limits/l {"limit":9,"window":"1m0s","algorithm":"log"}`, "{true 9 8 1.5s}"},
+		{"event: counter\nid: 1-2\ndata: " + counter + "\n\n", func(ctx context.Context, a *API) (any, error) {
+			n := int64(0)
+			err := a.CounterEvents(ctx, "n/1", func(c Counter) error { n = c.Value; return nil })
+			if errors.Is(err, ErrStreamEnded) {
+				err = nil
+			}
+			return n, err
+		}, "GET /api/v1/counters/n%2F1/events", "5"},
+	} {
+		header := "Idempotent-Replay: true"
+		if strings.HasPrefix(tc.asks, "PUT /a") {
+			header = "Set-Cookie: headcount_id=new.id; Path=/"
+		}
+		api, asked := calls(t, http.StatusOK, header, tc.answer)
+		got, err := tc.call(t.Context(), api)
+		if asks := strings.TrimSuffix(strings.TrimSuffix(*asked, " o"), signed); err != nil || asks != tc.asks || fmt.Sprint(got) != tc.want {
+			t.Errorf("asked %q, got %v, %v; want %q and %s", *asked, got, err, tc.asks, tc.want)
+		}
+	}
+}
+
+func TestRefusalsAreErrors(t *testing.T) {
+	api, _ := calls(t, http.StatusConflict, "", `{"type":"about:blank","title":"Conflict","status":409,"detail":"the floor","key":"stock:1","value":2}`)
+	_, err := api.Decrement(t.Context(), "stock:1", 5)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 409 || e.Key != "stock:1" || e.Value != 2 || e.Temporary() || e.Error() != "status 409: Conflict: the floor" {
+		t.Errorf("Decrement = %v", err)
+	}
+	api, _ = calls(t, http.StatusServiceUnavailable, "Retry-After: 2", "a proxy's page")
+	_, err = api.Counter(t.Context(), "n")
+	if e, ok := errors.AsType[*Error](err); !ok || e.Status != 503 || e.RetryAfter != 2*time.Second || !e.Temporary() || e.Detail != "a proxy's page" {
+		t.Errorf("Counter = %v", err)
+	}
+	api, _ = calls(t, http.StatusTooManyRequests, "", `{"allowed":false,"limit":9,"remaining":0,"reset_after_ms":10}`)
+	if v, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err != nil || v.Allowed {
+		t.Errorf("Limit = %+v, %v", v, err)
+	}
+	api, _ = calls(t, http.StatusTooManyRequests, "", `{"title":"slow down"}`)
+	if _, err := api.Limit(t.Context(), "l", Limit{Limit: 9, Window: time.Second}); err == nil || !err.(*Error).Temporary() {
+		t.Errorf("Limit = %v", err)
+	}
+	for _, answer := range []string{"", "[]", `{"key":"another","value":1,"version":"1-1"}`, `{"key":"n","value":1.5,"version":"1-1"}`, `{"key":"n","value":1,"version":"1"}`} {
+		api, _ = calls(t, http.StatusOK, "", answer)
+		if c, err := api.Counter(t.Context(), "n"); !errors.Is(err, ErrFrame) {
+			t.Errorf("Counter of %s = %+v, %v", answer, c, err)
+		}
+	}
+}

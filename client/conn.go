@@ -1,0 +1,290 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// A Config says where a server is and who asks. Only URL is required.
+type Config struct {
+	URL    string // of a gateway: http://host:port or https://host
+	Token  string // a JWT that says who the user is, where the server requires one
+	ID     string // the signed id of an anonymous user, as Frame.ID or API.ID says
+	APIKey string // for what servers may do
+	Site   string // which of the server's --site; empty: its first one
+
+	// DialContext opens the connection below WebSocket and TLS; nil: a net.Dialer does.
+	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
+	// HTTP makes the calls of an API; nil: http.DefaultClient.
+	HTTP *http.Client
+}
+
+func (c *Config) sign(header http.Header) {
+	for name, value := range map[string]string{"X-API-Key": c.APIKey, "Headcount-Site": c.Site} {
+		if value != "" {
+			header.Set(name, value)
+		}
+	}
+	if c.Token != "" {
+		header.Set("Authorization", "Bearer "+c.Token)
+	}
+}
+
+func (c *Config) address(path string) string { return strings.TrimRight(c.URL, "/") + path }
+
+const (
+	subprotocol  = "headcount.v1"
+	dialTimeout  = 10 * time.Second // for the connection, its upgrade and the welcome
+	writeTimeout = 5 * time.Second
+	closeTimeout = 5 * time.Second // for the answer to a close frame
+)
+
+// A Conn is one WebSocket connection. Most programs want a Client, which keeps one.
+// Receive is for one goroutine at a time, the other methods for any.
+type Conn struct {
+	User      string        // whom the server takes the connection for
+	ID        string        // of an anonymous user: Config.ID of the next connection
+	Heartbeat time.Duration // the server shows a sign of life at least this often
+
+	ws    *websocket.Conn
+	conn  net.Conn
+	ahead []byte       // was read together with the answer to the handshake
+	heard atomic.Int64 // when a byte last came, unix ns
+
+	mu     sync.Mutex // held while a frame is written
+	closed bool       // the close frame was sent: nothing may follow
+}
+
+// Dial opens a connection and waits for the server's welcome. ctx bounds only that. When
+// the server answers the upgrade with a status, the error is an *Error.
+func Dial(ctx context.Context, cfg Config) (*Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	header, query := http.Header{}, ""
+	cfg.sign(header)
+	if cfg.ID != "" {
+		query = "?id=" + url.QueryEscape(cfg.ID)
+	}
+	c := &Conn{}
+	// http.Transport would keep the socket to itself, and two goroutines and two buffers.
+	transport := roundTripper(func(req *http.Request) (*http.Response, error) { return c.handshake(req, cfg.DialContext) })
+	ws, resp, err := websocket.Dial(ctx, cfg.address("/-/ws"+query), &websocket.DialOptions{
+		HTTPClient: &http.Client{Transport: transport}, HTTPHeader: header, Subprotocols: []string{subprotocol},
+	})
+	if err != nil {
+		if c.conn != nil {
+			_ = c.conn.Close()
+		}
+		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
+			return nil, errorOf(resp)
+		}
+		return nil, fmt.Errorf("dial %s: %w", cfg.URL, err)
+	}
+	c.ws = ws
+	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	var f Frame
+	err = c.Receive(&f)
+	if err == nil && f.Type != "welcome" {
+		err = fmt.Errorf("%w: the first frame is no welcome but %q", ErrFrame, f.Type)
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		c.Abort()
+		return nil, fmt.Errorf("wait for the welcome of %s: %w", cfg.URL, err)
+	}
+	c.User, c.ID, c.Heartbeat = f.User, f.ID, f.Heartbeat
+	return c, nil
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func (c *Conn) handshake(req *http.Request, dial func(context.Context, string, string) (net.Conn, error)) (*http.Response, error) {
+	ctx := req.Context()
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	port := cmp.Or(req.URL.Port(), map[string]string{"http": "80", "https": "443"}[req.URL.Scheme])
+	conn, err := dial(ctx, "tcp", net.JoinHostPort(req.URL.Hostname(), port))
+	if err != nil {
+		return nil, err
+	}
+	c.conn = conn
+	if req.URL.Scheme == "https" {
+		secure := tls.Client(conn, &tls.Config{ServerName: req.URL.Hostname(), NextProtos: []string{"http/1.1"}})
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return nil, fmt.Errorf("TLS with %s: %w", req.URL.Host, err)
+		}
+		c.conn = secure
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := req.Write(c.conn); err != nil {
+		return nil, fmt.Errorf("write the handshake: %w", err)
+	}
+	br := bufio.NewReaderSize(c.conn, 1024)
+	resp, err := http.ReadResponse(br, req)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer to the handshake: %w", err)
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+		resp.Body = io.NopCloser(bytes.NewReader(body))
+		return resp, nil
+	}
+	c.ahead, _ = br.Peek(br.Buffered()) // what is buffered cannot fail
+	c.heard.Store(time.Now().UnixNano())
+	resp.Body = (*wire)(c)
+	return resp, nil
+}
+
+// A wire is what the WebSocket library sees of the connection.
+type wire Conn
+
+func (w *wire) Read(p []byte) (int, error) {
+	if len(w.ahead) > 0 {
+		n := copy(p, w.ahead)
+		if w.ahead = w.ahead[n:]; len(w.ahead) == 0 {
+			w.ahead = nil // frees the buffer
+		}
+		return n, nil
+	}
+	n, err := w.conn.Read(p)
+	if n > 0 {
+		w.heard.Store(time.Now().UnixNano())
+	}
+	return n, err
+}
+
+func (w *wire) Write(p []byte) (int, error) {
+	if err := w.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return 0, err
+	}
+	return w.conn.Write(p)
+}
+
+func (w *wire) Close() error { return w.conn.Close() }
+
+// buffers hold messages while they are parsed, so that a connection that waits has none.
+var buffers = sync.Pool{New: func() any { return bytes.NewBuffer(make([]byte, 0, 512)) }}
+
+// Receive waits for the next frame. After an error that wraps ErrFrame the connection
+// still works, after any other one it does not.
+func (c *Conn) Receive(f *Frame) error {
+	_, r, err := c.ws.Reader(context.Background())
+	if err != nil {
+		return err
+	}
+	buf := buffers.Get().(*bytes.Buffer)
+	defer buffers.Put(buf)
+	buf.Reset()
+	if _, err := buf.ReadFrom(r); err != nil {
+		return err
+	}
+	return ParseFrame(buf.Bytes(), f)
+}
+
+// HeardAt returns when the server last sent anything, pings too.
+func (c *Conn) HeardAt() time.Time { return time.Unix(0, c.heard.Load()) }
+
+// Join makes the user present on a page, and subscribes to its count.
+func (c *Conn) Join(page string) error { return c.page("join", page) }
+
+// Leave ends what Join began.
+func (c *Conn) Leave(page string) error { return c.page("leave", page) }
+
+// Read sets the user's unread notifications to zero; of one page, unless page is empty.
+func (c *Conn) Read(page string) error {
+	if page == "" {
+		return c.Send([]byte(`{"type":"read"}`))
+	}
+	return c.page("read", page)
+}
+
+func (c *Conn) page(kind, page string) error {
+	return c.Send(fmt.Appendf(nil, `{"type":%q,"page":%s}`, kind, quote(page)))
+}
+
+// Subscribe asks for the counts of pages; "*" is the whole site.
+func (c *Conn) Subscribe(pages ...string) error {
+	return c.Send(topicFrames("subscribe", "pages", pages)...)
+}
+
+// Unsubscribe ends what Subscribe began.
+func (c *Conn) Unsubscribe(pages ...string) error {
+	return c.Send(topicFrames("unsubscribe", "pages", pages)...)
+}
+
+// SubscribeCounters asks for counters.
+func (c *Conn) SubscribeCounters(keys ...string) error {
+	return c.Send(topicFrames("subscribe", "counters", keys)...)
+}
+
+// UnsubscribeCounters ends what SubscribeCounters began.
+func (c *Conn) UnsubscribeCounters(keys ...string) error {
+	return c.Send(topicFrames("unsubscribe", "counters", keys)...)
+}
+
+// Beat asks for a sign of life.
+func (c *Conn) Beat() error { return c.Send([]byte(`{"type":"heartbeat"}`)) }
+
+// Send writes frames as they are. After an error the connection is of no use, which
+// Receive finds out as well.
+func (c *Conn) Send(frames ...[]byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, frame := range frames {
+		if c.closed {
+			return net.ErrClosed
+		}
+		if err := c.ws.Write(context.Background(), websocket.MessageText, frame); err != nil {
+			_ = c.conn.Close()
+			return err
+		}
+	}
+	return nil
+}
+
+// closeFrame is a whole close frame, status 1000, masked with zeros.
+var closeFrame = []byte{0x88, 0x82, 0, 0, 0, 0, 0x03, 0xe8}
+
+// Close sends a close frame. It does not wait: Receive returns an error when the server
+// has answered, or after five seconds.
+func (c *Conn) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	c.closed = true
+	_ = c.conn.SetReadDeadline(time.Now().Add(closeTimeout))
+	// It goes past the library, whose Close waits for the answer.
+	if _, err := (*wire)(c).Write(closeFrame); err != nil {
+		_ = c.conn.Close()
+	}
+}
+
+// Abort ends the connection at once, without a close frame.
+func (c *Conn) Abort() {
+	if c.ws != nil {
+		_ = c.ws.CloseNow()
+	}
+	_ = c.conn.Close()
+}

@@ -1,0 +1,287 @@
+package client
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Version orders the states of one count or counter: incarnation first, then sequence.
+// The zero Version is that of a page or counter that nobody ever changed.
+type Version struct{ Incarnation, Sequence uint64 }
+
+// ParseVersion reads "incarnation-sequence".
+func ParseVersion(s string) (Version, error) {
+	incarnation, sequence, ok := strings.Cut(s, "-")
+	if ok {
+		var v Version
+		var err1, err2 error
+		v.Incarnation, err1 = strconv.ParseUint(incarnation, 10, 64)
+		v.Sequence, err2 = strconv.ParseUint(sequence, 10, 64)
+		if err1 == nil && err2 == nil {
+			return v, nil
+		}
+	}
+	return Version{}, fmt.Errorf("version %q is not incarnation-sequence", s)
+}
+
+// Before reports whether v is older than w.
+func (v Version) Before(w Version) bool {
+	if v.Incarnation != w.Incarnation {
+		return v.Incarnation < w.Incarnation
+	}
+	return v.Sequence < w.Sequence
+}
+
+// String returns "incarnation-sequence".
+func (v Version) String() string { return fmt.Sprintf("%d-%d", v.Incarnation, v.Sequence) }
+
+// MarshalText returns the same as String.
+func (v Version) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText is ParseVersion.
+func (v *Version) UnmarshalText(text []byte) (err error) {
+	*v, err = ParseVersion(string(text))
+	return err
+}
+
+// A Count is how many users are on a page.
+type Count struct {
+	Page         string           `json:"page"`
+	Count        int64            `json:"count"`
+	UpdatedAt    time.Time        `json:"updated_at"` // zero: nobody was ever there
+	Version      Version          `json:"version"`
+	Stale        bool             `json:"stale,omitempty"` // the server cannot be sure of it
+	StaleRegions []string         `json:"stale_regions,omitempty"`
+	Regions      map[string]int64 `json:"regions,omitempty"` // only in the answer to API.Regions
+}
+
+// A Counter is a number that lasts.
+type Counter struct {
+	Key       string    `json:"key"`
+	Kind      string    `json:"kind"`
+	Value     int64     `json:"value"`
+	UpdatedAt time.Time `json:"updated_at"` // zero: it was never changed
+	Version   Version   `json:"version"`
+	Exact     bool      `json:"exact"`            // false: an estimate, or a value that may lag
+	Stale     bool      `json:"stale,omitempty"`  // the server cannot be sure of it
+	Mine      bool      `json:"mine,omitempty"`   // in frames: the connection's user is a member
+	Member    *bool     `json:"member,omitempty"` // in answers about one member
+	Replayed  bool      `json:"-"`                // in answers: the change was made earlier, with the same Idempotency-Key
+}
+
+// A Frame is one message of the server. Type says which of the other fields count.
+type Frame struct {
+	Type    string
+	Count   Count   // of a "count"
+	Counter Counter // of a "counter"
+	Unread  int64   // of an "unread"
+
+	// Of a "welcome".
+	User      string        // whom the server takes the connection for
+	ID        string        // signed; Config.ID of a later connection of the same user
+	Heartbeat time.Duration // silence after which a client asks for a sign of life
+
+	// Of a "reconnect".
+	After time.Duration
+
+	// Of an "error".
+	Code, Message string
+	Page, Key     string // which one is at fault, if one is
+}
+
+// ErrFrame is in the errors about messages and answers that are not in the contract.
+var ErrFrame = errors.New("the server's message cannot be understood")
+
+// ParseFrame reads one message. Counts come by the hundred thousand, so flat ASCII
+// without escapes takes a short way; encoding/json reads everything else.
+func ParseFrame(msg []byte, f *Frame) error {
+	if scanFrame(msg, f) {
+		return nil
+	}
+	return decodeFrame(msg, f)
+}
+
+func decodeFrame(msg []byte, f *Frame) error {
+	var w struct {
+		Counter
+		Type         string   `json:"type"`
+		Value        *int64   `json:"value"`
+		Page         string   `json:"page"`
+		Count        *int64   `json:"count"`
+		Version      *Version `json:"version"`
+		StaleRegions []string `json:"stale_regions"`
+		User         string   `json:"user"`
+		ID           string   `json:"id"`
+		HeartbeatMS  int64    `json:"heartbeat_ms"`
+		AfterMS      int64    `json:"after_ms"`
+		Code         string   `json:"code"`
+		Message      string   `json:"message"`
+		Faulty       string   `json:"counter"`
+	}
+	if err := json.Unmarshal(msg, &w); err != nil {
+		return fmt.Errorf("%w: %w: %.200q", ErrFrame, err, msg)
+	}
+	*f = Frame{Type: w.Type}
+	switch {
+	case w.Type == "",
+		w.Type == "count" && (w.Count == nil || w.Version == nil || w.Page == ""),
+		w.Type == "counter" && (w.Value == nil || w.Version == nil || w.Key == ""),
+		w.Type == "unread" && w.Count == nil,
+		w.Type == "welcome" && w.User == "":
+		return fmt.Errorf("%w: a member is missing: %.200q", ErrFrame, msg)
+	case w.Type == "count":
+		f.Count = Count{Page: w.Page, Count: *w.Count, UpdatedAt: w.UpdatedAt, Version: *w.Version, Stale: w.Stale, StaleRegions: w.StaleRegions}
+	case w.Type == "counter":
+		f.Counter = w.Counter
+		f.Counter.Value, f.Counter.Version = *w.Value, *w.Version
+	case w.Type == "unread":
+		f.Unread = *w.Count
+	case w.Type == "welcome":
+		f.User, f.ID, f.Heartbeat = w.User, w.ID, time.Duration(w.HeartbeatMS)*time.Millisecond
+	case w.Type == "reconnect":
+		f.After = time.Duration(w.AfterMS) * time.Millisecond
+	case w.Type == "error":
+		f.Code, f.Message, f.Page, f.Key = w.Code, w.Message, w.Page, w.Faulty
+	}
+	return nil
+}
+
+// scanFrame reads a count frame whose members it knows. For everything else it reports
+// false, and f means nothing.
+func scanFrame(msg []byte, f *Frame) bool {
+	rest, ok := bytes.CutPrefix(msg, []byte(`{"type":"count"`))
+	if !ok {
+		return false
+	}
+	*f = Frame{Type: "count"}
+	counted, versioned := false, false
+	for s := (scanner{rest}); s.eat(','); {
+		key, ok := s.text()
+		if !ok || !s.eat(':') {
+			return false
+		}
+		switch string(key) {
+		case "page":
+			text, isText := s.text()
+			f.Count.Page, ok = string(text), isText && len(text) > 0
+		case "count":
+			f.Count.Count, ok = s.number()
+			counted = ok
+		case "updated_at":
+			if s.word("null") {
+				break
+			}
+			text, _ := s.text()
+			ok = f.Count.UpdatedAt.UnmarshalText(text) == nil
+		case "version":
+			text, _ := s.text()
+			ok = f.Count.Version.UnmarshalText(text) == nil
+			versioned = ok
+		case "stale":
+			f.Count.Stale = s.word("true")
+			ok = f.Count.Stale || s.word("false")
+		default:
+			return false
+		}
+		if !ok {
+			return false
+		}
+		if s.eat('}') {
+			return len(s.rest) == 0 && counted && versioned && f.Count.Page != ""
+		}
+	}
+	return false
+}
+
+// A scanner takes tokens off the front of rest. It allows no white space, no escapes
+// and no byte outside printable ASCII.
+type scanner struct{ rest []byte }
+
+func (s *scanner) eat(c byte) bool {
+	if len(s.rest) == 0 || s.rest[0] != c {
+		return false
+	}
+	s.rest = s.rest[1:]
+	return true
+}
+
+func (s *scanner) word(w string) bool {
+	rest, ok := bytes.CutPrefix(s.rest, []byte(w))
+	s.rest = rest
+	return ok
+}
+
+func (s *scanner) text() ([]byte, bool) {
+	if !s.eat('"') {
+		return nil, false
+	}
+	for i, c := range s.rest {
+		switch {
+		case c == '"':
+			text := s.rest[:i]
+			s.rest = s.rest[i+1:]
+			return text, true
+		case c == '\\' || c < 0x20 || c > 0x7e:
+			return nil, false
+		}
+	}
+	return nil, false
+}
+
+// number reads an integer of at most 18 digits, so that it cannot overflow.
+func (s *scanner) number() (int64, bool) {
+	negative := s.eat('-')
+	n, digits := int64(0), 0
+	for digits < len(s.rest) && s.rest[digits]-'0' <= 9 {
+		n = n*10 + int64(s.rest[digits]-'0')
+		if digits++; digits > 18 {
+			return 0, false
+		}
+	}
+	if digits == 0 || digits > 1 && s.rest[0] == '0' {
+		return 0, false
+	}
+	s.rest = s.rest[digits:]
+	if negative {
+		n = -n
+	}
+	return n, true
+}
+
+// topicFrames names topics in frames of a type, as many as are needed to stay under the
+// 4,096 bytes that the server reads. The member is "pages" or "counters".
+func topicFrames(kind, member string, topics []string) [][]byte {
+	const limit = 4000
+	var frames [][]byte
+	var msg []byte
+	for _, topic := range topics {
+		quoted := quote(topic)
+		if msg != nil && len(msg)+len(quoted) > limit {
+			frames = append(frames, append(msg, `]}`...))
+			msg = nil
+		}
+		if msg == nil {
+			msg = fmt.Appendf(nil, `{"type":%q,%q:[`, kind, member)
+		} else {
+			msg = append(msg, ',')
+		}
+		msg = append(msg, quoted...)
+	}
+	if msg != nil {
+		frames = append(frames, append(msg, `]}`...))
+	}
+	return frames
+}
+
+func quote(s string) []byte {
+	quoted, err := json.Marshal(s)
+	if err != nil { // a string always has a JSON form
+		panic(err)
+	}
+	return quoted
+}
