@@ -3,6 +3,7 @@ package presence
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -31,7 +32,25 @@ var (
 type Process struct {
 	Name        string // its cluster address, unique
 	Roles       []string
-	Incarnation uint64 // tells two runs of the same name apart
+	Incarnation uint64 // tells two runs of the same name apart, see NewIncarnation
+}
+
+// randomPart is how many incarnations one millisecond has.
+const randomPart = 1_000_000
+
+// NewIncarnation returns a number for the run of a process that starts at a time. Later runs
+// have greater numbers. Two processes that start in the same millisecond get different numbers:
+// with one name and one number, both would go on under one lease.
+func NewIncarnation(start time.Time) uint64 {
+	return uint64(start.UnixMilli())*randomPart + rand.Uint64N(randomPart)
+}
+
+// Started returns when the run with the incarnation started.
+func Started(incarnation uint64) time.Time {
+	if incarnation >= 1e15 { // older releases have the milliseconds alone
+		incarnation /= randomPart
+	}
+	return time.UnixMilli(int64(incarnation))
 }
 
 // LifeName names one run (life) of a process. What a gateway notes in the store

@@ -40,7 +40,9 @@ type Claim struct {
 type Member struct {
 	User User
 	Page string
-	Hold time.Time // end of the hold taken by PUT; zero when there is none
+	Hold time.Time // end of the hold taken by PUT, by the clock of this process; zero when there is none
+	// Alone says that only the hold keeps the user there, no connection.
+	Alone bool
 }
 
 // MemberChange sets a member or, when Gone, removes it.
@@ -106,7 +108,8 @@ type Partitions interface {
 	// partitions. Their epochs are higher than all earlier ones, and writes under
 	// earlier epochs are fenced from now on. again says that the store has lost data
 	// and the owners will write it again: counts that they do not write are 0 from
-	// now on, under versions that replace all older ones.
+	// now on, under versions that replace all older ones. A partition that another
+	// owner has claimed since then stays with that one: its claim here has the epoch 0.
 	Claim(ctx context.Context, owner string, partitions []int, again bool) ([]Claim, error)
 	// Load returns what the claims' partitions held when they were claimed.
 	Load(ctx context.Context, claims []Claim) ([]Snapshot, error)

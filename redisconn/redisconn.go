@@ -41,12 +41,18 @@ const (
 	tripAfter  = 3                      // failures in a row until calls fail without trying
 	probeEvery = 500 * time.Millisecond // between two tries while they do
 
+	movingPause = 10 * time.Millisecond // until a command is sent again whose slot is moving
+
 	maxPipeline = 1024 // scripts in one pipeline; longer lists go in several
 )
 
 // States is told when Redis comes and goes, from one goroutine; it begins with away.
 // It must not block.
 type States interface{ StoreState(up bool) }
+
+// Runs is told which run of a server answers each new connection, from any goroutine, before anything
+// is sent there. The run is empty when the server does not say it.
+type Runs interface{ Reached(run string) }
 
 // Traffic is told of the bytes that each connection carried, from any goroutine.
 type Traffic interface{ Carried(sent, received int) }
@@ -74,6 +80,7 @@ type Config struct {
 	// Dial is how long it may take to connect; default 1s.
 	Dial       time.Duration
 	OnBytes    Traffic               // optional
+	OnRun      Runs                  // optional
 	Registerer prometheus.Registerer // of the connection's metrics; nil: none
 	Metrics    string                // what their names begin with; default headcount_redis
 	Log        zerolog.Logger
@@ -195,11 +202,11 @@ func (s *Conn) parse(raw string) error {
 			return bad(err)
 		}
 		s.DB = o.DB
-		o.MaxRetries = -1 // the scripts may run twice, but it is the caller who says when
+		o.MaxRetries = -1 // it is the caller who says when to repeat
 		o.ContextTimeoutEnabled = true
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
 		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
-		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
+		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewFailoverClient(o) }
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(raw)
@@ -218,7 +225,7 @@ func (s *Conn) parse(raw string) error {
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = cmp.Or(o.DialTimeout, s.cfg.Dial), cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.WriteTimeout, readTimeout)
 		o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-		o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
+		o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
 		s.dial = func() redis.UniversalClient { return redis.NewClient(o) }
 	}
 	return nil
@@ -231,8 +238,21 @@ func (s *Conn) clusterOptions(o *redis.ClusterOptions) *redis.ClusterOptions {
 	o.Protocol, o.DisableIdentity, o.DialerRetries = 2, true, 1
 	o.DisableRoutingPolicies = true // keys are declared: no COMMAND is needed to find them
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	o.Dialer = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer)
+	o.Dialer, o.OnConnect = s.dialer(o.DialTimeout, o.TLSConfig, o.Dialer), s.reached
 	return o
+}
+
+// reached asks a new connection which run of a server answers it.
+func (s *Conn) reached(ctx context.Context, c *redis.Conn) error {
+	if s.cfg.OnRun == nil {
+		return nil
+	}
+	info, err := c.Info(ctx, "server").Result()
+	if err != nil && !redis.IsAuthError(err) && !redis.IsPermissionError(err) {
+		return err
+	}
+	s.cfg.OnRun.Reached(InfoField(info, "run_id"))
+	return nil
 }
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -415,20 +435,46 @@ func (s *Conn) Run(ctx context.Context, calls []*Call) error {
 	return nil
 }
 
-// pipeline runs one pipeline of scripts, and those again that the server did not
-// know: a pipeline does not heal by itself. Its error is nil when any of them was
-// answered; the others have theirs.
+// scriptCmd runs a script. go-redis sends it once: its Cluster client repeats a whole
+// pipeline after a lost connection, whatever MaxRetries says, and most scripts
+// would count twice. Only MOVED and ASK, which say that nothing ran, it follows.
+type scriptCmd struct{ *redis.Cmd }
+
+// NoRetry is what go-redis asks.
+func (scriptCmd) NoRetry() bool { return true }
+
+// command is one run of cl, by name or with the script's text.
+func (s *Conn) command(ctx context.Context, cl *Call, withText bool) scriptCmd {
+	sc := s.scripts[cl.Script]
+	args := make([]any, 0, 3+len(cl.Keys)+len(cl.Args))
+	if withText {
+		args = append(args, "eval", sc.text)
+	} else {
+		args = append(args, "evalsha", sc.sha)
+	}
+	args = append(args, len(cl.Keys))
+	for _, key := range cl.Keys {
+		args = append(args, key)
+	}
+	return scriptCmd{redis.NewCmd(ctx, append(args, cl.Args...)...)}
+}
+
+// moving reports whether a command did not run because its slot is on the way from one
+// master of a Cluster to another.
+func moving(err error) bool {
+	return redis.HasErrorPrefix(err, "TRYAGAIN") || redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK")
+}
+
+// pipeline runs one pipeline of scripts, and those again that surely did not run: the
+// server did not know the script, or its slot is moving. Its error is nil when any
+// of them was answered; the others have theirs.
 func (s *Conn) pipeline(ctx context.Context, c *Client, calls []*Call) error {
-	for attempt := 0; ; attempt++ {
-		cmds := make([]*redis.Cmd, len(calls))
+	for unknown := 0; ; { // how often the server did not know a script
+		cmds := make([]scriptCmd, len(calls))
 		pipe := c.Pipeline()
 		for i, cl := range calls {
-			sc := s.scripts[cl.Script]
-			if attempt < 2 {
-				cmds[i] = pipe.EvalSha(ctx, sc.sha, cl.Keys, cl.Args...)
-			} else {
-				cmds[i] = pipe.Eval(ctx, sc.text, cl.Keys, cl.Args...)
-			}
+			cmds[i] = s.command(ctx, cl, unknown == 2)
+			_ = pipe.Process(ctx, cmds[i])
 			s.Metrics.runs[cl.Script].Inc()
 		}
 		s.Metrics.Commands.Add(float64(len(calls)))
@@ -436,8 +482,8 @@ func (s *Conn) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		began := time.Now()
 		_, err := pipe.Exec(ctx)
 		s.Metrics.seconds.Observe(time.Since(began).Seconds())
-		var unknown []*Call
-		served := false
+		var again []*Call
+		served, load := false, false
 		for i, cl := range calls {
 			v, e := cmds[i].Result()
 			if e == nil && v == nil { // go-redis says nothing of it when a connection is refused
@@ -446,26 +492,37 @@ func (s *Conn) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 			switch {
 			case e == nil:
 				cl.Reply, cl.Err, served = v, nil, true
-			case attempt < 2 && redis.HasErrorPrefix(e, "NOSCRIPT"):
-				unknown = append(unknown, cl)
-			default:
-				cl.Reply, cl.Err = nil, s.cfg.Classify(e)
-				served = served || answered(e)
-				s.refused(e)
+				continue
+			case unknown < 2 && redis.HasErrorPrefix(e, "NOSCRIPT"):
+				again, load = append(again, cl), true
+			case moving(e):
+				again = append(again, cl)
 			}
+			cl.Reply, cl.Err = nil, s.cfg.Classify(e)
+			served = served || answered(e)
+			s.refused(e)
 		}
-		if len(unknown) == 0 {
+		if len(again) == 0 {
 			if served {
 				return nil
 			}
 			return err
 		}
-		if attempt == 0 {
-			if err := s.loadScripts(ctx, c); err != nil {
-				return err
+		switch {
+		case load:
+			if unknown++; unknown == 1 {
+				if err := s.loadScripts(ctx, c); err != nil {
+					return err
+				}
+			}
+		default:
+			select {
+			case <-ctx.Done():
+				return nil // Redis answers
+			case <-time.After(movingPause):
 			}
 		}
-		calls = unknown
+		calls = again
 	}
 }
 

@@ -3,9 +3,9 @@ package redisconn
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	pingEvery    = 2 * time.Second // a subscription that hears nothing for two of them is dead
+	pingEvery    = 2 * time.Second // a subscription that has not received a ping when the next is due is dead
 	resubscribe  = 100 * time.Millisecond
 	resubscribeM = 2 * time.Second // the longest pause between two tries
 )
@@ -80,7 +80,8 @@ func (s *Conn) listen(ctx context.Context, sub *Subscription) error {
 		for name := range sub.Channels {
 			names = append(names, name)
 		}
-		return sub.hear(ctx, c.Subscribe(ctx), slices.Values([][]string{names}), (*redis.PubSub).Subscribe)
+		ps := c.Subscribe(ctx)
+		return sub.hear(ctx, ps, names, len(names)+1, (*redis.PubSub).Subscribe, c.UniversalClient.Publish)
 	}
 	shards := map[*redis.Client][]string{}
 	for name := range sub.Channels {
@@ -101,7 +102,7 @@ func (s *Conn) listen(ctx context.Context, sub *Subscription) error {
 		wg.Go(func() {
 			defer cancel()
 			// One command cannot name channels of several slots.
-			errs <- sub.hear(ctx, m.SSubscribe(ctx), slices.Chunk(names, 1), (*redis.PubSub).SSubscribe)
+			errs <- sub.hear(ctx, m.SSubscribe(ctx), names, 1, (*redis.PubSub).SSubscribe, c.SPublish)
 		})
 	}
 	err = <-errs
@@ -111,15 +112,32 @@ func (s *Conn) listen(ctx context.Context, sub *Subscription) error {
 
 var errSilent = errors.New("it hears nothing")
 
-// hear runs one connection until it fails. go-redis would subscribe anew by itself, but
-// not across slots, and would not say that it has: so at the first error it is closed.
-func (sub *Subscription) hear(ctx context.Context, ps *redis.PubSub, commands iter.Seq[[]string], subscribe func(*redis.PubSub, context.Context, ...string) error) error {
+type (
+	subscribeFunc = func(*redis.PubSub, context.Context, ...string) error
+	publishFunc   = func(ctx context.Context, channel string, message any) *redis.IntCmd
+)
+
+// hear subscribes to the channels, up to perCommand at once, and runs the connection until it
+// fails. go-redis would subscribe anew by itself, but not across slots, and would not say that it
+// has: so at the first error it is closed.
+//
+// A ping is published the way all updates are, on a channel of this connection's own in the same
+// slot. A former master that lives on would answer a PING, but does not receive what is published.
+func (sub *Subscription) hear(
+	ctx context.Context, ps *redis.PubSub, channels []string, perCommand int, subscribe subscribeFunc, publish publishFunc,
+) error {
+	own := channels[0] + "/" + crand.Text()
 	var heard atomic.Bool
 	heard.Store(true)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
+	ping := func() error {
+		ctx, cancel := context.WithTimeout(ctx, sub.Ping)
+		defer cancel()
+		return publish(ctx, own, "").Err()
+	}
 	wg.Go(func() {
 		defer ps.Close() // ends Receive below
 		tick := time.NewTicker(sub.Ping)
@@ -134,13 +152,13 @@ func (sub *Subscription) hear(ctx context.Context, ps *redis.PubSub, commands it
 				cancel(errSilent)
 				return
 			}
-			if err := ps.Ping(ctx); err != nil {
+			if err := ping(); err != nil {
 				cancel(err)
 				return
 			}
 		}
 	})
-	for names := range commands {
+	for names := range slices.Chunk(append(channels, own), perCommand) {
 		if err := subscribe(ps, ctx, names...); err != nil {
 			return err
 		}
@@ -150,7 +168,6 @@ func (sub *Subscription) hear(ctx context.Context, ps *redis.PubSub, commands it
 		if err != nil {
 			return errors.Join(context.Cause(ctx), err)
 		}
-		heard.Store(true)
 		switch m := msg.(type) {
 		case *redis.Subscription:
 			n, ok := sub.Channels[m.Channel]
@@ -164,7 +181,9 @@ func (sub *Subscription) hear(ctx context.Context, ps *redis.PubSub, commands it
 		case *redis.Pong:
 			sub.Listener.Pong(m.Payload)
 		case *redis.Message:
-			if n, ok := sub.Channels[m.Channel]; ok {
+			if m.Channel == own {
+				heard.Store(true)
+			} else if n, ok := sub.Channels[m.Channel]; ok {
 				sub.Listener.Heard(n, m.Payload)
 			}
 		}

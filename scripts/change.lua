@@ -10,19 +10,25 @@
 -- Returns  1, or 0 if the key was seen before.
 -- Safe to repeat with a key. Without a key every run counts. O(1).
 --#include publish.lua
+--#include void.lua
 
 if KEYS[3] and redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
 local user = ARGV[4]
 local old = redis.call('HMGET', KEYS[2], 'level', 'authors', 'by:' .. user)
-redis.call('HLEN', KEYS[1]) -- with foreign data the script fails here, before it writes
+local void = redis.call('HGET', KEYS[1], 'void')
 local time = redis.call('TIME')
 local by, before, inc, last = 0, '0', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), 0
 if old[1] then
   inc, last, by, before = string.match(old[1], '^(%d+) (%d+) (%d+) (%d+)$')
   by, last = tonumber(by), tonumber(last)
 end
+local is = incarnationOf(inc, void)
 local n, authors = string.format('%.0f', last + 1), tonumber(old[2] or 0)
 local sets = {}
+if is ~= inc then
+  inc = is
+  sets[1], sets[2] = 'before', string.format('%.0f', last)
+end
 if user ~= '' and (old[3] or authors < tonumber(ARGV[5])) then
   by = by + 1
   local changes = 0

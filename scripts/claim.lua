@@ -3,10 +3,12 @@
 -- KEYS[1]  {p}:o  hash: the owner of the partition, see README.md
 -- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
 -- ARGV[1]  owner   ARGV[2]  generation   ARGV[3]  id of the calling process
--- ARGV[4]  the process's number of this claim; it grows
+-- ARGV[4]  the process's number of this claim; it grows   ARGV[5]  the epoch of its claim
+--          before, if it claims again since data was lost; otherwise 0
 -- Returns  {epoch, bytes in KEYS[2], the epoch before or 0, shares, members,
 --          1 if the partition has all its members (members.lua)}. The epoch is '' if
---          this process has claimed the partition again since: the call came late.
+--          this process has claimed the partition again since: the call came late. It is 0
+--          if another process has a newer claim than ARGV[5]: that one stays the owner.
 -- Safe to repeat: a claim with the same number gets the same epoch, and a claim with a
 -- lower number does nothing. Under another generation all counts of pages are void. Then
 -- no count needs a correction, and the script deletes KEYS[2]. O(1).
@@ -19,6 +21,8 @@ if old[1] and old[3] == ARGV[3] then
   local n = tonumber(old[4])
   if n == tonumber(ARGV[4]) then return {old[1], pages, old[5] or '0', shares, members, whole} end
   if n > tonumber(ARGV[4]) then return {'', pages, '0', shares, members, 0} end
+elseif old[1] and ARGV[5] ~= '0' and tonumber(old[1]) > tonumber(ARGV[5]) then
+  return {'0', pages, '0', shares, members, 0}
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -93,6 +93,7 @@ for k = 7, #KEYS do
   if live and given == 1 and wide == 1 and length == 0 and is < 256 and not bad then
     had, numbers, m = setOne(old, n, users, p, counts, at + 2, is)
   end
+  local lost, since = users, updated -- of a void page: what it had, and since when
   if not live then
     users, seq, down = 0, 0, 0
     if r then
@@ -126,9 +127,13 @@ for k = 7, #KEYS do
       inc = own
     end
     if delta ~= 0 then
-      local over
-      if remembers then most, over = remembered(live, updated, most, before, before + delta, second) else most = 0 end
-      if over then ended[#ended + 1] = packBytes('>I2', k - 7) .. over end
+      if remembers then
+        local which = packBytes('>I2', k - 7)
+        if r and not live then most = remembered(ended, which, since, most, lost + others, others, updated) end
+        most = remembered(ended, which, updated, most, before, before + delta, second)
+      else
+        most = 0
+      end
       users, seq, updated, latest = users + delta, seq + 1, second, second
       if delta < 0 then down = down - delta end
       if logging then log[#log + 1] = page end

@@ -5,8 +5,8 @@
 -- KEYS[3…] {p}:m:<i>  hashes of members, see members.lua
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  1: return the pages too
 -- ARGV[4]  number of hashes that hold the members
--- Returns  {status, pages, fields and values of members}; status 0 read, 1 there is a
---          newer owner, 2 data was lost, 4 the number of hashes is not ARGV[4].
+-- Returns  {status, pages, fields and values of members, now in unix ms}; status 0 read, 1
+--          there is a newer owner, 2 data was lost, 4 the number of hashes is not ARGV[4].
 -- Reads only. O(members read).
 
 local owner = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'shares')
@@ -20,4 +20,5 @@ if ARGV[3] == '1' then pages = redis.call('GET', KEYS[2]) or '' end
 for i = 3, #KEYS do
   for _, v in ipairs(redis.call('HGETALL', KEYS[i])) do members[#members + 1] = v end
 end
-return {0, pages, members}
+local time = redis.call('TIME')
+return {0, pages, members, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))}

@@ -4,7 +4,8 @@
 -- KEYS[1]  {p}:o  hash, see README.md
 -- KEYS[2]  {p}:d  string: pages whose new count may not be written yet, see README.md
 -- KEYS[3…] {p}:m:<i>  hashes: 8 bytes of user and the page -> end of the hold in
---                 unix ms, or empty. The hashes to drop come first, then those to change
+--                 unix ms of this server, after + if only the hold keeps the user there; or
+--                 empty. The hashes to drop come first, then those to change
 -- ARGV[1]  epoch   ARGV[2]  generation   ARGV[3]  sequence of the change
 -- ARGV[4]  number of the batch in its change, from 0
 -- ARGV[5]  sum of flags: 1 ARGV[8] has all pages of KEYS[2], which begins anew; 2 with this batch all members of this generation are written
@@ -12,7 +13,8 @@
 --          all members first, and this is the number of hashes from then on
 -- ARGV[8]  pages for KEYS[2], in its form. Only batch 0 has pages
 -- ARGV[9…] for each hash to change: the number of members to set, field and value of
---          each, the number to remove, their fields
+--          each, the number to remove, their fields. A value has how many ms the hold lasts,
+--          after + as above; or it is empty
 -- Returns  {status, number of hashes, members}; status 0 written now or before, 1 there is
 --          a newer owner, 2 data was lost, 3 the batch before this one is not written, 4
 --          the number of hashes is not ARGV[6], 5 a later change is written.
@@ -48,9 +50,20 @@ if batch == 0 and ARGV[5] % 2 == 1 then
 elseif ARGV[8] ~= '' then
   redis.call('APPEND', KEYS[2], ARGV[8])
 end
+local now
+local function ends(hold)
+  if not now then
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return string.match(hold, '^%+?') .. string.format('%.0f', now + hold)
+end
 local at = 9
 for i = first, #KEYS do
   local n = 2 * ARGV[at]
+  for j = at + 2, at + n, 2 do
+    if ARGV[j] ~= '' then ARGV[j] = ends(ARGV[j]) end
+  end
   if n > 0 then members = members + redis.call('HSET', KEYS[i], unpack(ARGV, at + 1, at + n)) end
   at = at + n + 1
   n = tonumber(ARGV[at])

@@ -92,6 +92,7 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
   elseif hadInc or up > down then
     if hadInc == inc then up, down = math.max(up, hadUp), math.max(down, hadDown) end
     local live, body = r == rebuild, ''
+    local lost, since = users, updated -- of a void page: what it had, and since when
     if live then
       body = string.sub(text, pageHead + 1, #text - length)
     else
@@ -105,10 +106,10 @@ for k = 4, to > cursor and #KEYS or 3 do -- otherwise all of it is known, or was
     local after = users + sum + mine
     held = held or silent
     if not same then
+      local which = packBytes('>I2', #w.page) .. w.page
+      if r and not live then most = remembered(ended, which, since, most, lost + before, before, updated) end
       if before ~= after then
-        local over
-        most, over = remembered(live, updated, most or 0, before, after, tonumber(time[1]))
-        if over then ended[#ended + 1] = packBytes('>I2', #w.page) .. w.page .. over end
+        most = remembered(ended, which, updated, most or 0, before, after, tonumber(time[1]))
         seq, updated = seq + 1, tonumber(time[1])
         records[#records + 1] = countHead(#w.page) .. w.page .. countTail(after, updated, vinc, seq + offset)
       end

@@ -8,13 +8,20 @@
 --#include pairs.lua
 --#include page.lua
 
-local state = redis.call('HMGET', KEYS[1], 'rebuild', 'peers')
+local state = redis.call('HMGET', KEYS[1], 'rebuild', 'peers', 'voided')
 local text = redis.call('GET', KEYS[2])
 local r, users, updated, _, _, _, _, length, most = readPage(text, KEYS[2])
-local reply = {0, 0, 0, redis.call('GET', KEYS[3]) or ''}
-if r and r == tonumber(state[1] or 0) then
-  users = users + elsewhere(pairsOf(text, length), readPeers(state[2], updated), updated)
-  reply[1], reply[2], reply[3] = math.floor(updated / 60), math.max(most, users), users
+local ended, reply = {redis.call('GET', KEYS[3]) or ''}, {0, 0, 0, ''}
+if r then
+  local others = elsewhere(pairsOf(text, length), readPeers(state[2], updated), updated)
+  if r ~= tonumber(state[1] or 0) then
+    most = remembered(ended, '', updated, most, users + others, others, tonumber(state[3] or 0))
+    users, updated = 0, tonumber(state[3] or 0)
+  end
+  users = users + others
+  reply = {math.floor(updated / 60), math.max(most, users), users, table.concat(ended)}
+else
+  reply[4] = ended[1]
 end
 for k = 4, #KEYS do reply[#reply + 1] = redis.call('HGETALL', KEYS[k]) end
 return reply

@@ -41,17 +41,18 @@ local function pageStart(rebuild, users, updated, inc, seq, own, down, length, m
 end
 
 -- remembered returns the greatest total in the minute of a change from before to after,
--- which is now (in seconds). If that is the first change in the minute, it also returns
--- the bytes of the last minute with a change, see remember.lua. most is its greatest total,
--- and updated its time; live is false if the page was void.
-local function remembered(live, updated, most, before, after, now)
-  if not live then return math.max(before, after) end
-  local was, ended = math.floor(updated / 60), nil
+-- which is now (in seconds). If that is the first change in the minute, it also adds the
+-- last minute with a change to ended, after what says which page that is: its bytes, see
+-- remember.lua. most is the greatest total in that minute, and updated the time of its last
+-- change; 0: there was none. That a page became void is a change, too.
+local function remembered(ended, which, updated, most, before, after, now)
+  if updated == 0 then return math.max(before, after) end
+  local was = math.floor(updated / 60)
   if was < math.floor(now / 60) then
-    ended = packBytes('>I4I5I5', was, math.max(most, before), before)
+    ended[#ended + 1] = which .. packBytes('>I4I5I5', was, math.max(most, before), before)
     most = before
   end
-  return math.max(most, before, after), ended
+  return math.max(most, before, after)
 end
 
 -- pageCounts returns what the text of a page begins with, up to the length of the pairs.

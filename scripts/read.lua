@@ -7,20 +7,20 @@
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  number of partitions
 -- ARGV[4]  length of the prefix of the pages' keys   ARGV[5]  prefix of the pages' topics
 -- ARGV[6]  gateway; empty: only read   ARGV[7]  1: return the regions' parts too
--- Returns  {'1' if counts may lack users, otherwise '0'; then 'incarnation sequence value'
---          per page (countValue); then, if asked, the parts of each page: the users in
---          this region and ' name=users' per region that counts}
+-- Returns  {'1' if counts may lack users, otherwise '0'; the bucket's generation, or ''; then
+--          'incarnation sequence value' per page (countValue); then, if asked, the parts of each
+--          page: the users in this region and ' name=users' per region that counts}
 -- Safe to repeat: an endpoint that is already there is not published again. O(pages).
 --#include pairs.lua
 --#include publish.lua
 --#include page.lua
 
-local state = redis.call('HMGET', KEYS[1], 'rebuild', 'void', 'base', 'voided', 'peers', 'offset')
+local state = redis.call('HMGET', KEYS[1], 'rebuild', 'void', 'base', 'voided', 'peers', 'offset', 'generation')
 local rebuild, void, base = tonumber(state[1] or 0), tonumber(state[2] or 0), tonumber(state[3] or 0)
 local offset = tonumber(state[6] or 0)
 local peers, waits, out = readPeers(state[5], tonumber(redis.call('TIME')[1]))
 local stale = redis.call('SCARD', KEYS[2]) < tonumber(ARGV[3]) or waits
-local reply, parts = {stale and '1' or '0'}, {}
+local reply, parts = {stale and '1' or '0', state[7] or ''}, {}
 local pages = redis.call('MGET', unpack(KEYS, 4))
 for k = 4, #KEYS do
   local text = pages[k - 3]
@@ -31,12 +31,12 @@ for k = 4, #KEYS do
   end
   if not r then
     users = 0
-    reply[k - 2] = string.format('%.0f 0 ', base) .. countValue(0, 0, out)
+    reply[k - 1] = string.format('%.0f 0 ', base) .. countValue(0, 0, out)
   elseif length > 0 or offset > 0 then
     local others, latest = elsewhere(pairsText, peers, updated)
-    reply[k - 2] = whole(inc) .. ' ' .. seq + offset .. ' ' .. countValue(users + others, latest, out)
+    reply[k - 1] = whole(inc) .. ' ' .. seq + offset .. ' ' .. countValue(users + others, latest, out)
   else
-    reply[k - 2] = whole(inc) .. ' ' .. seq .. ' ' .. countValue(users, updated, out)
+    reply[k - 1] = whole(inc) .. ' ' .. seq .. ' ' .. countValue(users, updated, out)
   end
   if ARGV[7] == '1' then
     local part = string.format('%.0f', users) -- a number in a reply would not be text

@@ -10,15 +10,20 @@
 -- then     fact, value, …. A value may be a list, a,b,c: each of its values is right,
 --          and the first is written. If there are facts, the first fact given is one
 --          of them. Any other given fact that is missing belongs to a later version,
---          and is added. The script ignores facts that are not given.
+--          and is added. The script ignores facts that are not given. The fact postgres
+--          goes from none to behind, and is added, only while no other process runs.
 -- Returns  {'ok', seals there are, id, seal, …, name, 'end incarnation roles', …} of all live leases,
 --          {'missing'} if there are no facts and they may not be written,
 --          {'differs', fact, value in KEYS[1]} or {'taken', ms left of that lease}.
 -- Safe to repeat: a lease is moved, not added. O(processes).
 
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local leases = redis.call('HGETALL', KEYS[2])
 local runs = false -- the process was accepted and has its lease: it only restores what is missing
+local others = false
 for i = 1, #leases, 2 do
+  others = others or leases[i] ~= ARGV[1] and tonumber(string.match(leases[i + 1], '^(%d+) ') or 0) > now
   runs = runs or ARGV[5] == '2' and leases[i] == ARGV[1] and string.match(leases[i + 1], '^%d+ (%d+) ') == ARGV[2]
 end
 local facts, known, write, seals = redis.call('HGETALL', KEYS[1]), {}, {}, {}
@@ -46,16 +51,19 @@ end
 for i = first, #ARGV, 2 do
   local value, ours = known[ARGV[i]], ARGV[i + 1]
   local new = not value and (runs or #facts == 0 or i > first)
-  if not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
+  local skip = false
+  if ARGV[i] == 'postgres' and #facts > 0 then
+    skip = not value and others -- they may be of a version that does not know the fact
+    new = not others and (not value or value == 'none' and ours == 'behind')
+  end
+  if not skip and not new and not runs and not (value and string.find(',' .. ours .. ',', ',' .. value .. ',', 1, true)) then
     return {'differs', ARGV[i], value or ''}
   end
-  if new or not runs then -- the first value of a list is written, so that secrets can rotate
+  if not skip and (new or not runs) then -- the first value of a list is written, so that secrets can rotate
     write[#write + 1] = ARGV[i]
     write[#write + 1] = (string.gsub(ours, ',.*', ''))
   end
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local reply, over = {'ok', tostring(#seals / 2), unpack(seals)}, {}
 for i = 1, #leases, 2 do
   local ends, incarnation = string.match(leases[i + 1], '^(%d+) (%d+) ')

@@ -11,14 +11,15 @@
 -- Returns  the new 'incarnation sequence', or empty if the version was not ARGV[4].
 -- Safe to repeat: the second call finds another version. O(follows given).
 --#include publish.lua
+--#include void.lua
 
-local old = string.match(redis.call('HGET', KEYS[2], '') or '', '^%d+ %d+') or '0 0'
-if old ~= ARGV[4] then return '' end
-redis.call('HLEN', KEYS[1]) -- with foreign data the script fails here, before it writes
-local inc, seq = string.match(old, '^(%d+) (%d+)$')
+local inc, seq = string.match(redis.call('HGET', KEYS[2], '') or '0 0 ', '^(%d+) (%d+) ')
+local void = redis.call('HGET', KEYS[1], 'void')
+if inc ~= '0' then inc = incarnationOf(inc, void) end
+if inc .. ' ' .. seq ~= ARGV[4] then return '' end
 if inc == '0' then
   local time = redis.call('TIME')
-  inc = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+  inc = incarnationOf(string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), void)
 end
 seq = string.format('%.0f', seq + 1)
 local sets, gone = {'', inc .. ' ' .. seq .. ' ' .. ARGV[5]}, {}

@@ -6,16 +6,20 @@
 -- KEYS[3…] hashes; a field of each has the update
 -- ARGV[1]  channel   ARGV[2]  PUBLISH or SPUBLISH   ARGV[3]  gateway; empty: only read
 -- ARGV[4]  the field   ARGV[5…]  the topics of KEYS[3…]
--- Returns  {'0', then 'incarnation sequence value' per topic, or '' if it has no update}.
---          The '0' stands where read.lua says whether counts are stale; these never are.
+-- Returns  {'0'; the bucket's generation, or ''; then 'incarnation sequence value' per topic, or ''
+--          if it has no update}. The '0' stands where read.lua says whether counts may lack users.
 -- Safe to repeat: only a new endpoint is published. O(topics).
 --#include publish.lua
+--#include void.lua
 
-local reply, records = {'0'}, {}
-for k = 3, #KEYS do reply[k - 1] = redis.call('HGET', KEYS[k], ARGV[4]) or '' end
+local state = redis.call('HMGET', KEYS[1], 'generation', 'void')
+local reply, records = {'0', state[1] or ''}, {}
+for k = 3, #KEYS do
+  local inc, rest = string.match(redis.call('HGET', KEYS[k], ARGV[4]) or '', '^(%d+)( .*)$')
+  reply[k] = inc and incarnationOf(inc, state[2]) .. rest or ''
+end
 local gateway = ARGV[3]
 if gateway ~= '' then
-  redis.call('HLEN', KEYS[1]) -- with foreign data the script fails here, before it writes
   redis.call('SCARD', KEYS[2])
   for k = 3, #KEYS do attach(KEYS[2], gateway, ARGV[k + 2], records) end
   if #records > 0 then publish(KEYS[1], ARGV[1], ARGV[2], false, false, '', records) end

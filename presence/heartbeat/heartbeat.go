@@ -27,7 +27,7 @@ import (
 // Source is one life of one gateway: a gateway that restarts is another source.
 type Source struct {
 	Gateway     string
-	Incarnation uint64 // unix milliseconds of its start
+	Incarnation uint64 // see presence.NewIncarnation
 }
 
 // Kind is what an Op does. The values are part of the datagram format: new ones may

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence/heartbeat"
 )
 
@@ -24,13 +25,13 @@ func TestProbe(t *testing.T) {
 	to := conn.LocalAddr().String()
 	tr, _ := start(t, heartbeat.Config{Conn: conn, Name: to, Keys: [][]byte{[]byte("new"), []byte("old")}})
 	for _, secrets := range [][][]byte{{[]byte("new")}, {[]byte("old"), []byte("new")}} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 		if err := heartbeat.Probe(ctx, to, secrets); err != nil {
 			t.Errorf("%s: %v", secrets, err)
 		}
 		cancel()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	go func() { // ends when the datagram was refused
 		defer cancel()
 		for ctx.Err() == nil && metric(t, tr, "datagrams_dropped_total", "in key") == 0 {
@@ -47,7 +48,7 @@ func TestProbe(t *testing.T) {
 	// An old process, or a firewall, says nothing.
 	deaf := listen()
 	defer deaf.Close()
-	soon, stop := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	soon, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
 	if err := heartbeat.Probe(soon, deaf.LocalAddr().String(), nil); err == nil {
 		t.Error("who does not answer was heard")

@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	. "headcount/presence/heartbeat"
 	"headcount/presence/seal"
@@ -441,21 +442,12 @@ func TestOverUDP(t *testing.T) {
 				default:
 				}
 			})})
-			again := time.NewTicker(20 * time.Millisecond)
-			defer again.Stop()
-			giveUp := time.After(10 * time.Second)
-			for {
+			testkit.Eventually(t, "an answer", func() bool {
 				gw.SendBeat(b.LocalAddr().String(), beatOf(a.LocalAddr().String(), 1, 1, 1+271))
-				select {
-				case r := <-replies:
-					if len(r.Unknown) != 2 || r.Partition != 1 {
-						t.Errorf("%+v", r)
-					}
-					return
-				case <-again.C:
-				case <-giveUp:
-					t.Fatal("no answer")
-				}
+				return len(replies) > 0
+			})
+			if r := <-replies; len(r.Unknown) != 2 || r.Partition != 1 {
+				t.Errorf("%+v", r)
 			}
 		})
 	}
@@ -464,42 +456,13 @@ func TestOverUDP(t *testing.T) {
 func TestNamesAreResolved(t *testing.T) {
 	a, b := loopback(t), loopback(t)
 	_, port, _ := net.SplitHostPort(b.LocalAddr().String())
-	got := make(chan *Beat, 100)
-	start(t, Config{Conn: b, Name: "localhost:" + port, OnBeat: onBeat(func(m *Beat) { got <- m })})
+	var got atomic.Bool
+	start(t, Config{Conn: b, Name: "localhost:" + port, OnBeat: onBeat(func(*Beat) { got.Store(true) })})
 	gw, _ := start(t, Config{Conn: a, Name: "a:1", Incarnation: 1})
-	for range 200 {
+	testkit.Eventually(t, "a beat", func() bool {
 		gw.SendBeat("localhost:"+port, beatOf("a:1", 1, 1))
-		select {
-		case <-got:
-			return
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	t.Fatal("nothing came")
-}
-
-// BenchmarkTransport counts heartbeats from SendBeat to OnBeat over the loopback, with
-// both ends in this process.
-func BenchmarkTransport(b *testing.B) {
-	from, to := loopback(b), loopback(b)
-	var got atomic.Int64
-	_, stopNode := start(b, Config{Conn: to, Keys: secret, Name: to.LocalAddr().String(), OnBeat: onBeat(func(m *Beat) { got.Add(int64(len(m.Alive))) })})
-	gw, stop := start(b, Config{Conn: from, Keys: secret, Name: from.LocalAddr().String(), Incarnation: 1})
-	users := make([]presence.User, 1024)
-	sent := 0
-	for b.Loop() {
-		gw.SendBeat(to.LocalAddr().String(), beatOf(from.LocalAddr().String(), 0, users...))
-		sent += len(users)
-		for int64(sent)-got.Load() > 1<<14 { // lost datagrams would make it wait
-			time.Sleep(50 * time.Microsecond)
-			if int64(sent)-got.Load() > 1<<14 {
-				sent = int(got.Load())
-			}
-		}
-	}
-	b.ReportMetric(float64(got.Load())/b.Elapsed().Seconds()/1e6, "Mbeats/s")
-	stop()
-	stopNode()
+		return got.Load()
+	})
 }
 
 // These functions serve as Beats, Replies and Tables.

@@ -15,6 +15,10 @@
 // time, is gone. After an outage of the store no process is missed at once: the
 // others may not have renewed yet.
 //
+// A starting process watches for 1.7 s before it has roles in its lease. A process that
+// was killed and is back before its lease ended has them at once: it has watched while
+// it waited, and its partitions never leave it.
+//
 // # Ownership
 //
 // Consistent hashing with bounded loads makes a table of the live processes:
@@ -29,7 +33,8 @@
 // to the partition and to every bucket. Every write checks the epoch, even for
 // pages that the new owner never wrote. From time to time a node proves its claims
 // with an empty write, so a node that lost a partition finds out even when it has
-// nothing to write.
+// nothing to write. After a loss of data a node claims its partitions again, but for
+// those with a newer claim of another process.
 //
 // # Leaving
 //

@@ -55,8 +55,9 @@ type lease struct {
 	missed             bool      // the last renewal failed
 	since              time.Time // since then the store has answered every call
 	leased             time.Time // first renewal that succeeded
-	waits              bool      // the last answer was ErrNoFacts
-	newborn            bool      // the process waited for the facts, and no call has failed since
+	waits              bool      // the last answer was ErrNoFacts, or ErrNameTaken before the first lease
+	returns            bool      // the process waited for the lease of its own former life to end
+	newborn            bool      // the process waited for either, and no call has failed since
 	settled            bool      // the process takes part
 	nodes, dispatchers []string  // the members of the table
 	check              time.Time // when the node must prove all its claims; zero: no time is set
@@ -90,14 +91,14 @@ func (m *Member) membership(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case errors.Is(err, presence.ErrNameTaken) && (!first || time.Since(begun) > nameWait):
+			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
 		case m.lease.waits:
 			soon.Reset(factsPoll)
 		case err == nil && !m.lease.settled:
 			soon.Reset(time.Until(m.lease.settles()))
 		case errors.Is(err, presence.ErrFacts) && first:
 			return err // only a starting process must fit the facts; a running one stays
-		case errors.Is(err, presence.ErrNameTaken) && (!first || time.Since(begun) > nameWait):
-			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
 		case err != nil && failed == 0 && first:
 			m.log.Info().Err(err).Msg("waiting for the cluster")
 			failed++
@@ -127,14 +128,19 @@ func (m *Member) renew(ctx context.Context) error {
 	if m.leaving.Load() && !m.alone || !l.settled && !l.newborn {
 		// A starting or leaving process has a lease but owns nothing. In a new cluster
 		// (newborn) all processes announce their roles at once, so that their first
-		// tables are the same.
+		// tables are the same. So does one that was killed and is back before its lease
+		// ended: nobody else takes its partitions, so they change hands only once.
 		self.Roles = nil
 	}
 	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
-	if errors.Is(err, presence.ErrNoFacts) {
+	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
+	if l.returns = l.returns || taken; taken || errors.Is(err, presence.ErrNoFacts) {
 		if !l.waits {
 			l.waits, l.newborn, l.since = true, true, now
+			if taken {
+				m.log.Info().Err(err).Msg("waiting for the cluster")
+			}
 		}
 		return err
 	}
@@ -159,6 +165,9 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 	if l.leased.IsZero() {
 		l.leased = now
+		if l.returns {
+			m.died(&sighting{Process: presence.Process{Name: self.Name}, at: now})
+		}
 	}
 	m.sight(processes, now, late)
 	m.showMembers()

@@ -77,7 +77,8 @@ func (m *Member) followStore(ctx context.Context) error {
 	}
 }
 
-// awaitCounts waits until complete counts of all pages can be read for the first time.
+// awaitCounts waits until complete counts of all pages can be read for the first time. Each look reads one page of
+// every bucket, also of those that were complete before: while partitions change hands a bucket may lack users again.
 func (m *Member) awaitCounts(ctx context.Context) error {
 	pages := pagePerBucket(m.buckets)
 	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, lastLook) {

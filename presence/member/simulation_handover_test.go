@@ -15,7 +15,7 @@ import (
 // than the owner itself does, so nobody hears of the return for a while; and yet no
 // count falls.
 func TestALateReturnDuringAHandover(t *testing.T) {
-	for moment := range 20 {
+	for moment := range moments(20) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(seedOf(5), false) // gateways and nodes are apart
 			defer s.end()

@@ -15,11 +15,29 @@ func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 	const limit = simGrace + 3*time.Second
 	worst := time.Duration(0)
 	for _, pause := range []time.Duration{0, time.Second, 2 * time.Second} {
-		for moment := range 6 {
+		for moment := range moments(6) {
 			synctest.Test(t, func(t *testing.T) {
-				took, who := replace(pause, time.Duration(moment)*renewEvery/6)
+				took, who := replace(false, pause, time.Duration(moment)*renewEvery/6)
 				if worst = max(worst, took); took > limit {
 					t.Errorf("started again after %s, moment %d: %s was counted for %s, which is more than %s", pause, moment, who, took, limit)
+				}
+			})
+		}
+	}
+	t.Logf("the last was gone %s after leaving", worst)
+}
+
+// TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced: the same, of a process that is
+// killed and started again before or after it is missed. Its own users are as those of any gateway that dies.
+func TestLeaversAreGoneInTimeWhileAProcessIsKilledAndReplaced(t *testing.T) {
+	const limit = 10 * time.Second
+	worst := time.Duration(0)
+	for pause := range 8 {
+		for moment := range 6 {
+			synctest.Test(t, func(t *testing.T) {
+				took, who := replace(true, time.Duration(pause)*time.Second, time.Duration(moment)*renewEvery/6)
+				if worst = max(worst, took); took > limit {
+					t.Errorf("started again after %d s, moment %d: %s was counted for %s, which is more than %s", pause, moment, who, took, limit)
 				}
 			})
 		}
@@ -30,7 +48,7 @@ func TestLeaversAreGoneInTimeWhileAProcessIsReplaced(t *testing.T) {
 // replace replaces a process, which takes the given pause to start, and has users leave from a
 // second before until it has its partitions again. It returns the longest time for which one of
 // them was counted.
-func replace(pause, moment time.Duration) (longest time.Duration, whose string) {
+func replace(killed bool, pause, moment time.Duration) (longest time.Duration, whose string) {
 	s := wholesOf(uint64(1 + moment/time.Millisecond))
 	defer s.end()
 	for _, m := range s.members {
@@ -40,7 +58,11 @@ func replace(pause, moment time.Duration) (longest time.Duration, whose string) 
 	for i := range 70 {
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)
-		s.newTab(u, s.where[i%len(s.where)], nil, u.name)
+		where := s.where
+		if killed { // who is there is not gone before the gateway is missed
+			where = where[1:]
+		}
+		s.newTab(u, where[i%len(where)], nil, u.name)
 	}
 	time.Sleep(5*time.Second + moment)
 	done := make(chan struct{})
@@ -50,8 +72,13 @@ func replace(pause, moment time.Duration) (longest time.Duration, whose string) 
 	}()
 	time.Sleep(time.Second)
 	m := s.members[0]
-	s.leave(m)
-	<-m.left
+	if killed {
+		m.life.kill(false)
+		defer m.stop()
+	} else {
+		s.leave(m)
+		<-m.left
+	}
 	time.Sleep(pause)
 	s.start(m)
 	<-done
@@ -93,7 +120,7 @@ func (s *simulation) leaveOneByOne(every time.Duration) (longest time.Duration, 
 // TestEverybodySoonKnowsWhoLeaves: a process that leaves says so at once, and whoever hears from a
 // process with another table looks at the leases at once.
 func TestEverybodySoonKnowsWhoLeaves(t *testing.T) {
-	for moment := range 6 {
+	for moment := range moments(6) {
 		synctest.Test(t, func(t *testing.T) {
 			s := wholesOf(1)
 			defer s.end()

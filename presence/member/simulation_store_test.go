@@ -238,6 +238,9 @@ func (h *handle) Claim(ctx context.Context, owner string, partitions []int, agai
 		claims, err = h.inner.Claim(ctx, owner, partitions, again)
 		for i := range claims {
 			c := &claims[i]
+			if c.Epoch == 0 { // another one has claimed it since
+				continue
+			}
 			c.Epoch += h.epochs
 			if c.Former > 0 {
 				c.Former += h.epochs

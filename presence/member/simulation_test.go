@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	stdlog "log"
 	"maps"
 	"math/rand/v2"
@@ -28,6 +29,7 @@ import (
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/identity"
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/memstore"
@@ -42,9 +44,18 @@ import (
 // the same moment is the scheduler's, so a rare failure may take more than one
 // replay: -count 20.
 
+// defaultSeeds is fewer with the race detector, with which a seed takes six times as long. These seeds look for
+// races; the runs without it look for everything else.
+func defaultSeeds() int {
+	if testkit.Race {
+		return 30
+	}
+	return 150
+}
+
 var (
 	simSeed  = flag.Uint64("seed", 0, "replay the simulation of this seed, with its log")
-	simSeeds = flag.Int("seeds", simDefault, "number of seeds to simulate")
+	simSeeds = flag.Int("seeds", defaultSeeds(), "number of seeds to simulate")
 	simFirst = flag.Uint64("first", 1, "the first of these seeds")
 	simAll   = flag.Bool("all-seeds", false, "go on after a seed that fails")
 )
@@ -102,6 +113,19 @@ func simulateSeed(t *testing.T, seed uint64) {
 			t.Errorf("seed %d: %s\nreplay: go test ./presence/member -run Simulation -seed %d", seed, s.failure, seed)
 		}
 	})
+}
+
+// moments yields the numbers below n, or with -short every third: the moments of an interval at which
+// something may happen.
+func moments(n int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		step := 1
+		if testing.Short() {
+			step = 3
+		}
+		for i := 0; i < n && yield(i); i += step {
+		}
+	}
 }
 
 const (

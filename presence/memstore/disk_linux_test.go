@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/unread"
 )
@@ -83,7 +84,7 @@ func TestDiskFails(t *testing.T) {
 	})
 	<-heard // it watches: read all
 	mend := breakFile(t, dir)
-	begin := time.Now()
+	begin := testkit.NewStopwatch(t)
 	for range 300 {
 		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("a change that is not on disk: %v", err)
@@ -92,7 +93,7 @@ func TestDiskFails(t *testing.T) {
 			t.Fatalf("a follow that is not on disk: %v", err)
 		}
 	}
-	if took := time.Since(begin); took > 10*time.Second {
+	if took := begin.Elapsed(); took > 10*time.Second {
 		t.Errorf("600 refusals took %s", took)
 	}
 	if err := s.Writable(); err == nil || !strings.Contains(err.Error(), "the data directory cannot be written: ") {
@@ -107,11 +108,7 @@ func TestDiskFails(t *testing.T) {
 		t.Errorf("%d changes and %d follows after all were refused", all, follows)
 	}
 	mend()
-	for end := time.Now().Add(30 * time.Second); s.Writable() != nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the disk is well, and Writable says ", s.Writable())
-		}
-	}
+	testkit.Eventually(t, "Writable, as the disk is well", func() bool { return s.Writable() == nil })
 	for range 2 {
 		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); err != nil {
 			t.Fatal(err)

@@ -71,11 +71,14 @@ type Store struct {
 }
 
 type partition struct {
+	owner    string
 	epoch    uint64
 	claimed  time.Time // when epoch was given out; zero: in a former life, or never
 	sequence uint64
 	complete bool
-	members  map[member]int64 // -> end of the hold in unix milliseconds, or 0
+	// members have the end of the hold in unix milliseconds, or 0. It is negative when only
+	// the hold keeps the user there.
+	members map[member]int64
 }
 
 type member struct {
@@ -180,7 +183,7 @@ func (s *Store) Close() error {
 func (s *Store) Generation(context.Context) (uint64, error) { return 0, nil }
 
 // Claim implements presence.Partitions.
-func (s *Store) Claim(_ context.Context, _ string, partitions []int, _ bool) ([]presence.Claim, error) {
+func (s *Store) Claim(_ context.Context, owner string, partitions []int, again bool) ([]presence.Claim, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch++
@@ -188,11 +191,15 @@ func (s *Store) Claim(_ context.Context, _ string, partitions []int, _ bool) ([]
 	now := time.Now()
 	for i, id := range partitions {
 		p := &s.partitions[id]
+		if again && p.owner != "" && p.owner != owner {
+			claims[i] = presence.Claim{Partition: id}
+			continue
+		}
 		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: p.epoch, Whole: p.complete}
 		if !p.claimed.IsZero() {
 			claims[i].Held = now.Sub(p.claimed)
 		}
-		p.epoch, p.claimed, p.sequence = s.epoch, now, 0
+		p.owner, p.epoch, p.claimed, p.sequence = owner, s.epoch, now, 0
 	}
 	return claims, nil
 }
@@ -211,7 +218,7 @@ func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Sna
 		for m, hold := range p.members {
 			member := presence.Member{User: m.user, Page: m.page}
 			if hold != 0 {
-				member.Hold = time.UnixMilli(hold)
+				member.Hold, member.Alone = time.UnixMilli(max(hold, -hold)), hold < 0
 			}
 			snaps[i].Members = append(snaps[i].Members, member)
 		}
@@ -249,6 +256,8 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 				delete(p.members, key)
 			case m.Hold.IsZero():
 				p.members[key] = 0
+			case m.Alone:
+				p.members[key] = -m.Hold.UnixMilli()
 			default:
 				p.members[key] = m.Hold.UnixMilli()
 			}

@@ -11,12 +11,29 @@ import (
 	"headcount/presence/storetest"
 )
 
-func TestProcessesContract(t *testing.T) {
-	storetest.RunProcesses(t, func(testing.TB) storetest.ProcessStore { return memstore.New(memstore.Config{Region: "local"}) })
-}
+var forContract = memstore.Config{Region: "local", PageStats: time.Hour}
 
 func TestContract(t *testing.T) {
-	storetest.Run(t, func(testing.TB) presence.Store { return memstore.New(memstore.Config{}) })
+	storetest.Run(t, storetest.Full, func(testing.TB) storetest.Store { return memstore.New(forContract) })
+}
+
+func TestContractOnDisk(t *testing.T) {
+	storetest.Run(t, storetest.Core, func(t testing.TB) storetest.Store {
+		s, err := memstore.Open(t.TempDir(), forContract)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return s
+	})
+}
+
+func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
+	storetest.SlowWatcher(t, memstore.New(memstore.Config{Backlog: 50}))
 }
 
 func write(t *testing.T, s *memstore.Store, c presence.Claim, seq uint64, page string, users int64) presence.Count {
@@ -82,30 +99,4 @@ func TestEmptyPagesAreForgotten(t *testing.T) {
 			t.Fatalf("old came back as %s after %s", back.Version, first.Version)
 		}
 	})
-}
-
-func TestUnreadContract(t *testing.T) {
-	storetest.RunUnread(t, func(testing.TB) storetest.UnreadStore { return memstore.New(memstore.Config{}) })
-}
-
-func TestUnreadContractOnDisk(t *testing.T) {
-	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return openDir(t, t.TempDir()) })
-}
-
-func openDir(t testing.TB, dir string) *memstore.Store {
-	t.Helper()
-	s, err := memstore.Open(dir, memstore.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
-func TestMinutesContract(t *testing.T) {
-	storetest.RunMinutes(t, func(testing.TB) storetest.MinuteStore { return memstore.New(memstore.Config{PageStats: time.Hour}) })
 }

@@ -143,8 +143,8 @@ func (s *Store) loadPresent(now time.Time) {
 	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
 	for id, members := range partitions {
 		for m, hold := range members {
-			if recent || hold > now.UnixMilli() && hold <= latest {
-				s.partitions[id].members[m] = min(hold, latest)
+			if end := max(hold, -hold); recent || end > now.UnixMilli() && end <= latest {
+				s.partitions[id].members[m] = max(-latest, min(hold, latest))
 			}
 		}
 	}

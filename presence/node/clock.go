@@ -15,6 +15,10 @@ const (
 	clockStep = 4 * clockTick
 )
 
+// standstill is how long a process may stand still until another one may have taken its
+// partitions over; noticing a death takes longer.
+const standstill = 2 * time.Second
+
 // clock is the node's time. It stands still while the process stands still. Any
 // goroutine may read the clock; only run moves it.
 type clock struct{ last atomic.Pointer[reading] }
@@ -29,6 +33,10 @@ func (c *clock) now() time.Duration {
 	l := c.last.Load()
 	return l.at + min(time.Since(l.real), clockStep)
 }
+
+// behind returns how long ago the last tick was: long, while the process has not yet
+// noticed that it stood still.
+func (c *clock) behind() time.Duration { return time.Since(c.last.Load().real) }
 
 // run ticks until ctx ends. It calls ticked, unless that is nil, at every tick, and
 // suspended with the time that it left out.

@@ -72,6 +72,7 @@ type Node struct {
 	gateways waited
 	death    atomic.Int64 // when Died was called last, on the clock; 0: never
 	handing  atomic.Bool  // HandOver was called
+	stood    atomic.Bool  // the process stood still: other nodes may have its partitions
 
 	users    atomic.Int64 // present on any page
 	gaps     atomic.Int64 // suspensions noticed
@@ -304,6 +305,12 @@ func (m *manager) stopAll() {
 // missing ones.
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
+	if n.clock.behind() > standstill {
+		return nil // the clock is about to notice, and calls again
+	}
+	if n.stood.Swap(false) {
+		m.giveUp()
+	}
 	wanted := make(map[int]bool, len(m.want))
 	for _, id := range m.want {
 		wanted[id] = true
@@ -342,6 +349,16 @@ func (m *manager) reconcile(ctx context.Context) error {
 	return m.begin(ctx)
 }
 
+// giveUp ends all actors. What they know is old, and another node may have owned their
+// partitions: claimed again, even after a loss of data, they would overwrite what it wrote.
+func (m *manager) giveUp() {
+	for id, o := range m.owned {
+		m.n.actors[id].CompareAndSwap(o.p, nil)
+		o.stop()
+		delete(m.owned, id)
+	}
+}
+
 // reclaim claims the partitions again whose claim is of another generation, and
 // has their actors write everything.
 func (m *manager) reclaim(ctx context.Context, generation uint64) error {
@@ -369,8 +386,15 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions again: %w", len(ids), err)
 	}
-	// Usually the store has nothing. But if this node was cut off, another node may
-	// have owned the partitions meanwhile and written pages that are unknown here.
+	claims = slices.DeleteFunc(claims, func(c presence.Claim) bool {
+		if c.Epoch == 0 { // this node was cut off, and another one owns the partition
+			m.n.actors[c.Partition].Store(nil)
+			m.n.alert()
+		}
+		return c.Epoch == 0
+	})
+	// Usually the store has nothing. But one that came back with an older memory has pages
+	// that are unknown here.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
@@ -590,6 +614,10 @@ func backoff(n int) time.Duration {
 
 // suspended counts that the process stood still for d. The clock calls it.
 func (n *Node) suspended(d time.Duration) {
+	if d > standstill {
+		n.stood.Store(true)
+		n.alert()
+	}
 	if n.gaps.Add(1) == 1 {
 		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended: sessions are given that time back")
 	}

@@ -114,31 +114,31 @@ func (o *outbox) superseded(c presence.Change) bool {
 }
 
 // restore puts back a change that could not be written, except where the outbox has
-// newer values. Unless lost, the outbox counts as queued: the writer repeats the
-// change.
+// newer values. If the partition was claimed again meanwhile, the outbox has everything:
+// who is in the change and not there has left since. Unless lost, the outbox counts as
+// queued: the writer repeats the change.
 func (o *outbox) restore(c presence.Change, lost bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, m := range c.Members {
-		if _, newer := o.members[memberKey{m.User, m.Page}]; !newer {
-			o.members[memberKey{m.User, m.Page}] = m
+	if o.claim == c.Claim {
+		for _, m := range c.Members {
+			if _, newer := o.members[memberKey{m.User, m.Page}]; !newer {
+				o.members[memberKey{m.User, m.Page}] = m
+			}
 		}
-	}
-	for _, pu := range c.Counts {
-		if _, newer := o.counts[pu.Page]; !newer {
-			o.counts[pu.Page] = pu.Users
+		for _, pu := range c.Counts {
+			if _, newer := o.counts[pu.Page]; !newer {
+				o.counts[pu.Page] = pu.Users
+			}
 		}
+		o.reset, o.complete = o.reset || c.Reset, o.complete || c.Complete
+		o.blocked = o.blocked || lost
 	}
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}
-	if o.claim == c.Claim {
-		o.reset = o.reset || c.Reset
-		o.blocked = o.blocked || lost
-	}
 	o.traced = append(o.writing, o.traced[:min(len(o.traced), maxTraced-len(o.writing))]...)
 	o.writing = nil
-	o.complete = o.complete || c.Complete
 	o.queued, o.flying = !lost, false
 }
 

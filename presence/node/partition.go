@@ -211,7 +211,7 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	for _, name := range snap.Pages {
 		p.out.counts[name] = 0
 	}
-	p.load(snap.Members, p.out.claim)
+	p.load(snap.Members)
 	clear(p.out.members) // they are in the store: only the counts are new
 	p.out.counts[presence.Site] = p.site.users
 	p.whole, p.out.complete = p.out.claim.Whole, p.out.claim.Whole
@@ -295,25 +295,28 @@ func (p *partition) finish() {
 }
 
 // load lets members that another owner left stay for the time of a trial, until
-// their gateways confirm them. claim is the one under which they were found. If the
-// former owner had the partition for less than a trial, its own trial of these
+// their gateways confirm them, and those who are there by a hold alone until its end.
+// If the former owner had the partition for less than a trial, its own trial of these
 // members goes on: a partition that changes hands twice keeps nobody for twice as
 // long. A third of the timeout is left in any case, for users whose gateway that
 // owner knew and who are on the way to another one.
-func (p *partition) load(members []presence.Member, claim presence.Claim) {
+func (p *partition) load(members []presence.Member) {
 	now, trial := p.now(), p.trial()
-	if held := claim.Held.Milliseconds(); held < trial {
+	if held := p.out.claim.Held.Milliseconds(); held < trial {
 		trial = max(trial-held, min(trial, p.timeout()/3))
 	}
 	for _, m := range members {
 		pg := p.page(m.Page)
-		s := p.session(m.User, p.loaded, pg)
-		p.join(s, pg, 0)
-		s.deadline = now + trial
-		p.file(s)
-		if left := time.Until(m.Hold).Milliseconds(); !m.Hold.IsZero() && left > 0 {
+		if !m.Alone {
+			s := p.session(m.User, p.loaded, pg)
+			p.join(s, pg, 0)
+			s.deadline = now + trial
+			p.file(s)
+		}
+		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
+		if m.Alone || !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
-			p.join(h, pg, now+left)
+			p.join(h, pg, now+max(left, 1)) // one that is over ends at once, as any other
 			p.file(h)
 		}
 	}
@@ -416,13 +419,10 @@ func (p *partition) post(m mail) {
 
 // rewrite puts everything into the outbox, for a store that lost data. Another node
 // may have owned the partition meanwhile and heard of users that this node does not
-// know, and the store may have lost the traces of that. Unless the store has all of
+// know, and the store may have lost that it did. Unless the store has all of
 // the partition, the actor therefore asks the gateways whether this node has
 // all their reports.
 func (p *partition) rewrite(r *reclaimed) {
-	if r.claim.Former > p.out.claim.Epoch { // only this goroutine changes the claim
-		p.load(r.found.Members, r.claim)
-	}
 	if p.whole = r.claim.Whole; !p.whole {
 		p.askNext, p.unknown = p.now(), p.now()
 		for _, src := range p.sources {
@@ -536,6 +536,12 @@ func (p *partition) present(u presence.User, pg *page) bool {
 	return false
 }
 
+// held reports whether the user has a hold on the page.
+func (p *partition) held(u presence.User, pg *page) bool {
+	h := p.lookup(u, p.holds)
+	return h != nil && h.find(pg) != nil
+}
+
 // join makes s stay on the page until the given time, or, when until is 0, as long
 // as the session lasts.
 func (p *partition) join(s *session, pg *page, until int64) {
@@ -551,6 +557,8 @@ func (p *partition) join(s *session, pg *page, until int64) {
 	if first {
 		pg.users++
 		p.counted(pg)
+	}
+	if first || p.held(s.user, pg) {
 		p.member(s.user, pg)
 	}
 }
@@ -562,9 +570,12 @@ func (p *partition) leave(s *session, pg *page) {
 		return
 	}
 	s.stays = slices.Delete(s.stays, i, i+1)
-	if !p.present(s.user, pg) {
+	gone := !p.present(s.user, pg)
+	if gone {
 		pg.users--
 		p.counted(pg)
+	}
+	if gone || s.from == p.holds || p.held(s.user, pg) {
 		p.member(s.user, pg)
 	}
 	if len(s.stays) == 0 {
@@ -697,15 +708,19 @@ func (p *partition) member(u presence.User, pg *page) {
 
 // memberChange is the user's presence on the page as it is now.
 func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChange {
-	m := presence.MemberChange{Member: presence.Member{User: u, Page: pg.name}, Gone: true}
+	m := presence.MemberChange{Member: presence.Member{User: u, Page: pg.name}}
+	connected := false
 	for s := p.users[u]; s != nil; s = s.next {
-		if st := s.find(pg); st != nil {
-			m.Gone = false
-			if s.from == p.holds {
-				m.Hold = time.Now().Add(time.Duration(st.until-p.now()) * time.Millisecond)
-			}
+		switch st := s.find(pg); {
+		case st == nil:
+		case s.from == p.holds:
+			m.Hold = time.Now().Add(time.Duration(st.until-p.now()) * time.Millisecond)
+		default:
+			connected = true
 		}
 	}
+	m.Alone = !m.Hold.IsZero() && !connected
+	m.Gone = m.Hold.IsZero() && !connected
 	return m
 }
 
@@ -883,7 +898,6 @@ func (p *partition) hold(c *holdCall) {
 		p.file(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
-		p.member(c.user, pg) // also when a connection keeps the user there
 	default: // a newer owner may know of the hold: the answer waits until the store confirms this node's claim
 		p.out.mu.Lock()
 		p.out.check = true

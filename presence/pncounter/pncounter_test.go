@@ -28,24 +28,6 @@ func counter(t *rapid.T, name string) pncounter.Counter {
 	return c
 }
 
-func TestMergeOfPairs(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a, b, c := pair(t, "a"), pair(t, "b"), pair(t, "c")
-		if ab, ba := a.Merge(b), b.Merge(a); ab != ba {
-			t.Fatalf("not commutative: %v and %v", ab, ba)
-		}
-		if left, right := a.Merge(b).Merge(c), a.Merge(b.Merge(c)); left != right {
-			t.Fatalf("not associative: %v and %v", left, right)
-		}
-		if aa := a.Merge(a); aa != a {
-			t.Fatalf("not idempotent: %v became %v", a, aa)
-		}
-		if ab := a.Merge(b); ab.Merge(a) != ab || ab.Merge(b) != ab {
-			t.Fatalf("%v does not absorb %v and %v", ab, a, b)
-		}
-	})
-}
-
 func TestMergeOfCounters(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b, c := counter(t, "a"), counter(t, "b"), counter(t, "c")

@@ -116,6 +116,9 @@ func Check(ctx context.Context, cfg Config) (found Checked) {
 		if f, ours := facts["counters"], cfg.Facts.Counters; f != "" && ours != 0 && f != strconv.Itoa(ours) {
 			say("The counters in this Redis are of format %s, and this version knows %d; run the version that wrote them, or move them by its export.", f, ours)
 		}
+		if f, ours := facts["postgres"], cfg.Facts.Postgres; f != "" && ours != "" && f != ours && (f != "none" || ours != "behind") {
+			say("%s.", postgresMend(f, ours))
+		}
 		if f, ours := facts["webhooks"], cfg.Facts.Webhooks; f != "" && ours != 0 && f != strconv.Itoa(ours) {
 			say("What this Redis keeps of webhooks is of format %s, and this version knows %d; %s.", f, ours, webhooksMend)
 		}

@@ -103,10 +103,18 @@ func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topi
 	if err := s.run(ctx, calls); err != nil {
 		return nil, err
 	}
+	generations := make([]string, len(calls))
+	for k, cl := range calls {
+		generations[k] = cl.Reply.([]any)[1].(string)
+	}
+	repaired, err := s.repaired(ctx, generations...)
+	if err != nil {
+		return nil, err
+	}
 	for k, cl := range calls {
 		reply := cl.Reply.([]any)
 		for j, i := range places[k] {
-			updates[i] = s.update(topics[i], reply[1+j].(string), reply[0] == "1")
+			updates[i] = s.update(topics[i], reply[2+j].(string), reply[0] == "1" || !repaired[k])
 		}
 	}
 	return updates, nil
@@ -138,8 +146,12 @@ func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []prese
 		return presence.Count{}, nil, fmt.Errorf("redisstore: parts of a count: %w", err)
 	}
 	reply := cl.Reply.([]any)
-	count, _ := presence.CountOf(s.update(topic, reply[1].(string), reply[0] == "1"))
-	return count, s.parts(reply[2].(string)), nil
+	repaired, err := s.repaired(ctx, reply[1].(string))
+	if err != nil {
+		return presence.Count{}, nil, fmt.Errorf("redisstore: parts of a count: %w", err)
+	}
+	count, _ := presence.CountOf(s.update(topic, reply[2].(string), reply[0] == "1" || !repaired[0]))
+	return count, s.parts(reply[3].(string)), nil
 }
 
 // parts reads what read.lua says of the regions: "users name=users …".

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/redistest"
 )
@@ -68,18 +69,18 @@ func failover(t *testing.T, url string, kill func()) {
 	before := c.versions()
 	gen := c.claims[0].Generation
 	kill()
-	eventually(t, "another generation", func() bool {
+	testkit.Eventually(t, "another generation", func() bool {
 		g, err := c.s.Generation(t.Context())
 		if err != nil && !errors.Is(err, presence.ErrUnavailable) {
 			t.Fatalf("Generation: %v", err)
 		}
 		return err == nil && g != gen
 	})
-	eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
+	testkit.Eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
 	c.right(before)
 	c.users[pages[5]][3] = 40
-	eventually(t, "a write", func() bool { return c.try(3, pages[5], 40).Err == nil })
-	eventually(t, "the watcher to know all counts", func() bool {
+	testkit.Eventually(t, "a write", func() bool { return c.try(3, pages[5], 40).Err == nil })
+	testkit.Eventually(t, "the watcher to know all counts", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		for page, users := range c.users {
@@ -96,12 +97,18 @@ func failover(t *testing.T, url string, kill func()) {
 }
 
 func TestSentinelFailover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	failover(t, s.URL(), s.Master.Kill)
 }
 
 func TestClusterFailover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 3)
 	failover(t, c.URL(), c.Masters[1].Kill)

@@ -28,8 +28,9 @@ type watcher struct {
 
 // feed is what a watcher knows of one bucket; under its mutex.
 type feed struct {
-	lost bool   // the bucket must be read again; what comes before that is not worth keeping
-	last uint64 // sequence of the last publication; 0: none since the subscription
+	lost       bool   // the bucket must be read again; what comes before that is not worth keeping
+	last       uint64 // sequence of the last publication; 0: none since the subscription
+	subscribed bool   // the bucket was heard before
 }
 
 type message struct {
@@ -40,7 +41,8 @@ type message struct {
 // Watch implements presence.Feed. On a single server, with Sentinel and on a
 // Cluster older than 7 one subscription hears all buckets, on a newer Cluster
 // one per master. A subscription that fails, or that hears nothing although it
-// asks, is made anew, and its buckets are to be read again.
+// asks, is made anew, and its buckets are to be read again: at each attempt, so that
+// counts go on while Redis answers and takes no subscription.
 func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publication)) error {
 	w := &watcher{s: s, wake: make(chan struct{}, 1), feeds: make(map[int]*feed, len(buckets))}
 	channels := make(map[string]int, len(buckets))
@@ -116,8 +118,17 @@ func (w *watcher) lose(bucket int) {
 	w.feeds[bucket].lost = true
 }
 
-// Begin implements redisconn.Listener: what is heard again is read again.
-func (w *watcher) Begin() {}
+// Begin implements redisconn.Listener: what was heard before is read until it is heard again.
+func (w *watcher) Begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for b, f := range w.feeds {
+		if f.subscribed {
+			w.lose(b)
+		}
+	}
+	w.signal()
+}
 
 // Pong implements redisconn.Listener.
 func (w *watcher) Pong(string) {}
@@ -127,7 +138,7 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
-		f.last = 0
+		f.last, f.subscribed = 0, true
 		w.lose(bucket)
 		w.signal()
 	}

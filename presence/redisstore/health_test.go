@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
@@ -57,7 +58,7 @@ func TestARedisThatRefusesIsAway(t *testing.T) {
 			s := open(t, "redis://headcount:secret@"+server.Addr+"/0", func(c *redisstore.Config) { c.OnState = states })
 			want := func(up bool) {
 				t.Helper()
-				for deadline := time.After(20 * time.Second); ; {
+				for deadline := time.After(testkit.Timeout); ; {
 					select {
 					case got := <-states:
 						if got == up {
@@ -83,7 +84,7 @@ func TestARedisThatRefusesIsAway(t *testing.T) {
 			for _, cmd := range tc.refuse {
 				do(cmd...)
 			}
-			eventually(t, "writes to be refused", func() bool { // as leases are renewed all the time
+			testkit.Eventually(t, "writes to be refused", func() bool { // as leases are renewed all the time
 				return errors.Is(c.try(1, "p", 3).Err, presence.ErrUnavailable) && len(states) > 0
 			})
 			want(false)
@@ -97,7 +98,7 @@ func TestARedisThatRefusesIsAway(t *testing.T) {
 				do(cmd...)
 			}
 			want(true)
-			eventually(t, "a write to be carried out", func() bool {
+			testkit.Eventually(t, "a write to be carried out", func() bool {
 				err := c.try(1, "p", 3).Err
 				if errors.Is(err, presence.ErrLost) { // a replica that became a master again
 					return c.tryClaim(true) == nil

@@ -104,12 +104,13 @@ func recordKey(b int, user string) string  { return bucketKey(b) + "u:" + user }
 
 // Fields that Go reads; scripts/README.md has all.
 const (
-	levelField  = "level" // of historyKey
-	noteField   = "note"  // … and what the newest change said
-	byField     = "by:"   // … and a user
-	newestField = "new"   // … and a number
-	recordField = ""      // of recordKey: the record's version
-	peerField   = "peer:" // of stateKey, and a region
+	levelField  = "level"  // of historyKey
+	beforeField = "before" // … how many of them came before its incarnation
+	noteField   = "note"   // … and what the newest change said
+	byField     = "by:"    // … and a user
+	newestField = "new"    // … and a number
+	recordField = ""       // of recordKey: the record's version
+	peerField   = "peer:"  // of stateKey, and a region
 )
 
 // channel has the database in its name, because pub-sub knows no databases.

@@ -18,8 +18,8 @@ type reading struct {
 }
 
 // kinds has, per kind of topic, the call that reads its updates. The reply is a
-// list: "1" when the updates are stale, or "0", then "incarnation sequence value"
-// per topic, empty when there is none.
+// list: "1" when the updates are stale, or "0"; the bucket's generation; then "incarnation
+// sequence value" per topic, empty when there is none.
 var kinds = map[presence.Kind]func(s *Store, r reading) *call{
 	presence.KindCount: countsRead,
 	unread.KindLevel:   kept(historyKey, levelField),

@@ -6,10 +6,10 @@ import (
 	"maps"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/redistest"
 )
@@ -169,56 +169,6 @@ func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
 	}
 }
 
-// The numbers of the partitions' users on one page are kept as they are, few or many, and
-// however large.
-func TestCountsOfAnySizeAreKept(t *testing.T) {
-	s := open(t, Config{URL: redistest.Single(t).URL()})
-	all := make([]int, s.cfg.Partitions)
-	for i := range all {
-		all[i] = i
-	}
-	claims, err := s.Claim(t.Context(), "n", all, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	seq := uint64(0)
-	rapid.Check(t, func(rt *rapid.T) {
-		page := fmt.Sprint("p", seq)
-		users := map[int]int64{}
-		for range rapid.IntRange(1, 12).Draw(rt, "writes") {
-			var changes []presence.Change
-			write := func(p int, n int64) {
-				seq++
-				users[p] = n
-				changes = append(changes, presence.Change{Claim: claims[p], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}})
-			}
-			if rapid.IntRange(0, 4).Draw(rt, "everybody leaves") == 0 {
-				for p := range users {
-					write(p, 0)
-				}
-			}
-			most := rapid.SampledFrom([]int{1, 6, 120, s.cfg.Partitions}).Draw(rt, "most")
-			size := rapid.SampledFrom([]int64{1, 3, 1 << 9, 1 << 17, 1 << 31}).Draw(rt, "size")
-			for _, p := range rapid.SliceOfN(rapid.IntRange(0, s.cfg.Partitions-1), 1, most).Draw(rt, "partitions") { // one may come twice
-				write(p, rapid.Int64Range(0, size).Draw(rt, "users"))
-			}
-			for _, o := range s.Write(t.Context(), changes) {
-				if o.Err != nil {
-					rt.Fatal(o.Err)
-				}
-			}
-			sum := int64(0)
-			for _, n := range users {
-				sum += n
-			}
-			got, err := s.Counts(t.Context(), []string{page})
-			if err != nil || got[0].Users != sum {
-				rt.Fatalf("%+v, %v; want %d of %v", got, err, sum, users)
-			}
-		}
-	})
-}
-
 // empties returns how many pages of ours Redis holds, and how many of them never expire.
 func empties(t *testing.T, s *Store) (pages, forever int) {
 	t.Helper()
@@ -264,15 +214,6 @@ func own(t *testing.T, s *Store, again bool, seq uint64, pages map[string]int64)
 	return claims
 }
 
-func within(t *testing.T, limit time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("not in time: " + what)
-		}
-	}
-}
-
 // Pages that became empty while Redis was away are never written again. They expire all
 // the same; pages with users do not.
 func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
@@ -289,9 +230,9 @@ func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
 	}
 	server.Restart(t)
 	stay := map[string]int64{"page7": 1, "page8": 2}
-	within(t, 10*time.Second, "Redis is back", func() bool { _, err := s.Generation(t.Context()); return err == nil })
+	testkit.Eventually(t, "Redis is back", func() bool { _, err := s.Generation(t.Context()); return err == nil })
 	own(t, s, true, 2, stay)
-	within(t, 20*time.Second, "all but two pages expire", func() bool { n, forever := empties(t, s); return n == 800 && forever == 2 })
+	testkit.Eventually(t, "all but two pages expire", func() bool { n, forever := empties(t, s); return n == 800 && forever == 2 })
 	got, err := s.Counts(t.Context(), []string{"page7", "page9"})
 	if err != nil || got[0].Users != 1 || got[1].Users != 0 {
 		t.Fatalf("%+v, %v", got, err)
@@ -349,7 +290,7 @@ func TestEmptyPagesAreBounded(t *testing.T) {
 	}
 	seq++
 	write(seq, "page stays", 1)
-	within(t, 10*time.Second, "the pages are within their bound", func() bool { n, _ := empties(t, s); return n <= 101 })
+	testkit.Eventually(t, "the pages are within their bound", func() bool { n, _ := empties(t, s); return n <= 101 })
 	c, err := s.known(t.Context())
 	if err != nil {
 		t.Fatal(err)

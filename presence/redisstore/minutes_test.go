@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/minutes"
 	"headcount/presence/pncounter"
@@ -62,9 +63,7 @@ func TestMinutesOfSeveralProcesses(t *testing.T) {
 			t.Errorf("%s: %+v", when, a)
 		}
 	}
-	for limit := time.Now().Add(20 * time.Second); answer(reader).Peak.Max != 7 && time.Now().Before(limit); {
-		time.Sleep(20 * time.Millisecond) // until the minutes that ended are written
-	}
+	testkit.Eventually(t, "the minutes that ended are written", func() bool { return answer(reader).Peak.Max == 7 })
 	want("another process", answer(reader))
 	if a := answer(second); a.Joins != 3 || a.Visitors != 7 {
 		t.Errorf("a process knows its own arrivals of the running minute: %d joins, %d visitors", a.Joins, a.Visitors)
@@ -142,12 +141,65 @@ func TestMinutesOfAnotherRegion(t *testing.T) {
 	merge(2, 4, 3)
 	var a minutes.Answer
 	ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if a = remembers(t, s); ago(15) == 2 && ago(5) == 6 || time.Now().After(limit) { // the minutes that ended are written
-			break
-		}
-	}
+	testkit.Eventually(t, "the minutes that ended are written", func() bool {
+		a = remembers(t, s)
+		return ago(15) == 2 && ago(5) == 6
+	})
 	if a.Now != 3 || a.Peak.Max != 6 || ago(15) != 2 || ago(5) != 6 || ago(30) != 0 {
 		t.Errorf("%+v", a)
 	}
+	older(t, server, pagePrefix(b)+"p", 2)
+	server.Do(t, "DEL", tokenKey(0)) // as a restart does, this begins a generation
+	if _, err := s.Claim(t.Context(), "n", []int{0}, true); err != nil {
+		t.Fatal(err)
+	}
+	merge(3, 5, 3)
+	testkit.Eventually(t, "the page remembers what was before", func() bool {
+		a = remembers(t, s)
+		return a.Now == 2 && a.Peak.Max == 6 && ago(15) == 2 && ago(5) == 6 && ago(1) == 3
+	})
+}
+
+// Redis was restarted, and its nodes write all counts again: what it still has of the minutes stays.
+func TestMinutesAreKeptOverARestart(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Durable...)
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
+	key := pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
+	var claims []presence.Claim
+	claim := func() (err error) {
+		claims, err = s.Claim(t.Context(), "n", []int{0}, true)
+		return err
+	}
+	set := func(users int64) {
+		t.Helper()
+		change := presence.Change{Claim: claims[0], Sequence: uint64(time.Now().UnixNano()), Counts: []presence.PageUsers{{Page: "p", Users: users}}}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	want := func(when string) {
+		t.Helper()
+		testkit.Eventually(t, "the minutes that ended are written", func() bool {
+			a := remembers(t, s)
+			ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
+			return a.Peak.Max == 7 && ago(40) == 0 && max(ago(20), ago(21)) == 7 && ago(10) == 3
+		})
+		if a := remembers(t, s); a.Now > 0 && a.Now != 3 {
+			t.Errorf("%s: %+v", when, a)
+		}
+	}
+	if err := claim(); err != nil {
+		t.Fatal(err)
+	}
+	set(7)
+	set(3)
+	older(t, server, key, 20)
+	want("before")
+	server.Restart(t)
+	testkit.Eventually(t, "a claim", func() bool { return claim() == nil })
+	want("before the counts are written again")
+	set(2)
+	set(3)
+	want("after")
 }

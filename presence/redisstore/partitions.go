@@ -71,6 +71,7 @@ type fences struct {
 // changes when it restarts, when another takes its place and when it is emptied.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	var parts []string
+	_, reached := s.generations.now()
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		var err error
 		parts, err = s.generation(ctx, c)
@@ -83,6 +84,7 @@ func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	for _, p := range parts {
 		_, _ = h.WriteString(p + "\n")
 	}
+	s.generations.is(h.Sum64(), reached)
 	return h.Sum64(), nil
 }
 
@@ -169,9 +171,17 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	gen := strconv.FormatUint(generation, 10)
 	number := s.claims.Add(1)
 	calls := make([]*call, len(partitions))
+	s.mu.Lock()
 	for i, p := range partitions {
-		calls[i] = &call{Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, gen, s.self, number}}
+		before := uint64(0)
+		if again {
+			before = s.partitions[p].epoch
+		}
+		calls[i] = &call{
+			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, gen, s.self, number, before},
+		}
 	}
+	s.mu.Unlock()
 	if err := s.run(ctx, calls); err != nil {
 		return fail(err)
 	}
@@ -210,10 +220,11 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	return claims, nil
 }
 
-// fence makes the claims known to every bucket.
+// fence makes the claims known to every bucket, unless they were refused.
 func (s *Store) fence(ctx context.Context, claims []presence.Claim, gen string, again bool) error {
 	var calls []*call
-	claims = slices.SortedFunc(slices.Values(claims), func(a, b presence.Claim) int { return a.Partition - b.Partition })
+	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
+	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 5+2*len(chunk))
 		args = append(args, gen, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
@@ -326,7 +337,10 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 		return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 	snap.Pages = append(snap.Pages, pages...)
-	now := time.Now()
+	now, err := strconv.ParseInt(reply[3].(string), 10, 64)
+	if err != nil {
+		return fmt.Errorf("%w: the time of Redis: %w", presence.ErrUnavailable, err)
+	}
 	fields := reply[2].([]any)
 	for j := 0; j+1 < len(fields); j += 2 {
 		m, err := member(fields[j].(string), fields[j+1].(string), now)
@@ -338,8 +352,9 @@ func loaded(cl *call, snap *presence.Snapshot) error {
 	return nil
 }
 
-// member reads what memberField and holdValue wrote. A hold that is over is none.
-func member(field, value string, now time.Time) (presence.Member, error) {
+// member reads what memberField and members.lua wrote. now is the time of Redis. A hold that is
+// over is none, unless only the hold kept the user there.
+func member(field, value string, now int64) (presence.Member, error) {
 	if len(field) < 9 {
 		return presence.Member{}, fmt.Errorf("%w: a member of %d bytes", ErrForeign, len(field))
 	}
@@ -349,8 +364,8 @@ func member(field, value string, now time.Time) (presence.Member, error) {
 		if err != nil {
 			return presence.Member{}, fmt.Errorf("%w: the end of a hold: %w", ErrForeign, err)
 		}
-		if end := time.UnixMilli(ms); end.After(now) {
-			m.Hold = end
+		if m.Alone = value[0] == '+'; m.Alone || ms > now {
+			m.Hold = time.Now().Add(time.Duration(ms-now) * time.Millisecond)
 		}
 	}
 	return m, nil
@@ -362,11 +377,16 @@ func memberField(m presence.Member) string {
 	return string(append(b, m.Page...))
 }
 
+// holdValue is how long the hold lasts still, for members.lua.
 func holdValue(m presence.Member) string {
 	if m.Hold.IsZero() {
 		return ""
 	}
-	return strconv.FormatInt(m.Hold.UnixMilli(), 10)
+	left := strconv.FormatInt(max(time.Until(m.Hold).Milliseconds(), 0), 10)
+	if m.Alone {
+		return "+" + left
+	}
+	return left
 }
 
 // Write implements presence.Partitions. Members and the pages they touch are
@@ -375,7 +395,9 @@ func holdValue(m presence.Member) string {
 func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	outcomes := make([]presence.Outcome, len(changes))
 	s.writeMembers(ctx, changes, outcomes)
+	s.lost(ctx, changes, outcomes)
 	s.writeCounts(ctx, changes, outcomes)
+	s.lost(ctx, changes, outcomes)
 	s.mu.Lock()
 	for i, c := range changes {
 		if p := &s.partitions[c.Partition]; outcomes[i].Err == nil && p.epoch == c.Epoch {
@@ -396,6 +418,17 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 		s.memory.arrived(c.Arrivals)
 	}
 	return outcomes
+}
+
+// lost refuses the changes whose claims are of an older generation than the present one. Redis
+// itself cannot tell: with its memory it may have got back the claims.
+func (s *Store) lost(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
+	generation, err := s.current(ctx)
+	for i, c := range changes {
+		if o := &outcomes[i]; o.Err == nil && c.Generation != generation {
+			o.Err = cmp.Or(err, presence.ErrLost)
+		}
+	}
 }
 
 func pagesOf(c presence.Change) []string {

@@ -26,6 +26,17 @@ const format = 5
 
 const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
 
+// postgresMend says what to do when PostgreSQL is elsewhere for the counters of this Redis.
+func postgresMend(theirs, ours string) string {
+	switch {
+	case theirs == "none" && ours == "behind":
+		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL"
+	case theirs == "behind" && ours == "none":
+		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
+	}
+	return "the counters of this Redis were kept with other --postgres and --peer flags; give this process the same, or export them and import them into an empty Redis"
+}
+
 // facts are what renew.lua compares, in pairs.
 func (s *Store) facts() []any {
 	facts := []any{
@@ -35,6 +46,9 @@ func (s *Store) facts() []any {
 	}
 	if n := s.cfg.Facts.Counters; n != 0 {
 		facts = append(facts, "counters", n)
+	}
+	if is := s.cfg.Facts.Postgres; is != "" {
+		facts = append(facts, "postgres", is)
 	}
 	if n := s.cfg.Facts.Webhooks; n != 0 {
 		facts = append(facts, "webhooks", n)
@@ -109,6 +123,8 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		case "counters":
 			return nil, fmt.Errorf("%w: the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
 				presence.ErrFacts, reply[2], s.cfg.Facts.Counters)
+		case "postgres":
+			return nil, fmt.Errorf("%w: %s", presence.ErrFacts, postgresMend(reply[2], s.cfg.Facts.Postgres))
 		case "webhooks":
 			return nil, fmt.Errorf("%w: what Redis keeps of webhooks is of format %q, this version knows %d; %s",
 				presence.ErrFacts, reply[2], s.cfg.Facts.Webhooks, webhooksMend)

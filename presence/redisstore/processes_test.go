@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"errors"
-	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,41 +23,6 @@ func renew(t testing.TB, s *redisstore.Store, p presence.Process) ([]presence.Pr
 			return all, err
 		}
 		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-func TestProcessesKnowEachOther(t *testing.T) {
-	url := redistest.Single(t).URL()
-	a, b := open(t, url, quick), open(t, url, quick)
-	pa := presence.Process{Name: "a:1", Roles: []string{"gateway", "presence"}, Incarnation: 1 << 60}
-	pb := presence.Process{Name: "b:1", Incarnation: 2}
-	if _, err := renew(t, b, pb); err != nil {
-		t.Fatal(err)
-	}
-	got, err := renew(t, a, pa)
-	if want := []presence.Process{pa, pb}; err != nil || !reflect.DeepEqual(got, want) {
-		t.Fatalf("Renew = %+v, %v; want %+v", got, err, want)
-	}
-	twin := pa
-	twin.Incarnation++
-	if _, err := renew(t, b, twin); !errors.Is(err, presence.ErrNameTaken) {
-		t.Fatalf("another run of a's name: %v, want ErrNameTaken", err)
-	}
-	if err := b.Leave(t.Context(), twin); err != nil { // not its lease
-		t.Fatal(err)
-	}
-	if got, err := b.Renew(t.Context(), pb, time.Millisecond); err != nil || len(got) != 2 {
-		t.Fatalf("Renew = %+v, %v", got, err)
-	}
-	time.Sleep(10 * time.Millisecond)
-	if got, err := renew(t, a, pa); err != nil || len(got) != 1 {
-		t.Fatalf("after b's lease is over: %+v, %v", got, err)
-	}
-	if err := a.Leave(t.Context(), pa); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := renew(t, b, twin); err != nil || !reflect.DeepEqual(got, []presence.Process{twin}) {
-		t.Fatalf("the name after Leave: %+v, %v", got, err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"headcount/presence"
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
 	"headcount/presence/storetest"
@@ -34,38 +33,17 @@ func open(t testing.TB, url string, with ...func(*redisstore.Config)) *redisstor
 	return s
 }
 
+// forContract are the settings that the contract asks for.
+func forContract(c *redisstore.Config) { c.PageStats, c.FactsWait = time.Hour, 50*time.Millisecond }
+
 func TestContractOnOneServer(t *testing.T) {
-	storetest.Run(t, func(t testing.TB) presence.Store { return open(t, redistest.Single(t).URL()) })
+	storetest.Run(t, storetest.Full, func(t testing.TB) storetest.Store { return open(t, redistest.Single(t).URL(), forContract) })
 }
 
 func TestContractOnCluster(t *testing.T) {
-	storetest.Run(t, func(t testing.TB) presence.Store { return open(t, redistest.ThreeMasters(t).URL()) })
+	storetest.Run(t, storetest.Core, func(t testing.TB) storetest.Store { return open(t, redistest.ThreeMasters(t).URL(), forContract) })
 }
 
-func TestProcessesContractOnOneServer(t *testing.T) {
-	storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, redistest.Single(t).URL(), quick) })
-}
-
-func TestProcessesContractOnCluster(t *testing.T) {
-	storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, redistest.ThreeMasters(t).URL(), quick) })
-}
-
-func remembers(cfg *redisstore.Config) { cfg.PageStats = time.Hour }
-
-func TestMinutesContractOnOneServer(t *testing.T) {
-	storetest.RunMinutes(t, func(t testing.TB) storetest.MinuteStore { return open(t, redistest.Single(t).URL(), remembers) })
-}
-
-func TestMinutesContractOnCluster(t *testing.T) {
-	storetest.RunMinutes(t, func(t testing.TB) storetest.MinuteStore {
-		return open(t, redistest.ThreeMasters(t).URL(), remembers)
-	})
-}
-
-func TestUnreadContractOnOneServer(t *testing.T) {
-	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, redistest.Single(t).URL()) })
-}
-
-func TestUnreadContractOnCluster(t *testing.T) {
-	storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, redistest.ThreeMasters(t).URL()) })
+func TestASlowWatcherIsToldToReadAgain(t *testing.T) {
+	storetest.SlowWatcher(t, open(t, redistest.Single(t).URL(), func(c *redisstore.Config) { c.Backlog = 64 << 10 }))
 }

@@ -28,11 +28,11 @@ import (
 //	log, own, relog, peers, merge        regions converge, a pair never falls: TestMergeEqualsThePureType, TestRegionsShareCounts
 //	read, values, detach                 an endpoint is told once; a change after the read is told to it: storetest
 //	change, save                         once per key; no lost update: storetest's unread contract
-//	renew, leave, hello                  one owner of a name; facts agree: TestProcessesKnowEachOther, TestDifferentSettingsAreRefused
+//	renew, leave, hello                  one owner of a name; facts agree: storetest, TestDifferentSettingsAreRefused
 func TestEveryScriptMayRunTwice(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond})
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4})
 	ctx := t.Context()
 	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
 	err := presence.ErrNoFacts

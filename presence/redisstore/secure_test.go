@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/redisstore"
 	"headcount/presence/redistest"
@@ -31,47 +32,17 @@ func nothingDenied(t *testing.T, s *redistest.Server) {
 
 // Everything that the store does works over TLS for the user that deploy/redis.acl
 // documents, and Redis has refused that user nothing.
-func TestContractsOverTLSAsTheDocumentedUser(t *testing.T) {
+func TestContractOverTLSAsTheDocumentedUser(t *testing.T) {
 	t.Parallel()
 	server := secure(t)
-	fresh := func(t testing.TB) string {
+	storetest.Run(t, storetest.Core, func(t testing.TB) storetest.Store {
 		server.Flush(t)
-		return server.URL()
-	}
-	t.Run("store", func(t *testing.T) {
-		storetest.Run(t, func(t testing.TB) presence.Store { return open(t, fresh(t)) })
-	})
-	t.Run("processes", func(t *testing.T) {
-		storetest.RunProcesses(t, func(t testing.TB) storetest.ProcessStore { return open(t, fresh(t), quick) })
-	})
-	t.Run("unread", func(t *testing.T) {
-		storetest.RunUnread(t, func(t testing.TB) storetest.UnreadStore { return open(t, fresh(t)) })
+		return open(t, server.URL(), forContract)
 	})
 }
 
-// Regions share counts when each reaches its own Redis and the other's over TLS
-// as the documented user.
-func TestRegionsOverTLSAsTheDocumentedUser(t *testing.T) {
-	t.Parallel()
-	a, b := secure(t), secure(t)
-	us, eu := newWorld(t, a.URL(), "us", "eu"), newWorld(t, b.URL(), "eu", "us")
-	us.set("p", 2)
-	eu.set("p", 3)
-	us.share(0, map[string]string{"eu": b.URL()})
-	eu.share(0, map[string]string{"us": a.URL()})
-	for _, w := range []*world{us, eu} {
-		w.shows("p", 5)
-	}
-	a.Flush(t) // its region fills it again, and asks the other one for its part
-	us.renew()
-	us.claim(presence.PageUsers{Page: "p", Users: 2})
-	us.set("p", 1)
-	for _, w := range []*world{us, eu} {
-		w.shows("p", 4)
-	}
-}
-
-// The same with a Cluster, whose clients use other commands.
+// Regions share counts when each reaches its own Redis and the other's over TLS as the documented
+// user, one of them a Cluster, whose clients use other commands.
 func TestRegionsOverTLSOnCluster(t *testing.T) {
 	t.Parallel()
 	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
@@ -79,9 +50,9 @@ func TestRegionsOverTLSOnCluster(t *testing.T) {
 		nothingDenied(t, s)
 	}
 	us, eu := newWorld(t, cluster.URL(), "us"), newWorld(t, single.URL(), "eu", "us")
-	us.fill(200, 1)
+	us.fill(2000, 1) // before there is a log
 	heard := listening(t, us.Store)
-	eventually(t, "a publication of the Cluster", func() bool { // one may be sent before the subscription
+	testkit.Eventually(t, "a publication of the Cluster", func() bool { // one may be sent before the subscription
 		us.set("p", 1)
 		us.set("p", 2)
 		return heard()
@@ -91,8 +62,11 @@ func TestRegionsOverTLSOnCluster(t *testing.T) {
 	eu.set("p", 3)
 	for _, w := range []*world{us, eu} {
 		w.shows("p", 5)
-		w.shows("page/199", 1)
+		w.shows("page/0", 1)
+		w.shows("page/1999", 1)
 	}
+	us.set("p", 0)
+	eu.shows("p", 3)
 }
 
 // listening watches all buckets until the test ends; heard says whether the

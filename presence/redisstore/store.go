@@ -88,6 +88,8 @@ type Facts struct {
 	// Counters is the number of the format of the counters that are in the same Redis. 0:
 	// nobody knows it, and nobody compares it.
 	Counters int
+	// Postgres says where PostgreSQL is for counters: none, behind or beside. Empty: this process has no counters.
+	Postgres string
 	// Webhooks is that of what is kept of webhooks there, likewise.
 	Webhooks int
 }
@@ -102,6 +104,8 @@ type Store struct {
 	claims atomic.Uint64 // number of its last claim
 	looks  atomic.Uint64 // of Incomplete, at one bucket each
 	floor  atomic.Uint64 // highest incarnation seen in any count
+
+	generations known
 
 	chores      chores
 	stopChores  context.CancelFunc
@@ -156,7 +160,7 @@ func Open(cfg Config) (*Store, error) {
 	}
 	conn, err := redisconn.Open(redisconn.Config{
 		URL: cfg.URL, Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, ProbeWrite: s.probeWrite,
-		Dial: cfg.Dial, OnBytes: cfg.OnBytes, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnState,
+		Dial: cfg.Dial, OnBytes: cfg.OnBytes, OnRun: &s.generations, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnState,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: %w", err)

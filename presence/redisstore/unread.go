@@ -55,23 +55,20 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 	own := byField + user.String()
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
-		err := s.do(ctx, func(ctx context.Context, c *client) error {
-			pipe := c.Pipeline()
+		voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, page := range batch {
-				cmds[i] = pipe.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), levelField, own)
+				b := presence.Bucket(page, s.cfg.Buckets)
+				cmds[i] = pipe.HMGet(ctx, historyKey(b, page), levelField, beforeField, own)
+				v.ask(ctx, pipe, b)
 			}
-			s.conn.Metrics.Commands.Add(float64(len(batch)))
-			_, err := pipe.Exec(ctx)
-			return err
 		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("redisstore: levels of %d pages: %w", len(pages), err)
 		}
-		for _, cmd := range cmds {
-			v := cmd.Val()
-			level, _ := v[0].(string) // nil: it never changed
-			by, _ := v[1].(string)
-			levels, owns = append(levels, parseLevel(level)), append(owns, parseOwn(by))
+		for i, cmd := range cmds {
+			v := texts(cmd.Val())
+			levels = append(levels, parseLevel(v[0], v[1], voids.of(presence.Bucket(batch[i], s.cfg.Buckets))))
+			owns = append(owns, parseOwn(v[2]))
 		}
 	}
 	return levels, owns, nil
@@ -102,8 +99,68 @@ func (s *Store) Notes(ctx context.Context, pages []string) ([]unread.Note, error
 	return notes, nil
 }
 
-// parseLevel reads "incarnation changes authored time", which change.lua wrote.
-func parseLevel(text string) (l unread.Level) {
+// voids reads what the buckets of other reads say of their generation, see void.lua.
+type voids struct {
+	commands int
+	cmds     map[int]*redis.SliceCmd
+}
+
+// ask has the pipeline read the state of a bucket, once, after something in the bucket.
+func (v *voids) ask(ctx context.Context, pipe redis.Pipeliner, bucket int) {
+	v.commands++
+	if v.cmds[bucket] == nil {
+		v.commands++
+		v.cmds[bucket] = pipe.HMGet(ctx, stateKey(bucket), "generation", "void")
+	}
+}
+
+// of is the lowest incarnation in the bucket.
+func (v *voids) of(bucket int) uint64 {
+	void, _ := strconv.ParseUint(texts(v.cmds[bucket].Val())[1], 10, 64)
+	return void
+}
+
+// readKept runs reads of what users follow and of changes of pages in one pipeline. It returns
+// errRestored while versions that Redis may have lost can be given again.
+func (s *Store) readKept(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
+	var v *voids
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		pipe := c.Pipeline()
+		v = &voids{cmds: map[int]*redis.SliceCmd{}}
+		read(ctx, pipe, v)
+		s.conn.Metrics.Commands.Add(float64(v.commands))
+		_, err := pipe.Exec(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	generations := make([]string, 0, len(v.cmds))
+	for _, cmd := range v.cmds {
+		generations = append(generations, texts(cmd.Val())[0])
+	}
+	repaired, err := s.repaired(ctx, generations...)
+	if err == nil && slices.Contains(repaired, false) {
+		err = errRestored
+	}
+	return v, err
+}
+
+// texts are the values of an answer, empty where there is none.
+func texts(values []any) []string {
+	all := make([]string, len(values))
+	for i, v := range values {
+		all[i], _ = v.(string)
+	}
+	return all
+}
+
+// parseLevel reads "incarnation changes authored time", which change.lua wrote, and how many of the
+// changes came before that incarnation. void is the lowest incarnation in the bucket.
+func parseLevel(text, before string, void uint64) (l unread.Level) {
+	if text == "" {
+		return l // it never changed
+	}
 	var f [4]string
 	for i := range f {
 		f[i], text, _ = strings.Cut(text, " ")
@@ -112,6 +169,10 @@ func parseLevel(text string) (l unread.Level) {
 	l.All, _ = strconv.ParseInt(f[1], 10, 64)
 	l.By, _ = strconv.ParseInt(f[2], 10, 64)
 	l.At = parseTime(f[3])
+	l.Before, _ = strconv.ParseInt(before, 10, 64)
+	if l.Incarnation < void { // the next change says so
+		l.Incarnation, l.Before = void, l.All
+	}
 	return l
 }
 
@@ -194,22 +255,17 @@ func cutLast(s string) (before, after string, ok bool) {
 
 // history reads a page's level and other fields of the same hash in one step.
 func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *client) error {
-		s.conn.Metrics.Commands.Inc()
-		reply, err := c.HMGet(ctx, historyKey(presence.Bucket(page, s.cfg.Buckets), page), append([]string{levelField}, fields...)...).Result()
-		if err != nil {
-			return err
-		}
-		values = make([]string, len(reply))
-		for i, v := range reply {
-			values[i], _ = v.(string) // nil: it is not there
-		}
-		return nil
+	b := presence.Bucket(page, s.cfg.Buckets)
+	var cmd *redis.SliceCmd
+	voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+		cmd = pipe.HMGet(ctx, historyKey(b, page), append([]string{levelField, beforeField}, fields...)...)
+		v.ask(ctx, pipe, b)
 	})
 	if err != nil {
 		return l, nil, fmt.Errorf("redisstore: history of a page: %w", err)
 	}
-	return parseLevel(values[0]), values[1:], nil
+	values = texts(cmd.Val())
+	return parseLevel(values[0], values[1], voids.of(b)), values[2:], nil
 }
 
 func (s *Store) userBucket(u unread.User) int {
@@ -221,21 +277,18 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 	records := make([]unread.Record, 0, len(users))
 	for batch := range slices.Chunk(users, maxPipeline) {
 		cmds := make([]*redis.MapStringStringCmd, len(batch))
-		err := s.do(ctx, func(ctx context.Context, c *client) error {
-			pipe := c.Pipeline()
+		voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, u := range batch {
 				cmds[i] = pipe.HGetAll(ctx, recordKey(s.userBucket(u), u.String()))
+				v.ask(ctx, pipe, s.userBucket(u))
 			}
-			s.conn.Metrics.Commands.Add(float64(len(batch)))
-			_, err := pipe.Exec(ctx)
-			return err
 		})
-		for _, cmd := range cmds {
+		for i, cmd := range cmds {
 			if err != nil {
 				break
 			}
 			var r unread.Record
-			r, err = parseRecord(cmd.Val())
+			r, err = parseRecord(cmd.Val(), voids.of(s.userBucket(batch[i])))
 			records = append(records, r)
 		}
 		if err != nil {
@@ -245,8 +298,8 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 	return records, nil
 }
 
-// parseRecord reads the hash of save.lua.
-func parseRecord(fields map[string]string) (r unread.Record, err error) {
+// parseRecord reads the hash of save.lua. void is the lowest incarnation in the bucket.
+func parseRecord(fields map[string]string, void uint64) (r unread.Record, err error) {
 	head, ok := fields[recordField]
 	if !ok {
 		if len(fields) > 0 {
@@ -263,6 +316,7 @@ func parseRecord(fields map[string]string) (r unread.Record, err error) {
 	if r.Version == (presence.Version{}) {
 		return r, fmt.Errorf("%w: %w: the version of follows is %q", presence.ErrUnavailable, ErrForeign, head)
 	}
+	r.Version.Incarnation = max(r.Version.Incarnation, void)
 	r.Updated = parseTime(updated)
 	r.Follows = make([]unread.Follow, 0, len(fields)-1)
 	for page, value := range fields {

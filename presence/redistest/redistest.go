@@ -21,11 +21,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"headcount/internal/testkit"
 	"headcount/servertest"
 )
-
-// startTimeout bounds what a server may take to answer on a busy machine.
-const startTimeout = 20 * time.Second
 
 // clusterBus is by how much the port of the Cluster bus is above the server's.
 const clusterBus = 10000
@@ -112,7 +110,7 @@ func (s *Server) start() error {
 
 // await asks until ok, or the process has ended, or it is too late.
 func await(p *servertest.Process, ok func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	return servertest.Await(ctx, p, ok)
 }

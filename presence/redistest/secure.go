@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -103,8 +102,14 @@ func writePEM(file, kind string, der []byte) error {
 
 // ACL is the file of Redis users that the product documents.
 func ACL() string {
-	_, here, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(here), "..", "..", "deploy", "redis.acl")
+	dir, _ := os.Getwd() // of a package, or the root: a path from the build may be trimmed
+	for {
+		file := filepath.Join(dir, "deploy", "redis.acl")
+		if _, err := os.Stat(file); err == nil || dir == filepath.Dir(dir) {
+			return file
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // user is the name and the password in a file of Redis users with one user.

@@ -98,7 +98,7 @@ func New(cfg Config) *Replicator {
 		r.links = append(r.links, &link{
 			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
 			wake: make(chan struct{}, 1), beat: make(chan struct{}, 1), room: mostPages / 4,
-			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{}, answers: map[int]pncounter.Position{},
+			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{},
 		})
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
@@ -329,7 +329,6 @@ type link struct {
 	room    int                        // only run: most pages in one round
 	told    bool                       // only run: the last round sent something
 	broken  map[int]bool               // only run: buckets that the peer cannot take
-	answers map[int]pncounter.Position // only pulse: the peer's last answer
 	refused string                     // only pulse: why the peer is refused; empty: it is not refused
 }
 
@@ -426,9 +425,9 @@ func (l *link) pulse(ctx context.Context) {
 	}
 }
 
-// poll reads the peer's positions, and has run look at the buckets whose position
-// changed, or at all buckets. It ignores buckets that run is sending meanwhile:
-// their positions may be old, and the peer's ack brings a newer one.
+// poll reads the peer's positions, with which run compares its own, and may have run
+// look at all buckets. It ignores buckets that run is sending meanwhile: their
+// positions may be old, and the peer's ack brings a newer one.
 func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	l.mu.Lock()
 	l.touched = map[int]bool{}
@@ -449,10 +448,9 @@ func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 		if !l.touched[p.Bucket] {
 			l.polled[p.Bucket] = p
 		}
-		if all || !p.Done || p != l.answers[p.Bucket] {
+		if all {
 			l.dirty[p.Bucket] = true
 		}
-		l.answers[p.Bucket] = p
 	}
 	return nil
 }
@@ -540,18 +538,21 @@ func (l *link) take() (dirty map[int]bool, ok bool) {
 	if !l.greeted {
 		return nil, false
 	}
-	for b := range l.dirty {
-		if !slices.Contains(l.owned, b) {
-			delete(l.dirty, b)
-			delete(l.at, b)
-		}
-	}
 	for b, p := range l.polled {
 		old, known := l.at[b]
 		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 		}
+		if !p.Done || p != old { // a replica that became the master may lack what was acknowledged
+			l.dirty[b] = true
+		}
 		l.at[b] = p
+	}
+	for b := range l.dirty {
+		if !slices.Contains(l.owned, b) {
+			delete(l.dirty, b)
+			delete(l.at, b)
+		}
 	}
 	dirty = l.dirty
 	l.dirty, l.polled, l.flight, l.since = map[int]bool{}, nil, l.since, time.Time{}

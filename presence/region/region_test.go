@@ -306,6 +306,33 @@ func TestWhatAPeerLostIsToldAgain(t *testing.T) {
 	})
 }
 
+// A replica that became the master may lack what was acknowledged since the last comparison of
+// positions, which then finds the position of the comparison before.
+func TestWhatAPeerAcknowledgedAndLostIsToldAgain(t *testing.T) {
+	s, eu := &store{log: 1}, &remote{}
+	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {
+		time.Sleep(pollEvery)
+		for n := range uint64(lookAgain) { // at least once no comparison looks at all buckets
+			eu.mu.Lock()
+			before := eu.copy
+			eu.mu.Unlock()
+			s.change()
+			r.Changed(0)
+			time.Sleep(10 * time.Millisecond)
+			if at := eu.cursor(); at != n+1 {
+				t.Fatalf("the peer is at %d, want %d", at, n+1)
+			}
+			eu.mu.Lock()
+			eu.copy = before
+			eu.mu.Unlock()
+			time.Sleep(pollEvery + helloEvery/2)
+			if at := eu.cursor(); at != n+1 {
+				t.Fatalf("%s after it lost a change the peer is at %d, want %d", pollEvery+helloEvery/2, at, n+1)
+			}
+		}
+	})
+}
+
 func TestNothingIsToldWhileItIsPartial(t *testing.T) {
 	s, eu := &store{log: 1, partial: true, end: 5}, &remote{}
 	with(t, s, 0, map[string]*remote{"eu": eu}, func(r *Replicator) {

@@ -174,16 +174,3 @@ func TestLosingOneMovesLittle(t *testing.T) {
 		t.Errorf("moved %.3f, shares of %.2f to %.2f", moved, least, most)
 	}
 }
-
-func BenchmarkNew(b *testing.B) {
-	for _, n := range []int{3, 10, 100} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			list := names(n)
-			for b.Loop() {
-				if _, err := ring.New(list, list, partitions, buckets); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -601,29 +601,6 @@ func FuzzAuthorization(f *testing.F) {
 	})
 }
 
-func BenchmarkPushUpdates(b *testing.B) {
-	for _, n := range []int{1, 1000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			h := newHandler(b, rpc.Config{Keys: secret, Updates: onUpdates(func(string, []presence.Update) {})})
-			srv := httptest.NewServer(h)
-			defer srv.Close()
-			c := newClient(b, rpc.ClientConfig{Keys: secret})
-			defer c.Close()
-			updates := make([]presence.Update, n)
-			for i := range updates {
-				updates[i] = presence.Count{Page: "news/" + strconv.Itoa(i), Users: int64(i), Updated: time.Now(), Version: presence.Version{Incarnation: 1700000000000, Sequence: uint64(i)}}.Update()
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := c.PushUpdates(b.Context(), srv.Listener.Addr().String(), updates); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds()/1e3, "kupdates/s")
-		})
-	}
-}
-
 // tracedJoin waits for every update.
 var tracedJoin = tracing.ReadParent([]byte("the trace, 16 b.the span"))
 

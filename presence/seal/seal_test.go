@@ -2,7 +2,6 @@ package seal_test
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,31 +182,6 @@ func TestGuardRefusesTimesThatCannotWork(t *testing.T) {
 		if _, err := seal.NewGuard(cfg); !errors.Is(err, seal.ErrConfig) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
-	}
-}
-
-func BenchmarkAdmit(b *testing.B) {
-	g := guard(b, seal.GuardConfig{})
-	name, now := []byte("10.0.0.1:7946"), time.Now()
-	for i := uint64(1); b.Loop(); i++ {
-		if _, err := g.Admit(now, name, 1, now.UnixMilli(), i); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkVerify(b *testing.B) {
-	for _, size := range []int{100, 1200} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			s := keys(b, "p", "a").Sealer()
-			msg := make([]byte, size)
-			sig := s.Sign(nil, msg)
-			for b.Loop() {
-				if err := s.Verify(s.ID(), msg, sig); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }
 

@@ -8,17 +8,9 @@ import (
 	"headcount/presence/minutes"
 )
 
-// MinuteStore is a store that remembers minutes.
-type MinuteStore interface {
-	presence.Store
-	minutes.Store
-}
-
-// RunMinutes tests what pages remember of the running minute. The time may enter the
+// runningMinute tests what pages remember of the running minute. The time may enter the
 // next minute meanwhile.
-func RunMinutes(t *testing.T, open func(t testing.TB) MinuteStore) {
-	s := open(t)
-	complete(t, s)
+func runningMinute(t *testing.T, s Store) {
 	v, w := claim(t, s, 5), claim(t, s, 6)
 	answer := func(page string) minutes.Answer {
 		t.Helper()

@@ -15,8 +15,11 @@
 // author and its idempotency key, and publishes the level.
 //
 // What a user follows is one record: for each page, what the user has seen and
-// the incarnation that belongs to. If a page's level has another incarnation, its
-// past was lost and the user has seen nothing of it. A record is saved only over
+// the incarnation that belongs to. If a page's level has another incarnation, the
+// store has lost changes, all or the last ones, and the user has seen no more than
+// what is left of them. Redis begins a new incarnation of all levels and records
+// whenever it may have lost some: else it would give versions again that had other
+// contents, and gateways would take what is new for old. A record is saved only over
 // the version that was read; whoever loses that race reads again (Book does it).
 // So all rules are in Go, in one place, and two resets, or a reset and a change,
 // cannot undo each other.

@@ -87,6 +87,9 @@ type Level struct {
 	All         int64     // changes in this incarnation
 	By          int64     // how many of them had an author
 	At          time.Time // time of the last change, in UTC, whole seconds
+	// Before is how many of All came before this incarnation: those that a store had left when it
+	// lost the last changes of the one before. An update of a level does not say it.
+	Before int64
 }
 
 // Newer reports whether l replaces o as the level of the same page.
@@ -156,10 +159,10 @@ func (f Follow) Unread(l Level, o Own, lives Lives) int64 {
 }
 
 // at returns Seen and Held for the level's incarnation. When the follow has another
-// incarnation, the user has seen nothing of this one.
+// incarnation, the user has seen nothing of what came in this one.
 func (f Follow) at(l Level) (seen, held int64) {
 	if f.Incarnation != l.Incarnation {
-		return 0, 0
+		return min(f.Seen, l.Before), min(f.Held, l.Before)
 	}
 	return f.Seen, f.Held
 }

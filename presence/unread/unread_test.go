@@ -57,3 +57,22 @@ func TestUnreadIsBounded(t *testing.T) {
 		}
 	})
 }
+
+// A page that lost its last changes goes on with those it has left. Whoever had seen more has seen
+// no change that came after that.
+func TestAFollowOfAnEarlierIncarnation(t *testing.T) {
+	for _, tc := range []struct {
+		name                    string
+		seen, all, before, want int64
+	}{
+		{"nothing was lost", 4, 4, 4, 0},
+		{"nothing was lost, some were unread", 2, 5, 4, 3},
+		{"three were lost that were seen, three came", 4, 4, 1, 3},
+		{"all were lost, two came", 4, 2, 0, 2},
+	} {
+		f, l := Follow{Incarnation: 1, Seen: tc.seen}, Level{Incarnation: 2, All: tc.all, Before: tc.before}
+		if n := f.Unread(l, Own{}, nil); n != tc.want {
+			t.Errorf("%s: %d unread, want %d", tc.name, n, tc.want)
+		}
+	}
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package member
-
-const simDefault = 400

@@ -1,0 +1,79 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+// A node that stood still while another one owned its partitions loads what that one
+// wrote, also when the store was restarted, or emptied, meanwhile.
+func TestANodeThatStoodStillWritesNothingOfItsOwn(t *testing.T) {
+	for name, emptied := range map[string]bool{"restarted": false, "emptied": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &shaky{Store: newStore()}
+				still := make(chan struct{})
+				thaw := sync.OnceFunc(func() { close(still) })
+				var frozen atomic.Bool
+				n, err := New(s, Config{
+					Name: "still", Partitions: testPartitions, PresenceTimeout: timeout, Log: zerolog.Nop(),
+					Reply: replies(func(string, *heartbeat.Reply) {}),
+					Tick: func() {
+						if frozen.Load() {
+							<-still
+						}
+					},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				n.Gateways(nil)
+				n.Own([]int{0, 1, 2})
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() { defer close(done); _ = n.Run(ctx) }()
+				defer func() { thaw(); cancel(); <-done }()
+				synctest.Wait()
+				for u := range presence.User(6) {
+					if err := n.Hold(ctx, u, "p", true); err != nil {
+						t.Fatal(err)
+					}
+				}
+				frozen.Store(true)
+				time.Sleep(4 * time.Second)
+				next, _ := start(t, "next", s)
+				for u := range presence.User(6) {
+					if err := next.node.Hold(ctx, u, "p", false); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(timeout) // the trial of those who held
+				next.want("p", 0)
+				s.set(func() {
+					if s.generation++; emptied {
+						s.Store = newStore()
+					}
+				})
+				for range 10 {
+					time.Sleep(generationPoll / 2)
+					next.want("p", 0)
+				}
+				frozen.Store(false)
+				thaw()
+				for range 10 {
+					time.Sleep(generationPoll / 2)
+					next.want("p", 0)
+				}
+			})
+		})
+	}
+}

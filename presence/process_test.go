@@ -1,0 +1,22 @@
+package presence
+
+import (
+	"testing"
+	"time"
+)
+
+func TestProcessesThatStartInOneMillisecondDiffer(t *testing.T) {
+	start := time.UnixMilli(1_700_000_000_123)
+	one, other, later := NewIncarnation(start), NewIncarnation(start), NewIncarnation(start.Add(time.Millisecond))
+	if one == other || one >= later || other >= later {
+		t.Errorf("incarnations %d and %d of one millisecond, %d of the next", one, other, later)
+	}
+	for _, incarnation := range []uint64{one, other, uint64(start.UnixMilli())} { // the last is of an older release
+		if got := Started(incarnation); !got.Equal(start) {
+			t.Errorf("Started(%d) = %s; want %s", incarnation, got, start)
+		}
+		if incarnation >= later {
+			t.Errorf("%d is not older than %d", incarnation, later)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package redistest
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"testing"
+)
+
+// Cuts counts down the connections that proxies are still to cut.
+type Cuts struct{ left, scripts atomic.Int64 }
+
+// every is how many runs of scripts pass between two cuts.
+const every = 5
+
+// Left is how many connections are still to be cut.
+func (c *Cuts) Left() int64 { return max(0, c.left.Load()) }
+
+// due reports whether the answer to a run of scripts is the next to be cut off.
+func (c *Cuts) due() bool {
+	return c.scripts.Add(1)%every == 0 && c.left.Load() > 0 && c.left.Add(-1) >= 0
+}
+
+// proxy is a port in front of a server. Some connections it cuts instead of
+// handing on the answer to a run of scripts: the server made it, and the client
+// cannot know.
+func proxy(t testing.TB, server string, cuts *Cuts) (port string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go hand(client, server, cuts)
+		}
+	}()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+func hand(client net.Conn, address string, cuts *Cuts) {
+	defer client.Close()
+	server, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	var cut atomic.Bool
+	go func() {
+		defer server.Close()
+		var chunk [64 << 10]byte
+		for {
+			n, err := client.Read(chunk[:])
+			if bytes.Contains(chunk[:n], []byte("evalsha")) && cuts.due() {
+				cut.Store(true)
+			}
+			if _, failed := server.Write(chunk[:n]); err != nil || failed != nil {
+				return
+			}
+		}
+	}()
+	_, _ = io.Copy(writer(func(answer []byte) (int, error) {
+		if cut.Load() {
+			return 0, io.EOF
+		}
+		return client.Write(answer)
+	}), server)
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// Cut puts a proxy in front of the server that cuts n connections, each after a
+// run of scripts was delivered, and returns the URL through it.
+func (s *Server) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
+	t.Helper()
+	cuts = &Cuts{}
+	cuts.left.Store(int64(n))
+	return "redis://127.0.0.1:" + proxy(t, s.Addr, cuts) + "/0", cuts
+}
+
+// Cut is as that of a Server: the sentinels name the proxy as the master from now on.
+func (s *Sentinel) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
+	t.Helper()
+	cuts = &Cuts{}
+	cuts.left.Store(int64(n))
+	port := proxy(t, s.Master.Addr, cuts)
+	for _, sentinel := range s.Sentinels {
+		sentinel.Do(t, "SENTINEL", "REMOVE", MasterName)
+		sentinel.Do(t, "SENTINEL", "MONITOR", MasterName, "127.0.0.1", port, 2)
+	}
+	return s.URL(), cuts
+}
+
+// Cut is as that of a Server: the masters name their proxies to clients from now on.
+func (c *Cluster) Cut(t testing.TB, n int) (url string, cuts *Cuts) {
+	t.Helper()
+	cuts = &Cuts{}
+	cuts.left.Store(int64(n))
+	for _, s := range c.all() {
+		s.Do(t, "CONFIG", "SET", "cluster-announce-port", proxy(t, s.Addr, cuts))
+	}
+	return c.URL(), cuts
+}
+
+// Migrate moves a slot from whichever master has it to master to, key by key, while
+// clients use it.
+func (c *Cluster) Migrate(t testing.TB, slot, to int) {
+	t.Helper()
+	target := c.Masters[to]
+	targetID := target.Do(t, "CLUSTER", "MYID")
+	for _, source := range c.Masters {
+		id := source.Do(t, "CLUSTER", "MYID")
+		if id == targetID || !source.owns(t, slot) {
+			continue
+		}
+		target.Do(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", id)
+		source.Do(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", targetID)
+		host, port, err := net.SplitHostPort(target.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			keys := source.Do(t, "CLUSTER", "GETKEYSINSLOT", slot, 3).([]any)
+			if len(keys) == 0 {
+				break
+			}
+			source.Do(t, append([]any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}, keys...)...)
+		}
+		target.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
+		for _, s := range c.Masters {
+			s.Do(t, "CLUSTER", "SETSLOT", slot, "NODE", targetID)
+		}
+		return
+	}
+}
+
+// owns reports whether the server has the slot, as far as it knows.
+func (s *Server) owns(t testing.TB, slot int) bool {
+	t.Helper()
+	id := s.Do(t, "CLUSTER", "MYID")
+	for _, line := range s.Do(t, "CLUSTER", "SLOTS").([]any) {
+		f := line.([]any)
+		if f[0].(int64) <= int64(slot) && int64(slot) <= f[1].(int64) {
+			return f[2].([]any)[2] == id
+		}
+	}
+	return false
+}
