@@ -108,6 +108,11 @@ func ParseBatch(body []byte, rules *Rules) ([]Change, error) {
 	if err == nil && len(changes) == 0 {
 		err = fmt.Errorf("%w: there are no changes; send 1 to %d in \"changes\"", ErrBody, MaxChanges)
 	}
+	for i := range changes {
+		if (changes[i].Rule.Kind == Exact) != (changes[0].Rule.Kind == Exact) {
+			err = fmt.Errorf("%w: only one of %q and %q is exact; send exact counters in a batch of their own", ErrBody, changes[0].Key, changes[i].Key)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

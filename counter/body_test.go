@@ -14,7 +14,7 @@ import (
 )
 
 var testRules = func() *Rules {
-	r, err := ParseRules([]byte(`{"rules":[{"match":"views:*","kind":"sum","dimensions":["country","os"]},{"match":"u:*","kind":"unique"},{"match":"s:*","kind":"sum"}]}`))
+	r, err := ParseRules([]byte(`{"rules":[{"match":"views:*","kind":"sum","dimensions":["country","os"]},{"match":"u:*","kind":"unique"},{"match":"s:*","kind":"sum"},{"match":"e:*","kind":"exact"}]}`))
 	if err != nil {
 		panic(err)
 	}
@@ -66,6 +66,7 @@ func TestParseBatch(t *testing.T) {
 		many(1001): 0, many(0): 0, `{}`: 0, ``: 0, `{"changes":{}}`: 0, `{"changes":[{}]}`: 0, `{"changes":[{"key":"x:1"}]}`: 0, `{"changes":[{"key":"s:*"}]}`: 0, `{"changes":[{"key":"."}]}`: 0,
 		`{"changes":[{"key":"s:1","delta":0}]}`: 0, `{"changes":[{"key":"s:1","delta":-1000000000001}]}`: 0, `{"changes":[{"key":"s:1","by":1}]}`: 0, `{"changes":[{"key":"s:1"}],"x":1}`: 0, `{"changes":[{"key":5}]}`: 0,
 		`{"changes":[{"dimensions":{"os":"x"},"key":"s:1"}]}`: 0, `{"changes":[{"key":"s:1"},]}`: 0, `{"changes":[null]}`: 0,
+		`{"changes":[{"key":"e:1"},{"key":"e:2"}]}`: 2, `{"changes":[{"key":"s:1"},{"key":"e:1"}]}`: 0,
 	} {
 		changes, err := ParseBatch([]byte(body), testRules)
 		if len(changes) != n || (err == nil) != (n > 0) || err != nil && !errors.Is(err, ErrBody) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -147,7 +146,7 @@ func (c *Combiner) lane(op *Op) *lane {
 		return &c.lanes[0]
 	}
 	at := int(xxhash.Sum64String(op.Changes[0].Key) % uint64(c.cfg.Lanes))
-	if c.cfg.Apart && slices.ContainsFunc(op.Changes, func(c Change) bool { return c.Rule.Kind == Exact }) {
+	if c.cfg.Apart && op.Changes[0].Rule.Kind == Exact {
 		at += c.cfg.Lanes
 	}
 	return &c.lanes[at]

@@ -2,6 +2,8 @@ package counter
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -100,7 +102,40 @@ func (c *Copy) Replaces(is Version, deleted uint64) bool {
 }
 
 // ErrNames says that a store needs the names of members, and a copy has none.
-var ErrNames = errors.New("only hashes of its members are known, since the set was in Redis alone; it can be imported into Redis alone")
+var ErrNames = errors.New("only hashes of its members are known, since the set was in Redis alone; it can be imported into Redis, alone or with PostgreSQL")
+
+// nameless begins what stands in PostgreSQL for a member whose name nobody has told since its set was
+// in Redis alone. Its hash follows. No name begins with it.
+const nameless = "\x01"
+
+// Nameless is what stands for the member of that hash where a name is wanted.
+func Nameless(hash string) string { return nameless + hash }
+
+// MemberHash is how a member stands in a set in Redis: the first 84 bits of SHA-256 of its name.
+func MemberHash(member string) string {
+	if hash, ok := strings.CutPrefix(member, nameless); ok {
+		return hash
+	}
+	sum := sha256.Sum256([]byte(member))
+	return base64.RawURLEncoding.EncodeToString(sum[:11])[:hashLength]
+}
+
+// AddMember adds a member, or its hash when it has no name.
+func (c *Copy) AddMember(member string) {
+	if hash, ok := strings.CutPrefix(member, nameless); ok {
+		c.Hashes = append(c.Hashes, hash)
+	} else {
+		c.Members = append(c.Members, member)
+	}
+}
+
+// NameAll makes members of the hashes of c.
+func (c *Copy) NameAll() {
+	for _, hash := range c.Hashes {
+		c.Members = append(c.Members, Nameless(hash))
+	}
+	c.Hashes = nil
+}
 
 // Named makes c one for a store that needs the names of members, and knows nothing of other regions: a set has the members
 // that come with it, and not those whose number other regions have told. It is ErrNames if members have no names.
@@ -232,7 +267,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 		return fault(fmt.Errorf("%q is no kind", j.Kind))
 	}
 	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
-		return fault(fmt.Errorf("%q is no version of a counter: %w", j.Version, err))
+		return fault(fmt.Errorf("%.40q is no version of a counter: %w", j.Version, err))
 	}
 	if c.Slots, err = ParseSlots(j.Slots); err != nil {
 		return fault(err)

@@ -157,8 +157,11 @@ func ParseSlots(text string) (s Slots, err error) {
 		n, err := strconv.ParseUint(step, 10, 32)
 		m, err1 := strconv.ParseUint(number, 10, 32)
 		v, err2 := strconv.ParseInt(value, 10, 64)
-		if err := errors.Join(err, err1, err2); err != nil || i == len(s) {
-			return Slots{}, fmt.Errorf("slots %q: %w", text, err)
+		if err := errors.Join(err, err1, err2); err != nil {
+			return Slots{}, fmt.Errorf("slots: want step:number:value, got %.40q", field)
+		}
+		if i == len(s) {
+			return Slots{}, fmt.Errorf("slots: more than %d", len(s))
 		}
 		s[i] = Slot{Value: v, Number: uint32(m), Step: uint32(n)}
 		i++

@@ -89,7 +89,7 @@ func (id Identity) Of(space string) bool {
 
 // Op is one operation: its changes are judged in their order and made all or
 // not at all. An Op of several changes has only Add, of any keys, also of one
-// key several times.
+// key several times; the rules of all are Exact, or none is.
 type Op struct {
 	Changes  []Change
 	Identity Identity
@@ -123,6 +123,8 @@ func (op *Op) Check() error {
 		switch {
 		case c.Rule == nil:
 			return fmt.Errorf("%w: a change of %q without a rule", ErrOp, c.Key)
+		case (c.Rule.Kind == Exact) != (op.Changes[0].Rule.Kind == Exact):
+			return fmt.Errorf("%w: only one of %q and %q is exact", ErrOp, op.Changes[0].Key, c.Key)
 		case c.Verb != Add && len(op.Changes) > 1:
 			return fmt.Errorf("%w: %q is not the only change and does not add", ErrOp, c.Key)
 		case (c.Verb == Add || c.Verb == Adjust) && c.Delta == 0:

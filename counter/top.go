@@ -136,6 +136,7 @@ func (s *summary) heavy(w weight) bool { return Saturated(w.gained, s.missed) > 
 // running is what one rule's counters gained in the running step and in the one before it, by changes of this process.
 type running struct {
 	mu     sync.Mutex // guards all below
+	began  int64      // the step in which this process began: another one may have counted in it, too
 	number int64
 	summary
 	last   int64 // the number of before
@@ -254,24 +255,27 @@ func (r *running) failed(key string, n, number, light int64) {
 	}
 }
 
-// known adds to sums what was weighed of the keys that are marked in a step, and returns those of which that is not known.
-// One that this process alone has marked, and that is no longer in the summary, gained too little to be told.
+// known adds to sums what the marked keys gained in a step, and returns the keys whose gain this process does not
+// know. A key that only this process marked, and that is no longer in the summary, gained too little to be listed.
 func (r *running) known(number int64, keys []string, sums map[string]int64) (rest []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := r.keys
-	if number == r.last {
+	switch {
+	case number <= r.began:
+		return keys
+	case number == r.last:
 		of = r.before.keys
-	} else if number != r.number {
+	case number != r.number:
 		return keys
 	}
 	for _, key := range keys {
 		w, ok := of[hashed(key)]
 		switch {
-		case ok && w.gained > 0:
-			sums[key] = Saturated(sums[key], w.gained)
-		case ok || r.marks.steps[number][key]:
+		case r.marks.steps[number][key] || ok && w.gained <= 0:
 			rest = append(rest, key)
+		case ok:
+			sums[key] = Saturated(sums[key], w.gained)
 		}
 	}
 	return rest
@@ -315,7 +319,7 @@ func newTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logge
 	t := &Tops{Store: to, rules: map[*Rule]*running{}, alone: alone, many: many, log: log}
 	for _, rule := range rules.All() {
 		if rule.Top {
-			t.rules[rule] = &running{}
+			t.rules[rule] = &running{began: t.now().Unix() / int64(rule.Buckets[0].Step/time.Second)}
 		}
 	}
 	var err error
@@ -472,7 +476,7 @@ func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, m
 	each := int64(b.Step / fine)
 	now := t.now()
 	if level == 0 {
-		from = max(from, (now.Unix()-int64(b.Kept/time.Second))/int64(fine/time.Second))
+		from = max(from, (now.Unix()-int64(listRetention(rule, 0)/time.Second))/int64(fine/time.Second))
 	}
 	first, last := floor(from+each-1, each), floor(to, each) // the steps that are within
 	if first >= last {
@@ -483,7 +487,7 @@ func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, m
 	}
 	lists, err := t.closed(ctx, rule, b.Step, first, last, func(number int64) bool {
 		if level > 0 { // the closer makes one while those of its parts are kept
-			return number*int64(b.Step/time.Second) < now.Add(-rule.Buckets[0].Kept).Unix()
+			return number*int64(b.Step/time.Second) < now.Add(-listRetention(rule, level-1)).Unix()
 		}
 		return len(marked[number]) == 0 && isSettled(number, fine, now.Add(-unmarked))
 	})
@@ -603,11 +607,10 @@ func (t *Tops) run(ctx context.Context) {
 	}
 	for {
 		wait := time.Hour
-		for rule := range t.rules {
-			step := rule.Buckets[0].Step
-			wait = min(wait, t.now().Truncate(step).Add(step).Sub(t.now()))
+		for rule := range t.rules { // until its next step is settled, before a short one is no longer kept
+			step, late := rule.Buckets[0].Step, t.now().Add(-settled)
+			wait = min(wait, late.Truncate(step).Add(step).Sub(late)+rand.N(min(step, settled)/2))
 		}
-		wait += settled + rand.N(settled/2)
 		select {
 		case <-ctx.Done():
 			return
@@ -644,19 +647,21 @@ func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) err
 				all = append(all, g.Key)
 			}
 		}
-		if err := t.keep(ctx, rule, fine, number, all, keys); err != nil {
+		if err := t.keep(ctx, rule, 0, number, all, keys); err != nil {
 			return err
 		}
 	}
-	for _, b := range rule.Buckets[1:] {
+	done := (before - int64(fine.Step/time.Second)) / int64(fine.Step/time.Second) // the finer steps before it are closed
+	for i, b := range rule.Buckets[1:] {
+		finer := rule.Buckets[i]
 		at := listOf{match: rule.Match, step: b.Step}
-		seconds := int64(b.Step / time.Second)
-		over := (before - int64(fine.Step/time.Second)) / seconds // the one before it is over, and so are its parts
+		each := int64(b.Step / finer.Step)
+		over := done / each
 		from, known := next[at]
 		if !known {
-			from = max((before-int64(min(fine.Kept, b.Kept)/time.Second))/seconds+1, over-256)
+			oldest := now.Add(-min(listRetention(rule, i), b.Kept)).Unix() / int64(b.Step/time.Second)
+			from = max(oldest+1, over-256)
 		}
-		each := int64(b.Step / fine.Step)
 		for ; from < over; from++ {
 			is, err := t.Store.TopLists(ctx, rule.Match, b.Step, from, from+1)
 			if err != nil {
@@ -665,31 +670,39 @@ func (t *Tops) close(ctx context.Context, rule *Rule, next map[listOf]int64) err
 			if len(is) > 0 {
 				continue
 			}
-			parts, err := t.Store.TopLists(ctx, rule.Match, fine.Step, from*each, (from+1)*each)
+			parts, err := t.Store.TopLists(ctx, rule.Match, finer.Step, from*each, (from+1)*each)
 			if err != nil {
 				return err
 			}
-			seen := map[string]bool{}
 			var keys []string
 			for _, l := range parts {
 				for _, g := range l.Most {
-					if !seen[g.Key] {
-						seen[g.Key] = true
-						keys = append(keys, g.Key)
-					}
+					keys = append(keys, g.Key)
 				}
 			}
-			if err := t.keep(ctx, rule, b, from, keys, nil); err != nil {
+			if err := t.keep(ctx, rule, i+1, from, keys, nil); err != nil {
 				return err
 			}
 		}
 		next[at] = from
+		done = from
 	}
 	return nil
 }
 
-// keep reads what keys gained in a step, and keeps those that gained most.
-func (t *Tops) keep(ctx context.Context, rule *Rule, b Bucket, number int64, keys, marks []string) error {
+// listRetention returns how long the lists of a bucket's steps are kept: as long as the bucket, and at least until the
+// list of the next coarser step, which is made of them, was made by a process that may have been away meanwhile.
+func listRetention(rule *Rule, level int) time.Duration {
+	kept := rule.Buckets[level].Kept
+	if level+1 < len(rule.Buckets) {
+		kept = max(kept, 2*rule.Buckets[level+1].Step+unmarked)
+	}
+	return kept
+}
+
+// keep reads what keys gained in a step of a bucket, and keeps those that gained most.
+func (t *Tops) keep(ctx context.Context, rule *Rule, level int, number int64, keys, marks []string) error {
+	b := rule.Buckets[level]
 	slices.Sort(keys)
 	most, err := t.read(ctx, slices.Compact(keys), Question{Step: b.Step, From: number, To: number + 1})
 	if err != nil {
@@ -706,7 +719,7 @@ func (t *Tops) keep(ctx context.Context, rule *Rule, b Bucket, number int64, key
 		return 1
 	})
 	list := TopList{Number: number, Most: most[:min(few, TopMost)]}
-	if err := t.Store.KeepTop(ctx, rule.Match, b.Step, list, b.Kept, marks); err != nil {
+	if err := t.Store.KeepTop(ctx, rule.Match, b.Step, list, listRetention(rule, level), marks); err != nil {
 		return err
 	}
 	t.lists.Add(listOf{rule.Match, b.Step, number}, list.Most)

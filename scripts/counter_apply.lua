@@ -17,8 +17,7 @@
 -- ARGV[4]  how long an identity is remembered, ms
 -- ARGV[5]  of a transaction: its id, the number of its key, its home
 -- ARGV[6]  prepare: this part; decide: what is noted
--- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or a claim an identity, or "" when the
---          bucket is frozen; {"aborted":true}; or results, one for each operation, and the states
+-- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or "" when the bucket is frozen; {"aborted":true}; or results, one for each operation, and the states
 --          of the counters after the call. In front also {"lost":true}, {"full":true}, and with fewer
 --          results stop, which says why the next operation cannot be made here.
 -- Safe to repeat and to arrive late: with an identity make and decide change nothing again; a transaction
@@ -31,7 +30,7 @@
 --#include counter_steps.lua
 
 local command, mode, call, remember = ARGV[1], ARGV[2], cjson.decode(ARGV[3]), ARGV[4]
-local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%-?%d+)$')
+local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%d+)$')
 if record then record = KEYS[tonumber(record)] end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -101,11 +100,6 @@ local function busy()
       if frozen and now < tonumber(frozen) then return '' end
     end
     if call.token and call.token ~= b.front.token then return '' end
-    if home == '-1' and call.front then -- what is on its way to PostgreSQL is not to be changed there
-      for _, key in ipairs(b.keys) do
-        if redis.call('HEXISTS', b.taken, key) == 1 or redis.call('HGET', b.dirty, key) == 'x' then return '' end
-      end
-    end
     if redis.call('EXISTS', b.locks) == 1 then
       for from = 1, #b.keys, 1000 do
         for _, lock in ipairs(redis.call('HMGET', b.locks, unpack(b.keys, from, math.min(from + 999, #b.keys)))) do
@@ -152,7 +146,7 @@ local function route(op)
       if s.loose then loose[#loose + 1] = c.key end
     end
   end
-  if (behind or home == '-1') and #cold == 0 then cold = loose end -- with exact ones, its row has to be known
+  if behind and #cold == 0 then cold = loose end -- of which kind it is has to be known
   return #cold > 0 and 'cold' or behind and (here and 'both' or 'behind') or 'hot', cold
 end
 if mode == 'commit' and redis.call('EXISTS', record) == 0 then
@@ -191,8 +185,8 @@ local function begin(s, c)
   if not s.kind then
     if call.region and c.kind ~= 'exact' then farOf(s) end -- of a counter that is not there
     s.kind = c.kind
-    -- In front only the generation's number is newer than all that was lost.
-    local least = call.front and s.bucket.front.generation or now
+    -- In front only this is newer than all that was lost.
+    local least = call.front and s.bucket.front.life or now
     if s.loose then
       -- It is newer than its row, whose counter left Redis earlier, if it ever was in it.
       s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket)) + s.bucket.front.left + 1)
@@ -203,6 +197,8 @@ local function begin(s, c)
 end
 
 local function moved(s)
+  local life = call.front and s.bucket.front.life
+  if life and tonumber(s.incarnation) < life then s.incarnation = string.format('%.0f', life) end
   s.sequence, s.at = s.sequence + 1, string.format('%.0f', now)
 end
 
@@ -576,18 +572,6 @@ end
 local function replay(op)
   local id = op.id and mode ~= 'commit' and KEYS[op.id]
   return id and (ids[id] or redis.call('EXISTS', id) == 1)
-end
-
--- claim is that of PostgreSQL to an identity under which an operation would be made here, as a lock.
-local function claim(op)
-  if not op.claim or mode == 'commit' or replay(op) or call.front and route(op) ~= 'hot' then return nil end
-  local newest
-  for _, since in ipairs(redis.call('HVALS', KEYS[op.claim])) do newest = math.max(newest or 0, tonumber(since)) end
-  return newest and string.format('%s -2 %.0f %.0f', string.match(KEYS[op.claim], ':k:(.+)$'), newest, now)
-end
-for _, op in ipairs(call.ops) do
-  local lock = claim(op)
-  if lock then return cjson.encode({busy = lock}) end
 end
 
 local results, stop = {}, nil

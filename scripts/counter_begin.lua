@@ -1,9 +1,11 @@
 -- counter_begin.lua: begin a generation in a bucket, or find the bucket good on this run of the server.
 --
 -- KEYS     the eight of the bucket, hc:{n}:u
--- ARGV     adopt or begin; the generation; highest incarnation that was deleted; until when identities that
---          are not known are to be looked for, ms; what names of the bucket begin with
--- Returns  1; 0 when the bucket is of a newer generation, or, for adopt, of another; -1 when no front has been there
+-- ARGV     adopt or begin; the generation; begin: highest incarnation that was deleted, adopt: least incarnation of a counter
+--          that changes from now on, since this run may have lost versions that were told; until when identities that
+--          are not known are to be looked for, ms; what names of the bucket begin with; 1 when PostgreSQL
+--          has all counters of a bucket without a generation
+-- Returns  1; -2 when the bucket has no generation, but counters that nobody has carried into PostgreSQL; 0 when the bucket is of a newer generation, or, for adopt, of another; -1 when no front has been there
 --          but a region with others, whose counters are nowhere else
 -- Safe to repeat and to arrive late: a generation begins once. begin removes all there is of the bucket; its
 -- names are made here, all in its slot, because only the bucket knows them. O(what is in the bucket).
@@ -13,10 +15,11 @@ local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local is = redis.call('HGET', KEYS[2], 'generation')
 if ARGV[1] == 'adopt' then
   if is ~= ARGV[2] then return 0 end
-  redis.call('HSET', KEYS[2], 'run', run)
+  redis.call('HSET', KEYS[2], 'run', run, 'life', ARGV[3])
   return 1
 end
 if not is and redis.call('HEXISTS', KEYS[2], 'region') == 1 then return -1 end
+if not is and ARGV[6] ~= '1' and redis.call('HLEN', KEYS[1]) > 0 then return -2 end
 if is and tonumber(is) > tonumber(ARGV[2]) then return 0 end
 if is == ARGV[2] then
   redis.call('HSET', KEYS[2], 'run', run)
@@ -25,7 +28,7 @@ end
 for _, from in ipairs({1, 4, 5}) do
   for _, key in ipairs(redis.call('HKEYS', KEYS[from])) do
     redis.call('UNLINK', ARGV[5] .. 'm:' .. key, ARGV[5] .. 'r:' .. key, ARGV[5] .. 'q:' .. key, ARGV[5] .. 'l:' .. key, ARGV[5] .. 'o:' .. key, ARGV[5] .. 'p1:' .. key, ARGV[5] .. 'p2:' .. key,
-      ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key, ARGV[5] .. 'e1:' .. key, ARGV[5] .. 'e2:' .. key)
+      ARGV[5] .. 'b1:' .. key, ARGV[5] .. 'b2:' .. key, ARGV[5] .. 'e1:' .. key, ARGV[5] .. 'e2:' .. key, ARGV[5] .. 'e:' .. key)
     dropSteps(ARGV[5] .. 'v:' .. key)
   end
 end

@@ -1,16 +1,21 @@
--- counter_evict.lua: let counters of a bucket go that nobody touched for long.
+-- counter_evict.lua: let counters of a bucket go that nobody touched for long, or that are named.
 --
 -- KEYS     the eight of the bucket
--- ARGV     how long, ms; how many at most; what names of the bucket begin with
--- Returns  how many were old enough
+-- ARGV     how long, ms; how many at most; what names of the bucket begin with; of named ones, in a bucket that the caller
+--          holds still, PUBLISH or SPUBLISH, the channel, and their keys: their rows were replaced, so watchers read anew
+-- Returns  how many went; 0 while the bucket is frozen, because an aggregate reads registers after states; -1 when a
+--          named one stays
 -- Safe to repeat: what is dirty, on its way to PostgreSQL or locked stays. The names of sets are made here, in the
 -- bucket's slot. O(counters).
 --#include counter_steps.lua
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-if not redis.call('HGET', KEYS[2], 'generation') then return 0 end
-local old, gone = redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', string.format('%.0f', now - ARGV[1]), 'LIMIT', 0, ARGV[2]), 0
+local state = redis.call('HMGET', KEYS[2], 'generation', 'until')
+local named = #ARGV > 3
+if not state[1] or not named and state[2] and now < tonumber(state[2]) then return 0 end
+local old, gone = {unpack(ARGV, 6)}, 0
+if not named then old = redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', string.format('%.0f', now - ARGV[1]), 'LIMIT', 0, ARGV[2]) end
 for _, key in ipairs(old) do
   if redis.call('HEXISTS', KEYS[4], key) + redis.call('HEXISTS', KEYS[5], key) + redis.call('HEXISTS', KEYS[3], key) == 0 then
     redis.call('ZREM', KEYS[8], key)
@@ -21,4 +26,9 @@ for _, key in ipairs(old) do
   end
 end
 if gone > 0 then redis.call('HINCRBY', KEYS[2], 'left', gone) end
-return gone
+if not named then return gone end
+redis.call('HINCRBY', KEYS[2], 'left', 1) -- also for one that is on its way here
+local told = redis.call('HINCRBY', KEYS[2], 'told', 3)
+redis.call(ARGV[4], ARGV[5], string.format('%.0f []', told - 2))
+redis.call(ARGV[4], ARGV[5], string.format('%.0f []', told)) -- a gap
+return gone == #old and gone or -1

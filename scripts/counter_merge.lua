@@ -45,13 +45,18 @@ local function read(key)
   return {kind = kind, value = value, at = at, life = tonumber(life), sequence = tonumber(sequence), entries = entries, rest = rest}
 end
 
+-- What follows in a log is known to all who hear that log, so it is not passed on. When this region has not the place before
+-- it, because its memory was lost, it may be news to others, as what is told of all is.
+local has, at = string.match(place, '^(%S+) (%d+)$')
+local follows = mode == 'log' and has == ARGV[6] and tonumber(at) >= tonumber(ARGV[7])
+
 local updates, news, odd = {}, 0, 0
 local function tell(key, rec, all) updates[#updates + 1] = {key = key, state = rec and text(rec) or '', all = all} end
 local function note(key) noteChange(state, log, key) end
 
 -- take merges the parts of a line into those that are known, and says what was new, whether the teller has forgotten
--- something of its own, the newest life of this region that is named, whether that of rec was once further on, and
--- whether a part found no room.
+-- something of its own or counts a set that this region has lost, the newest life of this region that is named, whether
+-- that of rec was once further on, and whether a part found no room.
 local function take(far, rec, kind, parts, own)
   local new, behind, top, lost, full = false, false, 0, false, false
   eachPart(parts, function(p)
@@ -60,7 +65,10 @@ local function take(far, rec, kind, parts, own)
     if p.region == self then
       top = math.max(top, p.life)
       if rec and p.life == rec.life and (p.sequence > rec.sequence or p.sequence == rec.sequence and compare(p.value, own) > 0) then lost = true end
-      if kind ~= 'sum' then return end
+      if kind ~= 'sum' then
+        if not rec or p.life < rec.life then behind = true end
+        return
+      end
     end
     if not is then
       if #far.list < PARTS then -- also one of 0: a late telling of it is to be known
@@ -134,7 +142,7 @@ local function merge(i)
     before = writeFar(far)
     redis.call('HSET', fars, key, before)
     bury(counters, fars, gone, key, died, now)
-    if mode ~= 'log' then note(key) end
+    if not follows then note(key) end
     news = news + 1
   end
   if kind == '' and orphans then
@@ -214,7 +222,7 @@ local function merge(i)
     tell(key, is, empties and kind == 'members')
   end
   if new then news = news + 1 end
-  if again or behind or new and mode ~= 'log' then note(key) end
+  if again or behind or new and not follows then note(key) end
 end
 
 for i = 9, #ARGV, 8 do merge(i) end
@@ -222,14 +230,12 @@ for i = 9, #ARGV, 8 do merge(i) end
 local run = mode ~= 'log' and string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 local was, older = place, nil
 if mode == 'begin' then
-  local at = string.match(place, '^%S+ (%d+)$')
   if at and tonumber(at) > tonumber(ARGV[8]) then older = 'older' end
   place = 'all ' .. ARGV[6] .. ' ' .. run
 elseif mode == 'end' then
   if place == 'all ' .. ARGV[6] .. ' ' .. run then place = ARGV[7] .. ' ' .. ARGV[8] end
-elseif mode == 'log' then
-  local has, at = string.match(place, '^(%S+) (%d+)$')
-  if has == ARGV[6] and tonumber(at) >= tonumber(ARGV[7]) and tonumber(at) < tonumber(ARGV[8]) then place = has .. ' ' .. ARGV[8] end
+elseif follows and tonumber(at) < tonumber(ARGV[8]) then
+  place = has .. ' ' .. ARGV[8]
 end
 if place ~= was then redis.call('HSET', state, 'from:' .. from, place) end
 if #updates > 0 then

@@ -38,7 +38,6 @@ const (
 	CounterAbort     Name = "counter_abort"
 	CounterApply     Name = "counter_apply"
 	CounterBegin     Name = "counter_begin"
-	CounterClaim     Name = "counter_claim"
 	CounterCut       Name = "counter_cut"
 	CounterDimension Name = "counter_dimension"
 	CounterDone      Name = "counter_done"
@@ -72,7 +71,7 @@ var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{
-	CounterAbort, CounterApply, CounterBegin, CounterClaim, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
+	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
 	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage,
 	CounterStatus, CounterTake,
 }

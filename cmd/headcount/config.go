@@ -235,7 +235,8 @@ func (c *Config) checkRegions() error {
 		}
 	}
 	if c.DataDir != "" {
-		return setting.Refuse("data-dir", "with --redis everything is kept in Redis; leave one of the two out")
+		return setting.Refuse("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
+			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir, c.DataDir)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"headcount/gateway"
 	gatewaycounters "headcount/gateway/counters"
 	"headcount/presence/region"
+	"headcount/setting"
 )
 
 // Writes that one process has under way at once in a store of its own server. Each has
@@ -31,6 +33,9 @@ const (
 	// redisPace is how long changes of a hot key gather for one script in Redis. 20,000
 	// changes a second need up to 200 scripts then.
 	redisPace = 5 * time.Millisecond
+
+	// lastPersist is how long a process that ends waits until PostgreSQL has what was changed.
+	lastPersist = 2 * time.Second
 
 	// gathersOfInterval is how often a hot sum is gathered within --persist-interval: what its
 	// parts have gained is persisted by then, too.
@@ -55,7 +60,10 @@ type counters struct {
 func (c *counters) Up() bool { return c.up.Load() }
 
 // behind is PostgreSQL behind Redis or beside it.
-type behind struct{ answered atomic.Bool } // once is enough
+type behind struct {
+	answered atomic.Bool       // once is enough
+	store    *persistent.Store // nil: PostgreSQL is beside Redis
+}
 
 // StoreState implements counter.States.
 func (b *behind) StoreState(up bool) {
@@ -86,6 +94,9 @@ func (c *counters) ready() error {
 	if c.behind != nil && !c.behind.answered.Load() { // later, what is not exact goes on without it
 		return errors.New("PostgreSQL cannot be reached")
 	}
+	if c.behind != nil && c.behind.store != nil {
+		return c.behind.store.Ready()
+	}
 	return nil
 }
 
@@ -93,7 +104,6 @@ func (c *counters) ready() error {
 func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
 	var local *redisstore.Store // of a region with others
-	var decisions redisstore.Decisions
 	lanes := counter.CombinerConfig{}
 	var many counter.Gainers
 	switch {
@@ -106,7 +116,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
 		})
 		if err == nil {
-			local, decisions = store.Redis(), store.Decisions()
+			local = store.Redis()
 			c.store, many = s.spreading(store, local, 0), store
 		}
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
@@ -114,16 +124,19 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		c.behind = &behind{}
 		var store *persistent.Store
 		store, err = persistent.Open(ctx, persistent.Config{
-			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter,
+			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, Rules: s.cfg.Rules,
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
 		})
 		if err == nil {
 			c.store, many = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store
+			c.behind.store = store
 		}
 	case s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
 		var store *pgstore.Store
-		store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
+		if err = noCountersIn(s.cfg.DataDir); err == nil {
+			store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
+		}
 		if err == nil {
 			c.store, many = store, store
 		}
@@ -153,6 +166,13 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		return refusedPostgres(err)
 	}
 	s.closers = append(s.closers, c.store.Close)
+	if c.behind != nil && c.behind.store != nil {
+		s.closers = append(s.closers, func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), lastPersist)
+			defer cancel()
+			return c.behind.store.Persist(ctx)
+		})
+	}
 	c.tops = counter.NewTops(c.store, s.cfg.Rules, s.cfg.Redis == "", many, s.log)
 	s.closers = append(s.closers, c.tops.Close)
 	batches := prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -162,7 +182,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	lanes.Batches = batches
 	writer := counter.Writer(c.tops)
 	if local != nil { // what gained most is this region's own: so the tops are behind
-		shared, err := s.sharing(c.tops, local, decisions)
+		shared, err := s.sharing(c.tops, local)
 		if err != nil {
 			return err
 		}
@@ -182,6 +202,22 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	return nil
 }
 
+// noCountersIn refuses a data directory with counters that --postgres would hide.
+func noCountersIn(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	holds, err := boltstore.Holds(dir)
+	if err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	if holds {
+		return setting.Refuse("data-dir", "%s has counters, which nobody sees with --postgres; carry them over "+
+			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, boltstore.File))
+	}
+	return nil
+}
+
 // spreading is a store in Redis that spreads hot sums over parts. gather is the time between two
 // gatherings, 0 for the default.
 func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather time.Duration) counter.Store {
@@ -192,11 +228,11 @@ func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather 
 }
 
 // sharing is a store over a Redis, local, that shares its counters with other regions.
-func (s *system) sharing(store counter.Store, local *redisstore.Store, decisions redisstore.Decisions) (*regions.Store, error) {
+func (s *system) sharing(store counter.Store, local *redisstore.Store) (*regions.Store, error) {
 	var peers []regions.Peer
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Decisions: decisions, Log: s.log.With().Str("peer", name).Logger()})
+		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger()})
 		if err != nil {
 			return nil, fmt.Errorf("--peer %s: %w", name, err)
 		}

@@ -28,7 +28,7 @@ import (
 type place struct {
 	DataDir  string `type:"text" placeholder:"DIR" help:"The data directory of the server. The server must not be running."`
 	Postgres string `type:"text" placeholder:"URL" help:"The URL of PostgreSQL."`
-	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if it stands behind. For an import no server may be running."`
+	Redis    string `type:"text" placeholder:"URL" help:"The URL of Redis; give --postgres too if it stands behind. For an import into Redis alone, or with --regions, no server may be running."`
 	Regions  bool   `help:"The Redis is a region's of several: exact counters are in PostgreSQL, which the regions share, and all others in Redis."`
 }
 
@@ -66,7 +66,7 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 	case p.Redis != "":
 		return p.openRedis(ctx, fresh, rules)
 	case p.Postgres != "":
-		s, err := pgstore.Open(ctx, pgstore.Config{URL: p.Postgres, Log: zerolog.Nop()})
+		s, err := pgstore.Open(ctx, pgstore.Config{URL: p.Postgres, ReadOnly: !fresh, Log: zerolog.Nop()})
 		if err != nil {
 			return nil, refusedPostgres(err)
 		}
@@ -102,7 +102,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	case p.Regions:
 		store, err = persistent.OpenBeside(ctx, persistent.BesideConfig{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 	case p.Postgres != "":
-		store, err = persistent.Open(ctx, persistent.Config{Redis: p.Redis, Postgres: p.Postgres, Log: zerolog.Nop()})
+		store, err = persistent.Open(ctx, persistent.Config{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:
 		store, err = redisstore.Open(redisstore.Config{URL: p.Redis, Log: zerolog.Nop()})
 	}
@@ -110,10 +110,10 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 		return nil, refusedPostgres(err)
 	}
 	running, err := store.Leases(ctx)
-	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, redisstore.ErrFormat) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
+	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, redisstore.ErrFormat) && !errors.Is(err, redisstore.ErrFront) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
 		time.Sleep(100 * time.Millisecond)
 	}
-	if err == nil && fresh && len(running) > 0 {
+	if err == nil && fresh && len(running) > 0 && (p.Postgres == "" || p.Regions) {
 		slices.Sort(running)
 		err = fmt.Errorf("--redis: it is in use by other processes (%s); end them first", strings.Join(running, ", "))
 	}

@@ -40,6 +40,16 @@ func (c *Config) checkWebhooks() error {
 // others keep of theirs.
 func (c *Config) facts(secret string) redisstore.Facts {
 	f := redisstore.Facts{Region: c.Region, Secret: secret, Counters: counterstore.Format}
+	if c.HasRole(presence.RoleGateway) {
+		switch {
+		case c.Postgres == "":
+			f.Postgres = counterstore.PostgresNone
+		case len(c.Peers) > 0:
+			f.Postgres = counterstore.PostgresBeside
+		default:
+			f.Postgres = counterstore.PostgresBehind
+		}
+	}
 	if len(c.Hooks) > 0 {
 		f.Webhooks = hookstore.Format
 	}

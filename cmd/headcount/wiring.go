@@ -89,7 +89,7 @@ type system struct {
 // newSystem joins the parts that the settings ask for. Nothing runs before run is
 // called, but the addresses for other processes are already open.
 func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, err error) {
-	self := presence.Process{Name: localName, Roles: cfg.Roles, Incarnation: uint64(time.Now().UnixMilli())}
+	self := presence.Process{Name: localName, Roles: cfg.Roles, Incarnation: presence.NewIncarnation(time.Now())}
 	if cfg.Redis != "" {
 		self.Name = cfg.AdvertiseAddr()
 		log = log.With().Str("process", self.Name).Logger()

@@ -139,6 +139,23 @@ func Open(dir string, cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// Holds reports whether the file in dir has counters. It makes no file.
+func Holds(dir string) (holds bool, err error) {
+	if _, err := os.Stat(filepath.Join(dir, File)); errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	s, err := Open(dir, Config{})
+	if err != nil {
+		return false, err
+	}
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		key, _ := tx.Bucket(countersBucket).Cursor().First()
+		holds = key != nil
+		return nil
+	})
+	return holds, errors.Join(err, s.Close())
+}
+
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

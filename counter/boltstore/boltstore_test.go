@@ -97,7 +97,7 @@ func instance(t testing.TB) storetest.Instance {
 	}
 }
 
-func TestContract(t *testing.T) { storetest.Run(t, instance) }
+func TestContract(t *testing.T) { storetest.Run(t, storetest.Brief, instance) }
 
 func TestCopies(t *testing.T) {
 	storetest.RunCopies(t, func(t testing.TB) storetest.CopyStore { return open(t, t.TempDir(), Config{}) })

@@ -1,19 +1,15 @@
 package boltstore
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,6 +19,7 @@ import (
 
 	"headcount/boltfile"
 	"headcount/counter"
+	"headcount/counter/storetest"
 )
 
 var (
@@ -206,32 +203,6 @@ func TestAnIdleCounterCostsNoMemory(t *testing.T) {
 	}
 }
 
-func TestAFailedDiskHealsWithoutALoss(t *testing.T) {
-	d := &badDisk{}
-	s := open(t, t.TempDir(), Config{openFile: d.open})
-	for round := range 5 {
-		apply(t, s, add(exact, "e:1", ""))
-		heal := d.snap(t)
-		for range 3 {
-			r := s.Apply(t.Context(), []counter.Op{add(exact, "e:1", "x"+strconv.Itoa(round))})[0]
-			if !errors.Is(r.Err, counter.ErrUnavailable) {
-				t.Fatalf("%+v", r)
-			}
-			if got, err := s.Read(t.Context(), []string{"e:1"}, "", 0); err != nil || got[0].Value != int64(2*round+1) {
-				t.Fatalf("reads go on: %+v, %v", got, err)
-			}
-		}
-		heal()
-		for s.Apply(t.Context(), []counter.Op{add(exact, "e:1", "x"+strconv.Itoa(round))})[0].Err != nil {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	l, err := s.Ledger(t.Context(), "e:1", 0, 100)
-	if err != nil || len(l.Entries) != 10 {
-		t.Errorf("%+v, %v", l, err)
-	}
-}
-
 // On a full disk some transactions fit and some do not: the log says once that it is full, and once that it is not any more.
 func TestADiskThatFailsNowAndThenIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -262,131 +233,21 @@ func TestADiskThatFailsNowAndThenIsLoggedOnce(t *testing.T) {
 	})
 }
 
-const childDir = "BOLTSTORE_TEST_CHILD_DIR"
-
-// TestMain is also the process that TestKill kills: clients that change counters and
-// print what was acknowledged.
+// TestMain is also the client that a test starts to kill.
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(childDir); dir != "" {
-		child(dir)
+	if storetest.Client(func(dir string) (counter.Store, error) { return Open(dir, Config{}) }) {
+		return
 	}
 	os.Exit(m.Run())
 }
 
-func child(dir string) {
-	s, err := Open(dir, Config{})
-	if err != nil {
-		fmt.Println("error", err)
-		os.Exit(1)
+func TestClientKilledInALoop(t *testing.T) {
+	rounds := 20
+	if testing.Short() {
+		rounds = 3
 	}
-	c := counter.NewCombiner(s, counter.CombinerConfig{})
-	var out sync.Mutex
-	in := bufio.NewScanner(os.Stdin)
-	for in.Scan() { // one name of a change for each line
-		id := in.Text()
-		go func() {
-			ops := []counter.Op{add(exact, "e:1", id), {Changes: []counter.Change{{Key: "m:1", Rule: members, Verb: counter.Edit, Join: []string{id}}}}}
-			for _, op := range ops {
-				if r := c.Do(context.Background(), op); r.Err != nil {
-					fmt.Println("error", r.Err)
-					os.Exit(1)
-				}
-			}
-			out.Lock()
-			defer out.Unlock()
-			fmt.Println("ok", id)
-		}()
-	}
-	os.Exit(0)
-}
-
-// TestKill kills the writing process at any moment, and repeats what was not
-// acknowledged. Each change is made once.
-func TestKill(t *testing.T) {
-	const rounds, clients = 20, 16
 	dir := t.TempDir()
-	open := map[string]bool{} // begun, and not acknowledged
-	begun, acknowledged := 0, 0
-	for round := range rounds {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childDir+"="+dir)
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		for id := range open { // repeated
-			fmt.Fprintln(in, id)
-		}
-		next := func() {
-			id := fmt.Sprintf("change %d", begun)
-			begun++
-			open[id] = true
-			fmt.Fprintln(in, id)
-		}
-		for len(open) < clients {
-			next()
-		}
-		lines := bufio.NewScanner(out)
-		stop := acknowledged + 30 + 17*round
-		for lines.Scan() {
-			id, ok := strings.CutPrefix(lines.Text(), "ok ")
-			if !ok || !open[id] {
-				t.Fatalf("the child says %q", lines.Text())
-			}
-			delete(open, id)
-			acknowledged++
-			if acknowledged == stop {
-				if err := cmd.Process.Kill(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if acknowledged < stop {
-				next()
-			}
-		}
-		_ = cmd.Wait() // it was killed
-		s, err := Open(dir, Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := s.Read(t.Context(), []string{"e:1", "m:1"}, "", 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range got {
-			if r.Value < int64(acknowledged) || r.Value > int64(begun) {
-				t.Fatalf("round %d: %q is %d, %d were acknowledged, %d begun", round, r.Key, r.Value, acknowledged, begun)
-			}
-		}
-		l, err := s.Ledger(t.Context(), "e:1", 0, 1<<20)
-		if err != nil || int64(len(l.Entries)) != got[0].Value {
-			t.Fatalf("round %d: %d entries of %d changes, %v", round, len(l.Entries), got[0].Value, err)
-		}
-		for i, e := range l.Entries {
-			if e.Seq != uint64(i+1) || e.Before != int64(i) || e.After != int64(i+1) {
-				t.Fatalf("round %d: entry %d is %+v", round, i+1, e)
-			}
-		}
-		// What was not acknowledged, repeated, makes the sum whole.
-		if round == rounds-1 {
-			for id := range open {
-				apply(t, s, add(exact, "e:1", id))
-			}
-			if got, err := s.Read(t.Context(), []string{"e:1"}, "", 0); err != nil || got[0].Value != int64(begun) {
-				t.Errorf("%+v, %v, want %d", got, err, begun)
-			}
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	storetest.KilledInALoop(t, dir, rounds, func() counter.Store { return open(t, dir, Config{}) })
 }
 
 // TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that

@@ -3,6 +3,7 @@ package hot
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"headcount/counter/persistent"
 	"headcount/counter/pgtest"
 	"headcount/counter/redisstore"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -30,41 +32,31 @@ func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *redisst
 // persisted waits until all that is in Redis is in PostgreSQL, too.
 func persisted(t testing.TB, redis *redisstore.Store) {
 	t.Helper()
-	for {
+	testkit.Eventually(t, "all is persisted", func() bool {
 		all, err := redis.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		done := true
-		for _, b := range all {
-			done = done && b.Since.IsZero() && b.Taken == 0
-		}
-		if done {
-			return
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return !slices.ContainsFunc(all, func(b redisstore.Bucket) bool { return !b.Since.IsZero() || b.Taken != 0 })
+	})
 }
 
 // settled calls until Redis and PostgreSQL agree again.
 func settled(t testing.TB, what string, call func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	testkit.Eventually(t, what, func() bool {
 		err := call()
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, counter.ErrUnavailable) || time.Now().After(deadline) {
+		if err != nil && !errors.Is(err, counter.ErrUnavailable) {
 			t.Fatalf("%s: %v", what, err)
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return err == nil
+	})
 }
 
 // TestRedisLosesItsMemory while a sum is spread. What was gathered and persisted comes back; what parts have that are still there
 // is counted once, also when they had more than what was persisted.
 func TestRedisLosesItsMemory(t *testing.T) {
-	postgres := pgtest.Start(t)
+	postgres := pgtest.Single(t)
 	for name, parts := range map[string]bool{"all of it": false, "but the parts": true} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t, "--save", "")
@@ -125,52 +117,5 @@ func TestRedisLosesItsMemory(t *testing.T) {
 			settled(t, "read", func() error { _, err := s.Read(t.Context(), []string{key}, "", 0); return err })
 			exactly(t, s, key, want+20)
 		})
-	}
-}
-
-// TestAColdSumIsStillSpread: one that has left Redis for PostgreSQL while it was spread has lost nothing.
-func TestAColdSumIsStillSpread(t *testing.T) {
-	server := redistest.Start(t)
-	postgres := pgtest.Start(t)
-	s, redis := behind(t, server.URL(), postgres.Database(t))
-	made(t, s, add("k", 1))
-	if err := s.spread(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	for range 10 {
-		made(t, s, add("k", 1))
-	}
-	leave := func() {
-		t.Helper()
-		persisted(t, redis)
-		for gone := 0; gone == 0; time.Sleep(2 * time.Millisecond) {
-			var err error
-			if gone, _, err = redis.Evict(t.Context(), time.Millisecond); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	leave()
-	exactly(t, s, "k", 11)
-	// It leaves again, and is changed while PostgreSQL is away.
-	leave()
-	postgres.Kill()
-	once := add("k", 1)
-	once.Identity = counter.IdentityOf("k", "", "once")
-	settled(t, "change", func() error { return s.Apply(t.Context(), []counter.Op{once})[0].Err })
-	made(t, s, add("k", 1))
-	postgres.Restart(t)
-	settled(t, "read", func() error { _, err := s.Read(t.Context(), []string{"k"}, "", 0); return err })
-	exactly(t, s, "k", 13)
-	if err := s.lookAround(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.fold(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	exactly(t, s, "k", 13)
-	sum, err := s.Aggregate(t.Context(), "k")
-	if err != nil || sum != (counter.Aggregate{Counters: 1, Value: 13}) {
-		t.Fatalf("%+v, %v", sum, err)
 	}
 }

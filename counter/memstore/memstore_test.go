@@ -12,7 +12,7 @@ import (
 )
 
 func TestContract(t *testing.T) {
-	storetest.Run(t, func(testing.TB) storetest.Instance { return storetest.Instance{Store: New(Config{})} })
+	storetest.Run(t, storetest.Full, func(testing.TB) storetest.Instance { return storetest.Instance{Store: New(Config{})} })
 }
 
 // TestHistoryIsForgotten: what was gained is kept as long as the rule says, also of counters that

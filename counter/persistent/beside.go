@@ -52,7 +52,7 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 		return nil, err
 	}
 	redis, err := redisstore.Open(redisstore.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Region: cfg.Region, Decisions: pg, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		URL: cfg.Redis, Dial: cfg.Dial, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
 	})
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())
@@ -65,9 +65,6 @@ func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close(
 
 // Redis is the region's.
 func (s *Beside) Redis() *redisstore.Store { return s.Store }
-
-// Decisions are about what is locked in the Redis of any region that shares this PostgreSQL.
-func (s *Beside) Decisions() redisstore.Decisions { return s.pg }
 
 func (s *Beside) exact(key string) bool {
 	rule := s.rules.Find(key)
@@ -86,8 +83,6 @@ func (s *Beside) part(keys []string) (hot, exact []string) {
 	return hot, exact
 }
 
-func (s *Beside) hot(c *counter.Change) bool { return !s.exact(c.Key) }
-
 // Apply is as counter.Writer says. What is of one store alone does not wait for the other.
 func (s *Beside) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	results := make([]counter.Result, len(ops))
@@ -104,20 +99,14 @@ func (s *Beside) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 		if results[i].Err = op.Check(); results[i].Err != nil {
 			continue
 		}
-		n := 0
-		for j := range op.Changes {
-			if s.hot(&op.Changes[j]) {
-				n++
-			}
-		}
-		switch {
-		case n == len(op.Changes):
+		switch is := s.exact(op.Changes[0].Key); {
+		case !is:
 			hot = append(hot, i)
-		case n == 0 && !op.OfBatch():
+		case !op.OfBatch():
 			exact = append(exact, i)
 		default: // its order among the others stays
 			flush()
-			results[i] = s.both(ctx, op, n > 0)
+			results[i] = s.batch(ctx, op)
 		}
 	}
 	flush()
@@ -138,10 +127,17 @@ func applySome(ctx context.Context, to counter.Writer, ops []counter.Op, at []in
 	}
 }
 
-// both makes an operation on counters of both stores (crosses), or on exact ones under an identity of a batch: those share one
-// space, so Redis has to know it, too.
-func (s *Beside) both(ctx context.Context, op *counter.Op, crosses bool) counter.Result {
-	result, err := s.tryBoth(ctx, op, crosses)
+// batch makes an operation on exact counters under an identity of a batch. All batches share one space of identities, so
+// Redis is asked before, and told afterwards.
+func (s *Beside) batch(ctx context.Context, op *counter.Op) counter.Result {
+	known, err := s.Store.Remembers(ctx, op.Identity)
+	result := counter.Result{Replay: known}
+	if err == nil && !known {
+		if result = s.pg.Apply(ctx, []counter.Op{*op})[0]; result.Err != nil {
+			return result
+		}
+		err = s.Store.Note(ctx, []counter.Identity{op.Identity}, nil, 0)
+	}
 	if err != nil {
 		return counter.Result{Err: fmt.Errorf("persistent: apply: %w", unavailable(err))}
 	}
@@ -149,34 +145,6 @@ func (s *Beside) both(ctx context.Context, op *counter.Op, crosses bool) counter
 		return replay(op, func(keys []string) ([]counter.Reading, error) { return s.read(ctx, keys, "", 0, true) })
 	}
 	return result
-}
-
-func (s *Beside) tryBoth(ctx context.Context, op *counter.Op, crosses bool) (result counter.Result, err error) {
-	claims, known, err := claim(ctx, s.Store, *op)
-	if err != nil || known {
-		return counter.Result{Replay: known}, err
-	}
-	defer func() { claims.end(ctx, errors.Join(err, result.Err)) }()
-	if !crosses {
-		if result = s.pg.Apply(ctx, []counter.Op{*op})[0]; result.Err == nil {
-			err = s.Store.Note(ctx, []counter.Identity{op.Identity}, nil, 0)
-		}
-		return result, err
-	}
-	for deadline := time.Now().Add(patience); ; {
-		again, err := cross(ctx, s.Store, s.pg, op, s.hot, pgstore.Behind{Beside: true}, &result)
-		if !again || err != nil {
-			return result, err
-		}
-		if time.Now().After(deadline) {
-			return result, redisstore.ErrMoved
-		}
-		select {
-		case <-ctx.Done():
-			return result, context.Cause(ctx)
-		case <-time.After(tryAgain):
-		}
-	}
 }
 
 // Read is as counter.Reader says.

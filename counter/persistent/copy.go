@@ -24,9 +24,15 @@ var (
 // persistAll returns when Redis is good, and PostgreSQL has everything that was changed before.
 // Changes that go on meanwhile may keep it from that.
 func (s *Store) persistAll(ctx context.Context) error {
+	if s.cfg.ReadOnly {
+		return s.persisted(ctx)
+	}
 	ctx, cancel := context.WithTimeout(ctx, settleMost)
 	defer cancel()
 	for {
+		if err := s.Ready(); err != nil && !errors.Is(err, errCarrying) {
+			return err
+		}
 		all, err := s.redis.Status(ctx)
 		if err == nil && !slices.ContainsFunc(all, func(b redisstore.Bucket) bool {
 			return !b.Good || !b.Since.IsZero() || b.Taken != 0 || b.Loose > 0
@@ -40,6 +46,54 @@ func (s *Store) persistAll(ctx context.Context) error {
 		case <-time.After(settleEvery):
 		}
 	}
+}
+
+var (
+	errAlone  = errors.New("PostgreSQL does not have the counters of this Redis; leave --postgres out, or start a server with both, which carries them over")
+	errNobody = errors.New("Redis has changes that are not in PostgreSQL, and no server runs that persists them; start one with both for a moment")
+)
+
+// persisted returns when servers have persisted everything that was changed before.
+func (s *Store) persisted(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, settleMost)
+	defer cancel()
+	unmarked, err := s.redis.Unmarked(ctx)
+	if err != nil {
+		return err
+	}
+	if unmarked {
+		return errAlone
+	}
+	first, err := s.redis.Status(ctx)
+	for all := first; err == nil; all, err = s.redis.Status(ctx) {
+		if !slices.ContainsFunc(all, func(b redisstore.Bucket) bool {
+			return b.Loose > 0 || !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
+		}) {
+			return nil
+		}
+		running, err := s.redis.Leases(ctx)
+		if err != nil {
+			return err
+		}
+		if len(running) == 0 {
+			return errNobody
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: the servers did not persist what is in Redis within %s", counter.ErrUnavailable, settleMost)
+		case <-time.After(settleEvery):
+		}
+	}
+	return err
+}
+
+// Persist returns when PostgreSQL has everything that was changed before, or ctx ends. A server calls it when
+// it ends, so that an export finds everything in PostgreSQL.
+func (s *Store) Persist(ctx context.Context) error {
+	if s.Ready() != nil {
+		return nil
+	}
+	return s.persistAll(ctx)
 }
 
 // Deleted is as counter.Dumper says.
@@ -63,53 +117,35 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 	return s.pg.DumpIdentities(ctx, each)
 }
 
-// Restore is as counter.Restorer says. It writes to PostgreSQL. Redis begins anew before, so it
-// knows of no counter that it would have to forget; no other process may use it meanwhile.
+// Restore is as counter.Restorer says. It writes to PostgreSQL, while nobody changes a counter; Redis lets those of copies
+// go, so who asks for them next finds what was restored.
 func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
-	if err := s.empty(ctx); err != nil {
-		return 0, err
+	keys := make([]string, len(copies))
+	for i := range copies {
+		keys[i] = copies[i].Key
 	}
-	return s.pg.Restore(ctx, copies, rules)
+	err = s.redis.Still(ctx, func() error {
+		if err := s.persistAll(ctx); err != nil {
+			return err
+		}
+		if err := s.redis.Leave(ctx, keys); err != nil {
+			return err
+		}
+		n, err := s.pg.Restore(ctx, copies, rules)
+		if restored += n; err != nil {
+			return err
+		}
+		return s.redis.Leave(ctx, keys)
+	})
+	return restored, err
 }
 
-// RestoreIdentities is as counter.Restorer says. Whether Redis asks PostgreSQL about identities, and what was deleted, is
-// settled when its generation begins, and the one of Restore began before these came. So another one begins.
+// RestoreIdentities is as counter.Restorer says.
 func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
-	if err := s.empty(ctx); err != nil {
-		return err
-	}
 	if err := s.pg.RestoreIdentities(ctx, identities, deleted); err != nil {
 		return err
 	}
-	if deleted == 0 && (len(identities) == 0 || s.asking.Load()) {
-		return nil
-	}
-	s.emptied.Store(false)
-	if err := s.empty(ctx); err != nil {
-		return err
-	}
-	if len(identities) > 0 { // once is enough: it asks for a day
-		s.asking.Store(true)
-	}
-	return nil
-}
-
-// empty has Redis begin a new generation, in which all counters are cold, unless they are already.
-func (s *Store) empty(ctx context.Context) error {
-	if s.emptied.Load() {
-		return nil
-	}
-	if err := s.persistAll(ctx); err != nil {
-		return err
-	}
-	if err := s.redis.Forget(ctx); err != nil {
-		return err
-	}
-	if err := s.persistAll(ctx); err != nil { // the worker finds it and heals
-		return err
-	}
-	s.emptied.Store(true)
-	return nil
+	return s.redis.Asks(ctx, len(identities) > 0, deleted)
 }
 
 // Leases is as redisstore.Store has it.

@@ -63,49 +63,42 @@
 // loses loose counters like all that is not persisted. When the row has another kind, because a rule
 // was changed since, what was added cannot be kept: it is dropped, and logged with its value.
 //
-// # Operations on both
-//
-// An operation that changes hot counters and exact ones is a transaction as redisstore has
-// them between buckets, whose home is PostgreSQL: the hot part is prepared and locked in
-// Redis, PostgreSQL judges the exact part and commits it together with the identity, what
-// the hot part adds (under dimensions, too: Redis does not count these), and the word that it is made; then Redis makes the hot part. What a dead
-// process leaves locked is finished by who meets it, as PostgreSQL says. A counter of a cut
-// that is on its way is not locked, and a bucket with locks is not cut, so each change is in the row
-// once, whatever is lost in between.
-//
-// Identities of batches are of both stores, too: a batch with exact counters is decided in PostgreSQL and another one
-// in Redis, perhaps under the same identity at the same moment. So before PostgreSQL decides, Redis notes a
-// claim of the identity; what Redis decides under it waits for the end of the claim, and is a replay when
-// PostgreSQL made its batch, of which Redis is told first. What PostgreSQL decides waits for no claim. Who meets
-// one that a dead process left asks PostgreSQL: a batch that is not made 30 s later never will be.
-//
 // # Redis that loses its memory
 //
 // All that is in Redis belongs to a generation, whose number is in PostgreSQL and in each
 // bucket. A bucket also knows which run of which server it was found good on. A call
 // that meets a bucket without a generation, or on another run, changes nothing: its process
 // looks at all buckets while it holds headcount_front. When they are of the generation, and newer
-// than the last persisted cut, nothing that matters was lost, and they go on. Else a new
+// than the last persisted cut, nothing that was persisted is missing, and they go on; the last versions may be lost, so what
+// changes from now on gets a greater incarnation. Else a new
 // generation begins: all buckets are emptied, also those that kept theirs, for an operation
 // may be in two of them. Who still persists or decides for the old generation is refused. A hot
 // counter of an older generation is told with the incarnation of the new one: so it
 // is newer than what was lost. For a day an identity that Redis does not know is looked
 // for in PostgreSQL, if that had any.
 //
+// # Redis that had no PostgreSQL
+//
+// A bucket with counters and without a generation was never persisted: it is adopted and not emptied. One process at a time
+// puts a copy of each counter, and the identities, into PostgreSQL; then the first generation begins. Nobody changes counters
+// meanwhile: who has PostgreSQL finds no generation, and who has not is kept away by the cluster fact "postgres", which goes
+// from none to behind only while no other process runs. A set that was in Redis alone has no names; its members stand in
+// PostgreSQL by their hashes (counter.Nameless), until they leave or are named.
+//
 // # Faults
 //
-//   - PostgreSQL away: exact counters, and operations that contain one, fail with counter.ErrUnavailable.
+//   - PostgreSQL away: exact counters fail with counter.ErrUnavailable.
 //     Hot ones go on. Cold ones, and those nobody has ever touched, become loose when they are changed; a
 //     read of one fails until then, unless this process remembers it. For a day after a Redis lost its memory, changes
 //     with an identity fail, because only PostgreSQL knows who is a replay.
-//     An operation on both whose commit PostgreSQL did not answer holds its hot counters until it is back.
 //   - Redis away: changes fail. Reads that may lag are answered with what is in PostgreSQL
 //     or was last read from it, stale.
 //   - Redis loses its memory: what was changed since the last cut that was persisted is lost with
 //     it, whole operations at a time; so are identities of that time. Of a Cluster one master
 //     is enough. While PostgreSQL is away too, nothing is answered until it is back.
-//   - Redis comes back with an older memory: the same, when it is older than the last cut. A failover
-//     or a restart needs PostgreSQL once, to find that out.
+//   - Redis comes back with an older memory: the same, when it is older than the last cut. When it is newer, values are at
+//     least those of the last cut; who looks at a counter may see what was lost until it changes again. A failover or a
+//     restart needs PostgreSQL once, to find that out.
 //   - A process dies: nothing that was acknowledged is lost.
 //   - Rules of two processes that give one new counter different kinds, in the moment in which Redis
 //     loses its memory: it may become both. The one in PostgreSQL stays.
@@ -120,8 +113,7 @@
 //
 // Regions each have a Redis of their own, which package regions keeps alike, and share one PostgreSQL. A Beside has
 // exact counters there and all others in Redis alone; the rule of a key says which it is, at any time. Nothing goes from
-// one to the other, so there are neither cuts nor generations, and each of the two may be away without the other. An operation
-// on both is a transaction as above. An operation that is not on both is made in its store, but for a batch under an
-// identity with exact counters: Redis notes a claim, as above, and the identity afterwards. So batches have one space of identities
-// in each region, and those with exact counters one in all.
+// one to the other, so there are neither cuts nor generations, and each of the two may be away without the other. A batch of
+// exact counters looks for its identity in Redis, and is noted there. So batches have one space of identities in each region,
+// and those of exact counters one in all.
 package persistent

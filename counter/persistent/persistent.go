@@ -34,8 +34,11 @@ type Config struct {
 	// looked for changes ten times as often.
 	PersistInterval time.Duration
 	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
-	ColdAfter  time.Duration
-	Dial       time.Duration         // as redisstore.Config has it
+	ColdAfter time.Duration
+	Dial      time.Duration  // as redisstore.Config has it
+	Rules     *counter.Rules // say how long ledgers and steps are kept of counters that Redis had alone; default the built-in ones
+	// ReadOnly is for an export: nothing is persisted, and nothing else written.
+	ReadOnly   bool
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
 	OnRedis    counter.States // optional
@@ -49,8 +52,8 @@ type Store struct {
 	pg      *pgstore.Store
 	metrics metrics
 	closed  atomic.Bool
-	emptied atomic.Bool // Restore has had Redis begin anew, and no counter was loaded since
-	asking  atomic.Bool // Redis has begun anew since RestoreIdentities brought some
+
+	unready atomic.Pointer[error] // why counters of a Redis that had no PostgreSQL are not served yet
 
 	healing chan struct{} // holds one: the right to find out whether Redis has lost its memory
 	kick    chan struct{} // holds one: somebody waits for a cut
@@ -65,13 +68,14 @@ var _ counter.Store = (*Store)(nil)
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.PersistInterval = cmp.Or(cfg.PersistInterval, time.Second)
 	cfg.ColdAfter = cmp.Or(cfg.ColdAfter, 24*time.Hour)
-	pg, err := pgstore.Open(ctx, pgstore.Config{URL: cfg.Postgres, Behind: true, Log: cfg.Log, OnState: cfg.OnPostgres})
+	cfg.Rules = cmp.Or(cfg.Rules, counter.BuiltinRules())
+	pg, err := pgstore.Open(ctx, pgstore.Config{URL: cfg.Postgres, Behind: true, ReadOnly: cfg.ReadOnly, Log: cfg.Log, OnState: cfg.OnPostgres})
 	if err != nil {
 		return nil, err
 	}
 	redis, err := redisstore.Open(redisstore.Config{
 		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
-		Decisions: pg, Behind: &redisstore.Behind{Touch: cfg.ColdAfter / 8},
+		Behind: &redisstore.Behind{Touch: cfg.ColdAfter / 8},
 	})
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())
@@ -79,7 +83,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, redis: redis, pg: pg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	s.wg.Go(func() { s.persist(run) })
+	if !cfg.ReadOnly {
+		s.wg.Go(func() { s.persist(run) })
+	}
 	return s, nil
 }
 
@@ -124,8 +130,8 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 }
 
 // split parts the operations whose rules are exact from the others, so that each part goes
-// to its store at once. They are not apart when they have a counter or an identity in common,
-// or one operation is of both: then all are in the first, in their order.
+// to its store at once. They are not apart when they have a counter or an identity in common:
+// then all are in the first, in their order.
 func (s *Store) split(ops []counter.Op, results []counter.Result) (exact, others []int, apart bool) {
 	keys := map[string]bool{} // whether a rule of it is exact
 	ids := map[counter.Identity]bool{}
@@ -141,7 +147,7 @@ func (s *Store) split(ops []counter.Op, results []counter.Result) (exact, others
 		for j := range op.Changes {
 			c := &op.Changes[j]
 			was, ok := keys[c.Key]
-			apart = apart && (!ok || was == is) && (c.Rule.Kind == counter.Exact) == is
+			apart = apart && (!ok || was == is)
 			keys[c.Key] = is
 		}
 		if op.Identity != (counter.Identity{}) {
@@ -182,7 +188,7 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 		case len(todo) == 0:
 			continue
 		case left.Lost:
-			if err := s.heal(ctx); err != nil {
+			if err := s.heal(ctx, false); err != nil {
 				fail(todo, err)
 				return
 			}
@@ -229,16 +235,13 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 			}
 			todo = todo[made:]
 		case redisstore.Both:
-			again, err := s.both(ctx, &ops[todo[0]], left.Deleted, &results[todo[0]])
-			switch {
-			case err != nil:
-				fail(todo[:1], err)
-				todo = todo[1:]
-			case again:
+			err := s.misplaced(ctx, &ops[todo[0]])
+			if errors.Is(err, redisstore.ErrMoved) || errors.Is(err, redisstore.ErrLost) {
 				s.pause(ctx)
-			default:
-				todo = todo[1:]
+				continue
 			}
+			results[todo[0]] = counter.Result{Err: err}
+			todo = todo[1:]
 		}
 	}
 	s.replays(ctx, ops, all, results)
@@ -345,13 +348,7 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	for n, i := range todo {
 		list[n] = ops[i]
 	}
-	claims, known, err := claim(ctx, s.redis, list...)
-	if err != nil || known {
-		return 0, err
-	}
-	var unnoted error
-	defer func() { claims.end(ctx, errors.Join(err, unnoted)) }()
-	did, err := s.pg.ApplyExact(ctx, list, pgstore.Behind{Deleted: deleted})
+	did, err := s.pg.ApplyExact(ctx, list, deleted)
 	if err != nil {
 		return 0, err
 	}
@@ -371,7 +368,7 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	if len(ids)+len(gone) == 0 {
 		return len(made), nil
 	}
-	if unnoted = s.redis.Note(ctx, ids, gone, did.Deleted); unnoted != nil {
+	if unnoted := s.redis.Note(ctx, ids, gone, did.Deleted); unnoted != nil {
 		// They are made. Who repeats them finds that out, if they have an identity.
 		for n := range made {
 			if made[n].Err == nil {
@@ -382,46 +379,25 @@ func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, de
 	return len(made), nil
 }
 
-// both makes an operation on hot and on exact counters. again: look at it anew.
-func (s *Store) both(ctx context.Context, op *counter.Op, deleted uint64, result *counter.Result) (again bool, err error) {
-	keys := make([]string, 0, len(op.Changes))
+// misplaced is why an operation that has counters in both stores cannot be made: one of them was made when its rule had
+// another kind.
+func (s *Store) misplaced(ctx context.Context, op *counter.Op) error {
+	var keys []string
 	for i := range op.Changes {
-		keys = append(keys, op.Changes[i].Key)
-	}
-	_, places, err := s.redis.ReadHot(ctx, keys, "", false)
-	if err != nil {
-		return errors.Is(err, redisstore.ErrLost), notLost(err)
-	}
-	hot := map[string]bool{}
-	for i, key := range keys {
-		hot[key] = places.Hot[i]
-	}
-	behind := pgstore.Behind{Deleted: deleted}
-	for i := range op.Changes {
-		if c := op.Changes[i]; hot[c.Key] {
-			behind.Hot = append(behind.Hot, c)
+		if key := op.Changes[i].Key; !slices.Contains(keys, key) {
+			keys = append(keys, key)
 		}
 	}
-	if len(behind.Hot) == 0 || len(behind.Hot) == len(op.Changes) {
-		return true, nil
+	found, err := s.read(ctx, keys, "", 0, true)
+	if err != nil {
+		return unavailable(err)
 	}
-	claims, known, err := claim(ctx, s.redis, *op)
-	if err != nil || known {
-		return known, err
+	for _, c := range found {
+		if c.Kind != 0 && (c.Kind == counter.Exact) != (op.Changes[0].Rule.Kind == counter.Exact) {
+			return &counter.Conflict{Is: counter.ErrKind, Key: c.Key, Value: c.Value, Text: fmt.Sprintf("it is of kind %s, and others of the batch are elsewhere; change it by itself", c.Kind)}
+		}
 	}
-	defer func() { claims.end(ctx, err) }()
-	again, err = cross(ctx, s.redis, s.pg, op, func(c *counter.Change) bool { return hot[c.Key] }, behind, result)
-	if again {
-		s.hurry() // perhaps it waits for a cut
-	}
-	return again, err
-}
-
-func notLost(err error) error {
-	if errors.Is(err, redisstore.ErrLost) {
-		return nil
-	}
-	return err
+	return redisstore.ErrMoved
 }
 
 // replays fills in the counters of replays, which may be anywhere. What they repeat is whole.
@@ -523,7 +499,7 @@ func (s *Store) mend(ctx context.Context, do func() error) error {
 	err := do()
 	switch {
 	case errors.Is(err, redisstore.ErrLost):
-		err = s.heal(ctx)
+		err = s.heal(ctx, false)
 	case errors.Is(err, redisstore.ErrLoose):
 		err = s.settle(ctx)
 	default:
@@ -642,7 +618,7 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 		// First what is not persisted: what is missing in it is in PostgreSQL by then.
 		hot, err := s.redis.DimensionHot(ctx, key, name)
 		if errors.Is(err, redisstore.ErrLost) && try == 0 {
-			if err = s.heal(ctx); err == nil {
+			if err = s.heal(ctx, false); err == nil {
 				continue
 			}
 		}

@@ -19,7 +19,7 @@ import (
 // TestMain is also the process that a test starts to kill.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
-		client(url, os.Getenv("PERSISTENT_POSTGRES"), os.Getenv("PERSISTENT_OPS"))
+		client(url, os.Getenv("PERSISTENT_POSTGRES"))
 		return
 	}
 	servertest.Main(m, redistest.Stop, pgtest.Stop)
@@ -87,7 +87,7 @@ func instance(t testing.TB, cfg persistent.Config, redis []*redistest.Server, pg
 
 func TestContractOnOneServer(t *testing.T) {
 	server := redistest.StartSecure(t, redistest.Durable...)
-	storetest.Run(t, func(t testing.TB) storetest.Instance {
+	storetest.Run(t, storetest.Core, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
 		pg := pgtest.Single(t)
 		cfg := persistent.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
@@ -97,7 +97,7 @@ func TestContractOnOneServer(t *testing.T) {
 
 func TestContractOnCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
-	storetest.Run(t, func(t testing.TB) storetest.Instance {
+	storetest.Run(t, storetest.Core, func(t testing.TB) storetest.Instance {
 		cluster.Flush(t)
 		pg := pgtest.Single(t)
 		cfg := persistent.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
@@ -106,6 +106,9 @@ func TestContractOnCluster(t *testing.T) {
 }
 
 func TestCopies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	pg := pgtest.Single(t)
 	storetest.RunCopies(t, func(t testing.TB) storetest.CopyStore {
 		return open(t, persistent.Config{Redis: redistest.Start(t).URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})

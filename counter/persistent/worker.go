@@ -95,11 +95,16 @@ func (s *Store) persist(ctx context.Context) {
 				}
 			}
 		}
-		if hurry {
-			select {
-			case <-ctx.Done():
-			case <-time.After(hurries):
-			}
+		pause := time.Duration(0)
+		switch {
+		case s.Ready() != nil:
+			pause = time.Second
+		case hurry:
+			pause = hurries
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
 		}
 	}
 }
@@ -113,7 +118,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	due, lag, loose := hurry, time.Duration(0), false
 	for _, b := range all {
 		if !b.Good {
-			return s.heal(ctx)
+			return s.heal(ctx, true)
 		}
 		loose = loose || b.Loose > 0
 		if !b.Since.IsZero() {
@@ -122,6 +127,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		due = due || b.Taken != 0 && lag > s.cfg.PersistInterval // somebody died over it
 	}
 	s.metrics.lag.Store(int64(lag))
+	s.unready.Store(nil)
 	if loose {
 		if err := s.settle(ctx); err != nil {
 			return err
@@ -137,7 +143,7 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 		return epoch, deleted, err
 	})
 	if errors.Is(err, redisstore.ErrLost) {
-		return s.heal(ctx)
+		return s.heal(ctx, true)
 	}
 	if err != nil || busy || done == 0 {
 		return err
@@ -208,8 +214,11 @@ func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted 
 }
 
 // heal finds out whether Redis has lost its memory, and begins a new generation if it has. One
-// call at a time does so.
-func (s *Store) heal(ctx context.Context) error {
+// call at a time does so. The worker's also adopts counters that Redis had alone.
+func (s *Store) heal(ctx context.Context, adopts bool) error {
+	if err := s.Ready(); err != nil && !adopts {
+		return err
+	}
 	select {
 	case s.healing <- struct{}{}:
 		defer func() { <-s.healing }()
@@ -229,22 +238,43 @@ func (s *Store) heal(ctx context.Context) error {
 		if err != nil {
 			return 0, err
 		}
+		next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
+		for _, b := range all {
+			next = max(next, b.Generation+1, b.Deleted+1, b.Life+1)
+		}
 		switch good, whole := good(all, f); {
 		case good && whole:
 			return 0, nil // somebody was faster
 		case whole:
-			return 0, s.redis.Adopt(ctx, f.Generation)
+			return 0, s.redis.Adopt(ctx, f.Generation, next)
 		}
-		next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
-		for _, b := range all {
-			next = max(next, b.Generation+1, b.Deleted+1)
+		unmarked, err := s.redis.Unmarked(ctx)
+		if err != nil {
+			return 0, err
 		}
-		asks := time.Time{}
-		if f.Identities {
+		if unmarked {
+			if !adopts {
+				s.hurry()
+				return 0, errCarrying
+			}
+			if err := s.adopt(ctx); err != nil {
+				return 0, err
+			}
+		}
+		asks, deleted := time.Time{}, f.Deleted
+		if unmarked { // it brought what Redis has deleted, and identities
+			for _, b := range all {
+				deleted = max(deleted, b.Deleted)
+			}
+		}
+		if f.Identities || unmarked {
 			asks = all[0].Now.Add(counter.IdentityKept)
 		}
-		if err := s.redis.Begin(ctx, next, f.Deleted, asks); err != nil {
+		if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
 			return 0, err
+		}
+		if unmarked {
+			return next, nil
 		}
 		s.metrics.generations.Inc()
 		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
@@ -315,7 +345,6 @@ func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 // that is Redis; to those that are loose it adds it. kinds are those of rules, for counters that do not
 // exist; wanted says that these are to be known, too.
 func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
-	s.emptied.Store(false)
 	t, err := s.tickets(ctx, keys)
 	if err != nil {
 		return err

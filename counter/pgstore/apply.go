@@ -194,7 +194,9 @@ type step struct {
 	told       map[string][]change // what changed, by key
 	changed    bool                // there is something to write
 	committing time.Time           // when the second round trip began, by this process's clock
-	behind     *Behind             // nil when no Redis stands in front
+
+	exactOnly      bool   // Redis has all others: an operation on one of these ends the step
+	deletedInFront uint64 // highest incarnation that was deleted in Redis
 }
 
 // sweeps are rows of headcount_sweeps, by id.
@@ -255,10 +257,7 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 		return fmt.Errorf("locking and reading: %w", err)
 	}
 	w.judge(ops)
-	if err := w.behind.hold(w); err != nil {
-		return err
-	}
-	if !w.changed || w.behind.dry() {
+	if !w.changed {
 		_, err := c.Exec(ctx, "rollback")
 		return err
 	}
@@ -271,7 +270,7 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 
 func (w *step) judge(ops []counter.Op) {
 	for i := range ops {
-		if w.behind != nil && !w.behind.Beside && !w.exact(&ops[i]) {
+		if w.exactOnly && !w.exact(&ops[i]) {
 			w.results = w.results[:i]
 			return
 		}
@@ -283,7 +282,6 @@ func (w *step) judge(ops []counter.Op) {
 func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed")
-	w.behind.queue(b)
 	w.queueRows(b)
 	if len(w.asked) > 0 {
 		b.Queue(readMembers, w.edited, w.asked).Query(func(rows pgx.Rows) error {
@@ -324,16 +322,11 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 	for i := range ops {
 		need += 3 * int64(len(ops[i].Changes))
 	}
-	if w.behind != nil {
-		need += 3 * int64(len(w.behind.Hot))
-	}
 	if err := w.send(ctx, c, b, need); err != nil {
 		return err
 	}
 	w.wasDeleted = w.deleted
-	if w.behind != nil {
-		w.deleted = max(w.deleted, int64(w.behind.Deleted))
-	}
+	w.deleted = max(w.deleted, int64(w.deletedInFront))
 	return nil
 }
 
@@ -570,7 +563,6 @@ func (w *step) queueWrites(b *pgx.Batch) {
 	if w.deleted != w.wasDeleted {
 		b.Queue(writeDeleted, w.deleted)
 	}
-	w.behind.queueMade(b)
 }
 
 // The columns that arrays are made of.

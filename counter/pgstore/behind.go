@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -19,13 +18,7 @@ import (
 // This file is for package persistent, which says what stands in front.
 
 const (
-	readGeneration = `select generation from headcount_front for key share`
-	noteMade       = `insert into headcount_transactions (id, made, at) values ($1, true, ` + now + `)`
-	claimOutcome   = `insert into headcount_transactions (id, made, at) values ($1, false, ` + now + `) on conflict do nothing`
-	readOutcome    = `select made from headcount_transactions where id = $1`
-
-	// lockFront is for who persists, skipFront for who would do so at the same time.
-	// Operations share the row's key meanwhile; a new generation waits for all of them.
+	// skipFront is for who persists, unless somebody does already; lockFront for who begins a generation.
 	skipFront  = `select generation, epoch from headcount_front for no key update skip locked`
 	lockFront  = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta for update of headcount_front`
 	writeFront = `update headcount_front set generation = $1, epoch = $2`
@@ -45,84 +38,6 @@ const (
 	cutRead     = 30 * time.Second // from Redis, of a part
 	aggregateIn = time.Minute
 )
-
-// ErrGeneration says that Redis has another generation than PostgreSQL knows.
-var ErrGeneration = fmt.Errorf("%w: Redis is of another generation", counter.ErrUnavailable)
-
-// ErrRow says that a row cannot take what is in Redis, until that is persisted.
-var ErrRow = fmt.Errorf("%w: its row is of an earlier life", counter.ErrUnavailable)
-
-// ErrNotMade says that nothing was written, and that it is known.
-var ErrNotMade = fmt.Errorf("%w: nothing was changed", counter.ErrUnavailable)
-
-// Behind is what ApplyExact has to know of Redis. The zero Behind is of operations that
-// have no part there.
-type Behind struct {
-	// Beside says that Redis does not stand in front: every counter that is named is here, whatever its kind, and
-	// nothing of Redis comes here.
-	Beside  bool
-	Deleted uint64 // highest incarnation deleted there
-	// Transaction is that of an operation that is also in Redis, under Generation.
-	Transaction string
-	Generation  uint64
-	Hot         []counter.Change // its part there, that comes here: additions to sums
-	Dry         bool             // only judge
-}
-
-func (h *Behind) dry() bool { return h != nil && h.Dry }
-
-// queue reads the generation, and keeps it from changing.
-func (h *Behind) queue(b *pgx.Batch) {
-	if h == nil || h.Transaction == "" || h.Beside {
-		return
-	}
-	b.Queue(readGeneration).QueryRow(func(row pgx.Row) error {
-		var is int64
-		if err := row.Scan(&is); err != nil {
-			return err
-		}
-		if uint64(is) != h.Generation {
-			return callers{ErrGeneration}
-		}
-		return nil
-	})
-}
-
-// hold adds to the rows what is made in Redis. What is there is more than what is here; it
-// comes with its cut, but for dimensions, which are counted here alone.
-func (h *Behind) hold(w *step) error {
-	if h == nil || h.Transaction == "" || h.Dry || len(w.results) == 0 || w.results[0].Err != nil || w.results[0].Replay {
-		return nil
-	}
-	for i := range h.Hot {
-		c := &h.Hot[i]
-		r := w.records[c.Key]
-		switch {
-		case r.Kind == 0:
-			r.Kind, r.Version.Incarnation = counter.Sum, h.Generation
-		case r.Kind != counter.Sum:
-			return callers{ErrRow}
-		}
-		if c.Delta > 0 && r.Value > math.MaxInt64-c.Delta || c.Delta < 0 && r.Value < math.MinInt64-c.Delta {
-			return callers{ErrRow}
-		}
-		r.Value += c.Delta
-		r.Gain(nil, c, w.now)            // which steps are over is Redis' to say
-		for _, d := range c.Dimensions { // Redis does not count these
-			w.Count(c.Key, d.Name, d.Value, c.Delta)
-		}
-		r.Version.Sequence++
-		r.Updated = w.now.UnixMilli()
-	}
-	return nil
-}
-
-// queueMade notes that the operation is made. It fails when somebody has noted that it is not.
-func (h *Behind) queueMade(b *pgx.Batch) {
-	if h != nil && h.Transaction != "" {
-		b.Queue(noteMade, h.Transaction)
-	}
-}
 
 // exact reports whether op is made here: its counters are exact, or are made so.
 func (w *step) exact(op *counter.Op) bool {
@@ -150,37 +65,23 @@ type Made struct {
 	Deleted uint64           // highest incarnation that was deleted
 }
 
-// ApplyExact is Apply for operations on exact counters, up to the first that is on another.
-func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, h Behind) (Made, error) {
+// ApplyExact is Apply for operations on exact counters, up to the first that is on another. deleted is the highest
+// incarnation that was deleted in Redis.
+func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, deleted uint64) (Made, error) {
 	var w *step
 	var err error
 	for range tries {
 		w = s.newStep(ops)
-		w.behind = &h
-		for i := range h.Hot {
-			c := &h.Hot[i]
-			if w.records[c.Key] == nil {
-				w.records[c.Key] = &row{}
-			}
-			for _, d := range c.Dimensions {
-				w.dimensions.add(c.Key, d.Name, d.Value)
-			}
-		}
-		w.keys = sortedKeys(w.records)
+		w.exactOnly, w.deletedInFront = true, deleted
 		err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
 		if err == nil || !again(err) {
 			break
 		}
 	}
-	if err != nil && w.committing.IsZero() {
-		return Made{}, fmt.Errorf("pgstore: apply: %w: %w", ErrNotMade, err)
-	}
 	if err != nil {
 		return Made{}, fmt.Errorf("pgstore: apply: %w", err)
 	}
-	if !h.Dry { // else nothing was changed
-		s.publish(w)
-	}
+	s.publish(w)
 	made := Made{Results: w.results, Deleted: uint64(w.deleted)}
 	for i := range w.results {
 		for j := range ops[i].Changes {
@@ -190,17 +91,6 @@ func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, h Behind) (Mad
 		}
 	}
 	return made, nil
-}
-
-// Outcome is what became of the transaction id. One that is not made never is.
-func (s *Store) Outcome(ctx context.Context, id string) (made bool, err error) {
-	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		if _, err := c.Exec(ctx, claimOutcome, id); err != nil {
-			return err
-		}
-		return c.QueryRow(ctx, readOutcome, id).Scan(&made)
-	})
-	return made, err
 }
 
 // Rows reads the states of counters; those without a row are zero.
@@ -246,7 +136,7 @@ func (s *Store) Set(ctx context.Context, key string, each func([]string) error) 
 			return err
 		}
 		var r record
-		rows, err := c.Query(ctx, readCounters, []string{key}, "")
+		rows, err := c.Query(ctx, readCounters, []string{key}, []string(nil))
 		if err != nil {
 			return err
 		}
@@ -314,10 +204,14 @@ type Front struct {
 }
 
 // Regenerate calls judge with the front, which nobody changes and under which nobody
-// persists meanwhile, and begins the generation that it returns, unless that is 0.
+// persists meanwhile, and begins the generation that it returns, unless that is 0. Judge has
+// ten minutes.
 func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, f Front) (uint64, error)) error {
-	return s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
-		if _, err := c.Exec(ctx, "begin isolation level read committed"); err != nil {
+	return s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		b.Queue("begin isolation level read committed")
+		b.Queue(takeTime, persistFor.Milliseconds(), persistFor.Milliseconds())
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
 			return err
 		}
 		var f Front
@@ -447,6 +341,9 @@ func (w *step) put(cut *counter.Cut) bool {
 	if (cut.Dropped || cut.State == (counter.State{})) && r.was.Kind != 0 {
 		w.Drop(cut.Key, r.was.Version)
 	}
+	if cut.State != (counter.State{}) && cut.State.Version.Compare(r.Version) < 0 {
+		return true // Redis has an older memory than what was persisted
+	}
 	r.State = cut.State
 	if cut.State == (counter.State{}) {
 		return true
@@ -460,10 +357,10 @@ func (w *step) put(cut *counter.Cut) bool {
 	}
 	r.had, r.members = map[string]bool{}, map[string]bool{}
 	for _, m := range cut.Joined {
-		r.members[m] = true
+		r.members[m], r.had[counter.Nameless(counter.MemberHash(m))] = true, true
 	}
 	for _, m := range cut.Left {
-		r.had[m] = true
+		r.had[m], r.had[counter.Nameless(counter.MemberHash(m))] = true, true
 	}
 	for _, d := range cut.Counted {
 		w.Count(cut.Key, d.Name, d.Value, d.Count)

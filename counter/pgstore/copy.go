@@ -120,7 +120,7 @@ func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*cou
 			var id int64
 			var member string
 			err := rows.Scan(&id, &member)
-			sets[id].Members = append(sets[id].Members, member)
+			sets[id].AddMember(member)
 			return err
 		}},
 		{sets, dumpRegisters, func(rows pgx.Rows) error {
@@ -234,6 +234,9 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		return 0, nil
 	}
 	for i := range copies {
+		if s.cfg.Behind && !s.cfg.Beside { // Redis in front needs no names
+			copies[i].NameAll()
+		}
 		if err := copies[i].Named(); err != nil {
 			return 0, err
 		}

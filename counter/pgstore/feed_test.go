@@ -3,7 +3,6 @@ package pgstore
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,52 +10,14 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/pgtest"
+	"headcount/counter/storetest"
+	"headcount/internal/testkit"
 )
 
-// ear collects what a watch tells.
-type ear struct {
-	mu    sync.Mutex
-	heard []counter.Update
-	more  chan struct{} // holds one
-}
-
-func listen(t testing.TB, s *Store, keys ...string) *ear {
+// untilVersion waits until e hears this version last.
+func untilVersion(t testing.TB, e *storetest.Ear, v counter.Version) []counter.Update {
 	t.Helper()
-	e := &ear{more: make(chan struct{}, 1)}
-	w := s.Watch(func(u []counter.Update) {
-		e.mu.Lock()
-		e.heard = append(e.heard, u...)
-		e.mu.Unlock()
-		signal(e.more)
-	}, func() { t.Error("nothing is lost") })
-	t.Cleanup(w.Close)
-	if err := w.Follow(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
-	return e
-}
-
-func (e *ear) until(t testing.TB, what string, ok func(heard []counter.Update) bool) {
-	t.Helper()
-	deadline := time.After(20 * time.Second)
-	for {
-		e.mu.Lock()
-		heard := slices.Clone(e.heard)
-		e.mu.Unlock()
-		if ok(heard) {
-			return
-		}
-		select {
-		case <-e.more:
-		case <-deadline:
-			t.Fatalf("heard %+v, want %s", heard, what)
-		}
-	}
-}
-
-func (e *ear) untilVersion(t testing.TB, v counter.Version) {
-	t.Helper()
-	e.until(t, "version "+v.String(), func(heard []counter.Update) bool {
+	return e.Until(t, "version "+v.String(), func(heard []counter.Update) bool {
 		return len(heard) > 0 && heard[len(heard)-1].Counter.Version == v
 	})
 }
@@ -64,10 +25,16 @@ func (e *ear) untilVersion(t testing.TB, v counter.Version) {
 // TestMembersOfPeersAreNamed: two processes edit one set. A watcher of either hears who
 // joined and left, and rereads nothing.
 func TestMembersOfPeersAreNamed(t *testing.T) {
-	url := pgtest.Single(t).Database(t)
+	t.Parallel()
+	// A server of its own: others have theirs fall silent, and a feed that reconnects knows no names.
+	url := pgtest.Start(t).Database(t)
 	patient := func(c *Config) { c.gapWait = time.Hour } // a notification may be late on a busy machine
 	stores := []*Store{open(t, url, patient), open(t, url, patient)}
-	ears := []*ear{listen(t, stores[0], "m:1"), listen(t, stores[1], "m:1")}
+	hears(t, stores[0], stores[1]) // what is committed before is never named
+	hears(t, stores[1], stores[0])
+	first, _ := storetest.Listen(t, stores[0], "m:1")
+	second, _ := storetest.Listen(t, stores[1], "m:1")
+	ears := []*storetest.Ear{first, second}
 	const edits = 15 // of each store, with two changes each; a feed keeps all of them
 	var wg sync.WaitGroup
 	for i, s := range stores {
@@ -88,7 +55,7 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 		}
 	}
 	for _, e := range ears {
-		e.until(t, "the last members", func(heard []counter.Update) bool {
+		e.Until(t, "the last members", func(heard []counter.Update) bool {
 			in := map[string]bool{}
 			for _, u := range heard {
 				if u.Reread {
@@ -116,8 +83,8 @@ func TestMembersOfPeersAreNamed(t *testing.T) {
 		many = append(many, fmt.Sprintf("%d%s", n, strings.Repeat("x", 100)))
 	}
 	v := apply(t, stores[0], with("", edit("m:1", many, nil))).Counters[0].Version
-	ears[1].untilVersion(t, v)
-	if last := ears[1].heard[len(ears[1].heard)-1]; !last.Reread {
+	heard := untilVersion(t, second, v)
+	if last := heard[len(heard)-1]; !last.Reread {
 		t.Errorf("%d joined; %+v", len(many), last)
 	}
 }
@@ -129,22 +96,20 @@ func TestWatchHealsAfterAnOutage(t *testing.T) {
 	s := open(t, url, func(c *Config) { c.PollEvery = 400 * time.Millisecond })
 	peer := open(t, url)
 	apply(t, peer, with("", add("e:1", 1)))
-	e := listen(t, s, "e:1", "e:2")
+	e, _ := storetest.Listen(t, s, "e:1", "e:2")
 	// Its connections end while the peer changes something.
 	hangUp(t, server, url)
 	var r counter.Result
-	for {
-		if r = peer.Apply(t.Context(), []counter.Op{with("again", add("e:1", 1))})[0]; r.Err == nil {
-			break
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	e.untilVersion(t, r.Counters[0].Version)
+	testkit.Eventually(t, "the peer changes something", func() bool {
+		r = peer.Apply(t.Context(), []counter.Op{with("again", add("e:1", 1))})[0]
+		return r.Err == nil
+	})
+	untilVersion(t, e, r.Counters[0].Version)
 	// This is a process that was killed between its commit and its notification.
 	server.Exec(t, url, "update headcount_counters set value = 7, sequence = sequence + 1 where key = 'e:1'")
 	v := r.Counters[0].Version
 	v.Sequence++
-	e.untilVersion(t, v)
+	untilVersion(t, e, v)
 }
 
 func TestLaggingReadsAreAsOldAsAllowed(t *testing.T) {

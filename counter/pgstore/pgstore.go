@@ -163,6 +163,8 @@ type Config struct {
 	Behind bool
 	// Beside says of Behind that Redis does not stand in front of these tables: one in front of which it has stood is refused.
 	Beside bool
+	// ReadOnly is for an export: nothing is written, and a Redis may stand in front.
+	ReadOnly bool
 	// Cached is how many counters are remembered for reads that may lag, default 65,536.
 	Cached  int
 	Log     zerolog.Logger
@@ -264,7 +266,11 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s.note(err)
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
-	for _, loop := range []func(context.Context){s.tend, s.sweep, s.listen, s.notify, s.tell} {
+	loops := []func(context.Context){s.tend, s.listen, s.notify, s.tell}
+	if !cfg.ReadOnly {
+		loops = append(loops, s.sweep)
+	}
+	for _, loop := range loops {
 		s.wg.Go(func() { loop(run) })
 	}
 	return s, nil
@@ -296,17 +302,31 @@ func (s *Store) prepare(ctx context.Context) error {
 
 	db := stdlib.OpenDB(*cc)
 	defer db.Close()
-	if err := s.move(ctx, db, sources, newest); err != nil || !s.cfg.Beside {
+	if s.cfg.ReadOnly {
+		version, err := check(ctx, db, newest)
+		switch {
+		case err != nil || version == newest:
+		case version == 0:
+			err = fmt.Errorf("%w: the database has no counters; leave --postgres out, or start a server with it, which carries them there", ErrConfig)
+		default:
+			err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start a server of this release once, or export by the release that wrote them", ErrConfig, version, newest)
+		}
+		return err
+	}
+	if err := s.move(ctx, db, sources, newest); err != nil || s.cfg.Behind && !s.cfg.Beside {
 		return err
 	}
 	var generation int64
 	if err := db.QueryRowContext(ctx, `select generation from headcount_front`).Scan(&generation); err != nil {
 		return err
 	}
-	if generation != 0 {
+	switch {
+	case generation == 0:
+		return nil
+	case s.cfg.Beside:
 		return fmt.Errorf("%w: a Redis stands in front of the database, which has counters of all kinds; export these, and import them into an empty database and Redis with --regions", ErrConfig)
 	}
-	return nil
+	return fmt.Errorf("%w: a Redis stands in front of the database and has newer values; give its --redis, too, or carry the counters over (headcount export --redis URL --postgres URL) and import them into an empty database", ErrConfig)
 }
 
 // steps are the migrations, and the version to which the last one moves.

@@ -1,25 +1,27 @@
 package pgstore
 
 import (
+	"context"
 	"errors"
-	"os"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
 	"headcount/counter/pgtest"
 	"headcount/counter/storetest"
+	"headcount/internal/testkit"
 	"headcount/servertest"
 )
 
 // TestMain is also the client that a test starts to kill.
 func TestMain(m *testing.M) {
-	if url := os.Getenv("PGSTORE_CLIENT"); url != "" {
-		client(url)
+	if storetest.Client(func(url string) (counter.Store, error) {
+		return Open(context.Background(), Config{URL: url, Log: zerolog.Nop()})
+	}) {
 		return
 	}
 	servertest.Main(m, pgtest.Stop)
@@ -82,7 +84,7 @@ func instance(t testing.TB) storetest.Instance {
 	}
 }
 
-func TestContract(t *testing.T) { storetest.Run(t, instance) }
+func TestContract(t *testing.T) { storetest.Run(t, storetest.Brief, instance) }
 
 var (
 	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
@@ -115,39 +117,26 @@ func apply(t testing.TB, s *Store, op counter.Op) counter.Result {
 	return r
 }
 
-// states collects what OnState says.
+// states is what OnState said last.
 type states struct {
-	mu   sync.Mutex
-	list []bool
-	more chan struct{} // holds one
+	mu      sync.Mutex
+	up, any bool
 }
-
-func newStates() *states { return &states{more: make(chan struct{}, 1)} }
 
 func (s *states) StoreState(up bool) {
 	s.mu.Lock()
-	s.list = append(s.list, up)
-	s.mu.Unlock()
-	signal(s.more)
+	defer s.mu.Unlock()
+	s.up, s.any = up, true
 }
 
 // await waits until the newest state is up.
 func (s *states) await(t testing.TB, up bool) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
-	for {
+	testkit.Eventually(t, fmt.Sprintf("the store is up: %t", up), func() bool {
 		s.mu.Lock()
-		ok := len(s.list) > 0 && s.list[len(s.list)-1] == up
-		s.mu.Unlock()
-		if ok {
-			return
-		}
-		select {
-		case <-s.more:
-		case <-deadline:
-			t.Fatalf("never up: %v; %v", up, s.list)
-		}
-	}
+		defer s.mu.Unlock()
+		return s.any && s.up == up
+	})
 }
 
 func TestBadSettings(t *testing.T) {
@@ -187,7 +176,7 @@ func TestManyProcessesMakeTheTablesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			state := newStates()
+			state := &states{}
 			s, err := Open(t.Context(), Config{URL: url, Log: zerolog.Nop(), OnState: state})
 			if err != nil {
 				t.Error(err)

@@ -21,7 +21,7 @@ import (
 
 const (
 	readCounters = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots,
-			$2 <> '' and exists (select from headcount_members m where m.set_id = c.set_id and m.member = $2)
+			exists (select from headcount_members m where m.set_id = c.set_id and m.member = any($2::text[]))
 		from headcount_counters c where c.key = any($1::text[])`
 	readEntries = `select l.seq, l.at, l.delta, l.before, l.op, l.reason, l.author
 		from headcount_counters c join headcount_ledger l on l.ledger_id = c.ledger_id
@@ -91,8 +91,12 @@ func (s *Store) Recall(keys []string, member string) []counter.Reading {
 
 // read calls each for the counters of keys that exist.
 func (s *Store) read(ctx context.Context, keys []string, member string, each func(key string, r *record, mine bool)) error {
+	var either []string // what may stand for the member
+	if member != "" {
+		either = []string{member, counter.Nameless(counter.MemberHash(member))}
+	}
 	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
-		rows, err := c.Query(ctx, readCounters, keys, member)
+		rows, err := c.Query(ctx, readCounters, keys, either)
 		if err != nil {
 			return err
 		}
@@ -154,7 +158,7 @@ func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from,
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		st, gains = counter.State{}, nil
 		b := &pgx.Batch{} // the counter first: With knows a step that is over by then
-		b.Queue(readCounters, []string{key}, "").Query(func(rows pgx.Rows) error {
+		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				var r record
 				var mine bool
@@ -198,7 +202,7 @@ func (s *Store) Counted(ctx context.Context, key, name string) (out counter.Coun
 	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
 		out, counted = counter.Counter{Key: key}, counter.Counted{}
 		b := &pgx.Batch{}
-		b.Queue(readCounters, []string{key}, "").Query(func(rows pgx.Rows) error {
+		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				var r record
 				var mine bool

@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"headcount/counter"
 )
 
 // sweepRows is how many rows of a kind one transaction clears away.
@@ -19,8 +17,6 @@ const sweepRows = 2000
 const (
 	sweepIdentities = `delete from headcount_identities where ctid = any(array(
 		select ctid from headcount_identities where until <= ` + now + ` order by until limit $1 for update skip locked))`
-	sweepTransactions = `delete from headcount_transactions where ctid = any(array(
-		select ctid from headcount_transactions where at <= ` + now + ` - $2 order by at limit $1 for update skip locked))`
 	nextSweep      = `select id, step, kept, garbage, ` + now + ` from headcount_sweeps where due <= ` + now + ` order by due limit 1 for update skip locked`
 	sweepMembers   = `delete from headcount_members where ctid = any(array(select ctid from headcount_members where set_id = $1 limit $2))`
 	sweepRegisters = `delete from headcount_registers where set_id = $1`
@@ -53,7 +49,7 @@ func (s *Store) sweep(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		for _, one := range []func(context.Context, *pgxpool.Conn) (more bool, err error){sweepSome, sweepMade, sweepEnded, sweepOne} {
+		for _, one := range []func(context.Context, *pgxpool.Conn) (more bool, err error){sweepSome, sweepEnded, sweepOne} {
 			for more := true; more && ctx.Err() == nil; {
 				more = false
 				err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) (err error) {
@@ -72,12 +68,6 @@ func (s *Store) sweep(ctx context.Context) {
 // sweepSome forgets some identities.
 func sweepSome(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
 	tag, err := c.Exec(ctx, sweepIdentities, sweepRows)
-	return tag.RowsAffected() == sweepRows, err
-}
-
-// sweepMade forgets some operations that are also in Redis.
-func sweepMade(ctx context.Context, c *pgxpool.Conn) (more bool, err error) {
-	tag, err := c.Exec(ctx, sweepTransactions, sweepRows, counter.IdentityKept.Milliseconds())
 	return tag.RowsAffected() == sweepRows, err
 }
 

@@ -7,22 +7,13 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
 )
 
 // until repeats a query until its number is want.
 func until(t testing.TB, url, sql string, want int) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		n := pgtest.Query[int](t, url, sql)
-		if n == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %d, want %d", sql, n, want)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testkit.Eventually(t, fmt.Sprintf("%s: %d", sql, want), func() bool { return pgtest.Query[int](t, url, sql) == want })
 }
 
 func often(c *Config) { c.SweepEvery = 20 * time.Millisecond }

@@ -211,31 +211,50 @@ func (s *Server) Database(t testing.TB) string {
 // Exec runs statements in the database of url and fails the test when they fail.
 func (s *Server) Exec(t testing.TB, url, sql string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	c, err := pgx.Connect(ctx, url)
+	err := ask(t, url, func(c *pgx.Conn) error {
+		_, err := c.Exec(t.Context(), sql)
+		return err
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(ctx)
-	if _, err := c.Exec(ctx, sql); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 }
 
 // Query runs a statement that returns one value.
-func Query[T any](t testing.TB, url, sql string, args ...any) T {
+func Query[T any](t testing.TB, url, sql string, args ...any) (v T) {
 	t.Helper()
-	c, err := pgx.Connect(t.Context(), url)
+	err := ask(t, url, func(c *pgx.Conn) error { return c.QueryRow(t.Context(), sql, args...).Scan(&v) })
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
-	var v T
-	if err := c.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return v
+}
+
+// connections are open ones by URL: tests ask the same thing until it is so, and for each
+// new connection the server starts a process. One that a test or a crash has ended is
+// replaced.
+var connections = struct {
+	sync.Mutex
+	open map[string]*pgx.Conn
+}{open: map[string]*pgx.Conn{}}
+
+func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
+	connections.Lock()
+	defer connections.Unlock()
+	c := connections.open[url]
+	if c != nil && c.Ping(t.Context()) != nil {
+		_ = c.Close(context.Background())
+		c = nil
+	}
+	if c == nil {
+		var err error
+		if c, err = pgx.Connect(t.Context(), url); err != nil {
+			delete(connections.open, url)
+			return err
+		}
+		connections.open[url] = c
+	}
+	return do(c)
 }
 
 // Kill ends the server and all of its connections at once, as a crash does.
@@ -292,6 +311,11 @@ func Single(t testing.TB) *Server {
 
 // Stop ends the shared server. TestMain calls it after the tests.
 func Stop() {
+	connections.Lock()
+	for _, c := range connections.open {
+		_ = c.Close(context.Background())
+	}
+	connections.Unlock()
 	shared.Lock()
 	defer shared.Unlock()
 	if s := shared.server; s != nil {

@@ -35,7 +35,6 @@ type (
 		ID      int      `json:"id,omitempty"`       // number of the identity's key
 		Bucket  int      `json:"idbucket,omitempty"` // its place in Buckets
 		Asked   bool     `json:"asked,omitempty"`    // PostgreSQL does not know the identity
-		Claim   int      `json:"claim,omitempty"`    // number of the key of claims of the identity
 		Changes []change `json:"changes"`
 	}
 	change struct {
@@ -125,13 +124,12 @@ type group struct {
 	call  script
 	ops   []int // for each operation its index in Apply
 	size  int   // changes
-	also  bool  // PostgreSQL may decide under the same identity
 
 	bucket int // -1: any
 }
 
 func (s *Store) newGroup() *group {
-	g := &group{names: s.newNames(), also: s.cfg.Decisions != nil, call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
+	g := &group{names: s.newNames(), call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
 	if s.cfg.Behind != nil {
 		g.call.Front, g.call.Room, g.call.Values = true, maxPending, maxCounted
 	}
@@ -146,9 +144,6 @@ func (g *group) add(at int, op *counter.Op, bucket int) {
 		if b := identityBucket(op.Identity); bucket < 0 || b == bucket {
 			o.Bucket = g.names.bucket(b)
 			o.ID = g.names.key(identityKey(b, op.Identity))
-			if g.also && op.OfBatch() {
-				o.Claim = g.names.key(claimKey(b, op.Identity))
-			}
 		}
 	}
 	for i := range op.Changes {
@@ -225,10 +220,10 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 		}
 	}
 	for _, m := range c.Join {
-		out.Join = append(out.Join, memberHash(m)+m)
+		out.Join = append(out.Join, counter.MemberHash(m)+m)
 	}
 	for _, m := range c.Leave {
-		out.Leave = append(out.Leave, memberHash(m)+m)
+		out.Leave = append(out.Leave, counter.MemberHash(m)+m)
 	}
 	return out
 }
@@ -406,17 +401,8 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 		for i, g := range groups {
 			o, err := parseOutcome(calls[i])
 			if err == nil && o.Busy != nil {
-				var claim *claimError
-				switch err = w.locked(*o.Busy); {
-				case err == nil:
+				if err = w.locked(*o.Busy); err == nil {
 					again = append(again, g)
-					continue
-				case errors.As(err, &claim):
-					rest, claimed := s.without(g, ops, claim.identity)
-					fail(claimed, err)
-					if len(rest.ops) > 0 {
-						again = append(again, rest)
-					}
 					continue
 				}
 			}
@@ -444,21 +430,6 @@ func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []coun
 		}
 		groups = again
 	}
-}
-
-// without returns g but for the operations of an identity, and their indexes.
-func (s *Store) without(g *group, ops []counter.Op, id counter.Identity) (rest *group, at []int) {
-	rest = s.newGroup()
-	rest.bucket = g.bucket
-	for n, i := range g.ops {
-		if ops[i].Identity == id {
-			at = append(at, i)
-			continue
-		}
-		rest.add(i, &ops[i], g.bucket)
-		rest.call.Ops[len(rest.ops)-1].Asked = g.call.Ops[n].Asked
-	}
-	return rest, at
 }
 
 // result is what became of op. states has all of its counters.

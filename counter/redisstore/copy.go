@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -366,7 +367,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 	b, staged := bucketOf(c.Key), ""
 	hashes := slices.Clone(c.Hashes)
 	for _, m := range c.Members {
-		hashes = append(hashes, memberHash(m))
+		hashes = append(hashes, counter.MemberHash(m))
 	}
 	if len(hashes) > 0 {
 		var err error
@@ -418,6 +419,7 @@ func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rule
 
 // DumpIdentities is as counter.Dumper says.
 func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
+	var mu sync.Mutex  // masters are read at once
 	var names []string // a SCAN may say one twice
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		names = names[:0]
@@ -428,7 +430,9 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 				if err != nil {
 					return err
 				}
+				mu.Lock()
 				names = append(names, keys...)
+				mu.Unlock()
 				if cursor = next; cursor == 0 {
 					return nil
 				}
@@ -508,12 +512,76 @@ func (s *Store) Leases(ctx context.Context) (live []string, err error) {
 	return live, err
 }
 
-// Forget has the front begin anew from what stands behind it. All that was changed in Redis
-// must be persisted.
-func (s *Store) Forget(ctx context.Context) error {
+// Still calls then while no counter is changed, perhaps more than once; the last one holds.
+func (s *Store) Still(ctx context.Context, then func() error) error {
+	return s.still(ctx, func(id string) (bool, error) { return s.hold(ctx, id) }, func(hold func() error) error {
+		ended := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			ticker := time.NewTicker(freezeFor / 8)
+			defer ticker.Stop()
+			for {
+				select {
+				case <-ended:
+					return
+				case <-ticker.C:
+					_ = hold() // whether it did, the end finds out
+				}
+			}
+		})
+		defer wg.Wait()
+		defer close(ended)
+		return then()
+	})
+}
+
+// Leave lets counters go whose rows are replaced, within Still. All that was changed in Redis must be persisted.
+func (s *Store) Leave(ctx context.Context, keys []string) error {
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return err
+	}
+	by := map[int]*redisconn.Call{}
+	var calls []*redisconn.Call
+	for _, key := range keys {
+		b := bucketOf(key)
+		if by[b] == nil {
+			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.conn.DB)}}
+			calls = append(calls, by[b])
+		}
+		by[b].Args = append(by[b].Args, key)
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return err
+	}
+	for _, cl := range calls {
+		if cl.Reply == int64(-1) {
+			return ErrMoved
+		}
+	}
+	return nil
+}
+
+// Asks has Redis look behind for identities that it does not know, for as long as they are remembered, when some came
+// there; and notes the highest incarnation that was deleted there.
+func (s *Store) Asks(ctx context.Context, came bool, deleted uint64) error {
+	all, err := s.Status(ctx)
+	if err != nil {
+		return err
+	}
+	calls := make([]*redisconn.Call, Buckets)
+	for b := range calls {
+		calls[b] = &redisconn.Call{
+			Script: scripts.CounterNote, Keys: []string{countersKey(b), stateKey(b), tag(b) + "a"},
+			Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
+		}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil || !came {
+		return err
+	}
 	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
 		for b := range Buckets {
-			pipe.HDel(ctx, stateKey(b), "generation")
+			pipe.HSet(ctx, stateKey(b), "asks", all[b].Now.Add(counter.IdentityKept).UnixMilli())
 		}
 		return func() error { return nil }
 	})

@@ -46,9 +46,6 @@ const (
 	looseMark   = "?" // before a state, of which it is not known what is behind
 	lostReply   = "lost"
 
-	behind  = -1 // home of a transaction that is decided behind
-	claimed = -2 // home of a claim, see Claim; counter_apply.lua has it, too
-
 	// maxPending is how much of a bucket may wait to be persisted: counters, members
 	// that moved, ledger entries and identities. Then changes fail.
 	maxPending  = 1 << 18
@@ -69,18 +66,12 @@ var (
 	// ErrMoved says that something has to be looked at anew.
 	ErrMoved = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
 	// ErrLoose says that counters are loose: Settle them first.
-	ErrLoose  = fmt.Errorf("%w: what PostgreSQL has of counters is not known", counter.ErrUnavailable)
-	errRegion = fmt.Errorf("%w: this Redis is a region's, and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
-	errFull   = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
+	ErrLoose     = fmt.Errorf("%w: what PostgreSQL has of counters is not known", counter.ErrUnavailable)
+	errRegion    = fmt.Errorf("%w: this Redis is a region's, and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
+	errAlone     = fmt.Errorf("%w: processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL", counter.ErrUnavailable)
+	errUncarried = fmt.Errorf("%w: counters in Redis were not carried into PostgreSQL yet", counter.ErrUnavailable)
+	errFull      = fmt.Errorf("%w: too much waits to be persisted", counter.ErrUnavailable)
 )
-
-// Decisions are those about transactions that PostgreSQL decides.
-type Decisions interface {
-	// Outcome is what became of a transaction; one that is not decided is aborted.
-	Outcome(ctx context.Context, id string) (made bool, err error)
-	// Known are those of identities under which PostgreSQL has made something.
-	Known(ctx context.Context, identities []counter.Identity) ([]counter.Identity, error)
-}
 
 // Behind is what a front needs to know of what stands behind it.
 type Behind struct {
@@ -131,8 +122,8 @@ type Way string
 const (
 	Hot  Way = "hot"    // here
 	Pg   Way = "behind" // behind
-	Both Way = "both"
-	Cold Way = "cold" // it is not known: load its counters
+	Both Way = "both"   // it cannot be: one of its counters is not where its rule says
+	Cold Way = "cold"   // it is not known: load its counters
 
 	Loose Way = "loose" // of an Entry: here, and what is behind is added later
 )
@@ -534,6 +525,7 @@ type Bucket struct {
 	Now, Asks    time.Time
 	Deleted      uint64
 	Loose        uint64 // counters
+	Life         uint64 // least incarnation of a counter that changes; the generation when that is greater
 }
 
 // Ticket is for Load.
@@ -568,10 +560,10 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 		rows, _ := cl.Reply.([]any)
 		for _, r := range rows {
 			f, _ := r.([]any)
-			if len(f) != 10 || len(out) == len(buckets) {
+			if len(f) != 11 || len(out) == len(buckets) {
 				return nil, errReplied()
 			}
-			var n [10]uint64
+			var n [11]uint64
 			for i, v := range f {
 				switch v := v.(type) {
 				case string:
@@ -582,7 +574,7 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 			}
 			b := Bucket{
 				Number: buckets[len(out)], Generation: n[0], Good: n[1] == 1 && n[0] != 0, Epoch: n[2], Taken: n[3], Left: n[5],
-				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8], Loose: n[9],
+				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8], Loose: n[9], Life: n[10],
 			}
 			if n[4] != 0 {
 				b.Since = time.UnixMilli(int64(n[4]))
@@ -599,18 +591,55 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 // BucketOf is where key is.
 func BucketOf(key string) int { return bucketOf(key) }
 
-// Adopt finds buckets of the generation good on the runs of their servers.
-func (s *Store) Adopt(ctx context.Context, generation uint64) error {
-	return s.begin(ctx, "adopt", generation, 0, time.Time{})
+// Adopt finds buckets of the generation good on the runs of their servers. From now on counters that change have at least
+// the incarnation life: the last versions of the run before may be lost.
+func (s *Store) Adopt(ctx context.Context, generation, life uint64) error {
+	return s.begin(ctx, "adopt", generation, life, time.Time{}, false)
 }
 
 // Begin empties all buckets and begins a generation in them. Until asks, identities that
-// are not known have to be looked for behind.
-func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time.Time) error {
-	return s.begin(ctx, "begin", generation, deleted, asks)
+// are not known have to be looked for behind. A bucket without a generation is emptied only
+// when its counters were carried behind.
+func (s *Store) Begin(ctx context.Context, generation, deleted uint64, asks time.Time, carried bool) error {
+	return s.begin(ctx, "begin", generation, deleted, asks, carried)
 }
 
-func (s *Store) begin(ctx context.Context, what string, generation, deleted uint64, asks time.Time) error {
+// Unmarked reports whether a bucket without a generation has counters: a Redis that had nothing behind
+// it has them in all buckets, one that has lost its memory in none.
+func (s *Store) Unmarked(ctx context.Context) (unmarked bool, err error) {
+	err = s.pipeline(ctx, 3*Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		marks, regions, counters := make([]*redis.BoolCmd, Buckets), make([]*redis.BoolCmd, Buckets), make([]*redis.IntCmd, Buckets)
+		for b := range Buckets {
+			marks[b], regions[b] = pipe.HExists(ctx, stateKey(b), "generation"), pipe.HExists(ctx, stateKey(b), "region")
+			counters[b] = pipe.HLen(ctx, countersKey(b))
+		}
+		return func() error {
+			unmarked = false
+			for b := range Buckets {
+				if regions[b].Val() {
+					return errRegion
+				}
+				unmarked = unmarked || !marks[b].Val() && counters[b].Val() > 0
+			}
+			return nil
+		}
+	})
+	return unmarked, err
+}
+
+// Adoptable returns why counters without a generation cannot be carried behind now: processes that
+// have nothing behind this Redis may change them.
+func (s *Store) Adoptable(ctx context.Context) error {
+	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		facts, err := c.HMGet(ctx, factsKey, PostgresFact, "format").Result()
+		if err == nil && facts[0] != PostgresBehind && (facts[0] != nil || facts[1] != nil) {
+			err = errAlone
+		}
+		return err
+	})
+}
+
+func (s *Store) begin(ctx context.Context, what string, generation, least uint64, asks time.Time, carried bool) error {
 	var until int64
 	if !asks.IsZero() {
 		until = asks.UnixMilli()
@@ -619,7 +648,7 @@ func (s *Store) begin(ctx context.Context, what string, generation, deleted uint
 	for b := range calls {
 		calls[b] = &redisconn.Call{
 			Script: scripts.CounterBegin, Keys: append(bucketKeys(b, true), takenIdentitiesKey(b)),
-			Args: []any{what, strconv.FormatUint(generation, 10), strconv.FormatUint(deleted, 10), until, tag(b)},
+			Args: []any{what, strconv.FormatUint(generation, 10), strconv.FormatUint(least, 10), until, tag(b), carried},
 		}
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
@@ -630,6 +659,8 @@ func (s *Store) begin(ctx context.Context, what string, generation, deleted uint
 		case int64(1):
 		case int64(-1):
 			return errRegion
+		case int64(-2):
+			return errUncarried
 		default:
 			return ErrMoved
 		}
@@ -782,7 +813,7 @@ func (s *Store) EachLoose(ctx context.Context, bucket int, each func(keys []stri
 func (s *Store) Stage(ctx context.Context, key, staged string, before int, members []string) (string, error) {
 	hashes := make([]string, len(members))
 	for i, m := range members {
-		hashes[i] = memberHash(m)
+		hashes[i] = counter.MemberHash(m)
 	}
 	return s.stage(ctx, key, staged, before, hashes)
 }
@@ -1168,124 +1199,13 @@ func (s *Store) Note(ctx context.Context, identities []counter.Identity, gone []
 	return s.conn.Run(ctx, list)
 }
 
-// Held is the part here of a transaction that PostgreSQL decides. It is to be committed or
-// aborted; what dies before is finished by who meets it.
-type Held struct {
-	ID         string
-	Generation uint64 // of a front
-
-	s       *Store
-	buckets []int
-	parts   []*group
-}
-
-// Hold prepares those changes of op that are made here. at is the index of the change that refused,
-// with the refusal; then nothing is held. Its error is ErrMoved when op has to be looked at anew.
-func (s *Store) Hold(ctx context.Context, op *counter.Op, hot func(*counter.Change) bool) (h *Held, at int, refusal, err error) {
-	c, err := s.conn.Known(ctx)
-	if err != nil {
-		return nil, 0, nil, err
-	}
-	h = &Held{ID: rand.Text(), s: s}
-	by := map[int]*group{}
-	for i := range op.Changes {
-		if !hot(&op.Changes[i]) {
-			continue
-		}
-		b := bucketOf(op.Changes[i].Key)
-		if by[b] == nil {
-			by[b] = s.newGroup()
-			by[b].call.Ops = []operation{{}}
-			h.buckets, h.parts = append(h.buckets, b), append(h.parts, by[b])
-		}
-		o := &by[b].call.Ops[0]
-		o.Changes = append(o.Changes, by[b].change(i, &op.Changes[i], b))
-	}
-	calls := make([]*redisconn.Call, len(h.parts))
-	for i, b := range h.buckets {
-		if calls[i], err = s.applyCall(c, h.parts[i], "prepare", transactionPart{id: h.ID, bucket: b, home: behind}); err != nil {
-			return nil, 0, nil, err
-		}
-	}
-	if !s.before("prepare") {
-		return nil, 0, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errDead)
-	}
-	_ = s.conn.Run(ctx, calls) // each call has its error
-	at, token, lock := len(op.Changes), "", (*string)(nil)
-	var first *made
-	for _, cl := range calls {
-		o, e := parseOutcome(cl)
-		switch {
-		case e != nil:
-			err = errors.Join(err, e)
-		case o.Busy != nil:
-			lock = o.Busy
-		case len(o.Results) != 1:
-			err = errors.Join(err, errReplied())
-		case o.Results[0].Refused != "":
-			if o.Results[0].At < at {
-				first, at = &o.Results[0], o.Results[0].At
-			}
-		case token != "" && token != o.Token:
-			lock = new(string)
-		default:
-			token = o.Token
-		}
-	}
-	if err == nil && lock == nil && first == nil {
-		if s.cfg.Behind != nil {
-			generation, _, _ := strings.Cut(token, " ")
-			h.Generation, err = strconv.ParseUint(generation, 10, 64)
-		}
-		if err == nil {
-			return h, 0, nil, nil
-		}
-	}
-	err = errors.Join(err, h.Abort(ctx))
-	switch {
-	case err != nil:
-		return nil, 0, nil, err
-	case lock != nil:
-		if l, ok := parseLock(*lock); ok && l.age > abandoned {
-			if err := s.finish(ctx, l); err != nil {
-				return nil, 0, nil, err
-			}
-		}
-		return nil, 0, nil, ErrMoved
-	}
-	return nil, at, first.conflict(op), nil
-}
-
-// Abort lets go of what is held. Nobody may decide for it afterwards.
-func (h *Held) Abort(ctx context.Context) error { return h.s.release(ctx, h.ID, h.buckets, h.parts) }
-
-// Commit makes what is held and returns its counters by their keys.
-func (h *Held) Commit(ctx context.Context) (map[string]counter.Counter, error) {
-	c, err := h.s.conn.Known(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if !h.s.before("commit") {
-		return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errDead)
-	}
-	calls := make([]*redisconn.Call, len(h.parts))
-	for i, b := range h.buckets {
-		if calls[i], err = h.s.applyCall(c, h.parts[i], "commit", transactionPart{id: h.ID, bucket: b, home: behind}); err != nil {
-			return nil, err
-		}
-	}
-	_ = h.s.conn.Run(ctx, calls) // each call has its error
-	out := map[string]counter.Counter{}
-	for _, cl := range calls {
-		o, err := parseOutcome(cl)
-		if err != nil {
-			return nil, err
-		}
-		for key, text := range o.States {
-			if out[key], _, err = parseState(key, text); err != nil {
-				return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-			}
-		}
-	}
-	return out, nil
+// Remembers reports whether an operation was made here under id.
+func (s *Store) Remembers(ctx context.Context, id counter.Identity) (yes bool, err error) {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		n, err := c.Exists(ctx, identityKey(identityBucket(id), id)).Result()
+		yes = n == 1
+		return err
+	})
+	return yes, err
 }

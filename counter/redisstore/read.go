@@ -62,7 +62,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 	}
 	hash := ""
 	if member != "" {
-		hash = memberHash(member)
+		hash = counter.MemberHash(member)
 	}
 	type part struct {
 		names *names
@@ -454,9 +454,18 @@ func (s *Store) add(ctx context.Context, states map[string]string, hold func() e
 	return total, nil
 }
 
-// frozen calls then with the states of all counters with prefix while all buckets are held
-// still, anew when they were not to the end. Then calls hold from time to time.
+// frozen is still with the states of all counters with prefix.
 func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[string]string, hold func() error) error) error {
+	var states map[string]string
+	return s.still(ctx, func(id string) (right bool, err error) {
+		states, right, err = s.total(ctx, id, prefix)
+		return right, err
+	}, func(hold func() error) error { return then(states, hold) })
+}
+
+// still calls then while all buckets are held still, which begin does, anew when they were not to the end. Then calls hold
+// from time to time.
+func (s *Store) still(ctx context.Context, begin func(id string) (right bool, err error), then func(hold func() error) error) error {
 	if err := s.open(); err != nil {
 		return err
 	}
@@ -469,10 +478,10 @@ func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[
 	id := rand.Text()
 	w := s.wait(ctx)
 	for {
-		states, right, err := s.total(ctx, id, prefix)
+		right, err := begin(id)
 		if err == nil && right {
 			held := time.Now()
-			err = then(states, func() error {
+			err = then(func() error {
 				if time.Since(held) < freezeFor/4 {
 					return nil
 				}
@@ -527,32 +536,39 @@ func (s *Store) thaw(ctx context.Context, id string) error {
 	return err
 }
 
-// total reads all counters with prefix while all buckets are held still. It is not
-// right when one of them was not.
-func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string, bool, error) {
+// hold holds all buckets still, with no transaction under way. It is not right when one of them is not held.
+func (s *Store) hold(ctx context.Context, id string) (right bool, err error) {
 	// The first bucket is held first: of two that want all, one gets it.
 	if _, ours, err := s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
-		return nil, false, err
+		return false, err
 	}
 	if _, ours, err := s.freeze(ctx, id, "freeze", 1, Buckets); err != nil || !ours {
-		return nil, false, err
+		return false, err
 	}
 	// Nothing new is prepared now. What was is decided or aborted, and made.
 	for w := s.wait(ctx); ; {
 		locked, ours, err := s.freeze(ctx, id, "hold", 0, Buckets)
 		if err != nil || !ours {
-			return nil, false, err
+			return false, err
 		}
 		if locked == 0 {
-			break
+			return true, nil
 		}
 		lock, err := s.oldest(ctx)
 		if err == nil {
 			err = w.locked(lock)
 		}
 		if err != nil {
-			return nil, false, err
+			return false, err
 		}
+	}
+}
+
+// total reads all counters with prefix while all buckets are held still. It is not
+// right when one of them was not.
+func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string, bool, error) {
+	if right, err := s.hold(ctx, id); err != nil || !right {
+		return nil, false, err
 	}
 	states := map[string]string{}
 	match := escape(prefix) + "*"

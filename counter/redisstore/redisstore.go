@@ -109,11 +109,11 @@ package redisstore
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -121,6 +121,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
@@ -141,7 +142,16 @@ const Format = 1
 const (
 	factsKey   = "hc:{c}:facts"
 	formatFact = "counters"
+
+	// PostgresFact is the cluster fact that says where PostgreSQL is, for all processes that have counters.
+	PostgresFact   = "postgres"
+	PostgresNone   = "none"
+	PostgresBehind = "behind" // of Redis, as package persistent has it
+	PostgresBeside = "beside" // Redis, for regions
 )
+
+// ErrFront says that PostgreSQL stands behind the counters of a Redis that is to be used without it.
+var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQL; give its --postgres, too")
 
 // ErrFormat says that the counters in this Redis are of another format.
 var ErrFormat = errors.New("the counters in this Redis are of another format")
@@ -182,8 +192,6 @@ type Config struct {
 	// Region is the name of this region when there are others with which it shares its counters, see package
 	// regions; empty: there are none. It goes with no Behind.
 	Region string
-	// Decisions are about operations that PostgreSQL, behind this store or beside it, decides; nil: there are none.
-	Decisions Decisions
 }
 
 // Store is a counter.Store in Redis. Its methods may be called from any goroutine.
@@ -205,13 +213,33 @@ type Store struct {
 
 var _ counter.Store = (*Store)(nil)
 
+// accept is what redisconn.Config.Accept asks for.
+func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
+	err := accept(ctx, c)
+	if err != nil || s.cfg.Behind != nil {
+		return err
+	}
+	pipe := c.Pipeline()
+	marks := make([]*redis.BoolCmd, Buckets)
+	for b := range Buckets {
+		marks[b] = pipe.HExists(ctx, stateKey(b), "generation")
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(marks, func(m *redis.BoolCmd) bool { return m.Val() }) {
+		return ErrFront
+	}
+	return nil
+}
+
 // Open returns a store over the Redis of that URL. It fails when settings cannot
 // work, not when Redis does not answer. Close ends it.
 func Open(cfg Config) (*Store, error) {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
 	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
 	conn, err := redisconn.Open(redisconn.Config{
-		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: accept,
+		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: s.accept,
 		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState,
 	})
 	if err != nil {
@@ -304,12 +332,6 @@ func bucketOf(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buc
 // identityBucket is that of the identity's space, see counter.IdentityOf.
 func identityBucket(id counter.Identity) int {
 	return int(binary.LittleEndian.Uint32(id[:4]) % Buckets)
-}
-
-// memberHash is how a member stands in its set.
-func memberHash(member string) string {
-	sum := sha256.Sum256([]byte(member))
-	return base64.RawURLEncoding.EncodeToString(sum[:11])[:memberWidth]
 }
 
 // names are the keys of one call of a script, and where in it they stand.

@@ -104,7 +104,7 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 // The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
 func TestContractOnOneServer(t *testing.T) {
 	server := redistest.StartSecure(t, redistest.Durable...)
-	storetest.Run(t, func(t testing.TB) storetest.Instance {
+	storetest.Run(t, storetest.Full, func(t testing.TB) storetest.Instance {
 		server.Flush(t)
 		return instance(t, server.URL(), "", []*redistest.Server{server}, 4)
 	})
@@ -113,7 +113,7 @@ func TestContractOnOneServer(t *testing.T) {
 // The store is that of a region with others, which shares what it changes.
 func TestContractOnCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
-	storetest.Run(t, func(t testing.TB) storetest.Instance {
+	storetest.Run(t, storetest.Core, func(t testing.TB) storetest.Instance {
 		cluster.Flush(t)
 		return instance(t, cluster.URL(), "us", cluster.Masters, 12)
 	})

@@ -21,9 +21,11 @@ const (
 	abandoned    = time.Second    // a lock this old may be a dead process's; finishing it is right in any case
 	abortedKept  = 24 * time.Hour // longer than a decision can be on its way
 	abortedState = "aborted"
-)
 
-var errUndecided = fmt.Errorf("%w: PostgreSQL decides an operation, and this process does not know it; give --postgres", counter.ErrUnavailable)
+	// mixedKept is how long a part of an operation that PostgreSQL decides may be on its way. Releases before this one
+	// made these, with a home below 0; what a dead process of theirs left is aborted.
+	mixedKept = 30 * time.Second
+)
 
 // errDead is in the error of a transaction that a test has ended in its midst.
 var errDead = errors.New("the process is dead")
@@ -200,9 +202,6 @@ func (s *Store) abort(ctx context.Context, id string, home int, buckets []int, p
 	if !s.before("abort") {
 		return fmt.Errorf("%w: %w", counter.ErrUnavailable, errDead)
 	}
-	if home == behind {
-		return s.release(ctx, id, buckets, parts)
-	}
 	noted, err := s.outcome(ctx, id, home)
 	if err != nil {
 		return err
@@ -210,11 +209,6 @@ func (s *Store) abort(ctx context.Context, id string, home int, buckets []int, p
 	if noted != abortedState {
 		return fmt.Errorf("%w: it was decided in the meantime", counter.ErrUnavailable)
 	}
-	return s.release(ctx, id, buckets, parts)
-}
-
-// release takes the parts of an aborted transaction away.
-func (s *Store) release(ctx context.Context, id string, buckets []int, parts []*group) error {
 	calls := make([]*redisconn.Call, len(buckets))
 	for i, b := range buckets {
 		calls[i] = abortCall(id, b, parts[i].call.Ops)
@@ -234,14 +228,7 @@ func abortCall(id string, bucket int, ops []operation) *redisconn.Call {
 
 // outcome is what became of a transaction; it is aborted when nothing has.
 func (s *Store) outcome(ctx context.Context, id string, home int) (string, error) {
-	if home == behind {
-		if s.cfg.Decisions == nil {
-			return "", errUndecided
-		}
-		made, err := s.cfg.Decisions.Outcome(ctx, id)
-		if made || err != nil {
-			return "", err
-		}
+	if home < 0 {
 		return abortedState, nil
 	}
 	cl := &redisconn.Call{Script: scripts.CounterOutcome, Keys: []string{transactionKey(home, id)}, Args: []any{abortedKept.Milliseconds()}}
@@ -257,9 +244,6 @@ func (s *Store) outcome(ctx context.Context, id string, home int) (string, error
 
 // forget takes the note away, when all parts are made.
 func (s *Store) forget(ctx context.Context, home int, id string) error {
-	if home == behind {
-		return nil // it forgets by time
-	}
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
 		return c.Unlink(ctx, transactionKey(home, id)).Err()
@@ -270,8 +254,7 @@ func (s *Store) forget(ctx context.Context, home int, id string) error {
 type lock struct {
 	id   string
 	home int
-	age  time.Duration
-	now  time.Time // by Redis
+	age  time.Duration // by Redis
 }
 
 // parseLock reads "transaction home since now".
@@ -283,13 +266,13 @@ func parseLock(text string) (lock, bool) {
 	home, err := strconv.Atoi(f[1])
 	since, err1 := strconv.ParseInt(f[2], 10, 64)
 	now, err2 := strconv.ParseInt(f[3], 10, 64)
-	return lock{id: f[0], home: home, age: time.Duration(now-since) * time.Millisecond, now: time.UnixMilli(now)}, errors.Join(err, err1, err2) == nil
+	return lock{id: f[0], home: home, age: time.Duration(now-since) * time.Millisecond}, errors.Join(err, err1, err2) == nil
 }
 
 // finish brings a transaction of somebody else's to its end.
 func (s *Store) finish(ctx context.Context, l lock) error {
-	if l.home == claimed {
-		return s.finishClaim(ctx, l)
+	if l.home < 0 && l.age < mixedKept {
+		return nil
 	}
 	noted, err := s.outcome(ctx, l.id, l.home)
 	if err != nil {

@@ -52,15 +52,17 @@
 //
 // A log has 4,096 counters of a bucket at most, and ends with the run of its server. Who is further behind, or has
 // another log, or none, is told all counters of the bucket; then what is news to it is passed on, because it
-// may have lost what it had told others. That has an end: what is passed on by the log is not passed on again.
+// may have lost what it had told others. So is what comes by the log but does not follow the place that it has. That has an
+// end: what follows in a log is not passed on.
 //
 // # Loss of data
 //
 // A region whose Redis came back empty has no positions of the others' logs, and is told all that they know, also what
 // they know of itself. Parts of a sum are kept by life: the new life's part begins at 0, and what the lost life
 // had given counts on, as far as any other region had heard of it. Registers come back alike. The members of a set
-// are known to their region alone: they are lost, and so is the size that others had noted of them. The
-// incarnation of a counter's versions is its region's life of it, and is made greater than any that others remember.
+// are known to their region alone: they are lost, and so is the size that others had noted of them. Whoever still counts the
+// lost set when it tells of the counter is told of the new one. The incarnation of a counter's versions is its region's life of
+// it, and is made greater than any that others remember.
 //
 // A server that comes back with an older memory (a failover, a snapshot) finds that others know more of its parts than it does.
 // What they know counts as a former life's, and what was added since the server came back is lost with the rest. Where it

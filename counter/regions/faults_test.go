@@ -103,6 +103,8 @@ func TestAnOwnPartHasABound(t *testing.T) {
 // A region whose clock is ahead hears of a counter, which is then ended by one that does not know of that life.
 func TestALifeOfHearingEnds(t *testing.T) {
 	t.Parallel()
+	list := replicas(t, "us", "eu")
+	us, eu := list[0], list[1]
 	for _, rule := range []*counter.Rule{visitors, likes, views} {
 		for _, end := range []counter.Change{reset(rule, faulty), drop(rule)} {
 			for _, changed := range []bool{false, true} {
@@ -110,9 +112,10 @@ func TestALifeOfHearingEnds(t *testing.T) {
 					continue // that goes by the sequences
 				}
 				t.Run(fmt.Sprint(rule.Kind, end.Verb, changed), func(t *testing.T) {
-					t.Parallel()
-					list := replicas(t, "us", "eu")
-					us, eu := list[0], list[1]
+					for _, r := range list {
+						r.server.Flush(t)
+						r.begin(t, faultyBucket)
+					}
 					change := func(r *replica, n int) {
 						if rule == views {
 							make1(t, r.store, add(faulty, 1))
@@ -269,24 +272,6 @@ func TestTwoValuesOfOneSequence(t *testing.T) {
 	eu.hear(t, us)
 	wants(t, us, 6)
 	wants(t, eu, 6)
-}
-
-// A spread sum whose life is over has nothing gathered on top: its parts are in the life that is over.
-func TestALostLifeFoldsASpreadSum(t *testing.T) {
-	t.Parallel()
-	list := replicas(t, "us", "eu")
-	us, eu := list[0], list[1]
-	make1(t, us.store, add(faulty, 5))
-	eu.hear(t, us)
-	us.setHash(t, "c", us.hash(t, "c")+" *123.1:s:5/1")
-	lines := eu.lines(t, faultyBucket)
-	f := strings.Fields(us.hash(t, "c"))
-	lines[0][5] = fmt.Sprintf(" us/%s/9/50/0/0", f[3])
-	tell(t, us.store, "eu", "us", faultyBucket, redisstore.TellLog, lines)
-	wants(t, us, 50)
-	if text := us.hash(t, "c"); !strings.HasSuffix(text, " *123.1:f") {
-		t.Errorf("the record is %q", text)
-	}
 }
 
 // A process with another --region is told so, and tells nothing.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -11,18 +12,18 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/internal/testkit"
 )
 
 // insist makes o under the identity id of its counter, as a client does on a machine so busy that a store takes
 // its server for dead: what was not answered is repeated, and counts once.
-func insist(t *testing.T, s counter.Writer, id string, o counter.Op) counter.Result {
+func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.Result) {
 	o.Identity = counter.IdentityOf(o.Changes[0].Key, "", id)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		r := s.Apply(t.Context(), []counter.Op{o})[0]
-		if !errors.Is(r.Err, counter.ErrUnavailable) || time.Now().After(deadline) {
-			return r
-		}
-	}
+	testkit.Eventually(t, "an answer", func() bool {
+		r = s.Apply(t.Context(), []counter.Op{o})[0]
+		return !errors.Is(r.Err, counter.ErrUnavailable)
+	})
+	return r
 }
 
 func fight(t *testing.T, i Instance) {
@@ -61,20 +62,23 @@ func fight(t *testing.T, i Instance) {
 	}
 }
 
-// concurrent has batches that name the same keys in different orders. A store that locks
-// keys in the order of a batch would stand still.
+// concurrent has clients of two processes change counters of all kinds. Their batches name the
+// same keys in different orders: a store that locks keys in the order of a batch would stand still.
 func concurrent(t *testing.T, i Instance) {
-	const clients, rounds, keys = 16, 25, 6
+	const clients, rounds, keys = 12, 16, 6
+	stores := []counter.Store{i.Store, i.Store}
+	if i.Peer != nil {
+		stores[1] = i.Peer
+	}
 	var want [keys]atomic.Int64
+	in := make([]map[string]bool, clients) // each has members of its own
 	var wg sync.WaitGroup
 	for c := range clients {
+		in[c] = map[string]bool{}
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(1, uint64(c)))
-			s := i.Store
-			if i.Peer != nil && c%2 == 0 {
-				s = i.Peer
-			}
-			for range rounds {
+			s := stores[c%2]
+			for n := range rounds {
 				var ops []counter.Op
 				for range 1 + rng.IntN(3) {
 					var changes []counter.Change
@@ -83,21 +87,34 @@ func concurrent(t *testing.T, i Instance) {
 					}
 					ops = append(ops, op(changes...))
 				}
+				numbers := ops
+				sums := []counter.Change{under(add(sum, "s:1", 1), "country", strconv.Itoa(n%2)), under(add(sum, "s:2", 2), "country", strconv.Itoa(c))}
+				if n%2 == 0 {
+					slices.Reverse(sums)
+				}
+				m, join := fmt.Sprintf("%d of %d", rng.IntN(5), c), rng.IntN(2) == 0
+				change := edit("m:1", []string{m}, nil)
+				if !join {
+					change = edit("m:1", nil, []string{m})
+				}
+				in[c][m] = join
+				from := (c*rounds/2 + n) * 20 // half of them overlap with the next client's
+				ops = append(ops, op(sums...), op(change), op(see("u:1", visitors(from, from+20)...)))
 				for _, r := range s.Apply(t.Context(), ops) {
 					if r.Err != nil {
 						t.Error(r.Err)
 						return
 					}
 				}
-				for _, o := range ops {
+				for _, o := range numbers {
 					for _, change := range o.Changes {
 						n, _ := strconv.Atoi(change.Key[2:])
 						want[n].Add(change.Delta)
 					}
 				}
-				n := rng.IntN(keys)
-				least := want[n].Load()
-				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(n)}, "", 0)
+				k := rng.IntN(keys)
+				least := want[k].Load()
+				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(k)}, "", 0)
 				if err != nil || got[0].Value < least {
 					t.Errorf("read %+v, %v; %d were acknowledged before", got, err, least)
 					return
@@ -106,52 +123,29 @@ func concurrent(t *testing.T, i Instance) {
 		})
 	}
 	wg.Wait()
+	s := i.Store
 	for n := range keys {
 		key := "e:" + strconv.Itoa(n)
-		value(t, i.Store, key, want[n].Load())
-		chained(t, i.Store, key)
+		value(t, s, key, want[n].Load())
+		chained(t, s, key)
 	}
-}
-
-func concurrentSets(t *testing.T, i Instance) {
-	const clients, rounds = 16, 25
-	in := map[string]bool{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for c := range clients {
-		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(2, uint64(c)))
-			mine := map[string]bool{}
-			for range rounds {
-				m, join := fmt.Sprintf("%d of %d", rng.IntN(5), c), rng.IntN(2) == 0
-				change := edit("m:1", []string{m}, nil)
-				if !join {
-					change = edit("m:1", nil, []string{m})
-				}
-				if r := i.Store.Apply(t.Context(), []counter.Op{op(change)})[0]; r.Err != nil {
-					t.Error(r.Err)
-					return
-				}
-				mine[m] = join
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			for m, is := range mine {
-				in[m] = is
-			}
-		})
-	}
-	wg.Wait()
+	counts(t, s, "s:1", "country", map[string]int64{"0": clients * rounds / 2, "1": clients * rounds / 2})
+	each := map[string]int64{}
 	size := int64(0)
-	for m, is := range in {
-		if readAll(t, i.Store, m, "m:1")[0].Mine != is {
-			t.Errorf("%q: want a member %v", m, is)
-		}
-		if is {
-			size++
+	for c := range clients {
+		each[strconv.Itoa(c)] = 2 * rounds
+		for m, is := range in[c] {
+			if readAll(t, s, m, "m:1")[0].Mine != is {
+				t.Errorf("%q: want a member %v", m, is)
+			}
+			if is {
+				size++
+			}
 		}
 	}
-	value(t, i.Store, "m:1", size)
+	counts(t, s, "s:2", "country", each)
+	value(t, s, "m:1", size)
+	value(t, s, "u:1", estimate(visitors(0, ((clients-1)*rounds/2+rounds)*20)))
 }
 
 func crash(t *testing.T, i Instance) {
@@ -227,9 +221,7 @@ func away(t *testing.T, i Instance) {
 			}
 		})
 	}
-	for refused.Load() < 2*clients {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "clients are refused", func() bool { return refused.Load() >= 2*clients })
 	heal()
 	wg.Wait()
 	for j, o := range asked {

@@ -7,6 +7,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/hyperloglog"
+	"headcount/internal/testkit"
 )
 
 // gained is what a counter gained in steps of that length, all that is kept.
@@ -31,7 +32,8 @@ func total(gains []counter.Gain) (n int64) {
 	return n
 }
 
-// histories are whole in every step that the rule keeps, and the fine ones add up to the coarse ones.
+// history says that what a sum gained is whole in every step that the rule keeps, and that the fine ones
+// add up to the coarse ones.
 func history(t *testing.T, s counter.Reader, key string, want int64) {
 	t.Helper()
 	fine := map[int64]int64{}
@@ -76,113 +78,51 @@ func saw(t *testing.T, s counter.Reader, key string, members ...string) {
 	}
 }
 
-func seenInSteps(t *testing.T, i Instance) {
+// histories lets some seconds end, and crashes: the model's histories may be shorter.
+func histories(t *testing.T, i Instance) {
 	s, peer := i.Store, i.Peer
 	if peer == nil {
 		peer = s
 	}
+	began := time.Now()
+	history(t, s, "s:none", 0)
 	saw(t, s, "u:none")
+	one(t, peer, add(sum, "s:1", -7))
+	merged := add(sum, "s:1", 42)
+	merged.Merged = 3
+	one(t, s, merged)
+	apply(t, s, add(sum, "s:2", 3), add(sum, "s:2", 7))
+	one(t, s, add(exact, "e:1", 7))
+	one(t, s, adjust(sum, "s:2", 1000))
+	// Only sums have a history, and only under a rule that keeps one.
+	one(t, s, add(sum, "e:1", 1))
+	history(t, s, "e:1", 0)
+	one(t, s, add(&counter.Rule{Match: "*", Kind: counter.Sum}, "s:2", 1))
+	one(t, s, add(sum, "s:2", 1))
+	history(t, s, "s:2", 11)
 	one(t, s, see("u:1", "a", "b"))
 	one(t, peer, see("u:1", "b", "c"))
-	saw(t, s, "u:1", "a", "b", "c")
+	one(t, s, counter.Change{Key: "u:1", Rule: &counter.Rule{Match: "*", Kind: counter.Unique}, Verb: counter.Edit, Join: []string{"x"}})
 	for _, g := range gained(t, s, "u:1", time.Hour) {
 		if n := len(g.Seen.Bytes()); n > 27 {
 			t.Errorf("three members take %d bytes", n)
 		}
 	}
-	// Some seconds later they are new in their step, and the counter is as it was. The
-	// first two steps may be those of a, b and c.
-	unchanged(t, s, "u:1", func() {
-		for began := time.Now(); len(gained(t, s, "u:1", time.Second)) < 4; {
-			if time.Since(began) > 20*time.Second {
-				t.Fatalf("%v", gained(t, s, "u:1", time.Second))
-			}
-			one(t, s, see("u:1", "b"))
-			time.Sleep(20 * time.Millisecond)
-		}
-	})
-	saw(t, peer, "u:1", "a", "b", "c")
-	last := gained(t, s, "u:1", time.Second)
-	middle := last[len(last)-2]
-	if distinct([]counter.Gain{middle}) != 1 {
-		t.Errorf("%d in one step", distinct([]counter.Gain{middle}))
-	}
-	if _, part, err := s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1); err != nil || len(part) != 1 || part[0].Number != middle.Number || distinct(part) != 1 {
-		t.Errorf("%v, %v, want %v", part, err, middle)
-	}
-	one(t, s, reset(unique, "u:1"))
-	saw(t, s, "u:1", "a", "b", "c")
-	o := with("seen", op(see("u:1", "d")))
-	do(t, s, o, op(reset(unique, "u:1")), o)
-	// A rule without buckets keeps nothing.
-	one(t, s, counter.Change{Key: "u:1", Rule: &counter.Rule{Match: "*", Kind: counter.Unique}, Verb: counter.Edit, Join: []string{"x"}})
-	want := []string{"a", "b", "c", "d"}
-	saw(t, peer, "u:1", want...)
-	many := visitors(0, counter.MaxMembers) // no form of theirs is sparse
-	one(t, s, see("u:1", many...))
-	want = append(want, many...)
-	saw(t, s, "u:1", want...)
-	if i.Crash != nil {
-		s = i.Crash(t)
-		saw(t, s, "u:1", want...)
-		one(t, s, see("u:1", "e"))
-		want = append(want, "e")
-		saw(t, s, "u:1", want...)
-	}
-	// All in one step: what was seen goes with the counter.
-	r := do(t, s, op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
-	for j := range r {
-		if r[j].Err != nil {
-			t.Fatal(r[j].Err)
-		}
-	}
-	saw(t, s, "u:1", "g")
-	one(t, s, drop(unique, "u:1"))
-	saw(t, s, "u:1")
-	one(t, s, see("u:1", "h"))
-	saw(t, s, "u:1", "h")
-}
-
-func historiesAddUp(t *testing.T, i Instance) {
-	s, peer := i.Store, i.Peer
-	if peer == nil {
-		peer = s
-	}
-	history(t, s, "s:none", 0)
-	began := time.Now()
-	one(t, s, add(sum, "s:1", 5))
-	one(t, peer, add(sum, "s:1", -7))
-	history(t, s, "s:1", -2)
-	one(t, s, adjust(sum, "s:1", 1000))
-	one(t, s, reset(sum, "s:1"))
-	history(t, peer, "s:1", -2)
-	apply(t, s, add(sum, "s:1", 1), add(sum, "s:2", 10), add(sum, "s:1", 2), add(exact, "e:1", 7))
-	o := with("again", op(add(sum, "s:1", 4)))
-	do(t, s, o, o)
-	merged := add(sum, "s:1", 30)
-	merged.Merged = 3
-	one(t, s, merged)
-	refused(t, s, counter.ErrKind, "m:1", 0, add(sum, "s:1", 1), add(members, "m:1", 1))
-	history(t, s, "s:1", 35)
-	history(t, s, "s:2", 10)
-	// Only sums have a history, and only under a rule that keeps one.
-	one(t, s, add(sum, "e:1", 1))
-	history(t, s, "e:1", 0)
-	plain := &counter.Rule{Match: "*", Kind: counter.Sum}
-	one(t, s, add(plain, "s:2", 1))
-	history(t, s, "s:2", 10)
-	one(t, s, add(sum, "s:2", 1))
-	history(t, s, "s:2", 11)
-
-	// Some seconds are over.
+	// Some seconds later b is new in its step, and the counter is as it was. The first two steps may be those of a, b and c.
 	want := int64(35)
-	for len(gained(t, s, "s:1", time.Second)) < 3 && time.Since(began) < 20*time.Second {
-		one(t, s, add(sum, "s:1", 3))
-		want += 3
-		time.Sleep(30 * time.Millisecond)
+	unchanged(t, s, "u:1", func() {
+		testkit.Eventually(t, "some seconds are over", func() bool {
+			one(t, s, add(sum, "s:1", 3))
+			want += 3
+			one(t, s, see("u:1", "b"))
+			return len(gained(t, s, "u:1", time.Second)) >= 4 && len(gained(t, s, "s:1", time.Second)) >= 3
+		})
+	})
+	members := []string{"a", "b", "c"}
+	for _, s := range []counter.Store{s, peer} {
+		history(t, s, "s:1", want)
+		saw(t, s, "u:1", members...)
 	}
-	history(t, s, "s:1", want)
-	history(t, peer, "s:1", want)
 	seconds := gained(t, s, "s:1", time.Second)
 	if at := time.Unix(seconds[0].Number, 0); at.Before(began.Add(-2*time.Minute)) || at.After(time.Now().Add(2*time.Minute)) {
 		t.Errorf("it began at %s", at)
@@ -194,14 +134,27 @@ func historiesAddUp(t *testing.T, i Instance) {
 	if _, part, err := s.History(t.Context(), "s:1", time.Second, 0, middle.Number); err != nil || total(part) != seconds[0].Value {
 		t.Errorf("%v, %v of %v", part, err, seconds)
 	}
+	seen := gained(t, s, "u:1", time.Second)
+	middle = seen[len(seen)-2]
+	if _, part, err := s.History(t.Context(), "u:1", time.Second, middle.Number, middle.Number+1); err != nil || len(part) != 1 || distinct(part) != 1 {
+		t.Errorf("%v, %v, want %v", part, err, middle)
+	}
+	one(t, s, reset(unique, "u:1"))
+	many := visitors(0, counter.MaxMembers) // no form of theirs is sparse
+	one(t, s, see("u:1", many...))
+	members = append(members, many...)
+	saw(t, s, "u:1", members...)
 	if i.Crash != nil {
 		s = i.Crash(t)
 		history(t, s, "s:1", want)
+		saw(t, s, "u:1", members...)
 		one(t, s, add(sum, "s:1", 1))
+		one(t, s, see("u:1", "e"))
 		history(t, s, "s:1", want+1)
+		saw(t, s, "u:1", append(members, "e")...)
 	}
-	one(t, s, drop(sum, "s:1"))
-	history(t, s, "s:1", 0)
-	one(t, s, add(sum, "s:1", 6))
+	// What was gained goes with the counter, also within one step.
+	do(t, s, op(drop(sum, "s:1")), op(add(sum, "s:1", 6)), op(see("u:1", "f")), op(drop(unique, "u:1")), op(see("u:1", "g")))
 	history(t, s, "s:1", 6)
+	saw(t, s, "u:1", "g")
 }

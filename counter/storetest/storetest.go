@@ -1,14 +1,13 @@
-// Package storetest is the contract of a store of counters, as tests. Every
-// store runs all of it.
+// Package storetest is the contract of a store of counters, as tests. Every store
+// runs all of it; with -short only a store in memory and one on one Redis do.
 package storetest
 
 import (
-	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -17,6 +16,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/limit"
+	"headcount/internal/testkit"
 	"headcount/presence"
 )
 
@@ -48,70 +48,94 @@ var (
 
 func number(n int64) *int64 { return &n }
 
-// Run tests the contract, or only these parts of it.
-func Run(t *testing.T, open Factory, only ...string) {
-	parts := map[string]func(*testing.T, Instance){
-		"never touched":                neverTouched,
-		"numbers move":                 numbers,
-		"64 bits are kept to the last": wide,
-		"versions and times":           versions,
-		"bounds":                       bounds,
-		"a bound that comes later":     laterBound,
-		"overflows":                    overflows,
-		"an operation of many changes is all or none":  batches,
-		"changes of one operation are judged in order": ordered,
-		"one refused operation does not stop the rest": refusedAlone,
-		"members":                                     sets,
-		"many members and changes at once":            large,
-		"uniques":                                     uniques,
-		"a unique with many members":                  manyUniques,
-		"members of a unique at the same time":        concurrentUniques,
-		"unions":                                      unions,
-		"histories add up":                            historiesAddUp,
-		"a unique knows whom it saw in which step":    seenInSteps,
-		"dimensions":                                  dimensions,
-		"marks of what gained most":                   tops,
-		"more values than are kept":                   manyValues,
-		"dimensions at the same time add up":          concurrentDimensions,
-		"reset":                                       resets,
-		"adjust":                                      adjustments,
-		"ledger":                                      ledgers,
-		"ledger in pages":                             ledgerPages,
-		"a kind is kept":                              kinds,
-		"a merged change":                             merged,
-		"an identity is made once":                    identities,
-		"one identity at the same time":               identityRace,
-		"delete":                                      deletes,
-		"reads of several keys":                       reads,
-		"keys are compared byte by byte":              bytewise,
-		"aggregates":                                  aggregates,
-		"sets are listed":                             listed,
-		"an aggregate is of one moment":               aggregateMoment,
-		"a peer reads what was acknowledged":          peers,
-		"a watcher hears what it follows":             watch,
-		"a watcher hears members":                     watchMembers,
-		"a watcher hears a delete once":               watchDelete,
-		"a slow watcher hears the newest":             watchSlow,
-		"64 clients fight for the last 10":            fight,
-		"changes at the same time add up":             concurrent,
-		"members at the same time add up":             concurrentSets,
-		"what no caller may ask for":                  badOps,
-		"a crash loses nothing that was acknowledged": crash,
-		"a store that is away":                        away,
-		"any history ends with the model's counters":  model,
-		"a closed store is unavailable, and says so":  closed,
-		"limits":                         limits,
-		"limits end as the model's":      limitModel,
-		"limits come back":               limitReturns,
-		"64 clients fight for 100":       limitFight,
-		"limits outlive a crash":         limitCrash,
-		"limits of a store that is away": limitAway,
+// Extent is how much of the contract a way to set up a store takes with -short. Without -short
+// each takes everything.
+type Extent int
+
+const (
+	// Core is for a set-up of stores that other set-ups test: the model, crashes, and many clients.
+	Core Extent = iota
+	// Brief is for a store with code of its own.
+	Brief
+	// Full is for the store in memory, and for one on one Redis server.
+	Full
+)
+
+// A part is one of the contract.
+type part struct {
+	name string
+	in   Extent // the least that has it
+	test func(*testing.T, Instance)
+}
+
+// parts are the contract. What a store does with one operation after the other is the
+// model's; the others are what a model does not see: bounds of numbers and sizes, several
+// clients at once, crashes, and what is told.
+var parts = []part{
+	{"any history ends with the model's counters", Core, model},
+	{"64 bits are kept to the last", Brief, wide},
+	{"bounds", Full, bounds},
+	{"many members and changes at once", Brief, large},
+	{"a unique with many members", Full, manyUniques},
+	{"unions", Full, unions},
+	{"steps of time add up", Brief, histories},
+	{"marks of what gained most", Brief, tops},
+	{"dimensions", Brief, dimensions},
+	{"more values than are kept", Full, manyValues},
+	{"ledger", Full, ledgers},
+	{"ledger in pages", Brief, ledgerPages},
+	{"a merged change", Full, merged},
+	{"one identity at the same time", Brief, identityRace},
+	{"reads of several keys", Full, reads},
+	{"keys are compared byte by byte", Full, bytewise},
+	{"aggregates", Brief, aggregates},
+	{"sets are listed", Full, listed},
+	{"a peer reads what was acknowledged", Full, peers},
+	{"a watcher hears what it follows", Brief, watch},
+	{"a watcher hears members", Full, watchMembers},
+	{"a watcher hears a delete once", Full, watchDelete},
+	{"a slow watcher hears the newest", Full, watchSlow},
+	{"64 clients fight for the last 10", Brief, fight},
+	{"changes at the same time add up", Core, concurrent},
+	{"what no caller may ask for", Full, badOps},
+	{"a crash loses nothing that was acknowledged", Core, crash},
+	{"a store that is away", Brief, away},
+	{"a closed store is unavailable, and says so", Full, closed},
+	{"limits", Full, limits},
+	{"limits end as the model's", Brief, limitModel},
+	{"limits come back", Full, limitReturns},
+	{"64 clients fight for 100", Brief, limitFight},
+	{"limits outlive a crash", Full, limitCrash},
+	{"limits of a store that is away", Full, limitAway},
+}
+
+// Run tests the contract, with -short that extent of it.
+func Run(t *testing.T, short Extent, open Factory) {
+	extent := Full
+	if testing.Short() {
+		extent = short
 	}
-	if only == nil {
-		only = slices.Collect(maps.Keys(parts))
+	if extent < Full {
+		checks := flag.Lookup("rapid.checks")
+		all := checks.Value.String()
+		setFlag(t, checks, strconv.Itoa(fewChecks))
+		t.Cleanup(func() { setFlag(t, checks, all) })
 	}
-	for _, name := range only {
-		t.Run(name, func(t *testing.T) { parts[name](t, open(t)) })
+	for _, p := range parts {
+		if p.in <= extent {
+			t.Run(p.name, func(t *testing.T) { p.test(t, open(t)) })
+		}
+	}
+}
+
+// fewChecks are the histories of the model where it is not run in full. Of them rapid takes a
+// fifth with -short.
+const fewChecks = 20
+
+func setFlag(t testing.TB, f *flag.Flag, value string) {
+	t.Helper()
+	if err := f.Value.Set(value); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -192,7 +216,12 @@ func read(t testing.TB, s counter.Reader, key string) counter.Counter {
 
 func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []counter.Reading {
 	t.Helper()
-	out, err := s.Read(t.Context(), keys, member, 0)
+	var out []counter.Reading
+	var err error
+	testkit.Eventually(t, "a read", func() bool { // a busy machine's server may be silent for a while
+		out, err = s.Read(t.Context(), keys, member, 0)
+		return !errors.Is(err, counter.ErrUnavailable)
+	})
 	if err != nil || len(out) != len(keys) {
 		t.Fatalf("Read(%q) = %v, %v", keys, out, err)
 	}
@@ -271,118 +300,40 @@ func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
 	return all
 }
 
-func neverTouched(t *testing.T, i Instance) {
-	if c := read(t, i.Store, "s:1"); c != (counter.Counter{Key: "s:1"}) {
-		t.Errorf("%+v", c)
-	}
-	if n := len(allEntries(t, i.Store, "s:1")); n != 0 {
-		t.Errorf("%d entries", n)
-	}
-	// What changes nothing makes no counter.
-	for _, c := range []counter.Change{reset(sum, "s:1"), edit("m:1", nil, []string{"a"}), drop(sum, "s:1"), reset(members, "m:1")} {
-		if got := one(t, i.Store, c); got.Touched() || got.Value != 0 || got.Kind != c.Rule.Kind || !got.Updated.IsZero() {
-			t.Errorf("%+v: %+v", c, got)
-		}
-	}
-	refused(t, i.Store, counter.ErrBound, "k:1", 0, add(stock, "k:1", -1))
-	for _, key := range []string{"s:1", "m:1", "k:1"} {
-		if c := read(t, i.Store, key); c != (counter.Counter{Key: key}) {
-			t.Errorf("%+v", c)
-		}
-	}
-	if a, err := i.Store.Aggregate(t.Context(), ""); err != nil || a != (counter.Aggregate{}) {
-		t.Errorf("Aggregate = %+v, %v", a, err)
-	}
-}
-
-func numbers(t *testing.T, i Instance) {
-	for _, r := range []*counter.Rule{sum, exact} {
-		key := r.Match[:2] + "n"
-		for _, step := range []struct{ delta, want int64 }{{1, 1}, {5, 6}, {-6, 0}, {-7, -7}, {counter.MaxDelta, counter.MaxDelta - 7}} {
-			c := one(t, i.Store, add(r, key, step.delta))
-			if c.Value != step.want || c.Kind != r.Kind {
-				t.Fatalf("%+v after %+d, want %d", c, step.delta, step.want)
-			}
-			if got := read(t, i.Store, key); !same(got, c) {
-				t.Fatalf("answered %+v, read %+v", c, got)
-			}
-		}
-	}
-}
-
-// wide finds stores that count in floating point.
+// wide finds stores that count in floating point, or past the end of 64 bits.
 func wide(t *testing.T, i Instance) {
+	s := i.Store
 	for _, r := range []*counter.Rule{sum, exact} {
-		key := r.Match[:2] + "w"
-		one(t, i.Store, adjust(r, key, 1<<53))
-		if c := one(t, i.Store, add(r, key, 1)); c.Value != 1<<53+1 {
+		key, other := r.Match[:2]+"w", r.Match[:2]+"z"
+		one(t, s, adjust(r, key, 1<<53))
+		if c := one(t, s, add(r, key, 1)); c.Value != 1<<53+1 {
 			t.Fatalf("2^53 + 1 = %d", c.Value)
 		}
-		one(t, i.Store, adjust(r, key, math.MaxInt64-(1<<53)-2))
-		if c := one(t, i.Store, add(r, key, 1)); c.Value != math.MaxInt64 {
+		one(t, s, adjust(r, key, math.MaxInt64-(1<<53)-2))
+		if c := one(t, s, add(r, key, 1)); c.Value != math.MaxInt64 {
 			t.Fatalf("got %d", c.Value)
 		}
-		value(t, i.Store, key, math.MaxInt64)
-		one(t, i.Store, adjust(r, key, -math.MaxInt64))
-		if c := one(t, i.Store, adjust(r, key, math.MinInt64)); c.Value != math.MinInt64 {
+		unchanged(t, s, key, func() {
+			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, 1))
+			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, adjust(r, key, math.MaxInt64))
+			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, other, 1), add(r, key, -1), add(r, key, 2))
+		})
+		one(t, s, adjust(r, key, -math.MaxInt64))
+		if c := one(t, s, adjust(r, key, math.MinInt64)); c.Value != math.MinInt64 {
 			t.Fatalf("got %d", c.Value)
 		}
-		value(t, i.Store, key, math.MinInt64)
-		if all := chained2(t, i.Store, key, r); all[len(all)-1].Delta != math.MinInt64 {
-			t.Fatalf("%+v", all[len(all)-1])
-		}
+		unchanged(t, s, key, func() {
+			refused(t, s, counter.ErrOverflow, key, math.MinInt64, add(r, key, -1))
+			refused(t, s, counter.ErrOverflow, key, math.MinInt64, reset(r, key)) // no entry can say what it took
+		})
+		value(t, s, other, 0)
 	}
 	limits := &counter.Rule{Match: "l", Kind: counter.Exact, Floor: number(-(1<<53 + 1)), Ceiling: number(1<<53 + 1)}
-	one(t, i.Store, adjust(limits, "l", 1<<53+1))
-	refused(t, i.Store, counter.ErrBound, "l", 1<<53+1, add(limits, "l", 1))
-	one(t, i.Store, adjust(limits, "l", -2*(1<<53+1)))
-	refused(t, i.Store, counter.ErrBound, "l", -(1<<53 + 1), add(limits, "l", -1))
-}
-
-// chained2 is chained for kinds whose ledger has every change. For other kinds it only
-// returns the entries.
-func chained2(t testing.TB, s counter.Reader, key string, r *counter.Rule) []counter.Entry {
-	t.Helper()
-	if r.Kind == counter.Exact {
-		return chained(t, s, key)
-	}
-	return allEntries(t, s, key)
-}
-
-func versions(t *testing.T, i Instance) {
-	began := time.Now().Add(-2 * time.Minute) // the clock of a server may differ a little
-	var last counter.Counter
-	for n, c := range []counter.Change{
-		add(sum, "s:v", 1), add(sum, "s:v", -1), adjust(sum, "s:v", 5), reset(sum, "s:v"), add(sum, "s:v", 1),
-	} {
-		got := one(t, i.Store, c)
-		if got.Version.Compare(last.Version) <= 0 || got.Version.Incarnation == 0 || n > 0 && got.Version.Incarnation != last.Version.Incarnation {
-			t.Fatalf("version %s after %s", got.Version, last.Version)
-		}
-		if got.Updated.Before(began) || got.Updated.After(time.Now().Add(2*time.Minute)) || got.Updated.Before(last.Updated.Truncate(time.Second)) {
-			t.Fatalf("updated at %s", got.Updated)
-		}
-		last = got
-	}
-	last = one(t, i.Store, edit("m:v", []string{"a"}, nil))
-	for _, step := range []struct {
-		join, leave []string
-		moves       bool
-	}{
-		{[]string{"a"}, nil, false}, {nil, []string{"b"}, false}, {[]string{"b"}, []string{"a"}, true}, // who is in it changed
-		{[]string{"b"}, []string{"a"}, false}, {nil, []string{"b"}, true},
-	} {
-		got := one(t, i.Store, edit("m:v", step.join, step.leave))
-		if moved := got.Version.Compare(last.Version) > 0; moved != step.moves || !moved && !same(got, last) {
-			t.Fatalf("%+v: %+v after %+v", step, got, last)
-		}
-		last = got
-	}
-	for _, r := range []*counter.Rule{sum, members} {
-		key := r.Match[:2] + "v"
-		one(t, i.Store, reset(r, key))
-		unchanged(t, i.Store, key, func() { one(t, i.Store, reset(r, key)) })
-	}
+	one(t, s, adjust(limits, "l", 1<<53+1))
+	refused(t, s, counter.ErrBound, "l", 1<<53+1, add(limits, "l", 1))
+	one(t, s, adjust(limits, "l", -2*(1<<53+1)))
+	refused(t, s, counter.ErrBound, "l", -(1<<53 + 1), add(limits, "l", -1))
+	chained(t, s, "l")
 }
 
 func bounds(t *testing.T, i Instance) {
@@ -405,123 +356,6 @@ func bounds(t *testing.T, i Instance) {
 	loose := *stock
 	loose.Kind = counter.Sum
 	one(t, s, add(&loose, "s:b", -1000))
-}
-
-func laterBound(t *testing.T, i Instance) {
-	s := i.Store
-	one(t, s, add(exact, "e:l", 200))
-	narrow := &counter.Rule{Match: "e:*", Kind: counter.Exact, Floor: number(-10), Ceiling: number(100)}
-	refused(t, s, counter.ErrBound, "e:l", 200, add(narrow, "e:l", 1))
-	one(t, s, add(narrow, "e:l", -1)) // towards the bound, though not within it
-	one(t, s, add(exact, "e:l", -399))
-	one(t, s, add(narrow, "e:l", 1))
-	refused(t, s, counter.ErrBound, "e:l", -199, add(narrow, "e:l", -1))
-	chained(t, s, "e:l")
-}
-
-func overflows(t *testing.T, i Instance) {
-	s := i.Store
-	for _, r := range []*counter.Rule{sum, exact} {
-		key := r.Match[:2] + "o"
-		one(t, s, adjust(r, key, math.MaxInt64))
-		unchanged(t, s, key, func() {
-			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, 1))
-			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, adjust(r, key, math.MaxInt64))
-			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, "z", 1), add(r, key, -1), add(r, key, 2))
-		})
-		one(t, s, adjust(r, key, math.MinInt64))
-		one(t, s, adjust(r, key, -math.MaxInt64))
-		unchanged(t, s, key, func() {
-			refused(t, s, counter.ErrOverflow, key, math.MinInt64, add(r, key, -1))
-		})
-		value(t, s, "z", 0)
-	}
-}
-
-func batches(t *testing.T, i Instance) {
-	s := i.Store
-	one(t, s, add(stock, "k:1", 5))
-	got := apply(t, s, add(sum, "s:1", 2), add(stock, "k:1", -3), add(sum, "s:1", 3), add(exact, "e:1", -7))
-	for j, want := range []int64{5, 2, 5, -7} { // as they are after the whole
-		if got[j].Value != want {
-			t.Errorf("change %d: %d, want %d", j, got[j].Value, want)
-		}
-	}
-	for _, key := range []string{"s:1", "k:1", "e:1", "s:new"} {
-		unchanged(t, s, key, func() {
-			refused(t, s, counter.ErrBound, "k:1", 2, add(sum, "s:new", 1), add(sum, "s:1", 1), add(exact, "e:1", 1), add(stock, "k:1", -2), add(stock, "k:1", -1), add(sum, "s:1", 1))
-			refused(t, s, counter.ErrKind, "m:1", 0, add(sum, "s:1", 1), add(members, "m:1", 1))
-		})
-	}
-	// The first change at fault is named.
-	refused(t, s, counter.ErrBound, "k:2", 0, add(sum, "s:1", 1), add(stock, "k:2", -1), add(stock, "k:1", -9))
-	chained(t, s, "k:1")
-	chained(t, s, "e:1")
-}
-
-func ordered(t *testing.T, i Instance) {
-	s := i.Store
-	refused(t, s, counter.ErrBound, "k:1", 0, add(stock, "k:1", -1), add(stock, "k:1", 1))
-	if c := apply(t, s, add(stock, "k:1", 1), add(stock, "k:1", -1)); c[0].Value != 0 || c[1].Value != 0 {
-		t.Errorf("%+v", c)
-	}
-	if n := len(chained(t, s, "k:1")); n != 2 {
-		t.Errorf("%d entries, want 2", n)
-	}
-	// Operations that come together are judged one after the other, too.
-	r := do(t, s, op(add(stock, "k:2", -1)), op(add(stock, "k:2", 1)), op(add(stock, "k:2", -1)), op(add(stock, "k:2", -1)))
-	conflict(t, r[0].Err, counter.ErrBound, "k:2", 0)
-	conflict(t, r[3].Err, counter.ErrBound, "k:2", 0)
-	if r[1].Err != nil || r[2].Err != nil {
-		t.Errorf("%+v", r)
-	}
-	chained(t, s, "k:2")
-}
-
-func refusedAlone(t *testing.T, i Instance) {
-	s := i.Store
-	r := do(t, s,
-		op(add(sum, "s:1", 1)), op(add(stock, "k:1", -1)), op(add(sum, "s:1", 2)), counter.Op{},
-		op(add(members, "m:1", 1)), op(edit("m:1", []string{"a"}, nil)), op(add(sum, "s:2", 3), add(stock, "k:1", 101)), op(add(sum, "s:2", 1)))
-	for j, bad := range []error{nil, counter.ErrBound, nil, counter.ErrOp, counter.ErrKind, nil, counter.ErrBound, nil} {
-		if !errors.Is(r[j].Err, bad) || bad == nil && r[j].Err != nil {
-			t.Errorf("op %d: %v, want %v", j, r[j].Err, bad)
-		}
-	}
-	value(t, s, "s:1", 3)
-	value(t, s, "s:2", 1)
-	value(t, s, "k:1", 0)
-	value(t, s, "m:1", 1)
-}
-
-func sets(t *testing.T, i Instance) {
-	s := i.Store
-	for _, step := range []struct {
-		join, leave []string
-		want        int64
-	}{
-		{[]string{"a"}, nil, 1}, {[]string{"a"}, nil, 1}, {[]string{"b", "c"}, []string{"a"}, 2}, {nil, []string{"a", "x"}, 2},
-		{[]string{"a b", "ü", "A"}, []string{"b"}, 4}, {nil, []string{"a"}, 4}, {nil, []string{"a b", "ü", "A", "c"}, 0}, {[]string{"a"}, nil, 1},
-	} {
-		if c := one(t, s, edit("m:1", step.join, step.leave)); c.Value != step.want || c.Kind != counter.Members {
-			t.Fatalf("%+v: %+v", step, c)
-		}
-		for m, in := range map[bool][]string{true: step.join, false: step.leave} {
-			for _, member := range in {
-				if got := readAll(t, s, member, "m:1", "m:2"); got[0].Mine != m || got[1].Mine {
-					t.Fatalf("%q: %+v", member, got)
-				}
-			}
-		}
-	}
-	// The sets of other keys are separate.
-	one(t, s, edit("m:1\u0301", []string{"z"}, nil))
-	if got := readAll(t, s, "z", "m:1", "m:1\u0301"); got[0].Mine || !got[1].Mine {
-		t.Fatalf("%+v", got)
-	}
-	if n := len(allEntries(t, s, "m:1")); n != 0 {
-		t.Errorf("%d entries: members are in no ledger", n)
-	}
 }
 
 func large(t *testing.T, i Instance) {
@@ -558,52 +392,6 @@ func large(t *testing.T, i Instance) {
 	}
 	if a, err := s.Aggregate(t.Context(), "e:"); err != nil || a != (counter.Aggregate{Counters: 700, Value: total}) {
 		t.Fatalf("Aggregate = %+v, %v, want 700, %d", a, err, total)
-	}
-}
-
-func resets(t *testing.T, i Instance) {
-	s := i.Store
-	one(t, s, add(sum, "s:1", -4))
-	one(t, s, add(stock, "k:1", 7))
-	one(t, s, edit("m:1", []string{"a", "b"}, nil))
-	for key, before := range map[string]int64{"s:1": -4, "k:1": 7, "m:1": 2} {
-		rule := map[string]*counter.Rule{"s:1": sum, "k:1": stock, "m:1": members}[key]
-		last := read(t, s, key)
-		c := one(t, s, reset(rule, key))
-		if c.Value != 0 || c.Version.Compare(last.Version) <= 0 || c.Version.Incarnation != last.Version.Incarnation {
-			t.Errorf("%+v after %+v", c, last)
-		}
-		all := allEntries(t, s, key)
-		e := all[len(all)-1]
-		if e.Op != counter.LedgerReset || e.Before != before || e.After != 0 || e.Reason != "a new year" || e.By != "me" {
-			t.Errorf("%q: %+v", key, e)
-		}
-	}
-	if got := readAll(t, s, "a", "m:1"); got[0].Mine {
-		t.Error("a is a member after the reset")
-	}
-	if c := one(t, s, edit("m:1", []string{"b"}, nil)); c.Value != 1 {
-		t.Errorf("%+v", c)
-	}
-	chained(t, s, "k:1")
-}
-
-func adjustments(t *testing.T, i Instance) {
-	s := i.Store
-	for _, r := range []*counter.Rule{sum, stock} {
-		key := r.Match[:2] + "a"
-		one(t, s, add(r, key, 50))
-		if c := one(t, s, adjust(r, key, -30)); c.Value != 20 {
-			t.Fatal(c)
-		}
-		all := allEntries(t, s, key)
-		e := all[len(all)-1]
-		if e.Op != counter.LedgerAdjust || e.Delta != -30 || e.Before != 50 || e.Reason != "bots \"x\" \\ ü" || e.By != "ops" {
-			t.Errorf("%+v", e)
-		}
-		if want := map[*counter.Rule]int{sum: 1, stock: 2}[r]; len(all) != want {
-			t.Errorf("%d entries, want %d", len(all), want)
-		}
 	}
 }
 
@@ -662,48 +450,6 @@ func ledgerPages(t *testing.T, i Instance) {
 	}
 }
 
-func kinds(t *testing.T, i Instance) {
-	s := i.Store
-	one(t, s, add(sum, "s:1", 3))
-	one(t, s, edit("m:1", []string{"a"}, nil))
-	one(t, s, add(exact, "e:1", 3))
-	for _, key := range []string{"s:1", "m:1", "e:1"} {
-		unchanged(t, s, key, func() {
-			refused(t, s, counter.ErrKind, "m:1", 1, add(members, "m:1", 1))
-			refused(t, s, counter.ErrKind, "m:1", 1, adjust(members, "m:1", 1))
-			refused(t, s, counter.ErrKind, "m:1", 1, add(sum, "m:1", 1)) // whatever the rule says now
-			e := edit("s:1", []string{"a"}, nil)
-			refused(t, s, counter.ErrKind, "s:1", 3, e)
-			e.Key = "e:1"
-			refused(t, s, counter.ErrKind, "e:1", 3, e)
-			e.Key, e.Rule = "e:9", exact
-			refused(t, s, counter.ErrKind, "e:9", 0, e)
-			refused(t, s, counter.ErrKind, "u:1", 0, add(unique, "u:1", 1))
-		})
-	}
-	// The counter keeps the kind that it was made with.
-	if c := one(t, s, add(sum, "e:1", 1)); c.Kind != counter.Exact {
-		t.Errorf("%+v", c)
-	}
-	if c := one(t, s, add(stock, "s:1", 1000)); c.Kind != counter.Sum { // a sum has no ceiling
-		t.Errorf("%+v", c)
-	}
-	if c := one(t, s, edit("m:1", []string{"b"}, nil)); c.Kind != counter.Members {
-		t.Errorf("%+v", c)
-	}
-	if n := len(chained(t, s, "e:1")); n != 2 {
-		t.Errorf("%d entries", n)
-	}
-	if n := len(allEntries(t, s, "s:1")); n != 0 {
-		t.Errorf("%d entries", n)
-	}
-	// That holds until it is deleted.
-	one(t, s, drop(sum, "m:1"))
-	if c := one(t, s, add(sum, "m:1", 1)); c.Kind != counter.Sum || c.Value != 1 {
-		t.Errorf("%+v", c)
-	}
-}
-
 func merged(t *testing.T, i Instance) {
 	c := add(sum, "s:1", 3*counter.MaxDelta) // three of them may be more than one
 	c.Merged = 3
@@ -718,68 +464,6 @@ func merged(t *testing.T, i Instance) {
 func with(key string, o counter.Op) counter.Op {
 	o.Identity = counter.IdentityOf("space", "", key)
 	return o
-}
-
-func identities(t *testing.T, i Instance) {
-	s := i.Store
-	replay := func(o counter.Op, want int64) {
-		t.Helper()
-		r := do(t, s, o)[0]
-		if r.Err != nil || !r.Replay || r.Counters[0].Value != want {
-			t.Fatalf("%+v, want a replay with %d", r, want)
-		}
-	}
-	fresh := func(o counter.Op, want int64) {
-		t.Helper()
-		r := do(t, s, o)[0]
-		if r.Err != nil || r.Replay || r.Counters[0].Value != want {
-			t.Fatalf("%+v, want %d, new", r, want)
-		}
-	}
-	fresh(with("1", op(add(sum, "s:1", 5))), 5)
-	unchanged(t, s, "s:1", func() { replay(with("1", op(add(sum, "s:1", 5))), 5) })
-	one(t, s, add(sum, "s:1", 1))
-	replay(with("1", op(add(sum, "s:1", 700))), 6) // bodies are not compared; the counter is as it is
-	fresh(with("2", op(add(sum, "s:1", 5))), 11)
-	if counter.IdentityOf("s:1", "", "1") == counter.IdentityOf("s:2", "", "1") || counter.IdentityOf("a", "b", "c") == counter.IdentityOf("a", "", "bc") {
-		t.Fatal("two identities are the same")
-	}
-	// An operation that was refused is not remembered.
-	refused := with("3", op(add(stock, "k:1", -1)))
-	conflict(t, do(t, s, refused)[0].Err, counter.ErrBound, "k:1", 0)
-	one(t, s, add(stock, "k:1", 2))
-	fresh(refused, 1)
-	replay(refused, 1)
-	if n := len(chained(t, s, "k:1")); n != 2 {
-		t.Errorf("%d entries, want 2", n)
-	}
-	// Of two that come together, one makes the change.
-	r := do(t, s, with("4", op(add(sum, "s:2", 1))), with("4", op(add(sum, "s:2", 1))), op(add(sum, "s:2", 1)))
-	if r[0].Replay || !r[1].Replay || r[2].Replay {
-		t.Errorf("%+v", r)
-	}
-	value(t, s, "s:2", 2)
-	// The same for batches, sets and resets, and for operations that changed nothing.
-	batch := with("5", op(add(sum, "s:3", 1), add(exact, "e:3", 2), add(sum, "s:3", 1)))
-	fresh(batch, 2)
-	replay(batch, 2)
-	if n := len(chained(t, s, "e:3")); n != 1 {
-		t.Errorf("%d entries, want 1", n)
-	}
-	fresh(with("6", op(edit("m:1", []string{"a", "b"}, nil))), 2)
-	one(t, s, edit("m:1", nil, []string{"a"}))
-	replay(with("6", op(edit("m:1", []string{"a", "b"}, nil))), 1)
-	fresh(with("7", op(reset(sum, "s:4"))), 0)
-	one(t, s, add(sum, "s:4", 4))
-	replay(with("7", op(reset(sum, "s:4"))), 4)
-	// The identity outlives the counter.
-	one(t, s, drop(sum, "s:1"))
-	replay(with("1", op(add(sum, "s:1", 5))), 0)
-	if c := read(t, s, "s:1"); c.Touched() {
-		t.Errorf("%+v", c)
-	}
-	// A replay checks nothing else.
-	replay(with("1", op(add(members, "m:1", 5))), 1)
 }
 
 func identityRace(t *testing.T, i Instance) {
@@ -806,57 +490,6 @@ func identityRace(t *testing.T, i Instance) {
 	}
 	value(t, i.Store, "e:1", rounds)
 	chained(t, i.Store, "e:1")
-}
-
-func deletes(t *testing.T, i Instance) {
-	s := i.Store
-	for _, c := range []counter.Change{add(sum, "s:1", 5), add(exact, "e:1", 5), edit("m:1", []string{"a", "b"}, nil)} {
-		var last counter.Version
-		for range 5 {
-			if c.Verb == counter.Add {
-				one(t, s, adjust(c.Rule, c.Key, 1))
-			}
-			made := one(t, s, c)
-			if made.Version.Incarnation <= last.Incarnation {
-				t.Fatalf("incarnation %d after %d", made.Version.Incarnation, last.Incarnation)
-			}
-			last = made.Version
-			if got := one(t, s, drop(c.Rule, c.Key)); got.Touched() || got.Value != 0 || !got.Updated.IsZero() {
-				t.Fatalf("%+v", got)
-			}
-			one(t, s, drop(c.Rule, c.Key)) // repeatable
-			if got := readAll(t, s, "a", c.Key)[0]; got != (counter.Reading{Counter: counter.Counter{Key: c.Key}}) {
-				t.Fatalf("%+v", got)
-			}
-			if n := len(allEntries(t, s, c.Key)); n != 0 {
-				t.Fatalf("%d entries are left", n)
-			}
-		}
-	}
-	// Its members are gone, also for those who come later; the ledger begins with 1
-	// again.
-	one(t, s, edit("m:1", []string{"c"}, nil))
-	if got := readAll(t, s, "a", "m:1"); got[0].Mine || got[0].Value != 1 {
-		t.Errorf("%+v", got)
-	}
-	one(t, s, add(exact, "e:1", 2))
-	if n := len(chained(t, s, "e:1")); n != 1 {
-		t.Errorf("%d entries", n)
-	}
-	if a, err := s.Aggregate(t.Context(), "s:"); err != nil || a.Counters != 0 {
-		t.Errorf("%+v, %v", a, err)
-	}
-	// The same in one step with what comes before and after.
-	r := do(t, s, op(add(exact, "e:2", 1)), op(drop(exact, "e:2")), op(add(exact, "e:2", 7)), op(drop(exact, "e:2")), op(add(exact, "e:2", 9)))
-	for j := range r {
-		if r[j].Err != nil {
-			t.Fatal(r[j].Err)
-		}
-	}
-	value(t, s, "e:2", 9)
-	if n := len(chained(t, s, "e:2")); n != 1 {
-		t.Errorf("%d entries", n)
-	}
 }
 
 func reads(t *testing.T, i Instance) {
@@ -997,38 +630,6 @@ func listed(t *testing.T, i Instance) {
 	}
 }
 
-// aggregateMoment moves a number from key to key. However it is moved, their
-// sum is what it was.
-func aggregateMoment(t *testing.T, i Instance) {
-	const keys = 20
-	for n := range keys {
-		one(t, i.Store, add(stock, fmt.Sprintf("k:%02d", n), 50))
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for g := range 3 {
-		wg.Go(func() {
-			for n := g; ctx.Err() == nil; n++ {
-				from, to := fmt.Sprintf("k:%02d", n%keys), fmt.Sprintf("k:%02d", (n*7+3)%keys)
-				r := i.Store.Apply(t.Context(), []counter.Op{op(add(stock, from, -1), add(stock, to, 1))})[0]
-				if r.Err != nil && !errors.Is(r.Err, counter.ErrBound) {
-					t.Error(r.Err)
-					return
-				}
-			}
-		})
-	}
-	for range 30 {
-		got, err := i.Store.Aggregate(t.Context(), "k:")
-		if err != nil || got != (counter.Aggregate{Counters: keys, Value: 50 * keys}) {
-			t.Errorf("%+v, %v, want %d", got, err, 50*keys)
-			break
-		}
-	}
-	cancel()
-	wg.Wait()
-}
-
 func peers(t *testing.T, i Instance) {
 	peer := i.Peer
 	if peer == nil {
@@ -1113,15 +714,8 @@ func AwaitServed(t testing.TB, s counter.Reader) {
 	for n := range keys {
 		keys[n] = fmt.Sprint("probe ", n)
 	}
-	deadline := time.Now().Add(30 * time.Second)
-	for {
+	testkit.Eventually(t, "all servers are back", func() bool {
 		_, err := s.Read(t.Context(), keys, "", 0)
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return err == nil
+	})
 }

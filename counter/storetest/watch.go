@@ -1,28 +1,28 @@
 package storetest
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"headcount/counter"
+	"headcount/internal/testkit"
 )
 
-// ear collects what a watch tells.
-type ear struct {
+// Ear collects what a watch tells.
+type Ear struct {
 	mu    sync.Mutex
 	heard []counter.Update
-	lost  int
-	more  chan struct{} // holds one: something was heard
 	block chan struct{} // when not nil, told waits for it
 }
 
-func listen(t testing.TB, s counter.Feed, keys ...string) (*ear, counter.Watch) {
+// Listen follows keys until the test ends.
+func Listen(t testing.TB, s counter.Feed, keys ...string) (*Ear, counter.Watch) {
 	t.Helper()
-	e := &ear{more: make(chan struct{}, 1)}
-	w := s.Watch(e.told, func() { e.mu.Lock(); e.lost++; e.mu.Unlock(); e.signal() })
+	e := &Ear{}
+	w := s.Watch(e.told, func() {})
 	t.Cleanup(w.Close)
 	if err := w.Follow(t.Context(), keys...); err != nil {
 		t.Fatal(err)
@@ -30,46 +30,32 @@ func listen(t testing.TB, s counter.Feed, keys ...string) (*ear, counter.Watch) 
 	return e, w
 }
 
-func (e *ear) signal() {
-	select {
-	case e.more <- struct{}{}:
-	default:
-	}
-}
-
-func (e *ear) told(updates []counter.Update) {
+func (e *Ear) told(updates []counter.Update) {
 	e.mu.Lock()
 	block := e.block
 	e.heard = append(e.heard, updates...)
 	e.mu.Unlock()
-	e.signal()
 	if block != nil {
 		<-block
 	}
 }
 
-// until waits for ok, which is called with what was heard until now.
-func (e *ear) until(t testing.TB, what string, ok func([]counter.Update) bool) []counter.Update {
+// Until waits for ok, which is called with what was heard until now.
+func (e *Ear) Until(t testing.TB, what string, ok func([]counter.Update) bool) (heard []counter.Update) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
-	for {
+	testkit.Eventually(t, what, func() bool {
 		e.mu.Lock()
-		heard := slices.Clone(e.heard)
-		e.mu.Unlock()
-		if ok(heard) {
-			return heard
-		}
-		select {
-		case <-e.more:
-		case <-deadline:
-			t.Fatalf("heard %+v, want %s", heard, what)
-		}
-	}
+		defer e.mu.Unlock()
+		heard = slices.Clone(e.heard)
+		return ok(heard)
+	})
+	return heard
 }
 
-func (e *ear) untilCounter(t testing.TB, c counter.Counter) []counter.Update {
+// UntilCounter waits until c is heard.
+func (e *Ear) UntilCounter(t testing.TB, c counter.Counter) []counter.Update {
 	t.Helper()
-	return e.until(t, "this counter", func(heard []counter.Update) bool {
+	return e.Until(t, fmt.Sprintf("%+v is heard", c), func(heard []counter.Update) bool {
 		return slices.ContainsFunc(heard, func(u counter.Update) bool { return same(u.Counter.Or(c.Kind), c) })
 	})
 }
@@ -77,16 +63,16 @@ func (e *ear) untilCounter(t testing.TB, c counter.Counter) []counter.Update {
 func watch(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, add(sum, "s:1", 1))
-	e, w := listen(t, s, "s:1", "s:1", "e:1")
-	e2, _ := listen(t, s, "s:1")
+	e, w := Listen(t, s, "s:1", "s:1", "e:1")
+	e2, _ := Listen(t, s, "s:1")
 	writer := s
 	if i.Peer != nil {
 		writer = i.Peer
 	}
-	e.untilCounter(t, one(t, writer, add(sum, "s:1", 1)))
+	e.UntilCounter(t, one(t, writer, add(sum, "s:1", 1)))
 	one(t, s, add(sum, "s:2", 1))
-	e.untilCounter(t, apply(t, writer, add(sum, "s:2", 1), add(exact, "e:1", 4))[1])
-	heard := e.untilCounter(t, one(t, s, add(sum, "s:1", 1)))
+	e.UntilCounter(t, apply(t, writer, add(exact, "e:3", 1), add(exact, "e:1", 4))[1])
+	heard := e.UntilCounter(t, one(t, s, add(sum, "s:1", 1)))
 	for n, u := range heard {
 		if u.Counter.Key == "s:2" {
 			t.Errorf("heard of a key that is not followed: %+v", u)
@@ -97,7 +83,7 @@ func watch(t *testing.T, i Instance) {
 			}
 		}
 	}
-	e2.untilCounter(t, read(t, s, "s:1"))
+	e2.UntilCounter(t, read(t, s, "s:1"))
 	// A change that changed nothing is not told, nor one that was refused, nor one of a
 	// key that is followed no more.
 	w.Unfollow("s:1", "s:9")
@@ -114,7 +100,7 @@ func watch(t *testing.T, i Instance) {
 	do(t, s, o)
 	one(t, s, edit("m:1", nil, []string{"a"}))
 	refused(t, s, counter.ErrBound, "k:1", 0, add(stock, "k:1", -1))
-	heard = e.untilCounter(t, one(t, s, add(exact, "e:1", 1)))
+	heard = e.UntilCounter(t, one(t, s, add(exact, "e:1", 1)))
 	for _, u := range heard[before:] {
 		if u.Counter.Key != "e:1" {
 			t.Errorf("%+v", u)
@@ -125,7 +111,7 @@ func watch(t *testing.T, i Instance) {
 		t.Fatal(err)
 	}
 	one(t, s, see("u:1", "a"))
-	heard = e.untilCounter(t, one(t, writer, see("u:1", "a", "b")))
+	heard = e.UntilCounter(t, one(t, writer, see("u:1", "a", "b")))
 	if u := heard[len(heard)-1]; len(u.Joined) > 0 {
 		t.Errorf("%+v", u)
 	}
@@ -136,7 +122,7 @@ func watch(t *testing.T, i Instance) {
 func watchMembers(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, edit("m:1", []string{"before"}, nil))
-	e, _ := listen(t, s, "m:1")
+	e, _ := Listen(t, s, "m:1")
 	// places are the ways in which an update shows where members are.
 	places := func(heard []counter.Update) (map[string]bool, bool) {
 		in, reread := map[string]bool{}, false
@@ -153,11 +139,11 @@ func watchMembers(t *testing.T, i Instance) {
 	}
 	one(t, s, edit("m:1", []string{"a", "before"}, nil))
 	one(t, s, edit("m:1", []string{"b", "c"}, []string{"a", "x"}))
-	heard := e.untilCounter(t, one(t, s, edit("m:1", []string{"a"}, []string{"c"})))
+	heard := e.UntilCounter(t, one(t, s, edit("m:1", []string{"a"}, []string{"c"})))
 	if in, reread := places(heard); !reread && !maps.Equal(in, map[string]bool{"a": true, "b": true, "c": false}) {
 		t.Errorf("heard %v of %+v", in, heard)
 	}
-	heard = e.untilCounter(t, one(t, s, reset(members, "m:1")))
+	heard = e.UntilCounter(t, one(t, s, reset(members, "m:1")))
 	if in, reread := places(heard); !reread && !maps.Equal(in, map[string]bool{"a": false, "b": false, "c": false, "before": false}) {
 		t.Errorf("a reset: heard %v of %+v", in, heard)
 	}
@@ -166,11 +152,11 @@ func watchMembers(t *testing.T, i Instance) {
 func watchDelete(t *testing.T, i Instance) {
 	s := i.Store
 	one(t, s, add(exact, "e:1", 3))
-	e, _ := listen(t, s, "e:1", "e:2")
+	e, _ := Listen(t, s, "e:1", "e:2")
 	one(t, s, drop(exact, "e:1"))
-	e.untilCounter(t, counter.Counter{Key: "e:1", Kind: counter.Exact})
+	e.UntilCounter(t, counter.Counter{Key: "e:1", Kind: counter.Exact})
 	one(t, s, drop(exact, "e:1")) // nothing to tell
-	heard := e.untilCounter(t, one(t, s, add(exact, "e:2", 1)))
+	heard := e.UntilCounter(t, one(t, s, add(exact, "e:2", 1)))
 	n := 0
 	for _, u := range heard {
 		if u.Counter.Key == "e:1" {
@@ -180,18 +166,18 @@ func watchDelete(t *testing.T, i Instance) {
 	if n != 1 {
 		t.Errorf("heard of it %d times: %+v", n, heard)
 	}
-	e.untilCounter(t, one(t, s, add(exact, "e:1", 1)))
+	e.UntilCounter(t, one(t, s, add(exact, "e:1", 1)))
 }
 
 func watchSlow(t *testing.T, i Instance) {
 	s := i.Store
-	e, _ := listen(t, s, "e:0", "e:1", "e:2")
+	e, _ := Listen(t, s, "e:0", "e:1", "e:2")
 	block := make(chan struct{})
 	e.mu.Lock()
 	e.block = block
 	e.mu.Unlock()
 	one(t, s, add(exact, "e:0", 1))
-	e.until(t, "the first", func(heard []counter.Update) bool { return len(heard) == 1 })
+	e.Until(t, "the first", func(heard []counter.Update) bool { return len(heard) == 1 })
 	var last [2]counter.Counter
 	for n := range 400 {
 		last[n%2] = one(t, s, add(exact, []string{"e:1", "e:2"}[n%2], 1))
@@ -201,6 +187,6 @@ func watchSlow(t *testing.T, i Instance) {
 	e.mu.Unlock()
 	close(block)
 	for _, c := range last {
-		e.untilCounter(t, c)
+		e.UntilCounter(t, c)
 	}
 }
