@@ -183,7 +183,7 @@ func (b *Board) gather(ctx context.Context) {
 func (b *Board) body(ctx context.Context, v view) []byte {
 	out := answer{At: b.at.UnixMilli(), Region: b.cfg.Region, Processes: []process{}}
 	for i, m := range b.members {
-		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), int64(m.Incarnation), loadOf(b.reports[i])})
+		out.Processes = append(out.Processes, process{m.Name, slices.Clone(m.Roles), presence.Started(m.Incarnation).UnixMilli(), loadOf(b.reports[i])})
 	}
 	reports := slices.DeleteFunc(slices.Clone(b.reports), func(r *presence.Report) bool { return r == nil })
 	out.Pages, out.Regions = topPages(reports, v.site), regions(reports)

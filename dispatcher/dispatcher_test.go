@@ -66,11 +66,7 @@ func run(t *testing.T, s *memstore.Store) (r *receiver, d *Dispatcher, set func(
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
 	d = New(s, r, zerolog.Nop())
-	buckets := make([]int, presence.DefaultBuckets)
-	for i := range buckets {
-		buckets[i] = i
-	}
-	d.Own(buckets)
+	d.Own(upTo(presence.DefaultBuckets))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -61,7 +61,7 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stubborn{Store: memstore.New(memstore.Config{}), refuses: 2}
 		var many []string
-		for i := range 1000 * presence.DefaultBuckets {
+		for i := range (dropBatch + dropBatch/2) * presence.DefaultBuckets {
 			many = append(many, fmt.Sprint("p", i))
 		}
 		attach(t, s.Store, "a:1/1", many...)
@@ -74,29 +74,25 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 			blink := time.Since(begun) < 6*time.Second && life == "b:1/1" && time.Since(begun)%(3*time.Second) < 1900*time.Millisecond
 			return blink || life == "a:1/1" || life == "without a life"
 		}), zerolog.Nop())
-		var buckets []int
-		for b := range presence.DefaultBuckets {
-			buckets = append(buckets, b)
-		}
-		d.Own(buckets)
+		d.Own(upTo(presence.DefaultBuckets))
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = d.Run(ctx) }()
 		defer func() { stop(); <-done }()
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		if got := lives(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
-			t.Fatalf("endpoints of %q are left", got)
+		left := func() {
+			t.Helper()
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if got := lives(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
+				t.Fatalf("endpoints of %q are left", got)
+			}
 		}
+		left()
 		if s.largest > dropBatch {
 			t.Fatalf("a batch of %d", s.largest)
 		}
 		attach(t, s.Store, "a:1/1", "late") // an old Attach that arrives only now
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		if got := lives(t, s.Store); !slices.Equal(got, []string{"a:1/2", "b:1/1"}) {
-			t.Fatalf("endpoints of %q are left", got)
-		}
+		left()
 	})
 }
 

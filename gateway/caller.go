@@ -10,6 +10,7 @@ import (
 
 	"headcount/gateway/identity"
 	"headcount/gateway/policy"
+	"headcount/presence"
 	"headcount/presence/unread"
 )
 
@@ -53,6 +54,23 @@ func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
 		policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", policy.Limited(g.limiter.Rate, wait))
 	}
 	return ok
+}
+
+// admitPages limits how many new pages one address, and all together, name in requests. A page that
+// somebody here subscribes to or that was read lately is free, and a server with an API key has
+// no limit. If admitPages returns false, it has written the error answer.
+func (g *Gateway) admitPages(c *gin.Context, pages ...string) bool {
+	fresh := g.hub.Unread(presence.CountTopics(pages))
+	if fresh == 0 || g.keys.Has(policy.APIKey(c.Request)) || g.bring(g.cfg.Proxies.Addr(c.Request), fresh) {
+		return true
+	}
+	g.refuseNewPages(c)
+	return false
+}
+
+func (g *Gateway) refuseNewPages(c *gin.Context) {
+	g.metrics.limits[limitRate].Inc()
+	policy.Problem(c.Writer, http.StatusTooManyRequests, "This address, or all clients together, have asked for too many pages that nobody else here has.", policy.RetryAfter(comeBack))
 }
 
 // issue has the caller keep the identity.

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,12 +12,14 @@ import (
 
 	"headcount/gateway/policy"
 	"headcount/gateway/websocket"
+	"headcount/internal/testkit"
 )
 
 // A client that floods the gateway, with whatever messages, gets errors, is read slowly,
 // and is closed at its twentieth error.
 func TestFloods(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+	t.Parallel()
+	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		for name, frame := range map[string]string{
 			"messages":        masked(websocket.Text, heartbeatMsg),
@@ -72,7 +73,8 @@ func TestFloods(t *testing.T) {
 // A client that repeats long lists is read more slowly. It is told no error, and it is
 // answered in the end.
 func TestLongListsAreReadSlowly(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+	t.Parallel()
+	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		const most, lists = 100, 40
 		pages := strings.Repeat(`"a page that is listed again and again",`, most)
 		list := masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.TrimSuffix(pages, ",")+`]}`)
@@ -103,12 +105,12 @@ func TestPongToOurPingIsFree(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	r := s.socket("")
 	var c *conn
-	await(t, "the connection", func() bool {
+	testkit.Eventually(t, "the connection", func() bool {
 		s.g.each(func(only *conn) { c = only })
 		return c != nil
 	})
 	for range 3 {
-		await(t, "a wire that is not busy", c.Ping)
+		testkit.Eventually(t, "a wire that is not busy", c.Ping)
 		r.expect(websocket.Ping, "")
 		if !c.charge(websocket.Pong) {
 			t.Fatal("the answer was charged")
@@ -123,7 +125,8 @@ func TestPongToOurPingIsFree(t *testing.T) {
 // Nobody needs what the client of an event stream sends. It is read no faster than what
 // other clients send.
 func TestEventStreamThatTalks(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+	t.Parallel()
+	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		r := s.open("/p/counter/events", "")
 		r.response(200)
 		sent, end := 0, time.Now().Add(500*time.Millisecond)
@@ -144,33 +147,38 @@ func TestEventStreamThatTalks(t *testing.T) {
 	})
 }
 
+// onPages is a message about so many pages.
+func onPages(kind string, from, to int) []byte {
+	var pages []string
+	for i := from; i < to; i++ {
+		pages = append(pages, fmt.Sprintf("\"p%d\"", i))
+	}
+	return []byte(masked(websocket.Text, `{"type":"`+kind+`","pages":[`+strings.Join(pages, ",")+`]}`))
+}
+
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
 	s.g.addressPages = policy.NewRates(1, 150)
-	subscribe := func(prefix string) *raw {
-		r := s.socket("")
-		var pages []string
-		for i := range 100 {
-			pages = append(pages, fmt.Sprintf("%q", fmt.Sprint(prefix, i)))
-		}
-		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":[`+strings.Join(pages, ",")+`]}`)))
-		return r
-	}
-	first := subscribe("a")
+	first, second := s.socket(""), s.socket("")
+	first.write(onPages("subscribe", 0, 100))
 	first.expect(websocket.Text, `{"type":"count"`)
 	_ = first.Close()
-	subscribe("b").expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
-	for i := 0; ; i++ { // an event stream brings a page, too
-		resp, err := http.ReadResponse(s.open("/e"+strconv.Itoa(i)+"/counter/events", "").in, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp.StatusCode == http.StatusTooManyRequests {
-			break
-		}
-		if resp.StatusCode != http.StatusOK || i > 60 {
-			t.Fatalf("event stream %d: %s", i, resp.Status)
+	second.write(onPages("subscribe", 100, 200))
+	second.expect(websocket.Text, `{"type":"error","code":"rate_limited"`)
+	// So do event streams and requests.
+	for n, path := range []string{"/%s/counter/events", "/%s/counter", "/-/counters?page=%s", "/%s/badge.svg"} {
+		for i := 0; ; i++ {
+			resp, err := http.ReadResponse(s.open(fmt.Sprintf(path, fmt.Sprint(n, "-", i)), "").in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode == http.StatusTooManyRequests {
+				break
+			}
+			if resp.StatusCode != http.StatusOK || i > 150 {
+				t.Fatalf("%s, %d: %s", path, i, resp.Status)
+			}
 		}
 	}
 }
@@ -179,24 +187,17 @@ func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 // stay as they are. Pages that the gateway already has cost nothing.
 func TestNewPagesAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
-	message := func(kind string, from, to int) []byte {
-		var pages []string
-		for i := from; i < to; i++ {
-			pages = append(pages, fmt.Sprintf("%q", fmt.Sprint("p", i)))
-		}
-		return []byte(masked(websocket.Text, `{"type":"`+kind+`","pages":[`+strings.Join(pages, ",")+`]}`))
-	}
 	r, other := s.socket(""), s.socket("")
-	other.write(message("subscribe", 300, 350))
+	other.write(onPages("subscribe", 300, 350))
 	const before = 50 + 2 // the other's pages, and the unread record of each client
-	await(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
+	testkit.Eventually(t, "the other's pages", func() bool { return s.g.hub.Wanted() == before })
 	for i := range newPageBurst / 100 {
-		r.write(message("subscribe", 100*i, 100*i+100))
-		await(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
-		r.write(message("unsubscribe", 100*i, 100*i+100))
-		await(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
+		r.write(onPages("subscribe", 100*i, 100*i+100))
+		testkit.Eventually(t, "its pages", func() bool { return s.g.hub.Wanted() == before+100 })
+		r.write(onPages("unsubscribe", 100*i, 100*i+100))
+		testkit.Eventually(t, "that they are left", func() bool { return s.g.hub.Wanted() == before })
 	}
-	r.write(message("subscribe", 200, 290))
+	r.write(onPages("subscribe", 200, 290))
 	for {
 		_, text, err := r.frame()
 		if err != nil {
@@ -212,7 +213,7 @@ func TestNewPagesAreLimited(t *testing.T) {
 	if n := s.g.hub.Wanted(); n != before {
 		t.Errorf("%d topics are wanted, want %d as before", n, before)
 	}
-	r.write(message("subscribe", 300, 350))
+	r.write(onPages("subscribe", 300, 350))
 	r.expect(websocket.Text, `{"type":"count"`)
 	_, _ = r.Close(), other.Close()
 	s.settles(0)

@@ -32,7 +32,7 @@ type comebacks struct {
 }
 
 func newComebacks(cfg Config, hub doubter) *comebacks {
-	began := time.UnixMilli(int64(cfg.Incarnation))
+	began := presence.Started(cfg.Incarnation)
 	b := &comebacks{hub: hub, began: began, until: began.Add(cfg.ComeBack)}
 	b.over.Store(cfg.ComeBack <= 0)
 	b.log = func(left time.Duration) {

@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/gateway/identity"
+	"headcount/presence"
 )
 
 // doubts are the words that a hub was told, with the seconds since the start.
@@ -63,7 +64,7 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
-				b := newComebacks(Config{Incarnation: uint64(time.Now().UnixMilli()), ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
+				b := newComebacks(Config{Incarnation: presence.NewIncarnation(time.Now()), ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
 				ctx, cancel := context.WithCancel(t.Context())
 				go b.run(ctx)
 				time.Sleep(tc.at)

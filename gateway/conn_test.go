@@ -23,20 +23,19 @@ import (
 	"headcount/gateway/identity"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/memstore"
 	"headcount/presence/node"
 )
 
-// patient is longer than anything here takes.
-const patient = 10 * time.Second
-
 // served is a gateway behind a real listener, with a node and a store.
 type served struct {
 	t    *testing.T
 	g    *Gateway
 	addr string
+	from func() net.Addr // of each client; nil: the system's choice
 }
 
 // lone is a cluster of one process.
@@ -61,7 +60,9 @@ func (l lone) Ready() error {
 	return nil
 }
 
-// serveGateway runs a gateway until the test ends, and then checks that nothing is left
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serveGateway runs a gateway until the test ends, and then checks that no connection is left
 // of it.
 func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 	t.Helper()
@@ -71,7 +72,6 @@ func serveGateway(t *testing.T, polled bool, tune func(*Config)) *served {
 // serveVia is serveGateway with another way to start its HTTP server.
 func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptest.Server)) *served {
 	t.Helper()
-	before := goleak.IgnoreCurrent()
 	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
 	if err != nil {
 		t.Fatal(err)
@@ -118,9 +118,9 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	door := g.Door(server.Listener)
 	server.Listener, server.Config.ConnState, server.Config.ConnContext = door, door.State, door.Context
 	begin(server)
-	await(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
+	testkit.Eventually(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
 	t.Cleanup(func() {
-		within, stop := context.WithTimeout(context.Background(), patient)
+		within, stop := context.WithTimeout(context.Background(), testkit.Timeout)
 		defer stop()
 		if err := g.Drain(within); err != nil {
 			t.Errorf("drain: %v", err)
@@ -138,10 +138,9 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 		cancel()
 		wg.Wait()
 		identities.Close()
-		goleak.VerifyNone(t, before)
 	})
 	_, addr, _ := strings.Cut(server.URL, "://")
-	return &served{t, g, addr}
+	return &served{t: t, g: g, addr: addr}
 }
 
 // bothWays runs a test with the poller and with a goroutine per connection.
@@ -150,20 +149,19 @@ func bothWays(t *testing.T, tune func(*Config), test func(*testing.T, *served)) 
 	t.Run("a goroutine each", func(t *testing.T) { test(t, serveGateway(t, false, tune)) })
 }
 
-// await waits until something is so.
-func await(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patient); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
-		}
+// bothWaysLong is bothWays that goes one way with -short.
+func bothWaysLong(t *testing.T, tune func(*Config), test func(*testing.T, *served)) {
+	if !testing.Short() {
+		bothWays(t, tune, test)
+		return
 	}
+	test(t, serveGateway(t, true, tune))
 }
 
 // settles waits until only so many connections are left.
 func (s *served) settles(want int) {
 	s.t.Helper()
-	await(s.t, fmt.Sprintf("%d connections to be left", want), func() bool {
+	testkit.Eventually(s.t, fmt.Sprintf("%d connections to be left", want), func() bool {
 		n := 0
 		s.g.each(func(*conn) { n++ })
 		return n == want && s.g.connections.Load() == int64(want)
@@ -174,18 +172,23 @@ func (s *served) settles(want int) {
 type raw struct {
 	t *testing.T
 	*net.TCPConn
-	in *bufio.Reader
+	in       *bufio.Reader
+	noCounts bool // frame passes over counts
 }
 
 // open sends the request's lines, and early right behind it.
 func (s *served) open(target, early string, lines ...string) *raw {
 	s.t.Helper()
-	c, err := net.Dial("tcp", s.addr)
+	var d net.Dialer
+	if s.from != nil {
+		d.LocalAddr = s.from()
+	}
+	c, err := d.Dial("tcp", s.addr)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = c.Close() })
-	r := &raw{s.t, c.(*net.TCPConn), bufio.NewReader(c)}
+	r := &raw{t: s.t, TCPConn: c.(*net.TCPConn), in: bufio.NewReader(c)}
 	r.write([]byte("GET " + target + " HTTP/1.1\r\nHost: h\r\n" + strings.Join(append(lines, "", ""), "\r\n") + early))
 	return r
 }
@@ -208,7 +211,7 @@ func (s *served) socket(early string) *raw {
 
 func (r *raw) response(status int) *http.Response {
 	r.t.Helper()
-	_ = r.SetReadDeadline(time.Now().Add(patient))
+	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	resp, err := http.ReadResponse(r.in, nil)
 	if err != nil {
 		r.t.Fatal(err)
@@ -228,7 +231,7 @@ func (r *raw) write(p []byte) {
 
 // frame reads one frame, or the end of the connection.
 func (r *raw) frame() (opcode byte, payload []byte, err error) {
-	_ = r.SetReadDeadline(time.Now().Add(patient))
+	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	var head [2]byte
 	if _, err := io.ReadFull(r.in, head[:]); err != nil {
 		return 0, nil, err
@@ -242,13 +245,15 @@ func (r *raw) frame() (opcode byte, payload []byte, err error) {
 		n = int(binary.BigEndian.Uint16(long[:]))
 	}
 	payload = make([]byte, n)
-	_, err = io.ReadFull(r.in, payload)
+	if _, err = io.ReadFull(r.in, payload); r.noCounts && bytes.HasPrefix(payload, []byte(`{"type":"count"`)) {
+		return r.frame()
+	}
 	return head[0], payload, err
 }
 
 const unreadMsg = `{"type":"unread"`
 
-// expect reads until the frame that is wanted, over pings and over what a client may be told again.
+// expect reads until the frame that is wanted, over pings, which it answers, and over what a client may be told again.
 func (r *raw) expect(opcode byte, prefix string) {
 	r.t.Helper()
 	for {
@@ -257,6 +262,7 @@ func (r *raw) expect(opcode byte, prefix string) {
 			r.t.Fatalf("%v; want %q", err, prefix)
 		}
 		if got == websocket.Ping && opcode != websocket.Ping {
+			_, _ = r.Write([]byte(masked(websocket.Pong, "")))
 			continue
 		}
 		if bytes.HasPrefix(payload, []byte(unreadMsg)) && prefix != unreadMsg { // told again after a busy write
@@ -269,6 +275,18 @@ func (r *raw) expect(opcode byte, prefix string) {
 	}
 }
 
+// expectPing reads until a ping, over messages, and answers it.
+func (r *raw) expectPing() {
+	r.t.Helper()
+	for opcode := byte(0); opcode != websocket.Ping; {
+		var err error
+		if opcode, _, err = r.frame(); err != nil {
+			r.t.Fatalf("%v; want a ping", err)
+		}
+	}
+	r.write([]byte(masked(websocket.Pong, "")))
+}
+
 func (r *raw) expectClose(code int) {
 	r.t.Helper()
 	r.expect(websocket.Close, string(binary.BigEndian.AppendUint16(nil, uint16(code))))
@@ -277,7 +295,7 @@ func (r *raw) expectClose(code int) {
 // expectEnd reads until the connection ends, whatever comes before.
 func (r *raw) expectEnd() {
 	r.t.Helper()
-	_ = r.SetReadDeadline(time.Now().Add(patient))
+	_ = r.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	_, err := io.Copy(io.Discard, r.in)
 	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
 		r.t.Fatal("the connection has not ended")
@@ -306,6 +324,7 @@ const (
 
 // TestFramesInPieces sends the same bytes cut at every place, and one by one.
 func TestFramesInPieces(t *testing.T) {
+	t.Parallel()
 	sent := masked(websocket.Text, `{"type":"subscribe","pages":["p"]}`) +
 		masked(websocket.Pong, "") +
 		masked(partText, `{"type":"hea`) +
@@ -339,7 +358,11 @@ func TestFramesInPieces(t *testing.T) {
 	}
 	bothWays(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
-		for cut := 0; cut <= len(sent); cut++ {
+		step := 1
+		if testing.Short() {
+			step = 7
+		}
+		for cut := 0; cut <= len(sent); cut += step {
 			r := s.socket("")
 			wg.Go(func() {
 				if cut > 0 {
@@ -367,31 +390,34 @@ func TestFramesInPieces(t *testing.T) {
 	})
 }
 
-// TestEndsOfConnections has connections end in every way, many at a time.
-func TestEndsOfConnections(t *testing.T) {
+// An end is a way in which a connection that is on a page ends.
+type end func(r *raw)
+
+// ends are all of them. When both close frames have been sent, the server closes the connection and does not
+// wait for the client. It does not matter who began, or what the client still had to say.
+func ends(t *testing.T) map[string]end {
 	half := masked(websocket.Text, heartbeatMsg)[:9]
-	ways := map[string]func(s *served, r *raw){
-		"closed": func(_ *served, r *raw) {
-			r.write([]byte(masked(websocket.Close, "\x03\xe8")))
-			r.expectClose(1000)
-			r.expectEnd()
-		},
-		"vanished":    func(_ *served, r *raw) { _ = r.Close() },
-		"half closed": func(_ *served, r *raw) { _ = r.CloseWrite(); r.expectEnd() },
-		"reset":       func(_ *served, r *raw) { _ = r.SetLinger(0); _ = r.Close() },
-		"reset in a frame": func(_ *served, r *raw) {
+	all := map[string]end{
+		"vanished":    func(r *raw) { _ = r.Close() },
+		"half closed": func(r *raw) { _ = r.CloseWrite(); r.expectEnd() },
+		"reset":       func(r *raw) { _ = r.SetLinger(0); _ = r.Close() },
+		"reset in a frame": func(r *raw) {
 			r.write([]byte(half))
 			time.Sleep(5 * time.Millisecond)
 			_ = r.SetLinger(0)
 			_ = r.Close()
 		},
-		"vanished in a frame": func(_ *served, r *raw) { r.write([]byte(half)); _ = r.Close() },
-		"vanished in a message": func(_ *served, r *raw) {
+		"vanished in a frame": func(r *raw) { r.write([]byte(half)); _ = r.Close() },
+		"vanished in a message": func(r *raw) {
 			r.write([]byte(masked(partText, `{"type"`)))
 			time.Sleep(5 * time.Millisecond)
 			_ = r.Close()
 		},
-		"last words": func(_ *served, r *raw) {
+		"without waiting for the answers": func(r *raw) {
+			r.write([]byte(joins("q") + masked(websocket.Text, `{"type":"subscribe","pages":["p","q"],"precision":2}`)))
+			_ = r.Close()
+		},
+		"last words": func(r *raw) {
 			r.write([]byte(strings.Repeat(masked(websocket.Text, heartbeatMsg), 10)))
 			_ = r.CloseWrite()
 			for range 10 {
@@ -399,108 +425,144 @@ func TestEndsOfConnections(t *testing.T) {
 			}
 			r.expectEnd()
 		},
-		"reserved bits": func(_ *served, r *raw) {
+		"half closed after the close": func(r *raw) {
 			r.write([]byte(masked(0xc1, "x")))
 			r.expectClose(1002)
 			_ = r.CloseWrite()
 			r.expectEnd()
 		},
-		"long ping": func(_ *served, r *raw) {
+		"long ping": func(r *raw) {
 			r.write([]byte(masked(websocket.Ping, strings.Repeat("x", 126))[:8])) // its head is enough
 			r.expectClose(1002)
 			r.expectEnd() // also when the client does not close its side
 		},
-		"no mask": func(_ *served, r *raw) {
-			r.write(websocket.AppendFrame(nil, websocket.Text, []byte("{}")))
-			r.expectEnd()
-		},
-		"too long a frame": func(_ *served, r *raw) {
-			r.write([]byte(masked(websocket.Text, strings.Repeat("x", websocket.MaxMessage+1))))
-			r.expect(websocket.Text, `{"type":"error","code":"too_large"`)
-			r.expectClose(1009)
-			r.expectEnd()
-		},
-		"too long in fragments": func(_ *served, r *raw) {
-			r.write([]byte(masked(partText, strings.Repeat("x", websocket.MaxMessage)) + masked(partMore, "x")))
-			r.expect(websocket.Text, `{"type":"error","code":"too_large"`)
-			r.expectClose(1009)
-			r.expectEnd()
-		},
-		"bad UTF-8": func(_ *served, r *raw) {
-			r.write([]byte(masked(websocket.Text, "\xff")))
-			r.expectClose(1007)
-			r.expectEnd()
-		},
-		"twenty errors": func(_ *served, r *raw) {
-			r.write([]byte(strings.Repeat(masked(websocket.Binary, "x"), maxErrors+5)))
-			for range maxErrors {
-				r.expect(websocket.Text, `{"type":"error","code":"binary"`)
-			}
-			r.expect(websocket.Text, `{"type":"error","code":"too_many_errors"`)
-			r.expectClose(1008)
-			r.expectEnd()
-		},
 	}
-	bothWays(t, nil, func(t *testing.T, s *served) {
-		var wg sync.WaitGroup
-		for name, way := range ways {
-			for i := range 20 {
-				r := s.socket("")
-				page := fmt.Sprintf("%s %d", name, i%3)
-				r.write([]byte(masked(websocket.Text, `{"type":"join","page":"`+page+`"}`)))
-				r.expect(websocket.Text, `{"type":"count","page":"`+page)
-				wg.Go(func() { // after a count, none comes: the users stay for the grace
-					way(s, &raw{t, r.TCPConn, bufio.NewReader(skipCounts(r))})
-				})
-			}
-		}
-		wg.Wait()
-		s.settles(0)
-	})
-}
-
-// skipCounts passes on all frames but those of counts.
-func skipCounts(r *raw) io.Reader {
-	in, out := io.Pipe()
-	go func() {
-		for {
-			opcode, payload, err := r.frame()
-			if err != nil {
-				_ = out.CloseWithError(err)
-				return
-			}
-			if !bytes.HasPrefix(payload, []byte(`{"type":"count"`)) {
-				if _, err := out.Write(websocket.AppendFrame(nil, opcode, payload)); err != nil {
+	closing := func(code uint16) string {
+		return masked(websocket.Close, string(binary.BigEndian.AppendUint16(nil, code)))
+	}
+	tooLarge := `{"type":"error","code":"too_large"`
+	watch := testkit.NewStopwatch(t)
+	for name, tc := range map[string]struct {
+		sends string
+		says  string // the last message before the close
+		code  uint16
+		more  string // what the client sends before it hears of the end
+		first bool   // the client's close frame is the first
+	}{
+		"the client's":          {sends: closing(1000), code: 1000, first: true},
+		"the client's, going":   {sends: masked(partText, "x") + closing(1001), code: 1001, first: true},
+		"the client's, left":    {sends: masked(websocket.Text, `{"type":"leave","page":"p"}`) + closing(1000), code: 1000, first: true},
+		"a reason of no UTF-8":  {sends: masked(websocket.Close, "\x03\xe8\xff"), code: websocket.StatusInvalidPayload, first: true},
+		"a code of none":        {sends: closing(1005), code: websocket.StatusProtocolError, first: true},
+		"too long a frame":      {masked(websocket.Text, strings.Repeat("x", 100_000)), tooLarge, websocket.StatusTooBig, masked(websocket.Text, heartbeatMsg), false},
+		"too long in fragments": {masked(partText, strings.Repeat("x", websocket.MaxMessage)) + masked(lastPart, "x"), tooLarge, websocket.StatusTooBig, "", false},
+		"twenty errors": {strings.Repeat(masked(websocket.Binary, "x"), maxErrors+5), `{"type":"error","code":"too_many_errors"`,
+			websocket.StatusPolicyViolation, masked(websocket.Ping, "x"), false},
+		"bad UTF-8":     {masked(partText, "\xc3") + masked(lastPart, "x"), "", websocket.StatusInvalidPayload, masked(partText, "x"), false},
+		"no mask":       {"\x81\x02{}", "", websocket.StatusProtocolError, "", false},
+		"reserved bits": {masked(0xf1, strings.Repeat("\x88\x80", 5000)), "", websocket.StatusProtocolError, "", false},
+	} {
+		all[name] = func(r *raw) {
+			r.write([]byte(tc.sends))
+			opcode, payload, said := byte(0), []byte(nil), ""
+			for opcode != websocket.Close {
+				said = string(payload)
+				var err error
+				if opcode, payload, err = r.frame(); err != nil {
+					r.t.Errorf("%s: %v", name, err)
 					return
 				}
 			}
+			if got := binary.BigEndian.Uint16(payload); got != tc.code || !strings.HasPrefix(said, tc.says) {
+				r.t.Errorf("%s: closed with %d after %q, want %d", name, got, said, tc.code)
+			}
+			began := watch.Elapsed()
+			if !tc.first {
+				r.write([]byte(tc.more + closing(tc.code)))
+			}
+			r.expectEnd()
+			if took := watch.Elapsed() - began; took >= lingerClose {
+				r.t.Errorf("%s: the end came after %s", name, took)
+			}
 		}
-	}()
-	r.t.Cleanup(func() { _ = in.Close() })
-	return in
+	}
+	return all
+}
+
+func joins(page string) string { return masked(websocket.Text, `{"type":"join","page":"`+page+`"}`) }
+
+// visit has a connection come to a page, and end.
+func (s *served) visit(page string, end end) {
+	r := s.socket("")
+	r.write([]byte(joins(page)))
+	r.expect(websocket.Text, `{"type":"count","page":"`+page)
+	r.noCounts = true
+	end(r)
+	_ = r.Close()
+}
+
+// visitWithoutSocket has event streams, and a call with half a handshake behind it, come and end.
+func (s *served) visitWithoutSocket(page string) {
+	for i := range 3 {
+		r := s.open("/"+page+"/counter/events", "")
+		r.response(http.StatusOK)
+		if line, err := r.in.ReadString('\n'); err != nil || line != "event: count\n" {
+			r.t.Errorf("got %q, %v", line, err)
+		}
+		switch i {
+		case 0:
+			_ = r.SetLinger(0)
+		case 1:
+			r.write([]byte("nobody listens to this"))
+		}
+		_ = r.Close()
+	}
+	call := s.open("/"+page+"/counter", "")
+	_, _ = io.Copy(io.Discard, call.response(http.StatusOK).Body)
+	call.write([]byte("GET /-/ws HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\n"))
+	_ = call.SetLinger(0)
+	_ = call.Close()
+}
+
+// TestEndsOfConnections has connections end in every way, many at a time.
+func TestEndsOfConnections(t *testing.T) {
+	t.Parallel()
+	rounds := 20
+	if testing.Short() {
+		rounds = 3
+	}
+	bothWays(t, nil, func(t *testing.T, s *served) {
+		var wg sync.WaitGroup
+		for i := range rounds {
+			for name, end := range ends(t) {
+				wg.Go(func() { s.visit(fmt.Sprintf("%x %d", name, i%3), end) })
+			}
+			wg.Go(func() { s.visitWithoutSocket("p") })
+		}
+		wg.Wait()
+		s.settles(0)
+		s.open("/p/counter/events", "").response(http.StatusOK) // left to the drain
+		s.settles(1)
+	})
 }
 
 // TestPongThenNothing: a connection that answers pings stays. One that does not answer
 // them, or only begins a frame, is closed as silent.
 func TestPongThenNothing(t *testing.T) {
-	bothWays(t, func(cfg *Config) {
-		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, 400*time.Millisecond
+	t.Parallel()
+	bothWaysLong(t, func(cfg *Config) {
+		cfg.PingInterval, cfg.PongTimeout = 100*time.Millisecond, time.Second // a busy machine answers late
 	}, func(t *testing.T, s *served) {
 		deaf, half := s.socket(""), s.socket("")
 		half.write([]byte{0x81, 0xfe})
 		r := s.socket("")
-		for range 6 {
-			r.expect(websocket.Ping, "")
-			r.write([]byte(masked(websocket.Pong, "")))
-		}
+		r.expectPing()
+		r.expectPing()
 		r.write([]byte(masked(websocket.Text, heartbeatMsg)))
 		r.expect(websocket.Text, heartbeatMsg)
 		deaf.expectEnd()
 		half.expectEnd()
-		for range 2 {
-			r.expect(websocket.Ping, "")
-			r.write([]byte(masked(websocket.Pong, "")))
-		}
+		r.expectPing()
 		s.settles(1)
 		_ = r.Close()
 		s.settles(0)
@@ -509,7 +571,8 @@ func TestPongThenNothing(t *testing.T) {
 
 // TestCloseWhileServing closes connections at all times from the gateway's side.
 func TestCloseWhileServing(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+	t.Parallel()
+	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		var wg sync.WaitGroup
 		var all []*raw
 		for range 50 {
@@ -540,14 +603,9 @@ func TestCloseWhileServing(t *testing.T) {
 // The gateway stops reading from that client, then closes it. Other clients notice
 // nothing.
 func TestClientThatTakesNothing(t *testing.T) {
-	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+	bothWaysLong(t, func(cfg *Config) { cfg.WriteTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		hog := s.socket("")
-		_ = hog.SetReadBuffer(4096)
-		s.g.each(func(c *conn) { // without, the kernel takes megabytes of pongs first
-			if tcp, ok := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }); ok {
-				_ = tcp.SetWriteBuffer(4096)
-			}
-		})
+		s.narrow(hog, 4096) // else the kernel takes megabytes of pongs first
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
@@ -559,11 +617,12 @@ func TestClientThatTakesNothing(t *testing.T) {
 			}
 		}()
 		other := s.socket("")
-		for i := 0; ; i++ {
-			began := time.Now()
+		watch := testkit.NewStopwatch(t)
+		for {
+			began := watch.Elapsed()
 			other.write([]byte(masked(websocket.Text, heartbeatMsg)))
 			other.expect(websocket.Text, heartbeatMsg)
-			if took := time.Since(began); took > 400*time.Millisecond {
+			if took := watch.Elapsed() - began; took > 400*time.Millisecond {
 				t.Errorf("the other client waited %s", took)
 			}
 			select {
@@ -578,134 +637,66 @@ func TestClientThatTakesNothing(t *testing.T) {
 	})
 }
 
-// A client that reads only after a while stays connected, although meanwhile no ping
-// could be sent to it and none of its frames was read.
+// narrow has the system keep little of what is on its way between the server and r, which is its only client.
+func (s *served) narrow(r *raw, bytes int) {
+	_ = r.SetReadBuffer(bytes)
+	s.g.each(func(c *conn) {
+		if tcp, ok := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }); ok {
+			_ = tcp.SetWriteBuffer(bytes)
+		}
+	})
+}
+
+// A client that reads only after a while stays connected, although meanwhile no ping could be sent to it and
+// none of its frames was read. It loses nothing of what it was sent and of the answers to what it sent.
 func TestASlowClientLives(t *testing.T) {
-	tune := func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }
-	for name, c := range map[string]struct {
-		stall time.Duration
-		talks bool
-	}{"silent": {1500 * time.Millisecond, false}, "talks": {2500 * time.Millisecond, true}} {
+	t.Parallel()
+	for name, asks := range map[string]int{"silent": 0, "talks": 25} {
 		t.Run(name, func(t *testing.T) {
-			s := serveGateway(t, true, tune)
-			r := s.socket("")
-			_ = r.SetReadBuffer(64 << 10)
-			s.g.each(func(c *conn) {
-				if tcp, ok := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }); ok {
-					_ = tcp.SetWriteBuffer(64 << 10)
+			bothWaysLong(t, func(cfg *Config) { cfg.PingInterval, cfg.PongTimeout = time.Second, time.Second }, func(t *testing.T, s *served) {
+				r := s.socket("")
+				s.narrow(r, 64<<10)
+				const fillers = 10
+				filler := bytes.Repeat([]byte("x"), 60_000)
+				s.g.each(func(c *conn) {
+					for range fillers {
+						_ = c.send(websocket.Text, filler)
+					}
+					if !c.Busy() {
+						t.Error("the client has taken everything; the test shows nothing")
+					}
+				})
+				asked := 0
+				for began := time.Now(); time.Since(began) < 2100*time.Millisecond; time.Sleep(100 * time.Millisecond) {
+					for range asks {
+						r.write([]byte(masked(websocket.Ping, fmt.Sprintf("%0100d", asked))))
+						asked++
+					}
 				}
-				for range 10 {
-					_ = c.send(websocket.Text, bytes.Repeat([]byte("x"), 60_000))
+				for range fillers {
+					r.expect(websocket.Text, string(filler))
 				}
-				if !c.Busy() {
-					t.Error("the client has taken everything; the test shows nothing")
+				for i := range asked {
+					r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
 				}
+				r.expectPing()
+				r.write([]byte(masked(websocket.Text, heartbeatMsg)))
+				r.expect(websocket.Text, heartbeatMsg)
+				_ = r.Close()
+				s.settles(0)
 			})
-			for began := time.Now(); time.Since(began) < c.stall; time.Sleep(100 * time.Millisecond) {
-				if c.talks {
-					r.write([]byte(masked(websocket.Pong, "")))
-				}
-			}
-			pings := 0
-			for pings < 2 {
-				opcode, _, err := r.frame()
-				if err != nil {
-					t.Fatalf("cut after %d pings: %v", pings, err)
-				}
-				if opcode == websocket.Ping {
-					pings++
-					r.write([]byte(masked(websocket.Pong, "")))
-				}
-			}
-			_ = r.Close()
-			s.settles(0)
 		})
 	}
-}
-
-// TestAnswersWaitForSlowClient: nothing is lost when a client takes its answers
-// late.
-func TestAnswersWaitForSlowClient(t *testing.T) {
-	bothWays(t, func(cfg *Config) { cfg.WriteTimeout = time.Minute }, func(t *testing.T, s *served) {
-		r := s.socket("")
-		// Systems differ in how much a socket holds, so the test fills it first. Bytes
-		// move on from one side's buffer to the other's, so the test looks several
-		// times.
-		filler, fillers, looks := bytes.Repeat([]byte("x"), 60_000), 0, 0
-		await(t, "a client that owes the server its reading", func() bool {
-			s.g.each(func(c *conn) {
-				looks++
-				for ; !c.wire.Busy() && fillers < 1000; fillers++ {
-					if err := c.send(websocket.Text, filler); err != nil {
-						t.Error(err)
-						return
-					}
-					looks = 0
-				}
-			})
-			return looks > 30
-		})
-		const pings = 500
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for i := range pings {
-				if _, err := r.Write([]byte(masked(websocket.Ping, fmt.Sprintf("%0100d", i)))); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-		s.g.each(func(c *conn) {
-			if !c.wire.Busy() {
-				t.Error("the client has taken everything; the test shows nothing")
-			}
-		})
-		for range fillers {
-			r.expect(websocket.Text, string(filler))
-		}
-		for i := range pings {
-			r.expect(websocket.Pong, fmt.Sprintf("%0100d", i))
-		}
-		wg.Wait()
-		_ = r.Close()
-		s.settles(0)
-	})
-}
-
-func TestEventStreamsEnd(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
-		var streams []*raw
-		for range 30 {
-			r := s.open("/p/counter/events", "")
-			r.response(http.StatusOK)
-			if line, err := r.in.ReadString('\n'); err != nil || line != "event: count\n" {
-				t.Fatalf("got %q, %v", line, err)
-			}
-			streams = append(streams, r)
-		}
-		s.settles(30)
-		for i, r := range streams {
-			switch i % 3 {
-			case 0:
-				_ = r.SetLinger(0)
-			case 1:
-				r.write([]byte("nobody listens to this"))
-			}
-			_ = r.Close()
-		}
-		s.settles(0)
-		s.open("/p/counter/events", "").response(http.StatusOK) // left to the drain
-		s.settles(1)
-	})
 }
 
 // TestDrainWaitsForTheClose: a client that closes its side in time is certain to get the
 // close frame. A client that does not is closed after a moment.
 func TestDrainWaitsForTheClose(t *testing.T) {
-	bothWays(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
+	t.Parallel()
+	bothWaysLong(t, func(cfg *Config) { cfg.ShutdownTimeout = 500 * time.Millisecond }, func(t *testing.T, s *served) {
 		good, bad := s.socket(""), s.socket("")
 		s.settles(2)
-		ctx, cancel := context.WithTimeout(context.Background(), patient)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 		defer cancel()
 		done := make(chan error, 1)
 		go func() { done <- s.g.Drain(ctx) }()
@@ -717,9 +708,9 @@ func TestDrainWaitsForTheClose(t *testing.T) {
 		_ = good.CloseWrite()
 		good.expectEnd()
 		s.settles(1)
-		began := time.Now()
+		watch := testkit.NewStopwatch(t)
 		bad.expectEnd()
-		if took := time.Since(began); took > 2*lingerClose {
+		if took := watch.Elapsed(); took > 2*lingerClose {
 			t.Errorf("the end came after %s", took)
 		}
 		if err := <-done; err != nil {
@@ -728,64 +719,10 @@ func TestDrainWaitsForTheClose(t *testing.T) {
 	})
 }
 
-// TestCloseHandshakeEndsAtOnce: when both close frames have been sent, the server closes
-// the connection and does not wait for the client. It does not matter who began, or what
-// the client still had to say.
-func TestCloseHandshakeEndsAtOnce(t *testing.T) {
-	closing := func(code uint16) string {
-		return masked(websocket.Close, string(binary.BigEndian.AppendUint16(nil, code)))
-	}
-	for name, tc := range map[string]struct {
-		sends string
-		code  int
-		more  string // what is on its way before the client hears of the end
-	}{
-		"the client's":           {closing(1000), 1000, ""},
-		"the client's, going":    {masked(partText, "x") + closing(1001), 1001, ""},
-		"too large":              {masked(websocket.Text, strings.Repeat("x", 100_000)), websocket.StatusTooBig, masked(websocket.Text, heartbeatMsg)},
-		"too large in fragments": {masked(partText, strings.Repeat("x", 4000)) + masked(lastPart, strings.Repeat("x", 4000)), websocket.StatusTooBig, ""},
-		"too many errors":        {strings.Repeat(masked(websocket.Text, "{"), maxErrors), websocket.StatusPolicyViolation, masked(websocket.Ping, "x")},
-		"invalid UTF-8":          {masked(partText, "\xc3") + masked(lastPart, "x"), websocket.StatusInvalidPayload, masked(partText, "x")},
-		"a reason of no UTF-8":   {masked(websocket.Close, "\x03\xe8\xff"), websocket.StatusInvalidPayload, ""},
-		"a code of none":         {closing(1005), websocket.StatusProtocolError, ""},
-		"no mask":                {"\x81\x02{}", websocket.StatusProtocolError, ""},
-		"reserved bits":          {masked(0xf1, strings.Repeat("\x88\x80", 5000)), websocket.StatusProtocolError, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bothWays(t, nil, func(t *testing.T, s *served) {
-				r := s.socket("")
-				r.write([]byte(tc.sends))
-				for {
-					opcode, payload, err := r.frame()
-					if err != nil {
-						t.Fatal(err)
-					}
-					if opcode != websocket.Close {
-						continue
-					}
-					if got := int(binary.BigEndian.Uint16(payload)); got != tc.code {
-						t.Fatalf("closed with %d, want %d", got, tc.code)
-					}
-					break
-				}
-				began := time.Now()
-				if !strings.HasPrefix(name, "the client's") && !strings.HasPrefix(name, "a ") {
-					r.write([]byte(tc.more + closing(uint16(tc.code))))
-				}
-				r.expectEnd()
-				if took := time.Since(began); took >= lingerClose {
-					t.Errorf("the end came after %s", took)
-				}
-				s.settles(0)
-			})
-		})
-	}
-}
-
 // TestTheFirstTotalHasTheVisitor joins and asks for the total in one breath: no total may
 // come that lacks the visitor, but one after the time for which a gateway waits.
 func TestTheFirstTotalHasTheVisitor(t *testing.T) {
-	bothWays(t, nil, func(t *testing.T, s *served) {
+	bothWaysLong(t, nil, func(t *testing.T, s *served) {
 		for i := range 5 {
 			r := s.socket("")
 			began := time.Now()

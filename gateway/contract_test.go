@@ -339,6 +339,7 @@ func parse(t *testing.T, text []byte) any {
 
 // Real frames and events are as asyncapi.json says.
 func TestFramesAreAsDocumented(t *testing.T) {
+	t.Parallel()
 	s := serveGateway(t, true, everything(t))
 	doc := parse(t, openapi.AsyncAPI)
 	compiler := jsonschema.NewCompiler()

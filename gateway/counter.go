@@ -57,7 +57,7 @@ func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, boo
 func (g *Gateway) getCounter(c *gin.Context) {
 	policy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
 	name, ok := page(c, presence.CheckReadable)
-	if !ok || !g.public(c) {
+	if !ok || !g.public(c) || !g.admitPages(c, name) {
 		return
 	}
 	counts, ok := g.counts(c, name)
@@ -176,7 +176,7 @@ func (g *Gateway) getCounters(c *gin.Context) {
 		badRequest(c, "Ask for 1 to 100 distinct pages, as ?page=a&page=b.")
 		return
 	}
-	if !g.public(c) {
+	if !g.public(c) || !g.admitPages(c, pages...) {
 		return
 	}
 	counts, ok := g.counts(c, pages...)
@@ -207,10 +207,11 @@ func (g *Gateway) putCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if !g.admit(c, id) {
+	on := action == "increment"
+	if !g.admit(c, id) || on && !g.admitPages(c, name) {
 		return
 	}
-	if count, ok := g.hold(c, id.Hash, name, action == "increment"); ok {
+	if count, ok := g.hold(c, id.Hash, name, on); ok {
 		g.issue(c, id)
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}

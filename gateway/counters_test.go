@@ -18,6 +18,7 @@ import (
 	countermemstore "headcount/counter/memstore"
 	"headcount/gateway/counters"
 	"headcount/gateway/websocket"
+	"headcount/internal/testkit"
 	"headcount/presence"
 )
 
@@ -357,7 +358,7 @@ func TestCountersWhileTheStoreIsAway(t *testing.T) {
 	if _, text := event(t, stream); !strings.Contains(text, `"value":1,`) || strings.Contains(text, "stale") {
 		t.Errorf("the event stream, afterwards: %s", text)
 	}
-	await(t, "an answer from the copy of what is heard here", func() bool {
+	testkit.Eventually(t, "an answer from the copy of what is heard here", func() bool {
 		return strings.Contains(s.call("GET", "/likes:1", "", "Headcount-Id: "+a.id), `"exact":false`)
 	})
 }

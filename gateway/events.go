@@ -27,8 +27,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
 		return
 	}
 	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.bring(g.cfg.Proxies.Addr(c.Request), n) {
-		g.metrics.limits[limitRate].Inc()
-		policy.Problem(c.Writer, http.StatusTooManyRequests, "This address, or all clients together, have asked for too many pages that nobody else here has.", policy.RetryAfter(comeBack))
+		g.refuseNewPages(c)
 		return
 	}
 	crowd, ok := g.reserve(c)

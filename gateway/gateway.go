@@ -77,7 +77,7 @@ type Config struct {
 	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
 	// Incarnation numbers this life of the process. Beats carry it, and the endpoint
-	// store has it beside the name. Default: the time in unix milliseconds.
+	// store has it beside the name. Default: a new one of now.
 	Incarnation uint64
 
 	Store Store
@@ -183,7 +183,7 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
-	cfg.Incarnation = cmp.Or(cfg.Incarnation, uint64(time.Now().UnixMilli()))
+	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	g := &Gateway{
 		cfg: cfg, keys: keys,
 		limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),

@@ -55,6 +55,7 @@ func TestETagsOfEncodingsDiffer(t *testing.T) {
 // The connection ends after a request whose end others may see elsewhere. The server
 // asks for no body that it would refuse.
 func TestBodies(t *testing.T) {
+	t.Parallel()
 	s := serveGateway(t, true, nil)
 	const action = `{"action":"decrement"}`
 	put := func(status int, body string, lines ...string) *raw {
@@ -65,13 +66,18 @@ func TestBodies(t *testing.T) {
 		_, _ = io.Copy(io.Discard, resp.Body)
 		return r
 	}
-	put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5").expectEnd()
-	put(413, "", "Content-Length: 99999", "Expect: 100-continue").expectEnd() // a 100 would come first
-	put(413, "some bytes", "Content-Length: 9999").expectEnd()                // and the rest never comes
+	for _, r := range []*raw{
+		put(200, "16\r\n"+action+"\r\n0\r\n\r\n", "Transfer-Encoding: chunked", "Content-Length: 5"),
+		put(413, "", "Content-Length: 99999", "Expect: 100-continue"), // a 100 would come first
+		put(413, "some bytes", "Content-Length: 9999"),                // and the rest never comes
+	} {
+		r.expectEnd()
+	}
 }
 
 // What the HTTP server itself refuses is answered with its own problem.
 func TestRefusalsOfTheHTTPServer(t *testing.T) {
+	t.Parallel()
 	s := serveGateway(t, true, nil)
 	for request, want := range map[string]string{
 		"GET /%zz HTTP/1.1\r\nHost: h\r\n\r\n":                                       "percent-encoded",

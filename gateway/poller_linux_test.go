@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"headcount/gateway/websocket"
+	"headcount/internal/testkit"
 )
 
 // TestSilentConnectionsHaveNoGoroutine: neither silent connections nor those in the
@@ -25,7 +26,7 @@ func TestSilentConnectionsHaveNoGoroutine(t *testing.T) {
 	for range n {
 		all = append(all, socket())
 	}
-	await(t, "the goroutines of one connection", func() bool { return runtime.NumGoroutine() <= before+n/10 })
+	testkit.Eventually(t, "the goroutines of one connection", func() bool { return runtime.NumGoroutine() <= before+n/10 })
 	for _, r := range all {
 		_ = r.Close()
 	}

@@ -18,10 +18,11 @@ const (
 	aliveBatch  = 1024                   // users in one list of the living
 
 	// A grace that an owner has acknowledged may still be news to the next owner, also
-	// when it ended a moment ago: an owner that hands over ends nobody's presence. So
-	// the roster remembers a grace for this much longer, which is how long a handover
-	// takes.
-	afterGrace = 2500 * time.Millisecond
+	// when it ended a moment ago: an owner that hands over ends nobody's presence, nor
+	// does one that was killed. So the roster remembers a grace for this much longer: until
+	// a death is noticed, the partition has its next owner and that one has heard of the
+	// grace, also when the process that was killed is back by then and takes it again.
+	afterGrace = 8 * time.Second
 )
 
 // roster is the ground truth of who is connected to this gateway, by user and

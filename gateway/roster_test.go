@@ -267,3 +267,31 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 		t.Fatalf("%d users are left, want the one who stays, stored", len(l.users))
 	}
 }
+
+// A message may be lost, however often: a join is repeated until it is acknowledged, and not after that.
+func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, c := newBeats(t), &joined{}
+		b.join(1, "p", c)
+		b.wantOps(t, heartbeat.Join)
+		lost := b.sent[0]
+		repeats := func() int {
+			b.sent = nil
+			for range 60 {
+				time.Sleep(lastRepeat)
+				b.again(&b.lanes[0], time.Now())
+			}
+			return len(b.sent)
+		}
+		if n := repeats(); n != 60 {
+			t.Fatalf("sent again %d times in a minute, want 60", n)
+		}
+		if m := b.sent[59]; m.First != lost.First || len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Join {
+			t.Fatalf("sent %+v again, want %+v", m, lost)
+		}
+		b.receive(&heartbeat.Reply{Stream: lost.Stream, Acked: lost.First})
+		if n := repeats(); n != 0 || c.arrivals != 1 {
+			t.Fatalf("acknowledged, and sent again %d times, with %d arrivals", n, c.arrivals)
+		}
+	})
+}

@@ -166,6 +166,10 @@ func (g *Gateway) Door(l net.Listener) *policy.Door {
 	return policy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
 }
 
-// BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: a
-// connection that the gateway takes over from that server then needs no goroutine.
-func BelowTLS(door *policy.Door) net.Listener { return socket.Listener{Listener: door} }
+// BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door
+// bounds handshakes, and a connection that the gateway takes over from that server then
+// needs no goroutine.
+func BelowTLS(door *policy.Door) net.Listener {
+	door.SpeakTLS()
+	return socket.Listener{Listener: door}
+}

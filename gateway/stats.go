@@ -43,6 +43,9 @@ func (g *Gateway) getStats(c *gin.Context) {
 		badRequest(c, "The page cannot be asked for that: "+strings.TrimPrefix(err.Error(), minutes.ErrTime.Error()+": ")+".")
 		return
 	}
+	if !g.admitPages(c, name) {
+		return
+	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readPatience)
 	defer cancel()
 	list, err := g.cfg.Minutes.Minutes(ctx, name, q.From)

@@ -20,6 +20,7 @@ import (
 
 	"headcount/gateway/policy"
 	"headcount/gateway/socket"
+	"headcount/internal/testkit"
 )
 
 // serveTLS is serveGateway over TLS. The client speaks HTTP/2, or 1.1 if that is set.
@@ -178,7 +179,7 @@ func TestSilentTLSHasNoGoroutine(t *testing.T) {
 		}
 	}
 	// The client needs up to two for each connection.
-	await(t, "the goroutines of clients alone", func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
+	testkit.Eventually(t, "the goroutines of clients alone", func() bool { return runtime.NumGoroutine() <= before+2*n+n/3 })
 }
 
 // A client that begins many calls on one connection and takes no answer has to go when others
@@ -207,7 +208,7 @@ func TestCallsThatAreNotTakenOverHTTP2(t *testing.T) {
 	for i := range most + 1 {
 		frame(headers, endOfAll, uint32(2*i+1), "\x82\x87\x04\x0a/p/counter\x01\x01h") // GET, https, path, authority
 	}
-	_ = c.SetReadDeadline(time.Now().Add(patient))
+	_ = c.SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal("it has kept its place")
 	}

@@ -64,7 +64,7 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 	if ok {
 		s.Background, ok = oneColour(c, query, "background", background)
 	}
-	if !ok {
+	if !ok || !g.admitPages(c, name) {
 		return s, false
 	}
 	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.Site

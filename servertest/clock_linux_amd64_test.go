@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"headcount/internal/testkit"
 )
 
 // The wall clock of a program is wrong by as much as is asked, its monotonic clock is
@@ -29,7 +31,7 @@ func TestAClockIsWrong(t *testing.T) {
 		if err := p.StartAt(cmd, offset); err != nil {
 			t.Fatal(err)
 		}
-		if status := p.Wait(time.Minute); status != 0 {
+		if status := p.Wait(testkit.Timeout); status != 0 {
 			t.Fatalf("status %d:\n%s", status, out.String())
 		}
 		ended := time.Now()

@@ -7,9 +7,9 @@ import (
 	"os/exec"
 	"testing"
 	"time"
-)
 
-const patience = 30 * time.Second
+	"headcount/internal/testkit"
+)
 
 func TestPortsAreFreeAndGivenOnce(t *testing.T) {
 	given := map[int]bool{}
@@ -49,7 +49,7 @@ func TestProcess(t *testing.T) {
 	if err := p.Start(exec.Command("sh", "-c", "exit 7")); err != nil {
 		t.Fatal(err)
 	}
-	if status := p.Wait(patience); status != 7 || p.Runs() {
+	if status := p.Wait(testkit.Timeout); status != 7 || p.Runs() {
 		t.Errorf("exit status %d, it runs: %t", status, p.Runs())
 	}
 	if err := p.Start(exec.Command("sleep", "600")); err != nil {
@@ -73,7 +73,7 @@ func TestEnd(t *testing.T) {
 		within time.Duration
 		want   int
 	}{
-		{`trap "exit 3" TERM`, patience, 3},
+		{`trap "exit 3" TERM`, testkit.Timeout, 3},
 		{`trap "" TERM`, time.Millisecond, -1},
 	} {
 		var p Process

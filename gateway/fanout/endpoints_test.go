@@ -58,9 +58,17 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 type calls struct {
 	*memstore.Store
 	away           atomic.Bool
-	attach, detach atomic.Int64 // topics
-	failDetach     atomic.Int64 // this many times
-	during         func()       // an attach, once
+	attach, detach atomic.Int64    // topics
+	failDetach     atomic.Int64    // this many times
+	during         func()          // an attach, once
+	newest         presence.Update // what a read returns
+}
+
+func (c *calls) Updates(context.Context, []presence.Topic) ([]presence.Update, error) {
+	if c.away.Load() {
+		return nil, presence.ErrUnavailable
+	}
+	return []presence.Update{c.newest}, nil
 }
 
 func (c *calls) Attach(ctx context.Context, life string, topics []presence.Topic) ([]presence.Update, error) {
@@ -203,6 +211,32 @@ func wantEndpoints(t *testing.T, store *calls, want int) {
 	}
 }
 
+// The store answers and the dispatcher is silent; then the store is away. No read is older
+// than the one before.
+func TestNoReadIsOlderThanTheOneBefore(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		topic := presence.CountTopic("p")
+		at := func(sequence uint64) presence.Update {
+			return presence.Update{Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}}
+		}
+		read := func(want presence.Update) {
+			t.Helper()
+			if got, known := h.Newest(t.Context(), []presence.Topic{topic}); !known || got[0] != want {
+				t.Errorf("read %v, known %t; want version %s, stale %t", got, known, want.Version, want.Stale)
+			}
+		}
+		h.Want(topic)
+		synctest.Wait()
+		h.Update(at(18))
+		store.newest = at(20)
+		read(at(20))
+		store.away.Store(true)
+		stale := at(20)
+		stale.Stale = true
+		read(stale)
+	})
+}
+
 // exactly is an Encoder that writes nothing.
 type exactly struct{}
 
@@ -264,5 +298,26 @@ func TestTopicsOfASource(t *testing.T) {
 		if n := store.attach.Load() + store.detach.Load(); n > 0 {
 			t.Errorf("the store was asked for %d topics", n)
 		}
+	})
+}
+
+// An update may arrive after the store has gone: it is newer, but nobody knows what followed it.
+func TestUpdatesAreStaleWhileTheStoreIsAway(t *testing.T) {
+	withCalls(t, func(t *testing.T, h *Hub, store *calls) {
+		topic := presence.CountTopic("p")
+		h.Want(topic)
+		synctest.Wait() // it is attached
+		want := func(sequence uint64, stale bool) {
+			t.Helper()
+			h.Update(presence.Update{Topic: topic, Version: presence.Version{Incarnation: 1, Sequence: sequence}})
+			if last, _ := h.Last(topic); last.Version.Sequence != sequence || last.Stale != stale {
+				t.Errorf("the hub has %+v, want number %d, stale %t", last, sequence, stale)
+			}
+		}
+		want(1, false)
+		store.away.Store(true)
+		h.Away()
+		want(1, true)
+		want(2, true)
 	})
 }

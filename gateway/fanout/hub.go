@@ -180,6 +180,18 @@ func (h *Hub) Figures() (f Figures) {
 // Delivered is how many updates have been written to clients.
 func (h *Hub) Delivered() int64 { return h.Figures().Delivered }
 
+// Unread is how many of the topics nobody here subscribes to or read lately.
+func (h *Hub) Unread(topics []presence.Topic) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, t := range topics {
+		if h.topics[t] == nil && !h.read.Contains(t) {
+			n++
+		}
+	}
+	return n
+}
+
 // Unheard is how many of the topics are not known here at all: each of them costs
 // the store a call when it is wanted.
 func (h *Hub) Unheard(topics []presence.Topic) (n int) {
@@ -303,10 +315,10 @@ func (h *Hub) Update(u presence.Update) {
 	h.mu.Unlock()
 }
 
-// Acknowledged takes an update that did not come from the topic's dispatcher: the
-// count that came with the acknowledgement of a join, of the last change that the
-// join's partition knows of, however long ago. It says nothing of a topic that is
-// not known yet.
+// Acknowledged takes an update that did not come from the topic's dispatcher: one that
+// was read for a GET, or the count that came with the acknowledgement of a join, of the
+// last change that the join's partition knows of, however long ago. It says nothing of a
+// topic that is not known yet.
 func (h *Hub) Acknowledged(u presence.Update) {
 	h.mu.Lock()
 	w := h.topics[u.Topic]

@@ -23,6 +23,7 @@ func (h *Hub) Newest(ctx context.Context, topics []presence.Topic) ([]presence.U
 	for i, u := range updates {
 		if !u.Stale {
 			h.read.Add(topics[i], u)
+			h.Acknowledged(u) // else a later answer without the store could be older than this one
 		}
 		last, known := h.Last(topics[i])
 		if !known && u.Stale {

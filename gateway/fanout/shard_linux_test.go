@@ -536,6 +536,10 @@ func TestSweepLooksWhenThereIsSomethingToDo(t *testing.T) {
 // A client that repeats a subscribe is answered once per interval. Neither that, nor
 // leaving a page and coming again, changes the pace of other pages.
 func TestRepeatedSubscribesAreLimited(t *testing.T) {
+	intervals := 50
+	if testing.Short() {
+		intervals = 10
+	}
 	for _, leave := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			const interval = 100 * time.Millisecond
@@ -556,7 +560,7 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 				t.Fatalf("%d counts at first, want all at once", n)
 			}
 			answers := 0
-			for range 1000 {
+			for range 20 * intervals {
 				time.Sleep(interval / 20)
 				if leave {
 					for _, page := range pages {
@@ -576,8 +580,8 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 				s.deliver()
 				answers += len(counts(t, w.take(t)...))
 			}
-			if most := 51 * answersAtOnce; answers > most || answers < most*9/10 {
-				t.Errorf("leave %v: %d answers in 50 intervals, want %d or a little less", leave, answers, most)
+			if most := (intervals + 1) * answersAtOnce; answers > most || answers < most*9/10 {
+				t.Errorf("leave %v: %d answers in %d intervals, want %d or a little less", leave, answers, intervals, most)
 			}
 			if s.pace.stretch != 0 || s.pace.load > 1 {
 				t.Errorf("leave %v: the pace is stretched by %.1f with a load of %.1f", leave, s.pace.stretch, s.pace.load)
@@ -585,40 +589,6 @@ func TestRepeatedSubscribesAreLimited(t *testing.T) {
 			if len(s.fresh) > 0 || len(s.asking) > 1 {
 				t.Errorf("leave %v: %d visits and %d subscribers wait", leave, len(s.fresh), len(s.asking))
 			}
-		})
-	}
-}
-
-// BenchmarkDeliver is a pass that gives 1,000 subscribers a count, without what
-// TCP costs: frames, rounded frames and events are the same work.
-func BenchmarkDeliver(b *testing.B) {
-	for name, form := range map[string]Form{"frames": 0, "rounded": 2, "events": events} {
-		b.Run(name, func(b *testing.B) {
-			const subscribers = 1000
-			s := loneShard(time.Millisecond)
-			watchers := make([]watcher, subscribers)
-			for i := range watchers {
-				watchers[i] = s.watcher(b)
-				defer watchers[i].close()
-				watchers[i].watch(form, "p")
-			}
-			buf := make([]byte, 4096)
-			sequence, took := uint64(0), time.Duration(0)
-			for b.Loop() {
-				sequence++
-				s.start = s.start.Add(-time.Second)                     // an interval has passed
-				s.update(countOf("p", int64(10+sequence%80), sequence)) // two digits, so that every change shows
-				began := time.Now()
-				s.deliver()
-				took += time.Since(began)
-				for _, w := range watchers {
-					if _, err := syscall.Read(w.fd, buf); err != nil {
-						b.Fatalf("subscriber got nothing: %v", err)
-					}
-				}
-			}
-			b.ReportMetric(float64(took.Nanoseconds())/float64(s.delivered.Load()), "ns/delivery")
-			b.ReportMetric(float64(s.delivered.Load())/float64(sequence), "deliveries/op")
 		})
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -449,24 +448,6 @@ func TestWhereTokensAreLookedFor(t *testing.T) {
 	}
 }
 
-func TestIdentifyByMany(t *testing.T) {
-	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
-	signed := ids.issue(presence.DefaultSite)
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for range 200 {
-				id, err := ids.Identify(getRequest("/", Header, signed.Signed), presence.DefaultSite, false)
-				if err != nil || id.User != signed.User || id.Hash != signed.Hash {
-					t.Errorf("Identify = %+v, %v", id, err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
 // What is signed is accepted. Anything that differs from it is not.
 func TestSignedIDsCannotBeChanged(t *testing.T) {
 	ids := newTestIDs(t, Config{IDSecrets: idSecrets("new", "old")})
@@ -561,22 +542,4 @@ func FuzzToken(f *testing.F) {
 			t.Fatalf("with a shorter signature: %v", err)
 		}
 	})
-}
-
-func BenchmarkIdentifyCookie(b *testing.B) {
-	ids := newTestIDs(b, Config{})
-	r := getRequest("/", "Cookie", "a=b; headcount_id="+ids.issue(presence.DefaultSite).Signed)
-	b.ReportAllocs()
-	for b.Loop() {
-		mustIdentify(b, ids, r, true)
-	}
-}
-
-func BenchmarkIdentifyToken(b *testing.B) {
-	ids := newTestIDs(b, Config{JWTSecret: []byte("s")})
-	r := getRequest("/", "Authorization", "Bearer "+signToken(b, "s", jwt.MapClaims{"sub": "a", "exp": 4e9}))
-	b.ReportAllocs()
-	for b.Loop() {
-		mustIdentify(b, ids, r, true)
-	}
 }

@@ -33,7 +33,7 @@ var calls = []call{
 	{"DELETE", "/-/users/{user}", "Erases what is kept of a user: follows, what is unread, and all memberships.", server, "", "", "204", "400 401 403 503"},
 
 	{"GET", "/api/v1/counters", "Several counters, in the order asked.", opened, "keys", "", "Counters", "400 401 403 503"},
-	{"POST", "/api/v1/counters", "Up to 1,000 changes, all or none.", server, "idempotency", "Batch", "Counters", "400 401 403 409 413 415 503"},
+	{"POST", "/api/v1/counters", "Up to 1,000 changes, of exact counters alone or of others alone.", server, "idempotency", "Batch", "Counters", "400 401 403 409 413 415 503"},
 	{"GET", "/api/v1/counters/{key}", "A counter, which may lag as its rule says.", opened, "", "", "Counter", "400 401 403 503"},
 	{"DELETE", "/api/v1/counters/{key}", "Deletes a counter with its members, history and ledger.", server, "", "", "204", "400 401 403 503"},
 	{"GET", "/api/v1/counters/{key}/exact", "A counter with everything that was acknowledged before.", opened, "", "", "Counter", "400 401 403 503"},

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,6 +23,16 @@ const stepPatience = time.Second
 // silentPatience is how long a client that has sent nothing at all may keep its place
 // while others wait. An honest client sends its request as soon as it is connected.
 const silentPatience = 50 * time.Millisecond
+
+// Over TLS a client is in its handshake until its first request is whole. At most
+// handshakesPerCore may be under way for each core; beyond that the oldest is closed. One
+// address may have half as many; beyond that its oldest is closed, or, while that is
+// younger than stepPatience, the new one. Each handshake takes some 0.3 ms of computing as
+// soon as it begins, so this also bounds what one address can have the server compute.
+const (
+	handshakesPerCore = 512
+	handshakeTime     = 3 * time.Second // of one handshake, when others come
+)
 
 // plainConnections is how many connections may exist that are not, or not yet, a
 // WebSocket or an event stream. It is a tenth of long, at least 100, and never more
@@ -48,20 +60,25 @@ type Door struct {
 	shut    chan struct{} // closed by Close
 	once    sync.Once     // closes shut
 
+	handshakes int // that may be under way; 0: the clients do not speak TLS
+
 	mu     sync.Mutex       // guards what follows
 	long   map[net.Conn]int // how many long requests each connection has under way, which are no guests; not more than long connections
 	loads  map[net.Conn]*load
 	most   loads // of loads
 	calls  int   // in all loads
 	guests map[net.Conn]*list.Element
-	silent list.List // of each *guest that has sent nothing, the oldest first
-	steps  list.List // of every other *guest, the one with the oldest step first
+	silent list.List          // of each *guest that has sent nothing, the oldest first
+	shakes list.List          // of each *guest in its TLS handshake, the oldest first; none of these is in silent
+	steps  list.List          // of every other *guest, the one with the oldest step first
+	from   map[netip.Addr]int // how many guests in shakes each address has; an IPv6 /64 is one address
 }
 
 type guest struct {
-	conn  net.Conn
-	step  time.Time
-	spoke bool // the guest is in steps; otherwise it is in silent
+	conn net.Conn
+	addr netip.Addr
+	step time.Time
+	in   *list.List // silent, shakes or steps
 }
 
 // Counter counts events. A prometheus.Counter is a Counter.
@@ -84,22 +101,26 @@ func newDoor(l net.Listener, silence time.Duration, limit int, evicted Counter) 
 	return &Door{
 		Listener: l, silence: silence, limit: limit, evicted: evicted, failing: func(error) {},
 		room: make(chan struct{}, 1), shut: make(chan struct{}), guests: map[net.Conn]*list.Element{}, long: map[net.Conn]int{}, loads: map[net.Conn]*load{},
+		from: map[netip.Addr]int{},
 	}
+}
+
+// SpeakTLS bounds the handshakes under way, for a door whose clients speak TLS. It is called
+// before Accept.
+func (d *Door) SpeakTLS() {
+	d.handshakes = max(min(handshakesPerCore*runtime.GOMAXPROCS(0), d.limit/2), 2)
 }
 
 // Accept waits for a client, and for room for it.
 func (d *Door) Accept() (net.Conn, error) {
-	c, err := d.Listener.Accept()
-	if full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE); full != d.failed {
-		d.failed = full
-		d.failing(err)
+	c, err := d.accept()
+	for err == nil && d.handshakes > 0 && !d.admit(addressOf(c)) {
+		_ = c.Close()
+		d.evicted.Inc()
+		c, err = d.accept()
 	}
 	if err != nil {
 		return nil, err // after too many open files the HTTP server tries again within a second
-	}
-	if tcp, ok := c.(*net.TCPConn); ok {
-		limitSilence(tcp, d.silence)
-		c = clientConn{tcp, new(atomic.Bool)}
 	}
 	for {
 		wait := d.enter(c)
@@ -116,6 +137,61 @@ func (d *Door) Accept() (net.Conn, error) {
 			return nil, errors.Join(net.ErrClosed, c.Close())
 		}
 	}
+}
+
+// accept waits for a client.
+func (d *Door) accept() (net.Conn, error) {
+	c, err := d.Listener.Accept()
+	if full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE); full != d.failed {
+		d.failed = full
+		d.failing(err)
+	}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		limitSilence(tcp, d.silence)
+		c = clientConn{tcp, new(atomic.Bool)}
+	}
+	return c, err
+}
+
+// addressOf is the address by which handshakes are counted.
+func addressOf(c net.Conn) netip.Addr {
+	at, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return limitKey(at.AddrPort().Addr())
+}
+
+// admit makes room for one more handshake, of that address, and reports whether it could.
+// A handshake that waits for the server does not have to go before handshakeTime is over.
+func (d *Door) admit(addr netip.Addr) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	for e := d.shakes.Front(); patience(e, handshakeTime, now) <= 0; e = d.shakes.Front() {
+		d.evict(e)
+	}
+	crowd := d.from[addr] >= d.handshakes/2
+	if d.shakes.Len() < d.handshakes && !crowd {
+		return true
+	}
+	oldest := d.shakes.Front()
+	for crowd && oldest.Value.(*guest).addr != addr {
+		oldest = oldest.Next()
+	}
+	if crowd && patience(oldest, stepPatience, now) > 0 || unreadBytes(oldest.Value.(*guest).conn) {
+		return false
+	}
+	d.evict(oldest)
+	return true
+}
+
+// evict closes e's guest to make room. The caller holds mu.
+func (d *Door) evict(e *list.Element) {
+	c := e.Value.(*guest).conn
+	d.leave(c)
+	_ = c.Close() // this ends the HTTP server's goroutine for the connection
+	d.evicted.Inc()
 }
 
 // enter adds c to the guests and returns 0. If there is no room, it returns how long
@@ -139,16 +215,18 @@ func (d *Door) enter(c net.Conn) (wait time.Duration) {
 		if wait > 0 {
 			return wait
 		}
-		oldest := e.Value.(*guest)
-		if unreadBytes(oldest.conn) { // step makes the guest the youngest, so the loop ends
+		if unreadBytes(e.Value.(*guest).conn) { // step makes the guest the youngest, so the loop ends
 			d.step(e, now)
 			continue
 		}
-		d.leave(oldest.conn)
-		_ = oldest.conn.Close() // this ends the HTTP server's goroutine for the connection
-		d.evicted.Inc()
+		d.evict(e)
 	}
-	d.guests[c] = d.silent.PushBack(&guest{conn: c, step: now})
+	g := &guest{conn: c, step: now, in: &d.silent}
+	if d.handshakes > 0 {
+		g.in, g.addr = &d.shakes, addressOf(c)
+		d.from[g.addr]++
+	}
+	d.guests[c] = g.in.PushBack(g)
 	return 0
 }
 
@@ -164,10 +242,11 @@ func patience(e *list.Element, most time.Duration, now time.Time) time.Duration 
 // the first one of a guest makes an element. The caller holds mu.
 func (d *Door) step(e *list.Element, at time.Time) {
 	g := e.Value.(*guest)
-	if !g.spoke {
-		d.silent.Remove(e)
+	if g.in != &d.steps {
+		d.out(e)
+		g.in = &d.steps
 		e = d.steps.PushBack(g)
-		d.guests[g.conn], g.spoke = e, true
+		d.guests[g.conn] = e
 	}
 	g.step = at
 	d.steps.MoveToBack(e)
@@ -182,19 +261,23 @@ func (d *Door) step(e *list.Element, at time.Time) {
 	}
 }
 
-// list returns the list that holds the guest.
-func (d *Door) list(g *guest) *list.List {
-	if g.spoke {
-		return &d.steps
+// out takes e's guest out of its list. The caller holds mu.
+func (d *Door) out(e *list.Element) {
+	g := e.Value.(*guest)
+	g.in.Remove(e)
+	if g.in != &d.shakes {
+		return
 	}
-	return &d.silent
+	if d.from[g.addr]--; d.from[g.addr] == 0 {
+		delete(d.from, g.addr)
+	}
 }
 
 // leave forgets c, and reports whether c was known. The caller holds mu.
 func (d *Door) leave(c net.Conn) bool {
 	e := d.guests[c]
 	if e != nil {
-		d.list(e.Value.(*guest)).Remove(e)
+		d.out(e)
 		delete(d.guests, c)
 	}
 	return e != nil
@@ -377,7 +460,7 @@ func (d *Door) stay(c net.Conn) (over func()) {
 		if d.long[c]--; d.long[c] == 0 {
 			// It is there anyway, so it comes back beyond the bound too; the next one waits.
 			delete(d.long, c)
-			d.guests[c] = d.steps.PushBack(&guest{conn: c, step: time.Now(), spoke: true})
+			d.guests[c] = d.steps.PushBack(&guest{conn: c, step: time.Now(), in: &d.steps})
 		}
 	}
 }

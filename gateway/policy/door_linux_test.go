@@ -7,10 +7,13 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"headcount/internal/testkit"
 )
 
 // A client that waits for the server to read what it sent is not closed.
 func TestDoorOurOwnSlowness(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +33,7 @@ func TestDoorOurOwnSlowness(t *testing.T) {
 	silent := accept()
 	h.says(wholeRequest)
 	sent := accept()
-	await(t, "the request", func() bool { return unreadBytes(sent) })
+	testkit.Eventually(t, "the request", func() bool { return unreadBytes(sent) })
 	time.Sleep(stepPatience)
 	h.says(wholeRequest)
 	next := accept()

@@ -13,7 +13,11 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"headcount/internal/testkit"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // house is an HTTP server behind a door of a few places.
 type house struct {
@@ -27,22 +31,9 @@ type tally struct{ atomic.Int64 }
 
 func (n *tally) Inc() { n.Add(1) }
 
-// patient is longer than anything here takes.
-const patient = 10 * time.Second
-
-// await waits until something is so.
-func await(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patient); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
 func openHouse(t *testing.T, limit int) *house {
 	t.Helper()
-	before := goleak.IgnoreCurrent()
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -66,8 +57,7 @@ func openHouse(t *testing.T, limit int) *house {
 	t.Cleanup(func() {
 		server.Close()
 		<-ended
-		await(t, "an empty house", func() bool { return h.guests() == 0 })
-		goleak.VerifyNone(t, before)
+		testkit.Eventually(t, "an empty house", func() bool { return h.guests() == 0 })
 	})
 	return h
 }
@@ -89,7 +79,7 @@ func (h *house) says(text string) net.Conn {
 		h.t.Fatal(err)
 	}
 	h.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patient))
+	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := io.WriteString(c, text); err != nil {
 		h.t.Fatal(err)
 	}
@@ -114,14 +104,14 @@ func TestDoorHalfHandshakes(t *testing.T) {
 	var slow []net.Conn
 	for i := range limit {
 		slow = append(slow, h.says("GET /-/ws HTTP/1.1\r\nHost: x\r\n"))
-		await(t, "a guest", func() bool { return h.guests() == i+1 })
+		testkit.Eventually(t, "a guest", func() bool { return h.guests() == i+1 })
 	}
-	began := time.Now()
+	watch := testkit.NewStopwatch(t)
 	c := h.says(wholeRequest)
 	if err := h.answered(c); err != nil {
 		t.Fatalf("behind half handshakes: %v", err)
 	}
-	if took := time.Since(began); took > 3*stepPatience {
+	if took := watch.Elapsed(); took > 3*stepPatience {
 		t.Errorf("it waited %s", took)
 	}
 	if n := h.evicted.Load(); n != 1 {
@@ -132,11 +122,11 @@ func TestDoorHalfHandshakes(t *testing.T) {
 	}
 	// The clients that are left have had their time, too: nobody waits for them now.
 	for range limit - 1 {
-		began := time.Now()
+		began := watch.Elapsed()
 		if err := h.answered(h.says(wholeRequest)); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > stepPatience*3/4 {
+		if took := watch.Elapsed() - began; took > stepPatience*3/4 {
 			t.Errorf("it waited %s", took)
 		}
 	}
@@ -154,7 +144,7 @@ func TestDoorLetsLongConnectionsThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await(t, "no guest", func() bool { return h.guests() == 0 })
+	testkit.Eventually(t, "no guest", func() bool { return h.guests() == 0 })
 	if n := h.evicted.Load(); n != 0 {
 		t.Errorf("%d had to go", n)
 	}
@@ -169,7 +159,7 @@ func TestDoorStepsCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := h.says("GET / HTTP/1.1\r\n")
-	await(t, "two guests", func() bool { return h.guests() == 2 })
+	testkit.Eventually(t, "two guests", func() bool { return h.guests() == 2 })
 	if _, err := io.WriteString(first, wholeRequest); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +185,7 @@ func TestDoorStepsCount(t *testing.T) {
 func TestDoorClosesWhileOneWaits(t *testing.T) {
 	h := openHouse(t, 1)
 	h.says("GET / HTTP/1.1\r\n")
-	await(t, "a guest", func() bool { return h.guests() == 1 })
+	testkit.Eventually(t, "a guest", func() bool { return h.guests() == 1 })
 	waiting := h.says(wholeRequest)
 	time.Sleep(stepPatience / 20) // let it come to the door; it waits much longer
 	_ = h.door.Close()
@@ -211,7 +201,7 @@ func TestDoorSilentConnections(t *testing.T) {
 	const limit = 100
 	h := openHouse(t, limit)
 	half := h.says("GET / HTTP/1.1\r\n")
-	await(t, "a guest that has spoken", func() bool {
+	testkit.Eventually(t, "a guest that has spoken", func() bool {
 		h.door.mu.Lock()
 		defer h.door.mu.Unlock()
 		return h.door.silent.Len() == 1 && said(h.door.silent.Front().Value.(*guest).conn)
@@ -233,18 +223,19 @@ func TestDoorSilentConnections(t *testing.T) {
 			}
 		}
 	}()
-	await(t, "somebody who had to go", func() bool { return h.evicted.Load() > 0 })
+	testkit.Eventually(t, "somebody who had to go", func() bool { return h.evicted.Load() > 0 })
 	_ = half.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	if _, err := half.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("one that had sent a part had to go first: %v", err)
 	}
+	watch := testkit.NewStopwatch(t)
 	for range 20 {
-		began := time.Now()
+		began := watch.Elapsed()
 		c := h.says(wholeRequest)
 		if err := h.answered(c); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > stepPatience/4 {
+		if took := watch.Elapsed() - began; took > stepPatience/4 {
 			t.Errorf("it waited %s", took)
 		}
 		c.Close()
@@ -257,22 +248,8 @@ func TestDoorSilentConnections(t *testing.T) {
 // A connection with a long request, of which HTTP/2 has several, is no guest until the
 // last of them is over.
 func TestLongRequestOnSharedConnection(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := newDoor(l, time.Minute, 1, &tally{})
-	defer d.Close()
-	client, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	c, err := d.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	d, conns, _ := acceptAll(t, 1, 1)
+	c := conns[0]
 	guests := func(want int) {
 		t.Helper()
 		if len(d.guests) != want || d.steps.Len()+d.silent.Len() != want {
@@ -322,18 +299,23 @@ func acceptAll(t *testing.T, limit, n int) (d *Door, conns, clients []net.Conn) 
 	d = newDoor(l, time.Minute, limit, &tally{})
 	t.Cleanup(func() { d.Close() })
 	for range n {
-		client, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := d.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { client.Close(); c.Close() })
+		c, client := acceptOne(t, d)
 		conns, clients = append(conns, c), append(clients, client)
 	}
 	return d, conns, clients
+}
+
+func acceptOne(t *testing.T, d *Door) (conn, client net.Conn) {
+	t.Helper()
+	client, err := net.Dial("tcp", d.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if conn, err = d.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close(); conn.Close() })
+	return conn, client
 }
 
 // Of connections that carry several calls the one with the most makes room, and no one has to
@@ -364,7 +346,7 @@ func TestDoorBoundsCallsOfSharedConnections(t *testing.T) {
 	calls(4)
 	overs = append(overs, d.call(conns[2])) // and the connection with three has to go
 	calls(2)
-	_ = clients[1].SetReadDeadline(time.Now().Add(patient))
+	_ = clients[1].SetReadDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := clients[1].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("the one with the most calls is there: %v", err)
 	}
@@ -385,16 +367,7 @@ func TestDoorBoundsCallsOfSharedConnections(t *testing.T) {
 	d, conns, _ = acceptAll(t, 1, 1) // each of these stays
 	for range 3 {
 		d.stay(conns[len(conns)-1])
-		client, err := net.Dial("tcp", d.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
-		c, err := d.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		c, _ := acceptOne(t, d)
 		conns = append(conns, c)
 	}
 	for _, c := range conns {

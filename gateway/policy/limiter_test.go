@@ -1,9 +1,7 @@
 package policy
 
 import (
-	"fmt"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -147,41 +145,6 @@ func TestLimiterLaws(t *testing.T) {
 			t.Fatalf("%d addresses", l.addresses.Len())
 		}
 	})
-}
-
-func TestLimiterByMany(t *testing.T) {
-	l := newLimiter(limit.PerSecond(1, 100), 16, 0)
-	now := time.Unix(1_900_000_000, 0)
-	var mu sync.Mutex
-	allowed := 0
-	var wg sync.WaitGroup
-	for g := range 4 {
-		wg.Go(func() {
-			for range 50 {
-				if ok, _ := another(l, netip.MustParseAddr("192.0.2.1"), now); ok {
-					mu.Lock()
-					allowed++
-					mu.Unlock()
-				}
-				another(l, netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", g)), now)
-			}
-		})
-	}
-	wg.Wait()
-	if allowed != 100 {
-		t.Fatalf("%d calls of a burst of 100", allowed)
-	}
-}
-
-func BenchmarkLimiterFlood(b *testing.B) {
-	l := NewLimiter(21 * time.Second)
-	now := time.Unix(1_900_000_000, 0)
-	b.ReportAllocs()
-	i := uint32(0)
-	for b.Loop() {
-		i++
-		another(l, netip.AddrFrom4([4]byte{byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}), now)
-	}
 }
 
 // What is limited is how many different identities an address brings, not how

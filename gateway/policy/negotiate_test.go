@@ -5,7 +5,6 @@ import (
 	"compress/gzip"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -194,30 +193,4 @@ func TestGzipBytesByMany(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-func FuzzGzipBytes(f *testing.F) {
-	f.Add([]byte("x"), []byte(`{"page":"p"}`))
-	f.Fuzz(func(t *testing.T, dst, src []byte) {
-		out := Gzip(slices.Clip(dst), src) // the fuzzer keeps both in one array
-		if !bytes.HasPrefix(out, dst) || !bytes.Equal(gunzip(t, out[len(dst):]), src) {
-			t.Fatalf("%q after %q", src, dst)
-		}
-	})
-}
-
-func BenchmarkGzipBytes(b *testing.B) {
-	src := []byte(`{"page":"p","count":715,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"}`)
-	var buf []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		buf = Gzip(buf[:0], src)
-	}
-}
-
-func BenchmarkWantsHTML(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		wantsHTML("text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8")
-	}
 }

@@ -58,20 +58,3 @@ func TestRatesForgetTheLongestIdle(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkRates(b *testing.B) {
-	for name, callers := range map[string]int{"one": 1, "many": 1 << 12} {
-		b.Run(name, func(b *testing.B) {
-			r, now := NewRates(10, 20), time.Unix(1_900_000_000, 0)
-			users := make([]Caller, callers)
-			for i := range users {
-				users[i].User = fmt.Sprint("user ", i)
-			}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				r.Allow(users[i%callers], now)
-				now = now.Add(time.Millisecond)
-			}
-		})
-	}
-}

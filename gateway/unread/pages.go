@@ -58,8 +58,13 @@ func (s *Sums) level(p *page, l unread.Level, right int64) {
 	if l.Newer(p.newest) {
 		p.newest = l
 	}
-	switch n := p.newest; {
-	case n.Incarnation == p.level.Incarnation && n.By <= p.authors || n.Incarnation != p.level.Incarnation && n.By == 0:
+	n := p.newest
+	same := n.Incarnation == p.level.Incarnation
+	if same {
+		n.Before = p.level.Before // if n was heard, it does not say so
+	}
+	switch {
+	case same && n.By <= p.authors, n.By == 0 && p.level.Incarnation == 0:
 		if n.Newer(p.level) {
 			s.apply(p, n, nil)
 			p.authors = min(p.authors, n.By)

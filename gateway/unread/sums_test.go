@@ -246,63 +246,65 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 
 // A presence is told again while the page changes. Its end is told after the grace.
 func TestPresencesAreTold(t *testing.T) {
-	store := memstore.New(memstore.Config{})
-	s := quiet(store)
-	u := unread.User{1}
-	if err := s.book.Follow(t.Context(), u, "p", true); err != nil {
-		t.Fatal(err)
-	}
-	f := s.Enter(t.Context(), u)
-	c := &tab{joined: []string{"p"}}
-	s.Add(f, c)
-	read := func() unread.Follow {
-		t.Helper()
-		if err := s.catchUp(t.Context()); err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Config{})
+		s := quiet(store)
+		u := unread.User{1}
+		if err := s.book.Follow(t.Context(), u, "p", true); err != nil {
 			t.Fatal(err)
 		}
-		updates, err := store.Updates(t.Context(), []presence.Topic{unread.RecordTopic(u), unread.LevelTopic("p")})
-		if err != nil {
+		f := s.Enter(t.Context(), u)
+		c := &tab{joined: []string{"p"}}
+		s.Add(f, c)
+		read := func() unread.Follow {
+			t.Helper()
+			if err := s.catchUp(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			updates, err := store.Updates(t.Context(), []presence.Topic{unread.RecordTopic(u), unread.LevelTopic("p")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, u := range updates {
+				s.Update(u)
+			}
+			if err := s.catchUp(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			r, err := store.Records(t.Context(), []unread.User{u})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r[0].Follows[0]
+		}
+		s.Moved(f, "p")
+		if got := read(); len(got.Through) != 1 || got.Through[0] != "g/1" {
+			t.Fatalf("a join: %+v", got)
+		}
+		if err := store.Change(t.Context(), "p", unread.Change{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, u := range updates {
-			s.Update(u)
+		if got := read(); got.Held != 0 {
+			t.Errorf("told again at once: %+v", got)
 		}
-		if err := s.catchUp(t.Context()); err != nil {
-			t.Fatal(err)
+		s.lasting()
+		if got := read(); got.Held != 1 || got.Seen != 1 {
+			t.Errorf("not told again: %+v", got)
 		}
-		r, err := store.Records(t.Context(), []unread.User{u})
-		if err != nil {
-			t.Fatal(err)
+		s.Leave(f, c, c.joined)
+		s.graceEnded()
+		if got := read(); len(got.Through) != 1 {
+			t.Errorf("gone within the grace: %+v", got)
 		}
-		return r[0].Follows[0]
-	}
-	s.Moved(f, "p")
-	if got := read(); len(got.Through) != 1 || got.Through[0] != "g/1" {
-		t.Fatalf("a join: %+v", got)
-	}
-	if err := store.Change(t.Context(), "p", unread.Change{}); err != nil {
-		t.Fatal(err)
-	}
-	if got := read(); got.Held != 0 {
-		t.Errorf("told again at once: %+v", got)
-	}
-	s.lasting()
-	if got := read(); got.Held != 1 || got.Seen != 1 {
-		t.Errorf("not told again: %+v", got)
-	}
-	s.Leave(f, c, c.joined)
-	s.graceEnded()
-	if got := read(); len(got.Through) != 1 {
-		t.Errorf("gone within the grace: %+v", got)
-	}
-	time.Sleep(60 * time.Millisecond)
-	s.graceEnded()
-	if got := read(); len(got.Through) != 0 {
-		t.Errorf("here after the grace: %+v", got)
-	}
-	if len(s.told)+len(s.presences)+len(s.graces) != 0 {
-		t.Errorf("%d %d %d are left", len(s.told), len(s.presences), len(s.graces))
-	}
+		time.Sleep(60 * time.Millisecond)
+		s.graceEnded()
+		if got := read(); len(got.Through) != 0 {
+			t.Errorf("here after the grace: %+v", got)
+		}
+		if len(s.told)+len(s.presences)+len(s.graces) != 0 {
+			t.Errorf("%d %d %d are left", len(s.told), len(s.presences), len(s.graces))
+		}
+	})
 }
 
 // Users that come while the store reads others are read together, so that a crowd of

@@ -1,10 +1,8 @@
 package redisstore
 
 import (
-	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 
@@ -47,12 +45,10 @@ func TestRedisIsAway(t *testing.T) {
 	s := open(t, server.URL())
 	hook := storetest.Hooks(t)[0].ID
 	server.Kill()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	if _, _, err := s.Take(ctx, hook); !errors.Is(err, webhook.ErrUnavailable) {
+	if _, _, err := s.Take(t.Context(), hook); !errors.Is(err, webhook.ErrUnavailable) {
 		t.Errorf("Take: %v", err)
 	}
-	if _, _, err := s.Tell(ctx, []webhook.Change{{Hook: hook, Subject: "a/1", Is: "1"}}); !errors.Is(err, webhook.ErrUnavailable) {
+	if _, _, err := s.Tell(t.Context(), []webhook.Change{{Hook: hook, Subject: "a/1", Is: "1"}}); !errors.Is(err, webhook.ErrUnavailable) {
 		t.Errorf("Tell: %v", err)
 	}
 }
