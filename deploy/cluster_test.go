@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -18,24 +19,27 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/internal/testkit"
 	"headcount/servertest"
 )
 
-// patience bounds every wait. It is much longer than any wait should be.
-const patience = 60 * time.Second
+var binary string // the path of the program; empty with -short
 
-// binary is the program as users run it: the one HEADCOUNT_BIN names, else
-// built here.
-func binary(t *testing.T) string {
-	t.Helper()
-	bin, err := programtest.Path(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() { // the tests that are left look at files
+		os.Exit(m.Run())
 	}
-	return bin
+	os.Exit(testkit.RunWithProgram(m, "4", &binary))
+}
+
+// long skips a test that runs the program, unless the program is there.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 }
 
 // ports returns different ports, free for TCP and UDP.
@@ -58,11 +62,11 @@ type script struct {
 }
 
 // start runs cluster.sh on free ports.
-func start(t *testing.T, bin string, args ...string) *script {
+func start(t *testing.T, args ...string) *script {
 	t.Helper()
 	all := ports(17)
 	s := &script{lines: make(chan string, 100), listen: all[1:3], all: all, scratch: t.TempDir()}
-	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+bin, "TMPDIR="+s.scratch,
+	s.run(t, "cluster.sh", args, "HEADCOUNT_BIN="+binary, "TMPDIR="+s.scratch,
 		"REDIS_PORT="+all[0], "LISTEN_PORTS="+strings.Join(s.listen, " "),
 		"ADMIN_PORTS="+strings.Join(all[3:10], " "), "CLUSTER_PORTS="+strings.Join(all[10:], " "))
 	return s
@@ -71,10 +75,10 @@ func start(t *testing.T, bin string, args ...string) *script {
 // run runs a script with more in its environment.
 func (s *script) run(t *testing.T, name string, args []string, env ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	s.cmd = exec.CommandContext(ctx, "bash", append([]string{name}, args...)...)
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
-	s.cmd.WaitDelay = 30 * time.Second // longer than the script takes to kill what does not end
+	s.cmd.WaitDelay = testkit.Timeout // longer than the script takes to kill what does not end
 	s.cmd.Env = append(clean(), env...)
 	// A signal that this process handles has its default effect in the script. That also
 	// holds when the tests run in the background of a shell, where SIGINT is ignored.
@@ -210,22 +214,15 @@ func (s *script) count(t *testing.T, gateway int, method, body string) int {
 }
 
 func TestCluster(t *testing.T) {
+	long(t)
 	t.Parallel() // all of these wait, mostly
-	s := start(t, binary(t))
+	s := start(t)
 	s.until(t, "ready")
 	pids := s.pids(t)
 	if n := s.count(t, 0, http.MethodPut, `{"action":"increment"}`); n != 1 {
 		t.Errorf("the gateway that was told counts %d, want 1", n)
 	}
-	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		n := s.count(t, 1, http.MethodGet, "")
-		if n == 1 {
-			break
-		}
-		if time.Now().After(limit) {
-			t.Fatalf("the other gateway counts %d, want 1", n)
-		}
-	}
+	testkit.Eventually(t, "the count of the other gateway", func() bool { return s.count(t, 1, http.MethodGet, "") == 1 })
 
 	// A process that is killed is reported, and started again on request.
 	if err := syscall.Kill(pids["presence-2"], syscall.SIGKILL); err != nil {
@@ -256,8 +253,8 @@ func TestCluster(t *testing.T) {
 }
 
 func TestClusterThatCannotStart(t *testing.T) {
+	long(t)
 	t.Parallel()
-	bin := binary(t)
 	for name, tc := range map[string]struct {
 		args []string
 		busy int // the index of a port that is taken for datagrams; 0 for none
@@ -267,7 +264,7 @@ func TestClusterThatCannotStart(t *testing.T) {
 		"one of them":   {busy: 13, want: "cluster: presence-2 ended with status 1 at its start"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := start(t, bin, tc.args...)
+			s := start(t, tc.args...)
 			if tc.busy > 0 {
 				l, err := net.ListenPacket("udp", "127.0.0.1:"+s.all[tc.busy])
 				if err != nil {

@@ -23,6 +23,7 @@ import (
 
 	coder "github.com/coder/websocket"
 
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -33,16 +34,16 @@ type gateways struct{ addrs, admins []string }
 
 func startGateways(t *testing.T) *gateways {
 	t.Helper()
-	bin, redis := binary(t), redistest.Start(t)
+	redis := redistest.Start(t)
 	g := &gateways{}
 	for range 2 {
 		addr, admin := servertest.FreeAddr(), servertest.FreeAddr()
-		background(t, patience, bin, "serve", "--listen="+addr, "--admin-listen="+admin, "--cluster-listen="+servertest.FreeAddr(), "--redis="+redis.URL(),
+		background(t, testkit.Timeout, binary, "serve", "--listen="+addr, "--admin-listen="+admin, "--cluster-listen="+servertest.FreeAddr(), "--redis="+redis.URL(),
 			"--base-path=/live", "--trusted-proxies=127.0.0.1", "--max-connections-per-address=1", "--shutdown-timeout=2s")
 		g.addrs, g.admins = append(g.addrs, addr), append(g.admins, admin)
 	}
 	for _, admin := range g.admins {
-		eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
+		testkit.Eventually(t, "a gateway that is ready", func() bool { return servertest.Ready(t.Context(), admin) == nil })
 	}
 	return g
 }
@@ -59,7 +60,7 @@ func background(t *testing.T, grace time.Duration, name string, args ...string) 
 	cmd.Env, cmd.Stdout, cmd.Stderr = append(clean(), "HOME="+t.TempDir()), &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v: run make setup", err)
 	}
 	t.Cleanup(func() {
 		kill := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // an error means that all have ended
@@ -72,15 +73,6 @@ func background(t *testing.T, grace time.Duration, name string, args ...string) 
 			t.Logf("%s: %s", filepath.Base(name), &log)
 		}
 	})
-}
-
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !so(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 // proxied is a proxy before the gateways, and its visitors.
@@ -103,7 +95,7 @@ func (p *proxied) visitor() *http.Client {
 		},
 	}
 	p.t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: transport, Timeout: testkit.Timeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 func (p *proxied) url(path string) string { return "https://counter.example.com" + path }
@@ -175,7 +167,7 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 			}
 			args := tc.run(conf)
 			background(t, 0, args[0], args[1:]...)
-			eventually(t, tc.name, func() bool {
+			testkit.Eventually(t, tc.name, func() bool {
 				c, err := net.Dial("tcp", p.addr)
 				if err == nil {
 					c.Close()
@@ -191,6 +183,7 @@ func eachProxy(t *testing.T, gateways []string, look func(t *testing.T, name str
 // WebSockets, event streams without delay, the addresses of clients, and encoded names
 // below a path.
 func TestProxies(t *testing.T) {
+	long(t)
 	g := startGateways(t)
 	eachProxy(t, g.addrs, func(_ *testing.T, name string, p *proxied, browser bool) {
 		p.check(name)
@@ -202,6 +195,7 @@ func TestProxies(t *testing.T) {
 
 // Without the second gateway the files are for one process.
 func TestProxiesBeforeOneProcess(t *testing.T) {
+	long(t)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Host, r.URL.EscapedPath(), " ", r.Header.Get("X-Forwarded-For"), " ", r.Header.Get("X-Forwarded-Proto"))
 	}))
@@ -216,6 +210,7 @@ func TestProxiesBeforeOneProcess(t *testing.T) {
 
 // A gateway that is gone is no visitor's concern, and behind nginx and HAProxy neither is one that is full.
 func TestProxiesGoToAnother(t *testing.T) {
+	long(t)
 	answering := func(status int) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 		t.Cleanup(s.Close)
@@ -235,6 +230,7 @@ func TestProxiesGoToAnother(t *testing.T) {
 
 // A POST that a gateway has taken and not answered goes to no other one: it could count twice.
 func TestProxiesRepeatNoPost(t *testing.T) {
+	long(t)
 	var mu sync.Mutex
 	posts := map[string]int{} // by path
 	var addrs []string
@@ -279,7 +275,7 @@ func TestProxyOfCompose(t *testing.T) {
 		cmd.Path, cmd.Err = path, nil
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("%v (run make setup if nginx is missing)\n%s", err, out)
 	}
 	// What it passes on is what the tests of proxy/nginx.conf see.
 	passes := func(name string) (lines []string) {
@@ -303,7 +299,7 @@ func certificate(t *testing.T, dir string) (cert, key string) {
 	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
 		"-subj", "/CN=counter.example.com", "-addext", "subjectAltName=DNS:counter.example.com", "-keyout", key, "-out", cert).CombinedOutput()
 	if err != nil {
-		t.Fatalf("openssl: %v\n%s", err, out)
+		t.Fatalf("openssl: %v; run make setup\n%s", err, out)
 	}
 	both, err := os.ReadFile(key)
 	if err != nil {
@@ -399,7 +395,7 @@ func (p *proxied) browse(g *gateways, name string) {
 	background(t, 0, chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
 		"--ignore-certificate-errors", "--host-resolver-rules=MAP counter.example.com 127.0.0.1", "--user-data-dir="+t.TempDir(), "--remote-debugging-port=0", at+"?page="+name+"%2Fdemo")
 	visitor := p.visitor()
-	eventually(t, "the browser on the demo's page", func() bool {
+	testkit.Eventually(t, "the browser on the demo's page", func() bool {
 		body, _ := io.ReadAll(p.get(visitor, "/live/"+name+"%2Fdemo/counter").Body)
 		return strings.Contains(string(body), `"count":1,`)
 	})

@@ -1,23 +1,27 @@
 package deploy_test
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
+
+	"headcount/internal/testkit"
 )
 
 // This is what README.md shows: three regions, one total, and a link that is cut and
 // healed.
 func TestRegions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	all := ports(12)
 	s := &script{lines: make(chan string, 100), listen: all[3:6], all: all, scratch: t.TempDir()}
 	env := []string{
-		"HEADCOUNT_BIN=" + binary(t), "TMPDIR=" + s.scratch,
+		"HEADCOUNT_BIN=" + binary, "TMPDIR=" + s.scratch,
 		"REDIS_PORTS=" + strings.Join(all[:3], " "), "LISTEN_PORTS=" + strings.Join(all[3:6], " "),
 		"ADMIN_PORTS=" + strings.Join(all[6:9], " "), "CLUSTER_PORTS=" + strings.Join(all[9:], " "),
 	}
@@ -34,15 +38,10 @@ func TestRegions(t *testing.T) {
 	}
 	shows := func(want ...int) {
 		t.Helper()
-		for limit := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		testkit.Eventually(t, fmt.Sprintf("the counts %v of the regions", want), func() bool {
 			got := []int{s.count(t, 0, http.MethodGet, ""), s.count(t, 1, http.MethodGet, ""), s.count(t, 2, http.MethodGet, "")}
-			if got[0] == want[0] && got[1] == want[1] && got[2] == want[2] {
-				return
-			}
-			if time.Now().After(limit) {
-				t.Fatalf("the regions show %v, want %v", got, want)
-			}
-		}
+			return slices.Equal(got, want)
+		})
 	}
 	join := func(regions ...int) {
 		for _, r := range regions {

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { after, before, test } from 'node:test';
 
-import { PATIENCE, eventually, expectCount, launch, open as openIn, startOfficeProxy, startSite } from './browser.js';
+import { eventually, expectCount, launch, open as openIn, startOfficeProxy, startSite } from './browser.js';
 import { RIGHT, startNginx } from './nginx.js';
 import { Server, program } from './server.js';
 
@@ -39,7 +39,7 @@ before(
     nginx = await startNginx(server.port, { wrong: { upgrade: true }, blocked: {}, right: RIGHT, slow: { host: RIGHT.host } });
     browser = await launch();
   },
-  { timeout: 300_000 },
+  { timeout: 600_000 },
 );
 
 after(async () => {
@@ -65,10 +65,10 @@ const words = (page, id = 'count') =>
     const shown = document.getElementById(id).shadowRoot?.childNodes ?? [];
     return [...shown].map((node) => (node.hidden ? '' : node.textContent)).join('');
   }, id);
-const expectWords = (page, want, id) => eventually(want, 'the element shows', PATIENCE, () => words(page, id));
+const expectWords = (page, want, id) => eventually(want, 'the element shows', () => words(page, id));
 
 /** Waits until an element has what it shows in it. */
-const drawn = (page) => page.waitForFunction(() => document.getElementById('count').shadowRoot, undefined, { timeout: PATIENCE });
+const drawn = (page) => page.waitForFunction(() => document.getElementById('count').shadowRoot);
 
 /** All live regions of a page, with those in shadows. */
 const regions = (page) =>
@@ -87,7 +87,7 @@ async function played(html, options = {}) {
       socket.send(JSON.stringify({ type: 'welcome', user: 'u', heartbeat_ms: 60_000 }));
     }),
   );
-  await eventually(true, 'it connects', PATIENCE, () => socket !== undefined);
+  await eventually(true, 'it connects', () => socket !== undefined);
   await drawn(page);
   page.say = (count, name = '/', more = {}) => socket.send(JSON.stringify({ type: 'count', page: name, count, updated_at: null, version: `1-${++version}`, ...more }));
   return page;
@@ -154,13 +154,13 @@ test('a stale count looks different, and the console says what to look at', asyn
     const { fontStyle, textDecorationLine } = getComputedStyle(document.getElementById('count').shadowRoot.querySelector('[part~=count]'));
     return `${fontStyle} ${textDecorationLine}`;
   });
-  await eventually('italic none', 'its style', PATIENCE, style);
+  await eventually('italic none', 'its style', style);
   page.say(8, '/', { stale: true });
   await expectWords(page, '8');
   assert.deepEqual(page.complaints.length, 1);
   assert.match(page.complaints[0], /stale.*\/readyz/);
   page.say(8);
-  await eventually('normal none', 'its style', PATIENCE, style);
+  await eventually('normal none', 'its style', style);
   await close(page);
 });
 
@@ -173,7 +173,7 @@ for (const how of ['Navigation API', 'wrapped history'])
     const page = await open(address('<live-count id="count"></live-count>', { path: `${root}/a` }), (page) =>
       how === 'Navigation API' ? undefined : page.addInitScript(() => Object.defineProperty(window, 'navigation', { value: undefined })),
     );
-    const expectAt = (name, want = 1) => eventually(want, `on ${name}`, PATIENCE, () => at(name));
+    const expectAt = (name, want = 1) => eventually(want, `on ${name}`, () => at(name));
     await expectCount(page, 1);
     assert.equal(await at('/a'), 1);
     await page.evaluate((path) => history.pushState(null, '', path), `${root}/b`);
@@ -201,14 +201,14 @@ for (const how of ['Navigation API', 'wrapped history'])
     // A long path counts under a name that anybody can compute.
     const long = `${root}/${'é'.repeat(200)}`;
     await page.evaluate((path) => history.pushState(null, '', path), long);
-    await eventually(1, 'on the long one', PATIENCE, () => server.count([...long].slice(0, 95).join('') + stand(long)));
+    await eventually(1, 'on the long one', () => server.count([...long].slice(0, 95).join('') + stand(long)));
     await expectCount(page, 1);
     assert.deepEqual(page.complaints, []);
 
     // One that the server refuses is said once; who is on it is on the site.
     const refused = `${root}/\u0001`;
     await page.evaluate((path) => history.pushState(null, '', path), `${root}/%01`);
-    await eventually(1, 'on the site', PATIENCE, () => server.count(stand(refused)));
+    await eventually(1, 'on the site', () => server.count(stand(refused)));
     assert.equal(await page.evaluate(() => document.getElementById('count').count), undefined);
     await page.evaluate(() => document.getElementById('count').insertAdjacentHTML('afterend', '<live-count></live-count>'));
     await page.evaluate((path) => history.pushState(null, '', path), `${root}/e`);
@@ -225,12 +225,12 @@ test('refused pages take nothing with them where WebSockets are blocked', async 
     }),
   );
   await expectCount(page, 1);
-  await expectCount(page, 0, PATIENCE, 'fine');
+  await expectCount(page, 0, 'fine');
   const told = () => page.complaints.filter((text) => /is not counted/.test(text)).sort();
-  await eventually(2, 'pages are told', PATIENCE, () => told().length);
+  await eventually(2, 'pages are told', () => told().length);
   assert.match(told()[0], /"bad\\u0001" is not counted: .*U\+0001/);
   assert.match(told()[1], /"bad\\u0002" is not counted: .*U\+0002/);
-  await eventually(1, 'on the stand-in', PATIENCE, () => server.count(stand('bad\u0002')));
+  await eventually(1, 'on the stand-in', () => server.count(stand('bad\u0002')));
   assert.equal(await page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, office.url), 'open');
   await close(page);
 });
@@ -239,7 +239,7 @@ test('behind a proxy with a wrong Host nothing is live, and the console names th
   const state = (page) => page.textContent('#state');
   for (const way of ['wrong', 'blocked']) {
     const page = await open(`${nginx.urls[way]}/?page=proxied`);
-    await eventually('refused', way, PATIENCE, () => state(page));
+    await eventually('refused', way, () => state(page));
     const hint = page.complaints.find((text) => /refuses this page/.test(text));
     assert.match(hint, /proxy_set_header Host \$http_host/, way);
     await drawn(page);
@@ -269,11 +269,11 @@ test('a sandboxed frame is told what can be done, and one that may have its orig
   const alone = await Promise.all(ways.map((from) => framed('allow-scripts', from)));
   const allowed = await Promise.all(ways.map((from) => framed('allow-scripts allow-same-origin', from)));
   for (const [i, page] of alone.entries()) {
-    await eventually(true, 'it is told', PATIENCE, async () => page.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)));
+    await eventually(true, 'it is told', async () => page.complaints.some((text) => /origin is null.*allow-same-origin.*postMessage/.test(text)));
     const state = () => page.frames()[1].evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.state, ways[i]);
-    await eventually('refused', 'its state', PATIENCE, state);
+    await eventually('refused', 'its state', state);
   }
-  for (const page of allowed) await eventually(2, 'both are counted', PATIENCE, () => page.frames()[1].evaluate(() => document.getElementById('count').count));
+  for (const page of allowed) await eventually(2, 'both are counted', () => page.frames()[1].evaluate(() => document.getElementById('count').count));
   await close(...alone, ...allowed);
 });
 
@@ -285,10 +285,10 @@ test('a widget of each of several sites is live in frames of another origin, wit
     const frame = (from, query) => address(`<iframe src="${from}/w/widget?label=reading${query}"></iframe>`.replaceAll('&', '&amp;'));
     const of = (page) => page.frames()[1].evaluate(() => document.querySelector('live-count').count);
     const [first, second, other] = await Promise.all([open(frame(sited.url, '&site=two')), open(frame(slow.url, '&site=two')), open(frame(sited.url, ''))]);
-    for (const page of [first, second]) await eventually(2, 'both are on the page of their site', PATIENCE, () => of(page));
-    await eventually(1, 'the other site has one', PATIENCE, () => of(other));
+    for (const page of [first, second]) await eventually(2, 'both are on the page of their site', () => of(page));
+    await eventually(1, 'the other site has one', () => of(other));
     const third = await open(frame(sited.url, '&site=two&watch=1'));
-    await eventually(2, 'who watches is not counted', PATIENCE, () => of(third));
+    await eventually(2, 'who watches is not counted', () => of(third));
     for (const page of [first, other, third]) assert.deepEqual(page.complaints, []);
     await close(first, second, other, third);
 
@@ -297,11 +297,11 @@ test('a widget of each of several sites is live in frames of another origin, wit
     assert.equal(put.status, 200);
     const [reader, visitor] = await Promise.all([open(frame(own.url, '&site=two')), open(frame(own.url, ''))]);
     const text = (page) => page.frames()[1].evaluate(() => document.body.innerText.trim());
-    await eventually('1 reading', 'the reader shows', PATIENCE, () => text(reader));
-    await eventually(1, 'the site of the server has one', PATIENCE, () => of(visitor));
+    await eventually('1 reading', 'the reader shows', () => text(reader));
+    await eventually(1, 'the site of the server has one', () => of(visitor));
     const cookie = put.headers.get('Set-Cookie').split(';')[0];
     await fetch(`${own.url}/w/counter?site=two`, { method: 'PUT', headers: { 'Content-Type': 'application/json', Cookie: cookie }, body: '{"action":"decrement"}' });
-    await eventually('0 reading', 'the reader shows', PATIENCE, () => text(reader));
+    await eventually('0 reading', 'the reader shows', () => text(reader));
     for (const page of [reader, visitor]) assert.deepEqual(page.complaints, []);
     await close(reader, visitor);
   } finally {
@@ -318,7 +318,7 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   const tab = await openIn(page.context(), at);
   const bell = (each) => each.evaluate(() => document.getElementById('bell').count);
   const unread = async (want) => {
-    for (const each of [page, tab]) await eventually(want, 'the bell shows', PATIENCE, () => bell(each));
+    for (const each of [page, tab]) await eventually(want, 'the bell shows', () => bell(each));
   };
   await unread(0);
   const pages = ['list-c', 'list-b', 'list-a']; // changes of one second are listed by page
@@ -345,7 +345,7 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   const button = page.getByRole('button', { name: /^Notifications/ });
   const dialog = page.getByRole('dialog', { name: 'Notifications' });
   const focused = () => page.evaluate(() => document.getElementById('bell').shadowRoot.activeElement?.firstChild?.textContent);
-  const expectFocus = (want) => eventually(want, 'the focus is on', PATIENCE, focused);
+  const expectFocus = (want) => eventually(want, 'the focus is on', focused);
   const expanded = () => button.getAttribute('aria-expanded');
   await page.evaluate(() => {
     const bell = document.getElementById('bell');
@@ -373,11 +373,11 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   // One by one; a list that is open follows, in the other tab too.
   await tab.getByRole('button', { name: /^Notifications/ }).click();
   const theirs = tab.getByRole('dialog', { name: 'Notifications' }).getByRole('listitem');
-  await eventually(3, 'the other list has', PATIENCE, () => theirs.count());
+  await eventually(3, 'the other list has', () => theirs.count());
   await button.click();
   await dialog.getByRole('button', { name: /^<b>bold/ }).click();
   await unread(2);
-  await eventually(2, 'the other list has', PATIENCE, () => theirs.count());
+  await eventually(2, 'the other list has', () => theirs.count());
   await page.click('#outside');
   await dialog.waitFor({ state: 'detached' });
   await page.evaluate(() => (window.prevent = true));
@@ -388,9 +388,9 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   await button.click();
   await dialog.getByRole('link', { name: /^New prices/ }).click();
   await page.waitForURL(`${guarded.url}/pricing`);
-  await eventually(1, 'the bell shows', PATIENCE, () => bell(tab));
+  await eventually(1, 'the bell shows', () => bell(tab));
   await tab.getByRole('button', { name: 'Mark all as read' }).click();
-  await eventually(0, 'the bell shows', PATIENCE, () => bell(tab));
+  await eventually(0, 'the bell shows', () => bell(tab));
   await tab.getByRole('button', { name: /^Notifications/ }).click();
   await tab.getByText('Nothing new').waitFor();
   for (const each of [page, tab]) assert.deepEqual(each.complaints, []);
@@ -434,10 +434,10 @@ test('with storage="none" there is neither a cookie nor storage, with and withou
   );
   await Promise.all(pages.map((page) => expectCount(page, 4)));
   for (const page of pages) {
-    await eventually(true, 'it can be liked', PATIENCE, () => page.evaluate(() => document.getElementById('likes').shadowRoot?.querySelector('button')?.disabled === false));
+    await eventually(true, 'it can be liked', () => page.evaluate(() => document.getElementById('likes').shadowRoot?.querySelector('button')?.disabled === false));
     await page.click('#likes');
   }
-  for (const page of pages) await expectCount(page, 4, PATIENCE, 'likes');
+  for (const page of pages) await expectCount(page, 4, 'likes');
   for (const page of pages) {
     assert.deepEqual(await page.context().cookies(), []);
     assert.deepEqual(await page.evaluate(() => [localStorage.length, sessionStorage.length]), [0, 0]);
@@ -451,7 +451,7 @@ test('with storage="none" there is neither a cookie nor storage, with and withou
 test('a server that wants tokens says so to a page without one', async () => {
   const page = await open(address('<live-count id="count"></live-count>', { from: strict.url }));
   const told = () => page.complaints.find((text) => text.startsWith('Headcount:'));
-  await eventually(true, 'told', PATIENCE, async () => told() !== undefined);
+  await eventually(true, 'told', async () => told() !== undefined);
   assert.match(told(), /refuses this page: .*this server requires a JWT/);
   await close(page);
 });

@@ -6,6 +6,7 @@ import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 
+import { TIMEOUT } from './browser.js';
 import { freePort } from './server.js';
 
 /** Some distributions keep it where the PATH of a user does not look. */
@@ -63,9 +64,9 @@ export async function startNginx(port, ways) {
       socket.on('error', () => answer(false)).on('close', () => socket.destroy());
       socket.on('connect', () => socket.end());
     });
-  for (let tries = 0; ; tries++) {
+  for (const deadline = Date.now() + TIMEOUT; ; ) {
     if (failed) throw new Error(`nginx does not start (make setup installs it): ${failed.message}`);
-    if (nginx.exitCode !== null || tries > 150) throw new Error(`nginx does not serve: ${log}`);
+    if (nginx.exitCode !== null || Date.now() > deadline) throw new Error(`nginx does not serve: ${log}`);
     if (await up(Object.values(urls).at(-1))) break;
     await sleep(100);
   }

@@ -12,7 +12,7 @@ import { after, before, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-import { PATIENCE, eventually, launch, open as openIn, startOfficeProxy } from './browser.js';
+import { eventually, launch, open as openIn, startOfficeProxy } from './browser.js';
 import { Server, program } from './server.js';
 
 const run = promisify(execFile);
@@ -113,7 +113,7 @@ before(
     office = await startOfficeProxy(server.port);
     browser = await launch();
   },
-  { timeout: 300_000 },
+  { timeout: 600_000 },
 );
 
 after(async () => {
@@ -206,7 +206,7 @@ test('a server imports and renders it, and nothing is connected or kept running'
     import { App } from './made/app.js';
     new Headcount({ server: 'https://x.example' }).join('p');
     console.log(renderToString(createElement(App)), typeof LiveCount);`;
-  const { stdout } = await run(process.execPath, ['--input-type=module', '-e', script], { cwd: folder, timeout: 30_000 });
+  const { stdout } = await run(process.execPath, ['--input-type=module', '-e', script], { cwd: folder });
   assert.match(stdout, /<p id="count">unknown<\/p><p id="site">unknown<\/p>.*<live-count id="other" page="other".*function/);
 });
 
@@ -216,11 +216,11 @@ for (const name of BUNDLERS)
     const open = async (through) => openIn(await browser.newContext(), `${site.url}/${path}?server=${encodeURIComponent(through)}`);
     const pages = await Promise.all([open(server.url), open(office.url)]);
     const text = (page, id) => page.textContent(`#${id}`);
-    const expect = (page, id, want) => eventually(want, `${id} shows`, PATIENCE, () => text(page, id));
+    const expect = (page, id, want) => eventually(want, `${id} shows`, () => text(page, id));
     for (const page of pages) {
       await expect(page, 'text', '2'); // by the element
       await expect(page, 'count', '2 sure open'); // by the hook, which is the same visitor
-      await eventually(true, 'it shows the site', PATIENCE, async () => (await text(page, 'site')) === `${await server.count('*')}`);
+      await eventually(true, 'it shows the site', async () => (await text(page, 'site')) === `${await server.count('*')}`);
       await expect(page, 'unread', '0');
       await expect(page, 'like', '0 false');
     }
@@ -234,15 +234,15 @@ for (const name of BUNDLERS)
     await pages[0].click('#move');
     await expect(pages[0], 'count', '1 sure open');
     await pages[0].evaluate(() => history.pushState(null, '', './moved'));
-    await eventually(1, 'it is on the next page', PATIENCE, () => server.count(`/${path}moved`));
-    await eventually(1, 'and left the one before', PATIENCE, () => server.count(`/${path}`));
+    await eventually(1, 'it is on the next page', () => server.count(`/${path}moved`));
+    await eventually(1, 'and left the one before', () => server.count(`/${path}`));
     assert.deepEqual(pages[0].complaints, []);
     await Promise.all(pages.map((page) => page.context().close()));
   });
 
 test('a bundle that names no server says so', async () => {
   const page = await openIn(await browser.newContext(), `${site.url}/esbuild/`);
-  await eventually(true, 'it says so', PATIENCE, async () => page.complaints.some((text) => /write <live-count server=/.test(text)));
+  await eventually(true, 'it says so', async () => page.complaints.some((text) => /write <live-count server=/.test(text)));
   await page.context().close();
 });
 

@@ -9,16 +9,18 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
+import { TIMEOUT } from './browser.js';
+
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 
-/** The program under test: $HEADCOUNT_BIN, or built here with the race detector. */
+/** The program under test: $HEADCOUNT_BIN, or built here. */
 export async function program() {
   if (process.env.HEADCOUNT_BIN) return { path: process.env.HEADCOUNT_BIN, remove: async () => {} };
   const folder = await mkdtemp(join(tmpdir(), 'headcount-web-'));
   const path = join(folder, 'headcount');
   const remove = () => rm(folder, { recursive: true });
   try {
-    await promisify(execFile)('go', ['build', '-race', '-o', path, './cmd/headcount'], { cwd: ROOT });
+    await promisify(execFile)('go', ['build', '-o', path, './cmd/headcount'], { cwd: ROOT });
   } catch (error) {
     await remove();
     throw error;
@@ -62,7 +64,7 @@ export class Server {
     for (const stream of [this.#process.stdout, this.#process.stderr]) {
       stream.on('data', (data) => (this.#log = (this.#log + data).slice(-20_000)));
     }
-    for (let tries = 0; tries < 150; tries++) {
+    for (const deadline = Date.now() + TIMEOUT; Date.now() < deadline; ) {
       if (this.#process.exitCode !== null) throw new Error(`the server ended at once:\n${this.#log}`);
       const answer = await fetch(`http://127.0.0.1:${this.#admin}/readyz`).catch(() => undefined);
       if (answer?.status === 200) return;

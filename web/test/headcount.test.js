@@ -3,63 +3,15 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
 import { Headcount } from '../headcount.js';
+import { FakeWebSocket, settle, sockets, tick } from './fake.js';
 
 const SERVER = 'https://count.example';
-let sockets; // every one that was made, in order
 let clients;
 let storage;
 
 // The client loads this after a failed attempt. It is loaded here first, so that no test waits for it.
 for (let failures = 1; failures < 20; failures++) await import(`../rescue.js?${failures}`);
 await import('../more.js');
-
-class FakeWebSocket extends EventTarget {
-  sent = [];
-  closed = false;
-
-  constructor(url, protocol) {
-    super();
-    this.url = new URL(url);
-    this.protocol = protocol;
-    sockets.push(this);
-  }
-  send(text) {
-    this.sent.push(JSON.parse(text));
-  }
-  close() {
-    this.closed = true;
-  }
-
-  // These do what a server does.
-  open() {
-    this.dispatchEvent(new Event('open'));
-  }
-  say(frame) {
-    this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
-  }
-  welcome(more) {
-    this.open();
-    this.say({ type: 'welcome', user: 'u', id: 'u.sig', heartbeat_ms: 15_000, ...more });
-  }
-  drop() {
-    this.dispatchEvent(new Event('close'));
-  }
-
-  /** The frames sent since the last call. */
-  take() {
-    return this.sent.splice(0);
-  }
-}
-
-/** Lets everything run that waits for no timer. */
-async function settle() {
-  for (let i = 0; i < 3; i++) await new Promise(setImmediate);
-}
-
-async function tick(ms) {
-  mock.timers.tick(ms);
-  await settle();
-}
 
 function client(options, url = SERVER) {
   const headcount = new Headcount(url, options);
@@ -86,7 +38,7 @@ const count = (page, number, version, more) => ({
 });
 
 beforeEach(() => {
-  sockets = [];
+  sockets.length = 0;
   clients = [];
   storage = {};
   mock.timers.enable({ apis: ['setTimeout'] });

@@ -4,37 +4,24 @@ import assert from 'node:assert/strict';
 import { afterEach, beforeEach, mock, test } from 'node:test';
 
 import { Headcount } from '../headcount.js';
+import { FakeWebSocket, settle, sockets, tick } from './fake.js';
 
-let sockets;
 let tabs;
 let held; // lock -> who has it
 let queues; // lock -> who waits
 let channels;
 
-class FakeWebSocket extends EventTarget {
-  sent = [];
-  closed = false;
-  constructor(url) {
-    super();
-    this.url = new URL(url);
-    sockets.push(this);
-  }
+/** A WebSocket whose server answers heartbeats. */
+class AnsweringWebSocket extends FakeWebSocket {
   send(text) {
-    this.sent.push(JSON.parse(text));
+    super.send(text);
     if (this.sent.at(-1).type === 'heartbeat') queueMicrotask(() => this.say({ type: 'heartbeat' }));
   }
-  close() {
-    this.closed = true;
-  }
-  say(frame) {
-    this.dispatchEvent(new MessageEvent('message', { data: JSON.stringify(frame) }));
-  }
   welcome() {
-    this.dispatchEvent(new Event('open'));
-    this.say({ type: 'welcome', user: 'u', heartbeat_ms: 15_000 });
+    super.welcome({ id: undefined });
   }
   take() {
-    return this.sent.splice(0).filter(({ type }) => type !== 'heartbeat');
+    return super.take().filter(({ type }) => type !== 'heartbeat');
   }
 }
 
@@ -89,15 +76,6 @@ const locks = {
   },
 };
 
-async function settle() {
-  for (let i = 0; i < 5; i++) await new Promise(setImmediate);
-}
-
-async function tick(ms) {
-  mock.timers.tick(ms);
-  await settle();
-}
-
 /** A tab that joins pages. Its window's events are its own. */
 async function tab(pages = ['p'], options = {}) {
   const page = new EventTarget();
@@ -120,7 +98,7 @@ const go = (headcount) => headcount.page.dispatchEvent(new Event('pagehide'));
 const count = (page, number, version) => ({ type: 'count', page, count: number, updated_at: null, version });
 
 beforeEach(() => {
-  sockets = [];
+  sockets.length = 0;
   tabs = [];
   channels = [];
   held = new Map();
@@ -128,7 +106,7 @@ beforeEach(() => {
   mock.timers.enable({ apis: ['setTimeout'] });
   Object.defineProperty(globalThis, 'navigator', { value: { locks: { ...locks } }, configurable: true, writable: true });
   globalThis.BroadcastChannel = FakeChannel;
-  globalThis.WebSocket = FakeWebSocket;
+  globalThis.WebSocket = AnsweringWebSocket;
   globalThis.document = { hidden: false };
   globalThis.location = new URL('https://site.example/path');
   globalThis.fetch = () => Promise.reject(new TypeError('no network'));
