@@ -41,17 +41,18 @@ var layers = []layer{
 	{"presence/pncounter", nil},
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
 	{"presence/unread", []string{"presence"}},
-	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                   // what pages remember
-	{"presence/storetest", []string{"presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
-	{"boltfile", nil},   // opens the files of a data directory
-	{"servertest", nil}, // processes of servers for tests
-	{"presence/redistest", []string{"servertest"}},                                                 // real servers for tests
-	{"cmd/headcount/programtest", nil},                                                             // the program for tests
-	{"counter/limit", nil},                                                                         // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                      // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                                          // the file of an export
-	{"counter/hyperloglog", nil},                                                                   // registers of kind unique
-	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}}, // for the tests of stores; only they import it
+	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                       // what pages remember
+	{"presence/storetest", []string{"internal/testkit", "presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
+	{"boltfile", nil},         // opens the files of a data directory
+	{"servertest", nil},       // processes of servers for tests
+	{"internal/testkit", nil}, // what tests of all packages share
+	{"internal/mutants", nil}, // deliberate faults for the tests to find
+	{"presence/redistest", []string{"internal/testkit", "servertest"}}, // real servers for tests
+	{"counter/limit", nil}, // arithmetic
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                                          // words, rules, combining
+	{"counter/transfer", []string{"counter", "presence"}},                                                              // the file of an export
+	{"counter/hyperloglog", nil},                                                                                       // registers of kind unique
+	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/boltstore", []string{"boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "tracing"}},
@@ -92,15 +93,16 @@ var layers = []layer{
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
 	{"cmd/hostile", []string{"cmd/rig", "servertest"}},                                       // runs the program
 	{"cmd/headcount/flags", []string{"setting"}},                                             // a command line into structs
-	{"cmd/headcount/simulate", nil},                                                          // a black box client
-	{"cmd/headcount/top", nil},                                                               // the dashboard in a terminal
-	{"cmd/headcount/e2e", nil},                                                               // tests alone
-	{"cmd/headcount/faults", nil},                                                            // tests alone
-	{"cmd/release", nil},                                                                     // builds the archives
+	{"client", nil}, // for other programs: a module of its own
+	{"internal/simulate", []string{"client"}}, // a black box client
+	{"cmd/headcount/top", nil},                // the dashboard in a terminal
+	{"cmd/headcount/e2e", nil},                // tests alone
+	{"cmd/headcount/faults", nil},             // tests alone
+	{"cmd/release", nil},                      // builds the archives
 	{"cmd/headcount", []string{
 		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/flags", "cmd/headcount/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 
@@ -204,43 +206,13 @@ func TestWrongImportsAreFound(t *testing.T) {
 		from, to string
 		want     string // nothing for an import that is right
 	}{
-		"gateway to presence":          {"gateway", "presence", ""},
-		"gateway to its part":          {"gateway", "gateway/socket", ""},
-		"part of gateway to gateway":   {"gateway/socket", "gateway", "gateway/socket imports gateway"},
-		"part of gateway to another":   {"gateway/policy", "gateway/identity", "gateway/policy imports gateway/identity"},
-		"fan-out to presence":          {"gateway/fanout", "presence", ""},
-		"fan-out to sockets":           {"gateway/fanout", "gateway/socket", "gateway/fanout imports gateway/socket"},
-		"fan-out to unread":            {"gateway/fanout", "gateway/unread", "gateway/fanout imports gateway/unread"},
-		"unread to the fan-out":        {"gateway/unread", "gateway/fanout", "gateway/unread imports gateway/fanout"},
-		"sockets to presence":          {"gateway/socket", "presence", "gateway/socket imports presence"},
-		"cmd to sockets":               {"cmd/headcount", "gateway/socket", "cmd/headcount imports gateway/socket"},
-		"member to gateway":            {"presence/member", "gateway", "presence/member imports gateway"},
-		"member to a store":            {"presence/member", "presence/memstore", "presence/member imports presence/memstore"},
-		"node to heartbeat":            {"presence/node", "presence/heartbeat", ""},
-		"cmd to a store":               {"cmd/headcount", "presence/memstore", ""},
-		"cmd to its part":              {"cmd/headcount", "cmd/headcount/simulate", ""},
-		"to the outside":               {"presence", "github.com/x/presence", ""},
-		"to a name that begins alike":  {"presence", "headcounter/gateway", ""},
-		"presence to heartbeat":        {"presence", "presence/heartbeat", "presence imports presence/heartbeat"},
-		"heartbeat to ring":            {"presence/heartbeat", "presence/ring", "presence/heartbeat imports presence/ring"},
-		"gateway to dispatcher":        {"gateway", "dispatcher", "gateway imports dispatcher"},
-		"dispatcher to gateway":        {"dispatcher", "gateway", "dispatcher imports gateway"},
-		"part of gateway, likewise":    {"gateway/identity", "dispatcher", "gateway/identity imports dispatcher"},
-		"dispatcher to part, likewise": {"dispatcher", "gateway/identity", "dispatcher imports gateway/identity"},
-		"gateway to node":              {"gateway", "presence/node", "gateway imports presence/node"},
-		"gateway to a store":           {"gateway", "presence/memstore", "gateway imports presence/memstore"},
-		"node to a store":              {"presence/node", "presence/redisstore", "presence/node imports presence/redisstore"},
-		"node to the other store":      {"presence/node", "presence/memstore", "presence/node imports presence/memstore"},
-		"store to store":               {"presence/redisstore", "presence/memstore", "presence/redisstore imports presence/memstore"},
-		"store to its contract's test": {"presence/memstore", "presence/storetest", "presence/memstore imports presence/storetest"},
-		"gateway to cmd":               {"gateway", "cmd/headcount", "gateway imports cmd/headcount"},
-		"presence to cmd":              {"presence", "cmd/headcount/simulate", "presence imports cmd/headcount/simulate"},
-		"simulate to presence":         {"cmd/headcount/simulate", "presence", "cmd/headcount/simulate imports presence"},
-		"simulate to cmd":              {"cmd/headcount/simulate", "cmd/headcount", "cmd/headcount/simulate imports cmd/headcount"},
-		"web to gateway":               {"web", "gateway", "web imports gateway"},
-		"counter to a store":           {"counter", "counter/memstore", "counter imports counter/memstore"},
-		"counters' store to presence":  {"counter/boltstore", "presence/memstore", "counter/boltstore imports presence/memstore"},
-		"a package without a layer":    {"utils", "fmt", "utils has no layer; give it one in imports_test.go"},
+		"downward":                    {"gateway", "presence", ""},
+		"to a part":                   {"gateway", "gateway/socket", ""},
+		"upward":                      {"presence/member", "gateway", "presence/member imports gateway"},
+		"from a part":                 {"gateway/socket", "gateway", "gateway/socket imports gateway"},
+		"to the outside":              {"presence", "github.com/x/presence", ""},
+		"to a name that begins alike": {"presence", "headcounter/gateway", ""},
+		"a package without a layer":   {"utils", "fmt", "utils has no layer; give it one in imports_test.go"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			to := tc.to

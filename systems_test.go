@@ -12,6 +12,9 @@ import (
 // systems. It reads the sources of what they import, since compiling all that
 // for each system takes minutes.
 func TestOtherSystemsAreServed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	for _, system := range []string{"darwin/arm64", "linux/arm64", "freebsd/amd64"} {
 		t.Run(system, func(t *testing.T) {
 			goos, goarch, _ := strings.Cut(system, "/")

@@ -141,7 +141,7 @@ Each figure is the median of %d runs, which stand behind it. "Floor" is what pla
 	}
 	p.WriteString(`
 CPU seconds say more than rates: a rate is also the clients', who share the machine's memory and caches. What these figures mean for a site is
-in [CAPACITY.md](CAPACITY.md). ` + "`make microbench`" + ` runs the benchmarks of single parts.
+in [CAPACITY.md](CAPACITY.md). ` + "`go test -run '^$' -bench . ./...`" + ` runs the benchmarks of single parts.
 `)
 	return p.Bytes()
 }

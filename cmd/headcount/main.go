@@ -22,8 +22,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/cmd/headcount/flags"
-	"headcount/cmd/headcount/simulate"
 	"headcount/cmd/headcount/top"
+	"headcount/internal/simulate"
 	"headcount/setting"
 )
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,13 +18,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/internal/testkit"
 	"headcount/servertest"
 	"headcount/setting"
 )
-
-// patience bounds every wait for another process; nothing comes near it.
-const patience = 30 * time.Second
 
 // clean is the environment without this program's variables, and without the
 // second that the race detector waits at each exit.
@@ -37,21 +35,25 @@ func clean(extra ...string) []string {
 	return append(env, extra...)
 }
 
-// builtBinary is the program as users run it: the one HEADCOUNT_BIN names, else
-// built here.
-func builtBinary(t *testing.T) string {
+// runCommand runs a command of the program in this process, with nothing in its environment.
+func runCommand(t *testing.T, stdin io.Reader, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	bin, err := programtest.Path(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bin
+	return runWith(t, nil, stdin, args...)
+}
+
+// runWith is runCommand with variables in the environment.
+func runWith(t *testing.T, env map[string]string, stdin io.Reader, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	status = program{args: args, lookup: lookup, stdin: stdin, stdout: &out, stderr: &errs}.run()
+	return status, out.String(), errs.String()
 }
 
 // status runs a command to its end.
 func status(t *testing.T, env []string, name string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	var out, errs bytes.Buffer
@@ -64,40 +66,34 @@ func status(t *testing.T, env []string, name string, args ...string) (code int, 
 }
 
 func TestExitStatus(t *testing.T) {
-	bin := builtBinary(t)
 	for name, tc := range map[string]struct {
 		args   []string
-		env    []string
+		env    map[string]string
 		code   int
 		stdout string // the line begins with this
 		stderr string // the only line contains this
 	}{
 		"help":                      {args: []string{"--help"}, stdout: "Usage: headcount <command>"},
 		"help of serve":             {args: []string{"serve", "--help"}, stdout: "Usage: headcount serve [flags]"},
-		"help despite bad settings": {args: []string{"--help"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x"}, stdout: "Usage: headcount <command>"},
+		"help despite bad settings": {args: []string{"--help"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x"}, stdout: "Usage: headcount <command>"},
 		"version":                   {args: []string{"version"}, stdout: "headcount "},
-		"version beside variables":  {args: []string{"version"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x", "HEADCOUNT_CONFIG=/nowhere"}, stdout: "headcount "},
-		"version as a flag":         {args: []string{"--version"}, stdout: "headcount "},
-		"version of serve":          {args: []string{"serve", "--version"}, env: []string{"HEADCOUNT_LEAVE_GRACE=x"}, stdout: "headcount "},
-		"a variable named version":  {args: []string{"version"}, env: []string{"HEADCOUNT_VERSION=v1.2.3"}, stdout: "headcount "},
+		"version beside variables":  {args: []string{"version"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x", "HEADCOUNT_CONFIG": "/nowhere"}, stdout: "headcount "},
+		"version of serve":          {args: []string{"serve", "--version"}, env: map[string]string{"HEADCOUNT_LEAVE_GRACE": "x"}, stdout: "headcount "},
+		"a variable named version":  {args: []string{"version"}, env: map[string]string{"HEADCOUNT_VERSION": "v1.2.3"}, stdout: "headcount "},
 		"unknown command":           {args: []string{"count"}, code: 2, stderr: "count"},
 		"argument after a command":  {args: []string{"serve", "now"}, code: 2, stderr: "now"},
 		"unknown flag":              {args: []string{"--lisen", ":1"}, code: 2, stderr: "--lisen"},
 		"unknown flag of serve":     {args: []string{"serve", "--lisen=:1"}, code: 2, stderr: "--lisen"},
 		"unknown short flag":        {args: []string{"-x"}, code: 2, stderr: "-x"},
 		"serve flag for another":    {args: []string{"--listen=:1", "version"}, code: 2, stderr: "--listen"},
-		"bad duration":              {args: []string{"--update-interval", "often"}, code: 2, stderr: "--update-interval"},
-		"bad variable":              {args: []string{"serve"}, env: []string{"HEADCOUNT_PONG_TIMEOUT=often"}, code: 2, stderr: "HEADCOUNT_PONG_TIMEOUT"},
-		"contradiction":             {args: []string{"serve", "--leave-grace=7s"}, code: 2, stderr: "--leave-grace"},
 		"a line break in a setting": {args: []string{"--region", "a\nb\r\nc"}, code: 2, stderr: "--region"},
 		"a line break in a command": {args: []string{"a\nb"}, code: 2, stderr: "a b"},
-		"no such file":              {args: []string{"--config", "/nowhere"}, code: 2, stderr: "--config"},
 		"simulate, unknown flag":    {args: []string{"simulate", "--usrs=1"}, code: 2, stderr: "--usrs"},
 		"healthcheck, nobody there": {args: []string{"healthcheck", "--admin-listen=127.0.0.1:1"}, code: 1, stderr: "127.0.0.1:1"},
 		"healthcheck, no address":   {args: []string{"healthcheck", "--admin-listen=here"}, code: 1, stderr: "--admin-listen"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			code, stdout, stderr := status(t, clean(tc.env...), bin, tc.args...)
+			code, stdout, stderr := runWith(t, tc.env, nil, tc.args...)
 			if code != tc.code {
 				t.Errorf("exit status %d, want %d", code, tc.code)
 			}
@@ -112,39 +108,16 @@ func TestExitStatus(t *testing.T) {
 			}
 		})
 	}
-
-	// Every flag has a setting that is refused, by the whole program.
-	t.Run("refused settings", func(t *testing.T) {
-		seen := map[string]bool{}
-		for name, tc := range refused {
-			if seen[tc.flag] {
-				continue
-			}
-			seen[tc.flag] = true
-			args := strings.Fields(tc.args)
-			if tc.file != "" {
-				args = append(args, "--config", writeFile(t, tc.file))
-			}
-			var env []string
-			for k, v := range tc.env {
-				env = append(env, k+"="+v)
-			}
-			code, stdout, stderr := status(t, clean(env...), bin, args...)
-			if code != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "headcount: --"+tc.flag) {
-				t.Errorf("%s: exit status %d, stdout %q, stderr %q", name, code, stdout, stderr)
-			}
-		}
-	})
 }
 
 // The server itself comes up, says once that it serves and once that its key is weak, and ends with
 // status 0.
 func TestServeUntilSignal(t *testing.T) {
-	bin := builtBinary(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, bin, "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--api-key=weak", "--api-key=weaker")
-	cmd.Env = clean()
+	bin, argv, env := helperCommand("serves", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--api-key=weak", "--api-key=weaker")
+	cmd := exec.CommandContext(ctx, bin, argv...)
+	cmd.Env = env
 	errs, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +139,7 @@ func TestServeUntilSignal(t *testing.T) {
 		if err := servertest.Ready(ctx, admin); err != nil {
 			t.Error(err)
 		}
-		if code, _, stderr := status(t, clean("HEADCOUNT_ADMIN_LISTEN="+admin), bin, "healthcheck"); code != 0 {
+		if code, _, stderr := runCommand(t, nil, "healthcheck", "--admin-listen", admin); code != 0 {
 			t.Errorf("healthcheck: exit status %d, %q", code, stderr)
 		}
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -206,15 +179,6 @@ func TestHealthcheck(t *testing.T) {
 	}
 }
 
-func help(t *testing.T) string {
-	t.Helper()
-	code, stdout, _ := helper(t, "", "serve", "--help")
-	if code != 0 {
-		t.Fatalf("exit status %d", code)
-	}
-	return stdout
-}
-
 // The tests below run this test binary as the program, with another serve function.
 
 const helperVariable = "TEST_HEADCOUNT_SERVE"
@@ -229,12 +193,13 @@ func TestHelperProcess(t *testing.T) {
 	for len(args) > 0 && args[0] != "--" {
 		args = args[1:]
 	}
-	os.Exit(program{args: args[1:], lookup: os.LookupEnv, stdout: os.Stdout, stderr: os.Stderr, serve: serves[name]}.run())
+	os.Exit(program{args: args[1:], lookup: os.LookupEnv, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, serve: serves[name]}.run())
 }
 
 var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
-	"":      func(context.Context, Config, zerolog.Logger) error { return nil },
-	"fails": func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
+	"":       func(context.Context, Config, zerolog.Logger) error { return nil },
+	"serves": serve,
+	"fails":  func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
 	"refuse": func(context.Context, Config, zerolog.Logger) error {
 		return setting.Refuse("listen", "no; use another")
 	},
@@ -312,7 +277,7 @@ func TestSignals(t *testing.T) {
 		"two SIGINT, as from Ctrl-C": {"hangs", []os.Signal{os.Interrupt, os.Interrupt}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testkit.Timeout)
 			defer cancel()
 			bin, argv, env := helperCommand(tc.serve, "--region", "eu")
 			cmd := exec.CommandContext(ctx, bin, argv...)

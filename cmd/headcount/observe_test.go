@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/redistest"
 	"headcount/servertest"
@@ -42,17 +43,15 @@ func run(t testing.TB, args ...string) running {
 			t.Error(err)
 		}
 	})
-	wait, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for servertest.Ready(wait, r.admin) != nil {
+	testkit.Eventually(t, "a server that is ready", func() bool {
 		select {
 		case err := <-ended:
+			ended <- nil
 			t.Fatalf("the server ended: %v", err)
-		case <-wait.Done():
-			t.Fatal("the server is not ready")
-		case <-time.After(10 * time.Millisecond):
+		default:
 		}
-	}
+		return servertest.Ready(t.Context(), r.admin) == nil
+	})
 	return r
 }
 
@@ -230,6 +229,10 @@ var boundedLabels = []string{
 }
 
 func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	const withKey = "--api-key=a key that is long enough"
 	redis, peer, postgres := redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -258,13 +261,10 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	}
 	fetch(t, "POST", "http://"+r.public+"/api/v1/counters/views:1/increment", "")
 	of := ""
-	for end := time.Now().Add(patience); !strings.Contains(of, "headcount_webhook_messages_total{") || !strings.Contains(of, "headcount_webhook_dropped_total{"); {
-		if time.Now().After(end) {
-			t.Fatalf("the receivers of webhooks were not told, or it is not in the metrics:\n%s", of)
-		}
-		time.Sleep(10 * time.Millisecond)
+	testkit.Eventually(t, "messages to the receivers of webhooks in the metrics", func() bool {
 		of = fetch(t, "GET", "http://"+r.admin+"/metrics", "")
-	}
+		return strings.Contains(of, "headcount_webhook_messages_total{") && strings.Contains(of, "headcount_webhook_dropped_total{")
+	})
 	of += fetch(t, "GET", "http://"+region.admin+"/metrics", "")
 	all := parseSeries(of)              // no server has all of them
 	all["up"] = []map[string]string{{}} // Prometheus has this one of itself

@@ -24,6 +24,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 
+	"headcount/internal/testkit"
 	"headcount/servertest"
 )
 
@@ -83,6 +84,7 @@ func serial(t *testing.T, addr string, a *authority) int64 {
 
 // A certificate that is replaced is taken; one that does not fit its key is not.
 func TestCertificateFiles(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t, "counter.example.com", nil)
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
@@ -122,11 +124,7 @@ func TestCertificateFiles(t *testing.T) {
 		t.Fatalf("certificate %d", got)
 	}
 	write(key, text)
-	for end := time.Now().Add(patience); serial(t, addr, a) != 11; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the new certificate is not taken")
-		}
-	}
+	testkit.Eventually(t, "the new certificate", func() bool { return serial(t, addr, a) == 11 })
 }
 
 // redirects checks where visitors of an address without TLS are sent.
@@ -148,6 +146,7 @@ func redirects(t *testing.T, addr string) {
 
 // Over port 80 visitors are sent to https, and the authority gets its proof.
 func TestRedirect(t *testing.T) {
+	t.Parallel()
 	plain := servertest.FreeAddr()
 	a := newAuthority(t, "counter.example.com", nil)
 	a.plain = plain
@@ -181,6 +180,7 @@ func TestLoadOfCertificate(t *testing.T) {
 
 // A certificate comes from the authority, once, and is kept for the next process.
 func TestDomain(t *testing.T) {
+	t.Parallel()
 	var addr string
 	a := newAuthority(t, "counter.example.com", func() string { return addr })
 	args := []string{"--domain=" + a.domain, "--acme-url=" + a.url + "/dir", "--acme-dir=" + filepath.Join(t.TempDir(), "acme")}
@@ -217,6 +217,7 @@ func TestDomain(t *testing.T) {
 
 // Operators are told of a certificate that should have been renewed, until it is.
 func TestCertificateThatNobodyRenewed(t *testing.T) {
+	t.Parallel()
 	const day = 24 * time.Hour
 	files := func(left time.Duration) []string {
 		return certificateFor(t, time.Now().Add(-60*day), time.Now().Add(left), "counter.example.com")
@@ -233,11 +234,9 @@ func TestCertificateThatNobodyRenewed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(patience); !strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""), "\nheadcount_certificate_overdue 0\n"); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("a new certificate is overdue")
-		}
-	}
+	testkit.Eventually(t, "that a new certificate is not overdue", func() bool {
+		return strings.Contains(fetch(t, http.MethodGet, "http://"+r.admin+"/metrics", ""), "\nheadcount_certificate_overdue 0\n")
+	})
 }
 
 // dialShared serves with these settings over TLS, and connects a client that speaks HTTP/2 by hand.
@@ -263,7 +262,7 @@ func dialShared(t *testing.T, args ...string) *tls.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
 	return c
 }
 

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket"
 
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -50,26 +50,27 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // await waits for a span that fits.
-func (c *collector) await(t *testing.T, what string, fits func(collected) bool) collected {
+func (c *collector) await(t *testing.T, what string, fits func(collected) bool) (found collected) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(t, "a span of "+what, func() bool {
 		c.mu.Lock()
+		defer c.mu.Unlock()
 		i := slices.IndexFunc(c.spans, fits)
 		if i >= 0 {
-			defer c.mu.Unlock()
-			return c.spans[i]
+			found = c.spans[i]
 		}
-		c.mu.Unlock()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t.Fatalf("no span of %s in\n%s", what, c.text.String())
-	return collected{}
+		return i >= 0
+	})
+	return found
 }
 
 // A request is traced with what it asks of Redis, and a join all the way round, through three
 // processes. Traces tell nobody who was where.
 func TestTraces(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	c := &collector{}
 	sink := httptest.NewServer(c)
 	defer sink.Close()

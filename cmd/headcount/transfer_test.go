@@ -2,11 +2,9 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,20 +20,13 @@ import (
 	"headcount/counter/pgstore"
 	"headcount/counter/pgtest"
 	"headcount/counter/storetest"
+	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/redistest"
 	"headcount/setting"
 )
 
 var transferred = flag.Int("transferred", 600, "counters that TestExportAndImport transfers, beside sets and others")
-
-// command runs a command of the program in this process.
-func runCommand(t *testing.T, stdin io.Reader, args ...string) (status int, stdout, stderr string) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	status = program{args: args, lookup: func(string) (string, bool) { return "", false }, stdin: stdin, stdout: &out, stderr: &errs}.run()
-	return status, out.String(), errs.String()
-}
 
 // lines are those of an export without its head, which has the time.
 func lines(t *testing.T, path string) string {
@@ -215,7 +206,9 @@ func TestExportAndImportOfSites(t *testing.T) {
 
 // Killed in the midst, an import that is made again has everything.
 func TestImportIsKilled(t *testing.T) {
-	bin := builtBinary(t)
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	dir, server := t.TempDir(), pgtest.Start(t)
 	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
 	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
@@ -233,10 +226,9 @@ func TestImportIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, bin, "import", "--postgres", url)
-	cmd.Env = clean()
+	bin, argv, env := helperCommand("", "import", "--postgres", url)
+	cmd := exec.CommandContext(t.Context(), bin, argv...)
+	cmd.Env = env
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -252,12 +244,10 @@ func TestImportIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pg.Close()
-	for there := int64(0); there == 0; time.Sleep(10 * time.Millisecond) {
+	testkit.Eventually(t, "counters in PostgreSQL", func() bool {
 		all, err := pg.Aggregate(t.Context(), "views:")
-		if there = all.Counters; err != nil && ctx.Err() != nil {
-			t.Fatal(err)
-		}
-	}
+		return err == nil && all.Counters > 0
+	})
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -277,6 +267,9 @@ func TestImportIsKilled(t *testing.T) {
 
 // From a file into Redis, alone and in front of PostgreSQL, and back out of both.
 func TestExportsOfRedis(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	from := filepath.Join(dir, "from")
 	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
@@ -340,7 +333,11 @@ func TestImportOfARegion(t *testing.T) {
 {"key":"views:1","kind":"sum","value":7,"updated":1,"version":"5-4","elsewhere":"0 0 eu/1/3/3/0/0"}
 {"counters":3,"deleted":0}
 `
-	for name, to := range map[string]place{"a file": {DataDir: t.TempDir()}, "PostgreSQL": {Postgres: pgtest.Start(t).Database(t)}} {
+	places := map[string]place{"a file": {DataDir: t.TempDir()}}
+	if !testing.Short() {
+		places["PostgreSQL"] = place{Postgres: pgtest.Start(t).Database(t)}
+	}
+	for name, to := range places {
 		flag, value := "--data-dir", to.DataDir
 		if to.Postgres != "" {
 			flag, value = "--postgres", to.Postgres
@@ -369,6 +366,9 @@ func TestImportOfARegion(t *testing.T) {
 // What gained most is the same before an export and after an import, in whichever store, in steps that are over and in
 // running ones, though lists are in no file.
 func TestTopAfterAnImport(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	dir, rules := t.TempDir(), counter.BuiltinRules()
 	rule := rules.Find("views:1")
 	from, ahead := filepath.Join(dir, "from"), time.Duration(0)

@@ -111,6 +111,17 @@ func init() {
 		attack{name: "follows", run: visiting(func(n, i int) string {
 			return fmt.Sprintf("PUT /-/me/follows/followed%d%%2F%d%s HTTP/1.1\r\nContent-Length: 0\r\n", n, i, strings.Repeat("f", 100))
 		})},
+		attack{name: "half handshakes", tls: true, run: repeat(3000, 9000, func(
+			_ context.Context, addr string, _ int,
+		) io.Closer {
+			c, err := connect(nil, addr, time.Second)
+			if err != nil {
+				return nil
+			}
+			_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
+			_, _ = c.Write(nil)
+			return c
+		})},
 		attack{name: "rapid resets", tls: true, run: streams(func(to *bufio.Writer, i int) {
 			id := uint32(2*i + 1)
 			h2Frame(to, 1, 0x5, id, h2Headers)

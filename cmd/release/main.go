@@ -184,6 +184,9 @@ func bom(version string, info *debug.BuildInfo) document {
 	d.Metadata.Component = component{"application", "headcount", version, "pkg:golang/headcount@" + version}
 	d.Components = []component{{"library", "stdlib", info.GoVersion, "pkg:golang/std@" + strings.TrimPrefix(info.GoVersion, "go")}}
 	for _, m := range info.Deps {
+		if m.Replace != nil && m.Replace.Version == "" {
+			continue // of this repository
+		}
 		m = cmp.Or(m.Replace, m)
 		d.Components = append(d.Components, component{"library", m.Path, m.Version, "pkg:golang/" + m.Path + "@" + m.Version})
 	}

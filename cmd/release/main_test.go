@@ -16,17 +16,20 @@ import (
 	"strings"
 	"testing"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/internal/testkit"
 )
 
 // A release has a program that runs, what belongs beside it, a list of its modules, and
 // right checksums. The program is that of the other tests: to build it as releases are would
 // compile everything anew.
 func TestRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 	t.Chdir("../..")
 	out := t.TempDir()
 	build := func(_, _, _, path string) error {
-		bin, err := programtest.Path(t.TempDir())
+		bin, err := testkit.Program(t.TempDir())
 		if err != nil {
 			return err
 		}
@@ -131,17 +134,10 @@ func TestRelease(t *testing.T) {
 	if !found || d.Format != "CycloneDX" {
 		t.Errorf("the modules are %s", text)
 	}
-}
 
-// The linker leaves out methods that nobody calls, unless something in the program calls methods by
-// names that only a run tells. Then the program is a half larger.
-func TestWhatNobodyCallsIsLeftOut(t *testing.T) {
-	t.Chdir("../..")
-	bin, err := programtest.Path(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.ReadFile(bin)
+	// The linker leaves out methods that nobody calls, unless something in the program calls
+	// methods by names that only a run tells. Then the program is a half larger.
+	program, err := os.ReadFile(filepath.Join(out, "headcount"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+
+	"headcount/internal/testkit"
 )
 
 // frame is one message of the server.
@@ -139,7 +141,7 @@ func (s *server) connect(d dialer) (*client, error) {
 			opts.HTTPHeader.Add(name, value)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	ws, resp, err := websocket.Dial(ctx, url, opts)
 	if err != nil {
@@ -208,7 +210,7 @@ func (c *client) poll(by time.Time) (frame, bool, error) {
 // take returns the next frame, whatever it is.
 func (c *client) take(what string) frame {
 	c.t.Helper()
-	f, ok, err := c.poll(time.Now().Add(patience))
+	f, ok, err := c.poll(time.Now().Add(testkit.Timeout))
 	if !ok {
 		c.t.Fatalf("no %s: %v", what, err)
 	}
@@ -219,7 +221,7 @@ func (c *client) take(what string) frame {
 func (c *client) await(what string, want func(frame) bool) frame {
 	c.t.Helper()
 	var seen []string
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testkit.Timeout); ; {
 		f, ok, err := c.poll(end)
 		if !ok {
 			c.t.Fatalf("no %s: %v; there were %.1000q", what, err, seen)
@@ -260,7 +262,7 @@ func (c *client) takeError(code string) frame {
 // takeClose says that nothing more comes but a close with this code.
 func (c *client) takeClose(code websocket.StatusCode) {
 	c.t.Helper()
-	f, ok, err := c.poll(time.Now().Add(patience))
+	f, ok, err := c.poll(time.Now().Add(testkit.Timeout))
 	if ok {
 		c.t.Fatalf("want a close %d, got %s", code, f.text)
 	}
@@ -276,7 +278,7 @@ func (c *client) send(text string) {
 
 func (c *client) write(kind websocket.MessageType, p []byte) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
 	defer cancel()
 	if err := c.ws.Write(ctx, kind, p); err != nil {
 		c.t.Fatalf("send %.100q: %v", p, err)
@@ -374,11 +376,10 @@ func (s *server) refused(t testing.TB, d dialer) answer {
 	return answer{c.resp.StatusCode, c.resp.Header, string(body)}
 }
 
-// rawSocket is a WebSocket that speaks in bytes.
+// rawSocket is a WebSocket that speaks in bytes, and is not read.
 type rawSocket struct {
 	net.Conn
 	t testing.TB
-	r *bufio.Reader
 }
 
 // rawWS upgrades by hand. rcvbuf, unless 0, bounds what the kernel takes for it.
@@ -390,10 +391,9 @@ func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 			t.Fatal(err)
 		}
 	}
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
 	fmt.Fprintf(c, "GET /-/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", s.addr)
-	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, nil)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +401,7 @@ func (s *server) rawWS(t testing.TB, rcvbuf int) *rawSocket {
 		t.Fatalf("handshake: %s %v", resp.Status, resp.Header)
 	}
 	_ = c.SetDeadline(time.Time{})
-	return &rawSocket{Conn: c, t: t, r: r}
+	return &rawSocket{Conn: c, t: t}
 }
 
 // clientFrame is a frame as clients send it: masked. first is FIN, the reserved
@@ -426,62 +426,9 @@ func clientFrame(first byte, payload []byte) []byte {
 
 func (w *rawSocket) send(first byte, payload string) {
 	w.t.Helper()
-	_ = w.SetWriteDeadline(time.Now().Add(patience))
+	_ = w.SetWriteDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := w.Write(clientFrame(first, []byte(payload))); err != nil {
 		w.t.Fatal(err)
-	}
-}
-
-// frame reads one frame of the server.
-func (w *rawSocket) frame() (first byte, payload []byte, err error) {
-	_ = w.SetReadDeadline(time.Now().Add(patience))
-	var head [2]byte
-	if _, err := io.ReadFull(w.r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	n := uint64(head[1])
-	switch n {
-	case 126:
-		var b [2]byte
-		_, err = io.ReadFull(w.r, b[:])
-		n = uint64(binary.BigEndian.Uint16(b[:]))
-	case 127:
-		var b [8]byte
-		_, err = io.ReadFull(w.r, b[:])
-		n = binary.BigEndian.Uint64(b[:])
-	}
-	if err != nil || n > 1<<20 {
-		return 0, nil, fmt.Errorf("a frame of %d bytes: %w", n, err)
-	}
-	payload = make([]byte, n)
-	_, err = io.ReadFull(w.r, payload)
-	return head[0], payload, err
-}
-
-// closing reads until the close frame, checks that only the end follows, and returns the
-// code and the texts before. Code 0 is an end without a close frame.
-func (w *rawSocket) closing() (code int, texts []string) {
-	w.t.Helper()
-	for {
-		first, payload, err := w.frame()
-		var ne net.Error
-		switch {
-		case errors.As(err, &ne) && ne.Timeout():
-			w.t.Fatalf("the connection stays open; it got %.500q", texts)
-		case err != nil:
-			return 0, texts
-		case first == 0x88:
-			if len(payload) >= 2 {
-				code = int(binary.BigEndian.Uint16(payload))
-			}
-			_, _ = w.Write(clientFrame(0x88, payload[:min(2, len(payload))]))
-			if rest, err := io.ReadAll(w.r); errors.As(err, &ne) && ne.Timeout() || len(rest) > 0 {
-				w.t.Fatalf("after the close frame: %v, %q", err, rest)
-			}
-			return code, texts
-		case first == 0x81:
-			texts = append(texts, string(payload))
-		}
 	}
 }
 
@@ -574,7 +521,7 @@ func (st *stream) take() event {
 		return e
 	case <-st.ended:
 		st.t.Fatal("the stream ended")
-	case <-time.After(patience):
+	case <-time.After(testkit.Timeout):
 		st.t.Fatal("no event")
 	}
 	return event{}
@@ -595,7 +542,7 @@ func (st *stream) end() {
 	st.t.Helper()
 	select {
 	case <-st.ended:
-	case <-time.After(patience):
+	case <-time.After(testkit.Timeout):
 		st.t.Fatal("the stream does not end")
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"headcount/internal/testkit"
 )
 
 // board is what the dashboard shows.
@@ -15,12 +17,14 @@ type board struct {
 		Page  string `json:"page"`
 		Count int    `json:"count"`
 	} `json:"pages"`
-	Processes []struct {
-		Name  string             `json:"name"`
-		Roles []string           `json:"roles"`
-		Load  map[string]float64 `json:"load"`
-	} `json:"processes"`
-	Regions []any `json:"regions"`
+	Processes []process `json:"processes"`
+	Regions   []any     `json:"regions"`
+}
+
+type process struct {
+	Name  string             `json:"name"`
+	Roles []string           `json:"roles"`
+	Load  map[string]float64 `json:"load"` // nil: it does not answer
 }
 
 func (s *server) board(t testing.TB, headers ...string) (b board) {
@@ -44,7 +48,7 @@ func TestDashboard(t *testing.T) {
 	two.takeCount("<quiet> page", 1)
 	s.put(t, "/busy/counter", increment).counter(t)
 
-	eventually(t, "the pages, most viewed first", func() bool {
+	testkit.Eventually(t, "the pages, most viewed first", func() bool {
 		b := s.board(t)
 		return len(b.Pages) == 2 && b.Pages[0].Page == "busy" && b.Pages[0].Count == 3 && b.Pages[1].Page == "<quiet> page" && b.Pages[1].Count == 1
 	})
@@ -58,7 +62,7 @@ func TestDashboard(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	two.leave("<quiet> page")
-	eventually(t, "a page nobody is on is none", func() bool { return len(s.board(t).Pages) == 1 })
+	testkit.Eventually(t, "a page nobody is on is none", func() bool { return len(s.board(t).Pages) == 1 })
 
 	page := s.get(t, "/-/dashboard", "Accept: text/html")
 	if page.status != 200 || !strings.HasPrefix(page.header.Get("Content-Type"), "text/html") || !strings.Contains(page.header.Get("Content-Security-Policy"), "default-src 'self'") {
@@ -92,23 +96,5 @@ func TestDashboardWithAPIKeys(t *testing.T) {
 	}
 	if a := s.get(t, "/-/dashboard/access"); a.body != `{"key_needed":true}`+"\n" {
 		t.Errorf("access: %s", a.body)
-	}
-}
-
-// A client that cannot keep a cookie learns its identity once, from a PUT.
-func TestPutTellsTheIDItIssued(t *testing.T) {
-	t.Parallel()
-	s := start(t, "--allow-origins=https://shop.example")
-	a := s.put(t, "/p/counter", increment, "Origin: https://shop.example")
-	id := a.header.Get("Headcount-Id")
-	if a.counter(t).Count != 1 || id == "" || !strings.Contains(a.header.Get("Access-Control-Expose-Headers"), "Headcount-Id") {
-		t.Fatalf("%v", a.header)
-	}
-	again := s.put(t, "/p/counter", increment, "Headcount-Id: "+id)
-	if again.counter(t).Count != 1 || again.header.Get("Headcount-Id") != "" {
-		t.Errorf("%v", again.header)
-	}
-	if c := s.dial(t, dialer{query: "id=" + id}); c.id != id {
-		t.Errorf("the id of welcome is %q, not %q", c.id, id)
 	}
 }

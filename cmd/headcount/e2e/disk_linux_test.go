@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"headcount/internal/testkit"
 )
 
 // changeWith sends a change with an idempotency key and its author, and returns the
@@ -32,6 +34,7 @@ func (s *server) changeWith(page, by, key string) (status int, body string) {
 // its first try was answered or not.
 func TestKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
+	long(t)
 	const rounds, workers = 20, 16
 	dir := t.TempDir()
 	page := fresh(t)
@@ -85,9 +88,8 @@ func TestKilledAgainAndAgain(t *testing.T) {
 			<-began
 		}
 		time.Sleep(time.Duration(rand.IntN(10_000)) * time.Microsecond)
-		s.signal(syscall.SIGKILL)
+		s.kill()
 		wg.Wait()
-		s.killed(t)
 		s = startWithKey(t, "--data-dir="+dir)
 		for _, i := range again {
 			if status, body := s.changeWith(page, "author "+strconv.Itoa(i%50), strconv.Itoa(i)); status != http.StatusNoContent {
@@ -110,10 +112,11 @@ func (s *server) limitFiles(t *testing.T, bytes uint64) {
 	}
 }
 
-// The disk is full. What is refused does not count, is refused at once, and /readyz says
+// The disk is full. What is refused does not count, not even in part, and /readyz says
 // why. With room again everything works as before.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
+	long(t)
 	dir := t.TempDir()
 	page := fresh(t)
 	s := startWithKey(t, "--data-dir="+dir)
@@ -141,25 +144,38 @@ func TestDiskFull(t *testing.T) {
 		}
 		return status
 	}
+	stock, batches := "stock:"+fresh(t), 0
+	batch := func() (made bool) { // of two counters: all of it, or nothing
+		t.Helper()
+		body := fmt.Sprintf(`{"changes":[{"key":%s},{"key":%s}]}`, quoted(stock), quoted(stock+" 2"))
+		a := do(t, "POST", s.url+"/api/v1/counters", body, withKey, "Idempotency-Key: "+strconv.Itoa(batches))
+		if a.status == http.StatusOK {
+			batches++
+			return true
+		}
+		a.problem(t, http.StatusServiceUnavailable)
+		return false
+	}
 	for send() == http.StatusNoContent {
 		if sent > 20_000 {
 			t.Fatal("the file cannot grow, and nothing is refused")
 		}
 	}
-	const refusals = 100
-	begin := time.Now()
-	for range refusals {
+	for range 100 {
 		if send() != http.StatusServiceUnavailable {
 			t.Fatal("a change was kept on a full disk")
 		}
-		if a := s.put(t, "/-/me/follows/other", "", c.as()); a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" {
-			t.Fatalf("a follow on a full disk: %d %s", a.status, a.body)
-		}
-	}
-	if took := time.Since(begin); took > patience {
-		t.Errorf("%d refusals took %s", 2*refusals, took)
+		s.put(t, "/-/me/follows/other", "", c.as()).problem(t, http.StatusServiceUnavailable)
 	}
 	s.wantUnread(t, c.as(), kept)
+	for batch() {
+		if batches > 20_000 {
+			t.Fatal("the file of counters cannot grow, and nothing is refused")
+		}
+	}
+	if first, second := s.exact(t, stock), s.exact(t, stock+" 2"); first != int64(batches) || second != first || len(s.ledger(t, stock)) != batches {
+		t.Errorf("%d and %d in stock, and %d entries, after %d batches", first, second, len(s.ledger(t, stock)), batches)
+	}
 	if a := do(t, "GET", s.admin+"/readyz", ""); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, "not ready: the data directory cannot be written: ") {
 		t.Errorf("/readyz on a full disk: %d %s", a.status, a.body)
 	}
@@ -167,7 +183,8 @@ func TestDiskFull(t *testing.T) {
 	c.awaitCount(page, 1)
 
 	s.limitFiles(t, unix.RLIM_INFINITY)
-	eventually(t, "it is ready again", func() bool { return do(t, "GET", s.admin+"/readyz", "").status == http.StatusOK })
+	testkit.Eventually(t, "it is ready again", s.ready)
+	testkit.Eventually(t, "a batch with room again", batch)
 	total := sent + 1
 	for i := 1; i <= sent; i++ {
 		if status, body := s.changeWith(page, "author "+strconv.Itoa(i), strconv.Itoa(i)); status != http.StatusNoContent {
@@ -185,86 +202,7 @@ func TestDiskFull(t *testing.T) {
 	s.ended.Do(func() {}) // the log has the error that was wanted
 	s = startWithKey(t, "--data-dir="+dir)
 	s.wantUnread(t, c.as(), total)
-}
-
-// The disk is full for counters. What is refused is not made, not even in part, is refused at once, and what
-// there is can be read. With room again everything that is repeated counts once.
-func TestDiskFullOfCounters(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	s := startWithKey(t, "--data-dir="+dir)
-	stock, likes := "stock:"+fresh(t), "likes:"+fresh(t)
-	path := url.PathEscape(stock)
-	s.call(t, "POST", path+"/increment", "", withKey).lasting(t)
-	sent, kept := 0, 0
-	// change makes the changes of i: a batch on two counters, and a member.
-	change := func(i int) (made bool) {
-		t.Helper()
-		made = true
-		body := fmt.Sprintf(`{"changes":[{"key":%s},{"key":%s}]}`, quoted(stock), quoted(fmt.Sprint("views:", stock, i%50)))
-		for _, a := range []answer{
-			do(t, "POST", s.url+"/api/v1/counters", body, withKey, "Content-Type: application/json", "Idempotency-Key: "+strconv.Itoa(i)),
-			s.call(t, "PUT", url.PathEscape(likes)+"/members/"+strconv.Itoa(i), "", withKey),
-		} {
-			switch {
-			case a.status == http.StatusServiceUnavailable && a.header.Get("Retry-After") != "":
-				made = false
-			case a.status != http.StatusOK:
-				t.Fatalf("changes %d: %d %s", i, a.status, a.body)
-			}
-		}
-		return made
-	}
-	check := func(least, most int) {
-		t.Helper()
-		value := int(s.exact(t, stock)) - 1
-		if value < least || value > most {
-			t.Errorf("%d batches are made, want %d to %d", value, least, most)
-		}
-		if n := len(s.ledger(t, stock)) - 1; n != value {
-			t.Errorf("%d entries for a value of %d", n, value)
-		}
-		a := do(t, "GET", s.url+"/api/v1/counters/views:*/aggregate", "", withKey)
-		if !strings.Contains(a.body, fmt.Sprintf(`"value":%d}`, value)) {
-			t.Errorf("%d batches are made, and of their other counters %s", value, a.body)
-		}
-	}
-	file, err := os.Stat(filepath.Join(dir, "counters.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.limitFiles(t, uint64(file.Size())) // the file does not grow any more
-	for full := false; !full; sent++ {
-		if full = !change(sent); !full {
-			kept++
-		}
-		if sent > 20_000 {
-			t.Fatal("the file cannot grow, and nothing is refused")
-		}
-	}
-	begin := time.Now()
-	for range 100 {
-		if change(sent) {
-			kept++ // it fitted into what is free in the file
-		}
-		sent++
-	}
-	if took := time.Since(begin); took > patience {
-		t.Errorf("200 refusals took %s", took)
-	}
-	check(kept, sent)
-
-	s.limitFiles(t, unix.RLIM_INFINITY)
-	for i := range sent {
-		eventually(t, "changes with room again", func() bool { return change(i) })
-	}
-	check(sent, sent)
-	s.signal(syscall.SIGKILL)
-	<-s.gone
-	s.ended.Do(func() {}) // the log has the error that was wanted
-	s = startWithKey(t, "--data-dir="+dir)
-	check(sent, sent)
-	if c := s.call(t, "GET", url.PathEscape(likes)+"/exact", "").lasting(t); c.Value != int64(sent) {
-		t.Errorf("%+v, want %d members", c, sent)
+	if n := s.exact(t, stock); n != int64(batches) {
+		t.Errorf("%d in stock after %d batches", n, batches)
 	}
 }

@@ -1,7 +1,10 @@
-// Package e2e drives the program from outside: a real process with the race detector,
-// over real sockets. The tests know nothing of the code inside, only the contract. They
-// share one server where they can, and use pages of their own, so that they do not see
-// each other.
+// Package e2e tests the program from outside: real processes over real sockets. The
+// tests know the contract and nothing of the code. They share one server where they
+// can, and use pages of their own, so that they do not see each other.
+//
+// With -short, the tests of the shared server and TestSetups are one pass over every
+// part of the contract and every kind of deployment. Without it, processes and stores
+// are killed and disks are full, too.
 package e2e
 
 import (
@@ -24,23 +27,18 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
 	"headcount/servertest"
 )
 
-// patience is the upper limit for everything that ought to be quick. It is long because
-// machines are busy. Tests check exactly what must not happen too early.
-const patience = 20 * time.Second
-
-// ending is what a busy machine may need to end a process that has drained.
-const ending = 3 * time.Second
-
-var program string // the program, built with -race
+var program string // the path of the program
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
-	status := programtest.Run(m, "12", &program) // these tests mostly wait, so more of them fit than there are cores
+	defer pgtest.Stop()
+	status := testkit.RunWithProgram(m, "12", &program) // these tests mostly wait, so more of them fit than there are cores
 	if shared.s != nil {
 		if problem := shared.s.end(); problem != "" {
 			fmt.Fprintln(os.Stderr, "the shared server:", problem)
@@ -66,16 +64,15 @@ type server struct {
 // is ready. It is ended with the test, see end.
 func start(t testing.TB, flags ...string) *server {
 	t.Helper()
-	s, err := launch(flags...)
-	if err != nil {
-		t.Fatal(err)
+	return startAll(t, flags)[0]
+}
+
+// long skips a test that is not part of the short pass.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make test-all")
 	}
-	t.Cleanup(func() {
-		if problem := s.end(); problem != "" {
-			t.Error(problem)
-		}
-	})
-	return s
 }
 
 var shared struct {
@@ -95,7 +92,8 @@ func common(t testing.TB) *server {
 	t.Helper()
 	shared.Do(func() {
 		shared.s, shared.err = launch(
-			"--ping-interval="+sharedPing.String(), "--pong-timeout=10s", "--leave-grace="+sharedGrace.String(), "--update-interval=10ms",
+			"--ping-interval="+sharedPing.String(), "--pong-timeout=1m", "--leave-grace="+sharedGrace.String(), "--update-interval=10ms",
+			"--api-key="+apiKey, "--allow-origins=https://shop.example",
 		)
 	})
 	if shared.err != nil {
@@ -109,34 +107,54 @@ func launch(flags ...string) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(patience); ; {
-		resp, err := http.Get(s.admin + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return s, nil
-			}
-		}
+	for end := time.Now().Add(testkit.Timeout); !s.ready(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			_ = s.cmd.Process.Kill()
-			return nil, fmt.Errorf("not ready after %s: %v\n%s", patience, err, s.log)
+			return nil, fmt.Errorf("not ready after %s:\n%s", testkit.Timeout, s.log)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
+	return s, nil
+}
+
+func (s *server) ready() bool {
+	a, err := try("GET", s.admin+"/readyz", "")
+	return err == nil && a.status == http.StatusOK
+}
+
+// startAll starts servers at the same time, one for each list of flags.
+func startAll(t testing.TB, flags ...[]string) []*server {
+	t.Helper()
+	all, errs := make([]*server, len(flags)), make([]error, len(flags))
+	var wg sync.WaitGroup
+	for i := range flags {
+		wg.Go(func() { all[i], errs[i] = launch(flags[i]...) })
+	}
+	wg.Wait()
+	t.Cleanup(func() {
+		for _, s := range all {
+			if s == nil {
+				continue
+			}
+			if problem := s.end(); problem != "" {
+				t.Error(problem)
+			}
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // spawn runs a server and returns when it has said where it listens.
-func spawn(flags ...string) (*server, error) { return spawnBy([]string{program}, flags...) }
-
-// spawnBy is spawn with a command that runs the arguments behind it.
-func spawnBy(command []string, flags ...string) (*server, error) {
+func spawn(flags ...string) (*server, error) {
 	for _, d := range []string{"--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--shutdown-timeout=10s"} {
 		name, _, _ := strings.Cut(d, "=")
 		if !slices.ContainsFunc(flags, func(f string) bool { return f == name || strings.HasPrefix(f, name+"=") }) {
 			flags = append(flags, d)
 		}
 	}
-	s := &server{cmd: exec.Command(command[0], slices.Concat(command[1:], []string{"serve"}, flags)...), gone: make(chan struct{}), log: &servertest.Log{}}
+	s := &server{cmd: exec.Command(program, append([]string{"serve"}, flags...)...), gone: make(chan struct{}), log: &servertest.Log{}}
 	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "HEADCOUNT_") })
 	s.cmd.Env = append(s.cmd.Env, "GORACE=atexit_sleep_ms=0") // it would add a second to each end
 	stderr, err := s.cmd.StderrPipe()
@@ -155,7 +173,7 @@ func spawnBy(command []string, flags ...string) (*server, error) {
 			line, err := lines.ReadString('\n')
 			_, _ = s.log.Write([]byte(line)) // it takes all
 			var l listening
-			if json.Unmarshal([]byte(line), &l) == nil && l.Listen != "" && l.Admin != "" {
+			if json.Unmarshal([]byte(line), &l) == nil && l.Admin != "" { // only a gateway has l.Listen
 				select {
 				case where <- l:
 				default:
@@ -173,7 +191,7 @@ func spawnBy(command []string, flags ...string) (*server, error) {
 		return s, nil
 	case <-s.gone:
 		return nil, fmt.Errorf("it ended at once:\n%s", s.log)
-	case <-time.After(patience):
+	case <-time.After(testkit.Timeout):
 		_ = s.cmd.Process.Kill()
 		return nil, fmt.Errorf("it does not say where it listens:\n%s", s.log)
 	}
@@ -181,14 +199,18 @@ func spawnBy(command []string, flags ...string) (*server, error) {
 
 func (s *server) signal(sig os.Signal) { _ = s.cmd.Process.Signal(sig) }
 
-// wait returns the exit status, or -1 when the process is still there then.
-func (s *server) wait(atMost time.Duration) int {
+// wait returns the exit status. A process that still runs after testkit.Timeout logs
+// where its goroutines are and is killed.
+func (s *server) wait() (status int, ended bool) {
 	select {
 	case <-s.gone:
-		return s.cmd.ProcessState.ExitCode()
-	case <-time.After(atMost):
-		return -1
+		return s.cmd.ProcessState.ExitCode(), true
+	case <-time.After(testkit.Timeout):
 	}
+	s.signal(syscall.SIGQUIT)
+	time.AfterFunc(10*time.Second, func() { s.signal(syscall.SIGKILL) })
+	<-s.gone
+	return 0, false
 }
 
 // end ends the server as an operator would, unless that has been done, and
@@ -196,40 +218,38 @@ func (s *server) wait(atMost time.Duration) int {
 func (s *server) end() string {
 	s.ended.Do(func() {
 		s.signal(syscall.SIGTERM)
-		if status := s.wait(2 * patience); status == -1 {
-			s.signal(syscall.SIGQUIT) // its goroutines say where they are
-			if s.wait(patience) == -1 {
-				s.signal(syscall.SIGKILL)
-				<-s.gone
-			}
+		switch status, ended := s.wait(); {
+		case !ended:
 			s.what = "it did not end:\n" + s.log.String()
-		} else if status != 0 {
+		case status != 0:
 			s.what = fmt.Sprintf("exit status %d:\n%s", status, s.log)
-		} else {
+		default:
 			s.what = s.log.Complaint()
 		}
 	})
 	return s.what
 }
 
-// died is for tests that end the server themselves. The server must be gone in time,
-// with this status, and must have logged nothing bad.
-func (s *server) died(t testing.TB, status int, atMost time.Duration) {
+// died is for tests that end the server themselves. It must end with this status and
+// have logged nothing bad.
+func (s *server) died(t testing.TB, status int) {
 	t.Helper()
 	s.ended.Do(func() {
-		got := s.wait(atMost)
-		if got == -1 {
-			s.signal(syscall.SIGQUIT)
-			_ = s.wait(patience)
-			t.Fatalf("still running after %s:\n%s", atMost, s.log)
-		}
-		if got != status {
-			t.Errorf("exit status %d, want %d:\n%s", got, status, s.log)
+		got, ended := s.wait()
+		if !ended || got != status {
+			t.Fatalf("ended: %t, exit status %d, want %d:\n%s", ended, got, status, s.log)
 		}
 		if what := s.log.Complaint(); what != "" && status == 0 {
 			t.Error(what)
 		}
 	})
+}
+
+// kill ends the server as a crash does.
+func (s *server) kill() {
+	s.signal(syscall.SIGKILL)
+	<-s.gone
+	s.ended.Do(func() { s.what = s.log.Complaint() })
 }
 
 var names atomic.Int64
@@ -239,22 +259,12 @@ func fresh(t testing.TB) string {
 	return fmt.Sprintf("%s %d", t.Name()[:min(len(t.Name()), 100)], names.Add(1))
 }
 
-// eventually polls until cond holds.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-	}
-}
-
 // browserless is an HTTP client that does only what it is told: no cookies, no
 // redirects, no compression of its own.
 var browserless = &http.Client{
 	Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16, Proxy: nil},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	Timeout:       patience,
+	Timeout:       testkit.Timeout,
 }
 
 // answer is an HTTP response that has been read.
@@ -453,74 +463,6 @@ func (s *server) metric(t testing.TB, name string) float64 {
 	return sum
 }
 
-// link is a TCP proxy that can go silent. Then it reads and sends nothing, and closes
-// nothing either, like a phone in a tunnel.
-type link struct {
-	addr   string
-	silent chan struct{}
-	once   sync.Once
-}
-
-func newLink(t testing.TB, to string) *link {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := &link{addr: l.Addr().String(), silent: make(chan struct{})}
-	var mu sync.Mutex
-	conns := []io.Closer{l}
-	t.Cleanup(func() {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, c := range conns {
-			c.Close()
-		}
-	})
-	go func() { // ends when l is closed
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", to)
-			if err != nil {
-				in.Close()
-				return
-			}
-			mu.Lock()
-			conns = append(conns, in, out)
-			mu.Unlock()
-			go k.carry(in, out)
-			go k.carry(out, in)
-		}
-	}()
-	return k
-}
-
-func (k *link) carry(to, from net.Conn) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := from.Read(buf)
-		select {
-		case <-k.silent:
-			return // and leave both open
-		default:
-		}
-		if n > 0 {
-			if _, err := to.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			to.Close()
-			return
-		}
-	}
-}
-
-func (k *link) silence() { k.once.Do(func() { close(k.silent) }) }
-
 // rawDial opens a TCP connection to the public address.
 func (s *server) rawDial(t testing.TB) net.Conn {
 	t.Helper()
@@ -536,7 +478,7 @@ func (s *server) rawDial(t testing.TB) net.Conn {
 func (s *server) rawRequest(t testing.TB, text string) answer {
 	t.Helper()
 	c := s.rawDial(t)
-	_ = c.SetDeadline(time.Now().Add(patience))
+	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
 	if _, err := io.WriteString(c, text); err != nil {
 		t.Fatal(err)
 	}
@@ -548,25 +490,6 @@ func (s *server) rawRequest(t testing.TB, text string) answer {
 	body, err := io.ReadAll(resp.Body)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Fatal(err)
-	}
-	return answer{resp.StatusCode, resp.Header, string(body)}
-}
-
-// readAnswer reads the response on c while write sends the rest of the request.
-func readAnswer(t testing.TB, c net.Conn, write func()) answer {
-	t.Helper()
-	var wg sync.WaitGroup
-	wg.Go(write)
-	defer wg.Wait()
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		c.Close()
-		t.Fatal(err)
-	}
-	defer c.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Error(err)
 	}
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }

@@ -7,27 +7,26 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"headcount/internal/testkit"
 )
 
 // A process that is started again over its data directory shows at once who was there,
 // and whoever does not come back is gone after the presence timeout: nobody sees the
-// counts begin at zero.
+// counts begin at zero. The timeout is long, so that no restart takes as long.
 func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, s *server){
 		"SIGTERM": func(t *testing.T, s *server) {
 			s.signal(syscall.SIGTERM)
-			s.died(t, 0, patience)
+			s.died(t, 0)
 		},
-		"kill -9": func(t *testing.T, s *server) {
-			s.signal(syscall.SIGKILL)
-			s.killed(t)
-		},
+		"kill -9": func(_ *testing.T, s *server) { s.kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			flags := []string{"--data-dir=" + dir, "--presence-timeout=6s", "--leave-grace=200ms", "--update-interval=10ms"}
+			flags := []string{"--data-dir=" + dir, "--presence-timeout=1m", "--leave-grace=200ms", "--update-interval=10ms"}
 			s := start(t, flags...)
 			there := make([]*client, 5)
 			for i := range there {
@@ -38,7 +37,7 @@ func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 			there[4].leave("p")
 			there[0].awaitCount("p", 4)
 			seen := time.Now()
-			eventually(t, "that it is written who is there", func() bool {
+			testkit.Eventually(t, "that it is written who is there", func() bool {
 				is, err := os.Stat(filepath.Join(dir, "present"))
 				return err == nil && is.ModTime().After(seen)
 			})
@@ -50,13 +49,15 @@ func TestWhoIsThereIsRememberedOverARestart(t *testing.T) {
 			back := []*client{s.again(t, there[0]), s.again(t, there[1])}
 			for _, c := range back {
 				c.join("p")
-				if f := c.await("a count", func(f frame) bool { return f.Type == "count" }); *f.Count > 4 || *f.Count < 2 || f.Stale {
+				if f := c.await("a count", func(f frame) bool { return f.Type == "count" }); *f.Count != 4 || f.Stale {
 					t.Errorf("who comes back sees %s", f.text)
 				}
 			}
-			back[0].awaitCount("p", 2) // the others have not come back
 			back[1].leave("p")
-			back[0].awaitCount("p", 1)
+			back[0].awaitCount("p", 3)
+			if !testing.Short() {
+				back[0].awaitCount("p", 1) // the others have not come back
+			}
 		})
 	}
 }
@@ -71,8 +72,7 @@ func TestWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 	if f := there.await("a count", func(f frame) bool { return f.Type == "count" }); f.Stale {
 		t.Errorf("after a first start: %s", f.text)
 	}
-	s.signal(syscall.SIGKILL)
-	s.killed(t)
+	s.kill()
 	s = start(t, "--update-interval=10ms")
 	newcomer := s.ws(t)
 	newcomer.join("p")
@@ -91,6 +91,9 @@ func TestWithoutADataDirectoryCountsAreStaleAfterARestart(t *testing.T) {
 	}
 	if got := s.put(t, "/p/counter", `{"action":"increment"}`); got.status != 200 || !strings.Contains(got.body, `"count":3`) || !strings.Contains(got.body, `"stale":true`) {
 		t.Errorf("an increment meanwhile: %d %s", got.status, got.body)
+	}
+	if testing.Short() {
+		return // gateway's TestCountsAreInDoubtUntilAllHadTimeToComeBack sees the end of that time
 	}
 	newcomer.await("a count that is whole", func(f frame) bool { return f.Type == "count" && !f.Stale && *f.Count == 3 })
 	if got := s.get(t, "/p/counter").body; strings.Contains(got, "stale") {

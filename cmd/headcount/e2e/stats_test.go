@@ -3,13 +3,11 @@ package e2e
 import (
 	"encoding/json"
 	"net/http"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"headcount/presence/redistest"
-	"headcount/servertest"
+	"headcount/internal/testkit"
 )
 
 // stats is what a page remembers.
@@ -95,49 +93,12 @@ func TestPagesRemember(t *testing.T) {
 	for _, c := range []*client{a, b, c} {
 		c.close()
 	}
-	eventually(t, "that all have gone", func() bool { return s.count(t, "p") == 0 }) // else they are remembered, too
+	testkit.Eventually(t, "that all have gone", func() bool { return s.count(t, "p") == 0 }) // else they are remembered, too
 	s.signal(syscall.SIGTERM)
-	s.died(t, 0, patience)
+	s.died(t, 0)
 	after := start(t, "--data-dir="+dir).stats(t, "/p/stats")
 	if after.Now != 0 || after.Peak.Count != 3 || after.Joins != 3 || after.Visitors != 3 {
 		t.Errorf("after a restart: %+v", after)
 	}
 	start(t, "--page-stats=0").get(t, "/p/stats").problem(t, http.StatusNotFound)
-}
-
-func TestPagesRememberOverRedis(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t).URL()
-	both := make([]*server, 2)
-	var wg sync.WaitGroup
-	for i := range both {
-		addr := servertest.FreeAddr()
-		wg.Go(func() {
-			both[i], _ = launch("--redis="+redis, "--cluster-listen="+addr, "--page-stats=24h", "--update-interval=10ms", "--leave-grace=300ms")
-		})
-	}
-	wg.Wait()
-	for _, s := range both {
-		if s == nil {
-			t.Fatal("a process did not start")
-		}
-		t.Cleanup(func() { _ = s.end() })
-	}
-	a, b, c := both[0].ws(t), both[1].ws(t), both[1].ws(t)
-	for i, one := range []*client{a, b, c} {
-		one.join("p")
-		a.awaitCount("p", i+1)
-	}
-	b.leave("p")
-	a.awaitCount("p", 2)
-	for i, s := range both { // at once, whichever process wrote the counts
-		eventually(t, "now", func() bool { return s.stats(t, "/p/stats").Now == 2 })
-		if is := s.stats(t, "/p/stats"); is.Peak.Count != 3 || is.Visitors != 3 {
-			t.Errorf("process %d: %+v", i, is)
-		}
-	}
-	both[1].signal(syscall.SIGTERM) // it writes what it knows of the running minute
-	both[1].died(t, 0, patience)
-	eventually(t, "the joins of both", func() bool { return both[0].stats(t, "/p/stats").Joins >= 3 })
-	start(t, "--redis="+redistest.Start(t).URL(), "--cluster-listen="+servertest.FreeAddr()).get(t, "/p/stats").problem(t, http.StatusNotFound)
 }

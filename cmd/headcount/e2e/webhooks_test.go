@@ -13,10 +13,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
-	"headcount/presence/redistest"
+	"headcount/internal/testkit"
 )
 
 // hookSecret is one of Standard Webhooks, and hookKey the key in it.
@@ -107,7 +106,7 @@ func (r *receiver) told(name string) (types []string) {
 func (r *receiver) await(name string, types ...string) {
 	r.t.Helper()
 	slices.Sort(types)
-	eventually(r.t, fmt.Sprint(name, ": ", types), func() bool { return slices.Equal(slices.Sorted(slices.Values(r.told(name))), types) })
+	testkit.Eventually(r.t, fmt.Sprint(name, ": ", types), func() bool { return slices.Equal(slices.Sorted(slices.Values(r.told(name))), types) })
 }
 
 func (s *server) hold(t *testing.T, method, user, page string) {
@@ -127,12 +126,11 @@ func TestWebhooks(t *testing.T) {
 	}
 	s := start(t, flags...)
 	s.hold(t, "PUT", "ann", "news/0")
-	eventually(t, "an attempt", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.tries) > 0 })
-	s.signal(syscall.SIGKILL) // with an event that nobody took
-	s.killed(t)
+	testkit.Eventually(t, "an attempt", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.tries) > 0 })
+	s.kill() // with an event that nobody took
 	r.answers(http.StatusOK)
 	s = start(t, flags...)
-	eventually(t, "the event", func() bool { return len(r.told("news/0")) > 0 })
+	testkit.Eventually(t, "the event", func() bool { return len(r.told("news/0")) > 0 })
 	r.mu.Lock()
 	e, again := r.events[0], 0
 	for _, n := range r.tries {
@@ -164,44 +162,4 @@ func TestWebhooks(t *testing.T) {
 		}
 	}
 	r.mu.Unlock()
-}
-
-// Two processes tell of each page once. Neither what is in the outbox nor what lasts is lost when one of
-// them is killed.
-func TestWebhooksOverRedis(t *testing.T) {
-	t.Parallel()
-	r := newReceiver(t)
-	a, b := startCluster(t, redistest.Start(t).URL(), "--webhook=page:*="+r.URL, "--webhook-secret="+hookSecret, "--webhook-settle=200ms")
-	pages := make([]string, 12) // each process owns some of their buckets
-	stays := a.ws(t)
-	for i := range pages {
-		if pages[i] = fmt.Sprint("p", i); i < 6 {
-			b.hold(t, "PUT", "ann", pages[i])
-		} else {
-			stays.join(pages[i])
-		}
-	}
-	for _, page := range pages {
-		r.await(page, "page.occupied")
-	}
-	r.answers(http.StatusServiceUnavailable)
-	for _, page := range pages[:6] {
-		a.hold(t, "DELETE", "ann", page)
-	}
-	for _, page := range pages {
-		a.hold(t, "PUT", "bob", "new "+page)
-	}
-	b.signal(syscall.SIGKILL)
-	b.killed(t)
-	r.answers(http.StatusOK)
-	for i, page := range pages {
-		if i < 6 {
-			r.await(page, "page.occupied", "page.vacated")
-		}
-		// A hold may end before the test looks.
-		eventually(t, "the event of "+page, func() bool { told := r.told("new " + page); return len(told) > 0 && told[0] == "page.occupied" })
-	}
-	for _, page := range pages[6:] {
-		r.await(page, "page.occupied")
-	}
 }

@@ -1,10 +1,15 @@
 package faults
 
 import (
+	"cmp"
+	"fmt"
 	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
+	"headcount/client"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -17,6 +22,7 @@ func (m *member) setClock(offset time.Duration) {
 // while users are there, and others start beside them. No user who stays is missing from a
 // count.
 func TestClocksThatAreWrong(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const wrong = 2 * time.Second
 	top := layout(redistest.Start(t).URL(), nil)
@@ -30,7 +36,7 @@ func TestClocksThatAreWrong(t *testing.T) {
 		name: "processes start again beside others whose clocks are 2 s ahead and behind", since: "the last is ready",
 		damage: func(t *testing.T) time.Time {
 			for _, m := range []*member{ahead, top.gateways[0]} {
-				if err := m.leave(20 * time.Second); err != nil {
+				if err := m.leave(); err != nil {
 					t.Error(err)
 				}
 				again(t, m)
@@ -40,4 +46,63 @@ func TestClocksThatAreWrong(t *testing.T) {
 			return time.Now()
 		},
 	})
+}
+
+// TestHoldsChangeHandsBetweenWrongClocks: the clocks of two nodes are 25 s apart. Holds last as
+// long with either of them, and a hold that is ended just after its partition changed hands is
+// over when the call is answered.
+func TestHoldsChangeHandsBetweenWrongClocks(t *testing.T) {
+	long(t)
+	t.Parallel()
+	const users = 40
+	redis := redistest.Start(t).URL()
+	gateway := newMember("gateway", "gateway,dispatcher", redis, nil)
+	right, ahead := newMember("right", "presence", redis, nil), newMember("ahead", "presence", redis, nil)
+	ahead.setClock(25 * time.Second)
+	startAll(t, gateway, right, ahead)
+	awaitReady(t, gateway, right, ahead)
+	watcher := mustDial(t, gateway)
+	if err := watcher.Subscribe(site); err != nil {
+		t.Fatal(err)
+	}
+	shown := watch(watcher)
+	ids := make([]string, users)
+	each := func(do func(api *client.API, i int, page string) error) {
+		t.Helper()
+		var all sync.WaitGroup
+		for i := range ids {
+			api := client.NewAPI(client.Config{URL: "http://" + gateway.addr, ID: ids[i], HTTP: web})
+			all.Go(func() {
+				testkit.Eventually(t, "a call is answered", func() bool { return do(api, i, fmt.Sprint("p", i)) == nil })
+			})
+		}
+		all.Wait()
+	}
+	hold := func(api *client.API, i int, page string) error {
+		_, id, err := api.Hold(t.Context(), page)
+		ids[i] = cmp.Or(id, ids[i])
+		return err
+	}
+	each(hold)
+	testkit.Eventually(t, "all are counted", func() bool { return shown.is(site, users) })
+
+	right.kill()
+	trial := testkit.NewStopwatch(t)
+	testkit.Eventually(t, "the node that is ahead has all partitions for some time", func() bool {
+		if !shown.is(site, users) {
+			t.Fatalf("%.1f s after a death %s is no longer %d", trial.Elapsed().Seconds(), site, users)
+		}
+		return trial.Elapsed() > 10*time.Second
+	})
+	again(t, right)
+	each(hold)
+	ahead.kill()
+	each(func(api *client.API, _ int, page string) error {
+		got, err := api.Release(t.Context(), page)
+		if err == nil && got.Count != 0 {
+			t.Errorf("the end of the hold on %s was answered with %d", page, got.Count)
+		}
+		return err
+	})
+	testkit.Within(t, time.Second, "nobody is shown", func() bool { return shown.is(site, 0) })
 }

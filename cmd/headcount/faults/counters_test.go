@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -70,6 +71,7 @@ func (l *lasting) server(name string, kill func(), restart func(testing.TB)) {
 // and stores are killed with kill -9 again and again. Whenever the clients rest, every
 // counter is what was acknowledged.
 func TestCountersLast(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for name, deploy := range map[string]func(t *testing.T, l *lasting){
 		"data directory": func(t *testing.T, l *lasting) {
@@ -103,7 +105,7 @@ func TestCountersLast(t *testing.T) {
 			l := &lasting{}
 			deploy(t, l)
 			startAll(t, l.processes...)
-			awaitReady(t, readyWithin, l.processes...)
+			awaitReady(t, l.processes...)
 			l.survive(t, *rounds)
 		})
 	}
@@ -169,7 +171,7 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // ends with the process, which ends with the test
-	eventually(t, 30*time.Second, "the simulator's first round", func() bool {
+	testkit.Eventually(t, "the simulator's first round", func() bool {
 		return len(ended) > 0 || strings.Contains(progress.String(), "counting:")
 	})
 	for {
@@ -184,6 +186,6 @@ func (l *lasting) simulate(t *testing.T, rounds, strikes int) (report counterRep
 		s := l.strikes[(strikes+struck)%len(l.strikes)]
 		s.hits(t)
 		struck++
-		awaitReady(t, readyWithin, l.processes...)
+		awaitReady(t, l.processes...)
 	}
 }

@@ -1,12 +1,12 @@
 package faults
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -32,40 +32,24 @@ func endpoints(t *testing.T, redis *redistest.Server) map[string]int {
 // crowdAt has a client of the gateway watch 100 pages.
 func crowdAt(t *testing.T, m *member) {
 	t.Helper()
-	var pages []string
+	conn := mustDial(t, m)
 	for i := range 100 {
-		pages = append(pages, fmt.Sprintf("%q", fmt.Sprint("watched ", i)))
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	conn, err := dial(ctx, m, "", []string{`{"type":"subscribe","pages":[` + strings.Join(pages, ",") + `]}`})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.CloseNow() })
-	for range pages {
-		for {
-			f, err := read(ctx, conn)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if f.Type == "count" {
-				break
-			}
+		if err := conn.Subscribe(fmt.Sprint("watched ", i)); err != nil {
+			t.Fatal(err)
 		}
 	}
-	go func() { // answers pings; ends with the connection
-		for {
-			if _, err := read(context.Background(), conn); err != nil {
-				return
-			}
-		}
-	}()
+	shown := watch(conn)
+	testkit.Eventually(t, "the counts of 100 pages", func() bool {
+		shown.mu.Lock()
+		defer shown.mu.Unlock()
+		return len(shown.counts) == 100
+	})
 }
 
 // TestEndpointsEndWithTheirGateway: they end however the process with the gateway ends,
 // whether or not it also had the dispatcher, and also when all processes ended.
 func TestEndpointsEndWithTheirGateway(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member
@@ -73,10 +57,10 @@ func TestEndpointsEndWithTheirGateway(t *testing.T) {
 		all = append(all, newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil))
 	}
 	startAll(t, all...)
-	awaitReady(t, readyWithin, all...)
+	awaitReady(t, all...)
 	only := func(what string, with ...*member) {
 		t.Helper()
-		eventually(t, 15*time.Second, "no endpoints but of the living, after "+what, func() bool {
+		testkit.Within(t, 15*time.Second, "no endpoints but of the living, after "+what, func() bool {
 			ends := endpoints(t, redis)
 			for life := range ends {
 				held := false
@@ -95,7 +79,7 @@ func TestEndpointsEndWithTheirGateway(t *testing.T) {
 	}
 	only("the start", all...)
 
-	if err := all[0].leave(20 * time.Second); err != nil {
+	if err := all[0].leave(); err != nil {
 		t.Fatal(err)
 	}
 	only("SIGTERM", all[1:]...)
@@ -103,22 +87,7 @@ func TestEndpointsEndWithTheirGateway(t *testing.T) {
 	only("SIGKILL", all[2])
 
 	for _, m := range all[:2] { // they start again, under the same names
-		if err := m.start(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	awaitReady(t, readyWithin, all...)
-	for _, m := range all[:2] {
-		crowdAt(t, m)
-		m.kill()
-		if err := m.start(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	awaitReady(t, readyWithin, all...)
-	only("restarts under the same names", all[2])
-
-	for _, m := range all[:2] {
+		again(t, m)
 		crowdAt(t, m)
 	}
 	for _, m := range all {
@@ -128,10 +97,7 @@ func TestEndpointsEndWithTheirGateway(t *testing.T) {
 		t.Fatalf("endpoints of %d gateways, want 3", n)
 	}
 	for _, m := range all {
-		if err := m.start(); err != nil {
-			t.Fatal(err)
-		}
+		again(t, m)
 	}
-	awaitReady(t, readyWithin, all...)
 	only("the end of all")
 }

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"strconv"
@@ -8,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"headcount/client"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -24,15 +27,34 @@ func killed(name string, m *member) fault {
 	}
 }
 
-func TestCrashes(t *testing.T) {
+// The one fault of -short. The others run on larger clusters.
+func TestAPresenceNodeDies(t *testing.T) {
 	t.Parallel()
-	redis := redistest.Start(t)
-	top := newTopology(t, redis.URL(), nil)
-	top.suffer(t, fault{name: "none, only users who come and go", since: "the last", during: 2 * time.Second,
-		damage: func(*testing.T) time.Time { return time.Now() }})
+	redis := redistest.Start(t).URL()
+	quick := []string{"--presence-timeout=3s", "--heartbeat-interval=1s"} // the others have the defaults
+	top := &topology{gateways: []*member{newMember("gateway", "gateway,dispatcher", redis, nil, quick...)}}
+	for i := range 2 {
+		top.nodes = append(top.nodes, newMember(fmt.Sprint("presence ", i), "presence", redis, nil, quick...))
+	}
+	top.members = append(top.nodes, top.gateways...)
+	top.begin(t)
+	top.suffer(t, killed("kill -9 of one of two presence nodes", top.nodes[0]))
+}
+
+func TestCrashes(t *testing.T) {
+	long(t)
+	t.Parallel()
+	top := newTopology(t, redistest.Start(t).URL(), nil)
 	top.suffer(t, killed("kill -9 of a gateway", top.gateways[0]))
 	top.suffer(t, killed("kill -9 of a presence node", top.nodes[0]))
 	top.suffer(t, killed("kill -9 of a dispatcher", top.dispatchers[0]))
+}
+
+func TestRedisLosesEverything(t *testing.T) {
+	long(t)
+	t.Parallel()
+	redis := redistest.Start(t)
+	top := newTopology(t, redis.URL(), nil)
 	top.suffer(t, fault{name: "FLUSHALL", since: "FLUSHALL", during: time.Second,
 		damage: func(t *testing.T) time.Time {
 			redis.Flush(t)
@@ -46,78 +68,81 @@ func TestCrashes(t *testing.T) {
 		}})
 }
 
-// The process that dies was gateway, presence node and dispatcher in one.
+// The process that dies was gateway, presence node and dispatcher in one. Its users are gone in time,
+// also with a presence timeout much shorter than the default.
 func TestAWholeProcessDies(t *testing.T) {
-	t.Parallel()
-	top := newWholes(t, redistest.Start(t).URL())
-	top.suffer(t, killed("kill -9 of a process that has all roles", top.members[0]))
+	long(t)
+	for _, timeout := range []time.Duration{7 * time.Second, 3 * time.Second} {
+		t.Run(timeout.String(), func(t *testing.T) {
+			t.Parallel()
+			top := newWholes(t, redistest.Start(t).URL(), "--presence-timeout="+timeout.String(), "--heartbeat-interval=1s")
+			top.suffer(t, killed("kill -9 of a process that has all roles, with a presence timeout of "+timeout.String(), top.members[0]))
+		})
+	}
 }
 
 func TestFrozenNode(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
 	zombie := top.nodes[1]
-	var frozen time.Time
 	top.suffer(t, fault{name: "SIGSTOP of a presence node", since: "SIGSTOP", during: time.Second,
 		damage: func(*testing.T) time.Time {
-			frozen = time.Now()
+			at := time.Now()
 			zombie.pause()
-			return frozen
+			return at
 		}})
-	stop := top.crowd.churn() // without its knowledge
-	time.Sleep(time.Until(frozen.Add(15 * time.Second)))
+	stop := top.crowd.Churn(t.Context()) // without its knowledge
+	time.Sleep(3 * time.Second)
 	stop()
-	time.Sleep(time.Until(frozen.Add(17 * time.Second)))
-	top.suffer(t, fault{name: "SIGCONT of it after 20 s", since: "SIGCONT", during: time.Millisecond,
+	top.suffer(t, fault{name: "SIGCONT of it when others have taken over", since: "SIGCONT", during: time.Millisecond,
 		damage: func(*testing.T) time.Time {
 			time.Sleep(time.Second) // users who leave now belong to other owners, and the zombie never heard of them
 			zombie.resume()
 			return time.Now()
 		},
-		mend: func(t *testing.T) { awaitReady(t, readyWithin, zombie) },
+		mend: func(t *testing.T) { awaitReady(t, zombie) },
 	})
 }
 
 func TestRedisAway(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes")
 	top := newTopology(t, redis.URL(), nil)
 	c := top.crowd
 	away := func(t *testing.T, gone, back func(), lasts time.Duration) time.Time {
 		const unwatched = "read once and watched by nobody"
-		for _, g := range top.gateways {
-			if n, status, err := c.read(g, unwatched); err != nil || status != http.StatusOK || n.Stale {
-				t.Errorf("GET %q from %s: status %d, %+v, %v", unwatched, g.name, status, n, err)
+		for i, g := range top.gateways {
+			if n, err := c.Get(t.Context(), i, unwatched); err != nil || n.Stale {
+				t.Errorf("GET %q from %s: %+v, %v", unwatched, g.name, n, err)
 			}
 		}
-		start, cut := time.Now(), c.strangers.Load()
+		start, cut := time.Now(), c.Lost()
 		gone()
-		noticed := eventually(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
+		testkit.Within(t, 15*time.Second, "every process is not ready and every count is stale", func() bool {
 			for _, m := range top.members {
 				if status, _, _, err := get("http://" + m.admin + "/readyz"); err != nil || status != http.StatusServiceUnavailable {
 					return false
 				}
 			}
-			for _, w := range c.watchers {
-				fresh, n := 0, 0
-				w.look(func(f frame) {
-					n++
-					if !f.Stale {
+			for i := range top.gateways {
+				fresh := 0
+				if !c.Look(i, func(n client.Count) {
+					if !n.Stale {
 						fresh++
 					}
-				})
-				if n != len(pages)+1 || fresh > 0 {
+				}) || fresh > 0 {
 					return false
 				}
 			}
 			return true
 		})
-		t.Logf("noticed everywhere after %.1f s", noticed.Seconds())
-		for _, g := range top.gateways {
+		for i, g := range top.gateways {
 			for _, page := range append([]string{site, unwatched}, pages...) {
-				if n, status, err := c.read(g, page); err != nil || status != http.StatusOK || !n.Stale {
-					t.Errorf("GET %q from %s: status %d, %+v, %v", page, g.name, status, n, err)
+				if n, err := c.Get(t.Context(), i, page); err != nil || !n.Stale {
+					t.Errorf("GET %q from %s: %+v, %v", page, g.name, n, err)
 				}
 			}
 			req, err := http.NewRequest(http.MethodPut, "http://"+g.addr+"/home/counter", strings.NewReader(`{"action":"increment"}`))
@@ -134,29 +159,29 @@ func TestRedisAway(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Until(start.Add(lasts)))
-		for _, w := range c.watchers {
-			if !w.look(func(f frame) {
-				if !f.Stale {
-					t.Errorf("%s: %+v is not stale", w.name, f)
+		for i, g := range top.gateways {
+			if !c.Look(i, func(n client.Count) {
+				if !n.Stale {
+					t.Errorf("a watcher of %s: %+v is not stale", g.name, n)
 				}
 			}) {
-				t.Errorf("%s was cut off", w.name)
+				t.Errorf("a watcher of %s was cut off", g.name)
 			}
 		}
-		if n := c.strangers.Load() - cut; n > 0 {
-			t.Errorf("%d connections of users who stayed ended", n)
+		if n := c.Lost() - cut; n > 0 {
+			t.Errorf("%d connections ended", n)
 		}
 		back()
 		return time.Now()
 	}
-	top.suffer(t, fault{name: "Redis frozen for 30 s", since: "its return",
-		damage: func(t *testing.T) time.Time { return away(t, redis.Pause, redis.Resume, 30*time.Second) },
-		mend:   func(t *testing.T) { awaitReady(t, readyWithin, top.members...) }})
-	top.suffer(t, fault{name: "Redis killed, back with its data after 10 s", since: "its return",
+	top.suffer(t, fault{name: "Redis frozen for 12 s", since: "its return", // longer than any lease and timeout
+		damage: func(t *testing.T) time.Time { return away(t, redis.Pause, redis.Resume, 12*time.Second) },
+		mend:   func(t *testing.T) { awaitReady(t, top.members...) }})
+	top.suffer(t, fault{name: "Redis killed, back with its data after 5 s", since: "its return",
 		damage: func(t *testing.T) time.Time {
-			return away(t, redis.Kill, func() { redis.Restart(t) }, 10*time.Second)
+			return away(t, redis.Kill, func() { redis.Restart(t) }, 5*time.Second)
 		},
-		mend: func(t *testing.T) { awaitReady(t, readyWithin, top.members...) }})
+		mend: func(t *testing.T) { awaitReady(t, top.members...) }})
 }
 
 // master says that the former replica has taken over.
@@ -168,6 +193,7 @@ func master(t *testing.T, s *redistest.Server) {
 }
 
 func TestRedisCluster(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.StartCluster(t, 3, 3)
 	top := newTopology(t, redis.URL(), nil)
@@ -186,6 +212,7 @@ func TestRedisCluster(t *testing.T) {
 }
 
 func TestSentinel(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.StartSentinel(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -201,6 +228,7 @@ func TestSentinel(t *testing.T) {
 }
 
 func TestBadNetwork(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var proxies []*proxy
@@ -233,6 +261,7 @@ func TestBadNetwork(t *testing.T) {
 }
 
 func TestRollingRestart(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := newTopology(t, redis.URL(), nil)
@@ -240,7 +269,7 @@ func TestRollingRestart(t *testing.T) {
 		damage: func(t *testing.T) time.Time {
 			for _, m := range top.members {
 				start := time.Now()
-				if err := m.leave(20 * time.Second); err != nil {
+				if err := m.leave(); err != nil {
 					t.Error(err)
 				}
 				ended := time.Since(start)

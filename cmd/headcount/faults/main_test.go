@@ -15,7 +15,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"headcount/cmd/headcount/programtest"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -25,9 +25,17 @@ func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
 	defer redistest.Stop()
-	status := programtest.Run(m, "4", &program) // these tests mostly wait, but every topology is seven processes or more
+	status := testkit.RunWithProgram(m, "4", &program) // these tests mostly wait, but every topology is seven processes or more
 	table.print()
 	return status
+}
+
+// long has a test run without -short only: it takes many processes, and many seconds.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
 }
 
 // result is one row of the fault table.
@@ -78,17 +86,4 @@ func (r *results) print() {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\n", row.fault, row.seconds(), row.since, row.err, row.stale)
 	}
 	_ = w.Flush()
-}
-
-// eventually polls until cond holds, and fails the test when it does not in time.
-func eventually(t testing.TB, within time.Duration, what string, cond func() bool) time.Duration {
-	t.Helper()
-	start := time.Now()
-	for !cond() {
-		if time.Since(start) > within {
-			t.Fatalf("not within %s: %s", within, what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return time.Since(start)
 }

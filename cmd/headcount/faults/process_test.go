@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
+	"headcount/internal/testkit"
 	"headcount/servertest"
 )
 
@@ -93,19 +93,19 @@ func (m *member) kill() {
 }
 
 // leave ends the process as an operator does and returns what was wrong.
-func (m *member) leave(within time.Duration) error {
-	switch status := m.process.End(within); status {
+func (m *member) leave() error {
+	switch status := m.process.End(testkit.Timeout); status {
 	case 0:
 		return nil
 	case -1:
-		return fmt.Errorf("%s did not end within %s of SIGTERM", m.name, within)
+		return fmt.Errorf("%s did not end within %s of SIGTERM", m.name, testkit.Timeout)
 	default:
 		return fmt.Errorf("%s ended with status %d after SIGTERM", m.name, status)
 	}
 }
 
 // web is an HTTP client without memory.
-var web = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+var web = &http.Client{Transport: &http.Transport{Proxy: nil, DisableKeepAlives: true}, Timeout: testkit.Timeout}
 
 // get returns status, header and body.
 func get(url string) (int, http.Header, string, error) {
@@ -133,7 +133,7 @@ func startAll(t testing.TB, members ...*member) {
 			all.Go(func() {
 				if m.process.Runs() {
 					m.resume()
-					if err := m.leave(20 * time.Second); err != nil {
+					if err := m.leave(); err != nil {
 						t.Error(err)
 					}
 				}
@@ -151,15 +151,14 @@ func startAll(t testing.TB, members ...*member) {
 	}
 }
 
-func awaitReady(t testing.TB, within time.Duration, members ...*member) {
+func awaitReady(t testing.TB, members ...*member) {
 	t.Helper()
 	for _, m := range members {
-		start := time.Now()
-		for !m.ready() {
-			if !m.process.Runs() || time.Since(start) > within {
-				t.Fatalf("%s is not ready after %s:\n%s", m.name, within, m.log.String())
+		testkit.Eventually(t, m.name+" is ready", func() bool {
+			if !m.process.Runs() {
+				t.Fatalf("%s has ended:\n%s", m.name, m.log.String())
 			}
-			time.Sleep(20 * time.Millisecond)
-		}
+			return m.ready()
+		})
 	}
 }

@@ -1,20 +1,16 @@
 package faults
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/coder/websocket"
-
+	"headcount/client"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -30,7 +26,7 @@ type dataCentre struct {
 	name    string
 	redis   *redistest.Server
 	members []*member
-	users   []*websocket.Conn
+	users   []*client.Conn
 	watcher *regionWatcher
 	likes   map[string]bool // who is in its own set
 }
@@ -49,14 +45,9 @@ type world struct {
 // regionWatcher sees every count of a region as a client does.
 type regionWatcher struct {
 	mu     sync.Mutex
-	last   map[string]regionFrame
+	last   map[string]client.Count
 	wrongs []string
 	floor  int64 // no fresh count of the spot may be below it
-}
-
-type regionFrame struct {
-	frame
-	StaleRegions []string `json:"stale_regions"`
 }
 
 // clocks are how wrong those of the regions are.
@@ -79,15 +70,11 @@ func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 				settings = append(settings, "--peer="+other.name+"="+l.url())
 			}
 		}
-		first := newMember(r.name+" 1", "gateway", r.redis.URL(), nil, settings...)
-		first.flags[1] = "--roles=gateway,presence,dispatcher"
-		second := newMember(r.name+" 2", "dispatcher", r.redis.URL(), nil, settings...)
-		second.flags[1] = "--roles=presence,dispatcher"
-		r.members = []*member{first, second}
+		r.members = []*member{newMember(r.name+" 1", allRoles, r.redis.URL(), nil, settings...), newMember(r.name+" 2", "presence,dispatcher", r.redis.URL(), nil, settings...)}
 		all = append(all, r.members...)
 	}
 	startAll(t, all...)
-	awaitReady(t, 2*readyWithin, all...)
+	awaitReady(t, all...)
 	for _, r := range w.regions {
 		r.watch(t)
 	}
@@ -97,17 +84,18 @@ func newWorld(t *testing.T, delay time.Duration, flags ...string) *world {
 // watch connects a client that sees the counts of the spot and of the site.
 func (r *dataCentre) watch(t testing.TB) {
 	t.Helper()
-	w := &regionWatcher{last: map[string]regionFrame{}}
+	w := &regionWatcher{last: map[string]client.Count{}}
 	r.watcher = w
-	ctx, cancel := context.WithCancel(context.Background())
-	ws, err := dial(ctx, r.members[0], "", []string{`{"type":"subscribe","pages":["*",` + quoted(spot) + `]}`})
+	conn, err := dial(r.members[0], "")
 	if err != nil {
-		cancel()
+		t.Fatal(err)
+	}
+	if err := conn.Subscribe(site, spot); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
 	t.Cleanup(func() {
-		cancel()
+		conn.Abort()
 		<-done
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -117,27 +105,23 @@ func (r *dataCentre) watch(t testing.TB) {
 	})
 	go func() {
 		defer close(done)
-		defer ws.CloseNow()
-		for {
-			_, text, err := ws.Read(ctx)
-			if err != nil {
-				return
-			}
-			var f regionFrame
-			if err := json.Unmarshal(text, &f); err != nil || f.Type != "count" {
+		var f client.Frame
+		for conn.Receive(&f) == nil {
+			if f.Type != "count" {
 				continue
 			}
 			w.mu.Lock()
-			if f.Count < 0 || f.Page == spot && !f.Stale && f.Count < w.floor || older(f.Version, w.last[f.Page].Version) {
-				w.wrongs = append(w.wrongs, fmt.Sprintf("%s after %+v, when nothing under %d may come", text, w.last[f.Page], w.floor))
+			n, last := f.Count, w.last[f.Count.Page]
+			if n.Count < 0 || n.Page == spot && !n.Stale && n.Count < w.floor || n.Version.Before(last.Version) {
+				w.wrongs = append(w.wrongs, fmt.Sprintf("%+v after %+v, when nothing under %d may come", n, last, w.floor))
 			}
-			w.last[f.Page] = f
+			w.last[n.Page] = n
 			w.mu.Unlock()
 		}
 	}()
 }
 
-func (r *dataCentre) seen(page string) regionFrame {
+func (r *dataCentre) seen(page string) client.Count {
 	r.watcher.mu.Lock()
 	defer r.watcher.mu.Unlock()
 	return r.watcher.last[page]
@@ -154,32 +138,24 @@ func (r *dataCentre) stay(n int64) {
 func (w *world) join(t testing.TB, r *dataCentre, n int) {
 	t.Helper()
 	for range n {
-		ws, err := dial(t.Context(), r.members[0], "", []string{join(spot)})
+		conn, err := dial(r.members[0], "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.users = append(r.users, ws)
-		done := make(chan struct{})
-		go func() { // ends with the connection
-			defer close(done)
-			for {
-				if _, _, err := ws.Read(context.Background()); err != nil {
-					return
-				}
-			}
-		}()
-		w.t.Cleanup(func() { // the connections outlive a subtest
-			_ = ws.CloseNow()
-			<-done
-		})
+		w.t.Cleanup(conn.Abort) // the connections outlive a subtest
+		if err := conn.Join(spot); err != nil {
+			t.Fatal(err)
+		}
+		r.users = append(r.users, conn)
+		go drain(conn) // ends with the connection
 	}
 }
 
 // leave takes n users away.
 func (r *dataCentre) leave(t testing.TB, n int) {
 	t.Helper()
-	for _, ws := range r.users[:n] {
-		if err := ws.Write(t.Context(), websocket.MessageText, []byte(leave(spot))); err != nil {
+	for _, conn := range r.users[:n] {
+		if err := conn.Leave(spot); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -209,53 +185,39 @@ func (w *world) heal() {
 // parts returns the answer to a GET with regions=1.
 func parts(t testing.TB, r *dataCentre, page string) (count int64, regions map[string]int64) {
 	t.Helper()
-	_, _, body, err := get("http://" + r.members[0].addr + "/" + strings.ReplaceAll(page, " ", "%20") + "/counter?regions=1")
-	var c struct {
-		Count   int64
-		Regions map[string]int64
-	}
-	if err == nil {
-		err = json.Unmarshal([]byte(body), &c)
-	}
+	n, err := r.api().Regions(t.Context(), page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Count, c.Regions
+	return n.Count, n.Regions
 }
 
-// change posts a change of a counter that lasts.
-func (r *dataCentre) change(t testing.TB, call, body string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.members[0].addr+"/api/v1/counters/"+call, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("X-API-Key", counterKey)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s %s: %d %s", call, body, resp.StatusCode, text)
-	}
+// api makes calls in the region.
+func (r *dataCentre) api() *client.API {
+	return client.NewAPI(client.Config{URL: "http://" + r.members[0].addr, APIKey: counterKey, HTTP: web})
 }
 
 // count has a region count views, one of them too much, two who like, and two visitors, one of whom was in other
 // regions too.
 func (w *world) count(t testing.TB, r *dataCentre, views int) {
 	t.Helper()
-	r.change(t, "views:1/increment", fmt.Sprintf(`{"delta":%d}`, views+1))
-	r.change(t, "views:1/decrement", `{}`)
+	api, ctx := r.api(), t.Context()
+	must := func(_ client.Counter, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(api.Increment(ctx, "views:1", int64(views)+1))
+	must(api.Decrement(ctx, "views:1", 1))
 	w.views += int64(views)
 	for i := range 2 {
 		name := fmt.Sprintf("%s %d", r.name, len(r.likes)+i)
-		r.change(t, "likes:1/members", `{"add":[`+quoted(name)+`]}`)
+		must(api.EditMembers(ctx, "likes:1", []string{name}, nil))
 		r.likes[name] = true
 	}
 	for _, name := range []string{fmt.Sprintf("visitor %d", len(w.visitors)), "visitor of all"} {
-		r.change(t, "visitors:1/members", `{"add":[`+quoted(name)+`]}`)
+		must(api.EditMembers(ctx, "visitors:1", []string{name}, nil))
 		w.visitors[name] = true
 	}
 }
@@ -267,18 +229,13 @@ func (w *world) counted(t testing.TB, r *dataCentre) (lacks string) {
 	for _, other := range w.regions {
 		likes += len(other.likes)
 	}
-	status, _, body, err := get("http://" + r.members[0].addr + "/api/v1/counters?key=views:1&key=likes:1&key=visitors:1")
-	var is struct{ Counters []struct{ Value int64 } }
-	if err == nil && status == http.StatusOK {
-		err = json.Unmarshal([]byte(body), &is)
+	is, err := r.api().Counters(t.Context(), "views:1", "likes:1", "visitors:1")
+	if err != nil {
+		return fmt.Sprintf("%s: %v; ", r.name, err)
 	}
-	want := []int64{w.views, int64(likes), int64(len(w.visitors))}
-	if err != nil || len(is.Counters) != 3 {
-		return fmt.Sprintf("%s says %d %s, %v; ", r.name, status, body, err)
-	}
-	for i, c := range is.Counters {
-		if c.Value != want[i] {
-			return fmt.Sprintf("%s has %+v, want %v; ", r.name, is.Counters, want)
+	for i, want := range []int64{w.views, int64(likes), int64(len(w.visitors))} {
+		if is[i].Value != want {
+			return fmt.Sprintf("%s has %+v, want %d; ", r.name, is[i], want)
 		}
 	}
 	return ""
@@ -296,8 +253,7 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 		want[r.name] = int64(len(r.users))
 		sum += want[r.name]
 	}
-	machine := watchStalls()
-	defer machine.stop()
+	watch := testkit.NewStopwatch(t)
 	start := time.Now()
 	var lacks string
 	var counted time.Duration
@@ -325,8 +281,8 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 			t.Logf("all show %d after %.2f s, and the counters that last after %.2f s", sum, time.Since(start).Seconds(), counted.Seconds())
 			return
 		}
-		if time.Since(start) > within+3*machine.total() {
-			t.Fatalf("not all show %v after %s: %s", want, time.Since(start), lacks)
+		if watch.Elapsed() > within {
+			t.Fatalf("not all show %v after %s of %s: %s", want, watch.Elapsed(), within, lacks)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -335,6 +291,7 @@ func (w *world) converge(t testing.TB, within time.Duration, among ...*dataCentr
 // This is the partition test, and the other faults of data centres, one after the other
 // in the same world, whose clocks are ten minutes apart.
 func TestRegions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	w := newWorld(t, 0)
 	us, eu, ap := w.regions[0], w.regions[1], w.regions[2]
@@ -347,7 +304,6 @@ func TestRegions(t *testing.T) {
 
 	t.Run("all links are cut", func(t *testing.T) {
 		w.cut(all...)
-		time.Sleep(time.Second) // what was on the way arrives
 		for i, r := range w.regions {
 			w.count(t, r, 100*i+1)
 		}
@@ -357,7 +313,7 @@ func TestRegions(t *testing.T) {
 		eu.leave(t, 1)
 		w.join(t, ap, 5)
 		own := map[*dataCentre]int64{us: before + 3, eu: before + 1, ap: before + 5}
-		eventually(t, exactWithin, "every region shows what it has and what it knew of the others", func() bool {
+		testkit.Within(t, exactWithin, "every region shows what it has and what it knew of the others", func() bool {
 			for r, n := range own {
 				if r.seen(spot).Count != n || r.seen(site).Count != n {
 					return false
@@ -365,7 +321,7 @@ func TestRegions(t *testing.T) {
 			}
 			return true
 		})
-		time.Sleep(6 * time.Second)
+		time.Sleep(3 * time.Second) // nothing comes of it
 		for r, n := range own {
 			if f := r.seen(spot); f.Count != n || f.Stale {
 				t.Errorf("%s shows %+v without its links, want %d", r.name, f, n)
@@ -380,7 +336,7 @@ func TestRegions(t *testing.T) {
 		}
 		w.heal()
 		w.converge(t, mergedWithin)
-		eventually(t, exactWithin, "every region adds up what all have gained", func() bool {
+		testkit.Within(t, exactWithin, "every region adds up what all have gained", func() bool {
 			for _, r := range w.regions {
 				if _, _, body, err := get("http://" + r.members[0].addr + "/api/v1/counters/views:1/window?last=1h"); err != nil || !strings.Contains(body, fmt.Sprintf(`"value":%d}`, w.views)) {
 					return false
@@ -396,10 +352,10 @@ func TestRegions(t *testing.T) {
 		w.join(t, eu, 1)
 		w.count(t, us, 3)
 		w.count(t, eu, 4)
-		eventually(t, exactWithin, "all but eu know", func() bool {
+		testkit.Within(t, exactWithin, "all but eu know", func() bool {
 			return us.seen(spot).Count == w.total() && ap.seen(spot).Count == w.total()
 		})
-		eventually(t, exactWithin, "eu knows its own", func() bool { return eu.seen(spot).Count == w.total()-1 })
+		testkit.Within(t, exactWithin, "eu knows its own", func() bool { return eu.seen(spot).Count == w.total()-1 })
 		time.Sleep(time.Second)
 		if n := eu.seen(spot).Count; n != w.total()-1 {
 			t.Errorf("eu shows %d of %d", n, w.total())
@@ -450,6 +406,7 @@ func TestRegions(t *testing.T) {
 }
 
 func TestRegionsOnBadLinks(t *testing.T) {
+	long(t)
 	t.Parallel()
 	w := newWorld(t, 200*time.Millisecond)
 	for _, l := range w.links {
@@ -477,6 +434,7 @@ func TestRegionsOnBadLinks(t *testing.T) {
 }
 
 func TestARegionThatIsDownForGood(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const stale = 4 * time.Second
 	w := newWorld(t, 0, "--region-stale-after="+stale.String())
@@ -485,14 +443,14 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 		w.join(t, r, i+1)
 	}
 	w.converge(t, exactWithin)
-	for _, ws := range ap.users {
-		_ = ws.CloseNow()
+	for _, conn := range ap.users {
+		conn.Abort()
 	}
 	for _, m := range ap.members {
 		m.kill()
 	}
 	ap.redis.Kill()
-	eventually(t, stale+exactWithin, "the others leave it out and say so", func() bool {
+	testkit.Within(t, stale+exactWithin, "the others leave it out and say so", func() bool {
 		for _, r := range []*dataCentre{us, eu} {
 			for _, page := range []string{spot, site} {
 				if f := r.seen(page); f.Count != 3 || !f.Stale || !slices.Equal(f.StaleRegions, []string{"ap"}) {
@@ -507,7 +465,7 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 		t.Errorf("GET says %s, %v", body, err)
 	}
 	// One process decides, and the others read the decision at their next look.
-	eventually(t, exactWithin, "the metrics say that ap is left out, and not eu", func() bool {
+	testkit.Within(t, exactWithin, "the metrics say that ap is left out, and not eu", func() bool {
 		status, _, metrics, err := get("http://" + us.members[0].admin + "/metrics")
 		return err == nil && status == 200 &&
 			strings.Contains(metrics, `headcount_region_left_out{peer="ap"} 1`) && strings.Contains(metrics, `headcount_region_left_out{peer="eu"} 0`)
@@ -523,7 +481,7 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	awaitReady(t, 2*readyWithin, ap.members...)
+	awaitReady(t, ap.members...)
 	ap.watch(t)
 	w.join(t, ap, 4)
 	w.converge(t, exactWithin)
@@ -531,6 +489,7 @@ func TestARegionThatIsDownForGood(t *testing.T) {
 
 // The log says once which peer is set wrongly, and everything else goes on.
 func TestPeersThatAreRefused(t *testing.T) {
+	long(t)
 	t.Parallel()
 	var servers []*redistest.Server
 	for range 4 {
@@ -541,9 +500,7 @@ func TestPeersThatAreRefused(t *testing.T) {
 		for _, p := range peers {
 			flags = append(flags, "--peer="+p)
 		}
-		m := newMember(name, "gateway", servers[i].URL(), nil, flags...)
-		m.flags[1] = "--roles=gateway,presence,dispatcher"
-		return m
+		return newMember(name, allRoles, servers[i].URL(), nil, flags...)
 	}
 	// Beside a right peer, us has one that calls itself by another name, one that does
 	// not answer, and one whose facts are another program's.
@@ -554,14 +511,14 @@ func TestPeersThatAreRefused(t *testing.T) {
 	ap := region(2, "ap", "us="+servers[0].URL())
 	twin := region(3, "us", "eu="+servers[1].URL())
 	startAll(t, us, eu, ap)
-	awaitReady(t, 2*readyWithin, us, eu, ap)
+	awaitReady(t, us, eu, ap)
 	put(t, eu, "", "increment", 1)
-	eventually(t, exactWithin, "us and eu share", func() bool {
+	testkit.Within(t, exactWithin, "us and eu share", func() bool {
 		_, _, body, err := get("http://" + us.addr + "/p/counter?regions=1")
 		return err == nil && strings.Contains(body, `"count":1`) && strings.Contains(body, `"eu":1`)
 	})
 	startAll(t, twin)
-	awaitReady(t, 2*readyWithin, twin)
+	awaitReady(t, twin)
 	for _, want := range []struct {
 		m    *member
 		text string
@@ -570,7 +527,7 @@ func TestPeersThatAreRefused(t *testing.T) {
 		{us, `buckets is`}, // or partitions or seed: one is named
 		{twin, `another region called \"us\" writes there`},
 	} {
-		eventually(t, exactWithin, want.m.name+" says "+want.text, func() bool {
+		testkit.Within(t, exactWithin, want.m.name+" says "+want.text, func() bool {
 			text := want.m.log.String()
 			return strings.Contains(text, want.text) || want.text == `buckets is` && strings.Contains(text, ` is \"`) && strings.Contains(text, `there; all regions must run with the same`)
 		})
@@ -588,7 +545,7 @@ func TestPeersThatAreRefused(t *testing.T) {
 		t.Errorf("it was said %d times that a peer is refused", n)
 	}
 	put(t, us, "", "increment", 2)
-	eventually(t, mergedWithin, "the right peer is told", func() bool {
+	testkit.Within(t, mergedWithin, "the right peer is told", func() bool {
 		_, _, body, err := get("http://" + eu.addr + "/p/counter?regions=1")
 		return err == nil && strings.Contains(body, `"us":1`)
 	})

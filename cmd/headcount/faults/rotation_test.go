@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"headcount/client"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -36,31 +38,30 @@ func (p *person) be(ctx context.Context, at *member) {
 }
 
 func (p *person) connect(ctx context.Context, at *member, id string) {
-	conn, err := dial(ctx, at, id, []string{join(p.page)})
+	conn, err := dial(at, id)
 	if err != nil {
 		return
 	}
-	defer conn.CloseNow()
-	for {
-		f, err := read(ctx, conn)
-		p.mu.Lock()
-		switch {
-		case err != nil:
-			p.shown[at] = 0
-		case f.Type == "welcome":
-			if id != "" && name(f.ID) != name(id) {
-				p.denied = id
-			}
-			p.id = f.ID
-		case f.Type == "count" && f.Page == p.page:
-			p.shown[at] = f.Count
-			p.most = max(p.most, f.Count)
-		}
-		p.mu.Unlock()
-		if err != nil || f.Type == "reconnect" {
-			return
+	defer context.AfterFunc(ctx, conn.Abort)()
+	defer conn.Abort()
+	p.mu.Lock()
+	if id != "" && name(conn.ID) != name(id) {
+		p.denied = id
+	}
+	p.id = conn.ID
+	p.mu.Unlock()
+	err = conn.Join(p.page)
+	for f := (client.Frame{}); err == nil && f.Type != "reconnect"; err = conn.Receive(&f) {
+		if f.Type == "count" && f.Count.Page == p.page {
+			p.mu.Lock()
+			p.shown[at] = f.Count.Count
+			p.most = max(p.most, f.Count.Count)
+			p.mu.Unlock()
 		}
 	}
+	p.mu.Lock()
+	p.shown[at] = 0
+	p.mu.Unlock()
 }
 
 // name is the part of a signed id that says whose it is.
@@ -104,6 +105,7 @@ func (p *person) ask(t *testing.T, at *member, method, path string) string {
 // person who is at all gateways all the time counts once all the time, and keeps their
 // follows. A process with other secrets is refused at every step.
 func TestSecretsRotateOverARunningCluster(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	var all []*member
@@ -111,7 +113,7 @@ func TestSecretsRotateOverARunningCluster(t *testing.T) {
 		all = append(all, newMember(fmt.Sprint("process ", i), allRoles, redis.URL(), nil, "--cluster-secret=old"))
 	}
 	startAll(t, all...)
-	awaitReady(t, readyWithin, all...)
+	awaitReady(t, all...)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var connections sync.WaitGroup
@@ -121,12 +123,12 @@ func TestSecretsRotateOverARunningCluster(t *testing.T) {
 	for _, m := range all {
 		connections.Go(func() { p.be(ctx, m) })
 	}
-	eventually(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
+	testkit.Within(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
 	p.ask(t, all[0], http.MethodPut, "/-/me/follows/followed")
 
 	for _, step := range [][]string{{"old", "new"}, {"new", "old"}, {"new"}} {
 		for _, m := range all {
-			if err := m.leave(20 * time.Second); err != nil {
+			if err := m.leave(); err != nil {
 				t.Fatal(err)
 			}
 			m.flags = slices.DeleteFunc(m.flags, func(f string) bool { return strings.HasPrefix(f, "--cluster-secret=") })
@@ -136,20 +138,20 @@ func TestSecretsRotateOverARunningCluster(t *testing.T) {
 			if err := m.start(); err != nil {
 				t.Fatal(err)
 			}
-			awaitReady(t, readyWithin, all...)
-			eventually(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
+			awaitReady(t, all...)
+			testkit.Within(t, exactWithin, "the person is at both gateways", func() bool { return p.once(all...) })
 			for _, at := range all {
 				if got := p.ask(t, at, http.MethodGet, "/-/me/follows"); !strings.Contains(got, `"followed"`) {
 					t.Errorf("%q, %s restarted: %s says %s", step, m.name, at.name, got)
 				}
 			}
 		}
-		refusal(t, newMember("a cluster secret nobody has", allRoles, redis.URL(), nil, "--cluster-secret=stranger"), 15*time.Second, "settings differ")
+		refusal(t, newMember("a cluster secret nobody has", allRoles, redis.URL(), nil, "--cluster-secret=stranger"), "settings differ")
 		flags := []string{"--id-secret=stranger"}
 		for _, secret := range step {
 			flags = append(flags, "--cluster-secret="+secret)
 		}
-		refusal(t, newMember("an id secret nobody has", allRoles, redis.URL(), nil, flags...), 15*time.Second, "id-secret")
+		refusal(t, newMember("an id secret nobody has", allRoles, redis.URL(), nil, flags...), "id-secret")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

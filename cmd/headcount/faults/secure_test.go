@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 )
 
@@ -12,13 +13,14 @@ import (
 // All regions show one total, also after one Redis came back empty and, in another
 // region, a replica took over.
 func TestRegionsOverTLSAndSentinel(t *testing.T) {
+	long(t)
 	t.Parallel()
 	a, b, s := redistest.StartSecure(t), redistest.StartSecure(t), redistest.StartSentinelWithUser(t)
 	urls := map[string]string{"us": a.URL(), "eu": b.URL(), "ap": s.URL()}
 	w := &world{t: t}
 	var all []*member
 	for _, name := range []string{"us", "eu", "ap"} {
-		flags := []string{"--region=" + name}
+		flags := []string{"--region=" + name, "--api-key=" + counterKey}
 		for other, url := range urls {
 			if other != name {
 				flags = append(flags, "--peer="+other+"="+url)
@@ -29,7 +31,7 @@ func TestRegionsOverTLSAndSentinel(t *testing.T) {
 		all = append(all, m)
 	}
 	startAll(t, all...)
-	awaitReady(t, 2*readyWithin, all...)
+	awaitReady(t, all...)
 	for i, r := range w.regions {
 		r.watch(t)
 		w.join(t, r, i+1)
@@ -51,7 +53,7 @@ func TestRegionsOverTLSAndSentinel(t *testing.T) {
 	s.Master.Kill()
 	replica := s.Replica.Client()
 	defer replica.Close()
-	eventually(t, exactWithin, "the replica takes over", func() bool {
+	testkit.Within(t, exactWithin, "the replica takes over", func() bool {
 		role, err := replica.Do(t.Context(), "ROLE").Slice() // an error while Sentinel cuts its clients off
 		return err == nil && role[0] == "master"
 	})

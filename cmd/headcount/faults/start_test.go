@@ -1,13 +1,14 @@
 package faults
 
 import (
-	"context"
 	"encoding/json"
-	"net/http"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"headcount/client"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -25,31 +26,21 @@ func trio(t *testing.T, redis string, flags ...string) (gateway *member, all []*
 // over UDP, a node, Redis and a dispatcher.
 func counts(t *testing.T, gateway *member) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	watcher, err := dial(ctx, gateway, "", []string{`{"type":"subscribe","pages":["p"]}`})
-	if err != nil {
+	watcher := mustDial(t, gateway)
+	if err := watcher.Subscribe("p"); err != nil {
 		t.Fatal(err)
 	}
-	defer watcher.CloseNow()
+	shown := watch(watcher)
 	await := func(n int64) {
 		t.Helper()
-		for {
-			f, err := read(ctx, watcher)
-			if err != nil {
-				t.Fatalf("waiting for count %d: %v", n, err)
-			}
-			if f.Type == "count" && f.Count == n && !f.Stale {
-				return
-			}
-		}
+		testkit.Within(t, exactWithin, fmt.Sprint("count ", n), func() bool { return shown.is("p", n) })
 	}
 	await(0)
-	joiner, err := dial(ctx, gateway, "", []string{join("p")})
-	if err != nil {
+	joiner := mustDial(t, gateway)
+	defer joiner.Abort()
+	if err := joiner.Join("p"); err != nil {
 		t.Fatal(err)
 	}
-	defer joiner.CloseNow()
 	await(1)
 	id := put(t, gateway, "", "increment", 2)
 	await(2)
@@ -60,40 +51,30 @@ func counts(t *testing.T, gateway *member) {
 // put takes or ends a hold and returns the id of its user.
 func put(t *testing.T, gateway *member, id, action string, want int64) string {
 	t.Helper()
-	req, err := http.NewRequest(http.MethodPut, "http://"+gateway.addr+"/p/counter", strings.NewReader(`{"action":"`+action+`"}`))
-	if err != nil {
-		t.Fatal(err)
+	api := client.NewAPI(client.Config{URL: "http://" + gateway.addr, ID: id, HTTP: web})
+	var got client.Count
+	var err error
+	if action == "decrement" {
+		got, err = api.Release(t.Context(), "p")
+	} else if got, id, err = api.Hold(t.Context(), "p"); id == "" {
+		t.Error("a new user has no id")
 	}
-	if id != "" {
-		req.Header.Set("Headcount-Id", id)
-	}
-	resp, err := web.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var got counter
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || resp.StatusCode != http.StatusOK || got.Count != want {
-		t.Fatalf("%s: %s, %+v, %v; want count %d", action, resp.Status, got, err, want)
-	}
-	for _, c := range resp.Cookies() {
-		if c.Name == "headcount_id" {
-			id = c.Value
-		}
+	if err != nil || got.Count != want {
+		t.Fatalf("%s: %+v, %v; want count %d", action, got, err, want)
 	}
 	return id
 }
 
 // refusal starts a process that must end by itself with status 1 and one line
 // that says why, and returns the log.
-func refusal(t *testing.T, m *member, within time.Duration, words ...string) {
+func refusal(t *testing.T, m *member, words ...string) {
 	t.Helper()
 	if err := m.start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(m.process.Kill)
-	if status := m.process.Wait(within); status != 1 {
-		t.Fatalf("status %d after %s, want 1:\n%s", status, within, m.log.String())
+	if status := m.process.Wait(testkit.Timeout); status != 1 {
+		t.Fatalf("status %d, want 1:\n%s", status, m.log.String())
 	}
 	lines := strings.Split(strings.TrimSpace(m.log.String()), "\n")
 	last := lines[len(lines)-1]
@@ -111,15 +92,23 @@ func refusal(t *testing.T, m *member, within time.Duration, words ...string) {
 	}
 }
 
-func TestClusterSecret(t *testing.T) {
+// TestProcessesThatAreRefused: one with another secret, without it or with a name that is taken, ends at once
+// with a sentence, also when Redis has lost the facts: those who run write them again. Counts go on.
+func TestProcessesThatAreRefused(t *testing.T) {
+	long(t)
 	t.Parallel()
+	const secret = "--cluster-secret=right one"
 	redis := redistest.Start(t)
-	gateway, all := trio(t, redis.URL(), "--cluster-secret=right one")
-	awaitReady(t, readyWithin, all...)
+	gateway, all := trio(t, redis.URL(), secret)
+	awaitReady(t, all...)
 	counts(t, gateway)
-	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"), 10*time.Second, "secret", "settings differ")
-	refusal(t, newMember("innocent", "gateway", redis.URL(), nil), 10*time.Second, "secret", "settings differ")
+	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"), "secret", "settings differ")
+	refusal(t, newMember("innocent", "gateway", redis.URL(), nil), "secret", "settings differ")
+	refusal(t, newMember("twin", "presence", redis.URL(), nil, secret, "--advertise="+all[0].self), "name is taken", "--advertise", all[0].self)
+	redis.Do(t, "DEL", "hc:{c}:facts")
+	refusal(t, newMember("late stranger", allRoles, redis.URL(), nil, "--cluster-secret=wrong one", "--region=other"), "settings differ")
 	counts(t, gateway)
+	awaitReady(t, all...)
 }
 
 // TestAClusterStartsFromNothing: it is ready 3 s after the last process has begun, and
@@ -127,14 +116,14 @@ func TestClusterSecret(t *testing.T) {
 // program's own time: not how long a busy machine takes to start processes, nor how long they
 // wait for a core.
 func TestAClusterStartsFromNothing(t *testing.T) {
+	long(t)
 	redis := redistest.Start(t)
-	late := watchStalls()
-	defer late.stop()
+	watch := testkit.NewStopwatch(t)
 	gateway, all := trio(t, redis.URL())
-	awaitReady(t, readyWithin, all...)
+	awaitReady(t, all...)
 	ready := time.Now()
 	var begun time.Time
-	slack := late.total()
+	slack := watch.Lost()
 	for _, m := range all {
 		var first struct{ Time time.Time }
 		line, _, _ := strings.Cut(m.log.String(), "\n")
@@ -162,35 +151,14 @@ func TestAClusterStartsFromNothing(t *testing.T) {
 	counts(t, gateway)
 }
 
-// TestFactsAreKept: only the facts are lost. The running processes write them again, and
-// a process with another secret and region never becomes ready.
-func TestFactsAreKept(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	gateway, all := trio(t, redis.URL(), "--cluster-secret=right one")
-	awaitReady(t, readyWithin, all...)
-	redis.Do(t, "DEL", "hc:{c}:facts")
-	refusal(t, newMember("stranger", allRoles, redis.URL(), nil, "--cluster-secret=wrong one", "--region=other"), 10*time.Second, "settings differ")
-	counts(t, gateway)
-}
-
-func TestNameTwice(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	gateway, all := trio(t, redis.URL())
-	awaitReady(t, readyWithin, all...)
-	refusal(t, newMember("twin", "presence", redis.URL(), nil, "--advertise="+all[0].self), 15*time.Second, "name is taken", "--advertise", all[0].self)
-	counts(t, gateway)
-	awaitReady(t, time.Second, all...)
-}
-
 func TestRedisThatDoesNotAnswerAtStart(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Kill()
 	gateway, all := trio(t, redis.URL())
 	for _, m := range all {
-		eventually(t, readyWithin, m.name+" says that it is not ready", func() bool {
+		testkit.Eventually(t, m.name+" says that it is not ready", func() bool {
 			status, _, _, err := get("http://" + m.admin + "/readyz")
 			return err == nil && status == 503
 		})
@@ -200,6 +168,6 @@ func TestRedisThatDoesNotAnswerAtStart(t *testing.T) {
 		t.Errorf("GET of a counter: status %d, %v, %v", status, header, err)
 	}
 	redis.Restart(t)
-	awaitReady(t, readyWithin, all...)
+	awaitReady(t, all...)
 	counts(t, gateway)
 }

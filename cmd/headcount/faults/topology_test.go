@@ -1,28 +1,24 @@
 package faults
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
+
+	"headcount/internal/simulate"
+	"headcount/internal/testkit"
 )
 
-const (
-	readyWithin = 30 * time.Second // a process on a busy machine
-	exactWithin = 10 * time.Second // the promise
-)
-
-func promised() time.Duration { return exactWithin }
+const exactWithin = 10 * time.Second // the promise
 
 // topology is a region's cluster with its clients.
 type topology struct {
 	gateways, nodes, dispatchers []*member
 	members                      []*member
-	crowd                        *crowd
+	crowd                        *simulate.Crowd
 }
 
 // newTopology starts a layout, and brings the clients in.
@@ -55,11 +51,11 @@ func layout(redis string, between func() *proxy, flags ...string) *topology {
 }
 
 // newWholes is newTopology with three processes that have all roles.
-func newWholes(t *testing.T, redis string) *topology {
+func newWholes(t *testing.T, redis string, flags ...string) *topology {
 	t.Helper()
 	top := &topology{}
 	for i := range 3 {
-		top.members = append(top.members, newMember(fmt.Sprint("process ", i), allRoles, redis, nil))
+		top.members = append(top.members, newMember(fmt.Sprint("process ", i), allRoles, redis, nil, flags...))
 	}
 	top.gateways = top.members
 	top.begin(t)
@@ -70,7 +66,7 @@ func newWholes(t *testing.T, redis string) *topology {
 func (top *topology) begin(t *testing.T) {
 	t.Helper()
 	startAll(t, top.members...)
-	awaitReady(t, readyWithin, top.members...)
+	awaitReady(t, top.members...)
 	top.crowd = newCrowd(t, top.gateways)
 }
 
@@ -86,78 +82,43 @@ type fault struct {
 	mend    func(t *testing.T) // once counts are exact, for example to start again what was killed
 }
 
-// stalls adds up how long this machine did not run the test when it should have. The
-// processes under test had to wait as long.
-type stalls struct {
-	sum  atomic.Int64
-	stop context.CancelFunc
-}
-
-func watchStalls() *stalls {
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &stalls{stop: cancel}
-	go func() { // ends with stop
-		const nap, normal = 10 * time.Millisecond, 50 * time.Millisecond
-		for ctx.Err() == nil {
-			start := time.Now()
-			time.Sleep(nap)
-			if late := time.Since(start); late > normal {
-				s.sum.Add(int64(late))
-			}
-		}
-	}()
-	return s
-}
-
-func (s *stalls) total() time.Duration { return time.Duration(s.sum.Load()) }
-
-// stallsAtMost bounds what a machine that stalls adds to a limit.
-const stallsAtMost = 10 * time.Second
-
 // suffer runs one fault and checks what must hold.
 func (top *topology) suffer(t *testing.T, f fault) {
 	t.Helper()
 	t.Run(f.name, func(t *testing.T) {
 		c := top.crowd
-		if _, err := c.exact(time.Now(), promised); err != nil {
-			t.Fatalf("before the fault: %v", err)
+		exact := func(what string, since time.Time, late func() time.Duration) (took time.Duration) {
+			t.Helper()
+			took, err := c.Exact(t.Context(), since, late)
+			if err != nil {
+				t.Errorf("%s: the counts are not exact: %v", what, err)
+			}
+			return took
 		}
+		machine := testkit.NewStopwatch(t)
+		exact("before the fault", time.Now(), machine.Lost)
 		begun := time.Now()
-		machine := watchStalls()
-		defer machine.stop()
-		// A machine that stalls for a second costs leases, timeouts and their
-		// repetitions more than that second. A machine that stalls for long proves
-		// nothing.
-		stalled := func() time.Duration { return min(3*machine.total(), stallsAtMost) }
-		lingering := func() time.Duration { return stalled() + f.lingers }
-		observed := c.errors(lingering)
-		stop := c.churn()
+		lingering := func() time.Duration { return machine.Lost() + f.lingers }
+		observed := c.Observe(t.Context(), lingering)
+		stop := c.Churn(t.Context())
 		defer stop()
 		time.Sleep(500 * time.Millisecond) // some users come and go before the fault
 		healed := f.damage(t)
-		if left := time.Until(healed.Add(f.during)); left > 0 {
-			time.Sleep(left)
-		}
+		time.Sleep(time.Until(healed.Add(f.during)))
 		stop()
-		took, err := c.exact(healed, func() time.Duration { return exactWithin + stalled() })
-		row := result{fault: f.name, since: f.since, exact: took}
-		fresh, stale, unexplained := observed()
-		row.err, row.stale = fresh.by, stale.by
+		row := result{fault: f.name, since: f.since, exact: exact("after the fault", healed, machine.Lost)}
+		seen := observed()
+		row.err, row.stale = seen.Fresh.By, seen.Stale.By
 		table.add(row)
-		t.Log(row, fresh.where, stale.where, "the machine stalled for", machine.total())
-		if err != nil {
-			t.Errorf("the counts are not exact: %v", err)
-		}
-		if unexplained.by > 0 {
-			t.Errorf("a fresh count was wrong by %d for longer than %s: %s", unexplained.by, exactWithin+lingering(), unexplained.where)
+		t.Log(row, seen.Fresh.Where, seen.Stale.Where, "the machine lost", machine.Lost())
+		if seen.Ghosts.By > 0 {
+			t.Errorf("a fresh count was wrong by %d for longer than %s: %s", seen.Ghosts.By, exactWithin+lingering(), seen.Ghosts.Where)
 		}
 		if f.mend != nil {
 			f.mend(t)
-			if _, err := c.exact(time.Now(), promised); err != nil {
-				t.Errorf("after mending: %v", err)
-			}
+			exact("after mending", time.Now(), machine.Lost)
 		}
-		for _, w := range c.takeWrongs() {
+		for _, w := range c.Wrongs() {
 			t.Error(w)
 		}
 		if t.Failed() {
@@ -189,5 +150,5 @@ func again(t *testing.T, m *member) {
 	if err := m.start(); err != nil {
 		t.Fatal(err)
 	}
-	awaitReady(t, readyWithin, m)
+	awaitReady(t, m)
 }

@@ -10,11 +10,13 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -43,7 +45,7 @@ const twice = 4 * time.Second
 // replace ends a process as an operator does, and starts the other program in its place.
 func replace(t *testing.T, m *member, with string) {
 	t.Helper()
-	if err := m.leave(20 * time.Second); err != nil {
+	if err := m.leave(); err != nil {
 		t.Error(err)
 	}
 	m.program = with
@@ -118,7 +120,7 @@ func (b *books) change(method, path, body string) error {
 		once = fmt.Sprint("change ", b.changes)
 	}
 	said := "no gateway is up"
-	for start := time.Now(); time.Since(start) < readyWithin; time.Sleep(20 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < testkit.Timeout; time.Sleep(20 * time.Millisecond) {
 		at := b.gateways[rand.IntN(len(b.gateways))]
 		if !at.up() {
 			continue
@@ -240,13 +242,13 @@ func (b *books) check(t *testing.T) {
 				number(booksRoot+"likes:1/exact", "value", b.likes, 0) &&
 				number(booksRoot+"visitors:1/exact", "value", b.visitors, 1+b.visitors/30) // an estimate
 		}
-		for start := time.Now(); !right(); time.Sleep(20 * time.Millisecond) {
-			if time.Since(start) > exactWithin {
+		for watch := testkit.NewStopwatch(t); !right(); time.Sleep(20 * time.Millisecond) {
+			if watch.Elapsed() > exactWithin {
 				t.Errorf("%s: %s", at.name, said)
 				break
 			}
 		}
-		if _, text, err := call(at, http.MethodGet, "/-/users/reader/follows", "", ""); err != nil || !strings.Contains(text, quoted(booksPage)) {
+		if _, text, err := call(at, http.MethodGet, "/-/users/reader/follows", "", ""); err != nil || !strings.Contains(text, strconv.Quote(booksPage)) {
 			t.Errorf("%s: follows: %s %v", at.name, text, err)
 		}
 		if !b.lasting {
@@ -275,6 +277,7 @@ func ways(t *testing.T) []way {
 // turn becomes this one, is replaced by itself, and goes back, while people come and go and counters are
 // changed. In every mixture all counts are exact, and nobody who stays was ever missing.
 func TestUpgradeOneByOne(t *testing.T) {
+	long(t)
 	for name, flags := range map[string]func(t *testing.T) []string{
 		"Redis":                        func(*testing.T) []string { return []string{"--hot-rate=" + hotRate} },
 		"Redis in front of PostgreSQL": func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} },
@@ -308,6 +311,7 @@ func TestUpgradeOneByOne(t *testing.T) {
 // TestUpgradeByRole is the same over processes that have one role each, in the order of the
 // guide.
 func TestUpgradeByRole(t *testing.T) {
+	long(t)
 	t.Parallel()
 	redis := redistest.Start(t)
 	top := layout(redis.URL(), nil, booksFlags...)
@@ -335,6 +339,7 @@ func TestUpgradeByRole(t *testing.T) {
 // one total. (The previous release shares no counters.) People move to the other region
 // meanwhile, and count in both until they have left the first.
 func TestUpgradeOfRegions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	eu, us := redistest.Start(t), redistest.Start(t)
 	top := &topology{members: []*member{
@@ -349,10 +354,10 @@ func TestUpgradeOfRegions(t *testing.T) {
 	for _, way := range ways(t) {
 		for _, m := range top.members {
 			replace(t, m, way.to)
-			if _, err := top.crowd.exact(time.Now(), promised); err != nil {
+			if _, err := top.crowd.Exact(t.Context(), time.Now(), nil); err != nil {
 				t.Errorf("%s of the region %s: %v", way.name, m.name, err)
 			}
-			for _, w := range top.crowd.takeWrongs() {
+			for _, w := range top.crowd.Wrongs() {
 				t.Error(w)
 			}
 		}
@@ -362,6 +367,7 @@ func TestUpgradeOfRegions(t *testing.T) {
 // TestUpgradeOfOneProcess: a store that only one process uses goes to this release, back to
 // the previous one, and to this one again.
 func TestUpgradeOfOneProcess(t *testing.T) {
+	long(t)
 	for name, flags := range map[string]func(t *testing.T) string{
 		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },
 		"PostgreSQL":     func(t *testing.T) string { return "--postgres=" + pgtest.Start(t).Database(t) },
@@ -371,7 +377,7 @@ func TestUpgradeOfOneProcess(t *testing.T) {
 			m := alone(flags(t))
 			m.program = release(t, previousRelease)
 			startAll(t, m)
-			awaitReady(t, readyWithin, m)
+			awaitReady(t, m)
 			b := newBooks(t, true, m)
 			b.some(t)
 			for _, with := range []string{program, m.program, program} {
@@ -398,6 +404,7 @@ func alone(flags ...string) *member {
 // TestUpgradeAcrossFormatsIsRefused: a release with other formats ends at once with a sentence,
 // and leaves everything as it was for those that run.
 func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
+	long(t)
 	this := func(*testing.T) string { return program }
 	of := func(name string) func(*testing.T) string {
 		return func(t *testing.T) string { return release(t, name) }
@@ -416,7 +423,7 @@ func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
 			runs := newMember("the one that runs", allRoles, redis.URL(), nil, booksFlags...)
 			runs.program = tc.runs(t)
 			startAll(t, runs)
-			awaitReady(t, readyWithin, runs)
+			awaitReady(t, runs)
 			crowd := newCrowd(t, []*member{runs})
 			b := newBooks(t, tc.lasting, runs)
 			b.some(t)
@@ -424,7 +431,7 @@ func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
 			before := kept(t, redis)
 			comes := newMember("the one that comes", allRoles, redis.URL(), nil, booksFlags...)
 			comes.program = tc.comes(t)
-			refusal(t, comes, 30*time.Second, "format")
+			refusal(t, comes, "format")
 			if after := kept(t, redis); !reflect.DeepEqual(before, after) {
 				for key := range after {
 					if !reflect.DeepEqual(before[key], after[key]) {
@@ -433,12 +440,12 @@ func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
 				}
 				t.Errorf("%d keys before, %d after", len(before), len(after))
 			}
-			if _, err := crowd.exact(time.Now(), promised); err != nil {
+			if _, err := crowd.Exact(t.Context(), time.Now(), nil); err != nil {
 				t.Error(err)
 			}
 			b.some(t)
 			b.check(t)
-			for _, w := range crowd.takeWrongs() {
+			for _, w := range crowd.Wrongs() {
 				t.Error(w)
 			}
 		})

@@ -14,6 +14,8 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 	"github.com/charmbracelet/x/ansi"
+
+	"headcount/internal/testkit"
 )
 
 const answer = `{"at":1900000010000,"region":"us","state":{"level":"bad","text":"The store is away."},"site":{"page":"*","count":12,"updated_at":null,"version":"0-0"},
@@ -153,9 +155,7 @@ func TestRun(t *testing.T) {
 	defer keys.Close()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, in, io.Discard) }()
-	for asked.Load() < 3 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "three questions", func() bool { return asked.Load() >= 3 })
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

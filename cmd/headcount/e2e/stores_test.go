@@ -1,0 +1,202 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+// The stores that a server is given.
+const (
+	aFile     = "--data-dir"
+	aDatabase = "--postgres"
+	aRedis    = "--redis"
+	both      = aRedis + " " + aDatabase
+)
+
+// stores are what the flags of a test lead to.
+type stores map[string]string
+
+func (s stores) flags(which string) (flags []string) {
+	for _, flag := range strings.Fields(which) {
+		flags = append(flags, flag+"="+s[flag])
+	}
+	return flags
+}
+
+// server are the flags of a server.
+func (s stores) server(which string, flags ...string) []string {
+	return append(append(s.flags(which), "--cluster-listen="+servertest.FreeAddr()), flags...)
+}
+
+func newStores(t *testing.T, which string) stores {
+	t.Helper()
+	s := stores{aFile: t.TempDir()}
+	if strings.Contains(which, aRedis) {
+		s[aRedis] = redistest.Start(t).URL()
+	}
+	if strings.Contains(which, aDatabase) {
+		s[aDatabase] = pgtest.Single(t).Database(t)
+	}
+	return s
+}
+
+// TestCountersOverAChangeOfStores writes counters of all kinds to a server, and starts another one with other stores.
+// It has them, or it finds that they are elsewhere and names the command that carries them over. Where it is not given
+// the first store it cannot know of them, and the same command carries them.
+func TestCountersOverAChangeOfStores(t *testing.T) {
+	t.Parallel()
+	const keeps, refuses, carried = "keeps", "refuses", "cannot know"
+	for _, cell := range [][3]string{
+		{aFile, aFile, keeps}, {aDatabase, aDatabase, keeps}, {aRedis, aRedis, keeps}, {both, both, keeps},
+		{aDatabase, both, keeps}, {aRedis, both, keeps},
+		{both, aDatabase, refuses}, {both, aRedis, refuses},
+		{aFile, aFile + " " + aDatabase, refuses}, {aFile, aFile + " " + aRedis, refuses},
+		{aFile, aFile + " " + both, refuses},
+		{aFile, aDatabase, carried}, {aFile, aRedis, carried}, {aFile, both, carried},
+		{aDatabase, aFile, carried}, {aDatabase, aRedis, carried},
+		{both, aFile, carried},
+		// From Redis alone to a file or a database goes all but sets, whose names Redis does not have: the import says so.
+		// Without any store there is nothing to keep, or nothing to keep it in.
+	} {
+		from, to, outcome := cell[0], cell[1], cell[2]
+		t.Run(from+" then "+to, func(t *testing.T) {
+			t.Parallel()
+			if outcome == carried || from == to {
+				long(t)
+			}
+			is, rules := newStores(t, from+to), "--counters="+ruleFile(t)
+			s := startWithKey(t, is.server(from, rules)...)
+			want := writeAllKinds(t, s)
+			if problem := s.end(); problem != "" {
+				t.Fatal(problem)
+			}
+			if outcome != keeps {
+				if outcome == refuses {
+					endsWith(t, "headcount export --", is.server(to)...)
+				}
+				if testing.Short() {
+					return
+				}
+				into := newStores(t, to)
+				var exported bytes.Buffer
+				headcount(t, nil, &exported, append([]string{"export"}, is.flags(from)...)...)
+				to = strings.TrimPrefix(to, aFile+" ")
+				headcount(t, &exported, nil, append([]string{"import", rules}, into.flags(to)...)...)
+				is = into
+			}
+			s = startWithKey(t, is.server(to, rules)...)
+			got := ""
+			t.Cleanup(func() {
+				if t.Failed() {
+					t.Logf("it has\n%s\nwant\n%s", got, want)
+				}
+			})
+			testkit.Eventually(t, "all that there was", func() bool {
+				got = allKinds(t, s)
+				return got == want
+			})
+		})
+	}
+}
+
+// writeAllKinds writes counters of all kinds, and returns what allKinds is to say from then on.
+func writeAllKinds(t *testing.T, s *server) string {
+	t.Helper()
+	for _, c := range [][3]string{
+		{"POST", "views:1/increment", `{"delta":1000}`},
+		{"POST", "views:1/adjust", `{"delta":-1,"reason":"r","by":"b"}`},
+		{"POST", "sales:1/increment", `{"delta":5,"dimensions":{"country":"de"}}`},
+		{"POST", "likes:1/members", `{"add":["ann","bob"]}`},
+		{"POST", "visitors:1/members", `{"add":["x","y","z"]}`},
+		{"POST", "stock:1/increment", `{"delta":10}`},
+	} {
+		if a := s.call(t, c[0], c[1], c[2]); a.status != http.StatusOK {
+			t.Fatalf("%s: %d %s", c[1], a.status, a.body)
+		}
+	}
+	s.call(t, "POST", "stock:1/decrement", `{"delta":4}`, withKey, "Idempotency-Key: once").lasting(t)
+	s.call(t, "POST", "views:1/increment", "", withKey, "Idempotency-Key: once").lasting(t)
+	for {
+		if is := allKinds(t, s); strings.Contains(is, `"value":1001}`) { // windows may lag
+			return is
+		}
+	}
+}
+
+// allKinds is all there is of these counters.
+func allKinds(t *testing.T, s *server) string {
+	t.Helper()
+	var text strings.Builder
+	for _, key := range []string{"views:1", "sales:1", "likes:1", "visitors:1", "stock:1"} {
+		var is struct{ Value int64 }
+		if a := s.call(t, "GET", key+"/exact", ""); json.Unmarshal([]byte(a.body), &is) != nil || a.status != http.StatusOK {
+			t.Fatalf("%s: %d %s", key, a.status, a.body)
+		}
+		fmt.Fprintln(&text, key, is.Value, s.ledger(t, key))
+	}
+	for _, path := range []string{"views:1/window?last=12h", "visitors:1/window?last=12h", "sales:1/dimensions/country"} {
+		fmt.Fprintln(&text, path, s.call(t, "GET", path, "").body)
+	}
+	for _, member := range []string{"ann", "eve"} {
+		fmt.Fprintln(&text, member, *s.call(t, "GET", "likes:1/members/"+member, "").lasting(t).Member)
+	}
+	for _, path := range []string{"stock:1/decrement", "views:1/increment"} {
+		a := s.call(t, "POST", path, "", withKey, "Idempotency-Key: once")
+		replay := a.status == http.StatusOK && a.header.Get("Idempotent-Replay") == "true"
+		fmt.Fprintln(&text, path, replay, a.lasting(t).Value)
+	}
+	return text.String()
+}
+
+// endsWith starts a server that must end by itself with one line that says so.
+func endsWith(t *testing.T, says string, flags ...string) {
+	t.Helper()
+	s, err := spawn(flags...)
+	text := fmt.Sprint(err)
+	if err == nil {
+		defer s.signal(syscall.SIGKILL)
+		testkit.Eventually(t, "it ends", func() bool {
+			select {
+			case <-s.gone:
+				return true
+			default:
+			}
+			if s.ready() {
+				t.Fatalf("it is ready with %q", flags)
+			}
+			return false
+		})
+		text = s.log.String()
+	}
+	if strings.Count(text, says) != 1 {
+		t.Errorf("%q: it says\n%s\nwant one line with %q", flags, text, says)
+	}
+}
+
+// headcount runs a command, which must succeed.
+func headcount(t *testing.T, in, out *bytes.Buffer, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if in != nil {
+		cmd.Stdin = in
+	}
+	if out != nil {
+		cmd.Stdout = out
+	}
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%q: %v\n%s", args, err, &said)
+	}
+}

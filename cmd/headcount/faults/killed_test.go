@@ -1,0 +1,58 @@
+package faults
+
+import (
+	"strings"
+	"testing"
+
+	"headcount/client"
+	"headcount/internal/testkit"
+	"headcount/presence/redistest"
+)
+
+// TestAKilledProcessKeepsItsPartitions: a process that is killed and started again before its
+// lease has ended has its partitions back, and no other process had them. Who left another
+// process meanwhile is gone in time.
+func TestAKilledProcessKeepsItsPartitions(t *testing.T) {
+	long(t)
+	t.Parallel()
+	const users = 40
+	redis := redistest.Start(t).URL()
+	killed, other := newMember("killed", allRoles, redis, nil), newMember("other", allRoles, redis, nil)
+	startAll(t, killed, other)
+	awaitReady(t, killed, other)
+	watcher := mustDial(t, other)
+	if err := watcher.Subscribe("p"); err != nil {
+		t.Fatal(err)
+	}
+	shown := watch(watcher)
+	leavers := make([]*client.Conn, users)
+	for i := range leavers {
+		leavers[i] = mustDial(t, other)
+		if err := leavers[i].Join("p"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testkit.Eventually(t, "all are counted", func() bool { return shown.is("p", users) })
+	takeovers := func() string {
+		_, _, metrics, err := get("http://" + other.admin + "/metrics")
+		_, n, found := strings.Cut(metrics, "\nheadcount_takeovers_total ")
+		if err != nil || !found {
+			t.Fatalf("%v, metrics %q", err, metrics)
+		}
+		n, _, _ = strings.Cut(n, "\n")
+		return n
+	}
+	before := takeovers()
+	for _, conn := range leavers {
+		conn.Abort()
+	}
+	killed.kill()
+	if err := killed.start(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Within(t, exactWithin, "nobody is shown", func() bool { return shown.is("p", 0) })
+	awaitReady(t, killed)
+	if after := takeovers(); after != before && strings.Contains(killed.log.String(), "name is taken") {
+		t.Errorf("the other process took over %s partitions, not %s, though the first was back in time", after, before)
+	}
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/cmd/rig"
+	"headcount/internal/testkit"
+)
+
+// One address begins handshakes and goes on with none, and begins a new one for each that is
+// closed. Newcomers from elsewhere do not wait.
+func TestHalfOpenHandshakes(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	if err := rig.WriteCertificate(cert, key); err != nil {
+		t.Fatal(err)
+	}
+	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--max-connections=1000")
+	var attack sync.WaitGroup
+	stop := make(chan struct{})
+	defer attack.Wait()
+	defer close(stop)
+	attackers := 1000
+	if testkit.Race { // the computing of each takes ten times as long
+		attackers = 100
+	}
+	begun := make(chan struct{}, attackers)
+	for range attackers {
+		attack.Go(func() {
+			for {
+				if c, err := net.Dial("tcp", addr); err == nil {
+					_ = c.SetReadDeadline(time.Unix(1, 0)) // the handshake ends when the server is to answer
+					_ = tls.Client(c, &tls.Config{InsecureSkipVerify: true}).Handshake()
+					_ = c.SetReadDeadline(time.Time{})
+					select {
+					case begun <- struct{}{}:
+					default:
+					}
+					closed := make(chan struct{})
+					go func() { defer close(closed); _, _ = io.Copy(io.Discard, c) }() // ends with the connection
+					select {
+					case <-closed:
+					case <-stop:
+					}
+					_ = c.Close()
+					<-closed
+				}
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Second):
+				}
+			}
+		})
+	}
+	for range cap(begun) {
+		<-begun
+	}
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	web := &http.Client{Timeout: testkit.Timeout, Transport: &http.Transport{
+		DialContext: dialer.DialContext, DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}
+	watch := testkit.NewStopwatch(t)
+	slow := 0
+	for range 100 {
+		began, start := watch.Elapsed(), time.Now()
+		answer, err := web.Get("https://" + addr + "/p/counter")
+		switch {
+		case err == nil:
+			_ = answer.Body.Close()
+		case time.Since(start) < 3*time.Second: // a handshake may last that long, on a busy machine too
+			t.Fatal(err)
+		}
+		took := watch.Elapsed() - began
+		if took > 500*time.Millisecond {
+			slow++
+		}
+		if slow > 1 {
+			t.Fatalf("more than one of 100 newcomers waited for over 500ms, the last one for %s", took)
+		}
+	}
+}

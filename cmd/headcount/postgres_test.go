@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter/pgtest"
+	"headcount/internal/testkit"
+	"headcount/presence/redistest"
+	"headcount/servertest"
+)
+
+const apiKey = "0123456789abcdef"
+
+// server is a server within this process until stop.
+type server struct {
+	public, admin string
+	ended         chan error
+	cancel        context.CancelFunc
+}
+
+func startServer(t *testing.T, args ...string) *server {
+	t.Helper()
+	s := &server{public: servertest.FreeAddr(), admin: servertest.FreeAddr(), ended: make(chan error, 1)}
+	cfg := settings(t, append(args, "--listen", s.public, "--admin-listen", s.admin, "--cluster-listen", servertest.FreeAddr(), "--api-key", apiKey)...)
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	t.Cleanup(cancel)
+	go func() { s.ended <- serve(ctx, cfg, zerolog.Nop()) }()
+	return s
+}
+
+func (s *server) ready(t *testing.T) *server {
+	t.Helper()
+	testkit.Eventually(t, "the server is ready", func() bool {
+		select {
+		case err := <-s.ended:
+			t.Fatalf("the server ended: %v", err)
+		default:
+		}
+		return servertest.Ready(t.Context(), s.admin) == nil
+	})
+	return s
+}
+
+func (s *server) stop(t *testing.T) {
+	t.Helper()
+	s.cancel()
+	if err := <-s.ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused waits until the server has ended with one line that has want.
+func (s *server) refused(t *testing.T, want string) {
+	t.Helper()
+	err := <-s.ended
+	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("it ended with %v, want %q", err, want)
+	}
+}
+
+// call returns the value of the counter that a call answers with.
+func (s *server) call(t *testing.T, method, path, body string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.public+"/api/v1/counters/"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-API-Key", apiKey)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	var c struct{ Value int }
+	if err := json.Unmarshal(text, &c); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: %s %s", method, path, resp.Status, text)
+	}
+	return c.Value
+}
+
+func (s *server) values(t *testing.T) string {
+	t.Helper()
+	return fmt.Sprint(s.call(t, "GET", "views:1/exact", ""), s.call(t, "GET", "stock:1/exact", ""), s.call(t, "GET", "likes:1/exact", ""))
+}
+
+// PostgreSQL is added to servers that had Redis alone: their counters are carried over. From then
+// on nobody changes them who does not know of PostgreSQL, or of Redis.
+func TestPostgresIsAdded(t *testing.T) {
+	redis, postgres := redistest.Start(t).URL(), pgtest.Start(t).Database(t)
+	both := []string{"--redis", redis, "--postgres", postgres}
+	export := func(want string, args ...string) {
+		t.Helper()
+		status, text, said := runCommand(t, nil, append([]string{"export"}, args...)...)
+		switch {
+		case want != "" && (status == exitOK || !strings.Contains(said, want) || strings.Count(said, "\n") != 1):
+			t.Errorf("export %s: %d %s, want %q", args, status, said, want)
+		case want == "" && (status != exitOK || !strings.Contains(text, `"views:1"`)):
+			t.Errorf("export %s: %d %s", args, status, said)
+		}
+	}
+
+	s := startServer(t, "--redis", redis).ready(t)
+	s.call(t, "POST", "views:1/increment", `{"delta":1000}`)
+	s.call(t, "POST", "stock:1/adjust", `{"delta":10,"reason":"r","by":"b"}`)
+	s.call(t, "POST", "likes:1/members", `{"add":["ann"]}`)
+	export("leave --postgres out", both...)
+	_, text, _ := runCommand(t, nil, "export", "--redis", redis)
+	if status, _, said := runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...); status == exitOK || !strings.Contains(said, "processes without --postgres use this Redis") || strings.Count(said, "\n") != 1 {
+		t.Errorf("an import with PostgreSQL while a server runs without it: %d %s", status, said)
+	}
+	startServer(t, both...).refused(t, "processes without --postgres use this Redis")
+	if is := s.values(t); is != "1000 10 1" {
+		t.Errorf("after an export and a start that was refused: %s", is)
+	}
+	s.stop(t)
+
+	s = startServer(t, both...).ready(t)
+	if is := s.values(t); is != "1000 10 1" {
+		t.Fatalf("after PostgreSQL was added: %s", is)
+	}
+	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
+	ctx, quiet := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	busy.Go(func() {
+		for ctx.Err() == nil {
+			s.call(t, "POST", "views:1/increment", "")
+			time.Sleep(time.Millisecond)
+		}
+	})
+	export("", both...)
+	quiet()
+	busy.Wait()
+	before := s.values(t)
+	s.stop(t)
+
+	export("", both...)
+	export("", "--postgres", postgres) // what is left when Redis is lost for good
+	export("give its --postgres", "--redis", redis)
+	startServer(t, "--redis", redis).refused(t, "give this process their --postgres")
+	startServer(t, "--postgres", postgres).refused(t, "give its --redis")
+	for _, args := range [][]string{{"--redis", redis}, {"--postgres", postgres}} {
+		if status, _, said := runCommand(t, strings.NewReader(""), append([]string{"import"}, args...)...); status == exitOK || !strings.Contains(said, "give its --") || strings.Count(said, "\n") != 1 {
+			t.Errorf("import %s: %d %s", args, status, said)
+		}
+	}
+	s = startServer(t, both...).ready(t)
+	if is := s.values(t); is != before {
+		t.Errorf("in the end %s, were %s", is, before)
+	}
+	s.stop(t)
+}
+
+// An import into Redis with PostgreSQL behind it works while servers run: imported counters are shown, those that are not
+// in the file lose nothing, and both go on.
+func TestImportWhileServersRun(t *testing.T) {
+	redis, postgres := redistest.Start(t).URL(), pgtest.Single(t).Database(t)
+	both := []string{"--redis", redis, "--postgres", postgres}
+	s := startServer(t, both...).ready(t)
+	for _, path := range []string{"views:1/increment", "stock:1/increment"} { // Redis has them, and knows that there is no likes:1
+		s.call(t, "POST", path, "")
+	}
+	s.values(t)
+
+	dir := t.TempDir()
+	file := startServer(t, "--data-dir", dir).ready(t)
+	file.call(t, "POST", "views:1/increment", `{"delta":1000}`)
+	file.call(t, "POST", "stock:1/increment", `{"delta":10}`)
+	file.call(t, "POST", "likes:1/members", `{"add":["ann"]}`)
+	file.stop(t)
+	status, text, said := runCommand(t, nil, "export", "--data-dir", dir)
+	if status != exitOK {
+		t.Fatal(said)
+	}
+
+	ctx, quiet := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	made := 0
+	busy.Go(func() {
+		for ctx.Err() == nil {
+			s.call(t, "POST", "views:busy/increment", "")
+			made++
+		}
+	})
+	status, _, said = runCommand(t, strings.NewReader(text), append([]string{"import"}, both...)...)
+	quiet()
+	busy.Wait()
+	if is := s.values(t); status != exitOK || is != "1000 10 1" {
+		t.Errorf("after the import (%d %s): %s", status, said, is)
+	}
+	for range 2 {
+		if is := s.call(t, "GET", "views:busy/exact", ""); is != made {
+			t.Errorf("%d of %d increments are left", is, made)
+		}
+		if is := s.call(t, "POST", "views:1/increment", "") + s.call(t, "POST", "stock:1/decrement", ""); is != 1001+9 {
+			t.Errorf("they go on with %d together", is)
+		}
+		s.call(t, "POST", "views:1/decrement", "")
+		s.call(t, "POST", "stock:1/increment", "")
+		s.stop(t)
+		s = startServer(t, both...).ready(t) // and all of it was persisted
+	}
+	s.stop(t)
+}

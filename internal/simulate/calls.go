@@ -1,0 +1,236 @@
+package simulate
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"headcount/client"
+)
+
+const (
+	answerTimeout = 20 * time.Second      // of one try; the server gives up sooner
+	answerLimit   = 2 * time.Minute       // in which a call must be answered, however often it is tried
+	pauseLeast    = 20 * time.Millisecond // before a call is tried again …
+	pauseMost     = 500 * time.Millisecond
+	cutsAtMost    = 3 // of one call, so that it ends also with a --kill-fraction of 1
+)
+
+// A call is one on counters, which may be tried several times.
+type call struct {
+	name string // for people
+	once string // Idempotency-Key; "" for none
+	who  *fan   // nil: the API key
+	do   func(context.Context, *client.API) ([]client.Counter, error)
+}
+
+// one is a call whose answer is one counter.
+func one(name string, do func(context.Context, *client.API) (client.Counter, error)) call {
+	return call{name: name, do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
+		counter, err := do(ctx, api)
+		return []client.Counter{counter}, err
+	}}
+}
+
+// other is a call whose answer is no counter.
+func other(name string, do func(context.Context, *client.API) error) call {
+	return call{name: name, do: func(ctx context.Context, api *client.API) ([]client.Counter, error) { return nil, do(ctx, api) }}
+}
+
+// A reply is the answer to a call.
+type reply struct {
+	counters []client.Counter
+	conflict *client.Error // status 409: nothing was changed
+	replay   bool
+	// unknown says that an earlier try was not answered, so it may have been carried out.
+	unknown bool
+}
+
+// check refuses an answer that is no counter of that key.
+func (t *tally) check(l *client.Counter) error {
+	switch {
+	case l.Key != t.key:
+		return fmt.Errorf("the key is %q", l.Key)
+	case l.Kind != t.kind:
+		return fmt.Errorf("the kind is %q, not %q", l.Kind, t.kind)
+	case t.floor && l.Value < 0:
+		return fmt.Errorf("the value %d is below 0", l.Value)
+	}
+	return nil
+}
+
+// callStats count what happened to the calls.
+type callStats struct {
+	answered    atomic.Int64 // calls
+	retries     atomic.Int64 // tries after the first
+	replays     atomic.Int64 // answers that said so
+	refused     atomic.Int64 // 409
+	limited     atomic.Int64 // 429
+	passed      atomic.Int64 // calls on limits
+	held        atomic.Int64 // calls on limits that did not pass
+	unavailable atomic.Int64 // 503
+	lost        atomic.Int64 // connections that ended before the answer
+	cuts        atomic.Int64 // connections that the client cut
+	latency     histogram    // of a try that was answered
+}
+
+// failures count what a healthy server does not do.
+func (s *callStats) failures() int64 { return s.unavailable.Load() + s.lost.Load() }
+
+// errUnexpected is in the errors about answers that are not in the contract.
+var errUnexpected = errors.New("unexpected answer")
+
+// call tries a call until it is answered, each time at any gateway. The client itself
+// cuts off the fraction cuts of the tries.
+func (r *lastingRun) call(ctx context.Context, rng *rand.Rand, q call, cuts float64) (reply, error) {
+	unknown, last := false, error(nil)
+	began, pause := time.Now(), pauseLeast
+	for try := 0; ; try++ {
+		if try > 0 {
+			r.calls.retries.Add(1)
+		}
+		if time.Since(began) > answerLimit {
+			return reply{}, fmt.Errorf("%s is not answered after %s: %w", q.name, answerLimit, last)
+		}
+		api, err := r.api(r.gateway(rng.IntN(len(r.cfg.URL))), q.who)
+		if err != nil {
+			return reply{}, err
+		}
+		if try < cutsAtMost && rng.Float64() < cuts {
+			unknown = true
+			r.cut(ctx, rng, api, q)
+			continue
+		}
+		start := time.Now()
+		counters, err := q.do(ctx, client.NewAPI(api).Once(q.once))
+		switch problem := (*client.Error)(nil); {
+		case ctx.Err() != nil:
+			return reply{}, fmt.Errorf("interrupted: %w", context.Cause(ctx))
+		case errors.As(err, &problem) && problem.Status == http.StatusTooManyRequests:
+			r.calls.limited.Add(1)
+			last = err
+			if err := sleep(ctx, max(problem.RetryAfter, pauseLeast)); err != nil {
+				return reply{}, err
+			}
+			continue
+		case problem != nil && problem.Temporary():
+			r.calls.unavailable.Add(1)
+			unknown, last = true, err
+		case problem != nil && problem.Status != http.StatusConflict, errors.Is(err, client.ErrFrame):
+			return reply{}, unexpected(q.name, err)
+		case err != nil && problem == nil:
+			r.calls.lost.Add(1)
+			unknown, last = true, err
+		default:
+			r.calls.latency.add(time.Since(start))
+			r.calls.answered.Add(1)
+			got := reply{counters: counters, conflict: problem, unknown: unknown, replay: problem == nil && len(counters) > 0 && counters[0].Replayed}
+			if got.replay {
+				r.calls.replays.Add(1)
+			}
+			return got, nil
+		}
+		if err := sleep(ctx, pause/2+rand.N(pause/2)); err != nil {
+			return reply{}, err
+		}
+		pause = min(2*pause, pauseMost)
+	}
+}
+
+// ask is a call that reads. A conflict is none of its answers.
+func (r *lastingRun) ask(ctx context.Context, rng *rand.Rand, q call) ([]client.Counter, error) {
+	got, err := r.call(ctx, rng, q, 0)
+	if err == nil && got.conflict != nil {
+		err = unexpected(q.name, got.conflict)
+	}
+	return got.counters, err
+}
+
+func unexpected(what string, err error) error {
+	mend := ""
+	if problem := (*client.Error)(nil); errors.As(err, &problem) && problem.Status == http.StatusUnauthorized {
+		mend = "; give --api-key one of the server's"
+	}
+	return fmt.Errorf("%w: %s: %w%s", errUnexpected, what, err, mend)
+}
+
+// api says where and as whom calls are made; nil: with the API key.
+func (r *lastingRun) api(gateway string, who *fan) (client.Config, error) {
+	if who == nil {
+		return client.Config{URL: gateway, Site: r.cfg.Site, APIKey: r.cfg.APIKey, HTTP: r.web}, nil
+	}
+	cfg, err := r.config(gateway, who.name, who.id)
+	cfg.HTTP = r.web
+	return cfg, err
+}
+
+// cut sends a call, or a part of it, and ends the connection, as a client does that is
+// killed.
+func (r *lastingRun) cut(ctx context.Context, rng *rand.Rand, api client.Config, q call) {
+	r.calls.cuts.Add(1)
+	api.HTTP = &http.Client{Transport: cutter{rng}}
+	_, _ = q.do(ctx, client.NewAPI(api).Once(q.once))
+}
+
+// A cutter is a transport that never answers.
+type cutter struct{ rng *rand.Rand }
+
+var errCut = errors.New("the connection was cut")
+
+func (c cutter) RoundTrip(req *http.Request) (*http.Response, error) {
+	var text bytes.Buffer
+	if err := req.Write(&text); err != nil {
+		return nil, err
+	}
+	port := req.URL.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[req.URL.Scheme]
+	}
+	tcp, err := (&net.Dialer{Timeout: dialAtMost}).DialContext(req.Context(), "tcp", net.JoinHostPort(req.URL.Hostname(), port))
+	if err != nil {
+		return nil, err
+	}
+	defer tcp.Close()
+	conn := tcp
+	if req.URL.Scheme == "https" {
+		conn = tls.Client(tcp, &tls.Config{ServerName: req.URL.Hostname()})
+	}
+	sent := text.Bytes()
+	if c.rng.IntN(3) == 0 {
+		sent = sent[:c.rng.IntN(len(sent))]
+	}
+	_, _ = conn.Write(sent)
+	_ = sleep(req.Context(), rand.N(3*time.Millisecond))
+	if c.rng.IntN(2) == 0 {
+		_ = tcp.(*net.TCPConn).SetLinger(0) // it is reset
+	}
+	return nil, errCut
+}
+
+// read gets one counter and checks what every answer must be.
+func (r *lastingRun) read(ctx context.Context, rng *rand.Rand, t *tally, exact bool) (client.Counter, error) {
+	get := (*client.API).Counter
+	if exact {
+		get = (*client.API).Exact
+	}
+	return r.counter(ctx, rng, t, one("GET of "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) { return get(api, ctx, t.key) }))
+}
+
+// counter makes a call that reads one counter.
+func (r *lastingRun) counter(ctx context.Context, rng *rand.Rand, t *tally, q call) (client.Counter, error) {
+	got, err := r.ask(ctx, rng, q)
+	if err != nil {
+		return client.Counter{}, err
+	}
+	if err := t.check(&got[0]); err != nil {
+		return client.Counter{}, unexpected(q.name, fmt.Errorf("counter %q: %w", t.key, err))
+	}
+	return got[0], nil
+}

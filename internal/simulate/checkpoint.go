@@ -1,0 +1,338 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"headcount/client"
+)
+
+// A Checkpoint compares the truth with what every client and gateway says. Nobody
+// comes or leaves during a checkpoint. It has two stages:
+//
+//   - quiet: it waits until every client that should be present is connected, has
+//     joined and holds a count, and until the contract's time for noticing every
+//     earlier departure is over.
+//   - settling: every client's count of every page it holds, and GET
+//     /{page}/counter of every page and of `*` on every gateway, is compared until
+//     all of them equal the truth. A count that differs after 10 s is wrong.
+//
+// When a connection is lost during a checkpoint, both stages begin again.
+type Checkpoint struct {
+	Name     string  `json:"name"`
+	AtS      float64 `json:"at_s"`      // since the start of the run
+	Users    int     `json:"users"`     // truly present
+	Clients  int     `json:"clients"`   // connections that were compared
+	Pages    int     `json:"pages"`     // without `*`
+	Gets     int     `json:"gets"`      // counters that were requested over HTTP
+	QuietMS  int64   `json:"quiet_ms"`  // duration of the first stage
+	SettleMS int64   `json:"settle_ms"` // duration of the second stage
+	Wrong    int     `json:"wrong"`
+
+	// Of the scenario counters.
+	Counters int   `json:"counters,omitempty"`
+	Failures int64 `json:"failures,omitempty"` // 503s and lost connections since the checkpoint before
+}
+
+const (
+	settleLimit = 10 * time.Second // the contract's
+	placeLimit  = 90 * time.Second // for all clients to be connected and joined
+	maxRetries  = 5                // checkpoints that a lost connection may spoil in a row
+	pollEvery   = 50 * time.Millisecond
+	getsAtOnce  = 8
+	readyLimit  = 15 * time.Second // for the gateways to be ready at the start
+)
+
+// errSpoilt means that a connection was lost while counts were compared.
+var errSpoilt = errors.New("connections were lost")
+
+// checkpoint runs one checkpoint. The probes rest during it. It notes wrong counts
+// and does not return them: the run goes on and can show whether they become right.
+func (c *crowd) checkpoint(ctx context.Context, name string) error {
+	defer c.enterPhase(c.enterPhase("checkpoint " + name))
+	c.probes.gate.Lock()
+	defer c.probes.gate.Unlock()
+
+	cp := Checkpoint{Name: name, Users: int(c.truth.count(wholeSite)), Pages: len(c.pages)}
+	for try := 0; ; try++ {
+		err := c.compare(ctx, &cp)
+		if errors.Is(err, errSpoilt) && try < maxRetries {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("checkpoint %s: %w", name, err)
+		}
+		cp.AtS = time.Since(c.began).Seconds()
+		c.checks = append(c.checks, cp)
+		return nil
+	}
+}
+
+func (c *crowd) compare(ctx context.Context, cp *Checkpoint) error {
+	began := time.Now()
+	everyone := c.everyone()
+	before, err := c.awaitQuiet(ctx, everyone)
+	if err != nil {
+		return err
+	}
+	quiet := time.Now()
+	cp.QuietMS = quiet.Sub(began).Milliseconds()
+	cp.Clients = len(everyone)
+
+	gets := c.gets()
+	cp.Gets = len(gets)
+	for {
+		wrong := c.held(everyone)
+		if wrong.n == 0 {
+			gets = c.ask(ctx, gets)
+		}
+		for _, g := range gets {
+			if g.answer != "" { // else it was not sent yet
+				wrong.add("%s", g.answer)
+			}
+		}
+		settled := time.Since(quiet)
+		if _, now := c.quiet(); now != before {
+			return errSpoilt
+		}
+		if wrong.n == 0 || settled > c.cfg.settle {
+			cp.SettleMS, cp.Wrong = settled.Milliseconds(), wrong.n
+			c.faults.merge(wrong)
+			return nil
+		}
+		if err := sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// held compares the counts that every client holds with the truth.
+func (c *crowd) held(everyone []*tab) *faults {
+	wrong := &faults{}
+	for _, tab := range everyone {
+		placed := tab.look(func(page string, count int64) {
+			if want, ok := c.want(page); ok && count != want {
+				wrong.add("page %q: a client of %s holds the count %d; the true count is %d", page, c.gateway(tab.gateway), count, want)
+			}
+		})
+		if !placed {
+			wrong.add("a client of %s is not connected or holds no count", c.gateway(tab.gateway))
+		}
+	}
+	return wrong
+}
+
+// want is the true count of a page; of `*` only when nobody else is on the site.
+func (c *crowd) want(page string) (count int64, ok bool) {
+	if page == wholeSite {
+		return c.baseline + c.truth.count(page), !c.starMoved
+	}
+	return c.truth.count(page), true
+}
+
+// awaitPlaces waits until all tabs are connected, joined, and hold a count.
+func (c *crowd) awaitPlaces(ctx context.Context, tabs []*tab) error {
+	for deadline := time.Now().Add(placeLimit); ; {
+		missing := 0
+		for _, tab := range tabs {
+			if !tab.look(nil) {
+				missing++
+			}
+		}
+		if missing == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("after %s, %d clients are not connected or have no answer to their joins; last error: %w",
+				placeLimit, missing, c.lastFailure())
+		}
+		if err := c.hopeless(); err != nil {
+			return err
+		}
+		if err := sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitQuiet waits until the tabs are in their places and the server must have
+// noticed every departure. It returns the number of disturbances up to that moment.
+func (c *crowd) awaitQuiet(ctx context.Context, tabs []*tab) (disturbances int, err error) {
+	for {
+		at, disturbances := c.quiet()
+		if err := c.awaitPlaces(ctx, tabs); err != nil {
+			return 0, err
+		}
+		if err := sleep(ctx, time.Until(at)); err != nil {
+			return 0, err
+		}
+		if _, now := c.quiet(); now == disturbances {
+			return disturbances, nil
+		}
+	}
+}
+
+// A get is a request for one counter to one gateway.
+type get struct {
+	gateway, page string
+	answer        string // says in words what is wrong; empty if nothing is
+}
+
+func (c *crowd) gets() []get {
+	var gets []get
+	for _, gateway := range c.cfg.URL {
+		gets = append(gets, get{gateway: gateway, page: wholeSite})
+		for _, page := range c.pages {
+			gets = append(gets, get{gateway: gateway, page: page})
+		}
+	}
+	return gets
+}
+
+// ask sends the requests and returns those with a wrong answer. It skips a gateway
+// whose address nobody listens on, unless that is the last gateway.
+func (c *crowd) ask(ctx context.Context, gets []get) (wrong []get) {
+	var mu sync.Mutex
+	down := map[string]bool{}
+	var group errgroup.Group
+	group.SetLimit(getsAtOnce)
+	for _, g := range gets {
+		group.Go(func() error {
+			counter, err := c.get(ctx, g.gateway, g.page)
+			mu.Lock()
+			defer mu.Unlock()
+			want, checked := c.want(g.page)
+			switch {
+			case err != nil && !answered(err):
+				down[g.gateway] = true
+				g.answer = err.Error()
+				wrong = append(wrong, g)
+			case err != nil:
+				g.answer = fmt.Sprintf("page %q: GET from %s: %v", g.page, g.gateway, err)
+				wrong = append(wrong, g)
+			case checked && counter.Count != want:
+				g.answer = fmt.Sprintf("page %q: GET from %s answers %d; the true count is %d", g.page, g.gateway, counter.Count, want)
+				wrong = append(wrong, g)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	if len(down) < len(c.cfg.URL) {
+		wrong = slices.DeleteFunc(wrong, func(g get) bool { return down[g.gateway] })
+	}
+	return wrong
+}
+
+// get returns the count of a page as a gateway has it.
+func (c *crowd) get(ctx context.Context, gateway, page string) (client.Count, error) {
+	return client.NewAPI(client.Config{URL: gateway, Site: c.cfg.Site, HTTP: c.http}).Count(ctx, page)
+}
+
+// answered reports whether err is about an answer, so that somebody is there.
+func answered(err error) bool {
+	return errors.As(err, new(*client.Error)) || errors.Is(err, client.ErrFrame)
+}
+
+// errNobody says that the run has not begun.
+var errNobody = errors.New("nothing answers")
+
+// cause is err without the request, which the reader knows.
+func cause(err error) error {
+	if u := (*url.Error)(nil); errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+// awaitGateways waits until every gateway answers for `*`. One that answers that it is
+// not ready yet gets some time; one that does not answer at all gets none.
+func (c *crowd) awaitGateways(ctx context.Context) error {
+	deadline := time.Now().Add(readyLimit)
+	for _, gateway := range c.cfg.URL {
+		for {
+			_, err := c.get(ctx, gateway, wholeSite)
+			if err == nil {
+				break
+			}
+			if !answered(err) {
+				return fmt.Errorf("%w at %s: start the server, or give its address with --url: %w", errNobody, gateway, cause(err))
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s is not ready after %s: %w", gateway, readyLimit, err)
+			}
+			if err := sleep(ctx, 5*pollEvery); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readBaseline reads the count of `*` before the run's users come. A count above 0
+// may soon fall, because an earlier run has just left. If the count keeps moving,
+// other people are on the site.
+func (c *crowd) readBaseline(ctx context.Context) error {
+	still := c.cfg.LeaveGrace + time.Second
+	since, limit := time.Now(), time.Now().Add(c.ghostBound()+still)
+	for first := true; ; first = false {
+		got, err := c.get(ctx, c.cfg.URL[0], wholeSite)
+		if err != nil {
+			return fmt.Errorf("read the baseline of *: %w", err)
+		}
+		if first || got.Count != c.baseline {
+			c.baseline, since = got.Count, time.Now()
+		}
+		if c.baseline == 0 || time.Since(since) > still {
+			return nil
+		}
+		if time.Now().After(limit) {
+			c.starMoved = true
+			return nil
+		}
+		if err := sleep(ctx, 2*pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// expectEmpty waits until nobody is on the run's pages. The pages of a log are not
+// made for the run, and other visitors of these pages would make every count look
+// wrong.
+func (c *crowd) expectEmpty(ctx context.Context) error {
+	gets := c.gets()
+	for deadline := time.Now().Add(c.ghostBound()); ; {
+		gets = slices.DeleteFunc(c.ask(ctx, gets), func(g get) bool { return g.page == wholeSite })
+		if len(gets) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d of the pages have visitors already: replay the log to a server without visitors; first page: %s", len(gets), gets[0].answer)
+		}
+		if err := sleep(ctx, 5*pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// sleep returns an error when the context ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+}

@@ -1,0 +1,263 @@
+// Package simulate is `headcount simulate`: it fills a running server with
+// WebSocket clients that come, leave, move, reload and die, knows at every
+// moment how many users really are on each page, and at checkpoints compares
+// that truth with what every client and every gateway says.
+//
+// It is a black box client: it knows the outside contract through package client and uses
+// none of the server's code, so it cannot repeat a mistake of that code.
+//
+// The count of the whole site, `*`, is checked against the count found at the
+// start plus this run's users. So nobody else should use the server meanwhile. If
+// `*` moves before the run has begun, the run does not check it, and the report
+// says so.
+//
+// Files, from the bottom up: page.go (which pages are allowed), socket.go (how connections
+// end), tab.go (one client and its reconnects), user.go (whose tab it is),
+// truth.go, crowd.go (all of them), checkpoint.go (truth against what is seen),
+// probe.go (latency), then the files that drive a crowd: churn.go, replay.go with
+// accesslog.go, scenarios.go. The scenario of counters that last has its own: tally.go
+// (the truth about one), calls.go (HTTP, tried until it is answered), subscriber.go,
+// lasting.go (those who change them), lastingcheck.go. command.go joins all parts, and report.go writes the
+// report.
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+var (
+	// ErrWrong means that the run was completed and a count was wrong.
+	ErrWrong = errors.New("wrong counts")
+	// ErrSettings means that the flags cannot work. The run opened no connection.
+	ErrSettings = errors.New("settings")
+)
+
+// Command holds the flags of `headcount simulate`. Package flags fills in the defaults; in
+// a Command made by hand a zero URL, Users, Pages, Tabs, Duration, Dwell, Speed,
+// PongTimeout and PresenceTimeout take their defaults, and other fields stay as they are.
+type Command struct {
+	URL             []string      `name:"url" default:"http://127.0.0.1:8080" placeholder:"URL" help:"A gateway's address; repeat it to spread the clients over several."`
+	Users           int           `name:"users" default:"100" help:"Users present at the same time, at most."`
+	Pages           int           `name:"pages" default:"10" help:"Pages that the users visit; the first pages get the most visits."`
+	Duration        time.Duration `name:"duration" default:"30s" help:"How long the run takes once all users have come, with its checkpoints. Of a scenario: what is measured; the final checkpoint comes after it."`
+	Churn           float64       `name:"churn" default:"0.05" help:"Fraction of the users that leave or come each second; as many others move, reload, open or close a tab."`
+	Tabs            int           `name:"tabs" default:"2" help:"Connections a user has, at most."`
+	KillFraction    float64       `name:"kill-fraction" default:"0.3" help:"Fraction of departures without a close frame: the connection ends, is reset, or, while the run is long enough for the server to notice, falls silent, in equal parts."`
+	Seed            uint64        `name:"seed" default:"1" help:"Seed of everything random."`
+	JSON            bool          `name:"json" help:"Print the report as one JSON object."`
+	PID             []int         `name:"pid" placeholder:"PID" help:"Process of the server, to report its CPU time and memory; repeatable."`
+	JWTSecret       string        `name:"jwt-secret" placeholder:"SECRET" help:"Sign HS256 tokens with it, as the server's --jwt-secret; without it everyone is anonymous."`
+	APIKey          string        `name:"api-key" placeholder:"KEY" help:"One of the server's --api-key, which the scenario counters needs."`
+	Scenario        string        `name:"scenario" placeholder:"NAME" help:"Run a measurement instead: idle, storm, fanout, churn, slow or counters."`
+	Site            string        `name:"site" placeholder:"NAME" help:"One of the server's --site, whose pages and counters are used. Without it the first one."`
+	Replay          string        `name:"replay" placeholder:"FILE" help:"Replay a web server's access log (common or combined format) as visits."`
+	Dwell           time.Duration `name:"dwell" default:"5m" help:"How long a visitor of the log stays after a request, in the log's time."`
+	Speed           float64       `name:"speed" default:"600" help:"Seconds of the log per second."`
+	LeaveGrace      time.Duration `name:"leave-grace" default:"2s" help:"The server's --leave-grace."`
+	PongTimeout     time.Duration `name:"pong-timeout" default:"5s" help:"The server's --pong-timeout."`
+	PresenceTimeout time.Duration `name:"presence-timeout" default:"7s" help:"The server's --presence-timeout."`
+
+	settle time.Duration // the contract's 10 s; tests of wrong counts do not wait that long
+	parsed bool          // package flags has filled in the fields, so a 0 is what the user gave
+}
+
+// Help is printed above the flags.
+func (c *Command) Help() string {
+	return `Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every gateway's answers must equal the number of users who are really there, on each page and, as the server is otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the same ones here.
+
+Exit status: 1 when a count was wrong or the run could not be completed, 2 when the flags cannot work.`
+}
+
+// AfterApply is called when the fields are filled in.
+func (c *Command) AfterApply() error {
+	c.parsed = true
+	return nil
+}
+
+// Bounds of the flags: beyond them one process is the wrong tool.
+const (
+	maxPages = 10_000
+	maxTabs  = 100
+	maxChurn = 100.0
+)
+
+// Run does what the flags say. It writes the report to out and, while it works, its
+// progress to progress. The error wraps ErrSettings when the flags cannot work, and
+// ErrWrong when a count was wrong. Run ends everything that it started before it
+// returns.
+func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
+	cfg := c.withDefaults()
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	plan, err := cfg.plan()
+	if err != nil {
+		return err
+	}
+	if err := enoughFiles(plan.sockets); err != nil {
+		return err
+	}
+	server, err := newProcesses(cfg.PID)
+	if err != nil {
+		return fmt.Errorf("%w: --pid: %w: give the id of a running process", ErrSettings, err)
+	}
+
+	crowd := newCrowd(cfg, plan, server)
+	stop := crowd.tell(progress)
+	err = drive(ctx, crowd, plan)
+	crowd.close()
+	stop()
+
+	if errors.Is(err, errNobody) && !cfg.JSON {
+		return fmt.Errorf("simulate: %w", err) // there is nothing to report to people
+	}
+	report := crowd.report(err)
+	plan.describe(&report)
+	if werr := report.write(out, cfg.JSON); werr != nil {
+		return fmt.Errorf("simulate: write the report: %w", werr)
+	}
+	if err != nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	if report.WrongCounts > 0 {
+		return fmt.Errorf("simulate: %w: %d, first: %s", ErrWrong, report.WrongCounts, report.Wrong[0])
+	}
+	return nil
+}
+
+// A plan is what a run does with a crowd, and what it needs for it.
+type plan struct {
+	name     string   // of the run on the server: prefix of pages and token subjects
+	pages    []string // every page it will use, for the watchers
+	foreign  bool     // the pages were not made for the run, so they must be empty at the start
+	clients  int      // connections at once, at most
+	sockets  int      // open files at the worst moment
+	probes   bool     // whether latency probes join and leave beside it
+	work     func(context.Context, *crowd) error
+	describe func(*Report)
+}
+
+// plan chooses what to do; it reads the log when there is one.
+func (c *Command) plan() (plan, error) {
+	var p plan
+	switch {
+	case c.Replay != "":
+		var err error
+		if p, err = planReplay(c); err != nil {
+			return plan{}, err
+		}
+	case c.Scenario != "":
+		p = scenarios[c.Scenario](c)
+	default:
+		p = planChurn(c, "mixed", true)
+	}
+	watchers := len(c.URL) * (len(p.pages)/watchPages + 1)
+	p.clients += watchers + 2*probeCount
+	p.sockets = p.clients + maxGraves + getsAtOnce*len(c.URL) + 64
+	return p, nil
+}
+
+// drive takes a crowd from the first dial to the last check.
+func drive(ctx context.Context, crowd *crowd, p plan) error {
+	if err := crowd.open(ctx); err != nil {
+		return err
+	}
+	if p.foreign {
+		if err := crowd.expectEmpty(ctx); err != nil {
+			return err
+		}
+	}
+	if p.probes {
+		stop := crowd.probe(ctx)
+		defer stop()
+	}
+	return p.work(ctx, crowd)
+}
+
+// withDefaults returns a copy that has the defaults which package flags did not fill in.
+func (c *Command) withDefaults() *Command {
+	d := *c
+	if len(d.URL) == 0 {
+		d.URL = []string{"http://127.0.0.1:8080"}
+	}
+	d.URL = slices.Clone(d.URL)
+	for i, u := range d.URL {
+		d.URL[i] = strings.TrimRight(u, "/")
+	}
+	fill(&d.settle, settleLimit)
+	if d.parsed {
+		return &d
+	}
+	fill(&d.Users, 100)
+	fill(&d.Pages, 10)
+	fill(&d.Tabs, 2)
+	fill(&d.Duration, 30*time.Second)
+	fill(&d.Dwell, 5*time.Minute)
+	fill(&d.Speed, 600)
+	fill(&d.PongTimeout, 5*time.Second)
+	fill(&d.PresenceTimeout, 7*time.Second)
+	return &d
+}
+
+func fill[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// check refuses flags that cannot work. Its error is one line that names the flag and
+// says what to do.
+func (c *Command) check() error {
+	bad := func(flag, format string, args ...any) error {
+		return fmt.Errorf("%w: --%s: %s", ErrSettings, flag, fmt.Sprintf(format, args...))
+	}
+	for _, raw := range c.URL {
+		u, err := url.Parse(raw)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return bad("url", "%q is not the address of a gateway: give http://HOST:PORT or https://HOST", raw)
+		}
+		if u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+			return bad("url", "%q: leave out user, query and fragment", u.Redacted())
+		}
+	}
+	switch {
+	case c.Users < 1:
+		return bad("users", "%d: give at least 1", c.Users)
+	case c.Pages < 1 || c.Pages > maxPages:
+		return bad("pages", "%d: give 1 to %d", c.Pages, maxPages)
+	case c.Tabs < 1 || c.Tabs > maxTabs:
+		return bad("tabs", "%d: give 1 to %d", c.Tabs, maxTabs)
+	case c.Duration <= 0:
+		return bad("duration", "%s: give a positive duration", c.Duration)
+	case !(c.Churn >= 0 && c.Churn <= maxChurn):
+		return bad("churn", "%v: give 0 to %v users per user and second", c.Churn, maxChurn)
+	case !(c.KillFraction >= 0 && c.KillFraction <= 1):
+		return bad("kill-fraction", "%v: give 0 to 1", c.KillFraction)
+	case c.Dwell <= 0:
+		return bad("dwell", "%s: give a positive duration", c.Dwell)
+	case !(c.Speed > 0) || math.IsInf(c.Speed, 0):
+		return bad("speed", "%v: give a positive number, 600 plays a day in 144 seconds", c.Speed)
+	case c.LeaveGrace < 0:
+		return bad("leave-grace", "%s: give 0 or more", c.LeaveGrace)
+	case c.PongTimeout <= 0:
+		return bad("pong-timeout", "%s: give a positive duration", c.PongTimeout)
+	case c.PresenceTimeout <= 0:
+		return bad("presence-timeout", "%s: give a positive duration", c.PresenceTimeout)
+	case c.Scenario != "" && scenarios[c.Scenario] == nil:
+		return bad("scenario", "%q is unknown: give idle, storm, fanout, churn, slow or counters", c.Scenario)
+	case c.Scenario == "counters" && c.APIKey == "":
+		return bad("api-key", "the scenario counters needs one: give one of the server's --api-key")
+	case c.Scenario != "" && c.Replay != "":
+		return bad("scenario", "it does not work together with --replay: leave one of the two out")
+	}
+	return nil
+}

@@ -1,0 +1,425 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+
+	"headcount/client"
+)
+
+// A crowd is all clients of a run and the truth about them. The goroutine that
+// runs a plan drives it; the clients' goroutines only report to it.
+type crowd struct {
+	cfg   *Command
+	rng   *rand.Rand // the driver's
+	truth *truth
+	pages []string // that the run may use and the server must accept
+	limit int      // of clients at once, those that are closing included
+	name  string   // of this run: prefix of its pages and token subjects
+	began time.Time
+
+	stats     stats
+	faults    faults
+	server    *processes
+	http      *http.Client
+	dialing   chan struct{} // one value per handshake under way
+	heartbeat atomic.Int64  // from welcome, ns
+	phase     atomic.Pointer[string]
+	inspect   func(who string, n *client.Count) // looks at every count; nil: nobody does
+	deaf      atomic.Bool                       // slow clients do not read
+	spread    atomic.Pointer[spread]            // of a count that is measured; nil: of none
+
+	baseline   int64 // of `*`, before the run
+	starMoved  bool  // the run does not check `*`: other people are on the site
+	users      int   // made so far
+	watchers   []*tab
+	checks     []Checkpoint
+	probes     probes
+	background sync.WaitGroup // watchdog
+	stop       chan struct{}  // closed to end it
+
+	clients struct {
+		sync.Mutex
+		live map[*tab]struct{} // until run has returned
+		made uint64
+		wait sync.WaitGroup
+	}
+
+	// ended is what departures and lost connections leave behind. No other lock is taken
+	// while its lock is held.
+	ended struct {
+		sync.Mutex
+		quietAt      time.Time // when the server must have noticed all of them
+		disturbances int
+		failure      error
+		graves       []grave
+	}
+}
+
+// A grave is the socket of a client that vanished. It stays open until the server
+// must have given up on the client.
+type grave struct {
+	socket *socket
+	open   time.Time
+}
+
+const (
+	maxDials    = 256 // handshakes at once; more wait
+	maxGraves   = 512 // vanished sockets at once; more: the oldest is closed
+	silentExtra = 2 * time.Second
+	orphanExtra = 3 * time.Second
+	watchPages  = 99 // pages of one watcher, with `*` the 100 that a connection may have
+)
+
+func newCrowd(cfg *Command, p plan, server *processes) *crowd {
+	c := &crowd{
+		cfg:     cfg,
+		rng:     rand.New(rand.NewPCG(cfg.Seed, 0)),
+		truth:   newTruth(),
+		pages:   p.pages,
+		limit:   p.clients,
+		name:    p.name,
+		server:  server,
+		began:   time.Now(),
+		http:    &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: getsAtOnce}},
+		dialing: make(chan struct{}, maxDials),
+		stop:    make(chan struct{}),
+	}
+	c.clients.live = map[*tab]struct{}{}
+	c.heartbeat.Store(int64(15 * time.Second))
+	c.enterPhase("connecting")
+	return c
+}
+
+// runName tells runs on the same server apart.
+func runName(seed uint64) string {
+	return "sim-" + strconv.FormatUint(seed, 36) + "-" + strconv.FormatInt(time.Now().UnixMilli(), 36)
+}
+
+// open waits for the gateways, starts the watchdog and the watchers, and reads
+// the baseline.
+func (c *crowd) open(ctx context.Context) error {
+	if err := c.awaitGateways(ctx); err != nil {
+		return err
+	}
+	c.background.Go(c.watchdog)
+	if len(c.pages) == 0 {
+		c.starMoved = true // the run is not about presence
+		return nil
+	}
+	for batch := range slices.Chunk(c.pages, watchPages) {
+		for gateway := range c.cfg.URL {
+			c.watchers = append(c.watchers, c.watch(ctx, gateway, append(slices.Clone(batch), wholeSite)))
+		}
+	}
+	if err := c.awaitPlaces(ctx, c.watchers); err != nil {
+		return err
+	}
+	return c.readBaseline(ctx)
+}
+
+// watch adds a client that is nowhere and subscribes to pages.
+func (c *crowd) watch(ctx context.Context, gateway int, pages []string) *tab {
+	return c.start(ctx, &tab{user: c.newUser(), watched: holdings(pages)}, gateway)
+}
+
+func holdings(pages []string) []holding {
+	hs := make([]holding, len(pages))
+	for i, page := range pages {
+		hs[i].page = page
+	}
+	return hs
+}
+
+// enter opens a tab of u on the page; every 16th tab watches `*` as well.
+func (c *crowd) enter(ctx context.Context, u *user, page string) (*tab, error) {
+	if err := c.makeRoom(ctx); err != nil {
+		return nil, err
+	}
+	tab := &tab{user: u, joined: joining(page)}
+	if c.clients.made%16 == 0 {
+		tab.watched = []holding{{page: wholeSite}}
+	}
+	c.truth.enter(u, page)
+	return c.start(ctx, tab, int(c.clients.made)%len(c.cfg.URL)), nil
+}
+
+// move takes a tab to another page.
+func (c *crowd) move(tab *tab, page string) {
+	c.truth.exit(tab.user, tab.joined.page)
+	c.truth.enter(tab.user, page)
+	tab.move(page)
+}
+
+// leave ends a tab.
+func (c *crowd) leave(tab *tab, how exit) {
+	c.truth.exit(tab.user, tab.joined.page)
+	tab.leave(how)
+}
+
+func (c *crowd) newUser() *user {
+	c.users++
+	return newUser(c.name + "-u" + strconv.Itoa(c.users))
+}
+
+// start runs a client, first on the gateway.
+func (c *crowd) start(ctx context.Context, tab *tab, gateway int) *tab {
+	tab.crowd, tab.done = c, make(chan struct{})
+	tab.user.add(tab)
+	c.clients.Lock()
+	defer c.clients.Unlock()
+	c.clients.made++
+	tab.number, tab.gateway = c.clients.made, gateway
+	c.clients.live[tab] = struct{}{}
+	c.clients.wait.Go(func() { tab.run(ctx) })
+	return tab
+}
+
+// forget is the last thing a client's goroutine does.
+func (c *crowd) forget(tab *tab) {
+	tab.user.remove(tab)
+	c.clients.Lock()
+	defer c.clients.Unlock()
+	delete(c.clients.live, tab)
+}
+
+// makeRoom waits until one more client may start. A client that leaves needs a moment
+// to close, and without the wait a fast run would collect sockets.
+func (c *crowd) makeRoom(ctx context.Context) error {
+	for {
+		c.clients.Lock()
+		n := len(c.clients.live)
+		c.clients.Unlock()
+		if n < c.limit {
+			return ctx.Err()
+		}
+		if err := sleep(ctx, pollEvery/5); err != nil {
+			return err
+		}
+	}
+}
+
+// everyone returns the clients that are meant to be there.
+func (c *crowd) everyone() []*tab {
+	c.clients.Lock()
+	defer c.clients.Unlock()
+	return slices.DeleteFunc(slices.Collect(maps.Keys(c.clients.live)), (*tab).left)
+}
+
+// close ends everything that open and the driver started, and waits for it.
+func (c *crowd) close() {
+	for _, tab := range c.everyone() {
+		tab.leave(closesFrame)
+	}
+	if !waitFor(&c.clients.wait, answerLimitOfClose/2) {
+		c.clients.Lock()
+		left := slices.Collect(maps.Keys(c.clients.live))
+		c.clients.Unlock()
+		for _, tab := range left {
+			tab.closeNow()
+		}
+		c.clients.wait.Wait()
+	}
+	close(c.stop)
+	c.background.Wait()
+	c.closeGraves(time.Now().Add(time.Hour))
+	c.http.CloseIdleConnections()
+}
+
+// waitFor reports whether the group ended in time. The goroutine that waits ends
+// together with the group. The caller makes sure that the group ends.
+func waitFor(group *sync.WaitGroup, limit time.Duration) bool {
+	done := make(chan struct{})
+	go func() { group.Wait(); close(done) }()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// watchdog once a second looks for connections that are dead without knowing,
+// closes old graves, and looks at the server's memory.
+func (c *crowd) watchdog() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case now := <-tick.C:
+			ask := c.heartbeatInterval() + time.Second
+			for _, tab := range c.everyone() {
+				tab.cut(now, ask, ask+c.cfg.PongTimeout)
+			}
+			c.closeGraves(now)
+			c.server.sample()
+		}
+	}
+}
+
+// bury keeps the socket of a vanished client open until the server must have
+// given up on it.
+func (c *crowd) bury(s *socket, bound time.Duration) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	if len(c.ended.graves) == maxGraves {
+		_ = c.ended.graves[0].socket.TCPConn.Close()
+		c.ended.graves = c.ended.graves[1:]
+	}
+	c.ended.graves = append(c.ended.graves, grave{s, time.Now().Add(bound)})
+}
+
+func (c *crowd) closeGraves(now time.Time) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	c.ended.graves = slices.DeleteFunc(c.ended.graves, func(g grave) bool {
+		if now.Before(g.open) {
+			return false
+		}
+		_ = g.socket.TCPConn.Close()
+		return true
+	})
+}
+
+// disturb notes that counts may move for another d, because a user left or has to
+// come back. Checkpoints wait for that time.
+func (c *crowd) disturb(d time.Duration) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	c.ended.disturbances++
+	if at := time.Now().Add(d); at.After(c.ended.quietAt) {
+		c.ended.quietAt = at
+	}
+}
+
+// quiet returns when the last disturbance is over, and how many there were.
+func (c *crowd) quiet() (at time.Time, disturbances int) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	return c.ended.quietAt, c.ended.disturbances
+}
+
+// dropped notes a connection that the run did not end. If its gateway died, the
+// user's old presence lasts until the presence node notices.
+func (c *crowd) dropped() {
+	c.stats.drops.Add(1)
+	c.disturb(max(c.cfg.PresenceTimeout+orphanExtra, c.cfg.LeaveGrace))
+}
+
+// ghostBound is how long a silent connection may be counted.
+func (c *crowd) ghostBound() time.Duration {
+	return c.heartbeatInterval() + c.cfg.PongTimeout + c.cfg.LeaveGrace + silentExtra
+}
+
+func (c *crowd) heartbeatInterval() time.Duration {
+	return time.Duration(c.heartbeat.Load())
+}
+
+// failed notes why a connection could not be opened or was lost.
+func (c *crowd) failed(err error) {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	c.ended.failure = err
+}
+
+// lastFailure is the newest noted failure. It is never nil.
+func (c *crowd) lastFailure() error {
+	c.ended.Lock()
+	defer c.ended.Unlock()
+	return cmp.Or(c.ended.failure, errNone)
+}
+
+var errNone = errors.New("none")
+
+// hopeless returns an error when every dial has failed and further dials would, too.
+func (c *crowd) hopeless() error {
+	var no *client.Error
+	if c.stats.connects.Load() > 0 || !errors.As(c.lastFailure(), &no) {
+		return nil
+	}
+	switch no.Status {
+	case http.StatusUnauthorized:
+		return fmt.Errorf("the server requires tokens: give --jwt-secret the same value as the server has: %w", no)
+	case http.StatusForbidden, http.StatusNotFound, http.StatusUpgradeRequired:
+		return fmt.Errorf("the server opens no WebSocket: give --url the address of a gateway: %w", no)
+	}
+	return nil
+}
+
+// wrong notes that the server broke its contract.
+func (c *crowd) wrong(format string, args ...any) { c.faults.add(format, args...) }
+
+// learn takes over heartbeat_ms. An hour is the most that is believed.
+func (c *crowd) learn(beat time.Duration) {
+	if beat <= 0 || beat > time.Hour {
+		c.wrong("heartbeat_ms is %d", beat.Milliseconds())
+		return
+	}
+	c.heartbeat.Store(int64(beat))
+}
+
+func (c *crowd) gateway(n int) string { return c.cfg.URL[n%len(c.cfg.URL)] }
+
+// dialSlot waits for one of the handshakes that may be under way at once.
+func (c *crowd) dialSlot(ctx context.Context, done <-chan struct{}) (free func(), err error) {
+	select {
+	case c.dialing <- struct{}{}:
+		return func() { <-c.dialing }, nil
+	case <-done:
+		return nil, context.Canceled
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// config says where and as whom a connection is opened, or a call is made: as the user with that
+// name, where the server has tokens, else as the one with that id.
+func (c *crowd) config(gateway, name, id string) (cfg client.Config, err error) {
+	cfg = client.Config{URL: gateway, Site: c.cfg.Site, HTTP: c.http}
+	if c.cfg.JWTSecret == "" {
+		cfg.ID = id
+		return cfg, nil
+	}
+	cfg.Token, err = c.token(name)
+	return cfg, err
+}
+
+func (c *crowd) token(subject string) (string, error) {
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, jwt.RegisteredClaims{
+		Subject:   subject,
+		IssuedAt:  jwt.NewNumericDate(time.Now()),
+		ExpiresAt: jwt.NewNumericDate(time.Now().Add(24 * time.Hour)),
+	}).SignedString([]byte(c.cfg.JWTSecret))
+	if err != nil {
+		return "", fmt.Errorf("sign a token: %w", err)
+	}
+	return token, nil
+}
+
+// exitWay draws how a tab leaves; without silent nobody vanishes.
+func (c *crowd) exitWay(silent bool) exit {
+	if c.rng.Float64() >= c.cfg.KillFraction {
+		return []exit{leaveFrame, closesFrame}[c.rng.IntN(2)]
+	}
+	way := []exit{endsSocket, resetSocket, vanishes}[c.rng.IntN(3)]
+	if way == vanishes && !silent {
+		way = resetSocket
+	}
+	return way
+}

@@ -1,0 +1,592 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"headcount/client"
+)
+
+// The scenario "counters" is about counters that last, as the server's built-in rules
+// have them. Most of the users are servers with an API key, which increment,
+// decrement, send batches, fight for stock and edit sets. The others are fans, who
+// vote and like. All of them repeat what was not answered, with the same
+// Idempotency-Key, until it is answered; and sometimes what was answered. Of the calls
+// that have a key, --kill-fraction is cut off by the client itself. --pages is the
+// number of counters of each rule.
+//
+// So at a checkpoint, when nothing is under way, the value of every counter is the sum
+// of all changes that were acknowledged. Servers may be killed and started again at
+// any time: a 503 and a lost connection are no faults, but delays.
+type lastingRun struct {
+	*crowd
+	figures map[string]float64
+
+	web     *http.Client // of the calls
+	streams *http.Client // of the event streams: without a time limit
+	calls   callStats
+
+	sums, stocks, sets []*tally
+	views, votes       []*tally // of sums: what only grows, what fans may increment
+	all                []*tally
+	quotas             []*quota
+	workers            []*worker
+	fans               []*fan
+	subscribers        []*subscriber
+
+	gate     sync.RWMutex // held for reading while a call is under way; a checkpoint takes it
+	failures int64        // at the last checkpoint; the driver's
+	deleting atomic.Bool  // the run is over and takes its counters away
+}
+
+const (
+	roundTime     = 2 * time.Second // between two checkpoints
+	fanPause      = 150 * time.Millisecond
+	streamsAtMost = 8
+	remembered    = 16        // changes that a worker may repeat later
+	membersEach   = 3         // of a worker
+	far           = 1<<53 + 1 // the first change of one counter: beyond what a float holds
+)
+
+// prefixes of the keys of one rule each, and their kinds.
+var lastingKinds = []struct{ prefix, kind string }{
+	{"views:", "sum"}, {"votes:", "sum"}, {"", "sum"}, {"likes:", "members"}, {"stock:", "exact"},
+}
+
+func planLasting(cfg *Command) plan {
+	r := &lastingRun{figures: map[string]float64{}}
+	name := runName(cfg.Seed)
+	fans := cfg.Users / 4
+	watchers := len(cfg.URL)*(len(lastingKinds)*cfg.Pages/watchPages+1) + fans + streamsAtMost
+	return plan{
+		name:    name,
+		clients: 2*cfg.Users + watchers,
+		work: func(ctx context.Context, crowd *crowd) error {
+			r.crowd = crowd
+			err := r.work(ctx)
+			if errors.Is(err, errUnexpected) {
+				r.wrong("%v", err)
+				err = nil
+			}
+			return err
+		},
+		describe: func(report *Report) {
+			report.Scenario, report.Figures, report.Users = "counters", r.figures, cfg.Users
+			report.Counters = len(r.all)
+		},
+	}
+}
+
+// open makes the tallies, and those who move and watch them.
+func (r *lastingRun) open() {
+	transport := &http.Transport{MaxIdleConnsPerHost: r.cfg.Users + getsAtOnce}
+	r.web = &http.Client{Timeout: answerTimeout, Transport: transport}
+	r.streams = &http.Client{Transport: &http.Transport{}}
+	byPrefix := map[string][]*tally{}
+	for _, k := range lastingKinds {
+		for i := range r.cfg.Pages {
+			t := newTally(k.kind, k.prefix+r.name+"/"+strconv.Itoa(i))
+			byPrefix[k.prefix] = append(byPrefix[k.prefix], t)
+			r.all = append(r.all, t)
+		}
+	}
+	r.views, r.votes, r.sets, r.stocks = byPrefix["views:"], byPrefix["votes:"], byPrefix["likes:"], byPrefix["stock:"]
+	r.sums = slices.Concat(r.views, r.votes, byPrefix[""])
+	r.openQuotas()
+
+	for i := range r.cfg.Users / 4 {
+		v := &fan{number: i, name: r.name + "-v" + strconv.Itoa(i), likes: r.sets[i%len(r.sets)], known: make(chan struct{})}
+		r.fans = append(r.fans, v)
+		r.subscribe(&subscriber{who: v}, v.likes, r.votes[i%len(r.votes)])
+	}
+	for i := range r.cfg.Users - len(r.fans) {
+		w := &worker{lastingRun: r, number: i, rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(i+1)))}
+		for n := range membersEach {
+			w.members = append(w.members, &membership{t: r.sets[i%len(r.sets)], name: fmt.Sprintf("worker %d/%d", i, n)})
+		}
+		r.workers = append(r.workers, w)
+	}
+	for batch := range slices.Chunk(r.all, watchPages) {
+		for range r.cfg.URL {
+			r.subscribe(&subscriber{}, batch...)
+		}
+	}
+	for i := range min(streamsAtMost, len(r.all)) {
+		t := r.all[i*len(r.all)/min(streamsAtMost, len(r.all))]
+		r.subscribe(&subscriber{stream: t}, t)
+	}
+}
+
+func (r *lastingRun) subscribe(s *subscriber, tallies ...*tally) {
+	s.run, s.held, s.tallies = r, map[string]client.Counter{}, map[string]*tally{}
+	for _, t := range tallies {
+		s.tallies[t.key] = t
+	}
+	r.subscribers = append(r.subscribers, s)
+}
+
+func (r *lastingRun) work(ctx context.Context) error {
+	r.open()
+	defer r.web.CloseIdleConnections()
+	defer r.streams.CloseIdleConnections()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	group, ctx := errgroup.WithContext(ctx)
+	for i, s := range r.subscribers {
+		group.Go(func() error { return s.follow(ctx, i) })
+	}
+	err := r.drive(ctx, group)
+	stop()
+	if gerr := group.Wait(); gerr != nil && !errors.Is(gerr, context.Canceled) {
+		return gerr
+	}
+	return err
+}
+
+// drive has the workers change counters in rounds, and looks after each.
+func (r *lastingRun) drive(ctx context.Context, group *errgroup.Group) error {
+	if err := r.places(ctx); err != nil {
+		return err
+	}
+	first := r.workers[0]
+	if err := first.adjust(ctx, r.sums[len(r.sums)-1], far); err != nil {
+		return err
+	}
+	working, rest := context.WithCancel(ctx)
+	defer rest()
+	for _, w := range r.workers {
+		group.Go(func() error { return r.busy(working, w.act) })
+	}
+	for _, v := range r.fans {
+		rng := rand.New(rand.NewPCG(r.cfg.Seed, 1<<32+uint64(v.number)))
+		group.Go(func() error {
+			return r.busy(working, func(ctx context.Context) error { return v.act(ctx, r, rng) })
+		})
+	}
+	worked := time.Duration(0)
+	for end := r.cfg.Duration; worked < end; {
+		r.enterPhase("counting")
+		before := r.calls.answered.Load()
+		round := min(roundTime, end-worked)
+		if err := sleep(ctx, round); err != nil {
+			return err
+		}
+		r.figures["calls_per_s"] += float64(r.calls.answered.Load() - before)
+		name := "mid"
+		if worked += round; worked >= end {
+			name = "final"
+		}
+		if err := r.checkpoint(ctx, name, rest); err != nil {
+			return err
+		}
+	}
+	r.figures["calls_per_s"] /= worked.Seconds()
+	r.sum()
+	return r.clear(ctx)
+}
+
+// sum writes the figures.
+func (r *lastingRun) sum() {
+	ms := func(q float64) float64 { return float64(r.calls.latency.quantile(q).Microseconds()) / 1000 }
+	r.figures["calls"] = float64(r.calls.answered.Load())
+	r.figures["p50_ms"], r.figures["p99_ms"] = ms(0.5), ms(0.99)
+	for name, n := range map[string]int64{
+		"retries": r.calls.retries.Load(), "replays": r.calls.replays.Load(), "refused": r.calls.refused.Load(), "limited": r.calls.limited.Load(),
+		"limit_passed": r.calls.passed.Load(), "limit_refused": r.calls.held.Load(),
+		"unavailable": r.calls.unavailable.Load(), "lost_connections": r.calls.lost.Load(), "cut_connections": r.calls.cuts.Load(),
+	} {
+		r.figures[name] = float64(n)
+	}
+}
+
+// busy repeats act until ctx ends.
+func (r *lastingRun) busy(ctx context.Context, act func(context.Context) error) error {
+	for {
+		r.gate.RLock()
+		err := ctx.Err()
+		if err == nil {
+			err = act(ctx)
+		}
+		r.gate.RUnlock()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// A worker is a server that changes counters, one call at a time.
+type worker struct {
+	*lastingRun
+	number  int
+	rng     *rand.Rand
+	made    int
+	members []*membership
+	past    []change // at most remembered
+}
+
+// A membership is whether a member is in a set. One worker changes it.
+type membership struct {
+	t    *tally
+	name string
+	in   bool // the truth
+}
+
+// A change is a request and what it does to counters.
+type change struct {
+	call
+	parts []part
+}
+
+type part struct {
+	t     *tally
+	op    string // in the ledger
+	delta int64
+}
+
+// moving is a part that an increment or a decrement changes.
+func moving(t *tally, delta int64) part {
+	if delta < 0 {
+		return part{t, "decrement", delta}
+	}
+	return part{t, "increment", delta}
+}
+
+// pick draws a counter; the first ones most often.
+func (w *worker) pick(of []*tally) *tally {
+	at := w.rng.Float64()
+	return of[int(at*at*float64(len(of)))]
+}
+
+// act does one thing that a worker does.
+func (w *worker) act(ctx context.Context) error {
+	switch n := w.rng.IntN(100); {
+	case n < 28:
+		t := w.pick(w.sums)
+		return w.step(ctx, t, w.delta(t))
+	case n < 38:
+		return w.batch(ctx)
+	case n < 63:
+		return w.step(ctx, w.pick(w.stocks), -1-w.rng.Int64N(3))
+	case n < 76:
+		return w.join(ctx, w.members[w.rng.IntN(len(w.members))])
+	case n < 81:
+		return w.edit(ctx)
+	case n < 84:
+		return w.adjust(ctx, w.pick(w.sums), w.rng.Int64N(1000)-1000)
+	case n < 90:
+		return w.look(ctx, w.pick(w.all), n < 88)
+	case n < 95:
+		return w.pass(ctx, w.quotas[w.rng.IntN(len(w.quotas))])
+	default:
+		return w.again(ctx)
+	}
+}
+
+// delta draws one for a sum. Views only grow.
+func (w *worker) delta(t *tally) int64 {
+	if delta := 1 + w.rng.Int64N(5); slices.Contains(w.views, t) || w.rng.IntN(3) > 0 {
+		return delta
+	}
+	return -1 - w.rng.Int64N(5)
+}
+
+// once is an Idempotency-Key that no other call has.
+func (w *worker) once() string {
+	w.made++
+	return fmt.Sprintf("%s-%d-%d", w.name, w.number, w.made)
+}
+
+// step increments or decrements by a delta.
+func (w *worker) step(ctx context.Context, t *tally, delta int64) error {
+	q := one(fmt.Sprintf("a change of %s by %d", t.key, delta), func(ctx context.Context, api *client.API) (client.Counter, error) {
+		if delta < 0 {
+			return api.Decrement(ctx, t.key, -delta)
+		}
+		return api.Increment(ctx, t.key, delta)
+	})
+	q.once = w.once()
+	return w.change(ctx, change{q, []part{moving(t, delta)}})
+}
+
+func (w *worker) adjust(ctx context.Context, t *tally, delta int64) error {
+	q := one(fmt.Sprintf("a correction of %s by %d", t.key, delta), func(ctx context.Context, api *client.API) (client.Counter, error) {
+		return api.Adjust(ctx, t.key, delta, "a correction", fmt.Sprint("worker ", w.number))
+	})
+	q.once = w.once()
+	return w.change(ctx, change{q, []part{{t, "adjust", delta}}})
+}
+
+// restock raises a stock: somebody has found something.
+func (w *worker) restock(ctx context.Context, t *tally) error {
+	n := 5 + w.rng.Int64N(20)
+	if w.rng.IntN(4) == 0 {
+		return w.adjust(ctx, t, n)
+	}
+	return w.step(ctx, t, n)
+}
+
+// batch changes several counters in one call: sums, or stocks, of which all are lowered or none.
+// All sums move in one direction, so that no counter ends where it began.
+func (w *worker) batch(ctx context.Context) error {
+	of, sign, most := w.sums, int64(1), 9
+	switch w.rng.IntN(6) {
+	case 0, 1:
+		of, sign = w.votes, -1
+	case 2, 3:
+		of, sign, most = w.stocks, -1, 2
+	}
+	var parts []part
+	var changes []client.Change
+	for range 1 + w.rng.IntN(8) {
+		p := moving(w.pick(of), sign*(1+w.rng.Int64N(int64(most))))
+		parts = append(parts, p)
+		changes = append(changes, client.Change{Key: p.t.key, Delta: p.delta})
+	}
+	return w.change(ctx, change{call{name: fmt.Sprintf("a batch of %d changes", len(parts)), once: w.once(),
+		do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
+			return api.Change(ctx, changes...)
+		}}, parts})
+}
+
+// join takes a member into its set, or out of it, or repeats what is so already.
+func (w *worker) join(ctx context.Context, m *membership) error {
+	in := !m.in
+	if w.rng.IntN(8) == 0 {
+		in = m.in
+	}
+	c := change{toggle(m.t, m.name, in), []part{{m.t, "", toggled(m.in, in)}}}
+	m.in = in
+	return w.change(ctx, c)
+}
+
+// toggle is a call that adds a member, or removes it.
+func toggle(t *tally, member string, in bool) call {
+	do := (*client.API).RemoveMember
+	if in {
+		do = (*client.API).AddMember
+	}
+	name := fmt.Sprintf("the change of a member of %s (in: %t)", t.key, in)
+	return one(name, func(ctx context.Context, api *client.API) (client.Counter, error) {
+		got, err := do(api, ctx, t.key, member)
+		if err == nil && *got.Member != in {
+			err = fmt.Errorf("%w: %s: the answer says %t", client.ErrFrame, name, *got.Member)
+		}
+		return got, err
+	})
+}
+
+// toggled is how a set grows.
+func toggled(from, to bool) int64 {
+	switch {
+	case to && !from:
+		return 1
+	case from && !to:
+		return -1
+	}
+	return 0
+}
+
+// edit has all members of the worker join or leave in one call.
+func (w *worker) edit(ctx context.Context) error {
+	var lists [2][]string // those who leave, those who join
+	delta := int64(0)
+	for _, m := range w.members {
+		in := w.rng.IntN(2)
+		lists[in] = append(lists[in], m.name)
+		delta += toggled(m.in, in == 1)
+		m.in = in == 1
+	}
+	t := w.members[0].t
+	q := one("an edit of "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
+		return api.EditMembers(ctx, t.key, lists[1], lists[0])
+	})
+	q.once = w.once()
+	return w.change(ctx, change{q, []part{{t, "", delta}}})
+}
+
+// change makes a change and checks its answer.
+func (w *worker) change(ctx context.Context, c change) error {
+	moments := make([]moment, len(c.parts))
+	for i, p := range c.parts {
+		moments[i] = p.t.start(p.delta)
+	}
+	cuts := 0.0
+	if c.once != "" {
+		cuts = w.cfg.KillFraction
+	}
+	for unknown := false; ; {
+		got, err := w.call(ctx, w.rng, c.call, cuts)
+		if err != nil {
+			return err
+		}
+		unknown = unknown || got.unknown
+		if got.conflict != nil {
+			w.calls.refused.Add(1)
+			short, err := w.short(got, c)
+			if err != nil {
+				return err
+			}
+			if unknown {
+				// A try that was not answered may still be on its way, and may find
+				// more stock than this one. So the change is repeated until it is made.
+				if err := w.restock(ctx, short.t); err != nil {
+					return err
+				}
+				continue
+			}
+			return w.refuse(ctx, c, moments, short)
+		}
+		if err := w.judge(c, moments, got); err != nil {
+			return err
+		}
+		if got.replay && !unknown {
+			w.wrong("%s: the answer calls it a repetition, and it was sent once", c.name)
+		}
+		for _, p := range c.parts {
+			p.t.land(p.op, p.delta)
+		}
+		if c.once != "" {
+			w.remember(c)
+		}
+		return nil
+	}
+}
+
+// short finds the part of a change that its floor refused.
+func (w *worker) short(got reply, c change) (part, error) {
+	at := map[string]int64{} // where each part leaves its counter
+	for _, p := range c.parts {
+		at[p.t.key] += p.delta
+		if p.t.kind == "exact" && p.delta < 0 && p.t.key == got.conflict.Key {
+			return part{p.t, p.op, at[p.t.key]}, nil
+		}
+	}
+	return part{}, unexpected(c.name, got.conflict)
+}
+
+// refuse checks that a change had to be refused, and takes it back.
+func (w *worker) refuse(ctx context.Context, c change, moments []moment, short part) error {
+	at := slices.IndexFunc(c.parts, func(p part) bool { return p.t == short.t })
+	if short.t.fits(moments[at]) && short.t.doubt() {
+		w.wrong("counter %q: a change by %d was refused, and there was enough all the time", short.t.key, short.delta)
+	}
+	for _, p := range c.parts {
+		p.t.refuse(p.delta)
+	}
+	if w.rng.IntN(3) == 0 {
+		return w.restock(ctx, short.t)
+	}
+	return nil
+}
+
+// judge checks the answer to a change that was made.
+func (w *worker) judge(c change, moments []moment, got reply) error {
+	for i, p := range c.parts {
+		l := &got.counters[i]
+		if err := p.t.check(l); err != nil {
+			return unexpected(c.name, fmt.Errorf("counter %q: %w", p.t.key, err))
+		}
+		w.bounded(p.t, moments[i], l, !got.replay && p.delta != 0)
+		p.t.saw(l.Version)
+	}
+	return nil
+}
+
+// bounded checks a value that was read after a moment. When it was changed in between,
+// the version must have grown.
+func (r *lastingRun) bounded(t *tally, since moment, l *client.Counter, changed bool) {
+	if !l.Exact {
+		return
+	}
+	if low, high := t.bounds(since); (l.Value < low || l.Value > high) && t.doubt() {
+		r.wrong("counter %q: an answer says %d; it was from %d to %d all the time", t.key, l.Value, low, high)
+	}
+	if l.Version.Before(since.newest) || changed && l.Version == since.newest {
+		r.wrong("counter %q: an answer has version %s; an earlier change had %s", t.key, l.Version, since.newest)
+	}
+}
+
+func (w *worker) remember(c change) {
+	if len(w.past) < remembered {
+		w.past = append(w.past, c)
+		return
+	}
+	w.past[w.rng.IntN(remembered)] = c
+}
+
+// again repeats a change that was answered.
+func (w *worker) again(ctx context.Context) error {
+	if len(w.past) == 0 {
+		return nil
+	}
+	c := w.past[w.rng.IntN(len(w.past))]
+	moments := make([]moment, len(c.parts))
+	for i, p := range c.parts {
+		moments[i] = p.t.now()
+	}
+	got, err := w.call(ctx, w.rng, c.call, 0)
+	if err != nil {
+		return err
+	}
+	if got.conflict == nil && !got.replay {
+		w.wrong("%s: a change that was answered was repeated with its Idempotency-Key, and made once more", c.name)
+		return nil
+	}
+	if got.conflict != nil {
+		return unexpected(c.name, got.conflict)
+	}
+	return w.judge(c, moments, got)
+}
+
+// look reads a counter while it moves.
+func (w *worker) look(ctx context.Context, t *tally, exact bool) error {
+	since := t.now()
+	l, err := w.read(ctx, w.rng, t, exact)
+	if err != nil {
+		return err
+	}
+	if exact && !l.Exact {
+		w.wrong("counter %q: an exact read does not call itself exact", t.key)
+	}
+	if exact {
+		w.bounded(t, since, &l, false)
+	}
+	return nil
+}
+
+// act has a fan vote or like.
+func (v *fan) act(ctx context.Context, r *lastingRun, rng *rand.Rand) error {
+	if err := sleep(ctx, fanPause/2+rand.N(fanPause)); err != nil {
+		return err
+	}
+	w := &worker{lastingRun: r, rng: rng}
+	if rng.IntN(2) == 0 {
+		t := w.pick(r.votes)
+		q := one("a vote for "+t.key, func(ctx context.Context, api *client.API) (client.Counter, error) {
+			return api.Increment(ctx, t.key, 1)
+		})
+		q.once, q.who = strconv.FormatUint(rng.Uint64(), 36), v
+		return w.change(ctx, change{q, []part{moving(t, 1)}})
+	}
+	liked := !v.hasLiked()
+	q := toggle(v.likes, client.Me, liked)
+	q.who = v
+	if err := w.change(ctx, change{q, []part{{v.likes, "", toggled(!liked, liked)}}}); err != nil {
+		return err
+	}
+	v.like(liked)
+	return nil
+}

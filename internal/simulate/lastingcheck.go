@@ -1,0 +1,302 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"headcount/client"
+)
+
+const (
+	ledgerPage  = 1000
+	severalKeys = 100
+)
+
+// checkpoint compares the truth with the server. It has two stages:
+//
+//   - quiet: no call begins any more, and it waits until all calls are answered.
+//   - settling: exact reads, ledgers, sets, limits and sums over prefixes must be right at
+//     once. What subscribers hold and what reads say that may lag must be right
+//     within 10 s, which begin anew when a connection was lost or the store was away.
+//
+// A wrong value is reported once: the run goes on from it. rest ends the work, at the
+// final checkpoint.
+func (r *lastingRun) checkpoint(ctx context.Context, name string, rest func()) error {
+	defer r.enterPhase(r.enterPhase("checkpoint " + name))
+	began := time.Now()
+	r.gate.Lock()
+	defer r.gate.Unlock()
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+	}
+	if name == "final" {
+		rest()
+	}
+	quiet := time.Now()
+	cp := Checkpoint{Name: name, Users: len(r.workers) + len(r.fans), Clients: len(r.subscribers), Counters: len(r.all), QuietMS: quiet.Sub(began).Milliseconds()}
+	before, _ := r.faults.get()
+	var gets atomic.Int64
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(getsAtOnce)
+	look := func(what func(ctx context.Context, rng *rand.Rand) error) {
+		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 0))
+		group.Go(func() error {
+			gets.Add(1)
+			return what(gctx, rng)
+		})
+	}
+	for _, t := range r.all {
+		look(func(ctx context.Context, rng *rand.Rand) error { return r.checkValue(ctx, rng, t) })
+	}
+	for _, w := range r.workers {
+		for _, m := range w.members {
+			look(func(ctx context.Context, rng *rand.Rand) error { return r.checkMember(ctx, rng, m) })
+		}
+	}
+	for _, v := range r.fans {
+		look(func(ctx context.Context, rng *rand.Rand) error { return r.checkFan(ctx, rng, v) })
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	for _, q := range r.quotas {
+		q.check(r.wrong)
+	}
+	for i := range lastingKinds {
+		if err := r.checkSum(ctx, i); err != nil {
+			return fmt.Errorf("checkpoint %s: %w", name, err)
+		}
+	}
+	if err := r.converge(ctx); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	after, _ := r.faults.get()
+	failures := r.calls.failures() + r.stats.drops.Load()
+	cp.Failures, r.failures = failures-r.failures, failures
+	cp.Gets, cp.Wrong, cp.AtS, cp.SettleMS = int(gets.Load()), after-before, time.Since(r.began).Seconds(), time.Since(quiet).Milliseconds()
+	r.checks = append(r.checks, cp)
+	return nil
+}
+
+// checkValue compares the exact value, at as many gateways as there are, and the ledger.
+func (r *lastingRun) checkValue(ctx context.Context, rng *rand.Rand, t *tally) error {
+	for range r.cfg.URL {
+		since := t.now()
+		l, err := r.read(ctx, rng, t, true)
+		if err != nil {
+			return err
+		}
+		if want := t.value(); l.Value != want {
+			t.doubt() // it is named here
+			r.wrong("counter %q: its exact value is %d; the acknowledged changes are %d", t.key, l.Value, want)
+			t.correct(l.Value)
+		}
+		r.bounded(t, since, &l, false)
+	}
+	t.trust()
+	if t.kind == "exact" {
+		return r.checkLedger(ctx, rng, t)
+	}
+	return nil
+}
+
+// checkLedger reads what is new in a ledger. It must begin where the last checkpoint
+// ended, and add up to the value, with the changes that were acknowledged.
+func (r *lastingRun) checkLedger(ctx context.Context, rng *rand.Rand, t *tally) error {
+	for {
+		var entries []client.Entry
+		var next uint64
+		_, err := r.ask(ctx, rng, other("the ledger of "+t.key, func(ctx context.Context, api *client.API) (err error) {
+			entries, next, err = api.Ledger(ctx, t.key, t.read, ledgerPage)
+			return err
+		}))
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			r.checkEntry(t, e)
+		}
+		if next == 0 {
+			break
+		}
+		if len(entries) == 0 || next != t.read {
+			return fmt.Errorf("%w: the ledger of %s: next is %d after entry %d", errUnexpected, t.key, next, t.read)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if value := t.landed.up - t.landed.down; t.after != value {
+		r.wrong("counter %q: its ledger ends with %d; the value is %d", t.key, t.after, value)
+		t.after = value
+	}
+	if t.readEntries != t.entries {
+		r.wrong("counter %q: its ledger has %d entries; %d changes were acknowledged", t.key, t.readEntries, t.entries)
+		t.readEntries = t.entries
+	}
+	for op := range t.changes {
+		if t.readChanges[op] != t.changes[op] {
+			r.wrong("counter %q: its ledger says %s by %+v; acknowledged are %+v", t.key, op, t.readChanges[op], t.changes[op])
+			t.readChanges[op] = t.changes[op]
+		}
+	}
+	return nil
+}
+
+func (r *lastingRun) checkEntry(t *tally, e client.Entry) {
+	adjusts := e.Op == "adjust"
+	switch {
+	case e.Seq != t.read+1:
+		r.wrong("counter %q: entry %d of its ledger follows entry %d", t.key, e.Seq, t.read)
+	case e.Before != t.after:
+		r.wrong("counter %q: entry %d of its ledger has %d before; the entry before has %d after", t.key, e.Seq, e.Before, t.after)
+	case e.Before+e.Delta != e.After || e.After < 0:
+		r.wrong("counter %q: entry %d of its ledger: %d and %d is not %d, or is below 0", t.key, e.Seq, e.Before, e.Delta, e.After)
+	case e.Op != "increment" && e.Op != "decrement" && !adjusts, adjusts != (e.Reason != "" && e.By != ""), (e.Op == "increment") && e.Delta < 0, (e.Op == "decrement") && e.Delta > 0:
+		r.wrong("counter %q: entry %d of its ledger cannot be: %+v", t.key, e.Seq, e)
+	}
+	if e.At.IsZero() {
+		r.wrong("counter %q: entry %d of its ledger has no time", t.key, e.Seq)
+	}
+	t.read, t.after = e.Seq, e.After
+	t.readEntries++
+	t.readChanges[e.Op] = t.readChanges[e.Op].plus(e.Delta)
+}
+
+// isMember asks whether a member is in a set; as a fan, or with the API key.
+func (r *lastingRun) isMember(ctx context.Context, rng *rand.Rand, t *tally, member string, who *fan) (bool, error) {
+	q := one(fmt.Sprintf("GET of member %q of %s", member, t.key), func(ctx context.Context, api *client.API) (client.Counter, error) {
+		return api.Member(ctx, t.key, member)
+	})
+	q.who = who
+	l, err := r.counter(ctx, rng, t, q)
+	return err == nil && *l.Member, err
+}
+
+func (r *lastingRun) checkMember(ctx context.Context, rng *rand.Rand, m *membership) error {
+	in, err := r.isMember(ctx, rng, m.t, m.name, nil)
+	if err == nil && in != m.in {
+		r.wrong("counter %q: member %q is in it: %t; the truth is %t", m.t.key, m.name, in, m.in)
+		m.in = in
+	}
+	return err
+}
+
+// checkFan asks as the fan, and with the API key.
+func (r *lastingRun) checkFan(ctx context.Context, rng *rand.Rand, v *fan) error {
+	for member, who := range map[string]*fan{client.Me: v, v.user: nil} {
+		in, err := r.isMember(ctx, rng, v.likes, member, who)
+		if err != nil {
+			return err
+		}
+		if in != v.hasLiked() {
+			r.wrong("counter %q: member %q, a fan, is in it: %t; the truth is %t", v.likes.key, member, in, v.hasLiked())
+			v.like(in)
+		}
+	}
+	return nil
+}
+
+// checkSum compares the sum over all counters of one rule.
+func (r *lastingRun) checkSum(ctx context.Context, kind int) error {
+	want, least, most := int64(0), 0, r.cfg.Pages
+	for _, t := range r.all[kind*r.cfg.Pages : (kind+1)*r.cfg.Pages] {
+		want += t.value()
+		if t.touched() {
+			least++
+		}
+	}
+	match := lastingKinds[kind].prefix + r.name + "/*"
+	var sum client.Aggregate
+	_, err := r.ask(ctx, r.rng, other("the aggregate of "+match, func(ctx context.Context, api *client.API) (err error) {
+		sum, err = api.Aggregate(ctx, match)
+		return err
+	}))
+	if err != nil {
+		return err
+	}
+	if sum.Value != want || sum.Counters < least || sum.Counters > most {
+		r.wrong("the aggregate of %q is %d over %d counters; the true sum is %d over %d", match, sum.Value, sum.Counters, want, least)
+	}
+	return nil
+}
+
+// converge waits until all subscribers, and reads that may lag, have the truth.
+func (r *lastingRun) converge(ctx context.Context) error {
+	failures, began, since := r.calls.failures()+r.stats.drops.Load(), time.Now(), time.Now()
+	for {
+		wrong := &faults{}
+		for _, s := range r.subscribers {
+			s.compare(wrong)
+		}
+		if wrong.n == 0 {
+			if err := r.readAll(ctx, wrong); err != nil {
+				return err
+			}
+		}
+		if now := r.calls.failures() + r.stats.drops.Load(); now != failures && time.Since(began) < placeLimit {
+			failures, since = now, time.Now()
+		}
+		if wrong.n == 0 || time.Since(since) > r.cfg.settle {
+			r.faults.merge(wrong)
+			return nil
+		}
+		if err := sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// readAll compares reads of many counters at a time.
+func (r *lastingRun) readAll(ctx context.Context, wrong *faults) error {
+	for batch := range slices.Chunk(r.all, severalKeys) {
+		keys := make([]string, len(batch))
+		for i, t := range batch {
+			keys[i] = t.key
+		}
+		got, err := r.ask(ctx, r.rng, call{name: "a read of several counters", do: func(ctx context.Context, api *client.API) ([]client.Counter, error) {
+			return api.Counters(ctx, keys...)
+		}})
+		if err != nil {
+			return err
+		}
+		for i, t := range batch {
+			l := &got[i]
+			if err := t.check(l); err != nil {
+				return unexpected("a read of several counters", fmt.Errorf("counter %q: %w", t.key, err))
+			}
+			if want := t.value(); l.Value != want || l.Stale {
+				wrong.add("counter %q: a read of several counters says %d (stale: %t); the true value is %d", t.key, l.Value, l.Stale, want)
+			}
+		}
+	}
+	return nil
+}
+
+// clear deletes the counters of the run.
+func (r *lastingRun) clear(ctx context.Context) error {
+	defer r.enterPhase(r.enterPhase("deleting"))
+	r.deleting.Store(true)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(getsAtOnce)
+	for _, t := range r.all {
+		rng := rand.New(rand.NewPCG(r.rng.Uint64(), 0))
+		group.Go(func() error {
+			_, err := r.ask(ctx, rng, other("DELETE of "+t.key, func(ctx context.Context, api *client.API) error { return api.Delete(ctx, t.key) }))
+			if err != nil {
+				return err
+			}
+			l, err := r.read(ctx, rng, t, true)
+			if err == nil && (l.Value != 0 || l.Version != client.Version{}) {
+				r.wrong("counter %q: after DELETE its value is %d and its version %s", t.key, l.Value, l.Version)
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}

@@ -1,0 +1,296 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/internal/testkit"
+)
+
+// A lie is what a proxy does to an honest server. The run must end with ErrWrong, and what it says must
+// have says in it.
+type lie struct {
+	short bool // it is told in make test
+	says  string
+	tells func(p *proxy)
+}
+
+// seeds keeps the keys of runs on one server apart.
+var seeds atomic.Uint64
+
+// findOut runs c against the server behind a proxy that tells the lie, longer each time until the
+// proxy had chances enough. Then the lie must be found.
+func (l lie) findOut(t *testing.T, server string, c *Command) {
+	t.Helper()
+	if testing.Short() && !l.short {
+		t.Skip("long: make test-all")
+	}
+	p := &proxy{}
+	l.tells(p)
+	p.start(t, server)
+	c.URL, c.Seed, c.settle = []string{p.URL}, seeds.Add(1), time.Second
+	for {
+		r, err := run(t, c)
+		if (err == nil) != r.OK || err != nil && !errors.Is(err, ErrWrong) {
+			t.Fatalf("Run = %v, report %+v", err, r)
+		}
+		if strings.Contains(strings.Join(r.Wrong, "\n"), l.says) {
+			return
+		}
+		if p.lies() >= 50 || c.Duration > 10*time.Second {
+			t.Fatalf("after %d lies and a run of %s nothing says %q: %q", p.lies(), c.Duration, l.says, r.Wrong)
+		}
+		c.Seed = seeds.Add(1)
+		c.Duration *= 2
+	}
+}
+
+// inFrames is a lie in the frames of one type.
+func inFrames(kind string, lie func(p *proxy, first bool, m message)) func(*proxy) {
+	return func(p *proxy) {
+		p.says = func(first bool, m message) bool {
+			if m.text("type") == kind {
+				lie(p, first, m)
+			}
+			return false
+		}
+	}
+}
+
+var presenceLies = map[string]lie{
+	"one too many": {true, "the true count is", inFrames("count", func(p *proxy, _ bool, m message) {
+		if m.text("page") != wholeSite {
+			p.lie(m, "count", m.number("count")+1)
+		}
+	})},
+	"the whole site is off": {false, `page "*"`, inFrames("count", func(p *proxy, first bool, m message) {
+		if m.text("page") == wholeSite && m.number("count") > 2 {
+			p.lie(m, "count", m.number("count")+1)
+		}
+	})},
+	"negative": {false, " -", inFrames("count", func(p *proxy, _ bool, m message) { p.lie(m, "count", -100) })},
+	"versions fall": {true, "version went back", inFrames("count", func(p *proxy, _ bool, m message) {
+		p.lie(m, "version", fmt.Sprintf("7-%d", 1_000_000-p.lied))
+	})},
+	"joiner not counted": {false, "does not include the user who joined", inFrames("count", func(p *proxy, first bool, m message) {
+		if first && m.number("count") > 0 {
+			p.lie(m, "count", 0)
+		}
+	})},
+	"GET is off": {false, "GET from", func(p *proxy) {
+		p.answers = func(_ *http.Request, a *answer) {
+			if a.message["count"] != nil && a.text("page") != wholeSite {
+				p.lie(a.message, "count", a.number("count")+1)
+			}
+		}
+	}},
+	"counts are dropped": {true, "the true count is", func(p *proxy) {
+		p.says = func(first bool, m message) bool { return m.text("type") == "count" && !first }
+	}},
+	"counts are late": {false, "the true count is", func(p *proxy) { p.delays = 400 * time.Millisecond; p.lied++ }},
+	"ghosts":          {false, "the true count is", func(p *proxy) { p.holds = true }},
+	"another user":    {false, "welcomed the token", inFrames("welcome", func(p *proxy, _ bool, m message) { p.lie(m, "user", "somebody else") })},
+	"accepts everything": {false, "accepts a page that is not allowed", inFrames("error", func(p *proxy, _ bool, m message) {
+		if m.text("page") != wholeSite { // a page that is too long is not named in full
+			return
+		}
+		p.lie(m, "type", "count")
+		m["count"], m["version"] = 1, "1-1"
+	})},
+	"no frame": {false, "cannot be understood", inFrames("count", func(p *proxy, first bool, m message) {
+		if !first {
+			p.lie(m, "count", "1")
+		}
+	})},
+}
+
+func TestEveryLieAboutPresenceIsFoundOut(t *testing.T) {
+	t.Parallel()
+	for name, l := range presenceLies {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if testing.Short() && !l.short {
+				t.Skip("long: make test-all")
+			}
+			c := command()
+			c.Duration, c.Pages, c.KillFraction, c.Churn = time.Second, 2, 0, 2
+			var flags []string
+			switch name {
+			case "another user":
+				c.JWTSecret = jwtSecret
+				flags = append(flags, "--jwt-secret="+jwtSecret)
+			case "accepts everything":
+				c.Replay, c.Speed, c.Dwell = writeLog(t), 20_000, 5*time.Minute
+			case "ghosts":
+				c.KillFraction = 1 // nobody says that they leave
+			}
+			l.findOut(t, serve(t, flags...), c)
+		})
+	}
+}
+
+// on is a lie in the answers to calls whose method and path end like that.
+func on(method, suffix string, lie func(p *proxy, a *answer)) func(*proxy) {
+	return func(p *proxy) {
+		p.answers = func(req *http.Request, a *answer) {
+			path := req.URL.Path
+			if req.Method == method && strings.HasSuffix(path, suffix) && strings.HasPrefix(path, "/api/v1/") {
+				lie(p, a)
+			}
+		}
+	}
+}
+
+// inLedger is a lie in the first entry of a ledger's page.
+func inLedger(lie func(p *proxy, entry message)) func(*proxy) {
+	return on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
+		if entries, _ := a.message["entries"].([]any); len(entries) > 1 {
+			lie(p, entries[1].(map[string]any))
+		}
+	})
+}
+
+// inLimits is a lie in the answers about limits.
+func inLimits(lie func(p *proxy, a *answer)) func(*proxy) {
+	return func(p *proxy) {
+		p.answers = func(req *http.Request, a *answer) {
+			if strings.HasPrefix(req.URL.Path, "/api/v1/limits/") && a.message["allowed"] != nil {
+				lie(p, a)
+			}
+		}
+	}
+}
+
+var counterLies = map[string]lie{
+	"counts twice": {true, "the acknowledged changes are", on(http.MethodGet, "/exact", func(p *proxy, a *answer) {
+		if a.number("value") > 0 {
+			p.lie(a.message, "value", a.number("value")+1)
+		}
+	})},
+	"forgets keys": {true, "made once more", func(p *proxy) {
+		p.asks = func(req *http.Request) {
+			if req.Header.Get("Idempotency-Key") != "" {
+				p.lied++
+				req.Header.Set("Idempotency-Key", fmt.Sprint("forgotten ", p.lied))
+			}
+		}
+	}},
+	"takes a first call for a repetition": {false, "it was sent once", on(http.MethodPost, "/increment", func(p *proxy, a *answer) {
+		p.lied++
+		a.header.Set("Idempotent-Replay", "true")
+	})},
+	"passes the floor": {false, "is below 0", on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
+		if a.text("kind") == "exact" {
+			p.lie(a.message, "value", -1)
+		}
+	})},
+	"refuses what fits": {false, "there was enough all the time", on(http.MethodPost, "/decrement", func(p *proxy, a *answer) {
+		if a.text("kind") == "exact" && a.number("value") >= 5 {
+			if p.lied++; p.lied%4 == 0 { // a repetition passes some time
+				a.status = http.StatusConflict
+			}
+		}
+	})},
+	"forgets a member": {false, "the truth is", func(p *proxy) {
+		p.answers = func(req *http.Request, a *answer) {
+			if member, ok := a.message["member"].(bool); ok && req.Method == http.MethodGet {
+				p.lie(a.message, "member", !member)
+			}
+		}
+	}},
+	"forgets an entry": {true, "follows entry", on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
+		if entries, _ := a.message["entries"].([]any); len(entries) > 1 {
+			p.lie(a.message, "entries", entries[1:])
+		}
+	})},
+	"forgets the last entry": {false, "entries; ", on(http.MethodGet, "/ledger", func(p *proxy, a *answer) {
+		if entries, _ := a.message["entries"].([]any); len(entries) > 1 && a.message["next"] == nil {
+			p.lie(a.message, "entries", entries[:len(entries)-1])
+		}
+	})},
+	"skips a number":       {false, "follows entry", inLedger(func(p *proxy, e message) { p.lie(e, "seq", e.number("seq")+1) })},
+	"writes a wrong entry": {false, "is not", inLedger(func(p *proxy, e message) { p.lie(e, "after", e.number("after")+1) })},
+	"signs nothing":        {false, "cannot be", inLedger(func(p *proxy, e message) { p.lie(e, "op", "adjust"); e["by"] = "" })},
+	"reads old versions":   {false, "an earlier change had", on(http.MethodGet, "/exact", func(p *proxy, a *answer) { p.lie(a.message, "version", "7-0") })},
+	"lags for ever": {true, "a read of several counters says", on(http.MethodGet, "/counters", func(p *proxy, a *answer) {
+		for _, c := range a.message["counters"].([]any) {
+			p.lie(c.(map[string]any), "value", 0)
+		}
+	})},
+	"adds up wrongly": {false, "the aggregate of", on(http.MethodGet, "/aggregate", func(p *proxy, a *answer) { p.lie(a.message, "value", a.number("value")+1) })},
+	"tells no more": {true, "the true value is", func(p *proxy) {
+		p.says = func(first bool, m message) bool { return m.text("type") == "counter" && !first }
+	}},
+	"lets versions fall": {false, "version went back", inFrames("counter", func(p *proxy, _ bool, m message) {
+		p.lie(m, "version", fmt.Sprintf("7-%d", 1_000_000-p.lied))
+	})},
+	"uses versions twice":  {false, "has the values", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "version", "7-1") })},
+	"stays stale":          {false, "(stale: true)", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "stale", true) })},
+	"tells something else": {false, "something else than a counter", inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "kind", "unique") })},
+	"says mine of others'": {false, `"mine":`, inFrames("counter", func(p *proxy, _ bool, m message) { p.lie(m, "mine", m["mine"] != true) })},
+	"keeps what is deleted": {false, "after DELETE", func(p *proxy) {
+		p.asks = func(req *http.Request) {
+			if req.Method == http.MethodDelete && !strings.Contains(req.URL.Path, "/members/") {
+				p.lied++
+				path := req.URL.EscapedPath() + "0" // a counter that nobody has
+				req.URL.Path, req.URL.RawPath = req.URL.Path+"0", path
+			}
+		}
+	}},
+	"lets more pass": {false, "have passed in one window", inLimits(func(p *proxy, a *answer) {
+		if a.status == http.StatusTooManyRequests {
+			p.lie(a.message, "allowed", true)
+			a.status = http.StatusOK
+		}
+	})},
+	"holds back what fits": {false, "had passed", inLimits(func(p *proxy, a *answer) {
+		p.lie(a.message, "allowed", false)
+		a.status = http.StatusTooManyRequests
+	})},
+	"says that more is left": {false, "may still pass", inLimits(func(p *proxy, a *answer) {
+		if a.message["allowed"] == true {
+			p.lie(a.message, "remaining", min(a.number("remaining")+3, quotaLimit-3))
+		}
+	})},
+	"says another limit": {true, "for a cost of", inLimits(func(p *proxy, a *answer) { p.lie(a.message, "limit", a.number("limit")+1) })},
+	"breaks":             {false, "status 500", on(http.MethodPost, "/increment", func(p *proxy, a *answer) { p.lied++; a.status = http.StatusInternalServerError })},
+}
+
+func TestEveryLieAboutCountersIsFoundOut(t *testing.T) {
+	server := serve(t)
+	t.Run("all", func(t *testing.T) { // they end before the server does
+		for name, l := range counterLies {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				l.findOut(t, server, lastingCommand())
+			})
+		}
+	})
+}
+
+// The ids of a server that forgets them end a run, which says what to do.
+func TestIdsThatAreForgottenEndTheRun(t *testing.T) {
+	t.Parallel()
+	p := (&proxy{}).start(t, serve(t))
+	c := lastingCommand()
+	c.URL, c.Duration = []string{p.URL}, testkit.Timeout
+	forget := time.AfterFunc(500*time.Millisecond, func() {
+		p.mu.Lock()
+		p.asks = func(req *http.Request) {
+			query := req.URL.Query()
+			query.Del("id")
+			req.URL.RawQuery = query.Encode()
+		}
+		p.mu.Unlock()
+		p.cut()
+	})
+	defer forget.Stop()
+	if r, err := run(t, c); err == nil || !strings.Contains(r.Error, "--id-secret") {
+		t.Errorf("Run = %v, report %+v", err, r)
+	}
+}

@@ -1,0 +1,265 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// replay plays a log: a visitor, an address with a user agent, is on the page of
+// a request until the visitor's next request or until the dwell time is over.
+// One connection stands for a visitor who is present; it joins the next page and
+// leaves the one before. A visitor who comes back is the same user.
+//
+// Pages have the log's own names, so that one can watch them on the demo page;
+// the server must have nobody on them at the start. Pages that are not allowed,
+// over 128 characters or `*`, are joined all the same: the server must refuse them,
+// and the visitor is nowhere.
+type replay struct {
+	*crowd
+	steps    []step
+	present  []int // visitors, after each step
+	visitors []visitor
+	end      time.Duration // of the log, the last dwell included
+	tally    ReplayReport
+}
+
+// A visitor of the log.
+type visitor struct {
+	user *user
+	tab  *tab // nil while away
+	pace *rate.Limiter
+}
+
+// A step is one thing that happens: a visitor is on a page from now on, or leaves.
+type step struct {
+	at      time.Duration // since the first request, in the log's time
+	visitor int
+	page    string
+	leaves  bool
+}
+
+// A ReplayReport says what was in the log.
+type ReplayReport struct {
+	Lines       int     `json:"lines"`
+	BadLines    int     `json:"bad_lines"`
+	Requests    int     `json:"requests"`
+	Visitors    int     `json:"visitors"`     // addresses with user agent
+	Visits      int     `json:"visits"`       // times that one came
+	MostPresent int     `json:"most_present"` // at once
+	BadPages    int     `json:"bad_pages"`    // requests for pages that must be refused
+	LogSeconds  float64 `json:"log_seconds"`
+	Speed       float64 `json:"speed"`         // that was asked for
+	Behind      float64 `json:"behind_s"`      // the longest that the replay was late
+	Paused      float64 `json:"checkpoints_s"` // the log's clock stood still for checkpoints
+}
+
+func (r *ReplayReport) String() string {
+	return fmt.Sprintf("%d lines (%d bad), %d requests of %d visitors in %d visits, up to %d visitors at once; %d requests for pages that the server must refuse; the replay was up to %.2f s late",
+		r.Lines, r.BadLines, r.Requests, r.Visitors, r.Visits, r.MostPresent, r.BadPages, r.Behind)
+}
+
+// However fast the log is played, every visit is made: before a visitor's next step
+// the page before has been joined and answered, and nobody moves more often than a
+// server may allow: moveBurst times at once, then movesPerSecond, two frames each.
+// The replay waits for it and catches up later. A visitor who cannot connect holds
+// it up for arriveLimit at most.
+const (
+	moveBurst      = 20
+	movesPerSecond = 25
+	arriveLimit    = 2 * time.Second
+)
+
+func planReplay(cfg *Command) (plan, error) {
+	file, err := os.Open(cfg.Replay)
+	if err != nil {
+		return plan{}, fmt.Errorf("%w: --replay: %w: give the path of an access log", ErrSettings, err)
+	}
+	defer file.Close()
+	requests, lines, bad, err := readLog(file)
+	if err != nil {
+		return plan{}, fmt.Errorf("%w: --replay: %s: %w", ErrSettings, cfg.Replay, err)
+	}
+	if len(requests) == 0 {
+		return plan{}, fmt.Errorf("%w: --replay: %s: none of the file's %d lines is in the common or combined log format: give an access log",
+			ErrSettings, cfg.Replay, lines)
+	}
+	run := schedule(requests, cfg.Dwell)
+	run.tally.Lines, run.tally.BadLines, run.tally.Speed = lines, bad, cfg.Speed
+	return plan{
+		name:    runName(cfg.Seed),
+		pages:   pagesOf(requests),
+		foreign: true,
+		clients: run.tally.MostPresent + maxDials,
+		probes:  true,
+		work: func(ctx context.Context, crowd *crowd) error {
+			run.crowd = crowd
+			return run.work(ctx)
+		},
+		describe: func(r *Report) { r.Scenario, r.Replay = "replay", &run.tally },
+	}, nil
+}
+
+// pagesOf returns the allowed pages of a log, each once.
+func pagesOf(requests []request) []string {
+	var pages []string
+	for _, req := range requests {
+		if validPage(req.page) {
+			pages = append(pages, req.page)
+		}
+	}
+	slices.Sort(pages)
+	return slices.Compact(pages)
+}
+
+// schedule turns requests into steps. Logs are written when a request ends, so
+// their times are not quite in order.
+func schedule(requests []request, dwell time.Duration) *replay {
+	slices.SortStableFunc(requests, func(a, b request) int { return a.at.Compare(b.at) })
+	r := &replay{}
+	type who struct{ address, agent string }
+	known := map[who]int{}
+	last := map[int]time.Duration{} // of a visitor, until the next
+	for _, req := range requests {
+		id := who{req.address, req.agent}
+		v, ok := known[id]
+		if !ok {
+			v = len(known)
+			known[id] = v
+		}
+		at := req.at.Sub(requests[0].at)
+		if before, ok := last[v]; ok && at > before+dwell {
+			r.steps = append(r.steps, step{at: before + dwell, visitor: v, leaves: true})
+		}
+		r.steps = append(r.steps, step{at: at, visitor: v, page: req.page})
+		last[v] = at
+		if !validPage(req.page) {
+			r.tally.BadPages++
+		}
+	}
+	for v := range len(known) { // in order, so that the same log gives the same steps
+		r.steps = append(r.steps, step{at: last[v] + dwell, visitor: v, leaves: true})
+	}
+	slices.SortStableFunc(r.steps, func(a, b step) int { return cmp.Compare(a.at, b.at) })
+	r.visitors = make([]visitor, len(known))
+	r.end = r.steps[len(r.steps)-1].at
+	r.tally.Requests, r.tally.Visitors = len(requests), len(known)
+	r.tally.LogSeconds = r.end.Seconds()
+	r.countPresent()
+	return r
+}
+
+// countPresent finds out how many visits there are, and how many at each moment.
+func (r *replay) countPresent() {
+	present := map[int]bool{}
+	for _, s := range r.steps {
+		if s.leaves {
+			delete(present, s.visitor)
+		} else if !present[s.visitor] {
+			present[s.visitor] = true
+			r.tally.Visits++
+		}
+		r.present = append(r.present, len(present))
+		r.tally.MostPresent = max(r.tally.MostPresent, len(present))
+	}
+}
+
+func (r *replay) work(ctx context.Context) error {
+	for i := range r.visitors {
+		r.visitors[i].user = r.newUser()
+	}
+	checks := r.checkSteps()
+	clock := time.Now() // when the log's time was 0; each pause of the log's clock moves it
+	r.enterPhase("replaying")
+	for i, s := range r.steps {
+		due := clock.Add(r.wall(s.at))
+		if err := sleep(ctx, time.Until(due)); err != nil {
+			return err
+		}
+		r.tally.Behind = max(r.tally.Behind, time.Since(due).Seconds())
+		silent := len(checks) == 0 || r.wall(r.steps[checks[0]].at-s.at) > r.ghostBound()
+		if err := r.take(ctx, s, silent); err != nil {
+			return err
+		}
+		if len(checks) == 0 || i < checks[0] {
+			continue
+		}
+		began := time.Now()
+		if err := r.checkpoint(ctx, "mid"); err != nil {
+			return err
+		}
+		clock = clock.Add(time.Since(began))
+		r.tally.Paused += time.Since(began).Seconds()
+		checks = checks[1:]
+	}
+	return r.checkpoint(ctx, "final")
+}
+
+// wall is how long a time of the log takes to play.
+func (r *replay) wall(d time.Duration) time.Duration {
+	return time.Duration(float64(d) / r.cfg.Speed)
+}
+
+// checkSteps are the steps after which a checkpoint comes: about every minute of the
+// replay, three at least, each where most visitors are present in its part of
+// the log.
+func (r *replay) checkSteps() []int {
+	n := min(max(int(r.wall(r.end)/checkEvery), 3), maxChecks, len(r.steps))
+	var checks []int
+	for part := range n {
+		from, to := part*len(r.steps)/n, (part+1)*len(r.steps)/n
+		best := from
+		for i := from; i < to; i++ {
+			if r.present[i] > r.present[best] {
+				best = i
+			}
+		}
+		checks = append(checks, best)
+	}
+	return checks
+}
+
+const maxChecks = 100 // of a long replay
+
+// take carries out one step.
+func (r *replay) take(ctx context.Context, s step, silent bool) error {
+	v := &r.visitors[s.visitor]
+	if err := r.arrived(ctx, v); err != nil {
+		return err
+	}
+	switch {
+	case s.leaves:
+		r.leave(v.tab, r.exitWay(silent))
+		v.tab = nil
+	case v.tab == nil:
+		tab, err := r.enter(ctx, v.user, s.page)
+		if err != nil {
+			return err
+		}
+		v.tab, v.pace = tab, rate.NewLimiter(movesPerSecond, moveBurst)
+	case v.tab.joined.page != s.page:
+		if err := v.pace.Wait(ctx); err != nil {
+			return fmt.Errorf("interrupted: %w", err)
+		}
+		r.move(v.tab, s.page)
+	}
+	return nil
+}
+
+// arrived waits until the visitor's last step was answered.
+func (r *replay) arrived(ctx context.Context, v *visitor) error {
+	if v.tab == nil {
+		return nil
+	}
+	for limit := time.Now().Add(arriveLimit); !v.tab.look(nil) && time.Now().Before(limit); {
+		if err := sleep(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,288 @@
+package simulate
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Report is what a run found. Its JSON names are stable: members may be added,
+// none changes its meaning.
+type Report struct {
+	Scenario string   `json:"scenario"` // mixed, replay, or the one that was asked for
+	Seed     uint64   `json:"seed"`
+	URLs     []string `json:"urls"`
+	OK       bool     `json:"ok"`                 // completed, and no count was wrong
+	Error    string   `json:"error,omitempty"`    // why it was not completed
+	Seconds  float64  `json:"seconds"`            // from first to last connection
+	Users    int      `json:"users"`              // different ones, watchers and probes among them
+	Pages    int      `json:"pages"`              // without the probes' own
+	Counters int      `json:"counters,omitempty"` // that last
+
+	Connects          int64   `json:"connects"`            // connections that were welcomed
+	ConnectsPerSecond float64 `json:"connects_per_second"` // in the best second
+	RefusedUpgrades   int64   `json:"refused_upgrades"`    // answered with a status, 503 for example
+	Drops             int64   `json:"drops"`               // connections that ended unasked
+	SentAway          int64   `json:"sent_away"`           // reconnect frames
+
+	Messages      int64 `json:"messages"`       // received
+	Counts        int64 `json:"counts"`         // count frames among them
+	StaleCounts   int64 `json:"stale_counts"`   // of these, marked stale
+	BytesReceived int64 `json:"bytes_received"` // on the wire after the handshake, frame headers and pings too
+
+	// From sending join until another client, subscribed to that page, holds a
+	// count with the one who joined. Measured by probes on pages of their own.
+	JoinToSeen Latency `json:"join_to_seen_ms"`
+
+	RefusedJoins int64            `json:"refused_joins"` // bad_page errors
+	ErrorFrames  map[string]int64 `json:"error_frames"`  // by code
+
+	WrongCounts      int64    `json:"wrong_counts"` // everything that breaks the contract, all below included
+	NegativeCounts   int64    `json:"negative_counts"`
+	BackwardVersions int64    `json:"backward_versions"`
+	Wrong            []string `json:"wrong"` // the first of them in words
+
+	SiteChecked bool         `json:"site_checked"` // `*` was compared: nobody else moved it at the start
+	Checkpoints []Checkpoint `json:"checkpoints"`
+
+	Churn   *ChurnReport       `json:"churn,omitempty"`
+	Replay  *ReplayReport      `json:"replay,omitempty"`
+	Figures map[string]float64 `json:"figures,omitempty"` // a scenario's own, unit in the name
+	Server  *ServerReport      `json:"server,omitempty"`  // with --pid
+}
+
+// Latency is a distribution in milliseconds; p50 and p99 are at most 3 % too long.
+type Latency struct {
+	Samples int64   `json:"samples"`
+	P50     float64 `json:"p50"`
+	P99     float64 `json:"p99"`
+	Max     float64 `json:"max"`
+	Missed  int64   `json:"missed"` // not seen within 10 s
+}
+
+// stats are counted by the clients' goroutines.
+type stats struct {
+	connects, refusedUpgrades, drops, sentAway atomic.Int64
+	messages, counts, stale, bytes             atomic.Int64
+	negative, backward                         atomic.Int64
+
+	bestSecond atomic.Int64 // connects; the progress goroutine measures it
+
+	mu     sync.Mutex
+	errors map[string]int64 // bounded: codes beyond maxCodes are counted as "other"
+}
+
+const maxCodes = 32
+
+func (s *stats) errorFrame(code string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.errors == nil {
+		s.errors = map[string]int64{}
+	}
+	if _, ok := s.errors[code]; !ok && len(s.errors) >= maxCodes {
+		code = "other"
+	}
+	s.errors[code]++
+}
+
+func (s *stats) errorFrames() map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	codes := maps.Clone(s.errors)
+	if codes == nil {
+		codes = map[string]int64{} // {} in JSON, not null
+	}
+	return codes
+}
+
+// upsets counts what makes clients reconnect unasked.
+func (s *stats) upsets() int64 { return s.drops.Load() + s.sentAway.Load() }
+
+// faults counts what was wrong and keeps the first texts about it.
+type faults struct {
+	mu    sync.Mutex
+	n     int
+	texts []string
+}
+
+const maxTexts = 20
+
+func (f *faults) add(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n++
+	if len(f.texts) < maxTexts {
+		f.texts = append(f.texts, fmt.Sprintf(format, args...))
+	}
+}
+
+// merge adds the faults of g, which nobody adds to any more.
+func (f *faults) merge(g *faults) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n += g.n
+	f.texts = append(f.texts, g.texts[:min(len(g.texts), maxTexts-len(f.texts))]...)
+}
+
+// take returns the texts, and begins anew.
+func (f *faults) take() (texts []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	texts = f.texts
+	if more := f.n - len(f.texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	f.n, f.texts = 0, nil
+	return texts
+}
+
+func (f *faults) get() (n int, texts []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.n, append([]string{}, f.texts...) // [] in JSON, not null
+}
+
+// report sums up; err is why the run was not completed.
+func (c *crowd) report(err error) Report {
+	s, n := &c.stats, 0
+	r := Report{
+		Seed: c.cfg.Seed, URLs: c.cfg.URL, Seconds: time.Since(c.began).Seconds(), Users: c.users, Pages: len(c.pages),
+		Connects: s.connects.Load(), ConnectsPerSecond: float64(s.bestSecond.Load()), RefusedUpgrades: s.refusedUpgrades.Load(),
+		Drops: s.drops.Load(), SentAway: s.sentAway.Load(),
+		Messages: s.messages.Load(), Counts: s.counts.Load(), StaleCounts: s.stale.Load(), BytesReceived: s.bytes.Load(),
+		JoinToSeen:   c.probes.report(),
+		ErrorFrames:  s.errorFrames(),
+		SiteChecked:  !c.starMoved,
+		Checkpoints:  c.checks,
+		Server:       c.server.report(),
+		RefusedJoins: s.errorFrames()["bad_page"], NegativeCounts: s.negative.Load(), BackwardVersions: s.backward.Load(),
+	}
+	n, r.Wrong = c.faults.get()
+	r.WrongCounts = int64(n)
+	if err != nil {
+		r.Error = err.Error()
+	}
+	r.OK = err == nil && n == 0
+	return r
+}
+
+func (p *probes) report() Latency {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	h := &p.latency
+	return Latency{h.n.Load(), ms(h.quantile(0.5)), ms(h.quantile(0.99)), ms(h.max()), p.missed.Load()}
+}
+
+func (r *Report) write(w io.Writer, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetEscapeHTML(false)
+		return enc.Encode(r)
+	}
+	_, err := io.WriteString(w, r.text())
+	return err
+}
+
+func (r *Report) text() string {
+	var b strings.Builder
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-14s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("run", "%s, seed %d, %.1f s, %d users, %d pages, %d gateways", r.Scenario, r.Seed, r.Seconds, r.Users, r.Pages, len(r.URLs))
+	line("connections", "%d welcomed, up to %.0f/s; %d upgrades refused, %d lost, %d sent away", r.Connects, r.ConnectsPerSecond,
+		r.RefusedUpgrades, r.Drops, r.SentAway)
+	line("received", "%d messages, %d of them counts (%d stale), %d bytes", r.Messages, r.Counts, r.StaleCounts, r.BytesReceived)
+	if l := r.JoinToSeen; l.Samples+l.Missed > 0 {
+		line("join to seen", "p50 %.1f ms, p99 %.1f ms, max %.1f ms (%d joins, %d not seen; by another client on the same page)",
+			l.P50, l.P99, l.Max, l.Samples, l.Missed)
+	}
+	if len(r.ErrorFrames) > 0 {
+		line("errors", "%d joins refused; error frames: %v", r.RefusedJoins, r.ErrorFrames)
+	}
+	if c := r.Churn; c != nil {
+		line("churn", "%s", c)
+	}
+	if p := r.Replay; p != nil {
+		line("replay", "%s", p)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.Figures)) {
+		line("measured", "%s: %s", strings.ReplaceAll(name, "_", " "), strconv.FormatFloat(r.Figures[name], 'f', -1, 64))
+	}
+	for _, cp := range r.Checkpoints {
+		line("checkpoint", "%-6s at %.1f s: %d users, %d clients and %d GETs compared, %d wrong, settled in %d ms after %d ms of quiet",
+			cp.Name, cp.AtS, cp.Users, cp.Clients, cp.Gets, cp.Wrong, cp.SettleMS, cp.QuietMS)
+	}
+	if !r.SiteChecked {
+		line("not checked", "the count of the whole site, because other people are on it")
+	}
+	for _, text := range r.Wrong {
+		line("WRONG", "%s", text)
+	}
+	line("wrong counts", "%d", r.WrongCounts)
+	return b.String()
+}
+
+// enterPhase names what the run is doing now and returns what it did before.
+func (c *crowd) enterPhase(name string) (before string) {
+	if old := c.phase.Swap(&name); old != nil {
+		before = *old
+	}
+	return before
+}
+
+// tell writes the progress of the run. On a terminal it rewrites one line; elsewhere
+// it writes a line every few seconds, and when the run goes on to something else. The
+// function that it returns stops the output.
+func (c *crowd) tell(w io.Writer) (stop func()) {
+	end, done := make(chan struct{}), make(chan struct{})
+	before, after, every := "", "\n", 5
+	if isTerminal(w) {
+		before, after, every = "\r\x1b[K", "", 1
+	}
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		var counts, connects int64
+		var told *string // the phase of the last line
+		for n := 1; ; n++ {
+			select {
+			case <-end:
+				if after == "" {
+					fmt.Fprint(w, before)
+				}
+				return
+			case <-tick.C:
+			}
+			perSecond := c.stats.counts.Load() - counts
+			counts += perSecond
+			fresh := c.stats.connects.Load() - connects
+			connects += fresh
+			c.stats.bestSecond.Store(max(c.stats.bestSecond.Load(), fresh))
+			if phase := c.phase.Load(); n%every == 0 || phase != told {
+				told = phase
+				wrong, _ := c.faults.get()
+				fmt.Fprintf(w, "%s%4.0fs  %s: %d clients, %d counts/s, %d lost, %d wrong%s", before,
+					time.Since(c.began).Seconds(), *phase, len(c.everyone()), perSecond, c.stats.drops.Load(), wrong, after)
+			}
+		}
+	}()
+	return func() { close(end); <-done }
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,89 @@
+package simulate
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	answerLimitOfClose = 5 * time.Second  // how long the server may take to answer a close frame
+	endOfHeader        = "\r\n\r\n"       // after it the frames begin
+	dialAtMost         = 10 * time.Second // of a connection that is cut
+)
+
+// A socket is a connection that can end as those of real clients do, in ways that no
+// WebSocket library offers: reset, or silent for ever.
+type socket struct {
+	*net.TCPConn
+	received *atomic.Int64 // bytes after the handshake, of all sockets; over TLS all bytes
+	matched  int           // of endOfHeader
+	silent   atomic.Bool   // reads fail, writes go nowhere, Close leaves the connection open
+}
+
+// dialer returns a function that opens connections to a gateway, and puts each into s.
+func (s *socket) dialer(gateway string, received *atomic.Int64) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		s.TCPConn, s.received = conn.(*net.TCPConn), received
+		if strings.HasPrefix(gateway, "https:") {
+			s.matched = len(endOfHeader)
+		}
+		return s, nil
+	}
+}
+
+func (s *socket) Read(p []byte) (int, error) {
+	if s.silent.Load() {
+		return 0, net.ErrClosed
+	}
+	n, err := s.TCPConn.Read(p)
+	from := 0
+	for ; from < n && s.matched < len(endOfHeader); from++ {
+		switch p[from] {
+		case endOfHeader[s.matched]:
+			s.matched++
+		case '\r':
+			s.matched = 1
+		default:
+			s.matched = 0
+		}
+	}
+	s.received.Add(int64(n - from))
+	return n, err
+}
+
+func (s *socket) Write(p []byte) (int, error) {
+	if s.silent.Load() {
+		return 0, net.ErrClosed
+	}
+	return s.TCPConn.Write(p)
+}
+
+func (s *socket) Close() error {
+	if s.silent.Load() {
+		return nil
+	}
+	return s.TCPConn.Close()
+}
+
+// fin ends the connection without a close frame, as a process that is killed does.
+func (s *socket) fin() { _ = s.TCPConn.Close() }
+
+// reset resets the connection, as a process that is killed with unread data does.
+func (s *socket) reset() {
+	_ = s.SetLinger(0)
+	_ = s.TCPConn.Close()
+}
+
+// vanish falls silent for ever, as a phone in a tunnel does: the connection stays open,
+// nothing is read, answered or sent. The caller closes it some day with fin.
+func (s *socket) vanish() {
+	s.silent.Store(true)
+	_ = s.SetReadDeadline(time.Unix(1, 0))
+}

@@ -1,0 +1,313 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"headcount/client"
+)
+
+// A Gateway is where a Crowd's clients connect.
+type Gateway struct {
+	Name string // for people
+	URL  string
+	Up   func() bool // whether clients may expect answers
+}
+
+// A CrowdConfig says who is in a Crowd.
+type CrowdConfig struct {
+	Gateways []Gateway
+	Pages    []string
+	Stayers  int // users who are always there; every fifth of them on two pages
+	Churners int // users who come and go while there is churn; one of three times on two pages
+	Watchers int // of each gateway: clients that see every count of every page
+}
+
+// A Crowd is for tests that break a cluster. Its clients check all the time, and Wrongs
+// returns, what no fault excuses: no count is negative, no version goes back on a
+// connection, no count is below the users who stay, who come back at once when they lose their connection,
+// and no frame of theirs is refused.
+type Crowd struct {
+	*crowd
+	gateways []Gateway
+	floor    map[string]int64 // page → users who stay
+	guard    atomic.Bool      // no count may be below the floor any more
+	churners []*churner
+	watching [][]*tab // of each gateway
+}
+
+type churner struct {
+	user *user
+	tabs []*tab
+}
+
+// NewCrowd brings the users in who stay, and waits until all counts are exact.
+func NewCrowd(ctx context.Context, cfg CrowdConfig) (*Crowd, error) {
+	command := (&Command{LeaveGrace: 2 * time.Second}).withDefaults()
+	command.URL = nil
+	for _, g := range cfg.Gateways {
+		command.URL = append(command.URL, g.URL)
+	}
+	c := &Crowd{gateways: cfg.Gateways, floor: map[string]int64{}}
+	c.crowd = newCrowd(command, plan{pages: cfg.Pages, name: runName(rand.Uint64())}, &processes{})
+	c.limit = 1 << 20
+	c.inspect = c.check
+	c.background.Go(c.watchdog)
+	for range cfg.Watchers {
+		for i := range cfg.Gateways {
+			if len(c.watching) <= i {
+				c.watching = append(c.watching, nil)
+			}
+			w := c.start(ctx, &tab{user: c.newUser(), watched: holdings(append([]string{wholeSite}, cfg.Pages...)), fixed: true}, i)
+			c.watching[i] = append(c.watching[i], w)
+		}
+	}
+	for i := range cfg.Stayers {
+		u := c.newUser()
+		pages := []string{cfg.Pages[i%len(cfg.Pages)]}
+		if i%5 == 0 {
+			pages = append(pages, cfg.Pages[(i+1)%len(cfg.Pages)])
+		}
+		for _, page := range pages {
+			c.truth.enter(u, page)
+			c.start(ctx, &tab{user: u, joined: joining(page), strict: true}, i)
+		}
+	}
+	for _, page := range append([]string{wholeSite}, cfg.Pages...) {
+		c.floor[page] = c.truth.count(page)
+	}
+	for range cfg.Churners {
+		c.churners = append(c.churners, &churner{user: c.newUser()})
+	}
+	err := c.awaitPlaces(ctx, c.everyone())
+	if err == nil {
+		_, err = c.Exact(ctx, time.Now(), nil)
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("at first: %w", err)
+	}
+	c.guard.Store(true)
+	return c, nil
+}
+
+// Close ends all clients.
+func (c *Crowd) Close() {
+	c.guard.Store(false)
+	c.close()
+}
+
+// check looks at a count that a client got.
+func (c *Crowd) check(who string, n *client.Count) {
+	if floor := c.floor[n.Page]; c.guard.Load() && n.Count < floor {
+		c.wrong("%s %s: %d of %d users who stay are missing on %q: %+v", stamp(), who, floor-n.Count, floor, n.Page, *n)
+	}
+}
+
+func stamp() string { return time.Now().UTC().Format("15:04:05.000") }
+
+// Wrongs returns what the clients saw that must never be, since the last call.
+func (c *Crowd) Wrongs() []string { return c.faults.take() }
+
+// Lost returns how many connections have ended that no client ended.
+func (c *Crowd) Lost() int64 { return c.stats.drops.Load() }
+
+// Churn has users come and go until the returned function is called. Once that returns,
+// the truth no longer changes by itself.
+func (c *Crowd) Churn(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	work.Go(func() {
+		for sleep(ctx, rand.N(100*time.Millisecond)) == nil {
+			u := c.churners[rand.IntN(len(c.churners))]
+			if u.leave() {
+				continue
+			}
+			at := rand.IntN(len(c.gateways))
+			if !c.gateways[at].Up() {
+				continue
+			}
+			pages := []string{c.pages[rand.IntN(len(c.pages))]}
+			if second := c.pages[rand.IntN(len(c.pages))]; rand.IntN(3) == 0 && second != pages[0] {
+				pages = append(pages, second)
+			}
+			for _, page := range pages {
+				u.tabs = append(u.tabs, c.start(context.Background(), &tab{user: u.user, joined: joining(page), fickle: true}, at))
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		cancel()
+		work.Wait()
+		for _, u := range c.churners {
+			for _, tab := range u.tabs {
+				for tab.coming() {
+					time.Sleep(pollEvery / 5)
+				}
+			}
+		}
+	})
+}
+
+// leave ends the churner's stay: half of the time with a message, else as a closed tab does. It
+// reports false when the churner was away.
+func (u *churner) leave() (here bool) {
+	for _, tab := range u.tabs {
+		if !tab.left() {
+			here = true
+			tab.leave([]exit{leaveFrame, endsSocket}[rand.IntN(2)])
+		}
+	}
+	u.tabs = nil
+	return here
+}
+
+// Look calls fn with each count that the watchers of a gateway hold, and reports whether
+// all watchers hold one of each page.
+func (c *Crowd) Look(gateway int, fn func(client.Count)) (all bool) {
+	all = true
+	for _, w := range c.watching[gateway] {
+		all = w.each(fn) && all
+	}
+	return all
+}
+
+// Get asks a gateway for a count.
+func (c *Crowd) Get(ctx context.Context, gateway int, page string) (client.Count, error) {
+	n, err := c.get(ctx, c.gateways[gateway].URL, page)
+	if err == nil {
+		c.check("GET from "+c.gateways[gateway].Name, &n)
+	}
+	return n, err
+}
+
+// off says which counts at the gateways that are up are not true, or are stale.
+func (c *Crowd) off(ctx context.Context) error {
+	var wrong []string
+	for i, g := range c.gateways {
+		if !g.Up() {
+			continue
+		}
+		if !c.Look(i, func(n client.Count) {
+			if want := c.truth.count(n.Page); n.Count != want || n.Stale {
+				wrong = append(wrong, fmt.Sprintf("a watcher of %s: %q is %d (stale: %t, version %s), want %d", g.Name, n.Page, n.Count, n.Stale, n.Version, want))
+			}
+		}) {
+			wrong = append(wrong, "a watcher of "+g.Name+" lacks counts")
+		}
+	}
+	for i, g := range c.gateways {
+		if len(wrong) > 0 {
+			return errors.New(strings.Join(wrong, "; "))
+		}
+		if !g.Up() {
+			continue
+		}
+		for _, page := range append([]string{wholeSite}, c.pages...) {
+			n, err := c.Get(ctx, i, page)
+			if want := c.truth.count(page); err != nil || n.Count != want || n.Stale {
+				wrong = append(wrong, fmt.Sprintf("GET %q from %s: %+v, %v, want %d", page, g.Name, n, err, want))
+			}
+		}
+	}
+	if len(wrong) > 0 {
+		return errors.New(strings.Join(wrong, "; "))
+	}
+	return nil
+}
+
+// steady is how long counts must stay exact before Exact believes them.
+const steady = 1200 * time.Millisecond
+
+// Exact waits until all counts are exact and stay so, and returns how long after since
+// that began. It must have begun within the promised 10 s and what late adds, which may be nil.
+func (c *Crowd) Exact(ctx context.Context, since time.Time, late func() time.Duration) (time.Duration, error) {
+	var begun time.Time
+	for {
+		limit := settleLimit
+		if late != nil {
+			limit += late()
+		}
+		at := time.Now()
+		err := c.off(ctx)
+		pause := pollEvery
+		switch {
+		case err != nil && at.Sub(since) > limit:
+			return -1, fmt.Errorf("%.1f s later, of %.1f: %w", at.Sub(since).Seconds(), limit.Seconds(), err)
+		case err != nil:
+			begun = time.Time{}
+		case begun.IsZero():
+			begun = at
+		case at.Sub(begun) >= steady:
+			return begun.Sub(since), nil
+		default:
+			pause = 4 * pollEvery
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return -1, err
+		}
+	}
+}
+
+// A Deviation is the largest distance of counts from the truth, and where it was seen.
+type Deviation struct {
+	By    int64
+	Where string
+}
+
+// Deviations are those of counts that watchers hold. Fresh and Stale are what is left when
+// the last seconds' coming and going is excused; Ghosts is the same of fresh counts when all is
+// excused that is younger than the promise.
+type Deviations struct{ Fresh, Stale, Ghosts Deviation }
+
+// excuse is what no watcher can know yet: a user whose connection ended stays for leave-grace
+// (2 s), and a change needs time to arrive.
+const excuse = 3500 * time.Millisecond
+
+// Observe looks at what the watchers hold until stop is called. late is as in Exact.
+func (c *Crowd) Observe(ctx context.Context, late func() time.Duration) (stop func() Deviations) {
+	ctx, cancel := context.WithCancel(ctx)
+	var d Deviations
+	var work sync.WaitGroup
+	work.Go(func() {
+		for turn := 0; sleep(ctx, 2*pollEvery) == nil; turn++ {
+			since, ghosts := time.Now().Add(-excuse), time.Now().Add(-settleLimit-late())
+			for i, g := range c.gateways {
+				c.Look(i, func(n client.Count) {
+					note := func(to *Deviation, since time.Time) {
+						if by := c.truth.distance(n.Page, n.Count, since); by > to.By {
+							*to = Deviation{by, fmt.Sprintf("%s a watcher of %s: %q is %d, want %d", stamp(), g.Name, n.Page, n.Count, c.truth.count(n.Page))}
+						}
+					}
+					if n.Stale {
+						note(&d.Stale, since)
+						return
+					}
+					note(&d.Fresh, since)
+					note(&d.Ghosts, ghosts)
+				})
+			}
+			if at := turn % len(c.gateways); c.gateways[at].Up() { // for check
+				_, _ = c.Get(ctx, at, append([]string{wholeSite}, c.pages...)[turn%(len(c.pages)+1)])
+			}
+		}
+	})
+	return func() Deviations {
+		cancel()
+		work.Wait()
+		return d
+	}
+}
+
+// name says who a tab is, for people.
+func (c *tab) name() string {
+	return cmp.Or(c.user.name, "client") + " " + strconv.FormatUint(c.number, 10)
+}

@@ -1,0 +1,263 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/client"
+)
+
+// A fan is a user without API key. Its identity comes with its first WebSocket
+// connection, so that all its calls are made as one user.
+type fan struct {
+	number int
+	name   string // subject of its tokens
+	likes  *tally
+
+	known chan struct{} // closed when user and id are set
+	user  string
+	id    string
+
+	mu    sync.Mutex
+	liked bool // the truth
+}
+
+func (v *fan) like(liked bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.liked = liked
+}
+
+func (v *fan) hasLiked() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.liked
+}
+
+// A subscriber looks at counters: over a WebSocket, or at one of them as an event
+// stream. It comes back whenever its connection is lost.
+type subscriber struct {
+	run     *lastingRun
+	tallies map[string]*tally
+	who     *fan   // whose WebSocket it is; nil: it has the API key
+	stream  *tally // the counter of an event stream; nil: it is a WebSocket
+
+	mu   sync.Mutex
+	held map[string]client.Counter // on this connection; the newest of each counter
+}
+
+// take keeps what the server said about a counter. A version that goes back, and the
+// same version with two values, are wrong.
+func (s *subscriber) take(l client.Counter) {
+	t := s.tallies[l.Key]
+	if t == nil {
+		s.run.wrong("counter %q: a subscriber who did not ask for it is told of it", l.Key)
+		return
+	}
+	if err := t.check(&l); err != nil {
+		s.run.wrong("counter %q: a subscriber is told something else than a counter: %v", l.Key, err)
+		return
+	}
+	s.run.stats.counts.Add(1)
+	if l.Stale {
+		s.run.stats.stale.Add(1)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	had, ok := s.held[l.Key]
+	switch {
+	case ok && l.Version.Before(had.Version) && s.run.deleting.Load() && l.Version == client.Version{}:
+		// the one time at which a version goes back
+	case ok && l.Version.Before(had.Version):
+		s.run.stats.backward.Add(1)
+		s.run.wrong("counter %q: the version went back on one connection: from %s to %s", l.Key, had.Version, l.Version)
+	case ok && l.Version == had.Version && l.Value != had.Value:
+		s.run.wrong("counter %q: version %s has the values %d and %d", l.Key, l.Version, had.Value, l.Value)
+	}
+	s.held[l.Key] = l
+}
+
+// begin forgets what the connection before was told.
+func (s *subscriber) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.held)
+}
+
+// compare notes in wrong what is not the truth.
+func (s *subscriber) compare(wrong *faults) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	how := "a WebSocket"
+	if s.stream != nil {
+		how = "an event stream"
+	}
+	for key, t := range s.tallies {
+		l, ok := s.held[key]
+		switch want := t.value(); {
+		case !ok:
+			wrong.add("counter %q: %s has not been told of it", key, how)
+		case l.Value != want || l.Stale:
+			wrong.add("counter %q: %s holds %d (stale: %t); the true value is %d", key, how, l.Value, l.Stale, want)
+		case s.who != nil && t == s.who.likes && l.Mine != s.who.hasLiked():
+			wrong.add("counter %q: a member's frame says \"mine\":%t; the truth is %t", key, l.Mine, s.who.hasLiked())
+		}
+	}
+}
+
+// follow keeps the subscriber connected until ctx ends.
+func (s *subscriber) follow(ctx context.Context, number int) error {
+	for try := number; ; try++ {
+		s.begin()
+		gateway := s.run.gateway(try)
+		var err error
+		if s.stream != nil {
+			err = s.listen(ctx, gateway)
+		} else {
+			err = s.watch(ctx, gateway)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, errUnexpected) || errors.Is(err, errForgotten) {
+			return err
+		}
+		s.run.stats.drops.Add(1)
+		s.run.failed(err)
+		if err := sleep(ctx, pauseMost/5); err != nil {
+			return nil
+		}
+	}
+}
+
+// config says as whom the subscriber comes.
+func (s *subscriber) config(gateway string) (client.Config, error) {
+	if s.who != nil {
+		return s.run.config(gateway, s.who.name, s.who.id) // only this goroutine sets the id
+	}
+	cfg, err := s.run.config(gateway, s.run.name+"-watcher", "")
+	cfg.APIKey, cfg.HTTP = s.run.cfg.APIKey, s.run.streams
+	return cfg, err
+}
+
+// watch opens a WebSocket and reads it to its end.
+func (s *subscriber) watch(ctx context.Context, gateway string) error {
+	cfg, err := s.config(gateway)
+	if err != nil {
+		return err
+	}
+	var socket socket
+	cfg.DialContext = socket.dialer(gateway, &s.run.stats.bytes)
+	conn, err := client.Dial(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, conn.Abort)
+	defer stop()
+	defer conn.Abort()
+	s.run.stats.messages.Add(1)
+	s.run.stats.connects.Add(1)
+	if err := s.welcome(conn.User, conn.ID); err != nil {
+		return err
+	}
+	if err := conn.SubscribeCounters(slices.Collect(maps.Keys(s.tallies))...); err != nil {
+		return err
+	}
+	var f client.Frame
+	for {
+		if err := conn.Receive(&f); errors.Is(err, client.ErrFrame) {
+			return unexpected("a frame", err)
+		} else if err != nil {
+			return err
+		}
+		if err := s.hear(&f); err != nil {
+			return err
+		}
+	}
+}
+
+var errForgotten = errors.New("the server does not know the ids any more that it gave out: give it --id-secret")
+
+var errSentAway = errors.New("the server asked to reconnect")
+
+// hear takes one frame.
+func (s *subscriber) hear(f *client.Frame) error {
+	s.run.stats.messages.Add(1)
+	switch f.Type {
+	case "counter":
+		s.take(f.Counter)
+	case "reconnect":
+		s.run.stats.sentAway.Add(1)
+		return errSentAway
+	case "error":
+		s.run.stats.errorFrame(f.Code)
+		if f.Code != "rate_limited" {
+			return fmt.Errorf("%w: an error frame: %s: %s", errUnexpected, f.Code, f.Message)
+		}
+		return errSentAway // and ask again
+	}
+	return nil
+}
+
+// welcome learns who the fan is.
+func (s *subscriber) welcome(user, id string) error {
+	v := s.who
+	if v == nil {
+		return nil
+	}
+	select {
+	case <-v.known:
+		if user != v.user {
+			return errForgotten
+		}
+		return nil
+	default:
+	}
+	v.user, v.id = user, id
+	close(v.known)
+	return nil
+}
+
+// listen opens an event stream and reads it to its end.
+func (s *subscriber) listen(ctx context.Context, gateway string) error {
+	cfg, err := s.config(gateway)
+	if err != nil {
+		return err
+	}
+	opened := false
+	err = client.NewAPI(cfg).CounterEvents(ctx, s.stream.key, func(l client.Counter) error {
+		if !opened {
+			s.run.stats.connects.Add(1)
+			opened = true
+		}
+		s.run.stats.messages.Add(1)
+		s.take(l)
+		return nil
+	})
+	if problem := (*client.Error)(nil); errors.Is(err, client.ErrFrame) || errors.As(err, &problem) && !problem.Temporary() && problem.Status < http.StatusInternalServerError {
+		return unexpected("the event stream of "+s.stream.key, err)
+	}
+	return err
+}
+
+// places waits until every fan knows who it is.
+func (r *lastingRun) places(ctx context.Context) error {
+	limit := time.NewTimer(placeLimit)
+	defer limit.Stop()
+	for _, v := range r.fans {
+		select {
+		case <-v.known:
+		case <-ctx.Done():
+			return fmt.Errorf("interrupted: %w", context.Cause(ctx))
+		case <-limit.C:
+			return fmt.Errorf("not every fan is connected after %s; last error: %w", placeLimit, r.lastFailure())
+		}
+	}
+	return nil
+}

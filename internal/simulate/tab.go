@@ -1,0 +1,576 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/client"
+)
+
+// A tab is one client. Its driver says on which page it should be. One goroutine,
+// run, keeps the client connected and on that page until the driver ends it. The
+// wanted page stays the same when the connection is lost.
+type tab struct {
+	crowd   *crowd
+	user    *user
+	number  uint64                                       // seeds its jitter
+	gateway int                                          // the gateway that it dials first
+	fixed   bool                                         // it dials no other gateway
+	fickle  bool                                         // it does not come back, and is on its page while it is connected
+	strict  bool                                         // an error frame is wrong
+	slow    bool                                         // it has a small buffer, and stops reading when the run asks for that
+	seen    func(page string, count int64, at time.Time) // called by run's goroutine; nil for most
+
+	done chan struct{} // closed by leave
+
+	mu      sync.Mutex
+	giveUp  func() // ends the dial under way
+	counted bool   // it is fickle, and in the truth
+	link    *link
+	joined  holding   // without a page the client is on no page
+	watched []holding // subscribed without being there
+}
+
+// A holding is what a client holds of one page.
+type holding struct {
+	page    string
+	count   int64
+	version client.Version
+	stale   bool
+	known   bool // a count came on this connection after the request for the page
+	refused bool // the join was answered with bad_page
+	arrival bool // the next count is the first after a join on a fresh connection
+	bad     bool // the client joined it and the server must refuse it
+}
+
+// joining is what a client holds of a page that it is about to join.
+func joining(page string) holding { return holding{page: page, bad: page != "" && !validPage(page)} }
+
+// An exit is a way to leave.
+type exit int
+
+const (
+	leaveFrame  exit = iota // leaves the page, then closes
+	closesFrame             // closes
+	endsSocket              // the connection ends without a close frame
+	resetSocket             // the connection is reset
+	vanishes                // falls silent; the server has to notice
+)
+
+// An ending is the reason why a connection ended while its client stays.
+type ending int
+
+const (
+	lost     ending = iota // without notice
+	reloaded               // the client wanted a new one
+	sentAway               // the server asked for it
+)
+
+// Back-off between attempts to connect, before jitter takes off up to half.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 3 * time.Second
+	steadyLife = 5 * time.Second // a connection this old makes the attempts before it forgotten
+)
+
+func (c *tab) run(ctx context.Context) {
+	defer c.crowd.forget(c)
+	for gateway, failures := c.gateway, 0; ; gateway++ {
+		began := time.Now()
+		how, err := c.connect(ctx, c.crowd.gateway(gateway))
+		if c.left() || ctx.Err() != nil {
+			return
+		}
+		if how != lost || time.Since(began) > steadyLife {
+			failures = 0
+		}
+		if c.fickle {
+			c.closeNow()
+			return
+		}
+		if c.fixed {
+			gateway--
+		}
+		var pause time.Duration
+		switch how {
+		case reloaded:
+			if !c.fixed {
+				gateway-- // it dials the same gateway again
+			}
+		case lost:
+			c.crowd.failed(err)
+			pause = min(firstPause<<failures, lastPause)
+			failures = min(failures+1, 8)
+		}
+		if no := (*client.Error)(nil); errors.As(err, &no) {
+			pause = max(pause, min(no.RetryAfter, lastPause))
+		}
+		jitter := rand.New(rand.NewPCG(c.crowd.cfg.Seed^c.number, uint64(gateway)))
+		pause -= time.Duration(jitter.Float64() * float64(pause) / 2)
+		if !c.sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// sleep reports false when the client is to leave instead.
+func (c *tab) sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return !c.left() && ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-c.done:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// connect opens one connection and serves it. It returns after the connection has
+// ended, with the reason.
+func (c *tab) connect(ctx context.Context, gateway string) (how ending, err error) {
+	l, strays, err := c.dial(ctx, gateway)
+	for _, stray := range strays {
+		if stray != c {
+			stray.end(lost) // it pauses before it dials: two servers might disagree for ever
+		}
+	}
+	if err != nil {
+		return lost, err
+	}
+	defer func() { how = c.detach(l) }()
+	var f client.Frame
+	for {
+		err := l.Receive(&f)
+		switch {
+		case errors.Is(err, client.ErrFrame):
+			c.crowd.wrong("%v", err)
+		case err != nil:
+			return lost, err
+		default:
+			c.handle(l, &f)
+		}
+		for c.slow && c.crowd.deaf.Load() && c.sleep(ctx, time.Second) {
+		}
+	}
+}
+
+// A link is one connection of a tab. All fields but the first two are guarded by the tab's mutex.
+type link struct {
+	*client.Conn
+	socket socket
+	ending bool // one of the two sides has said that it ends, and how
+	how    ending
+	timer  *time.Timer // ends it when the server asked for that
+}
+
+// dial opens a connection as the tab's user, and asks for what the tab wants. Until it
+// returns, the user's other new tabs wait when they have no id yet. It returns the user's tabs that
+// have to dial again under the user's new id.
+func (c *tab) dial(ctx context.Context, gateway string) (l *link, strays []*tab, err error) {
+	var id string
+	if c.crowd.cfg.JWTSecret == "" {
+		var release func()
+		if id, release, err = c.user.claim(ctx, c.done); err != nil {
+			return nil, nil, err
+		}
+		defer release()
+	}
+	free, err := c.crowd.dialSlot(ctx, c.done)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer free()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !c.mayDial(cancel) {
+		return nil, nil, context.Canceled
+	}
+	cfg, err := c.crowd.config(gateway, c.user.name, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	l = &link{}
+	open := l.socket.dialer(gateway, &c.crowd.stats.bytes)
+	cfg.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := open(ctx, network, address)
+		if err == nil && c.slow {
+			_ = l.socket.SetReadBuffer(slowRead) // on an error the buffer has its usual size
+		}
+		return conn, err
+	}
+	l.Conn, err = client.Dial(ctx, cfg)
+	switch {
+	case errors.As(err, new(*client.Error)):
+		c.crowd.stats.refusedUpgrades.Add(1)
+	case errors.Is(err, client.ErrFrame):
+		c.crowd.wrong("the first frame must be a welcome with a user: %v", err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	c.crowd.stats.messages.Add(1)
+	c.crowd.learn(l.Heartbeat)
+	if c.crowd.cfg.JWTSecret != "" {
+		if l.User != c.user.name {
+			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, l.User)
+		}
+	} else {
+		var ok bool
+		if ok, strays = c.user.adopt(id, l.User, l.ID); !ok {
+			l.Abort()
+			return nil, strays, errors.New("the server welcomed this tab as another user than the user's other tabs")
+		}
+	}
+	if !c.enter(l) {
+		return nil, strays, context.Canceled
+	}
+	return l, strays, nil
+}
+
+// mayDial has leave end the dial. It reports false when the tab has left.
+func (c *tab) mayDial(cancel func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.giveUp = cancel
+	return !c.left()
+}
+
+// enter gives the link to the tab, and sends the join and the subscriptions. When the tab
+// has left, it resets the link and reports false.
+func (c *tab) enter(l *link) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left() {
+		l.socket.reset()
+		l.Abort()
+		return false
+	}
+	c.link = l
+	c.crowd.stats.connects.Add(1)
+	if c.fickle {
+		c.counted = true
+		c.crowd.truth.enter(c.user, c.joined.page)
+	}
+	pages := make([]string, len(c.watched))
+	for i, h := range c.watched {
+		pages[i] = h.page
+	}
+	_ = l.Subscribe(pages...) // an error ends the connection, here and below
+	if c.joined.page != "" {
+		c.joined.arrival = !slices.Contains(pages, c.joined.page) // or the first count is for the subscription
+		_ = l.Join(c.joined.page)
+	}
+	return true
+}
+
+// part takes a fickle tab out of the truth. The caller holds c.mu.
+func (c *tab) part() {
+	if c.counted {
+		c.counted = false
+		c.crowd.truth.exit(c.user, c.joined.page)
+	}
+}
+
+// coming reports whether a fickle tab may still come.
+func (c *tab) coming() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.counted && !c.left()
+}
+
+// detach ends the link and forgets the counts that came over it.
+func (c *tab) detach(l *link) ending {
+	l.Abort()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	c.link = nil
+	for h := range c.holdings() {
+		h.known, h.refused, h.arrival = false, false, false
+	}
+	if !l.ending && !c.left() {
+		c.crowd.dropped()
+	}
+	return l.how
+}
+
+func (c *tab) left() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// move sends the client to another page, or to none.
+func (c *tab) move(page string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.joined
+	if old.page == page || c.left() {
+		return
+	}
+	c.joined = joining(page)
+	if c.link == nil {
+		return
+	}
+	if page != "" {
+		_ = c.link.Join(page)
+	}
+	if old.page != "" && !old.bad {
+		_ = c.link.Leave(old.page)
+	}
+}
+
+// reload closes the connection and opens another, as F5 does.
+func (c *tab) reload() { c.end(reloaded) }
+
+// end closes the connection; run opens another.
+func (c *tab) end(how ending) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != nil && !c.left() {
+		c.link.how, c.link.ending = how, true
+		c.crowd.disturb(c.crowd.cfg.LeaveGrace)
+		c.link.Close()
+	}
+}
+
+// leave ends the client for good. It returns at once; run ends when the
+// connection has.
+func (c *tab) leave(how exit) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left() {
+		return
+	}
+	close(c.done)
+	c.part()
+	if c.giveUp != nil {
+		c.giveUp()
+	}
+	l := c.link
+	if l == nil {
+		return
+	}
+	grace := c.crowd.cfg.LeaveGrace
+	switch how {
+	case leaveFrame:
+		if c.joined.page != "" && !c.joined.bad {
+			_ = l.Leave(c.joined.page)
+		}
+		l.Close()
+	case closesFrame:
+		l.Close()
+	case endsSocket:
+		l.socket.fin()
+	case resetSocket:
+		l.socket.reset()
+	case vanishes:
+		l.socket.vanish()
+		grace = c.crowd.ghostBound()
+		c.crowd.bury(&l.socket, grace)
+	}
+	c.crowd.disturb(grace)
+}
+
+// cut first asks a silent connection for a sign of life, and ends the connection
+// when it stays silent for too long. The watchdog calls it.
+func (c *tab) cut(now time.Time, ask, limit time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link == nil {
+		return
+	}
+	switch quiet := now.Sub(c.link.HeardAt()); {
+	case quiet > limit:
+		c.link.socket.reset()
+	case quiet > ask:
+		_ = c.link.Beat()
+	}
+}
+
+// closeNow ends the client and its connection at once.
+func (c *tab) closeNow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.left() {
+		close(c.done)
+		c.part()
+	}
+	if c.giveUp != nil {
+		c.giveUp()
+	}
+	if c.link != nil {
+		c.link.socket.fin()
+	}
+}
+
+// handle takes one frame of the server. Only run's goroutine calls it.
+func (c *tab) handle(l *link, f *client.Frame) {
+	c.crowd.stats.messages.Add(1)
+	switch f.Type {
+	case "count":
+		c.count(l, &f.Count)
+	case "error":
+		c.failed(l, f)
+	case "reconnect":
+		c.reconnect(l, f.After)
+	}
+}
+
+// count stores a count, unless the tab has left the count's page.
+func (c *tab) count(l *link, n *client.Count) {
+	now := time.Now()
+	c.crowd.stats.counts.Add(1)
+	if n.Count < 0 {
+		c.crowd.stats.negative.Add(1)
+		c.crowd.wrong("page %q: the count %d is negative", n.Page, n.Count)
+	}
+	if n.Stale {
+		c.crowd.stats.stale.Add(1)
+	}
+	if c.crowd.inspect != nil {
+		c.crowd.inspect(c.name(), n)
+	}
+	if s := c.crowd.spread.Load(); s != nil && !c.slow {
+		s.add(n.Page, n.Version, now)
+	}
+	if c.hold(l, n) && c.seen != nil {
+		c.seen(n.Page, n.Count, now)
+	}
+}
+
+// hold keeps the count as that of its page. It reports false when the tab holds no such page.
+func (c *tab) hold(l *link, n *client.Count) (ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != l {
+		return false
+	}
+	for h := range c.holdings() {
+		if h.page != n.Page {
+			continue
+		}
+		if h.bad {
+			c.crowd.wrong("page %q: the server accepts a page that is not allowed", n.Page)
+		}
+		if h.known && n.Version.Before(h.version) {
+			c.crowd.stats.backward.Add(1)
+			c.crowd.wrong("page %q: the version went back from %s to %s", n.Page, h.version, n.Version)
+			return false
+		}
+		if h.arrival && n.Count < 1 && !n.Stale {
+			c.crowd.wrong("page %q: the first count after a join is %d (version %s), which does not include the user who joined", n.Page, n.Count, n.Version)
+		}
+		h.count, h.version, h.stale, h.known, h.arrival = n.Count, n.Version, n.Stale, true, false
+		ok = true
+	}
+	return ok
+}
+
+// holdings are the client's, the joined page's first. A page may be both joined and
+// watched.
+func (c *tab) holdings() iter.Seq[*holding] {
+	return func(yield func(*holding) bool) {
+		if c.joined.page != "" && !yield(&c.joined) {
+			return
+		}
+		for i := range c.watched {
+			if !yield(&c.watched[i]) {
+				return
+			}
+		}
+	}
+}
+
+// failed handles an error frame.
+func (c *tab) failed(l *link, f *client.Frame) {
+	c.crowd.stats.errorFrame(f.Code)
+	if c.strict {
+		c.crowd.wrong("%s: error frame %s: %s", c.name(), f.Code, f.Message)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != l {
+		return
+	}
+	switch f.Code {
+	case "bad_page":
+		switch {
+		case c.joined.bad:
+			c.joined.refused = true
+		case f.Page == c.joined.page:
+			c.crowd.wrong("page %q: the server refuses a page that is allowed: %s", f.Page, f.Message)
+		}
+	case "rate_limited":
+		l.socket.reset() // nobody knows which frame the server refused, so the client starts over after a pause
+	}
+}
+
+// reconnect obeys a reconnect frame.
+func (c *tab) reconnect(l *link, after time.Duration) {
+	after = min(max(after, 0), maxReconnect)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != l || l.timer != nil || c.left() {
+		return
+	}
+	c.crowd.stats.sentAway.Add(1)
+	c.crowd.disturb(after + c.crowd.cfg.LeaveGrace)
+	l.how, l.ending = sentAway, true
+	l.timer = time.AfterFunc(after, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.link == l && !c.left() {
+			l.Close()
+		}
+	})
+}
+
+const maxReconnect = time.Minute
+
+// look reports whether the client is on the wanted page and knows its counts. It
+// passes each count that the client holds to check.
+func (c *tab) look(check func(page string, count int64)) (placed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link == nil || c.link.ending {
+		return false
+	}
+	placed = true
+	for h := range c.holdings() {
+		placed = placed && (h.known || h.refused)
+		if h.known && !h.bad && check != nil {
+			check(h.page, h.count)
+		}
+	}
+	return placed
+}
+
+// each passes the counts that a watcher holds to fn, and reports whether it holds one of each page.
+func (c *tab) each(fn func(client.Count)) (all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all = c.link != nil
+	for h := range c.holdings() {
+		if h.known {
+			fn(client.Count{Page: h.page, Count: h.count, Version: h.version, Stale: h.stale})
+		}
+		all = all && h.known
+	}
+	return all
+}

@@ -1,0 +1,118 @@
+package simulate
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// truth is what the run itself has done: who is on which page with how many tabs. It
+// also remembers for a while who came and went.
+type truth struct {
+	mu    sync.Mutex
+	pages map[string]map[*user]int // page, user, tabs there
+	users map[*user]int            // user, tabs on any page
+	moves map[string][]arrival     // page, in order of time; the last remember
+}
+
+// An arrival is a user who came, or who left.
+type arrival struct {
+	at   time.Time
+	user *user
+	on   bool
+}
+
+const remember = 2 * time.Minute
+
+func newTruth() *truth {
+	return &truth{pages: map[string]map[*user]int{}, users: map[*user]int{}, moves: map[string][]arrival{}}
+}
+
+// enter notes one more tab of u on the page. A page that the server must refuse
+// is nowhere.
+func (t *truth) enter(u *user, page string) {
+	if !validPage(page) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pages[page] == nil {
+		t.pages[page] = map[*user]int{}
+	}
+	t.more(t.pages[page], page, u)
+	t.more(t.users, wholeSite, u)
+}
+
+// exit notes one tab less; without a tab there it does nothing.
+func (t *truth) exit(u *user, page string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pages[page][u] == 0 {
+		return
+	}
+	t.less(t.pages[page], page, u)
+	if len(t.pages[page]) == 0 {
+		delete(t.pages, page)
+	}
+	t.less(t.users, wholeSite, u)
+}
+
+func (t *truth) more(tabs map[*user]int, page string, u *user) {
+	if tabs[u]++; tabs[u] == 1 {
+		t.note(page, u, true)
+	}
+}
+
+func (t *truth) less(tabs map[*user]int, page string, u *user) {
+	if tabs[u]--; tabs[u] == 0 {
+		delete(tabs, u)
+		t.note(page, u, false)
+	}
+}
+
+func (t *truth) note(page string, u *user, on bool) {
+	now := time.Now()
+	moves := append(t.moves[page], arrival{now, u, on})
+	old, _ := slices.BinarySearchFunc(moves, now.Add(-remember), func(a arrival, at time.Time) int { return a.at.Compare(at) })
+	t.moves[page] = moves[old:]
+}
+
+// count is the number of distinct users on the page, or, for `*`, on any.
+func (t *truth) count(page string) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.now(page)
+}
+
+func (t *truth) now(page string) int64 {
+	if page == wholeSite {
+		return int64(len(t.users))
+	}
+	return int64(len(t.pages[page]))
+}
+
+// distance is how far n is from the counts that are possible when each user's last
+// coming or going since then may or may not have arrived.
+func (t *truth) distance(page string, n int64, since time.Time) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	low, high := t.now(page), t.now(page)
+	moved := map[*user]bool{}
+	for _, m := range slices.Backward(t.moves[page]) {
+		if m.at.Before(since) {
+			break
+		}
+		if moved[m.user] {
+			continue
+		}
+		moved[m.user] = true
+		if m.on {
+			low--
+		} else {
+			high++
+		}
+	}
+	return max(low-n, n-high, 0)
+}
+
+const wholeSite = "*"

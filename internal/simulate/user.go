@@ -1,0 +1,98 @@
+package simulate
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// A user is one person with any number of tabs. Anonymous users get their id from
+// the server with the first tab; the others send it back, so that they count as one.
+type user struct {
+	name string // the token's subject; not sent without tokens
+
+	// first holds a value while a tab asks for the user's first id. The other tabs
+	// wait for it, or each would become a user of its own.
+	first chan struct{}
+
+	mu   sync.Mutex
+	id   string // signed, as it is sent back; empty until the first welcome
+	who  string // the same as `welcome` names the user
+	tabs []*tab
+}
+
+func newUser(name string) *user { return &user{name: name, first: make(chan struct{}, 1)} }
+
+// claim returns the id to dial with. When there is none yet it lets one caller
+// through at a time; release lets the next one look again.
+func (u *user) claim(ctx context.Context, done <-chan struct{}) (id string, release func(), err error) {
+	if id := u.signed(); id != "" {
+		return id, func() {}, nil
+	}
+	select {
+	case u.first <- struct{}{}:
+	case <-done:
+		return "", nil, context.Canceled
+	case <-ctx.Done():
+		return "", nil, ctx.Err()
+	}
+	release = sync.OnceFunc(func() { <-u.first })
+	if id := u.signed(); id != "" {
+		release()
+		return id, release, nil
+	}
+	return "", release, nil
+}
+
+func (u *user) signed() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.id
+}
+
+// adopt takes over what `welcome` says about a tab that dialled with the id sent.
+// It reports false when the tab came out as somebody else than the user already
+// is: it must dial again. A server that lost its secret gives the user a new id;
+// strays are the tabs that are still connected with the old one.
+func (u *user) adopt(sent, who, id string) (ok bool, strays []*tab) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch {
+	case u.who == who:
+		u.id = id
+		return true, nil
+	case u.id == sent:
+		if u.who != "" {
+			strays = slices.Clone(u.tabs)
+		}
+		u.who, u.id = who, id
+		return true, strays
+	}
+	return false, nil
+}
+
+func (u *user) add(c *tab) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.tabs = append(u.tabs, c)
+}
+
+func (u *user) remove(c *tab) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.tabs = slices.DeleteFunc(u.tabs, func(t *tab) bool { return t == c })
+}
+
+// open returns the tabs that are meant to stay. A tab that has left is still
+// among u.tabs until its goroutine has ended.
+func (u *user) open() []*tab {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var open []*tab
+	for _, c := range u.tabs {
+		if !c.left() {
+			open = append(open, c)
+		}
+	}
+	return open
+}
