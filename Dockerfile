@@ -10,6 +10,7 @@ ARG GO_VERSION=1.26
 FROM golang:${GO_VERSION} AS build
 WORKDIR /src
 COPY go.mod go.sum ./
+COPY client/go.mod client/go.sum client/
 RUN go mod download
 COPY . .
 ARG VERSION=
