@@ -68,7 +68,7 @@ func main() {
 	os.Exit(program{
 		args: os.Args[1:], lookup: os.LookupEnv,
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, terminal: isatty.IsTerminal(os.Stderr.Fd()),
-		serve: serve,
+		serve: serveProcess,
 	}.run())
 }
 

@@ -33,11 +33,16 @@ const (
 	lastRequests  = time.Second // for requests that are under way when the server ends
 )
 
+// serveProcess is serve in a process of its own: it also tunes the memory of the whole process.
+func serveProcess(ctx context.Context, cfg Config, log zerolog.Logger) error {
+	machine.LimitMemory()
+	machine.LoadBallast()
+	return serve(ctx, cfg, log)
+}
+
 // serve runs until ctx ends. Then it sends its clients away and returns nil, or an
 // error if that took longer than --shutdown-timeout.
 func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
-	machine.LimitMemory()
-	machine.LoadBallast()
 	admin, err := listen(ctx, "admin-listen", cfg.AdminListen)
 	if err != nil {
 		return err
