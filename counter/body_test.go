@@ -216,7 +216,7 @@ func TestRules(t *testing.T) {
 	if *stock.Floor != 0 || stock.Ceiling != nil || stock.Ledger != 2160*time.Hour || r.Of("nothing") != nil {
 		t.Errorf("%+v", stock)
 	}
-	if len(r.All()) != 6 || !r.Of("votes:*").Allows(PublicRead|PublicIncrement) || r.Of("*").Public != 0 || !r.Of("likes:*").Allows(PublicMember) {
+	if len(r.All()) != 6 || !r.Of("votes:*").Allows(PublicRead|PublicIncrement) || r.Of("votes:*").Max != DefaultMax || r.Of("views:*").Max != 0 || r.Of("*").Public != 0 || !r.Of("likes:*").Allows(PublicMember) {
 		t.Errorf("%+v", r.All())
 	}
 	first, err := ParseRules([]byte(`{"rules":[{"match":"a*","kind":"sum"},{"match":"ab","kind":"exact"}]}`))
@@ -270,6 +270,8 @@ func TestInvalidRules(t *testing.T) {
 		one(`"match":"a","kind":"exact","ledger":"-1h"`):                                     {"rule 2", "ledger"},
 		one(`"match":"a","kind":"exact","ledger":"500us"`):                                   {"rule 2", "ledger", "from 1ms"},
 		one(`"match":"a","kind":"sum","stale":5`):                                            {"rule 2", "stale", "quotes"},
+		one(`"match":"a","kind":"sum","max":5`):                                              {"rule 2", "max", "everybody"},
+		one(`"match":"a","kind":"sum","public":["increment"],"max":0`):                       {"rule 2", "max", "1 or more"},
 		one(`"match":"a","match":"b","kind":"sum"`):                                          {"rule 2", "twice"},
 	} {
 		_, err := ParseRules([]byte(text))

@@ -20,6 +20,7 @@ var ErrRule = errors.New("bad counters")
 const (
 	DefaultLedger = 90 * 24 * time.Hour // how long entries of a ledger are kept
 	DefaultStale  = 5 * time.Second     // most age of an approximate read
+	DefaultMax    = 1_000_000           // counters of a rule that everybody may change
 	MaxRules      = 1000
 	MaxBuckets    = 4 // of one rule
 	MaxDimensions = 8 // of one rule
@@ -51,7 +52,9 @@ type Rule struct {
 	Dimensions     []string      // names; of Sum
 	Top            bool          // of a Sum with buckets
 	Ledger         time.Duration // how long entries of an Exact's ledger are kept; 0: for ever
-	Stale          time.Duration // most age of an approximate read; 0: always exact
+	// Max is about how many counters with the match may exist when a caller without API key makes another; 0: any number.
+	Max   int64
+	Stale time.Duration // most age of an approximate read; 0: always exact
 }
 
 // ledgerKept is how long a new entry is kept. What only has resets and
@@ -260,11 +263,17 @@ func (rule *Rule) field(r *reader, name string) (err error) {
 	case "ledger":
 		rule.Ledger, err = keptTime(r, time.Millisecond) // stores keep milliseconds, of which 0 is for ever
 		return err
+	case "max":
+		rule.Max, err = r.integer()
+		if err == nil && rule.Max < 1 {
+			err = fmt.Errorf("%d cannot be; write 1 or more", rule.Max)
+		}
+		return err
 	case "stale":
 		rule.Stale, err = keptTime(r, 1)
 		return err
 	default:
-		return errors.New("it is unknown; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger and stale")
+		return errors.New("it is unknown; a rule has match, kind, floor, ceiling, public, buckets, dimensions, top, ledger, max and stale")
 	}
 	return nil
 }
@@ -367,6 +376,11 @@ func (rule *Rule) check(given []string) error {
 		if slices.Contains(given, f.name) && !slices.Contains(f.of, rule.Kind) {
 			return fmt.Errorf("%s: a counter of kind %s has none; take it away, or make the kind %s", f.name, rule.Kind, kindsText(f.of))
 		}
+	}
+	if open := rule.Public&(PublicIncrement|PublicMember) != 0; open && rule.Max == 0 {
+		rule.Max = DefaultMax
+	} else if !open && rule.Max > 0 {
+		return errors.New("max: it bounds what everybody may make, and this rule opens neither increment nor member; take it away")
 	}
 	switch {
 	case rule.Top && len(rule.Buckets) == 0:

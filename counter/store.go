@@ -235,6 +235,9 @@ type Reader interface {
 	// empty one, which is of the default site, as all of them were at some moment of the call. A sum that leaves 64 bits
 	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
 	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
+	// Size returns about how many counters of one site have a name that begins with prefix. It may leave out
+	// what changed lately, and holds nobody up.
+	Size(ctx context.Context, prefix string) (int64, error)
 	// Sets returns keys of sets, some at a time, and the cursor for the next ones. The
 	// first cursor is empty, and so is that after the last. A set that exists all the
 	// while is returned at least once; a key that is no set's may be, too.

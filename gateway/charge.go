@@ -39,6 +39,10 @@ const (
 	gatewayPageRate  = 5_000
 	gatewayPageBurst = 100_000
 
+	// An address may bring this many different anonymous identities a second by PUT.
+	holdRate  = 10
+	holdBurst = 100
+
 	// restTime is how long a client is not read that has sent too much. So it does
 	// not reach its twentieth error at once, and what it sends meanwhile waits in
 	// its own memory and not in ours.

@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/counter/limit"
 	"headcount/gateway/counters"
 	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
@@ -186,7 +187,7 @@ func New(cfg Config) (*Gateway, error) {
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	g := &Gateway{
 		cfg: cfg, keys: keys,
-		limiter: policy.NewLimiter(cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
+		limiter: policy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
 		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: policy.NewRates(gatewayPageRate, gatewayPageBurst),
 		erasures: newErasures(),
 	}

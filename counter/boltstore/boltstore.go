@@ -427,6 +427,18 @@ func historyKey(history uint64, seconds uint32) []byte {
 	return binary.BigEndian.AppendUint32(within(history, ""), seconds)
 }
 
+// Size is as counter.Reader says.
+func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
+	err = s.view("size", func(tx *bbolt.Tx) error {
+		c := tx.Bucket(countersBucket).Cursor()
+		for k, _ := c.Seek([]byte(presence.FirstWith(prefix))); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, _ = c.Next() {
+			n++
+		}
+		return nil
+	})
+	return n, err
+}
+
 // Aggregate is as counter.Reader says. It reads each counter with the prefix
 // once; writes go on meanwhile.
 func (s *Store) Aggregate(_ context.Context, prefix string) (a counter.Aggregate, err error) {

@@ -252,6 +252,21 @@ func (s *Store) Aggregate(_ context.Context, prefix string) (counter.Aggregate, 
 	return total.Aggregate(prefix)
 }
 
+// Size is as counter.Reader says.
+func (s *Store) Size(_ context.Context, prefix string) (n int64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, s.unavailable("size")
+	}
+	for key := range s.counters {
+		if presence.HasPrefix(key, prefix) {
+			n++
+		}
+	}
+	return n, nil
+}
+
 // Sets is as counter.Reader says; all of them come at once.
 func (s *Store) Sets(context.Context, string) (keys []string, next string, err error) {
 	s.mu.Lock()

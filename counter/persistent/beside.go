@@ -204,6 +204,19 @@ func (s *Beside) Dimension(ctx context.Context, key, name string) (counter.Count
 	return s.reader(key).Dimension(ctx, key, name)
 }
 
+// Size is as counter.Reader says.
+func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
+	exact, err := s.pg.Size(ctx, prefix)
+	if err != nil {
+		return 0, unavailable(err)
+	}
+	others, err := s.Store.Size(ctx, prefix)
+	if err != nil {
+		return 0, unavailable(err)
+	}
+	return exact + others, nil
+}
+
 // Aggregate is as counter.Reader says: Redis is held still while PostgreSQL finds its moment.
 func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	total, err := s.pg.AggregateBut(ctx, prefix, func(moment func() error) (total *counter.Total, but []string, err error) {

@@ -675,6 +675,15 @@ func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, 
 	return s.pg.TopLists(ctx, match, step, from, to)
 }
 
+// Size is as counter.Reader says: it counts what is persisted.
+func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
+	n, err := s.pg.Size(ctx, prefix)
+	if err != nil {
+		return 0, unavailable(err)
+	}
+	return n, nil
+}
+
 // Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	freeze := func(moment func() error) (total *counter.Total, hot []string, err error) {

@@ -35,6 +35,7 @@ const (
 	// MaxKeyLength, and no character is greater than the one repeated.
 	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
 		from headcount_counters where key >= $1 and key <= $2`
+	readSize   = `select count(*) from headcount_counters where key >= $1 and key <= $2`
 	readUnions = `select c.key, r.registers from headcount_counters c join headcount_registers r on r.set_id = c.set_id
 		where c.key >= $1 and c.key <= $2 and c.kind = 4`
 	// An aggregate is the one statement that may be better off reading all.
@@ -279,6 +280,17 @@ func sum(ctx context.Context, c *pgxpool.Conn, prefix string, but []string, tota
 		return err
 	})
 	return err
+}
+
+// Size is as counter.Reader says.
+func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		return c.QueryRow(ctx, readSize, presence.FirstWith(prefix), prefix+afterAll).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("pgstore: size of %q: %w", prefix, err)
+	}
+	return n, nil
 }
 
 // Aggregate is as counter.Reader says. It reads each counter with the prefix

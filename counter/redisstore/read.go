@@ -358,6 +358,27 @@ func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate
 	return total.Aggregate(prefix)
 }
 
+// Size is as counter.Reader says. It reads the keys of one bucket after the other.
+func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
+	for b := range Buckets {
+		err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+			got := pipe.HKeys(ctx, countersKey(b))
+			return func() error {
+				for _, key := range got.Val() {
+					if presence.HasPrefix(key, prefix) {
+						n++
+					}
+				}
+				return got.Err()
+			}
+		})
+		if err != nil {
+			return 0, fmt.Errorf("redisstore: size of %q: %w", prefix, err)
+		}
+	}
+	return n, nil
+}
+
 // Sets is as counter.Reader says. The cursor is the number of a bucket. What is not
 // known to be a set or not, since PostgreSQL has it, is returned.
 func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {

@@ -576,6 +576,10 @@ func aggregates(t *testing.T, i Instance) {
 		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
 		}
+		testkit.Eventually(t, fmt.Sprintf("the size of %q is %d", prefix, want.Counters), func() bool {
+			n, err := s.Size(t.Context(), prefix)
+			return err == nil && n == want.Counters
+		})
 	}
 	shop := presence.NamespaceOf("s") // the aggregates of another site have nothing to do with these
 	one(t, s, add(sum, shop.Name("s:a1"), 3))

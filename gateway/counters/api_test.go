@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/maphash"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -41,7 +42,9 @@ const rules = `{"rules":[
 {"match":"now:*","kind":"sum","public":["read"],"stale":0},
 {"match":"private:*","kind":"sum"}]}`
 
-// users are Callers for whom the header User names who it is.
+var seed = maphash.MakeSeed()
+
+// users are Callers for whom the header User names who it is, by a token, or by a signed id if there is one.
 type users struct{}
 
 func (users) Site(c *gin.Context) presence.Namespace {
@@ -59,6 +62,9 @@ func (users) Identify(c *gin.Context) (identity.Identity, bool) {
 	case "expired", "none":
 		return identity.Identity{}, refuse(c)
 	default:
+		if signed := c.GetHeader("Headcount-Id"); signed != "" {
+			return identity.Identity{User: name, Signed: signed, Hash: presence.User(maphash.String(seed, signed))}, true
+		}
 		return identity.Identity{User: name}, true
 	}
 }

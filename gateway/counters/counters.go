@@ -12,8 +12,8 @@
 // # Who may
 //
 // A request with an API key may do everything. Others may do what the rule of the
-// counter opens. What they change is limited, for each user, and for each address that
-// brings none. A change that a bound would refuse is 409 also beyond that limit; to
+// counter opens. What they change is bounded for each user and for each address, and so is
+// how many new counters they make, see publicBounds. A change that a bound would refuse is 409 also beyond that limit; to
 // know, the counter is then read as it may lag.
 //
 // # Reading
@@ -82,8 +82,6 @@ const (
 	defaultLedger = 100              // entries of one page
 	defaultValues = 20               // values of a dimension
 	defaultTop    = 10               // counters that gained most
-	publicRate    = 10               // changes a second of a caller without API key
-	publicBurst   = 20               // at once
 )
 
 // Callers finds out who a request is from.
@@ -133,7 +131,7 @@ type API struct {
 	cfg     Config
 	callers Callers
 	live    *Live
-	rates   *policy.Rates
+	bounds  *publicBounds
 	metrics *metrics
 	large   chan struct{} // holds one for each large body of a caller without API key; at the bound a further one is 503
 
@@ -144,7 +142,7 @@ type API struct {
 // New returns the API of counters that live follows.
 func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
-		cfg: cfg, callers: callers, live: live, rates: policy.NewRates(publicRate, publicBurst),
+		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}
@@ -466,34 +464,6 @@ func (a *API) isDifferent(rule *counter.Rule) {
 		a.cfg.Log.Warn().Str("match", rule.Written()).Stringer("kind", rule.Kind).
 			Msg("counters: a counter of this rule was made as another kind and keeps that; calls of the rule's kind are refused for it. Delete such counters, or give the rule its former kind. This is logged once for each rule")
 	}
-}
-
-// limited reports whether a caller without API key has changed too much lately. If
-// so, it has written the error answer.
-func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
-	if one.server {
-		return false
-	}
-	caller := policy.Caller{User: one.id.User}
-	if one.id.Fresh {
-		caller = policy.Caller{Addr: a.callers.Addr(c.Request)}
-	}
-	ok, wait := a.rates.Allow(caller, time.Now())
-	if ok {
-		return false
-	}
-	ctx, cancel := a.within(c)
-	defer cancel()
-	if known, err := a.read(ctx, []string{one.key}, "", one.rule.Stale); err == nil {
-		if conflict := change.Refusal(known[0].Counter); conflict != nil {
-			a.refused(c, []counter.Change{*change}, conflict)
-			return true
-		}
-	}
-	a.metrics.limited.Inc()
-	policy.Problem(c.Writer, http.StatusTooManyRequests,
-		fmt.Sprintf("Counters may be changed %d times a second by one user, and by one address that brings no identity, %d at once; send the change again later.", publicRate, publicBurst), policy.Limited(a.rates.Rate, wait))
-	return true
 }
 
 // read reads counters, distinct and each with a rule. With lag it may answer what it

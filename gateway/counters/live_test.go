@@ -70,6 +70,8 @@ func (s *scripted) Dimension(context.Context, string, string) (counter.Counter, 
 
 func (s *scripted) Sets(context.Context, string) ([]string, string, error) { panic("not called") }
 
+func (s *scripted) Size(context.Context, string) (int64, error) { panic("not asked for") }
+
 func (s *scripted) Aggregate(context.Context, string) (counter.Aggregate, error) {
 	panic("not asked for")
 }

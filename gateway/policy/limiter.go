@@ -10,13 +10,11 @@ import (
 	"headcount/counter/limit"
 )
 
-// Limits for anonymous identities.
+// Bounds of a Limiter.
 const (
-	anonymousRate  = 10      // new identities a second, of one address
-	anonymousBurst = 100     // new identities at once, of one address
-	maxAddresses   = 1 << 16 // addresses remembered
-	maxKnown       = 1 << 11 // identities of one address remembered in one generation
-	maxKnownInAll  = 1 << 17 // identities remembered in all
+	maxAddresses  = 1 << 16 // addresses remembered
+	maxKnown      = 1 << 11 // identities of one address remembered in one generation
+	maxKnownInAll = 1 << 17 // identities remembered in all
 )
 
 // Limiter bounds how many different identities an address uses. Each address has a
@@ -49,10 +47,10 @@ type address struct {
 	turned     time.Duration // when this generation began
 }
 
-// NewLimiter returns a Limiter for anonymous identities. An identity used again
-// within memory costs nothing.
-func NewLimiter(memory time.Duration) *Limiter {
-	return newLimiter(limit.PerSecond(anonymousRate, anonymousBurst), maxAddresses, memory)
+// NewLimiter returns a Limiter that allows each address this rate of new identities. One
+// used again within memory costs nothing.
+func NewLimiter(rate limit.Rate, memory time.Duration) *Limiter {
+	return newLimiter(rate, maxAddresses, memory)
 }
 
 // newLimiter returns a Limiter that remembers so many addresses.

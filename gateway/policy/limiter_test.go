@@ -11,6 +11,8 @@ import (
 	"headcount/counter/limit"
 )
 
+const anonymousRate, anonymousBurst = 10, 100
+
 var identities atomic.Uint64
 
 // another has addr bring an identity that nobody has brought.
@@ -19,7 +21,7 @@ func another(l *Limiter, addr netip.Addr, now time.Time) (bool, time.Duration) {
 }
 
 func TestAddressLimiter(t *testing.T) {
-	l := NewLimiter(21 * time.Second)
+	l := NewLimiter(limit.PerSecond(anonymousRate, anonymousBurst), 21*time.Second)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	for i := range anonymousBurst {
@@ -154,7 +156,7 @@ func TestLimiterKnowsWhoCameLately(t *testing.T) {
 		memory   = 21 * time.Second
 		stranger = 1 << 60 // far from the identities that are counted up
 	)
-	l := NewLimiter(memory)
+	l := NewLimiter(limit.PerSecond(anonymousRate, anonymousBurst), memory)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	allow := func(want bool, addr netip.Addr, who uint64) {
