@@ -18,9 +18,11 @@ import (
 // This file is for package persistent, which says what stands in front.
 
 const (
-	// skipFront is for who persists, unless somebody does already; lockFront for who begins a generation.
+	// skipFront is for who persists, unless somebody does already; lockFront for who begins a generation. readFront is a
+	// statement of its own: the one that waits for the lock sees everything else as it was before the wait.
 	skipFront  = `select generation, epoch from headcount_front for no key update skip locked`
-	lockFront  = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta for update of headcount_front`
+	lockFront  = `select from headcount_front for update`
+	readFront  = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta`
 	writeFront = `update headcount_front set generation = $1, epoch = $2`
 	writeEpoch = `update headcount_front set epoch = $1`
 	readMade   = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
@@ -211,12 +213,13 @@ func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, 
 		b := &pgx.Batch{}
 		b.Queue("begin isolation level read committed")
 		b.Queue(takeTime, persistFor.Milliseconds(), persistFor.Milliseconds())
+		b.Queue(lockFront)
 		if err := c.SendBatch(ctx, b).Close(); err != nil {
 			return err
 		}
 		var f Front
 		var generation, epoch, deleted, millis int64
-		if err := c.QueryRow(ctx, lockFront).Scan(&generation, &epoch, &deleted, &millis, &f.Identities); err != nil {
+		if err := c.QueryRow(ctx, readFront).Scan(&generation, &epoch, &deleted, &millis, &f.Identities); err != nil {
 			return err
 		}
 		f.Generation, f.Epoch, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
