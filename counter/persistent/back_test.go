@@ -286,3 +286,16 @@ func TestPersistedOfOneMoment(t *testing.T) {
 	close(stop)
 	<-ended
 }
+
+// TestAnOrderlyEndPersistsAll: after a server was stopped PostgreSQL has everything, however long the persist interval is.
+func TestAnOrderlyEndPersistsAll(t *testing.T) {
+	cfg := persistent.Config{Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour}
+	s := open(t, cfg)
+	apply(t, s, op("", view("v:1", "shop")))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if is := row(t, cfg.Postgres, "v:1"); is != 1 {
+		t.Errorf("PostgreSQL has %d, want 1", is)
+	}
+}

@@ -97,6 +97,9 @@ func (s *Store) Close() error {
 	}
 	s.stop()
 	s.wg.Wait()
+	if !s.cfg.ReadOnly {
+		s.persistLast()
+	}
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 

@@ -19,6 +19,7 @@ const (
 	leastTick = 5 * time.Millisecond
 	hurries   = 10 * time.Millisecond // the least time between two cuts that somebody waits for
 	evictMost = 30 * time.Second      // the most time between two rounds of evicting
+	lastRound = 3 * time.Second       // for persistLast
 )
 
 // metrics are the store's.
@@ -105,6 +106,19 @@ func (s *Store) persist(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
+		}
+	}
+}
+
+// persistLast persists what is left in Redis when the process ends in an orderly way, so that PostgreSQL alone has
+// everything after the last one. What it does not reach stays in Redis for the next process.
+func (s *Store) persistLast() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
+	defer cancel()
+	for range 2 { // the first may only finish the cut of a process that has died
+		if err := s.round(ctx, true); err != nil {
+			s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
+			return
 		}
 	}
 }
