@@ -91,7 +91,7 @@ var layers = []layer{
 	}},
 	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
-	{"cmd/hostile", []string{"cmd/rig", "servertest"}},                                       // runs the program
+	{"cmd/hostile", []string{"client", "cmd/rig", "servertest"}},                             // runs the program
 	{"cmd/headcount/flags", []string{"setting"}},                                             // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client

@@ -81,11 +81,21 @@ func (c *conn) join(name string) error {
 	topic := presence.CountTopic(name)
 	switch {
 	case !w.joined:
-		w.joined, w.sent = true, true
 		c.Hold(topic)
-		c.g.metrics.joins.Inc()
 		c.g.journeys.begin(c, topic)
-		stored := c.g.roster.join(c.user, name, c)
+		stored, err := c.g.roster.join(c.user, name, c)
+		if err != nil {
+			c.g.journeys.stop(c, topic)
+			if w.sent {
+				c.Ready(topic)
+			} else {
+				c.Unsubscribe(topic)
+			}
+			c.tidy()
+			return tooManyOfUser(name)
+		}
+		w.joined, w.sent = true, true
+		c.g.metrics.joins.Inc()
 		c.g.unread.Moved(c.sum, name)
 		if stored {
 			c.g.journeys.stop(c, topic)
@@ -235,6 +245,10 @@ func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
 
 func tooManyNew(page string) *fault {
 	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once", page: presence.KeyOf(page), hasPage: page != ""}
+}
+
+func tooManyOfUser(page string) *fault {
+	return &fault{code: codeTooManyPages, message: "a user may join at most 10000 pages over all connections; leave some", page: presence.KeyOf(page), hasPage: true}
 }
 
 func tooManyPages(page string) *fault {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,9 @@ const (
 	// a death is noticed, the partition has its next owner and that one has heard of the
 	// grace, also when the process that was killed is back by then and takes it again.
 	afterGrace = 8 * time.Second
+
+	fewSpots = 16     // of a user; more are found by an index, which takes memory
+	maxSpots = 10_000 // of a user, over all connections to this gateway; a join of another page is refused
 )
 
 // roster is the ground truth of who is connected to this gateway, by user and
@@ -44,6 +48,8 @@ type roster struct {
 	seen     observer     // of the seconds that joins wait for the store; nil: nobody
 	repeated atomic.Int64 // joins and leaves sent again, since no answer came
 }
+
+var errTooManySpots = errors.New("the user is on too many pages")
 
 // observer takes measurements. A prometheus.Observer is one.
 type observer interface{ Observe(float64) }
@@ -102,15 +108,56 @@ type flying struct {
 	op   heartbeat.Op
 }
 
-// resident is a user with something to tell of; spots are few.
+// resident is a user with something to tell of. What is done with one of its spots takes no longer
+// when it has many: the pollers of all connections wait for the lane's lock.
 type resident struct {
-	spots []*spot
+	spots []*spot          // at most maxSpots
+	index map[string]*spot // by page; nil while there are few
+}
+
+// find returns the spot on the page, or nil.
+func (res *resident) find(page string) *spot {
+	if res.index != nil {
+		return res.index[page]
+	}
+	for _, sp := range res.spots {
+		if sp.page == page {
+			return sp
+		}
+	}
+	return nil
+}
+
+func (res *resident) add(sp *spot) {
+	sp.at = len(res.spots)
+	res.spots = append(res.spots, sp)
+	switch {
+	case res.index != nil:
+		res.index[sp.page] = sp
+	case len(res.spots) > fewSpots:
+		res.index = make(map[string]*spot, 2*len(res.spots))
+		for _, sp := range res.spots {
+			res.index[sp.page] = sp
+		}
+	}
+}
+
+func (res *resident) remove(sp *spot) {
+	last := len(res.spots) - 1
+	moved := res.spots[last]
+	res.spots[sp.at], moved.at = moved, sp.at
+	res.spots[last] = nil
+	res.spots = res.spots[:last]
+	if delete(res.index, sp.page); last <= fewSpots/2 {
+		res.index = nil
+	}
 }
 
 // spot is one user on one page at this gateway.
 type spot struct {
 	user   presence.User
 	page   string
+	at     int       // its place among the user's spots
 	live   int       // connections that have joined
 	lost   int       // connections that ended without a leave and may come back until
 	until  time.Time // end of the last grace
@@ -146,12 +193,16 @@ func (r *roster) lane(u presence.User) *lane { return &r.lanes[u.Partition(len(r
 
 // join notes that a connection of the user has joined the page. It returns
 // true when the store has the user there already; otherwise c.arrived is
-// called once it has.
-func (r *roster) join(u presence.User, page string, c joiner) bool {
+// called once it has. It returns errTooManySpots, and notes nothing, when the user is on
+// maxSpots other pages.
+func (r *roster) join(u presence.User, page string, c joiner) (stored bool, err error) {
 	l := r.lane(u)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	sp := l.spot(u, page)
+	if sp == nil {
+		return false, errTooManySpots
+	}
 	sp.live++
 	l.moved = true
 	if sp.lost > 0 && time.Now().Before(sp.until) {
@@ -160,11 +211,11 @@ func (r *roster) join(u presence.User, page string, c joiner) bool {
 		sp.lost = 0
 	}
 	if sp.stored() {
-		return true
+		return true, nil
 	}
 	sp.wait = append(sp.wait, waiter{c, time.Now()})
 	r.tell(l, sp)
-	return false
+	return false, nil
 }
 
 // leave notes that a connection has left the page, or, when lost, that it
@@ -246,16 +297,12 @@ func (r *roster) here(u presence.User, page string) bool {
 // find returns the user's spot on the page, or nil.
 func (l *lane) find(u presence.User, page string) *spot {
 	if res := l.users[u]; res != nil {
-		for _, sp := range res.spots {
-			if sp.page == page {
-				return sp
-			}
-		}
+		return res.find(page)
 	}
 	return nil
 }
 
-// spot is find that makes what is missing.
+// spot is find that makes what is missing. It returns nil when the user has maxSpots others.
 func (l *lane) spot(u presence.User, page string) *spot {
 	if sp := l.find(u, page); sp != nil {
 		return sp
@@ -265,15 +312,17 @@ func (l *lane) spot(u presence.User, page string) *spot {
 		res = &resident{}
 		l.users[u] = res
 	}
+	if len(res.spots) == maxSpots {
+		return nil
+	}
 	sp := &spot{user: u, page: page}
-	res.spots = append(res.spots, sp)
+	res.add(sp)
 	return sp
 }
 
 func (l *lane) forget(sp *spot) {
 	res := l.users[sp.user]
-	res.spots = slices.DeleteFunc(res.spots, func(o *spot) bool { return o == sp })
-	if len(res.spots) == 0 {
+	if res.remove(sp); len(res.spots) == 0 {
 		delete(l.users, sp.user)
 	}
 }

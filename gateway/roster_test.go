@@ -1,9 +1,13 @@
 package gateway
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
@@ -73,7 +77,7 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 1})
 	b.leave(1, "p", c, true)
 	b.wantOps(t, heartbeat.Leave)
-	if b.join(1, "p", c) {
+	if stored, _ := b.join(1, "p", c); stored {
 		t.Fatal("the join is said to be in the store")
 	}
 	b.wantOps(t, heartbeat.Join)
@@ -294,4 +298,68 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 			t.Fatalf("acknowledged, and sent again %d times, with %d arrivals", n, c.arrivals)
 		}
 	})
+}
+
+// A user with many pages has its spots by an index: it finds what a list would, and nothing of pages that are gone.
+func TestSpotsOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		res, model := &resident{}, map[string]*spot{}
+		for range rapid.IntRange(0, 200).Draw(rt, "steps") {
+			page := fmt.Sprint(rapid.IntRange(0, 3*fewSpots).Draw(rt, "page"))
+			switch sp := res.find(page); {
+			case sp != model[page]:
+				rt.Fatalf("%s: found %v, want %v", page, sp, model[page])
+			case sp == nil:
+				model[page] = &spot{page: page}
+				res.add(model[page])
+			case rapid.Bool().Draw(rt, "remove"):
+				res.remove(sp)
+				delete(model, page)
+			}
+			if len(res.spots) != len(model) {
+				rt.Fatalf("%d spots, want %d", len(res.spots), len(model))
+			}
+		}
+	})
+}
+
+// A user is on at most maxSpots pages. One more is refused until another is over; pages that the user is on can be joined
+// by other connections.
+func TestPagesOfAUserAreBounded(t *testing.T) {
+	b, c := newBeats(t), &joined{}
+	for n := range maxSpots {
+		if _, err := b.join(1, fmt.Sprint(n), c); err != nil {
+			t.Fatalf("page %d: %v", n, err)
+		}
+	}
+	if _, err := b.join(1, "one more", c); !errors.Is(err, errTooManySpots) {
+		t.Errorf("one more page: %v", err)
+	}
+	if _, err := b.join(1, "7", &joined{}); err != nil {
+		t.Errorf("a page that the user is on: %v", err)
+	}
+	if _, err := b.join(2, "one more", c); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	b.leave(1, "8", c, false)
+	if _, err := b.join(1, "one more", c); err != nil {
+		t.Errorf("after a leave: %v", err)
+	}
+}
+
+// A join and a leave of a user who is on that many other pages.
+func BenchmarkJoinLeave(b *testing.B) {
+	for _, others := range []int{1, 10, 1000, maxSpots - 1} {
+		b.Run(fmt.Sprint(others), func(b *testing.B) {
+			r, c := &beats{}, &joined{}
+			r.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, 1, time.Second, time.Minute, r, r)
+			for n := range others {
+				r.join(1, fmt.Sprint(n), c)
+			}
+			for b.Loop() {
+				r.join(1, "p", c)
+				r.leave(1, "p", c, false)
+			}
+		})
+	}
 }

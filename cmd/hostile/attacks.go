@@ -3,11 +3,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"sync"
 	"time"
+
+	hc "headcount/client"
 )
 
 // attack is one way to hurt others. run returns soon after ctx ends, with every
@@ -60,9 +63,38 @@ var attacks = []attack{
 	{name: "puts", run: repeat(1000, 50, func(_ context.Context, addr string, _ int) io.Closer {
 		return opened(addr, "PUT /stays%20not/counter HTTP/1.1\r\nHost: h\r\nContent-Length: 22\r\n\r\n"+`{"action":"increment"}`)
 	})},
+	{name: "pages of one user", run: pagesOfOneUser},
 	{name: "slow readers", run: talkDeaf(50, 400, func(_, i int) []byte {
 		return text(`{"type":"subscribe","pages":%s}`, list(fmt.Sprintf("deaf %d/", i%2), 50))
 	})},
+}
+
+// pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, and come back when all are closed.
+func pagesOfOneUser(ctx context.Context, addr string) {
+	id := ""
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	paced(ctx, 100, func(n int) bool {
+		c, err := hc.Dial(ctx, hc.Config{URL: "http://" + addr, ID: id})
+		if err != nil {
+			return true
+		}
+		id = cmp.Or(id, c.ID)
+		wg.Go(func() {
+			defer c.Abort()
+			stop := context.AfterFunc(ctx, c.Abort)
+			defer stop()
+			for page := range 100 {
+				if c.Join(fmt.Sprintf("one's %d/%d", n, page)) != nil {
+					return
+				}
+			}
+			for f := (hc.Frame{}); c.Receive(&f) == nil; {
+			}
+		})
+		return n < 1000
+	})
+	<-ctx.Done()
 }
 
 // opened connects and sends text.

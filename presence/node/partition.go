@@ -38,14 +38,6 @@ const noticed = 3500
 // justNow is how long after a death the partitions of the dead are taken over.
 const justNow = 5 * time.Second
 
-// stay is a session's presence on one page.
-type stay struct {
-	page *page
-	// until is when the stay ends by itself, in the partition's milliseconds: the
-	// end of a grace or a hold. 0: the stay lasts as long as the session.
-	until int64
-}
-
 // session is one user as one source knows the user. The sessions of one user are
 // chained.
 type session struct {
@@ -53,23 +45,10 @@ type session struct {
 	from     *source
 	next     *session // the same user from another source
 	deadline int64    // each heartbeat moves it; stays with until 0 end here
-	stays    []stay
+	stays
 
 	later, sooner *session // neighbours in the wheel's slot
 	slot          int16    // in the wheel; -1: not there
-}
-
-func (s *session) find(pg *page) *stay {
-	for i := range s.stays {
-		if s.stays[i].page == pg {
-			return &s.stays[i]
-		}
-	}
-	return nil
-}
-
-func (s *session) live() bool {
-	return slices.ContainsFunc(s.stays, func(st stay) bool { return st.until == 0 })
 }
 
 // source is where sessions come from: one life of a gateway, or one of the
@@ -347,14 +326,14 @@ func (p *partition) doubt(src *source) {
 		if s == nil {
 			continue
 		}
-		pg := s.stays[0].page
+		pg := s.list[0].page
 		l := p.session(u, p.loaded, pg)
-		for _, st := range s.stays {
+		for _, st := range s.list {
 			switch have := l.find(st.page); {
 			case have == nil:
-				l.stays = append(l.stays, st)
+				l.add(st.page, st.until)
 			case st.until == 0 || have.until != 0 && have.until < st.until:
-				have.until = st.until
+				l.set(have, st.until)
 			}
 		}
 		p.drop(s, pg)
@@ -432,7 +411,7 @@ func (p *partition) rewrite(r *reclaimed) {
 	members := map[memberKey]presence.MemberChange{}
 	for u, head := range p.users {
 		for s := head; s != nil; s = s.next {
-			for _, st := range s.stays {
+			for _, st := range s.list {
 				members[memberKey{u, st.page.name}] = p.memberChange(u, st.page)
 			}
 		}
@@ -546,14 +525,11 @@ func (p *partition) held(u presence.User, pg *page) bool {
 // as the session lasts.
 func (p *partition) join(s *session, pg *page, until int64) {
 	if st := s.find(pg); st != nil {
-		st.until = until
+		s.set(st, until)
 		return
 	}
 	first := !p.present(s.user, pg)
-	if s.stays == nil {
-		s.stays = make([]stay, 0, 1)
-	}
-	s.stays = append(s.stays, stay{pg, until})
+	s.add(pg, until)
 	if first {
 		pg.users++
 		p.counted(pg)
@@ -565,11 +541,11 @@ func (p *partition) join(s *session, pg *page, until int64) {
 
 // leave ends s's stay on the page at once, if there is one.
 func (p *partition) leave(s *session, pg *page) {
-	i := slices.IndexFunc(s.stays, func(st stay) bool { return st.page == pg })
-	if i < 0 {
+	st := s.find(pg)
+	if st == nil {
 		return
 	}
-	s.stays = slices.Delete(s.stays, i, i+1)
+	s.remove(st)
 	gone := !p.present(s.user, pg)
 	if gone {
 		pg.users--
@@ -578,7 +554,7 @@ func (p *partition) leave(s *session, pg *page) {
 	if gone || s.from == p.holds || p.held(s.user, pg) {
 		p.member(s.user, pg)
 	}
-	if len(s.stays) == 0 {
+	if len(s.list) == 0 {
 		p.drop(s, pg)
 	}
 }
@@ -607,14 +583,8 @@ func (p *partition) drop(s *session, pg *page) {
 
 // file puts s into the wheel at its earliest end.
 func (p *partition) file(s *session) {
-	at, live := int64(0), false
-	for _, st := range s.stays {
-		live = live || st.until == 0
-		if st.until != 0 && (at == 0 || st.until < at) {
-			at = st.until
-		}
-	}
-	if live {
+	at := s.soonest
+	if s.live() {
 		end := s.deadline
 		if left := end - p.now(); left > p.unsure() {
 			end -= p.unsure()
@@ -642,11 +612,14 @@ func (p *partition) expire(s *session) {
 	}
 	var ended []*page // rarely more than one
 	silent := false
-	for _, st := range s.stays {
+	s.soonest = 0
+	for _, st := range s.list {
 		if end := st.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
 			ended = append(ended, st.page)
 			s.from.void = s.from.void || end == 0
 			silent = silent || end == 0
+		} else {
+			s.ends(end)
 		}
 	}
 	if silent {
@@ -655,7 +628,7 @@ func (p *partition) expire(s *session) {
 	for _, pg := range ended {
 		p.leave(s, pg)
 	}
-	if len(s.stays) == 0 {
+	if len(s.list) == 0 {
 		return
 	}
 	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.unsure() {
@@ -826,7 +799,7 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 		case st == nil || o == s || o.from == p.holds:
 		case o.from == p.loaded:
 			if end := p.now() + othersConfirm; st.until == 0 && end < o.deadline || end < st.until {
-				st.until = end
+				o.set(st, end)
 				p.file(o)
 			}
 		case st.until != 0:
@@ -851,7 +824,7 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 		p.leave(s, pg)
 		return
 	}
-	st.until = p.now() + grace.Milliseconds()
+	s.set(st, p.now()+grace.Milliseconds())
 	p.file(s)
 }
 
@@ -872,7 +845,7 @@ func (p *partition) departed(src *source, u presence.User, name string, grace ti
 		return
 	}
 	if st := s.find(pg); st != nil {
-		st.until = max(st.until, p.now()+max(grace.Milliseconds(), othersConfirm))
+		s.set(st, max(st.until, p.now()+max(grace.Milliseconds(), othersConfirm)))
 		p.file(s)
 	}
 }
@@ -886,7 +859,7 @@ func (p *partition) hold(c *holdCall) {
 	s, pg := p.lookup(c.user, p.holds), p.pages[c.page]
 	switch {
 	case c.on:
-		if s != nil && len(s.stays) >= presence.MaxPages && (pg == nil || s.find(pg) == nil) {
+		if s != nil && len(s.list) >= presence.MaxPages && (pg == nil || s.find(pg) == nil) {
 			c.done <- ErrTooManyHolds
 			return
 		}

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
@@ -334,4 +335,41 @@ func TestMaxConnections(t *testing.T) {
 		}
 		return err == nil
 	})
+}
+
+// One user may be on 10,000 pages at a gateway, and holds nobody up with that: the next page is refused, another user's
+// join is answered at once, and all pages end with their connections.
+func TestAUserWithThousandsOfPages(t *testing.T) {
+	t.Parallel()
+	const connections, each = 100, 100
+	s := start(t, "--leave-grace=0s")
+	first := s.ws(t)
+	tabs := []*client{first}
+	for len(tabs) < connections {
+		tabs = append(tabs, s.again(t, first))
+	}
+	for n, tab := range tabs {
+		for p := range each {
+			tab.join(fmt.Sprintf("%d-%d", n, p))
+		}
+	}
+	for n := range tabs {
+		last := fmt.Sprintf("%d-%d", n, each-1)
+		testkit.Eventually(t, "the user is on "+last, func() bool { return s.count(t, last) == 1 })
+	}
+	more := s.again(t, first)
+	more.join("one more")
+	if f := more.takeError("too_many_pages"); f.Page == nil || *f.Page != "one more" || !strings.Contains(f.text, "a user may join at most 10000 pages") {
+		t.Errorf("%s", f.text)
+	}
+	more.join("7-7")
+	more.awaitCount("7-7", 1)
+	other := s.ws(t)
+	other.join("7-7")
+	testkit.Within(t, 2*time.Second, "another user is seen", func() bool { return s.count(t, "7-7") == 2 })
+	for _, tab := range append(tabs, more) {
+		tab.ws.CloseNow()
+	}
+	other.awaitCount("7-7", 1)
+	testkit.Eventually(t, "the user is gone", func() bool { return s.count(t, "99-99") == 0 && s.count(t, "*") == 1 })
 }
