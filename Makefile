@@ -71,7 +71,7 @@ upgrade:
 		mkdir "$$dir/src" && git archive $$release | tar -x -C "$$dir/src" && (cd "$$dir/src" && $(GO) build -trimpath -o "$$dir/$$release" ./cmd/headcount) || exit; \
 		rm -rf "$$dir/src"; done; \
 	HEADCOUNT_PREVIOUS="$$dir/$(PREVIOUS)" HEADCOUNT_OTHER_FORMAT="$$dir/$(OTHER)" HEADCOUNT_BEFORE_FORMATS="$$dir/$(UNNUMBERED)" \
-		$(GO) test -tags upgrade -count=1 -timeout 30m -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
+		$(GO) test -tags upgrade -count=1 -timeout 30m -parallel 8 -run '^TestUpgrade' $(ARGS) ./cmd/headcount/faults
 
 # Every fuzz target for ten seconds. The inputs that failed are under testdata.
 fuzz:

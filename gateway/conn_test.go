@@ -256,8 +256,11 @@ const unreadMsg = `{"type":"unread"`
 // expect reads until the frame that is wanted, over pings, which it answers, and over what a client may be told again.
 func (r *raw) expect(opcode byte, prefix string) {
 	r.t.Helper()
-	for {
+	for began := time.Now(); ; {
 		got, payload, err := r.frame()
+		if err == nil && time.Since(began) > testkit.Timeout {
+			err = fmt.Errorf("not within %s", testkit.Timeout)
+		}
 		if err != nil {
 			r.t.Fatalf("%v; want %q", err, prefix)
 		}
@@ -639,6 +642,8 @@ func TestClientThatTakesNothing(t *testing.T) {
 
 // narrow has the system keep little of what is on its way between the server and r, which is its only client.
 func (s *served) narrow(r *raw, bytes int) {
+	s.t.Helper()
+	s.settles(1) // a client is welcomed before the gateway knows it
 	_ = r.SetReadBuffer(bytes)
 	s.g.each(func(c *conn) {
 		if tcp, ok := c.wire.NetConn().(interface{ SetWriteBuffer(int) error }); ok {

@@ -278,6 +278,7 @@ func ways(t *testing.T) []way {
 // changed. In every mixture all counts are exact, and nobody who stays was ever missing.
 func TestUpgradeOneByOne(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for name, flags := range map[string]func(t *testing.T) []string{
 		"Redis":                        func(*testing.T) []string { return []string{"--hot-rate=" + hotRate} },
 		"Redis in front of PostgreSQL": func(t *testing.T) []string { return []string{"--postgres=" + pgtest.Start(t).Database(t)} },
@@ -368,6 +369,7 @@ func TestUpgradeOfRegions(t *testing.T) {
 // the previous one, and to this one again.
 func TestUpgradeOfOneProcess(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for name, flags := range map[string]func(t *testing.T) string{
 		"data directory": func(t *testing.T) string { return "--data-dir=" + t.TempDir() },
 		"PostgreSQL":     func(t *testing.T) string { return "--postgres=" + pgtest.Start(t).Database(t) },
@@ -405,6 +407,7 @@ func alone(flags ...string) *member {
 // and leaves everything as it was for those that run.
 func TestUpgradeAcrossFormatsIsRefused(t *testing.T) {
 	long(t)
+	t.Parallel()
 	this := func(*testing.T) string { return program }
 	of := func(name string) func(*testing.T) string {
 		return func(t *testing.T) string { return release(t, name) }
