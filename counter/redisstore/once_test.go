@@ -142,7 +142,7 @@ func TestNothingCountsTwiceWhenAnswersAreCutOff(t *testing.T) {
 // Slots go from one master to the next and back while clients use what is in them.
 func TestNothingCountsTwiceWhileSlotsMove(t *testing.T) {
 	t.Parallel()
-	d := time.Minute
+	d := 20 * time.Second
 	if testing.Short() {
 		d = 2 * time.Second
 	}

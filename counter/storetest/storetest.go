@@ -115,10 +115,14 @@ func Run(t *testing.T, short Extent, open Factory) {
 	if testing.Short() {
 		extent = short
 	}
-	if extent < Full {
+	if short < Full {
 		checks := flag.Lookup("rapid.checks")
 		all := checks.Value.String()
-		setFlag(t, checks, strconv.Itoa(fewChecks))
+		few := fewChecks
+		if testing.Short() {
+			few /= 2
+		}
+		setFlag(t, checks, strconv.Itoa(few))
 		t.Cleanup(func() { setFlag(t, checks, all) })
 	}
 	for _, p := range parts {
@@ -128,9 +132,9 @@ func Run(t *testing.T, short Extent, open Factory) {
 	}
 }
 
-// fewChecks are the histories of the model where it is not run in full. Of them rapid takes a
-// fifth with -short.
-const fewChecks = 20
+// fewChecks are the histories of the model for set-ups of which another one has them all. Of them
+// rapid takes a fifth with -short.
+const fewChecks = 40
 
 func setFlag(t testing.TB, f *flag.Flag, value string) {
 	t.Helper()
