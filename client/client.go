@@ -51,11 +51,13 @@ func (Unread) topic() string    { return "unread" }
 func (Status) topic() string    { return "status" }
 func (f Fault) topic() string   { return "fault " + f.Code + " " + f.Page + f.Key }
 
-// Delays of a Client. The first attempt to come back is made within backoffBase, each
-// later one within twice as long.
+// Delays of a Client. The first attempt to come back is made within backoffBase, those of about a minute
+// within backoffSoon, since a restart takes seconds, and later ones within backoffMost.
 const (
 	backoffBase = time.Second
+	backoffSoon = 2 * time.Second
 	backoffMost = 30 * time.Second
+	soon        = 60 // attempts
 	steadyLife  = 10 * time.Second // after a connection this old, the failures before it do not count
 	moveMost    = time.Minute      // the longest wait that a reconnect frame may ask for
 	maxPending  = 300              // updates that nobody has read; more: the oldest is dropped
@@ -237,7 +239,7 @@ func (c *Client) Run(ctx context.Context) error {
 		if old == nil {
 			c.lost(err)
 		}
-		pause := rand.N(min(backoffBase<<min(failures, 16), backoffMost))
+		pause := rand.N(backoff(failures))
 		if refusal := (*Error)(nil); errors.As(err, &refusal) {
 			pause = max(pause, min(refusal.RetryAfter, backoffMost))
 		}
@@ -249,6 +251,17 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	c.lost(ctx.Err())
 	return context.Cause(ctx)
+}
+
+// backoff returns the longest pause after so many failures in a row, before the newest one.
+func backoff(failures int) time.Duration {
+	switch {
+	case failures == 0:
+		return backoffBase
+	case failures < soon:
+		return backoffSoon
+	}
+	return backoffMost
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -30,7 +30,9 @@
 const HEARTBEAT_MS = 15_000; // until the server's welcome names another interval
 const PATIENCE_MS = 5_000; // how long a heartbeat may stay without an answer
 const BACKOFF_MS = 1_000; // the first retry comes within this time, ...
-const BACKOFF_MAX_MS = 30_000; // ... the later ones within twice as long each, up to this
+const BACKOFF_SOON_MS = 2_000; // ... those of about a minute within this, since a restart takes seconds, ...
+const SOON = 60;
+const BACKOFF_MAX_MS = 30_000; // ... and the later ones within this
 const STEADY_MS = 10_000; // after a connection of this length, earlier failures do not count
 const HANDOVER_MAX_MS = 60_000; // the longest wait that a reconnect frame may ask for
 const MAX_PAGES = 100; // the server's bound for one connection
@@ -643,6 +645,7 @@ function Hub(base, keep, getToken, say) {
   let failures = 0; // attempts in a row that the server did not welcome
   let back = ''; // not empty: a server has welcomed us before
   let refusal = ''; // why the server does not let this page in
+  /** @type {any} */ let rescue; // the file of that name, once it is loaded
 
   const all = (/** @type {('join' | 'watch')[]} */ ...kinds) =>
     new Set([...members.values()].flatMap((member) => kinds.flatMap((kind) => [...member[kind]])));
@@ -694,8 +697,8 @@ function Hub(base, keep, getToken, say) {
     if (now !== state && !over) say({ state: (state = now) });
   };
 
-  /** Full jitter: a random time up to a bound that doubles, so that many clients do not come back at once. */
-  const backoff = () => Math.random() * Math.min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** attempt++);
+  /** Full jitter: a random time up to a bound, so that many clients do not come back at once. */
+  const backoff = () => Math.random() * (attempt++ ? (attempt < SOON ? BACKOFF_SOON_MS : BACKOFF_MAX_MS) : BACKOFF_MS);
 
   /** Plans the next attempt after ms. It replaces an earlier plan. */
   const later = (/** @type {number} */ ms) => {
@@ -732,7 +735,7 @@ function Hub(base, keep, getToken, say) {
       let Socket = globalThis.WebSocket;
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
-        const rescue = await import(`./rescue.js?${failures}`).catch(() => {});
+        rescue ||= await import(`./rescue.js?${failures}`).catch(() => {});
         const found = await rescue?.default(address, failures, refusal);
         if (typeof found === 'string') {
           if (found !== refusal) {
@@ -945,6 +948,7 @@ function Link(socket, events) {
     heard();
   });
   listen('close', link._end);
+  listen('error', link._end); // Chromium says no more when a Content-Security-Policy forbids the socket
   return link;
 }
 

@@ -8,23 +8,31 @@ const RENEW_MS = 7_000; // a hold lasts three presence timeouts, 21 s unless the
 const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
 const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
-const RETURN_MS = 300_000; // after this time the client tries a WebSocket again
+const RETURN_MS = 25_000; // after this time the client tries a WebSocket again
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
+
+/** @type {Set<string>} */ const answered = new Set(); // servers that answered over HTTP when a WebSocket had failed, and a WebSocket is being tried again
+/** @type {Set<string>} */ const forbidden = new Set(); // addresses that the page's Content-Security-Policy forbids
+globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveDirective, blockedURI }) => {
+  if (effectiveDirective === 'connect-src') forbidden.add(new URL(blockedURI, location.href).host);
+});
 
 /**
  * Finds out why there is no WebSocket, and what can be done. Returns a class to use
  * instead of WebSocket; a string, which is why the server does not let this page in;
- * null if no server is there, which it says in the console; undefined if nothing new
- * is known.
+ * null if no server is there, which it says in the console; undefined if a WebSocket is
+ * to be tried again: a server that was just restarted answers over HTTP, too, and only a WebSocket
+ * that fails while HTTP works is blocked.
  * @param {URL} address of the WebSocket
  * @param {number} failures how many attempts in a row have failed
  * @param {string} refusal what it returned before, if that was a string
  * @returns {Promise<any>}
  */
 export default async function rescue(address, failures, refusal) {
-  if (failures > 1 && failures % 2) return; // nothing has changed since the last check
   const base = httpBase(address);
+  const before = failures > 1 && answered.has(base.href);
+  answered.delete(base.href);
   const stored = address.searchParams.get('storage') !== 'none';
   const token = address.searchParams.get('token');
   const away = (/** @type {string} */ words) => {
@@ -59,7 +67,13 @@ export default async function rescue(address, failures, refusal) {
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }
-  return failures % 2 ? undefined : Fallback;
+  if (!before) {
+    answered.add(base.href);
+    return;
+  }
+  if (forbidden.has(base.host))
+    console.warn(`Headcount: the Content-Security-Policy of this page forbids WebSockets; add ${base.origin.replace('http', 'ws')} to its connect-src. Until then it uses event streams and PUTs.`);
+  return Fallback;
 }
 
 const query = (/** @type {string} */ name, /** @type {string[]} */ values) => values.map((value) => `${name}=${encodeURIComponent(value)}`).join('&');
@@ -300,7 +314,10 @@ class Fallback extends EventTarget {
       const stream = new EventSource(url, { withCredentials: this.#stored });
       stream.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
       stream.addEventListener('counter', ({ data }) => this.#counter(JSON.parse(data)));
-      stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && this.#fail());
+      stream.addEventListener('error', () => {
+        if (stream.readyState === EventSource.CLOSED) this.#fail();
+        else this.#fetch('-/counters?page=*').catch(({ status }) => status || this.#fail()); // it tries again, and does not say whether the server is there
+      });
       this.#streams.set(page, stream);
     }
   }

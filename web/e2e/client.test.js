@@ -368,3 +368,72 @@ test('a user who hides a tab for a minute is not counted, if the site says so', 
   assert.deepEqual(await recorded(watcher), [2, 1, 2]);
   for (const window of [page, watcher]) await window.context().close();
 });
+
+test('an ordinary restart sends no browser into the fallback', async () => {
+  const restarted = await Server.start(binary.path, [...GRACE, '--shutdown-timeout', '2s']);
+  try {
+    const streams = [];
+    const pages = await Promise.all(
+      Array.from({ length: 6 }, async () =>
+        open(await browser.newContext(), at('restarted', restarted.url), (page) =>
+          page.on('request', (request) => request.url().endsWith('/events') && streams.push(request.url())),
+        ),
+      ),
+    );
+    for (let round = 0; round < 2; round++) {
+      for (const page of pages) await expectCount(page, pages.length);
+      await restarted.stop();
+      await restarted.run();
+      await within(10_000, 'everyone is back', () => eventually(pages.length, 'connections', () => restarted.connections()));
+    }
+    for (const page of pages) {
+      await expectCount(page, pages.length);
+      await expectState(page, 'live');
+    }
+    assert.deepEqual(streams, [], 'nobody has an event stream');
+    for (const page of pages) await page.context().close();
+  } finally {
+    await restarted.stop();
+  }
+});
+
+test('where a Content-Security-Policy forbids WebSockets the fallback comes soon, and the console names the directive', async () => {
+  const began = Date.now();
+  const page = await open(await browser.newContext(), at('strict'), (page) =>
+    page.route('**/?page=strict', async (route) => {
+      const answer = await route.fetch();
+      await route.fulfill({ response: answer, headers: { ...answer.headers(), 'content-security-policy': `connect-src ${server.url}` } });
+    }),
+  );
+  await expectCount(page, 1);
+  const took = Date.now() - began;
+  assert.ok(took < 20_000, `it took ${took} ms; a socket that says nothing is given up after 20 s`);
+  assert.match(page.complaints.join('\n'), new RegExp(`add ${server.url.replace('http', 'ws')} to its connect-src`));
+  await page.context().close();
+});
+
+test('the fallback notices within seconds that the server is gone', async () => {
+  const cable = await startCable(server.port);
+  const page = await open(await browser.newContext(), `${site.url}/gone?from=${encodeURIComponent(cable.url)}`, (page) =>
+    page.addInitScript(() => {
+      window.tries = 0;
+      window.WebSocket = class extends EventTarget {
+        constructor() {
+          super();
+          window.tries++;
+          setTimeout(() => this.dispatchEvent(new Event('close')));
+        }
+        close() {}
+      };
+    }),
+  );
+  await expectCount(page, 1);
+  const before = await page.evaluate(() => window.tries);
+  cable.pull();
+  await within(4_000, 'it looks for the server again', () => page.waitForFunction((before) => window.tries > before, before));
+  cable.plug();
+  const visitor = await open(await browser.newContext(), `${site.url}/gone?from=${encodeURIComponent(server.url)}`);
+  await expectCount(page, 2);
+  for (const window of [page, visitor]) await window.context().close();
+  cable.close();
+});

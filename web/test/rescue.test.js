@@ -33,16 +33,41 @@ afterEach(() => {
   delete globalThis.origin;
 });
 
-test('where the server answers, there is a replacement for every other attempt', async () => {
+test('there is a replacement once a WebSocket failed while the server answered', async () => {
   const rescue = await fresh();
   answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: { detail: 'reserved' } } };
-  assert.equal(await rescue(ADDRESS, 1), undefined);
+  assert.equal(await rescue(ADDRESS, 1), undefined, 'the server may be back just now');
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
-  assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET'], 'once is enough');
-  const before = asked.length;
+  assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET'], 'who may write is asked once');
   assert.equal(await rescue(ADDRESS, 3), undefined);
-  assert.equal(asked.length, before, 'nothing has changed since');
   assert.deepEqual(said, []);
+});
+
+test('a server that is restarted is no server behind a proxy that blocks WebSockets', async () => {
+  const rescue = await fresh();
+  const up = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  for (let failures = 1; failures < 6; failures++) assert.equal(await rescue(ADDRESS, failures), null);
+  answers = up;
+  assert.equal(await rescue(ADDRESS, 6), undefined, 'a WebSocket is tried first');
+  answers = {};
+  assert.equal(await rescue(ADDRESS, 7), null, 'it failed since the server was away again');
+  answers = up;
+  assert.equal(await rescue(ADDRESS, 8), undefined);
+  assert.equal(await rescue(ADDRESS, 1), undefined, 'a socket was welcome meanwhile: this is another row of failures');
+  assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
+});
+
+test('the console names the directive of a Content-Security-Policy that forbids WebSockets', async () => {
+  const page = new EventTarget();
+  globalThis.document = page;
+  const rescue = await fresh();
+  delete globalThis.document;
+  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  await rescue(ADDRESS, 1);
+  page.dispatchEvent(Object.assign(new Event('securitypolicyviolation'), { effectiveDirective: 'connect-src', blockedURI: 'wss://count.example/-/ws' }));
+  assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
+  assert.equal(said.length, 1);
+  assert.match(said[0], /^warn .*add wss:\/\/count.example to its connect-src/);
 });
 
 test('who is refused is told why, in the words of the server', async () => {
@@ -54,7 +79,7 @@ test('who is refused is told why, in the words of the server', async () => {
   answers['PUT /x/counter'] = { status: 401, body: '<html>' };
   assert.match(await rescue(ADDRESS, 4, why), /a PUT with status 401/);
   answers['PUT /x/counter'] = { status: 400, body: {} };
-  assert.equal(typeof (await rescue(ADDRESS, 6, why)), 'function', 'when that is mended');
+  assert.equal(await rescue(ADDRESS, 6, why), undefined, 'when that is mended');
 });
 
 test('another origin that is not allowed, and one that is null', async () => {
