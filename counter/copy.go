@@ -264,10 +264,10 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	}
 	var ok bool
 	if c.Kind, ok = ParseKind(j.Kind); !ok {
-		return fault(fmt.Errorf("%q is no kind", j.Kind))
+		return fault(fmt.Errorf("%.40q is no kind", j.Kind))
 	}
 	if c.Version, err = presence.ParseVersion(j.Version); err != nil || c.Version == (Version{}) {
-		return fault(fmt.Errorf("%.40q is no version of a counter: %w", j.Version, err))
+		return fault(fmt.Errorf("%.40q is no version of a counter", j.Version))
 	}
 	if c.Slots, err = ParseSlots(j.Slots); err != nil {
 		return fault(err)
@@ -291,7 +291,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	for _, e := range j.Ledger {
 		entry := Entry{Seq: e.Seq, At: time.UnixMilli(e.At).UTC(), Delta: e.Delta, Before: e.Before, After: e.Before + e.Delta, Reason: e.Reason, By: e.By}
 		if entry.Op = ledgerOp(e.Op); entry.Op == 0 {
-			return fault(fmt.Errorf("%q is no op of a ledger", e.Op))
+			return fault(fmt.Errorf("%.40q is no op of a ledger", e.Op))
 		}
 		c.Ledger = append(c.Ledger, entry)
 	}
@@ -311,7 +311,7 @@ func (c *Copy) UnmarshalJSON(b []byte) error {
 	}
 	for _, d := range j.Dimensions {
 		if !dimensionName(d.Name) || len(d.Values) > MaxValues {
-			return fault(fmt.Errorf("a dimension %q of %d values", presence.Excerpt(d.Name), len(d.Values)))
+			return fault(fmt.Errorf("a dimension %.40q of %d values", d.Name, len(d.Values)))
 		}
 		counted := c.Dimension(d.Name)
 		maps.Copy(counted.Values, d.Values)

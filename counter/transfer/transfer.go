@@ -341,7 +341,7 @@ func (r *reader) identities(ctx context.Context, list []identityJSON) error {
 	for _, j := range list {
 		b, err := base64.RawURLEncoding.DecodeString(j.ID)
 		if err != nil || len(b) != len(counter.Identity{}) {
-			return fmt.Errorf("%w: %q is no idempotency key", ErrFormat, j.ID)
+			return fmt.Errorf("%w: %.40q is no idempotency key", ErrFormat, j.ID)
 		}
 		if until := time.Unix(j.Until, 0); until.After(now) {
 			copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(b), Until: until})
