@@ -302,24 +302,6 @@ func stepText(d time.Duration) string {
 	}
 }
 
-// Parts calls read with the parts in which a question about a Unique is to be read, since each
-// of its steps may have 12 KB. The last one has no end when the question has none.
-func (q Question) Parts(now time.Time, read func(from, to int64) error) error {
-	const atOnce = 256
-	newest := now.Unix() / int64(q.Step/time.Second)
-	for from := q.From; from < q.To; {
-		to := min(from+atOnce, q.To)
-		if from > newest {
-			to = q.To
-		}
-		if err := read(from, to); err != nil {
-			return err
-		}
-		from = to
-	}
-	return nil
-}
-
 // Tally adds up the answer to a question.
 type Tally struct {
 	q      Question
@@ -383,6 +365,19 @@ func (t *Tally) point() {
 	}
 }
 
+// Answer is the answer to a question.
+type Answer struct {
+	Question
+	Values []int64 // of its points
+	Total  int64   // all that was gained, or how many distinct members were seen
+}
+
+// Answer returns what was added up.
+func (t *Tally) Answer() Answer {
+	t.point()
+	return Answer{Question: t.q, Values: t.points, Total: t.Total()}
+}
+
 // Total is all that was gained, or how many distinct members were seen.
 func (t *Tally) Total() int64 {
 	if t.all != nil {
@@ -393,15 +388,14 @@ func (t *Tally) Total() int64 {
 
 // AppendJSON appends the answer to a range:
 // {"key":"views:1","step":"5m","points":[{"at":"2030-10-10T12:10:00Z","value":3}],"total":3}.
-func (t *Tally) AppendJSON(b []byte, key string) []byte {
-	t.point()
-	q := t.q
+func (a Answer) AppendJSON(b []byte, key string) []byte {
+	q := a.Question
 	b = append(b, `{"key":`...)
 	b = presence.AppendString(b, presence.KeyOf(key))
 	b = append(b, `,"step":`...)
 	b = presence.AppendString(b, stepText(q.Each))
 	b = append(b, `,"points":[`...)
-	for i, value := range t.points {
+	for i, value := range a.Values {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -412,6 +406,6 @@ func (t *Tally) AppendJSON(b []byte, key string) []byte {
 		b = append(b, '}')
 	}
 	b = append(b, `],"total":`...)
-	b = strconv.AppendInt(b, t.Total(), 10)
+	b = strconv.AppendInt(b, a.Total, 10)
 	return append(b, '}')
 }

@@ -227,7 +227,7 @@ type Reader interface {
 	// History returns a counter, and what it gained in steps of that length, from the
 	// step with the number from to that before to, oldest first. Steps without a gain
 	// may be missing, and steps that are not kept any more are. A step of a Unique may
-	// have 12 KB: see Question.Parts.
+	// have 12 KB: see Archive.
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (Counter, []Gain, error)
 	// Dimension returns a counter, and what it counted under the values of a dimension.
 	Dimension(ctx context.Context, key, name string) (Counter, Counted, error)

@@ -317,6 +317,9 @@ func (u *Union) Count() int64 {
 	return estimate(&histogram)
 }
 
+// Registers returns the registers of the union.
+func (u *Union) Registers() Registers { return Registers{u.encode(nil)} }
+
 // encode is the registers as bytes, sparse when they fit. It may take the room of old.
 func (u *Union) encode(old []byte) []byte {
 	b := append(old[:0:min(cap(old), head+sparseMost)], "HYLL\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80"...)

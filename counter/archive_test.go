@@ -1,0 +1,166 @@
+package counter_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/counter"
+	"headcount/counter/memstore"
+)
+
+var archived = &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{
+	{Step: time.Minute, Kept: 6 * time.Hour}, {Step: time.Hour, Kept: 30 * 24 * time.Hour},
+}}
+
+// counting counts the records that are read of a store.
+type counting struct {
+	counter.Store
+	records int
+	stale   bool // a region is silent
+}
+
+func (c *counting) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	is, gains, err := c.Store.History(ctx, key, step, from, to)
+	c.records += len(gains)
+	is.Stale = c.stale
+	return is, gains, err
+}
+
+func visit(t rapid.TB, s counter.Store, key string, members ...string) {
+	t.Helper()
+	change(t, s, counter.Change{Key: key, Rule: archived, Verb: counter.Edit, Join: members})
+}
+
+func change(t rapid.TB, s counter.Store, c counter.Change) {
+	t.Helper()
+	if r := s.Apply(context.Background(), []counter.Op{{Changes: []counter.Change{c}}})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+}
+
+// direct is the answer without anything that is remembered.
+func direct(t rapid.TB, s counter.Store, key string, q counter.Question) counter.Answer {
+	t.Helper()
+	_, gains, err := s.History(context.Background(), key, q.Step, q.From, q.To)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tally := q.Tally()
+	tally.Add(gains)
+	return tally.Answer()
+}
+
+func ask(t rapid.TB, a *counter.Archive, key string, q counter.Question) counter.Answer {
+	t.Helper()
+	out, is, err := a.Ask(context.Background(), archived, key, q)
+	if err != nil || is.Key != key {
+		t.Fatalf("%+v, %v", is, err)
+	}
+	return out
+}
+
+// TestArchive: whatever is asked, in whatever order, while members come, counters are deleted and regions are silent, an
+// archive answers as the store does.
+func TestArchive(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		synctest.Test(t, func(*testing.T) {
+			store := &counting{Store: memstore.New(memstore.Config{})}
+			defer store.Close()
+			archive := counter.NewArchive(store)
+			question := func() (counter.Question, error) {
+				now := time.Now()
+				if rapid.Bool().Draw(rt, "window") {
+					return archived.Window(time.Duration(rapid.IntRange(1, 30*24*60).Draw(rt, "last"))*time.Minute, now)
+				}
+				each := rapid.SampledFrom([]time.Duration{0, time.Minute, 5 * time.Minute, 45 * time.Minute, time.Hour, 7 * time.Hour, 24 * time.Hour}).Draw(rt, "step")
+				var from, to time.Time
+				if rapid.Bool().Draw(rt, "from") {
+					from = now.Add(-time.Duration(rapid.IntRange(1, 29*24*60).Draw(rt, "ago")) * time.Minute)
+				}
+				if rapid.Bool().Draw(rt, "to") {
+					to = now.Add(-time.Duration(rapid.IntRange(-60, 10*24*60).Draw(rt, "until")) * time.Minute)
+				}
+				return archived.Range(from, to, each, now)
+			}
+			for range rapid.IntRange(10, 60).Draw(rt, "turns") {
+				key := rapid.SampledFrom([]string{"u:1", "u:2"}).Draw(rt, "key")
+				store.stale = rapid.IntRange(0, 9).Draw(rt, "silent") == 0
+				switch rapid.IntRange(0, 9).Draw(rt, "turn") {
+				case 0, 1, 2, 3:
+					visit(rt, store, key, fmt.Sprint(rapid.IntRange(0, 50).Draw(rt, "member")))
+				case 4, 5:
+					time.Sleep(time.Duration(rapid.IntRange(1, 3*3600).Draw(rt, "sleep")) * time.Second)
+				case 6:
+					change(rt, store, counter.Change{Key: key, Rule: archived, Verb: counter.Delete})
+				default:
+					q, err := question()
+					if err != nil {
+						continue
+					}
+					want := direct(rt, store, key, q)
+					if got := ask(rt, archive, key, q); got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
+						rt.Fatalf("%+v: %d %v\nwant %d %v", q, got.Total, got.Values, want.Total, want.Values)
+					}
+				}
+			}
+		})
+	})
+}
+
+// TestArchiveReadsLittle: once it was asked, no answer reads more than about 200 records, however long the time is. What
+// came late is seen an hour later.
+func TestArchiveReadsLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now
+		ahead := time.Duration(0)
+		rule := &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
+		store := &counting{Store: memstore.New(memstore.Config{Now: func() time.Time { return now().Add(ahead) }})}
+		defer store.Close()
+		see := func(member string) {
+			change(t, store, counter.Change{Key: "u:1", Rule: rule, Verb: counter.Edit, Join: []string{member}})
+		}
+		for hour := range 90*24 + 5 {
+			see(fmt.Sprint("visitor ", hour))
+			time.Sleep(time.Hour)
+		}
+		archive := counter.NewArchive(store)
+		day := 24 * time.Hour
+		window, err := rule.Window(90*day, now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		hours, err := rule.Range(now().Add(-60*day), time.Time{}, time.Hour, now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		days, err := rule.Range(now().Add(-89*day), time.Time{}, day, now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, q := range map[string]counter.Question{"90 days": window, "1,440 hours": hours, "each of 90 days": days} {
+			for _, most := range []int{2200, 200} {
+				store.records = 0
+				_, _, err := archive.Ask(t.Context(), rule, "u:1", q)
+				if err != nil || store.records > most {
+					t.Errorf("%s: %d records were read, want at most %d, %v", what, store.records, most, err)
+				}
+			}
+		}
+		before, _, err := archive.Ask(t.Context(), rule, "u:1", window)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ahead = -50 * day // the store's clock went back
+		see("late")
+		time.Sleep(time.Hour + time.Second)
+		if got, _, err := archive.Ask(t.Context(), rule, "u:1", window); err != nil || got.Total != before.Total+1 {
+			t.Errorf("%d, %v, want %d and the one who came late", got.Total, err, before.Total)
+		}
+	})
+}
