@@ -28,6 +28,8 @@ const (
 	settled   = 5 * time.Second // after its end a step is closed: whoever was slow has marked by then
 	topLists  = 1 << 14         // closed lists that a process remembers; those not asked for longest go
 	topLooked = 64              // counters, at least, whose gain is read for an answer
+	topMerged = 1 << 9          // merged lists that a process remembers, likewise
+	mergeOf   = 32              // closed lists are merged into one
 	unmarked  = time.Minute     // after its end nobody marks in a step any more
 )
 
@@ -287,10 +289,13 @@ type Tops struct {
 	Store
 	rules map[*Rule]*running
 	lists *lru.Cache[listOf, []Gained] // of steps that are closed, without any for those in which nobody gained
-	alone bool                         // nobody else changes what is in the store
-	many  Gainers                      // nil: the store is in this process
-	log   zerolog.Logger
-	ahead atomic.Int64 // nanoseconds that the store's clock is ahead of ours
+	// merged has the sums of mergeOf lists that follow each other, by the number of the first. A list of room counters leaves
+	// out none with more than a 4,000th of the sum, and what they gained is read for an answer anyhow.
+	merged *lru.Cache[listOf, []Gained]
+	alone  bool    // nobody else changes what is in the store
+	many   Gainers // nil: the store is in this process
+	log    zerolog.Logger
+	ahead  atomic.Int64 // nanoseconds that the store's clock is ahead of ours
 
 	stop context.CancelFunc
 	wg   sync.WaitGroup // the closer
@@ -324,6 +329,9 @@ func newTops(to Store, rules *Rules, alone bool, many Gainers, log zerolog.Logge
 	}
 	var err error
 	if t.lists, err = lru.New[listOf, []Gained](topLists); err != nil { // a size under 1
+		panic(err)
+	}
+	if t.merged, err = lru.New[listOf, []Gained](topMerged); err != nil {
 		panic(err)
 	}
 	return t
@@ -485,40 +493,75 @@ func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, m
 		}
 		return t.sum(ctx, rule, level-1, from, to, marked, sums)
 	}
-	lists, err := t.closed(ctx, rule, b.Step, first, last, func(number int64) bool {
+	never := func(number int64) bool {
 		if level > 0 { // the closer makes one while those of its parts are kept
 			return number*int64(b.Step/time.Second) < now.Add(-listRetention(rule, level-1)).Unix()
 		}
 		return len(marked[number]) == 0 && isSettled(number, fine, now.Add(-unmarked))
-	})
-	if err != nil {
-		return err
 	}
+	missing := from
+	fill := func(to int64) error { // from shorter steps
+		if level == 0 || missing >= to {
+			return nil
+		}
+		return t.sum(ctx, rule, level-1, missing, to, marked, sums)
+	}
+	add := func(list []Gained) {
+		for _, g := range list {
+			sums[g.Key] = Saturated(sums[g.Key], g.Value)
+		}
+	}
+	for number := first; number < last; {
+		begin := floor(number, mergeOf) * mergeOf
+		end := min(begin+mergeOf, last)
+		whole := number == begin && end == begin+mergeOf
+		at := listOf{rule.Match, b.Step, begin}
+		if list, ok := t.merged.Get(at); ok && whole {
+			add(list)
+			if err := fill(number * each); err != nil {
+				return err
+			}
+			missing, number = end*each, end
+			continue
+		}
+		lists, err := t.closed(ctx, rule, b.Step, number, end, never)
+		if err != nil {
+			return err
+		}
+		whole = whole && isSettled(end-1, b.Step, now.Add(-unmarked))
+		for ; number < end; number++ {
+			list, ok := lists[number]
+			if !ok || list == nil && level > 0 {
+				whole = whole && never(number) && (level == 0 || never(number+1)) // the parts of the step are forgotten, too
+				continue
+			}
+			add(list)
+			if err := fill(number * each); err != nil {
+				return err
+			}
+			missing = (number + 1) * each
+		}
+		if whole {
+			t.merged.Add(at, mergeLists(lists))
+		}
+	}
+	return fill(to)
+}
+
+// mergeLists returns what the counters of lists gained in all of them, the room greatest of them.
+func mergeLists(lists map[int64][]Gained) []Gained {
+	sums := map[string]int64{}
 	for _, list := range lists {
 		for _, g := range list {
 			sums[g.Key] = Saturated(sums[g.Key], g.Value)
 		}
 	}
-	if level == 0 {
-		return nil
+	all := make([]Gained, 0, len(sums))
+	for key, value := range sums {
+		all = append(all, Gained{key, value})
 	}
-	for missing, number := from, first; number <= last; number++ {
-		list, ok := lists[number]
-		if number < last && (!ok || list == nil) {
-			continue
-		}
-		end := number * each
-		if number == last {
-			end = to
-		}
-		if missing < end {
-			if err := t.sum(ctx, rule, level-1, missing, end, marked, sums); err != nil {
-				return err
-			}
-		}
-		missing = (number + 1) * each
-	}
-	return nil
+	slices.SortFunc(all, mostFirst)
+	return slices.Clone(all[:min(len(all), room)])
 }
 
 // read returns those of keys that gained something, most first.
@@ -723,6 +766,7 @@ func (t *Tops) keep(ctx context.Context, rule *Rule, level int, number int64, ke
 		return err
 	}
 	t.lists.Add(listOf{rule.Match, b.Step, number}, list.Most)
+	t.merged.Remove(listOf{rule.Match, b.Step, floor(number, mergeOf) * mergeOf}) // somebody was late
 	if marks != nil {
 		t.rules[rule].closed(number) // what asks meanwhile finds the list
 	}
