@@ -23,6 +23,9 @@
 // it is one call to the store. While the store is away such reads are answered with
 // what was last known, as stale. Exact reads are 503 then.
 //
+// A range, a window and a top list are questions that may cost much. Equal ones are computed once, and the public ones one at a time:
+// see questions.go.
+//
 // # Live
 //
 // Live follows the counters that somebody here looks at, and hands each newest one to
@@ -128,12 +131,14 @@ type Config struct {
 
 // API serves the HTTP calls. Its methods may be called from any goroutine.
 type API struct {
-	cfg     Config
-	callers Callers
-	live    *Live
-	bounds  *publicBounds
-	metrics *metrics
-	large   chan struct{} // holds one for each large body of a caller without API key; at the bound a further one is 503
+	cfg       Config
+	callers   Callers
+	live      *Live
+	bounds    *publicBounds
+	metrics   *metrics
+	archive   *counter.Archive
+	questions *questions
+	large     chan struct{} // holds one for each large body of a caller without API key; at the bound a further one is 503
 
 	mu      sync.Mutex
 	differs map[*counter.Rule]bool // rules of which a log line said that a counter is of another kind; guarded by mu
@@ -143,6 +148,7 @@ type API struct {
 func New(cfg Config, callers Callers, live *Live) *API {
 	return &API{
 		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
+		archive: counter.NewArchive(cfg.Store), questions: newQuestions(),
 		large:   make(chan struct{}, largeBodies),
 		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
 	}

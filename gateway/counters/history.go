@@ -1,6 +1,7 @@
 package counters
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -74,7 +75,7 @@ func (a *API) getWindow(c *gin.Context) {
 	b = append(b, `,"last":`...)
 	b = presence.AppendString(b, values.Get("last"))
 	b = append(b, `,"value":`...)
-	b = strconv.AppendInt(b, all.Total(), 10)
+	b = strconv.AppendInt(b, all.Total, 10)
 	answer(c, staled(append(b, '}'), stale))
 }
 
@@ -125,7 +126,7 @@ func (a *API) getDimension(c *gin.Context) {
 
 // history answers the question q, or says why it cannot be asked; stale: a region is missing in the answer. If ok is false, it has
 // written the error answer.
-func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all *counter.Tally, stale, ok bool) {
+func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all counter.Answer, stale, ok bool) {
 	ctx, cancel := a.within(c)
 	defer cancel()
 	switch {
@@ -133,37 +134,31 @@ func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (
 		read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
 		if err != nil {
 			a.unavailable(c, err)
-			return nil, false, false
+			return all, false, false
 		}
 		policy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Written())+" keeps none; add buckets to the rule.", presence.KeyOf(one.key), read[0].Value)
-		return nil, false, false
+		return all, false, false
 	case err != nil:
 		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
-		return nil, false, false
+		return all, false, false
 	}
-	all = q.Tally()
-	var is counter.Counter
-	read := func(from, to int64) error {
-		counter, gains, err := a.cfg.Store.History(ctx, one.key, q.Step, from, to)
-		is, stale = counter, stale || counter.Stale
-		all.Add(gains)
-		return err
-	}
-	if one.rule.Kind == counter.Unique {
-		err = q.Parts(time.Now(), read)
-	} else {
-		err = read(q.From, q.To)
-	}
-	switch {
+	found, err := a.questions.ask(ctx, question{of: one.key, q: q}, one.rule.Stale, one.server, func(ctx context.Context) (outcome, error) {
+		all, is, err := a.archive.Ask(ctx, one.rule, one.key, q)
+		return outcome{all: all, is: is}, err
+	})
+	switch is := found.is; {
+	case errors.Is(err, errTurn):
+		a.crowded(c)
+		return all, false, false
 	case err != nil:
 		a.unavailable(c, err)
-		return nil, false, false
+		return all, false, false
 	case is.Kind != 0 && is.Kind != one.rule.Kind:
 		a.isDifferent(one.rule)
 		policy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", presence.KeyOf(one.key), is.Value)
-		return nil, false, false
+		return all, false, false
 	}
-	return all, stale, true
+	return found.all, found.is.Stale, true
 }
 
 // moment returns a parameter that is a time, zero when it was not sent. If ok is false, it

@@ -1,10 +1,12 @@
 package counters
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -14,6 +16,10 @@ import (
 
 // TopRoot is the path of what gained most.
 const TopRoot = "/api/v1/top"
+
+// fewTop is how many counters are computed for whoever asks for so many or fewer, so that these are one question. It costs as
+// much as one.
+const fewTop = 32
 
 // getTop answers which counters of a rule gained most in the time before now.
 func (a *API) getTop(c *gin.Context) {
@@ -53,15 +59,28 @@ func (a *API) getTop(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	top, err := a.cfg.Tops.Top(ctx, rule, last, int(n))
-	switch {
-	case errors.Is(err, counter.ErrTime):
+	q, err := rule.Window(last, time.Now())
+	if err != nil {
 		problem(c, http.StatusBadRequest, "That cannot be asked for: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
+		return
+	}
+	most := counter.MaxTop
+	if n <= fewTop {
+		most = fewTop
+	}
+	found, err := a.questions.ask(ctx, question{of: rule.Match, q: q, top: most}, rule.Stale, server, func(ctx context.Context) (outcome, error) {
+		top, err := a.cfg.Tops.Top(ctx, rule, last, most)
+		return outcome{top: top}, err
+	})
+	switch {
+	case errors.Is(err, errTurn):
+		a.crowded(c)
 		return
 	case err != nil:
 		a.unavailable(c, err)
 		return
 	}
+	top := found.top[:min(int(n), len(found.top))]
 	b := append(make([]byte, 0, 64+64*len(top)), `{"match":`...)
 	b = presence.AppendString(b, rule.Written())
 	b = append(b, `,"last":`...)
