@@ -543,6 +543,9 @@ func (t *Tops) sum(ctx context.Context, rule *Rule, level int, from, to int64, m
 		}
 		if whole {
 			t.merged.Add(at, mergeLists(lists))
+			for ; begin < end; begin++ { // few are asked for again: those at the ends of a time
+				t.lists.Remove(listOf{rule.Match, b.Step, begin})
+			}
 		}
 	}
 	return fill(to)

@@ -108,6 +108,12 @@ func histories(t *testing.T, i Instance) {
 			t.Errorf("three members take %d bytes", n)
 		}
 	}
+	// An Archive compares them.
+	for _, key := range []string{"s:1", "u:1"} {
+		if is, _, err := s.History(t.Context(), key, time.Hour, 0, 1); err != nil || is.Version.Incarnation != read(t, s, key).Version.Incarnation {
+			t.Errorf("%q has the version %s in its history, %v", key, is.Version, err)
+		}
+	}
 	// Some seconds later b is new in its step, and the counter is as it was. The first two steps may be those of a, b and c.
 	want := int64(35)
 	unchanged(t, s, "u:1", func() {

@@ -18,6 +18,7 @@ const (
 	maxAnswers = 1 << 10     // answers kept, of 12 KB at most; the one not asked for longest goes
 	maxWaiting = 64          // public questions that wait for their turn; a further one is 429
 	turnWait   = time.Second // how long one waits before it is 429
+	maxPause   = turnWait / 2
 )
 
 // errTurn says that too many public questions are being answered.
@@ -39,7 +40,8 @@ type outcome struct {
 
 // questions answers questions about history for all callers. Concurrent equal questions are one computation, and its
 // answer is kept for the rule's stale. Callers without API key have their computations made one at a time, and each is
-// followed by a pause as long as it took: so they take half a core at most, however they vary their questions. A caller with an API
+// followed by a pause as long as it took, half a second at most: so they take about half a core, however they vary their
+// questions. A caller with an API
 // key never waits for them. It shares a computation that is under way, but is not given an answer of before: it may just
 // have changed what it asks about.
 type questions struct {
@@ -152,7 +154,7 @@ func (s *questions) enter(is *computation) error {
 
 // leave gives the turn to the next one, after the pause.
 func (s *questions) leave(is *computation) {
-	time.AfterFunc(time.Since(is.began), func() { <-s.turn })
+	time.AfterFunc(min(time.Since(is.began), maxPause), func() { <-s.turn })
 }
 
 // crowded answers 429.
