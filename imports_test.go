@@ -90,9 +90,9 @@ var layers = []layer{
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "tracing",
 	}},
 	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
-	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}}, // runs the program
-	{"cmd/hostile", []string{"client", "cmd/rig", "servertest"}},                             // runs the program
-	{"cmd/headcount/flags", []string{"setting"}},                                             // a command line into structs
+	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}},       // runs the program
+	{"cmd/hostile", []string{"client", "cmd/rig", "counter", "counter/hyperloglog", "servertest"}}, // runs the program
+	{"cmd/headcount/flags", []string{"setting"}},                                                   // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client
 	{"cmd/headcount/top", nil},                // the dashboard in a terminal

@@ -21,6 +21,7 @@ type attack struct {
 	flags func(ctx context.Context) ([]string, error) // further ones of the server, until ctx ends; nil: none
 	rules string                                      // of counters, if not the built-in ones
 	tls   bool                                        // the server speaks TLS
+	past  bool                                        // its counters have a history, in a data directory or in Redis
 }
 
 var attacks = []attack{

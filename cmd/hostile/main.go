@@ -196,6 +196,14 @@ func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
 		return r, err
 	}
 	defer os.RemoveAll(dir)
+	if a.past {
+		if !h.redis {
+			flags = append(flags, "--data-dir", filepath.Join(dir, "data"))
+		}
+		if err := h.fillPast(ctx, dir, flags[:2]...); err != nil {
+			return r, err
+		}
+	}
 	if a.flags != nil {
 		further, err := a.flags(ctx)
 		if err != nil {
