@@ -90,7 +90,7 @@ func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 		}
 		s.want("POST /votes:c/increment", "", 200, one("votes:c", "sum", 1, "1"))
 		wantProblem(t, s.do("POST /votes:x/increment", "", "User: x"), 429, "see max")
-		if full := outcome(t, registry, "full"); full != 8 {
+		if full := callsWith(t, registry, "full"); full != 8 {
 			t.Errorf("%v calls are counted as full", full)
 		}
 		for _, key := range []string{"votes:a", "votes:b", "votes:c"} {
@@ -103,8 +103,8 @@ func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
 	})
 }
 
-// outcome returns how many changes had that outcome.
-func outcome(t *testing.T, from prometheus.Gatherer, name string) float64 {
+// callsWith returns how many changes had that outcome.
+func callsWith(t *testing.T, from prometheus.Gatherer, name string) float64 {
 	t.Helper()
 	families, err := from.Gather()
 	if err != nil {
