@@ -57,7 +57,7 @@ const (
 	backoffBase = time.Second
 	backoffSoon = 2 * time.Second
 	backoffMost = 30 * time.Second
-	soon        = 60 // attempts
+	soon        = 60               // attempts
 	steadyLife  = 10 * time.Second // after a connection this old, the failures before it do not count
 	moveMost    = time.Minute      // the longest wait that a reconnect frame may ask for
 	maxPending  = 300              // updates that nobody has read; more: the oldest is dropped

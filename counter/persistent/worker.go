@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -116,7 +117,14 @@ func (s *Store) persistLast() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
 	defer cancel()
 	for range 2 { // the first may only finish the cut of a process that has died
-		if err := s.round(ctx, true); err != nil {
+		all, err := s.redis.Status(ctx)
+		if err == nil && slices.ContainsFunc(all, func(b redisstore.Bucket) bool { return !b.Good }) {
+			return // to find out what Redis has lost, or to adopt what it has, is for a process that stays
+		}
+		if err == nil {
+			err = s.round(ctx, true)
+		}
+		if err != nil {
 			s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
 			return
 		}
