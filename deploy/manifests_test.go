@@ -169,7 +169,7 @@ func TestKubernetes(t *testing.T) {
 		must(t, role, d, map[string]string{
 			"spec template metadata labels " + component: role, "spec selector matchLabels " + component: role, pod + "containers 1": "<nil>",
 			pod + "securityContext runAsNonRoot": "true", container + "securityContext readOnlyRootFilesystem": "true", container + "securityContext capabilities drop": "[ALL]",
-			container + "livenessProbe httpGet path": "/healthz", container + "startupProbe httpGet path": "/healthz", container + "readinessProbe httpGet path": "/readyz",
+			container + "livenessProbe httpGet path": "/healthz", container + "startupProbe httpGet path": "/healthz", container + "readinessProbe httpGet path": map[bool]string{true: "/readyz?exclude=store", false: "/readyz"}[role == "gateway"],
 			container + "env 0 name": "HEADCOUNT_ROLES", container + "env 0 value": role,
 		})
 		must(t, "the budget of "+role, objects["PodDisruptionBudget "+role], map[string]string{"spec selector matchLabels " + component: role, "spec maxUnavailable": "1"})

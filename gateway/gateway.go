@@ -240,13 +240,21 @@ func (g *Gateway) Handler() http.Handler { return policy.Shared(g.handler) }
 
 // Ready says why no new clients should be sent here now, or nil.
 func (g *Gateway) Ready() error {
+	if err := g.Open(); err != nil {
+		return err
+	}
+	return g.ready()
+}
+
+// Open is Ready whatever the store does: it says why no client can come in at all, or nil.
+func (g *Gateway) Open() error {
 	if g.draining.Load() {
 		return errDraining
 	}
 	if err := g.shut.Load(); err != nil {
 		return *err
 	}
-	return g.ready()
+	return nil
 }
 
 func (g *Gateway) ready() error {

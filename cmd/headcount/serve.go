@@ -9,8 +9,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -100,7 +102,7 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		stopRoles()
 		return errors.Join(err, <-running)
 	}
-	adminServer := httpServer(adminHandler(sys, probes), log)
+	adminServer := httpServer(adminHandler(ctx, sys, probes), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
 	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.where).Strs("roles", cfg.Roles)
 	if sys.counters != nil {
@@ -237,13 +239,28 @@ func (q quiet) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// adminHandler serves operators. Only operators may be able to reach its address.
-func adminHandler(sys *system, probes *probes) http.Handler {
+// adminHandler serves operators until ctx ends; then it drains. Only operators may be able to reach its address.
+func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler {
+	var reached atomic.Bool // the process was ready once
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(sys.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := sys.ready(); err != nil {
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		exclude := r.URL.Query()["exclude"]
+		if slices.ContainsFunc(exclude, func(what string) bool { return what != "store" }) {
+			http.Error(w, "only exclude=store can be asked for", http.StatusBadRequest)
+			return
+		}
+		err := sys.ready()
+		if err == nil {
+			reached.Store(true)
+		}
+		// Without its store a gateway answers what was last known. A load balancer that left out all gateways at once, because
+		// the store that they share is away, would refuse everybody.
+		if len(exclude) > 0 && reached.Load() && ctx.Err() == nil {
+			err = sys.open()
+		}
+		if err != nil {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "not ready: "+err.Error(), http.StatusServiceUnavailable)
 			return

@@ -447,6 +447,14 @@ func (s *system) ready() error {
 	return s.counters.ready()
 }
 
+// open is ready whatever the stores do.
+func (s *system) open() error {
+	if s.gateway == nil {
+		return nil
+	}
+	return s.gateway.Open()
+}
+
 // run runs the roles, and serves the other processes, until ctx ends.
 func (s *system) run(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)

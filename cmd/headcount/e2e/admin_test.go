@@ -20,7 +20,7 @@ func TestAdminEndpoints(t *testing.T) {
 	s.get(t, "/a%20page%20of%20its%20own/counter").counter(t)
 	s.get(t, "/nothing%20like%20it").problem(t, 404)
 	s.get(t, "/thirdname%00bad/counter").problem(t, 400)
-	for _, path := range []string{"/healthz", "/readyz", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1"} {
+	for _, path := range []string{"/healthz", "/readyz", "/readyz?exclude=store", "/metrics", "/debug/pprof/", "/debug/pprof/goroutine?debug=1"} {
 		if a := do(t, "GET", s.admin+path, ""); a.status != 200 || a.body == "" {
 			t.Errorf("%s: %d %.100s", path, a.status, a.body)
 		}

@@ -312,6 +312,9 @@ func TestStoresAreAway(t *testing.T) {
 
 			store.Kill()
 			s.call(t, "POST", stocked+"/decrement", "", withKey, "Idempotency-Key: k").problem(t, http.StatusServiceUnavailable)
+			if a := do(t, "GET", s.admin+"/readyz?exclude=store", ""); a.status != http.StatusOK {
+				t.Errorf("without the store it still serves, but /readyz?exclude=store is %d %s", a.status, a.body)
+			}
 			s.call(t, "GET", stocked+"/exact", "").problem(t, http.StatusServiceUnavailable)
 			if name == "PostgreSQL behind Redis" {
 				if got := s.call(t, "PUT", liked+"/members/x", "").lasting(t); got.Value != 2 || got.Stale {
