@@ -37,6 +37,9 @@ type Peer struct {
 // askTime is how long another region is waited for when its steps of time or dimensions are asked for.
 const askTime = time.Second
 
+// silentFor is how long a region that did not answer is not asked again, so that only one question in that time waits for it.
+const silentFor = 2 * time.Second
+
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
 	Region     string            // the name of this one; required
@@ -56,13 +59,15 @@ type Store struct {
 	links []*link
 	stop  context.CancelFunc
 	wg    sync.WaitGroup // the links
+
+	silent []atomic.Int64 // of each peer, until when it is not asked, in Unix nanoseconds
 }
 
 // New returns a Store in front of to, which is over Config.Local. Close ends it, and closes to.
 func New(to counter.Store, cfg Config) *Store {
 	cfg.Every = cmp.Or(cfg.Every, 200*time.Millisecond)
 	ctx, stop := context.WithCancel(context.Background())
-	s := &Store{Store: to, cfg: cfg, stop: stop}
+	s := &Store{Store: to, cfg: cfg, stop: stop, silent: make([]atomic.Int64, len(cfg.Peers))}
 	m := newMetrics(cfg.Registerer)
 	for _, p := range cfg.Peers {
 		s.links = append(s.links, newLink(s, p, m))
@@ -147,15 +152,23 @@ func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
 }
 
 // ask calls with all peers at once, and reports whether all of them answered in time.
-func (s *Store) ask(ctx context.Context, with func(context.Context, Remote) error) (all bool) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+func (s *Store) ask(caller context.Context, with func(context.Context, Remote) error) (all bool) {
+	ctx, cancel := context.WithTimeout(caller, askTime)
 	defer cancel()
 	var failed atomic.Bool
 	var wg sync.WaitGroup
-	for _, p := range s.cfg.Peers {
+	for i, p := range s.cfg.Peers {
+		if time.Now().UnixNano() < s.silent[i].Load() {
+			failed.Store(true)
+			continue
+		}
 		wg.Go(func() {
-			if with(ctx, p.Remote) != nil {
-				failed.Store(true)
+			if with(ctx, p.Remote) == nil {
+				return
+			}
+			failed.Store(true)
+			if ctx.Err() != nil && caller.Err() == nil { // a quick refusal costs nobody time
+				s.silent[i].Store(time.Now().Add(silentFor).UnixNano())
 			}
 		})
 	}

@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	maxAnswers = 1 << 10     // answers kept, of 12 KB at most; the one not asked for longest goes
-	maxWaiting = 64          // public questions that wait for their turn; a further one is 429
-	turnWait   = time.Second // how long one waits before it is 429
-	maxPause   = turnWait / 2
+	maxAnswers = 1 << 10         // answers kept, of 12 KB at most; the one not asked for longest goes
+	maxWaiting = 64              // public questions that wait for their turn; a further one is 429
+	turnWait   = 2 * time.Second // how long one waits before it is 429
+	maxPause   = turnWait / 4    // after a long computation, so that the next one in the queue has its turn in time
+	staleKept  = time.Second     // how long an answer in which a region is missing is kept, so that its return shows soon
 )
 
 // errTurn says that too many public questions are being answered.
@@ -41,9 +42,8 @@ type outcome struct {
 // questions answers questions about history for all callers. Concurrent equal questions are one computation, and its
 // answer is kept for the rule's stale. Callers without API key have their computations made one at a time, and each is
 // followed by a pause as long as it took, half a second at most: so they take about half a core, however they vary their
-// questions. A caller with an API
-// key never waits for them. It shares a computation that is under way, but is not given an answer of before: it may just
-// have changed what it asks about.
+// questions. A caller with an API key never waits for them. It shares a computation that is under way, but is not given an
+// answer of before: it may just have changed what it asks about.
 type questions struct {
 	turn chan struct{} // holds one while a public question is answered, and for its pause
 
@@ -105,6 +105,9 @@ func (s *questions) ask(ctx context.Context, q question, stale time.Duration, se
 func (c *computation) serves(stale time.Duration, server bool) bool {
 	select {
 	case <-c.done:
+		if c.out.is.Stale {
+			stale = min(stale, staleKept)
+		}
 		return !server && time.Since(c.began) < stale
 	default:
 	}
