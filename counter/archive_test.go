@@ -28,7 +28,9 @@ type counting struct {
 func (c *counting) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	is, gains, err := c.Store.History(ctx, key, step, from, to)
 	c.records += len(gains)
-	is.Stale = c.stale
+	if is.Stale = c.stale; c.stale {
+		gains = nil
+	}
 	return is, gains, err
 }
 
@@ -103,6 +105,10 @@ func TestArchive(t *testing.T) {
 					if err != nil {
 						continue
 					}
+					if store.stale {
+						ask(rt, archive, key, q) // what it lacks is not remembered
+						store.stale = false
+					}
 					want := direct(rt, store, key, q)
 					if got := ask(rt, archive, key, q); got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
 						rt.Fatalf("%+v: %d %v\nwant %d %v", q, got.Total, got.Values, want.Total, want.Values)
@@ -110,6 +116,47 @@ func TestArchive(t *testing.T) {
 				}
 			}
 		})
+	})
+}
+
+// TestArchiveForgets: a deleted counter takes along what was remembered of it, and what a region was missing in is read again.
+func TestArchiveForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &counting{Store: memstore.New(memstore.Config{}), stale: true}
+		defer store.Close()
+		archive := counter.NewArchive(store)
+		visit(t, store, "u:1", "a", "b")
+		time.Sleep(2 * time.Hour)
+		visit(t, store, "u:1", "c")
+		window, err := archived.Window(6*time.Hour, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		each, err := archived.Range(time.Time{}, time.Time{}, time.Hour, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(what string, total int64) {
+			t.Helper()
+			for _, q := range []counter.Question{window, each} {
+				got, is, err := archive.Ask(t.Context(), archived, "u:1", q)
+				seen := int64(0)
+				for _, n := range got.Values {
+					seen += n
+				}
+				if err != nil || got.Total != total || q.Points > 0 && seen != total || is.Stale != store.stale {
+					t.Errorf("%s: %+v of %+v, %v, want %d", what, got, is, err, total)
+				}
+			}
+		}
+		check("a region is missing", 0)
+		store.stale = false
+		check("it is back", 3)
+		check("again", 3)
+		change(t, store, counter.Change{Key: "u:1", Rule: archived, Verb: counter.Delete})
+		check("deleted", 0)
+		visit(t, store, "u:1", "d")
+		check("made anew", 1)
 	})
 }
 
@@ -146,9 +193,12 @@ func TestArchiveReadsLittle(t *testing.T) {
 		for what, q := range map[string]counter.Question{"90 days": window, "1,440 hours": hours, "each of 90 days": days} {
 			for _, most := range []int{2200, 200} {
 				store.records = 0
-				_, _, err := archive.Ask(t.Context(), rule, "u:1", q)
+				got, _, err := archive.Ask(t.Context(), rule, "u:1", q)
 				if err != nil || store.records > most {
 					t.Errorf("%s: %d records were read, want at most %d, %v", what, store.records, most, err)
+				}
+				if want := direct(t, store, "u:1", q); got.Total != want.Total || !slices.Equal(got.Values, want.Values) {
+					t.Errorf("%s: %+v, want %+v", what, got, want)
 				}
 			}
 		}
