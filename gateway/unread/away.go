@@ -2,7 +2,6 @@ package unread
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -54,7 +53,8 @@ func (s *Sums) present(fo *follow, at presenceOf) bool {
 	if end, ok := s.graces[at]; ok && time.Now().Before(end) {
 		return true
 	}
-	return slices.ContainsFunc(fo.of.conns, func(c Conn) bool { return c.Joined(at.page) })
+	conns := fo.of.conns
+	return len(conns) > 0 && conns[0].Joined(at.page) // it answers for all connections of the user
 }
 
 func (s *Sums) tellPresence(ctx context.Context, at presenceOf, here bool) error {

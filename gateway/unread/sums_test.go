@@ -369,3 +369,33 @@ func TestMovedOfWhoFollowsNothing(t *testing.T) {
 	defer s.mu.Unlock()
 	s.Moved(f, "p") // else the test hangs
 }
+
+// asked is a connection that counts how often it is asked about pages. Its user is on none.
+type asked struct{ times *int }
+
+func (c asked) Tell(int64, bool) {}
+func (c asked) Joined(string) bool {
+	*c.times++
+	return false
+}
+
+// A connection answers for all connections of its user. To ask each of 1,000 would hold up others, who wait for the
+// lock of Sums.
+func TestMovedAsksOneConnection(t *testing.T) {
+	store := memstore.New(memstore.Config{})
+	s := quiet(store)
+	u := unread.User{1}
+	if err := s.book.Follow(t.Context(), u, "p", true); err != nil {
+		t.Fatal(err)
+	}
+	times := 0
+	var f *Sum
+	for range 100 {
+		f = s.Enter(t.Context(), u)
+		s.Add(f, asked{&times})
+	}
+	times = 0
+	if s.Moved(f, "p"); times != 1 {
+		t.Errorf("%d connections were asked", times)
+	}
+}
