@@ -148,8 +148,8 @@ func (res *resident) remove(sp *spot) {
 	res.spots[sp.at], moved.at = moved, sp.at
 	res.spots[last] = nil
 	res.spots = res.spots[:last]
-	if delete(res.index, sp.page); last <= fewSpots/2 {
-		res.index = nil
+	if delete(res.index, sp.page); res.index != nil && last <= fewSpots/2 {
+		res.spots, res.index = slices.Clone(res.spots), nil // the memory of thousands must not stay with a few
 	}
 }
 

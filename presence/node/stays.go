@@ -1,5 +1,7 @@
 package node
 
+import "slices"
+
 // stay is a session's presence on one page.
 type stay struct {
 	page *page
@@ -100,7 +102,7 @@ func (s *stays) remove(st *stay) {
 		}
 	}
 	s.list[last] = stay{}
-	if s.list = s.list[:last]; last <= fewStays/2 {
-		s.index = nil
+	if s.list = s.list[:last]; s.index != nil && last <= fewStays/2 {
+		s.list, s.index = slices.Clone(s.list), nil // the memory of thousands must not stay with a few
 	}
 }

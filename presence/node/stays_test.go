@@ -1,9 +1,15 @@
 package node
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
+	"github.com/rs/zerolog"
 	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
 )
 
 // Stays are what a map of pages to their ends is, whatever their number.
@@ -46,4 +52,42 @@ func TestStaysAreAMap(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A user who was on thousands of pages and is on a few takes no more memory than others.
+func TestFewStaysTakeLittle(t *testing.T) {
+	var s stays
+	for range 1000 {
+		s.add(&page{}, 0)
+	}
+	for len(s.list) > 1 {
+		s.remove(&s.list[0])
+	}
+	if cap(s.list) > 2*fewStays || s.index != nil {
+		t.Errorf("room for %d stays, index %v", cap(s.list), s.index)
+	}
+}
+
+// A join and a leave of a user who is on that many other pages, in a partition's actor.
+func BenchmarkArriveDepart(b *testing.B) {
+	for _, grace := range []time.Duration{0, 2 * time.Second} {
+		for _, others := range []int{1, 10, 1000, 10_000} {
+			b.Run(fmt.Sprintf("%d,grace=%s", others, grace), func(b *testing.B) {
+				n, err := New(newStore(), Config{
+					Name: "n", Partitions: 1, PresenceTimeout: timeout, Log: zerolog.Nop(), Reply: replies(func(string, *heartbeat.Reply) {}),
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				p, src := newPartition(n, presence.Claim{}), &source{Source: gw("a")}
+				for i := range others {
+					p.arrive(src, 1, p.page(fmt.Sprint(i)))
+				}
+				for b.Loop() {
+					p.arrive(src, 1, p.page("p"))
+					p.depart(src, 1, "p", grace)
+				}
+			})
+		}
+	}
 }
