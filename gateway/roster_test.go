@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -344,6 +346,54 @@ func TestPagesOfAUserAreBounded(t *testing.T) {
 	b.leave(1, "8", c, false)
 	if _, err := b.join(1, "one more", c); err != nil {
 		t.Errorf("after a leave: %v", err)
+	}
+}
+
+// nobody is a connection that takes no notice.
+type nobody struct{}
+
+func (nobody) arrived(string) {}
+
+// A client that subscribes to a page which its user may not join goes on getting the counts of it.
+func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
+	bothWays(t, nil, func(t *testing.T, s *served) {
+		r := s.socket("")
+		r.write([]byte(masked(websocket.Text, `{"type":"subscribe","pages":["watched"]}`)))
+		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
+		var user presence.User
+		s.g.each(func(c *conn) { user = c.user })
+		for n := range maxSpots {
+			if _, err := s.g.roster.join(user, fmt.Sprint(n), nobody{}); err != nil {
+				t.Fatalf("page %d: %v", n, err)
+			}
+		}
+		r.write([]byte(joins("watched")))
+		r.expect(websocket.Text, `{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
+		other := s.socket("")
+		other.write([]byte(joins("watched")))
+		for seen := false; !seen; { // the count of before may come once more
+			_, payload, err := r.frame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen = bytes.HasPrefix(payload, []byte(`{"type":"count","page":"watched","count":1`))
+		}
+		r.write([]byte(joins("7"))) // the user is there already
+		r.expect(websocket.Text, `{"type":"count","page":"7","count":1`)
+	})
+}
+
+// A user who was on thousands of pages and is on a few takes no more memory than others.
+func TestFewSpotsTakeLittle(t *testing.T) {
+	res := &resident{}
+	for n := range 1000 {
+		res.add(&spot{page: fmt.Sprint(n)})
+	}
+	for len(res.spots) > 1 {
+		res.remove(res.spots[0])
+	}
+	if cap(res.spots) > 2*fewSpots || res.index != nil {
+		t.Errorf("room for %d spots, index %v", cap(res.spots), res.index)
 	}
 }
 

@@ -21,7 +21,7 @@ var names = object{"type": "array", "items": id}
 
 // said are the frames that a client sends.
 var said = []message{
-	sent("join", "The user is on a page from now on, and the client gets its counts.", "page", id),
+	sent("join", "The user is on a page from now on, and the client gets its counts. A user joins at most 10,000 pages over all connections to a gateway.", "page", id),
 	sent("leave", "The user is on the page no more.", "page", id),
 	sent("subscribe", "The client wants counts of pages, * too, and counters; at most 100 at a time, with those joined.", "pages?", names, "counters?", names,
 		"precision?", object{"type": "integer", "minimum": 1, "maximum": 9, "description": "significant digits of the counts"}),
