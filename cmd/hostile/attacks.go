@@ -70,20 +70,25 @@ var attacks = []attack{
 	})},
 }
 
-// pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, and come back when all are closed.
+// pagesOfOneUser has one user join 100 pages over each of up to 1,000 connections, as fast as an
+// address may bring new pages: 20,000 at once and then less than 1,000 a second. When three quarters
+// of the time are over, all connections end at once: what that costs others is measured, too.
 func pagesOfOneUser(ctx context.Context, addr string) {
+	const connections, atOnce, perSecond = 1000, 200, 9
+	end, _ := ctx.Deadline()
+	there, gone := context.WithTimeout(ctx, time.Until(end)*3/4)
+	defer gone()
 	id := ""
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	paced(ctx, 100, func(n int) bool {
-		c, err := hc.Dial(ctx, hc.Config{URL: "http://" + addr, ID: id})
+	open := func(n int) {
+		c, err := hc.Dial(there, hc.Config{URL: "http://" + addr, ID: id})
 		if err != nil {
-			return true
+			return
 		}
 		id = cmp.Or(id, c.ID)
 		wg.Go(func() {
 			defer c.Abort()
-			stop := context.AfterFunc(ctx, c.Abort)
+			stop := context.AfterFunc(there, c.Abort)
 			defer stop()
 			for page := range 100 {
 				if c.Join(fmt.Sprintf("one's %d/%d", n, page)) != nil {
@@ -93,8 +98,17 @@ func pagesOfOneUser(ctx context.Context, addr string) {
 			for f := (hc.Frame{}); c.Receive(&f) == nil; {
 			}
 		})
-		return n < 1000
+	}
+	paced(there, 100, func(n int) bool {
+		open(n)
+		return n < atOnce-1
 	})
+	paced(there, perSecond, func(n int) bool {
+		open(atOnce + n)
+		return atOnce+n < connections-1
+	})
+	<-there.Done()
+	wg.Wait()
 	<-ctx.Done()
 }
 

@@ -198,6 +198,7 @@ func (o *ordinary) measure(ctx context.Context, d time.Duration) (m measured) {
 		o.n++
 		page := fmt.Sprintf("ordinary %d", o.n)
 		came := time.Now()
+		_ = o.sees.SetDeadline(came.Add(patience)) // that of the last measurement may be over
 		c, err := dial(neighbour, o.addr)
 		connected := time.Since(came)
 		if err == nil {
