@@ -67,6 +67,11 @@ export default async function rescue(address, failures, refusal) {
     if (probe?.status === 401 || probe?.status === 403)
       return `${base} refuses this page: ${(await json(probe)).detail ?? `a proxy before it answers a PUT with status ${probe.status}`}`;
   }
+  // A server that drains, or is full, answers GETs, and takes neither WebSockets nor event streams.
+  const abort = new AbortController();
+  const stream = await ask('*/counter/events', { credentials: 'omit', signal: abort.signal });
+  abort.abort();
+  if (!stream || stream.status >= 500) return null;
   if (!before) {
     answered.add(base.href);
     return;

@@ -376,7 +376,7 @@ test('an ordinary restart sends no browser into the fallback', async () => {
     const pages = await Promise.all(
       Array.from({ length: 6 }, async () =>
         open(await browser.newContext(), at('restarted', restarted.url), (page) =>
-          page.on('request', (request) => request.url().endsWith('/events') && streams.push(request.url())),
+          page.on('request', (request) => request.resourceType() === 'eventsource' && streams.push(request.url())),
         ),
       ),
     );

@@ -35,17 +35,17 @@ afterEach(() => {
 
 test('there is a replacement once a WebSocket failed while the server answered', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: { detail: 'reserved' } } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: { detail: 'reserved' } } };
   assert.equal(await rescue(ADDRESS, 1), undefined, 'the server may be back just now');
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
-  assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET'], 'who may write is asked once');
+  assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET', 'GET', 'GET'], 'who may write is asked once');
   assert.equal(await rescue(ADDRESS, 3), undefined);
   assert.deepEqual(said, []);
 });
 
 test('a server that is restarted is no server behind a proxy that blocks WebSockets', async () => {
   const rescue = await fresh();
-  const up = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  const up = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: {} } };
   for (let failures = 1; failures < 6; failures++) assert.equal(await rescue(ADDRESS, failures), null);
   answers = up;
   assert.equal(await rescue(ADDRESS, 6), undefined, 'a WebSocket is tried first');
@@ -54,7 +54,11 @@ test('a server that is restarted is no server behind a proxy that blocks WebSock
   answers = up;
   assert.equal(await rescue(ADDRESS, 8), undefined);
   assert.equal(await rescue(ADDRESS, 1), undefined, 'a socket was welcome meanwhile: this is another row of failures');
-  assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
+  answers = { ...up, 'GET /*/counter/events': { status: 503, body: '' } };
+  assert.equal(await rescue(ADDRESS, 2), null, 'it drains: it answers, and takes no connections');
+  answers = up;
+  assert.equal(await rescue(ADDRESS, 3), undefined);
+  assert.equal(typeof (await rescue(ADDRESS, 4)), 'function');
 });
 
 test('the console names the directive of a Content-Security-Policy that forbids WebSockets', async () => {
@@ -62,7 +66,7 @@ test('the console names the directive of a Content-Security-Policy that forbids 
   globalThis.document = page;
   const rescue = await fresh();
   delete globalThis.document;
-  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: {} } };
   await rescue(ADDRESS, 1);
   page.dispatchEvent(Object.assign(new Event('securitypolicyviolation'), { effectiveDirective: 'connect-src', blockedURI: 'wss://count.example/-/ws' }));
   assert.equal(typeof (await rescue(ADDRESS, 2)), 'function');
@@ -72,13 +76,14 @@ test('the console names the directive of a Content-Security-Policy that forbids 
 
 test('who is refused is told why, in the words of the server', async () => {
   const rescue = await fresh();
-  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 403, body: { detail: 'a proxy has replaced the Host (proxy_set_header Host $http_host)' } } };
   const why = 'https://count.example/ refuses this page: a proxy has replaced the Host (proxy_set_header Host $http_host)';
   assert.equal(await rescue(ADDRESS, 1, ''), why);
   assert.equal(await rescue(ADDRESS, 2, why), why);
   answers['PUT /x/counter'] = { status: 401, body: '<html>' };
   assert.match(await rescue(ADDRESS, 4, why), /a PUT with status 401/);
   answers['PUT /x/counter'] = { status: 400, body: {} };
+  answers['GET /*/counter/events'] = { status: 200, body: '' };
   assert.equal(await rescue(ADDRESS, 6, why), undefined, 'when that is mended');
 });
 
@@ -113,7 +118,7 @@ test('what is no Headcount server is called so', async () => {
 });
 
 test('without storage no cookie goes along', async () => {
-  answers = { 'GET /-/counters': counters, 'PUT /x/counter': { status: 400, body: {} } };
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' }, 'PUT /x/counter': { status: 400, body: {} } };
   await (await fresh())(new URL('?storage=none', ADDRESS), 1);
-  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /x/counter omit']);
+  assert.deepEqual(asked, ['GET /-/counters omit', 'PUT /x/counter omit', 'GET /*/counter/events omit']);
 });
