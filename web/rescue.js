@@ -14,6 +14,7 @@ const COUNTER = '\t'; // a counter's topic is its key after this; a page is its 
 
 /** @type {Set<string>} */ const answered = new Set(); // servers that answered over HTTP when a WebSocket had failed, and a WebSocket is being tried again
 /** @type {Set<string>} */ const forbidden = new Set(); // addresses that the page's Content-Security-Policy forbids
+let told = false; // the console names the directive once, though a WebSocket is tried again and again
 globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveDirective, blockedURI }) => {
   if (effectiveDirective === 'connect-src') forbidden.add(new URL(blockedURI, location.href).host);
 });
@@ -76,7 +77,7 @@ export default async function rescue(address, failures, refusal) {
     answered.add(base.href);
     return;
   }
-  if (forbidden.has(base.host))
+  if (!told && (told = forbidden.has(base.host)))
     console.warn(`Headcount: the Content-Security-Policy of this page forbids WebSockets; add ${base.origin.replace('http', 'ws')} to its connect-src. Until then it uses event streams and PUTs.`);
   return Fallback;
 }

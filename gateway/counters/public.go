@@ -84,9 +84,10 @@ func (a *API) limited(c *gin.Context, one call, change *counter.Change) bool {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	r := a.bounds.refuses(one, a.callers.Addr(c.Request), time.Now())
+	addr, now := a.callers.Addr(c.Request), time.Now()
+	r := a.bounds.refuses(one, addr, now)
 	if r == nil {
-		r = a.refusesNew(ctx, one, change, a.callers.Addr(c.Request))
+		r = a.refusesNew(ctx, one, change, addr, now)
 	}
 	if r == nil {
 		return false
@@ -137,7 +138,7 @@ func (b *publicBounds) refuses(one call, addr netip.Addr, now time.Time) *refusa
 }
 
 // refusesNew returns why a change may not make a new counter, or nil, also when it makes none.
-func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, addr netip.Addr) *refusal {
+func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, addr netip.Addr, now time.Time) *refusal {
 	b, hash := a.bounds, maphash.String(a.bounds.seed, one.key)
 	if b.existing.Contains(hash) || change.Verb == counter.Edit && len(change.Join) == 0 {
 		return nil
@@ -150,7 +151,6 @@ func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, 
 		b.existing.Add(hash, struct{}{})
 		return nil
 	}
-	now := time.Now()
 	for _, by := range []struct {
 		rates  *policy.Rates
 		caller policy.Caller
