@@ -14,8 +14,12 @@ const (
 	maxSpans   = 1 << 12   // spans that an Archive remembers, of 12 KB at most; those not asked for longest go
 	maxCounts  = 1 << 16   // points that it remembers, likewise
 	spanTrust  = time.Hour // after so long a span is read anew
-	readAtOnce = 256       // steps of a unique in one read, and less than a span more
+	readAtOnce = 16        // steps of a unique in one read, and less than a span more: 1 ms or 2 of work
 )
+
+// breath is the pause within a long answer. Who only computes keeps a processor for 10 ms, and where there is one, calls
+// that take microseconds would wait for it.
+const breath = time.Millisecond
 
 // Archive answers questions about the history of counters.
 //
@@ -205,6 +209,7 @@ func (r *archiveRead) read(ctx context.Context, from, to int64) error {
 	if err != nil {
 		return err
 	}
+	time.Sleep(breath)
 	r.is = is
 	r.t.Add(gains)
 	r.stale = r.stale || is.Stale

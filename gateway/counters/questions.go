@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	maxAnswers = 1 << 10         // answers kept, of 12 KB at most; the one not asked for longest goes
-	maxWaiting = 64              // public questions that wait for their turn; a further one is 429
-	turnWait   = 2 * time.Second // how long one waits before it is 429
-	maxPause   = turnWait / 4    // after a long computation, so that the next one in the queue has its turn in time
-	staleKept  = time.Second     // how long an answer in which a region is missing is kept, so that its return shows soon
+	maxAnswers = 1 << 10              // answers kept, of 12 KB at most; the one not asked for longest goes
+	maxWaiting = 64                   // public questions that wait for their turn; a further one is 429
+	turnWait   = 2 * time.Second      // how long one waits before it is 429
+	maxPause   = turnWait / 4         // after a long computation, so that the next one in the queue has its turn in time
+	staleKept  = time.Second          // how long an answer in which a region is missing is kept, so that its return shows soon
+	perPoint   = 2 * time.Microsecond // between two public answers, for each point of the first: what it takes to write one
 )
 
 // errTurn says that too many public questions are being answered.
@@ -42,14 +43,15 @@ type outcome struct {
 // questions answers questions about history for all callers. Concurrent equal questions are one computation, and its
 // answer is kept for the rule's stale. Callers without API key have their computations made one at a time, and each is
 // followed by a pause as long as it took, half a second at most: so they take about half a core, however they vary their
-// questions. A caller with an API key never waits for them. It shares a computation that is under way, but is not given an
+// questions. Nor do all who waited for an answer write it at once, see pace. A caller with an API key never waits for them. It shares a computation that is under way, but is not given an
 // answer of before: it may just have changed what it asks about.
 type questions struct {
 	turn chan struct{} // holds one while a public question is answered, and for its pause
 
 	mu      sync.Mutex // guards all below, and began of every computation
 	kept    *simplelru.LRU[question, *computation]
-	waiting int // public questions
+	waiting int       // public questions
+	free    time.Time // when the next public answer may be written
 }
 
 // computation is one of an answer.
@@ -70,6 +72,39 @@ func newQuestions() *questions {
 
 // ask returns the answer to q, which is at most stale old. Its error is errTurn, that of compute or of ctx.
 func (s *questions) ask(ctx context.Context, q question, stale time.Duration, server bool, compute func(context.Context) (outcome, error)) (outcome, error) {
+	out, err := s.find(ctx, q, stale, server, compute)
+	if err == nil && !server {
+		err = s.pace(ctx, len(out.all.Values))
+	}
+	return out, err
+}
+
+// pace waits until an answer of so many points may be written. A hundred who wait for one of thousands of points would
+// else write it at once, and every other call would wait for them all.
+func (s *questions) pace(ctx context.Context, points int) error {
+	s.mu.Lock()
+	now := time.Now()
+	wait := max(0, s.free.Sub(now))
+	if wait <= turnWait {
+		s.free = now.Add(wait + time.Duration(points)*perPoint)
+	}
+	s.mu.Unlock()
+	if wait > turnWait {
+		return errTurn
+	}
+	if wait == 0 {
+		return nil
+	}
+	select {
+	case <-time.After(wait):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// find returns the answer as ask does.
+func (s *questions) find(ctx context.Context, q question, stale time.Duration, server bool, compute func(context.Context) (outcome, error)) (outcome, error) {
 	s.mu.Lock()
 	is, known := s.kept.Get(q)
 	if known && is.serves(stale, server) {

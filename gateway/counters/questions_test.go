@@ -99,6 +99,41 @@ func TestEqualQuestions(t *testing.T) {
 }
 
 // TestStaleAnswers: an answer in which a region is missing is kept for a second only.
+// Long answers are written one after the other, also when all wait for one computation.
+func TestLongAnswersTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers, points = 64, 1000
+		s, q := newQuestions(), question{of: "likes:1"}
+		long := func(context.Context) (outcome, error) {
+			time.Sleep(takes)
+			return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
+		}
+		var mu sync.Mutex
+		at := map[time.Duration]int{}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				_, err := s.ask(t.Context(), q, time.Hour, false, long)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					t.Error(err)
+				}
+				at[time.Since(start)]++
+			})
+		}
+		wg.Wait()
+		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
+			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
+		}
+		if _, err := s.ask(t.Context(), q, time.Hour, true, long); err != nil || time.Since(start) < takes {
+			t.Error("a server with an API key:", err)
+		}
+		time.Sleep(time.Second) // for the pause
+	})
+}
+
 func TestStaleAnswers(t *testing.T) {
 	slowly(t, func(t *testing.T, s *served, store *slow) {
 		store.stale = true
