@@ -736,7 +736,7 @@ function Hub(base, keep, getToken, say) {
       if (failures) {
         // Another file, which is seldom needed, finds the cause and an alternative.
         rescue ||= await import(`./rescue.js?${failures}`).catch(() => {});
-        const found = await rescue?.default(address, failures, refusal);
+        const found = await rescue?.default(address, failures, refusal, links);
         if (typeof found === 'string') {
           if (found !== refusal) {
             console.error(`Headcount: ${found}`);

@@ -12,7 +12,7 @@ const RETURN_MS = 25_000; // after this time the client tries a WebSocket again
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
 
-/** @type {Set<string>} */ const answered = new Set(); // servers that answered over HTTP when a WebSocket had failed, and a WebSocket is being tried again
+/** @type {WeakSet<object>} */ const answered = new WeakSet(); // connections whose server answered over HTTP when a WebSocket had failed, and that are trying a WebSocket again
 /** @type {Set<string>} */ const forbidden = new Set(); // addresses that the page's Content-Security-Policy forbids
 let told = false; // the console names the directive once, though a WebSocket is tried again and again
 globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveDirective, blockedURI }) => {
@@ -28,12 +28,13 @@ globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveD
  * @param {URL} address of the WebSocket
  * @param {number} failures how many attempts in a row have failed
  * @param {string} refusal what it returned before, if that was a string
+ * @param {object} owner stands for the connection, the same at each of its attempts
  * @returns {Promise<any>}
  */
-export default async function rescue(address, failures, refusal) {
+export default async function rescue(address, failures, refusal, owner) {
   const base = httpBase(address);
-  const before = failures > 1 && answered.has(base.href);
-  answered.delete(base.href);
+  const before = failures > 1 && answered.has(owner);
+  answered.delete(owner);
   const stored = address.searchParams.get('storage') !== 'none';
   const token = address.searchParams.get('token');
   const away = (/** @type {string} */ words) => {
@@ -74,7 +75,7 @@ export default async function rescue(address, failures, refusal) {
   abort.abort();
   if (!stream || stream.status >= 500) return null;
   if (!before) {
-    answered.add(base.href);
+    answered.add(owner);
     return;
   }
   if (!told && (told = forbidden.has(base.host)))

@@ -202,16 +202,23 @@ func (s *system) openEmbedded() error {
 	return err
 }
 
-// comeBackTime is how long clients need to come back after a restart: the browser client's first
-// four attempts come within 15 s.
-const comeBackTime = 15 * time.Second
+// How long clients need to come back after a restart. The clients of this release try again within 2 s, so after 3 s
+// those are there whom a killed process had no time to remember; others and older ones wait for up to 15 s.
+const (
+	soonBack     = 3 * time.Second
+	comeBackTime = 15 * time.Second
+)
 
 // comeBack is how long after its start the process has counts that may lack users who stay.
 func (s *system) comeBack() time.Duration {
-	if s.embedded == nil || s.embedded.Recalled() {
-		return 0 // the store remembers who is present
+	switch {
+	case s.embedded == nil:
+		return 0 // Redis remembers who is present
+	case s.embedded.Recalled(): // but for those who came in the last second
+		return soonBack
+	default:
+		return comeBackTime
 	}
-	return comeBackTime
 }
 
 // openCluster opens the store that the region's processes share, and the network

@@ -17,7 +17,7 @@ export const RIGHT = { upgrade: true, host: '$http_host' };
 
 /**
  * Starts an nginx that has a port for each way of passing requests on to a server.
- * @param {number} port of the server
+ * @param {number | number[]} port of the server, or of several: one that is away or drains is passed over
  * @param {Record<string, {upgrade?: boolean, host?: string}>} ways upgrade: WebSockets pass; host: what the header Host is set to; nginx's own default is the wrong one
  */
 export async function startNginx(port, ways) {
@@ -31,7 +31,8 @@ export async function startNginx(port, ways) {
     servers.push(`server {
       listen 127.0.0.1:${own};
       location / {
-        proxy_pass http://127.0.0.1:${port};
+        proxy_pass http://servers;
+        proxy_next_upstream error timeout http_503;
         proxy_http_version 1.1;
         proxy_buffering off;
         ${host ? `proxy_set_header Host ${host};` : ''}
@@ -48,6 +49,7 @@ export async function startNginx(port, ways) {
     http {
       access_log off;
       ${temporary}
+      upstream servers { ${[port].flat().map((port) => `server 127.0.0.1:${port} max_fails=0;`).join(' ')} }
       map $http_upgrade $upgrading { default upgrade; '' ''; }
       ${servers.join('\n')}
     }`,

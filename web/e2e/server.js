@@ -84,6 +84,14 @@ export class Server {
       throw new Error(`the server ended with status ${this.#process.exitCode}:\n${this.#log}`);
   }
 
+  /** Ends the process with a signal, however it ends then. */
+  async end(signal) {
+    const { exitCode, signalCode } = this.#process;
+    if (exitCode !== null || signalCode !== null) return;
+    this.#process.kill(signal);
+    await once(this.#process, 'close');
+  }
+
   /** A new anonymous viewer, for as long as a hold lasts. Returns a function that ends it sooner. */
   async hold(page) {
     const put = (action, headers = {}) =>

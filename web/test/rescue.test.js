@@ -10,7 +10,11 @@ let said;
 let number = 0;
 
 /** A rescue that has told nothing yet. */
-const fresh = async () => (await import(`../rescue.js?test${++number}`)).default;
+const fresh = async () => {
+  const { default: rescue } = await import(`../rescue.js?test${++number}`);
+  const owner = {};
+  return (address, failures, refusal) => rescue(address, failures, refusal, owner);
+};
 
 beforeEach(() => {
   asked = [];
@@ -41,6 +45,13 @@ test('there is a replacement once a WebSocket failed while the server answered',
   assert.deepEqual(asked.map((call) => call.split(' ')[0]), ['GET', 'PUT', 'GET', 'GET', 'GET'], 'who may write is asked once');
   assert.equal(await rescue(ADDRESS, 3), undefined);
   assert.deepEqual(said, []);
+});
+
+test('what one connection has found out says nothing of another', async () => {
+  const { default: rescue } = await import('../rescue.js');
+  answers = { 'GET /-/counters': counters, 'GET /*/counter/events': { status: 200, body: '' } };
+  assert.equal(await rescue(ADDRESS, 2, '', {}), undefined);
+  assert.equal(await rescue(ADDRESS, 2, '', {}), undefined);
 });
 
 test('a server that is restarted is no server behind a proxy that blocks WebSockets', async () => {

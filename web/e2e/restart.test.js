@@ -1,0 +1,132 @@
+// A restart is nobody's departure: fifty people with the client that browsers run keep
+// being counted, or are told that the count may be wrong, and all are back soon.
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+import { TIMEOUT } from './browser.js';
+import { RIGHT, startNginx } from './nginx.js';
+import { Server, freePort, program } from './server.js';
+
+const PEOPLE = 50;
+const ROUNDS = Number(process.env.ROUNDS ?? 2); // of each kind; ROUNDS=20 takes ten minutes
+const BACK_MS = 10_000; // invariant 1
+
+let binary;
+before(async () => (binary = await program()), { timeout: 600_000 });
+after(() => binary?.remove());
+
+/** People on a page, and what they were told. */
+class Crowd {
+  told = [];
+  #process;
+
+  static async gather(page, server) {
+    const crowd = new Crowd();
+    const script = fileURLToPath(new URL('crowd.js', import.meta.url));
+    crowd.#process = spawn(process.execPath, ['--experimental-websocket', script, page, server], { stdio: ['ignore', 'pipe', 'inherit'] });
+    createInterface({ input: crowd.#process.stdout }).on('line', (line) => crowd.told.push(JSON.parse(line)));
+    await crowd.until('everybody is there', () => crowd.whole());
+    return crowd;
+  }
+
+  newest(what) {
+    return this.told.findLast((t) => what in t);
+  }
+  whole() {
+    const count = this.newest('count');
+    return this.newest('open')?.open === PEOPLE && count?.count === PEOPLE && !count.stale;
+  }
+  async until(what, is) {
+    for (const end = Date.now() + TIMEOUT; !is(); await sleep(20))
+      if (Date.now() > end) throw new Error(`not so: ${what}; the last told: ${JSON.stringify(this.told.slice(-20))}`);
+  }
+  async leave() {
+    this.#process.kill();
+    await once(this.#process, 'close');
+  }
+}
+
+/** Notes how late this process wakes, which is what the machine lost. */
+function lost() {
+  let ms = 0;
+  let last = Date.now();
+  const timer = setInterval(() => {
+    ms += Math.max(0, Date.now() - last - 20);
+    last = Date.now();
+  }, 20);
+  return () => {
+    clearInterval(timer);
+    return ms;
+  };
+}
+
+/** One restart of servers at once, all away for a time. */
+async function restart(crowd, servers, signal, away) {
+  const from = crowd.told.length;
+  await Promise.all(servers.map((server) => server.end(signal)));
+  await sleep(away); // how long the server is not there is what this is about
+  const start = Date.now();
+  await Promise.all(servers.map((server) => server.run()));
+  const back = Date.now();
+  const end = lost();
+  await crowd.until('all are back', () => crowd.whole());
+  const took = Date.now() - back;
+  await sleep(8000); // whoever is forgotten is forgotten by now: presence-timeout and a second
+  const wrong = crowd.told.slice(from).filter((t) => t.at >= start && 'count' in t && !t.stale && t.count !== PEOPLE);
+  const late = end();
+  const words = `${signal}, ${away} ms away: all back ${took} ms after the server was ready, the machine lost ${late} ms`;
+  assert.deepEqual(wrong, [], `told a wrong count that is not stale; ${words}`);
+  assert.ok(crowd.whole(), words);
+  assert.ok(took <= BACK_MS + late, words);
+  return words;
+}
+
+for (const [name, signal] of [
+  ['an orderly restart', 'SIGTERM'],
+  ['a kill', 'SIGKILL'],
+]) {
+  test(`one server: ${name} changes no count`, async (t) => {
+    const dir = await mkdtemp(join(tmpdir(), 'headcount-restart-'));
+    const server = await Server.start(binary.path, ['--data-dir', dir, '--shutdown-timeout', '2s']);
+    const crowd = await Crowd.gather('p', server.url);
+    try {
+      for (let i = 0; i < ROUNDS; i++) t.diagnostic(await restart(crowd, [server], signal, [1000, 4000, 0, 5500, 2500][i % 5]));
+    } finally {
+      await crowd.leave();
+      await server.end('SIGKILL');
+      await rm(dir, { recursive: true });
+    }
+  });
+
+  test(`a cluster: ${name} of one process, then of both, changes no count`, async (t) => {
+    const dir = await mkdtemp(join(tmpdir(), 'headcount-restart-'));
+    const port = await freePort();
+    const redis = spawn('redis-server', ['--port', port, '--dir', dir, '--save', '', '--appendonly', 'no'], { stdio: 'ignore' });
+    const servers = [];
+    let proxy;
+    let crowd;
+    try {
+      for (let i = 0; i < 2; i++)
+        servers.push(await Server.start(binary.path, ['--redis', `redis://127.0.0.1:${port}`, '--cluster-secret', 'a secret for tests alone', '--shutdown-timeout', '2s',
+          '--cluster-listen', `127.0.0.1:${await freePort()}`]));
+      proxy = await startNginx(servers.map((server) => server.port), { right: RIGHT });
+      crowd = await Crowd.gather('p', proxy.urls.right);
+      for (let i = 0; i < ROUNDS; i++)
+        t.diagnostic(await restart(crowd, i % 2 ? servers : [servers[i % 4 ? 1 : 0]], signal, [1000, 4000, 0, 5500, 2500][i % 5]));
+    } finally {
+      await crowd?.leave();
+      await proxy?.close();
+      await Promise.all(servers.map((server) => server.end('SIGKILL')));
+      redis.kill();
+      await rm(dir, { recursive: true });
+    }
+  });
+}
