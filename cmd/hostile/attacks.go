@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ type attack struct {
 
 var attacks = []attack{
 	{name: "connects", run: repeat(1000, 500, func(_ context.Context, addr string, _ int) io.Closer {
-		c, err := dial(nil, addr)
+		c, err := dial(addr)
 		if err != nil {
 			return nil
 		}
@@ -153,21 +154,21 @@ func repeat(perSecond, kept int, do func(ctx context.Context, addr string, i int
 // talk has so many clients send so many messages a second each. A client that is closed
 // connects again. The clients read what they are sent.
 func talk(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
-	return talking(clients, perSecond, say, func(c *client) { _, _ = io.Copy(io.Discard, c) })
+	return talking(clients, perSecond, say, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 }
 
 // talkDeaf is talk with clients that read nothing.
 func talkDeaf(clients, perSecond int, say func(client, i int) []byte) func(context.Context, string) {
-	return talking(clients, perSecond, say, func(*client) {})
+	return talking(clients, perSecond, say, func(net.Conn) {})
 }
 
-func talking(clients, perSecond int, say func(client, i int) []byte, listen func(*client)) func(context.Context, string) {
+func talking(clients, perSecond int, say func(client, i int) []byte, listen func(net.Conn)) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
 		for n := range clients {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					c, err := dial(nil, addr)
+					c, err := dial(addr)
 					if err != nil {
 						time.Sleep(100 * time.Millisecond)
 						continue

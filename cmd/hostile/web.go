@@ -72,7 +72,7 @@ var oddNames = []string{
 func init() {
 	attacks = append(attacks,
 		attack{name: "malformed frames", run: repeat(500, 50, func(_ context.Context, addr string, i int) io.Closer {
-			c, err := dial(nil, addr)
+			c, err := dial(addr)
 			if err != nil {
 				return nil
 			}
