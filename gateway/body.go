@@ -40,21 +40,27 @@ func readBody(c *gin.Context) ([]byte, bool) {
 
 // readAction reads a body of the form {"action":"…"}. If it returns false, it has
 // written the error answer.
-func readAction(c *gin.Context, actions ...string) (string, bool) {
+func readAction(c *gin.Context, actions ...string) (action string, ok bool) {
+	action, _, ok = readActionAnd(c, nil, actions...)
+	return action, ok
+}
+
+// readActionAnd reads a body of the form {"action":"…"} that may have further members of these names.
+func readActionAnd(c *gin.Context, names []string, actions ...string) (is string, members map[string]json.RawMessage, ok bool) {
 	body, ok := readBody(c)
 	if !ok {
-		return "", false
+		return "", nil, false
 	}
-	members, ok := parseMembers(c, body, `The body must be a JSON object, such as {"action":"`+actions[0]+`"}`, "action")
+	members, ok = parseMembers(c, body, `The body must be a JSON object, such as {"action":"`+actions[0]+`"}`, append(names, "action")...)
 	if !ok {
-		return "", false
+		return "", nil, false
 	}
 	var action *string
 	if err := json.Unmarshal(members["action"], &action); err != nil || action == nil || !slices.Contains(actions, *action) {
 		badRequest(c, `"action" is one of: `+strings.Join(actions, ", ")+".")
-		return "", false
+		return "", nil, false
 	}
-	return *action, true
+	return *action, members, true
 }
 
 // readMembers reads a body that is empty or a JSON object with members of these names.

@@ -215,16 +215,14 @@ func (c *conn) Ended() {
 	for _, key := range c.counted() {
 		g.live.Unview(key, c.member(), c)
 	}
-	var joined []string
 	for _, w := range c.wants {
 		if w.joined {
-			joined = append(joined, w.name)
 			g.metrics.leaves[c.cause()].Inc()
 			g.roster.leave(c.user, w.name, c, true)
 		}
 	}
 	if c.sum != nil {
-		g.unread.Leave(c.sum, c, joined)
+		g.unread.Leave(c.sum, c)
 	}
 	if t := c.linger.Load(); t != nil {
 		t.Stop() // it would keep c for nothing
@@ -301,7 +299,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	sum := g.unread.Enter(r.Context(), g.userOf(id.Site, id.User))
 	c, err := g.open(w, id.Hash, id.Expires, crowd)
 	if err != nil {
-		g.unread.Leave(sum, nil, nil)
+		g.unread.Leave(sum, nil)
 		return err
 	}
 	c.sum = sum

@@ -45,7 +45,6 @@ type lone struct {
 }
 
 func (l lone) SendBeat(b *heartbeat.Beat) { l.Deliver(b) }
-func (l lone) Alive(string) bool          { return false }
 
 func (l lone) Ready() error {
 	all := make([]int, presence.DefaultPartitions)

@@ -173,7 +173,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/p", "", 401, ""},
 		{"DELETE /-/users/{user}/pages/{page}", "/-/users/alice/pages/*", "", 400, key},
 
-		{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{"away_only":true}`, 204, me},
+		{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{}`, 204, me},
 		{"PUT /-/me/follows/{page}", "/-/me/follows/p", `{"away":true}`, 400, me},
 		{"PUT /-/users/{user}/follows/{page}", "/-/users/alice/follows/p", "", 204, key},
 		{"POST /{page}/changes", "/p/changes", `{"by":"bob"}`, 204, key},

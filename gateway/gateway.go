@@ -50,7 +50,6 @@ type Store interface {
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
-	unread.Lives
 	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
 	// the change. After an error the store may or may not have it.
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
@@ -205,8 +204,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g.comebacks = newComebacks(cfg, g.hub)
 	g.unread = sums.New(sums.Config{
-		Life: life, Store: cfg.Unread, Hub: g.hub, Lives: cfg.Cluster,
-		Group: &g.conns, Grace: cfg.LeaveGrace, Rest: cfg.UpdateInterval, Log: cfg.Log,
+		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
 	g.openCounters()
 	g.registerKinds()
@@ -304,9 +302,6 @@ func (g *Gateway) OwnersChanged(partitions []int) {
 	}
 }
 
-// OthersChanged must be called when the answers of Cluster.Alive have changed.
-func (g *Gateway) OthersChanged() { g.unread.OthersChanged() }
-
 // StoreAway says that the store cannot be reached: counts are stale until
 // StoreBack.
 func (g *Gateway) StoreAway() { g.hub.Away() }
@@ -351,7 +346,6 @@ func (g *Gateway) Drain(ctx context.Context) error {
 		g.each(func(c *conn) { _ = c.Close() }) // the clients had their time
 		<-done
 	}
-	g.unread.Depart(ctx)
 	return nil
 }
 

@@ -42,7 +42,7 @@ const (
 // ask for. Even counts over a billion users need no more.
 const maxPrecision = 9
 
-// message is one client message. The one page of a join or leave is in pages, too.
+// message is one client message. The one page of a join, leave or read is in pages, too.
 type message struct {
 	kind      string
 	pages     []string
@@ -127,7 +127,18 @@ func parseMessage(text []byte) (message, error) {
 			}
 			m.precision = uint8(digits)
 		}
-	case typeHeartbeat, typeRead:
+	case typeRead:
+		if raw, ok := members["page"]; ok {
+			page := ""
+			if err := decodeMember("page", raw, &page); err != nil {
+				return message{}, err
+			}
+			if err := presence.CheckPage(page); err != nil {
+				return message{}, badPage(page, err)
+			}
+			m.pages = []string{page}
+		}
+	case typeHeartbeat:
 	default:
 		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat and read", presence.Excerpt(m.kind))}
 	}

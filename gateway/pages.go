@@ -62,7 +62,11 @@ func (c *conn) do(m message) error {
 	case typeHeartbeat:
 		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
 	case typeRead:
-		c.g.unread.Read(c.sum, c)
+		page := ""
+		if len(m.pages) > 0 {
+			page = m.pages[0]
+		}
+		c.g.unread.Read(c.sum, c, page)
 	}
 	return nil
 }
@@ -96,7 +100,6 @@ func (c *conn) join(name string) error {
 		}
 		w.joined, w.sent = true, true
 		c.g.metrics.joins.Inc()
-		c.g.unread.Moved(c.sum, name)
 		if stored {
 			c.g.journeys.stop(c, topic)
 			c.Ready(topic)
@@ -168,7 +171,6 @@ func (c *conn) leave(name string) {
 	c.tidy()
 	c.g.metrics.leaves[leftPage].Inc()
 	c.g.roster.leave(c.user, name, c, false)
-	c.g.unread.Moved(c.sum, name)
 }
 
 // subscribe subscribes to all pages and counters of the message. If they are too
@@ -239,9 +241,6 @@ func (c *conn) unsubscribe(names []string) {
 	}
 	c.tidy()
 }
-
-// Joined implements unread.Conn.
-func (c *conn) Joined(name string) bool { return c.g.roster.here(c.user, name) }
 
 func tooManyNew(page string) *fault {
 	return &fault{code: codeRateLimited, message: "too many new pages and counters; at most 20 a second that nobody else here has, and 120 at once", page: presence.KeyOf(page), hasPage: page != ""}

@@ -285,15 +285,6 @@ func (r *roster) stored(u presence.User, page string) bool {
 	return sp != nil && sp.stored()
 }
 
-// here reports whether a connection of the user has joined the page.
-func (r *roster) here(u presence.User, page string) bool {
-	l := r.lane(u)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	sp := l.find(u, page)
-	return sp != nil && sp.live > 0
-}
-
 // find returns the user's spot on the page, or nil.
 func (l *lane) find(u presence.User, page string) *spot {
 	if res := l.users[u]; res != nil {

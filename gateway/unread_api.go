@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -195,7 +194,7 @@ func (g *Gateway) getNotifications(c *gin.Context, who whose) {
 func (g *Gateway) deleteNotification(c *gin.Context, who whose) {
 	name, user, _, ok := g.followed(c, who)
 	if ok && g.carryOut(c, func(ctx context.Context) error {
-		_, err := g.unread.Book().ResetPage(ctx, user, name)
+		_, err := g.unread.Book().Reset(ctx, user, name)
 		return err
 	}) {
 		done(c)
@@ -213,32 +212,43 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?after=page, percent-encoded.")
 		return
 	}
-	var records []unread.Record
-	if !g.carryOut(c, func(ctx context.Context) (err error) {
-		records, err = g.cfg.Unread.Records(ctx, []unread.User{user})
+	var s unread.State
+	next := ""
+	if !g.carryOut(c, func(ctx context.Context) error {
+		records, err := g.cfg.Unread.Records(ctx, []unread.User{user})
+		if err != nil {
+			return err
+		}
+		r := records[0]
+		from, found := r.Find(siteOf(c).Name(query.Get("after")))
+		if found {
+			from++
+		}
+		if r.Follows = r.Follows[from:]; len(r.Follows) > listPages {
+			r.Follows = r.Follows[:listPages]
+			next = r.Follows[listPages-1].Page
+		}
+		s, err = g.unread.Book().State(ctx, user, r)
 		return err
 	}) {
 		return
 	}
-	pages := records[0].Pages() // sorted
-	from, found := slices.BinarySearch(pages, siteOf(c).Name(query.Get("after")))
-	if found {
-		from++
-	}
-	pages = pages[from:]
-	next := ""
-	if len(pages) > listPages {
-		pages = pages[:listPages]
-		next = pages[listPages-1]
-	}
-	body := []byte(`{"follows":[`)
-	for i, name := range pages {
+	body, some := []byte(`{"follows":[`), []byte(nil)
+	for i, f := range s.Follows {
 		if i > 0 {
 			body = append(body, ',')
 		}
-		body = presence.AppendString(body, presence.KeyOf(name))
+		body = presence.AppendString(body, presence.KeyOf(f.Page))
+		if n := f.Unread(s.Levels[i], s.Owns[i]); n > 0 {
+			some = append(some, ',')
+			some = append(presence.AppendString(some, presence.KeyOf(f.Page)), ':')
+			some = strconv.AppendInt(some, n, 10)
+		}
 	}
 	body = append(body, ']')
+	if len(some) > 0 {
+		body = append(append(append(body, `,"unread":{`...), some[1:]...), '}')
+	}
 	if next != "" {
 		body = append(body, `,"next":`...)
 		body = presence.AppendString(body, presence.KeyOf(next))
@@ -251,21 +261,13 @@ func (g *Gateway) putFollow(c *gin.Context, who whose) {
 	if !ok {
 		return
 	}
-	members, ok := readMembers(c, `{"away_only":true}`, "away_only")
-	if !ok {
+	if _, ok := readMembers(c, "{}", "away_only"); !ok { // which earlier releases knew; it has no effect
 		return
-	}
-	away := false
-	if raw, given := members["away_only"]; given {
-		if err := json.Unmarshal(raw, &away); err != nil || string(raw) == "null" {
-			badRequest(c, `"away_only" is true or false; if it is true, changes do not count while the user is on the page.`)
-			return
-		}
 	}
 	if !g.admit(c, id) {
 		return
 	}
-	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Book().Follow(ctx, user, name, away) }) {
+	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Book().Follow(ctx, user, name) }) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
@@ -313,18 +315,35 @@ func (g *Gateway) putUnread(c *gin.Context, who whose) {
 	if !ok {
 		return
 	}
-	if _, ok := readAction(c, "reset"); !ok || !g.admit(c, id) {
+	_, members, ok := readActionAnd(c, []string{"page"}, "reset")
+	if !ok {
+		return
+	}
+	var pages []string
+	if raw, given := members["page"]; given {
+		var name *string
+		err := json.Unmarshal(raw, &name)
+		if err == nil && name != nil {
+			err = presence.CheckPage(*name)
+		}
+		if err != nil || name == nil {
+			badRequest(c, `"page" is the page whose changes are read`+because(err)+"; leave it out for all.")
+			return
+		}
+		pages = []string{siteOf(c).Name(*name)}
+	}
+	if !g.admit(c, id) {
 		return
 	}
 	var s unread.State
 	if !g.carryOut(c, func(ctx context.Context) (err error) {
-		s, err = g.unread.Book().Reset(ctx, user)
+		s, err = g.unread.Book().Reset(ctx, user, pages...)
 		return err
 	}) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
-	count, updated := s.Unread(g.unread)
+	count, updated := s.Unread()
 	writeUnread(c, count, updated)
 }
 

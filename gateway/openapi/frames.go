@@ -27,7 +27,7 @@ var said = []message{
 		"precision?", object{"type": "integer", "minimum": 1, "maximum": 9, "description": "significant digits of the counts"}),
 	sent("unsubscribe", "The client wants them no more.", "pages?", names, "counters?", names),
 	sent("heartbeat", "The server answers with the same. A client sends it when it has heard nothing for heartbeat_ms."),
-	sent("read", "The user has seen everything: unread is 0."),
+	sent("read", "The user has seen everything, or the changes of one page.", "page?", id),
 }
 
 // told are the frames that the server sends.

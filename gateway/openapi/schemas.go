@@ -70,10 +70,9 @@ var schemas = object{
 
 	"Change":        members("by?", about(text, "the user who did it, who is not notified"), "title?", about(note, "for the list of notifications"), "url?", about(note, "the same; http, https, or a path")),
 	"Notifications": members("count", natural, "notifications", list(members("page", id, "count", natural, "updated_at", never, "title?", note, "url?", note))),
-	"Follow":        members("away_only?", about(flag, "changes do not count while the user is on the page")),
-	"Follows":       members("follows", list(id), "next?", about(id, "ask for the rest with ?after=")),
+	"Follows":       members("follows", list(id), "unread?", about(object{"type": "object", "additionalProperties": natural}, "the pages of this answer that have any"), "next?", about(id, "ask for the rest with ?after=")),
 	"Unread":        members("count", natural, "updated_at", never),
-	"ResetUnread":   members("action", one("reset")),
+	"ResetUnread":   members("action", one("reset"), "page?", about(id, "its changes alone")),
 
 	"Counter":  members(counterMembers...),
 	"Counters": members("counters", list(ref("Counter"))),

@@ -86,7 +86,7 @@ func (s *Sums) apply(p *page, l unread.Level, owns map[unread.User]unread.Own) {
 		if own, ok := owns[fo.of.user]; ok && own.Changes >= fo.own.Changes {
 			fo.own = own
 		}
-		count := fo.stored.Unread(l, fo.own, s)
+		count := fo.stored.Unread(l, fo.own)
 		if count == fo.count {
 			continue
 		}

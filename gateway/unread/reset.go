@@ -6,13 +6,18 @@ import (
 	"time"
 )
 
-// reset holds the connections of one user that have sent a read message and wait for
-// the answer, each once.
-type reset struct{ asked []Conn }
+// reset is what the connections of one user have asked for with read messages.
+type reset struct {
+	asked []Conn   // they wait for the answer, each once
+	all   bool     // pages that the user follows
+	pages []string // else these, each once, and at most maxPages: of a further one the count says that it is not read
+}
 
-// Read resets the unread count of c's user, and sends c the count when that is done.
-// It does not wait.
-func (s *Sums) Read(f *Sum, c Conn) {
+const maxPages = 100
+
+// Read resets the unread count of a page for c's user, or of all pages if page is empty, and sends c the count when that
+// is done. It does not wait.
+func (s *Sums) Read(f *Sum, c Conn, page string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f.reset == nil { // otherwise the goroutine that resets now does it once more
@@ -21,6 +26,12 @@ func (s *Sums) Read(f *Sum, c Conn) {
 	}
 	if !slices.Contains(f.reset.asked, c) {
 		f.reset.asked = append(f.reset.asked, c)
+	}
+	switch {
+	case page == "":
+		f.reset.all = true
+	case len(f.reset.pages) < maxPages && !slices.Contains(f.reset.pages, page):
+		f.reset.pages = append(f.reset.pages, page)
 	}
 }
 
@@ -34,8 +45,9 @@ func (s *Sums) answer(f *Sum) {
 		s.mu.Unlock()
 		time.Sleep(rest)
 		s.mu.Lock()
-		asked := f.reset.asked
-		if f.reset.asked = nil; len(asked) == 0 {
+		todo := *f.reset
+		asked := todo.asked
+		if *f.reset = (reset{}); len(asked) == 0 {
 			f.reset = nil
 		}
 		s.mu.Unlock()
@@ -43,7 +55,10 @@ func (s *Sums) answer(f *Sum) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), bookPatience)
-		state, err := s.book.Reset(ctx, f.user)
+		if todo.all {
+			todo.pages = nil
+		}
+		state, err := s.book.Reset(ctx, f.user, todo.pages...)
 		cancel()
 		if err != nil {
 			s.log.Debug().Err(err).Msg("an unread count could not be reset; it stays as it is")

@@ -9,27 +9,16 @@ import (
 	"headcount/presence/unread"
 )
 
-// Run reads what has changed and writes presences, until ctx ends.
+// Run reads what has changed, until ctx ends.
 func (s *Sums) Run(ctx context.Context) {
-	tick := time.NewTicker(presenceTick)
-	defer tick.Stop()
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
-	rest := tellAgain
 	for failed := 0; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.wake:
 		case <-retry.C:
-		case <-tick.C:
-			if rest -= presenceTick; rest <= 0 {
-				rest = tellAgain
-				s.lasting()
-			}
-			if !s.graceEnded() {
-				continue
-			}
 		}
 		if err := s.catchUp(ctx); err != nil && ctx.Err() == nil {
 			failed++
@@ -44,12 +33,12 @@ func (s *Sums) Run(ctx context.Context) {
 	}
 }
 
-// catchUp reads and writes everything that is to be done. Work that fails is kept for
+// catchUp reads everything that is to be read. Work that fails is kept for
 // the next call.
 func (s *Sums) catchUp(ctx context.Context) error {
 	for {
-		users, pages, presences := s.todo()
-		if len(users)+len(pages)+len(presences) == 0 {
+		users, pages := s.todo()
+		if len(users)+len(pages) == 0 {
 			return nil
 		}
 		if err := s.readUsers(ctx, users); err != nil {
@@ -60,17 +49,11 @@ func (s *Sums) catchUp(ctx context.Context) error {
 				return err
 			}
 		}
-		for at, here := range presences {
-			if err := s.tellPresence(ctx, at, here); err != nil {
-				return err
-			}
-		}
 	}
 }
 
-// todo returns a part of the work: at most readUsers users, and all pages and
-// presences.
-func (s *Sums) todo() (users []*Sum, pages []*page, presences map[presenceOf]bool) {
+// todo returns a part of the work: at most readUsers users, and all pages.
+func (s *Sums) todo() (users []*Sum, pages []*page) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f := range s.staleUsers {
@@ -82,11 +65,7 @@ func (s *Sums) todo() (users []*Sum, pages []*page, presences map[presenceOf]boo
 	for p := range s.stalePages {
 		pages = append(pages, p)
 	}
-	presences = make(map[presenceOf]bool, len(s.presences))
-	for at, here := range s.presences {
-		presences[at] = here
-	}
-	return users, pages, presences
+	return users, pages
 }
 
 func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {

@@ -1,6 +1,5 @@
 // Package unread keeps the unread counts of the users who are connected to this gateway.
-// It reads what they follow and hears of changes, and it tells the store who is present
-// on a page that is followed when away only. It knows no sockets.
+// It reads what they follow and hears of changes. It knows no sockets.
 package unread
 
 import (
@@ -8,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -21,10 +19,6 @@ const (
 	enterPatience = 250 * time.Millisecond // a new connection waits this long for its unread count; else it comes later
 	bookPatience  = 3 * time.Second        // how long a call waits for the store's answer
 	readUsers     = 256                    // users whose follows are read in one call
-	presenceTick  = 250 * time.Millisecond // how late the end of a grace may be noticed
-	// tellAgain is how often a lasting presence is written again if its page has
-	// changed. If the gateway is killed, the changes since the last write count as unread.
-	tellAgain = time.Minute
 )
 
 // Conn is a connection of a user.
@@ -32,8 +26,6 @@ type Conn interface {
 	// Tell sends the unread count to the client, if the count is new to the client or
 	// again is set. It is called under the lock of Sums, and must not block.
 	Tell(count int64, again bool)
-	// Joined reports whether a connection of the same user here has joined the page.
-	Joined(page string) bool
 }
 
 // Hub watches topics. It passes their updates to Sums.Update.
@@ -45,14 +37,11 @@ type Hub interface {
 // Group waits for the goroutines it starts.
 type Group interface{ Go(f func()) }
 
-// Config configures Sums. Every field but Lives is required.
+// Config configures Sums. Every field is required.
 type Config struct {
-	Life  string // the life of this gateway, which away-only follows name
 	Store unread.Store
 	Hub   Hub
-	Lives unread.Lives  // nil: there is no other gateway
 	Group Group         // runs the resets that connections ask for
-	Grace time.Duration // how long a user stays present after a connection that ended without a leave
 	Rest  time.Duration // the pause between two resets of one user; more than 1 s counts as 1 s
 	Log   zerolog.Logger
 }
@@ -79,22 +68,18 @@ type Sums struct {
 	mu         sync.Mutex
 	users      map[unread.User]*Sum
 	pages      map[string]*page
-	staleUsers map[*Sum]struct{}        // users that Run must read
-	stalePages map[*page]struct{}       // pages whose authors Run must read
-	presences  map[presenceOf]bool      // presences that Run must write to the store; false ends one
-	told       map[presenceOf]struct{}  // presences that the store has
-	graces     map[presenceOf]time.Time // until when a user stays present after a connection that ended without a leave
-	entering   *gathering               // users that are new here and wait for the next read; nil: none
-	reading    bool                     // a read of such users is under way
+	staleUsers map[*Sum]struct{}  // users that Run must read
+	stalePages map[*page]struct{} // pages whose authors Run must read
+	entering   *gathering         // users that are new here and wait for the next read; nil: none
+	reading    bool               // a read of such users is under way
 }
 
 // Sum is what one user follows, and how much of it is unread.
 type Sum struct {
 	user     unread.User
-	refs     int32       // connections, and requests that may become connections
-	known    bool        // the fields below have been read
-	adopting bool        // adopt is replacing the fields below; until it ends, sum is wrong
-	follower atomic.Bool // it may follow something; set before follows, and read without mu
+	refs     int32 // connections, and requests that may become connections
+	known    bool  // the fields below have been read
+	adopting bool  // adopt is replacing the fields below; until it ends, sum is wrong
 	conns    []Conn
 	version  presence.Version
 	follows  map[string]*follow // by page; nil: the user follows nothing
@@ -125,22 +110,13 @@ func New(cfg Config) *Sums {
 		pages:      map[string]*page{},
 		staleUsers: map[*Sum]struct{}{},
 		stalePages: map[*page]struct{}{},
-		presences:  map[presenceOf]bool{},
-		told:       map[presenceOf]struct{}{},
-		graces:     map[presenceOf]time.Time{},
 	}
-	s.book = unread.NewBook(cfg.Store, s)
+	s.book = unread.NewBook(cfg.Store)
 	return s
 }
 
 // Book reads and changes what users follow. Changes come back as updates.
 func (s *Sums) Book() *unread.Book { return s.book }
-
-// Alive reports whether the life of a gateway still lasts. life has the form in which
-// away-only follows name it.
-func (s *Sums) Alive(life string) bool {
-	return life == s.cfg.Life || s.cfg.Lives != nil && s.cfg.Lives.Alive(life)
-}
 
 func (s *Sums) wakeUp() {
 	select {
@@ -240,12 +216,11 @@ func (s *Sums) readEntering() {
 	}
 }
 
-// Users is the number of users here, plus the number of graces that are not over; a
-// user has one grace per page.
+// Users is the number of users here.
 func (s *Sums) Users() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.users) + len(s.graces)
+	return len(s.users)
 }
 
 // Unread is the user's count, if it is known.
@@ -265,19 +240,13 @@ func (s *Sums) Add(f *Sum, c Conn) {
 	}
 }
 
-// Leave ends an Enter. c is nil if the request became no connection. joined are the
-// pages that the connection had joined and not left.
-func (s *Sums) Leave(f *Sum, c Conn, joined []string) {
+// Leave ends an Enter. c is nil if the request became no connection.
+func (s *Sums) Leave(f *Sum, c Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.conns = without(f.conns, c)
 	if f.reset != nil {
 		f.reset.asked = without(f.reset.asked, c)
-	}
-	for _, name := range joined {
-		if fo := f.follows[name]; fo != nil && fo.stored.AwayOnly {
-			s.graces[presenceOf{f.user, name}] = time.Now().Add(s.cfg.Grace)
-		}
 	}
 	if f.refs--; f.refs > 0 {
 		return
@@ -320,10 +289,8 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 		return // the user has gone
 	}
 	f.version, f.adopting = state.Version, true
-	f.follower.Store(len(state.Follows) > 0) // before it is asked where the user is, see Moved
 	for page, fo := range f.follows {
 		if _, still := state.Find(page); !still {
-			delete(s.told, presenceOf{f.user, page})
 			s.drop(fo)
 		}
 	}
@@ -343,14 +310,8 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 				at = is
 			}
 		}
-		fo.count = stored.Unread(at, fo.own, s)
+		fo.count = stored.Unread(at, fo.own)
 		s.level(fo.page, level, right)
-		if at := (presenceOf{f.user, stored.Page}); slices.Contains(stored.Through, s.cfg.Life) {
-			s.told[at] = struct{}{}
-		} else {
-			delete(s.told, at)
-		}
-		s.attend(fo)
 	}
 	s.sum(f)
 }

@@ -3,7 +3,6 @@ package unread
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -52,22 +51,13 @@ func (w wants) Want(t presence.Topic) (presence.Update, bool) {
 func (w wants) Unwant(t presence.Topic) { w[t]-- }
 
 func quiet(store unread.Store) *Sums {
-	return New(Config{Life: "g/1", Store: store, Hub: wants{}, Group: &sync.WaitGroup{}, Grace: 50 * time.Millisecond, Log: zerolog.Nop()})
+	return New(Config{Store: store, Hub: wants{}, Group: &sync.WaitGroup{}, Log: zerolog.Nop()})
 }
 
 // inline runs what it is given at once.
 type inline struct{}
 
 func (inline) Go(f func()) { f() }
-
-// tab is a connection that has joined some pages.
-type tab struct {
-	joined []string
-	told   []int64
-}
-
-func (c *tab) Tell(n int64, _ bool)    { c.told = append(c.told, n) }
-func (c *tab) Joined(name string) bool { return slices.Contains(c.joined, name) }
 
 // TestSumsFollowTheStore: publications come late, twice, in any order, or never except
 // for the last one. Meanwhile users come and go and others change everything. When all
@@ -77,7 +67,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 		store := memstore.New(memstore.Config{})
 		users := []unread.User{{1}, {2}, {3}}
 		pages := []string{"p", "q", "r"}
-		outside := unread.NewBook(store, nil)
+		outside := unread.NewBook(store)
 		var waiting []presence.Update
 		must := func(err error) {
 			if err != nil {
@@ -91,7 +81,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 		}
 		act := func() {
 			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
-			switch rapid.SampledFrom([]string{"change", "own", "follow", "unfollow", "reset"}).Draw(rt, "act") {
+			switch rapid.SampledFrom([]string{"change", "own", "follow", "unfollow", "reset", "reset page"}).Draw(rt, "act") {
 			case "change":
 				must(store.Change(t.Context(), page, unread.Change{}))
 				published(unread.LevelTopic(page))
@@ -99,13 +89,17 @@ func TestSumsFollowTheStore(t *testing.T) {
 				must(store.Change(t.Context(), page, unread.Change{By: &u}))
 				published(unread.LevelTopic(page))
 			case "follow":
-				must(outside.Follow(t.Context(), u, page, false))
+				must(outside.Follow(t.Context(), u, page))
 				published(unread.RecordTopic(u))
 			case "unfollow":
 				must(outside.Unfollow(t.Context(), u, page))
 				published(unread.RecordTopic(u))
 			case "reset":
 				_, err := outside.Reset(t.Context(), u)
+				must(err)
+				published(unread.RecordTopic(u))
+			case "reset page":
+				_, err := outside.Reset(t.Context(), u, page)
 				must(err)
 				published(unread.RecordTopic(u))
 			}
@@ -126,11 +120,11 @@ func TestSumsFollowTheStore(t *testing.T) {
 			u := rapid.SampledFrom(users).Draw(rt, "who")
 			if f := here[u]; f != nil {
 				delete(here, u)
-				s.Leave(f, nil, nil)
+				s.Leave(f, nil)
 			} else if f := s.Enter(ctx, u); here[u] == nil {
 				here[u] = f
 			} else {
-				s.Leave(f, nil, nil)
+				s.Leave(f, nil)
 			}
 		}
 		gone, cancel := context.WithCancel(t.Context())
@@ -197,7 +191,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 			}
 		}
 		for _, f := range here {
-			s.Leave(f, nil, nil)
+			s.Leave(f, nil)
 		}
 		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
 			rt.Fatalf("%d users and %d pages are left", len(s.users), len(s.pages))
@@ -241,70 +235,7 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 	if n, known := s.Unread(f); n != 0 || !known {
 		t.Errorf("unread %d, %v", n, known)
 	}
-	s.Leave(f, nil, nil)
-}
-
-// A presence is told again while the page changes. Its end is told after the grace.
-func TestPresencesAreTold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New(memstore.Config{})
-		s := quiet(store)
-		u := unread.User{1}
-		if err := s.book.Follow(t.Context(), u, "p", true); err != nil {
-			t.Fatal(err)
-		}
-		f := s.Enter(t.Context(), u)
-		c := &tab{joined: []string{"p"}}
-		s.Add(f, c)
-		read := func() unread.Follow {
-			t.Helper()
-			if err := s.catchUp(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			updates, err := store.Updates(t.Context(), []presence.Topic{unread.RecordTopic(u), unread.LevelTopic("p")})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, u := range updates {
-				s.Update(u)
-			}
-			if err := s.catchUp(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			r, err := store.Records(t.Context(), []unread.User{u})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return r[0].Follows[0]
-		}
-		s.Moved(f, "p")
-		if got := read(); len(got.Through) != 1 || got.Through[0] != "g/1" {
-			t.Fatalf("a join: %+v", got)
-		}
-		if err := store.Change(t.Context(), "p", unread.Change{}); err != nil {
-			t.Fatal(err)
-		}
-		if got := read(); got.Held != 0 {
-			t.Errorf("told again at once: %+v", got)
-		}
-		s.lasting()
-		if got := read(); got.Held != 1 || got.Seen != 1 {
-			t.Errorf("not told again: %+v", got)
-		}
-		s.Leave(f, c, c.joined)
-		s.graceEnded()
-		if got := read(); len(got.Through) != 1 {
-			t.Errorf("gone within the grace: %+v", got)
-		}
-		time.Sleep(60 * time.Millisecond)
-		s.graceEnded()
-		if got := read(); len(got.Through) != 0 {
-			t.Errorf("here after the grace: %+v", got)
-		}
-		if len(s.told)+len(s.presences)+len(s.graces) != 0 {
-			t.Errorf("%d %d %d are left", len(s.told), len(s.presences), len(s.graces))
-		}
-	})
+	s.Leave(f, nil)
 }
 
 // Users that come while the store reads others are read together, so that a crowd of
@@ -361,41 +292,52 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// Who follows nothing does not wait for others when it joins a page.
-func TestMovedOfWhoFollowsNothing(t *testing.T) {
-	s := quiet(memstore.New(memstore.Config{}))
-	f := s.Enter(t.Context(), unread.User{1})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.Moved(f, "p") // else the test hangs
-}
+// tab is a connection.
+type tab struct{ told []int64 }
 
-// asked is a connection that counts how often it is asked about pages. Its user is on none.
-type asked struct{ times *int }
+func (c *tab) Tell(n int64, _ bool) { c.told = append(c.told, n) }
 
-func (c asked) Tell(int64, bool) {}
-func (c asked) Joined(string) bool {
-	*c.times++
-	return false
-}
-
-// A connection answers for all connections of its user. To ask each of 1,000 would hold up others, who wait for the
-// lock of Sums.
-func TestMovedAsksOneConnection(t *testing.T) {
-	store := memstore.New(memstore.Config{})
-	s := quiet(store)
-	u := unread.User{1}
-	if err := s.book.Follow(t.Context(), u, "p", true); err != nil {
-		t.Fatal(err)
-	}
-	times := 0
-	var f *Sum
-	for range 100 {
-		f = s.Enter(t.Context(), u)
-		s.Add(f, asked{&times})
-	}
-	times = 0
-	if s.Moved(f, "p"); times != 1 {
-		t.Errorf("%d connections were asked", times)
-	}
+// A read message is about its page; those that come within the pause are one reset, and a message about all pages is about
+// all.
+func TestReadOfPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Config{})
+		var group sync.WaitGroup
+		s := New(Config{Store: store, Hub: wants{}, Group: &group, Rest: time.Second, Log: zerolog.Nop()})
+		u := unread.User{1}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, page := range []string{"p", "q", "r", "s"} {
+			must(s.book.Follow(t.Context(), u, page))
+			must(store.Change(t.Context(), page, unread.Change{}))
+		}
+		f, c := s.Enter(t.Context(), u), &tab{}
+		s.Add(f, c)
+		read := func(want int64, pages ...string) {
+			t.Helper()
+			for _, page := range pages {
+				s.Read(f, c, page)
+			}
+			group.Wait()
+			if n, _ := s.Unread(f); n != want || c.told[len(c.told)-1] != want {
+				t.Errorf("after a read of %q: %d, told %d, want %d", pages, n, c.told, want)
+			}
+		}
+		read(4, "not followed")
+		read(3, "p")
+		read(3, "p")
+		read(1, "r", "q")
+		read(0, "p", "")
+		for i := range maxPages + 50 {
+			s.Read(f, c, fmt.Sprintf("page %d", i))
+		}
+		if n := len(f.reset.pages); n > maxPages {
+			t.Errorf("%d pages wait", n)
+		}
+		group.Wait()
+	})
 }

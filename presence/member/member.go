@@ -32,7 +32,6 @@ type Gateway interface {
 	StoreAway()
 	StoreBack()
 	OwnersChanged(partitions []int)
-	OthersChanged()
 	Run(ctx context.Context) error
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -264,9 +263,7 @@ func (m *Member) adopt(now time.Time) error {
 	if m.parts.Node != nil {
 		m.parts.Node.Gateways(gateways)
 	}
-	if old := m.view.Swap(&view{lives, now}); m.parts.Gateway != nil && (old == nil || !maps.Equal(old.lives, lives)) {
-		m.parts.Gateway.OthersChanged()
-	}
+	m.view.Store(&view{lives, now})
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
 	old := m.table.Load()
@@ -353,13 +350,6 @@ func (m *Member) Members() []presence.Process {
 		return *members
 	}
 	return nil
-}
-
-// Alive reports whether the life of a gateway still lasts, as far as this process
-// knows. It is true as long as no leases have been read.
-func (m *Member) Alive(life string) bool {
-	v := m.view.Load()
-	return v == nil || v.lives[life]
 }
 
 // Ended reports whether the life of a gateway is over as far as this process knows:

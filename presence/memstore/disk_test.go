@@ -34,7 +34,7 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 	s := reopen(t, dir)
 	secret := s.Secret()
 	u, author := unread.User{1}, unread.User{2, 0, 0xff}
-	b := unread.NewBook(s, nil)
+	b := unread.NewBook(s)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -43,15 +43,14 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 	}
 	pages := []string{"p", "ü \"\\", "never changed"}
 	for _, page := range pages {
-		must(b.Follow(t.Context(), u, page, page == "p"))
+		must(b.Follow(t.Context(), u, page))
 	}
-	must(b.Follow(t.Context(), u, "ended", false))
+	must(b.Follow(t.Context(), u, "ended"))
 	must(b.Unfollow(t.Context(), u, "ended"))
 	for range 3 {
 		must(s.Change(t.Context(), "p", unread.Change{Key: "k"}))
 		must(s.Change(t.Context(), pages[1], unread.Change{By: &author}))
 	}
-	must(b.Attend(t.Context(), u, "p", "g/1", true))
 	if _, err := b.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
@@ -71,9 +70,9 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 		must(err)
 		a.levels, a.owns, err = s.Levels(t.Context(), author, pages)
 		must(err)
-		a.unread, a.updated, err = unread.NewBook(s, nil).Unread(t.Context(), u)
+		a.unread, a.updated, err = unread.NewBook(s).Unread(t.Context(), u)
 		must(err)
-		a.list, _, err = unread.NewBook(s, nil).Notifications(t.Context(), u, 50)
+		a.list, _, err = unread.NewBook(s).Notifications(t.Context(), u, 50)
 		must(err)
 		return a
 	}
@@ -162,9 +161,9 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	erased, ended := unread.User{1}, unread.User{2}
-	book := unread.NewBook(s, nil)
+	book := unread.NewBook(s)
 	for _, user := range []unread.User{erased, ended} {
-		if err := book.Follow(t.Context(), user, "p", false); err != nil {
+		if err := book.Follow(t.Context(), user, "p"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -174,7 +173,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	if _, err := book.Reset(t.Context(), erased); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q", false), book.Forget(t.Context(), ended)); err != nil {
+	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q"), book.Forget(t.Context(), ended)); err != nil {
 		t.Fatal(err)
 	}
 	former, err := s.Records(t.Context(), []unread.User{erased})
@@ -193,7 +192,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 		return nil
 	})
 	s = reopen(t, dir)
-	if err := unread.NewBook(s, nil).Follow(t.Context(), erased, "p", false); err != nil {
+	if err := unread.NewBook(s).Follow(t.Context(), erased, "p"); err != nil {
 		t.Fatal(err)
 	}
 	again, err := s.Records(t.Context(), []unread.User{erased})
@@ -228,7 +227,7 @@ func TestRepairs(t *testing.T) {
 			dir := t.TempDir()
 			s := reopen(t, dir)
 			if err := errors.Join(
-				unread.NewBook(s, nil).Follow(t.Context(), u, "p", false),
+				unread.NewBook(s).Follow(t.Context(), u, "p"),
 				s.Change(t.Context(), "p", unread.Change{}),
 				s.Change(t.Context(), "p", unread.Change{}),
 				s.Change(t.Context(), "p", unread.Change{By: &author}),
@@ -421,9 +420,9 @@ func TestKeysAreForgottenAfterADay(t *testing.T) {
 
 func TestRecordsAreCopies(t *testing.T) {
 	s := New(Config{})
-	b := unread.NewBook(s, nil)
+	b := unread.NewBook(s)
 	for _, page := range []string{"b", "c", "a"} {
-		if err := b.Follow(t.Context(), unread.User{}, page, false); err != nil {
+		if err := b.Follow(t.Context(), unread.User{}, page); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -452,7 +451,7 @@ func TestADirectoryKeepsItsHashKey(t *testing.T) {
 			}
 			defer s.Close()
 			if first && used {
-				if err := unread.NewBook(s, nil).Follow(t.Context(), unread.User{1}, "p", false); err != nil {
+				if err := unread.NewBook(s).Follow(t.Context(), unread.User{1}, "p"); err != nil {
 					t.Fatal(err)
 				}
 			}

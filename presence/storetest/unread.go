@@ -36,7 +36,6 @@ var unreads = map[string]func(*testing.T, Store){
 	"a change during a reset is not lost":            changeInReset,
 	"edits at once all count":                        editsAtOnce,
 	"resets and changes at once":                     resetsAtOnce,
-	"present users and gateways that die":            deadGateways,
 	"a counter that lost its past":                   lostPast,
 	"any history ends with the model's unread":       unreadModel,
 }
@@ -263,7 +262,7 @@ func save(t *testing.T, s Store) {
 	}
 	put(unread.Record{Updated: time.Unix(1700000000, 0).UTC(), Follows: []unread.Follow{
 		{Page: "a", Incarnation: 1<<53 - 1, Seen: 1 << 40},
-		{Page: "b", AwayOnly: true, Incarnation: 7, Seen: 3, Held: 5, Through: []string{"127.0.0.1:7946/1700000000000", "x/1"}},
+		{Page: "b", Incarnation: 7, Seen: 3},
 		{Page: "ü \"😀\" \\", Seen: 0},
 	}})
 	put(unread.Record{Updated: old.Updated, Follows: []unread.Follow{{Page: "a", Incarnation: 2, Seen: 1}, {Page: "c"}}})
@@ -413,17 +412,10 @@ func attachUnread(t *testing.T, s Store) {
 	}
 }
 
-func follow(t testing.TB, b *unread.Book, u unread.User, page string, awayOnly bool) {
+func follow(t testing.TB, b *unread.Book, u unread.User, page string) {
 	t.Helper()
-	if err := b.Follow(t.Context(), u, page, awayOnly); err != nil {
+	if err := b.Follow(t.Context(), u, page); err != nil {
 		t.Fatalf("Follow(%q): %v", page, err)
-	}
-}
-
-func attend(t testing.TB, b *unread.Book, u unread.User, page, life string, on bool) {
-	t.Helper()
-	if err := b.Attend(t.Context(), u, page, life, on); err != nil {
-		t.Fatalf("Attend(%q, %s, %v): %v", page, life, on, err)
 	}
 }
 
@@ -439,7 +431,7 @@ func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Ti
 // notifications lists unread pages, the newest first, with what their newest unread
 // change says that says anything.
 func notifications(t *testing.T, s Store) {
-	b, u, a, z := unread.NewBook(s, nil), freshUser(), freshName(), freshName()
+	b, u, a, z := unread.NewBook(s), freshUser(), freshName(), freshName()
 	is := func(most int, all int64, want ...unread.Notification) {
 		t.Helper()
 		got, n, err := b.Notifications(t.Context(), u, most)
@@ -456,8 +448,8 @@ func notifications(t *testing.T, s Store) {
 		}
 	}
 	change(t, s, a, unread.Change{Title: "before", URL: "/before"})
-	follow(t, b, u, a, false)
-	follow(t, b, u, z, false)
+	follow(t, b, u, a)
+	follow(t, b, u, z)
 	is(9, 0)
 	change(t, s, a, unread.Change{})
 	is(9, 1, unread.Notification{Page: a, Count: 1}) // the note is of a change before the follow
@@ -470,7 +462,7 @@ func notifications(t *testing.T, s Store) {
 	if got, n, err := b.Notifications(t.Context(), u, 1); err != nil || len(got) != 1 || n != 4 {
 		t.Errorf("%+v, %d, %v", got, n, err)
 	}
-	if _, err := b.ResetPage(t.Context(), u, a); err != nil {
+	if _, err := b.Reset(t.Context(), u, a, freshName()); err != nil {
 		t.Fatal(err)
 	}
 	is(9, 1, second)
@@ -486,13 +478,13 @@ func notifications(t *testing.T, s Store) {
 }
 
 func forget(t *testing.T, s Store) {
-	b, u, other, page := unread.NewBook(s, nil), freshUser(), freshUser(), freshName()
+	b, u, other, page := unread.NewBook(s), freshUser(), freshUser(), freshName()
 	if err := b.Forget(t.Context(), u); err != nil { // who follows nothing
 		t.Fatal(err)
 	}
 	for _, user := range []unread.User{u, other} {
-		follow(t, b, user, page, false)
-		follow(t, b, user, page+"2", false)
+		follow(t, b, user, page)
+		follow(t, b, user, page+"2")
 	}
 	change(t, s, page, unread.Change{})
 	if _, err := b.Reset(t.Context(), u); err != nil {
@@ -508,14 +500,14 @@ func forget(t *testing.T, s Store) {
 	}
 	wantUnread(t, b, u, 0)
 	wantUnread(t, b, other, 2)
-	follow(t, b, u, page, false) // as a new one
+	follow(t, b, u, page) // as a new one
 	wantUnread(t, b, u, 0)
 	change(t, s, page, unread.Change{})
 	wantUnread(t, b, u, 1)
 }
 
 func maxFollows(t *testing.T, s Store) {
-	b, u := unread.NewBook(s, nil), freshUser()
+	b, u := unread.NewBook(s), freshUser()
 	var r unread.Record
 	for i := range unread.MaxFollows - 1 {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
@@ -523,30 +515,30 @@ func maxFollows(t *testing.T, s Store) {
 	if _, err := s.Save(t.Context(), u, unread.Record{}, r); err != nil {
 		t.Fatal(err)
 	}
-	follow(t, b, u, "the last", false)
-	if err := b.Follow(t.Context(), u, "one more", false); !errors.Is(err, presence.ErrTooMany) {
+	follow(t, b, u, "the last")
+	if err := b.Follow(t.Context(), u, "one more"); !errors.Is(err, presence.ErrTooMany) {
 		t.Errorf("the 1,001st follow: %v", err)
 	}
-	follow(t, b, u, "the last", true)
+	follow(t, b, u, "the last") // again
 	if err := b.Unfollow(t.Context(), u, "p0000"); err != nil {
 		t.Fatal(err)
 	}
-	follow(t, b, u, "one more", false)
+	follow(t, b, u, "one more")
 	if got := record(t, s, u); len(got.Follows) != unread.MaxFollows {
 		t.Errorf("%d follows", len(got.Follows))
 	}
 }
 
 func followUnfollow(t *testing.T, s Store) {
-	b, u, p, q := unread.NewBook(s, nil), freshUser(), freshName(), freshName()
+	b, u, p, q := unread.NewBook(s), freshUser(), freshName(), freshName()
 	change(t, s, p, unread.Change{})
-	follow(t, b, u, p, false)
-	follow(t, b, u, q, false)
+	follow(t, b, u, p)
+	follow(t, b, u, q)
 	wantUnread(t, b, u, 0)
 	change(t, s, p, unread.Change{})
 	change(t, s, q, unread.Change{})
 	change(t, s, q, unread.Change{})
-	follow(t, b, u, p, false) // again: nothing changes
+	follow(t, b, u, p) // again: nothing changes
 	wantUnread(t, b, u, 3)
 	if err := b.Unfollow(t.Context(), u, q); err != nil {
 		t.Fatal(err)
@@ -555,7 +547,7 @@ func followUnfollow(t *testing.T, s Store) {
 	if err := b.Unfollow(t.Context(), u, q); err != nil {
 		t.Fatal(err)
 	}
-	follow(t, b, u, q, false)
+	follow(t, b, u, q)
 	wantUnread(t, b, u, 1)
 	change(t, s, q, unread.Change{})
 	wantUnread(t, b, u, 2)
@@ -566,9 +558,9 @@ func followUnfollow(t *testing.T, s Store) {
 }
 
 func unreadUpdated(t *testing.T, s Store) {
-	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
+	b, u, page := unread.NewBook(s), freshUser(), freshName()
 	change(t, s, page, unread.Change{})
-	follow(t, b, u, page, false)
+	follow(t, b, u, page)
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
 		t.Errorf("there never was one, but it was updated %s", at)
 	}
@@ -610,10 +602,10 @@ func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Rec
 }
 
 func changeInReset(t *testing.T, s Store) {
-	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
-	follow(t, b, u, page, false)
+	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	follow(t, b, u, page)
 	change(t, s, page, unread.Change{})
-	slow := unread.NewBook(&interrupted{s, func() { change(t, s, page, unread.Change{}) }}, nil)
+	slow := unread.NewBook(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
 	if _, err := slow.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
@@ -624,7 +616,7 @@ func changeInReset(t *testing.T, s Store) {
 		if _, err := b.Reset(t.Context(), u); err != nil {
 			t.Error(err)
 		}
-	}}, nil)
+	}})
 	if _, err := slow.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
@@ -637,13 +629,13 @@ func editsAtOnce(t *testing.T, s Store) {
 	u := freshUser()
 	var wg sync.WaitGroup
 	for w := range 8 {
-		b := unread.NewBook(s, nil) // of another gateway
+		b := unread.NewBook(s) // of another gateway
 		wg.Go(func() {
 			for i := range 10 {
 				page := fmt.Sprintf("p%d-%d", w, i)
-				err := b.Follow(t.Context(), u, page, false)
+				err := b.Follow(t.Context(), u, page)
 				for errors.Is(err, presence.ErrUnavailable) { // on a busy machine others may win every attempt; one of them ends each time
-					err = b.Follow(t.Context(), u, page, false)
+					err = b.Follow(t.Context(), u, page)
 				}
 				if err != nil {
 					t.Error(err)
@@ -659,8 +651,8 @@ func editsAtOnce(t *testing.T, s Store) {
 
 func resetsAtOnce(t *testing.T, s Store) {
 	const n = 100
-	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
-	follow(t, b, u, page, false)
+	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	follow(t, b, u, page)
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
@@ -670,7 +662,7 @@ func resetsAtOnce(t *testing.T, s Store) {
 				}
 			}
 		})
-		b := unread.NewBook(s, nil)
+		b := unread.NewBook(s)
 		wg.Go(func() {
 			last := int64(0)
 			for range 20 {
@@ -699,55 +691,11 @@ func resetsAtOnce(t *testing.T, s Store) {
 	wantUnread(t, b, u, 0)
 }
 
-// dead are the lives that have ended.
-type dead map[string]bool
-
-func (d dead) Alive(life string) bool { return !d[life] }
-
-func deadGateways(t *testing.T, s Store) {
-	dead := dead{}
-	b, u, page := unread.NewBook(s, dead), freshUser(), freshName()
-	follow(t, b, u, page, true)
-	attend(t, b, u, page, "a/1", true)
-	attend(t, b, u, page, "b/1", true)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 0)
-	dead["a/1"] = true
-	wantUnread(t, b, u, 0)
-	attend(t, b, u, page, "b/1", false)
-	wantUnread(t, b, u, 0)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 1)
-	attend(t, b, u, page, "c/1", true)
-	change(t, s, page, unread.Change{})
-	attend(t, b, u, page, "c/1", true) // told again: what came so far does not count, whatever follows
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 1)
-	dead["c/1"] = true
-	wantUnread(t, b, u, 2) // nobody knows when that life ended: what it had not told counts
-	attend(t, b, u, page, "d/1", true)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 2)
-	if r := record(t, s, u); !slices.Equal(r.Follows[0].Through, []string{"d/1"}) {
-		t.Errorf("the dead are not forgotten: %q", r.Follows[0].Through)
-	}
-	follow(t, b, u, page, false)
-	wantUnread(t, b, u, 2)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 3)
-}
-
 func lostPast(t *testing.T, s Store) {
-	b, u, page := unread.NewBook(s, nil), freshUser(), freshName()
-	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{
-		{Page: page, AwayOnly: true, Incarnation: 1, Seen: 1000, Held: 1000, Through: []string{"a/1"}},
-	}}); err != nil {
+	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: page, Incarnation: 1, Seen: 1000}}}); err != nil {
 		t.Fatal(err)
 	}
-	wantUnread(t, b, u, 0)
-	change(t, s, page, unread.Change{})
-	wantUnread(t, b, u, 0)
-	attend(t, b, u, page, "a/1", false)
 	wantUnread(t, b, u, 0)
 	change(t, s, page, unread.Change{})
 	wantUnread(t, b, u, 1)
@@ -759,15 +707,10 @@ func unreadModel(t *testing.T, s Store) {
 	type place struct {
 		user, page int
 	}
-	type following struct {
-		away    bool
-		through map[string]bool
-		unread  int64
-	}
 	rapid.Check(t, func(rt *rapid.T) {
-		b := unread.NewBook(s, nil)
+		b := unread.NewBook(s)
 		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName(), freshName()}
-		model := map[place]*following{}
+		model := map[place]int64{} // what is unread of a page that is followed
 		must := func(err error) {
 			if err != nil {
 				rt.Fatal(err)
@@ -776,35 +719,27 @@ func unreadModel(t *testing.T, s Store) {
 		ctx := t.Context()
 		for range rapid.IntRange(1, 25).Draw(rt, "events") {
 			at := place{rapid.IntRange(0, 1).Draw(rt, "user"), rapid.IntRange(0, 2).Draw(rt, "page")}
-			u, page, is := users[at.user], pages[at.page], model[at]
-			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "away", "unfollow", "reset", "come", "go"}).Draw(rt, "event") {
+			u, page := users[at.user], pages[at.page]
+			_, follows := model[at]
+			switch rapid.SampledFrom([]string{"change", "change", "own change", "follow", "follow", "unfollow", "reset", "reset of a page"}).Draw(rt, "event") {
 			case "change":
 				must(s.Change(ctx, page, unread.Change{}))
-				for pl, f := range model {
-					if pl.page == at.page && len(f.through) == 0 {
-						f.unread++
+				for pl := range model {
+					if pl.page == at.page {
+						model[pl]++
 					}
 				}
 			case "own change":
 				must(s.Change(ctx, page, unread.Change{By: &u}))
-				for pl, f := range model {
-					if pl.page == at.page && pl.user != at.user && len(f.through) == 0 {
-						f.unread++
+				for pl := range model {
+					if pl.page == at.page && pl.user != at.user {
+						model[pl]++
 					}
 				}
 			case "follow":
-				must(b.Follow(ctx, u, page, false))
-				if is == nil {
-					model[at] = &following{}
-				} else {
-					is.away, is.through = false, nil
-				}
-			case "away":
-				must(b.Follow(ctx, u, page, true))
-				if is == nil {
-					model[at] = &following{away: true, through: map[string]bool{}}
-				} else if !is.away {
-					is.away, is.through = true, map[string]bool{}
+				must(b.Follow(ctx, u, page))
+				if !follows {
+					model[at] = 0
 				}
 			case "unfollow":
 				must(b.Unfollow(ctx, u, page))
@@ -812,29 +747,23 @@ func unreadModel(t *testing.T, s Store) {
 			case "reset":
 				_, err := b.Reset(ctx, u)
 				must(err)
-				for pl, f := range model {
+				for pl := range model {
 					if pl.user == at.user {
-						f.unread = 0
+						model[pl] = 0
 					}
 				}
-			case "come":
-				life := rapid.SampledFrom([]string{"a/1", "b/1"}).Draw(rt, "life")
-				must(b.Attend(ctx, u, page, life, true))
-				if is != nil && is.away {
-					is.through[life] = true
-				}
-			case "go":
-				life := rapid.SampledFrom([]string{"a/1", "b/1"}).Draw(rt, "life")
-				must(b.Attend(ctx, u, page, life, false))
-				if is != nil && is.away {
-					delete(is.through, life)
+			case "reset of a page":
+				_, err := b.Reset(ctx, u, page)
+				must(err)
+				if follows {
+					model[at] = 0
 				}
 			}
 			for i, u := range users {
 				want := int64(0)
-				for pl, f := range model {
+				for pl, n := range model {
 					if pl.user == i {
-						want += f.unread
+						want += n
 					}
 				}
 				got, _, err := b.Unread(ctx, u)

@@ -23,7 +23,6 @@ var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow so
 // Book reads and changes what users follow. Any goroutine may use it.
 type Book struct {
 	store Store
-	lives Lives
 	turns [turns]chan struct{} // each holds one: whoever has put it in may change the follows of some users
 }
 
@@ -31,9 +30,9 @@ type Book struct {
 // of one user one after the other, so that only other Books cause conflicts.
 const turns = 256
 
-// NewBook returns a Book over the store. Without lives, that is nil, all of them last.
-func NewBook(store Store, lives Lives) *Book {
-	b := &Book{store: store, lives: lives}
+// NewBook returns a Book over the store.
+func NewBook(store Store) *Book {
+	b := &Book{store: store}
 	for i := range b.turns {
 		b.turns[i] = make(chan struct{}, 1)
 	}
@@ -59,11 +58,11 @@ type State struct {
 }
 
 // Unread returns the sum over the pages, never negative, and when the sum last
-// changed; zero: never. lives are those of NewBook.
-func (s State) Unread(lives Lives) (n int64, updated time.Time) {
+// changed; zero: never.
+func (s State) Unread() (n int64, updated time.Time) {
 	updated = s.Updated
 	for i, f := range s.Follows {
-		if u := f.Unread(s.Levels[i], s.Owns[i], lives); u > 0 {
+		if u := f.Unread(s.Levels[i], s.Owns[i]); u > 0 {
 			n += u
 			if _, at := others(s.Levels[i], s.Owns[i]); at.After(updated) {
 				updated = at
@@ -103,28 +102,22 @@ func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Tim
 	if err != nil {
 		return 0, time.Time{}, err
 	}
-	n, updated = states[0].Unread(b.lives)
+	n, updated = states[0].Unread()
 	return n, updated, nil
 }
 
-// Follow has the user follow the page, with 0 unread from now on. When the user
-// follows the page already, only awayOnly changes. The error is ErrTooMany when the
-// user follows MaxFollows pages.
-func (b *Book) Follow(ctx context.Context, user User, page string, awayOnly bool) error {
+// Follow has the user follow the page, with 0 unread from now on, unless the user does already. The error is ErrTooMany
+// when the user follows MaxFollows pages.
+func (b *Book) Follow(ctx context.Context, user User, page string) error {
 	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
-		n, _ := others(l, o)
 		switch {
-		case !found && len(r.Follows) >= MaxFollows:
-			return false, ErrTooMany
-		case !found:
-			r.Follows = slices.Insert(r.Follows, i, Follow{Page: page, AwayOnly: awayOnly, Incarnation: l.Incarnation, Seen: n})
-			return true, nil
-		case r.Follows[i].AwayOnly == awayOnly:
+		case found:
 			return false, nil
+		case len(r.Follows) >= MaxFollows:
+			return false, ErrTooMany
 		}
-		f := r.Follows[i].settled(l, o, b.lives)
-		f.AwayOnly, f.Through, f.Held = awayOnly, nil, 0
-		r.Follows[i] = f
+		n, _ := others(l, o)
+		r.Follows = slices.Insert(r.Follows, i, Follow{Page: page, Incarnation: l.Incarnation, Seen: n})
 		return true, nil
 	})
 }
@@ -135,7 +128,7 @@ func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 		if !found {
 			return false, nil
 		}
-		if r.Follows[i].Unread(l, o, b.lives) > 0 {
+		if r.Follows[i].Unread(l, o) > 0 {
 			r.touch()
 		}
 		r.Follows = slices.Delete(r.Follows, i, i+1)
@@ -165,40 +158,6 @@ func (b *Book) Forget(ctx context.Context, user User) error {
 	return errCrowded
 }
 
-// Attend notes that the user is present on the page through this life of a
-// gateway, or, unless on, no longer is. Changes while the user was present do not
-// count. Attend has an effect only when the user follows the page with AwayOnly.
-func (b *Book) Attend(ctx context.Context, user User, page, life string, on bool) error {
-	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
-		if !found || !r.Follows[i].AwayOnly {
-			return false, nil
-		}
-		old := r.Follows[i]
-		f := old.settled(l, o, b.lives)
-		f.Through = slices.DeleteFunc(slices.Clone(f.Through), func(l string) bool {
-			return l == life && !on || !lasts(b.lives, l)
-		})
-		if on && !slices.Contains(f.Through, life) {
-			f.Through = append(f.Through, life)
-		}
-		if len(f.Through) == 0 {
-			f.Through, f.Held = nil, 0
-		} else {
-			f.Held, _ = others(l, o)
-		}
-		r.Follows[i] = f
-		return !equal(old, f), nil
-	})
-}
-
-// settled returns f with the changes seen that came while the user was present.
-func (f Follow) settled(l Level, o Own, lives Lives) Follow {
-	n, _ := others(l, o)
-	f.Seen = max(n-f.Unread(l, o, lives), 0)
-	f.Incarnation = l.Incarnation
-	return f
-}
-
 // Notification is a page that has unread changes for a user.
 type Notification struct {
 	Page       string
@@ -217,7 +176,7 @@ func (b *Book) Notifications(ctx context.Context, user User, most int) (list []N
 	s := states[0]
 	places := map[string]int{} // in the state
 	for i, f := range s.Follows {
-		if n := f.Unread(s.Levels[i], s.Owns[i], b.lives); n > 0 {
+		if n := f.Unread(s.Levels[i], s.Owns[i]); n > 0 {
 			_, at := others(s.Levels[i], s.Owns[i])
 			list = append(list, Notification{Page: f.Page, Count: n, At: at})
 			places[f.Page] = i
@@ -245,17 +204,9 @@ func (b *Book) Notifications(ctx context.Context, user User, most int) (list []N
 	return list, unread, nil
 }
 
-// Reset marks all changes as seen that the followed pages have when Reset is called:
-// a later change counts. It returns the state after the reset.
-func (b *Book) Reset(ctx context.Context, user User) (State, error) { return b.reset(ctx, user, "") }
-
-// ResetPage is Reset for one page.
-func (b *Book) ResetPage(ctx context.Context, user User, page string) (State, error) {
-	return b.reset(ctx, user, page)
-}
-
-// reset is Reset for one page, or for all if page is empty.
-func (b *Book) reset(ctx context.Context, user User, page string) (State, error) {
+// Reset marks all changes as seen that pages which the user follows have when Reset is called: a later change counts.
+// Without pages it is about all that the user follows. It returns the state after the reset.
+func (b *Book) Reset(ctx context.Context, user User, pages ...string) (State, error) {
 	end, err := b.turn(ctx, user)
 	if err != nil {
 		return State{}, err
@@ -271,14 +222,10 @@ func (b *Book) reset(ctx context.Context, user User, page string) (State, error)
 		s.Record = s.Clone()
 		moved := false
 		for i, f := range s.Follows {
-			if (page == "" || page == f.Page) && f.Unread(s.Levels[i], s.Owns[i], b.lives) > 0 {
+			if (len(pages) == 0 || slices.Contains(pages, f.Page)) && f.Unread(s.Levels[i], s.Owns[i]) > 0 {
 				moved = true
 				all, _ := others(s.Levels[i], s.Owns[i])
-				if f.present(b.lives) {
-					all = min(all, f.Held)
-				}
-				f.Incarnation, f.Seen = s.Levels[i].Incarnation, all
-				s.Follows[i] = f
+				s.Follows[i] = Follow{Page: f.Page, Incarnation: s.Levels[i].Incarnation, Seen: all}
 			}
 		}
 		if !moved {

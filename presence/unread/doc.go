@@ -36,16 +36,6 @@
 // those authors, which takes one command. (A page keeps its newest eight authors
 // at hand; older ones are looked up.)
 //
-// # Away only
-//
-// A user may follow a page only for the time away from it. When such a user joins
-// the page, the gateway notes its own life in the record; while any gateway
-// stands there, changes do not count, and when the last gateway goes they count as
-// seen. A life that is over does not count. The gateway notes it again in each
-// minute in which the page changed, so a gateway that is killed excuses one minute
-// of changes at most. A join counts some milliseconds after it was made, once it
-// is in the store. A hold taken by PUT is not looked at.
-//
 // # Where it is kept
 //
 // Users are 128-bit keyed hashes. Pages are kept in the clear, since users list

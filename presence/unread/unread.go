@@ -126,98 +126,47 @@ func others(l Level, o Own) (n int64, at time.Time) {
 
 // Follow is one page that a user follows, as it is stored.
 type Follow struct {
-	Page string
-	// AwayOnly: changes while the user is present on the page do not count.
-	AwayOnly    bool
+	Page        string
 	Incarnation uint64 // of the page's level; 0: the page had never changed
 	Seen        int64  // changes by others that are not unread
-	// Through names the lives of the gateways through which a user with AwayOnly is
-	// present on the page; it is empty while the user is away. Held is the number of
-	// changes by others when that presence began.
-	Through []string
-	Held    int64
 }
 
-// Lives knows the gateways.
-type Lives interface {
-	// Alive reports whether the life of a gateway, "name/incarnation", still lasts.
-	// It must not block.
-	Alive(life string) bool
-}
-
-// lasts reports whether a life lasts; without lives all do.
-func lasts(lives Lives, life string) bool { return lives == nil || lives.Alive(life) }
-
-// Unread returns how many changes of the page are unread. lives are those of NewBook.
-func (f Follow) Unread(l Level, o Own, lives Lives) int64 {
+// Unread returns how many changes of the page are unread.
+func (f Follow) Unread(l Level, o Own) int64 {
 	n, _ := others(l, o)
-	seen, held := f.at(l)
-	if f.present(lives) {
-		n = min(n, held)
-	}
-	return max(n-seen, 0)
+	return max(n-f.seen(l), 0)
 }
 
-// at returns Seen and Held for the level's incarnation. When the follow has another
+// seen returns Seen for the level's incarnation. When the follow has another
 // incarnation, the user has seen nothing of what came in this one.
-func (f Follow) at(l Level) (seen, held int64) {
+func (f Follow) seen(l Level) int64 {
 	if f.Incarnation != l.Incarnation {
-		return min(f.Seen, l.Before), min(f.Held, l.Before)
+		return min(f.Seen, l.Before)
 	}
-	return f.Seen, f.Held
+	return f.Seen
 }
 
-func (f Follow) present(lives Lives) bool {
-	return slices.ContainsFunc(f.Through, func(life string) bool { return lasts(lives, life) })
-}
-
-// AppendValue appends all of f except its page: "incarnation seen away held life life …".
+// AppendValue appends all of f except its page: "incarnation seen 0 0". Releases before this one need the zeros, and have
+// more behind them.
 func (f Follow) AppendValue(b []byte) []byte {
 	b = strconv.AppendUint(b, f.Incarnation, 10)
 	b = append(b, ' ')
 	b = strconv.AppendInt(b, f.Seen, 10)
-	if f.AwayOnly {
-		b = append(b, " 1 "...)
-	} else {
-		b = append(b, " 0 "...)
-	}
-	b = strconv.AppendInt(b, f.Held, 10)
-	for _, life := range f.Through {
-		b = append(b, ' ')
-		b = append(b, life...)
-	}
-	return b
+	return append(b, " 0 0"...)
 }
 
-// ParseFollow reads what AppendValue wrote.
+// ParseFollow reads what AppendValue wrote, here or in an earlier release.
 func ParseFollow(page, value string) (Follow, error) {
 	f := Follow{Page: page}
-	var fields [4]string
-	rest, more := value, true
-	for i := range fields {
-		fields[i], rest, more = strings.Cut(rest, " ")
-		if !more && i < len(fields)-1 {
-			return f, badFollow(page, value)
-		}
-	}
-	var errs [3]error
-	f.Incarnation, errs[0] = strconv.ParseUint(fields[0], 10, 64)
-	f.Seen, errs[1] = strconv.ParseInt(fields[1], 10, 64)
-	f.Held, errs[2] = strconv.ParseInt(fields[3], 10, 64)
-	if errs != [3]error{} || f.Seen < 0 || f.Held < 0 || fields[2] != "0" && fields[2] != "1" {
-		return f, badFollow(page, value)
-	}
-	f.AwayOnly = fields[2] == "1"
-	if more {
-		if f.Through = strings.Split(rest, " "); slices.Contains(f.Through, "") {
-			return f, badFollow(page, value)
-		}
+	incarnation, rest, _ := strings.Cut(value, " ")
+	seen, _, _ := strings.Cut(rest, " ")
+	var errs [2]error
+	f.Incarnation, errs[0] = strconv.ParseUint(incarnation, 10, 64)
+	f.Seen, errs[1] = strconv.ParseInt(seen, 10, 64)
+	if errs != [2]error{} || f.Seen < 0 {
+		return f, fmt.Errorf("unread: a follow of %q is %q", page, value)
 	}
 	return f, nil
-}
-
-func badFollow(page, value string) error {
-	return fmt.Errorf("unread: a follow of %q is %q", page, value)
 }
 
 // Record is what a user follows.
@@ -229,7 +178,7 @@ type Record struct {
 
 // Clone returns r with memory of its own.
 func (r Record) Clone() Record {
-	r.Follows = slices.Clone(r.Follows) // Through is replaced, never written to
+	r.Follows = slices.Clone(r.Follows)
 	return r
 }
 
@@ -251,7 +200,7 @@ func (r Record) Pages() []string {
 // pages that only old has.
 func (r Record) Differences(old Record) (set []Follow, gone []string) {
 	for _, f := range r.Follows {
-		if i, ok := old.Find(f.Page); !ok || !equal(f, old.Follows[i]) {
+		if i, ok := old.Find(f.Page); !ok || f != old.Follows[i] {
 			set = append(set, f)
 		}
 	}
@@ -261,11 +210,6 @@ func (r Record) Differences(old Record) (set []Follow, gone []string) {
 		}
 	}
 	return set, gone
-}
-
-func equal(a, b Follow) bool {
-	return a.Page == b.Page && a.AwayOnly == b.AwayOnly && a.Incarnation == b.Incarnation &&
-		a.Seen == b.Seen && a.Held == b.Held && slices.Equal(a.Through, b.Through)
 }
 
 // Store keeps changes and follows. All methods may be called from any goroutine.

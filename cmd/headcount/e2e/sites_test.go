@@ -181,9 +181,9 @@ func unreadOfSites(t *testing.T, a, b *server, buyer, reader *client) {
 	do(t, "POST", b.url+"/news/changes", "", withKey, ofBlog).noContent(t)
 	buyer.awaitUnread(1)
 	reader.awaitUnread(2)
-	const none, news = `{"follows":[]}`, `{"follows":["news"]}`
+	const none, one, two = `{"follows":[]}`, `{"follows":["news"],"unread":{"news":1}}`, `{"follows":["news"],"unread":{"news":2}}`
 	for _, s := range []*server{a, b} {
-		for header, want := range map[string][3]string{ofShop: {news, none, none}, ofBlog: {none, news, news}} { // an id of one site is nobody on the other
+		for header, want := range map[string][3]string{ofShop: {one, none, none}, ofBlog: {none, two, two}} { // an id of one site is nobody on the other
 			for i, got := range []answer{s.get(t, "/-/me/follows", buyer.as(), header), s.get(t, "/-/me/follows", reader.as(), header), s.get(t, "/-/users/ann/follows", withKey, header)} {
 				if strings.TrimSpace(got.body) != want[i] {
 					t.Errorf("%s: %s, want %s", header, got.body, want[i])

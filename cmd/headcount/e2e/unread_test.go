@@ -124,6 +124,44 @@ func TestUnread(t *testing.T) {
 	stranger.silent() // others hear nothing of this
 }
 
+func TestUnreadOfOnePage(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t)
+	tab := s.ws(t)
+	one, other := fresh(t)+" a/b", fresh(t)
+	for _, page := range []string{one, other} {
+		s.follow(t, tab.as(), page)
+		s.change(t, page, "")
+		s.change(t, page, "")
+	}
+	tab.awaitUnread(4)
+	follows := func(want string) {
+		t.Helper()
+		if got := s.get(t, "/-/me/follows", tab.as()).body; strings.TrimSpace(got) != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	both := `{"follows":[` + quoted(one) + `,` + quoted(other) + `]`
+	follows(both + `,"unread":{` + quoted(one) + `:2,` + quoted(other) + `:2}}`)
+	tab.send(`{"type":"read","page":"not followed"}`)
+	tab.awaitUnread(4)
+	tab.send(`{"type":"read","page":` + quoted(one) + `}`)
+	tab.awaitUnread(2)
+	follows(both + `,"unread":{` + quoted(other) + `:2}}`)
+	for _, bad := range []string{`"*"`, `""`, `null`, `7`} {
+		tab.send(`{"type":"read","page":` + bad + `}`)
+		tab.await("an error", func(f frame) bool { return f.Type == "error" })
+	}
+	if u := s.put(t, "/-/me/unread", `{"action":"reset","page":"not followed"}`, tab.as()).unread(t); u.Count != 2 {
+		t.Errorf("%+v", u)
+	}
+	if u := s.put(t, "/-/me/unread", `{"action":"reset","page":`+quoted(other)+`}`, tab.as()).unread(t); u.Count != 0 {
+		t.Errorf("%+v", u)
+	}
+	tab.awaitUnread(0)
+	follows(both + `}`)
+}
+
 func TestUnreadByServers(t *testing.T) {
 	t.Parallel()
 	const second = "X-API-Key: another one, just as long"
@@ -195,7 +233,9 @@ func TestUnreadBadInput(t *testing.T) {
 		{"PUT /-/me/follows/", "", 404, ""},
 		{"PUT /-/me/unread", "", 400, ""},
 		{"PUT /-/me/unread", `{"action":"increment"}`, 400, ""},
-		{"PUT /-/me/unread", `{"action":"reset","page":"p"}`, 400, ""},
+		{"PUT /-/me/unread", `{"action":"reset","page":"*"}`, 400, ""},
+		{"PUT /-/me/unread", `{"action":"reset","page":null}`, 400, ""},
+		{"PUT /-/me/unread", `{"action":"reset","pages":["p"]}`, 400, ""},
 		{"DELETE /-/me/unread", "", 405, ""},
 		{"PUT /-/me/follows", "", 405, ""},
 		{"GET /-/me/follows?after=%zz", "", 400, ""},
