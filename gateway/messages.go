@@ -36,6 +36,8 @@ const (
 	typeUnsubscribe = "unsubscribe"
 	typeHeartbeat   = "heartbeat"
 	typeRead        = "read"
+	typePause       = "pause"
+	typeResume      = "resume"
 )
 
 // maxPrecision is the largest number of significant digits that a subscriber may
@@ -138,9 +140,9 @@ func parseMessage(text []byte) (message, error) {
 			}
 			m.pages = []string{page}
 		}
-	case typeHeartbeat:
+	case typeHeartbeat, typePause, typeResume:
 	default:
-		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat and read", presence.Excerpt(m.kind))}
+		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind))}
 	}
 	return m, nil
 }

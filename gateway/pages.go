@@ -61,6 +61,8 @@ func (c *conn) do(m message) error {
 		c.unsubscribeCounters(m.counters)
 	case typeHeartbeat:
 		return c.send(websocket.Text, []byte(`{"type":"heartbeat"}`))
+	case typePause, typeResume:
+		c.Pause(m.kind == typePause)
 	case typeRead:
 		page := ""
 		if len(m.pages) > 0 {

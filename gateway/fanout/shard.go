@@ -378,9 +378,9 @@ func (s *shard) scan(t *topic, now time.Duration) (again time.Duration) {
 
 // offer adds t's update to what the subscriber gets in this pass, unless it
 // would see no difference. One that has not taken its last write is left
-// alone; it is served when it has.
+// alone; it is served when it has. So is one that is paused.
 func (s *shard) offer(t *topic, sub *subscription, now time.Duration) {
-	if t.gen == 0 || !sub.ready || sub.sub.client.Busy() {
+	if t.gen == 0 || !sub.ready || sub.sub.paused || sub.sub.client.Busy() {
 		return
 	}
 	x := t.text(sub.form)

@@ -35,6 +35,7 @@ type Subscriber struct {
 	tail   int32  // the last delivery in that pass
 	index  int32  // in shard.seats; -1: it has left
 	missed bool   // a delivery was not written
+	paused bool   // it is sent no topics, see Pause
 	numberState
 }
 
@@ -214,6 +215,26 @@ func (s *Subscriber) Free() {
 		sh.queueNumber(s)
 	}
 	s.missed = false
+}
+
+// Pause has no topic sent to the subscriber, or, unless on, all of which there is news that it was not sent, at once. Its
+// number is sent all the while.
+func (s *Subscriber) Pause(on bool) {
+	sh := s.shard
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if s.paused == on {
+		return
+	}
+	if s.paused = on; on {
+		return
+	}
+	for i := range s.places {
+		p := &s.places[i]
+		if sub := &p.topic.subs[p.index]; sub.ready && sub.gen != p.topic.gen {
+			sh.visit(s, p.topic, true)
+		}
+	}
 }
 
 // place is the subscriber's place of the topic, or nil.

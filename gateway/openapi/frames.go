@@ -27,6 +27,8 @@ var said = []message{
 		"precision?", object{"type": "integer", "minimum": 1, "maximum": 9, "description": "significant digits of the counts"}),
 	sent("unsubscribe", "The client wants them no more.", "pages?", names, "counters?", names),
 	sent("heartbeat", "The server answers with the same. A client sends it when it has heard nothing for heartbeat_ms."),
+	sent("pause", "The client gets no counts and no counters until it resumes, not even the first after a join or subscribe. All else goes on. A new connection is not paused."),
+	sent("resume", "The client gets at once the newest of all that changed meanwhile, and everything from then on."),
 	sent("read", "The user has seen everything, or the changes of one page.", "page?", id),
 }
 

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"testing"
@@ -83,4 +86,76 @@ func TestAnswersThatAreNeverRead(t *testing.T) {
 	if got := s.count(t, "p"); got != 0 {
 		t.Errorf("%d", got)
 	}
+}
+
+// A paused connection hears nothing of counts and counters, and all else; then the newest of what changed, once.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	s := startWithKey(t)
+	c, others := s.ws(t), s.ws(t)
+	page, still, later, key := fresh(t), fresh(t), fresh(t), "likes:"+fresh(t)
+	like := func() {
+		t.Helper()
+		if a := s.put(t, "/api/v1/counters/"+url.PathEscape(key)+"/members/me", "", s.ws(t).as()); a.status != http.StatusOK {
+			t.Fatal(a.status, a.body)
+		}
+	}
+	counter := func(n int) {
+		t.Helper()
+		c.await(fmt.Sprint("a counter of ", n), func(f frame) bool {
+			return f.Type == "counter" && f.Value == int64(n)
+		})
+	}
+	c.join(page)
+	c.awaitCount(page, 1)
+	c.subscribe(still)
+	c.awaitCount(still, 0)
+	c.send(`{"type":"subscribe","counters":[` + quoted(key) + `]}`)
+	counter(0)
+	s.follow(t, c.as(), page)
+	for range 2 {
+		c.send(`{"type":"pause"}`)
+	}
+	c.silent()
+	others.join(page)
+	others.awaitCount(page, 2)
+	others.join(later)
+	c.subscribe(later)
+	like()
+	s.change(t, page, "")
+	c.awaitUnread(1) // which counts would have come with
+	third := s.ws(t)
+	third.join(page)
+	third.awaitCount(page, 3)
+	like()
+	if s.count(t, page) != 3 {
+		t.Error("who is paused is not counted")
+	}
+	c.silent()
+	c.send(`{"type":"resume"}`)
+	got := map[string]int{}
+	for len(got) < 3 {
+		f := c.take("what changed meanwhile")
+		topic := f.Key
+		if f.Type == "count" {
+			topic = *f.Page
+		}
+		if got[topic]++; got[topic] > 1 {
+			t.Fatalf("%s after %v", f.text, got)
+		}
+		if f.Type == "count" && topic == page && *f.Count != 3 || f.Type == "counter" && f.Value != 2 {
+			t.Errorf("not the newest: %s", f.text)
+		}
+	}
+	if got[page] != 1 || got[later] != 1 || got[key] != 1 {
+		t.Errorf("%v", got)
+	}
+	c.send(`{"type":"resume"}`)
+	c.silent()
+	third.leave(page)
+	c.awaitCount(page, 2) // it goes on
+	for _, kind := range []string{"pause", "resume"} {
+		c.send(`{"type":"` + kind + `"}`)
+	}
+	c.silent() // nothing changed
 }
