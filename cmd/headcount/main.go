@@ -104,7 +104,7 @@ func (p program) run() int {
 		}
 		return p.end(err)
 	case "top":
-		if err = c.Top.Run(ctx, p.stdin, p.stdout); errors.Is(err, top.ErrSettings) {
+		if err = c.Top.Run(ctx, p.stdout); errors.Is(err, top.ErrSettings) {
 			return p.fail(exitSettings, err)
 		}
 	case "simulate":

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"time"
 	"unicode"
-
-	"github.com/charmbracelet/x/ansi"
 )
 
 // data is what the server's dashboard knows.
@@ -59,7 +57,6 @@ type region struct {
 type screen struct {
 	before, now *data
 	err         error // of the last question; now is older then
-	paused      bool
 }
 
 // text is the screen in so many columns and lines; 0: as many as it needs.
@@ -68,16 +65,13 @@ func (s screen) text(width, height int) string {
 	add := func(format string, args ...any) {
 		line := plain(fmt.Sprintf(format, args...))
 		if width > 0 {
-			line = ansi.Truncate(line, width, "…")
+			line = cut(line, width)
 		}
 		lines = append(lines, strings.TrimRight(line, " "))
 	}
 	status := ""
-	switch {
-	case s.err != nil:
+	if s.err != nil {
 		status = "  " + s.err.Error()
-	case s.paused:
-		status = "  paused"
 	}
 	if s.now == nil {
 		if status == "" {
@@ -149,7 +143,7 @@ func (s screen) text(width, height int) string {
 	add("")
 	add("%s  PAGE", left("USERS", 9))
 	pages := d.Pages
-	rest := height - len(lines) - 2 // the help takes one, and one stays free
+	rest := height - len(lines)
 	if height > 0 && len(pages) > max(rest, 1) {
 		pages = pages[:max(rest, 1)]
 	}
@@ -157,7 +151,6 @@ func (s screen) text(width, height int) string {
 		add("%s  %s", left(fmt.Sprint(p.Count), 9), p.Page)
 	}
 	if height > 0 {
-		add("q quits, space pauses")
 		lines = lines[:min(len(lines), height)]
 	}
 	return strings.Join(lines, "\n") + "\n"
@@ -200,13 +193,42 @@ func age(d time.Duration) string {
 }
 
 // pad is text in so many columns; left is the same with the text at the right.
-func pad(text string, columns int) string {
-	text = ansi.Truncate(plain(text), columns, "…")
-	return text + strings.Repeat(" ", columns-ansi.StringWidth(text))
+func pad(text string, most int) string {
+	text = cut(plain(text), most)
+	return text + strings.Repeat(" ", most-columns(text))
 }
 
-func left(text string, columns int) string {
-	return strings.Repeat(" ", max(columns-ansi.StringWidth(text), 0)) + text
+func left(text string, most int) string {
+	return strings.Repeat(" ", max(most-columns(text), 0)) + text
+}
+
+// columns is how many columns a terminal needs for text, or fewer: letters of East Asia and pictures take two.
+func columns(text string) (n int) {
+	for _, r := range text {
+		n += wide(r)
+	}
+	return n
+}
+
+func wide(r rune) int {
+	if r >= 0x2e80 && r != unicode.ReplacementChar || r >= 0x1100 && r < 0x1200 {
+		return 2
+	}
+	return 1
+}
+
+// cut is as much of text as has room in so many columns.
+func cut(text string, most int) string {
+	if columns(text) <= most {
+		return text
+	}
+	n := 0
+	for i, r := range text {
+		if n += wide(r); n >= most { // one is for the dots
+			return text[:i] + "…"
+		}
+	}
+	return text
 }
 
 // plain is text in which nothing commands the terminal.

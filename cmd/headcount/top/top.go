@@ -1,5 +1,5 @@
 // Package top is the dashboard in a terminal. It asks a server for the data of its dashboard,
-// once in an interval, and draws them anew. Scripts take one answer with --once.
+// once in an interval, and writes them over those before. Scripts take one answer with --once.
 package top
 
 import (
@@ -14,8 +14,7 @@ import (
 	"strings"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
-	"github.com/mattn/go-isatty"
+	"golang.org/x/term"
 )
 
 const (
@@ -36,8 +35,8 @@ type Command struct {
 	JSON     bool          `name:"json" help:"With --once: print the answer as JSON."`
 }
 
-// Run shows the dashboard until the person quits or ctx ends.
-func (c *Command) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+// Run shows the dashboard until ctx ends. Where out is no terminal it writes one answer.
+func (c *Command) Run(ctx context.Context, out io.Writer) error {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return fmt.Errorf("--url: %w: it is not an http or https URL; write the address of a gateway", ErrSettings)
@@ -47,10 +46,11 @@ func (c *Command) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		ask.key = c.APIKeys[0]
 	}
 	ask.site = c.Site
-	switch file, isFile := out.(*os.File); {
-	case c.JSON && !c.Once:
+	if c.JSON && !c.Once {
 		return fmt.Errorf("--json: %w: it needs --once", ErrSettings)
-	case c.Once:
+	}
+	file, isFile := out.(*os.File)
+	if c.Once || !isFile || !term.IsTerminal(int(file.Fd())) {
 		body, d, err := ask.get(ctx)
 		if err != nil {
 			return err
@@ -60,14 +60,42 @@ func (c *Command) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 		_, err = out.Write(body)
 		return err
-	case isFile && !isatty.IsTerminal(file.Fd()):
-		return fmt.Errorf("--once: %w: it is needed where the output is no terminal", ErrSettings)
 	}
-	program := tea.NewProgram(&model{ctx: ctx, ask: ask, interval: c.Interval}, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithAltScreen(), tea.WithoutSignalHandler())
-	if _, err = program.Run(); ctx.Err() != nil {
-		return nil // it was ended, as it should be
+	return watch(ctx, ask, c.Interval, out, func() (width, height int) {
+		width, height, _ = term.GetSize(int(file.Fd())) // 0 and 0: not known, and nothing is cut off
+		return width, height
+	})
+}
+
+// What commands a terminal: to the first column of the first line, and to erase from there to the end of the line or of
+// the screen.
+const (
+	home      = "\x1b[H"
+	restLine  = "\x1b[K\n"
+	restBelow = "\x1b[J"
+)
+
+// watch writes the screen over the one before, each interval, until ctx ends. While the server does not answer it shows
+// the last answer, and why.
+func watch(ctx context.Context, ask *client, interval time.Duration, out io.Writer, size func() (width, height int)) error {
+	next := time.NewTicker(interval)
+	defer next.Stop()
+	for s := (screen{}); ; {
+		width, height := size()
+		text := home + strings.ReplaceAll(s.text(width, height-1), "\n", restLine) + restBelow
+		if _, err := io.WriteString(out, text); err != nil {
+			return err
+		}
+		_, d, err := ask.get(ctx)
+		if s.err = err; err == nil {
+			s.before, s.now = s.now, d
+		}
+		select {
+		case <-ctx.Done():
+			return nil // it was ended, as it should be
+		case <-next.C:
+		}
 	}
-	return err
 }
 
 // client asks the server.
@@ -110,63 +138,4 @@ func (c *client) get(ctx context.Context) ([]byte, *data, error) {
 		return nil, nil, fmt.Errorf("this is no dashboard: %w", err)
 	}
 	return body, d, nil
-}
-
-// model is the screen and its keys. bubbletea calls its methods one at a time.
-type model struct {
-	ctx      context.Context
-	ask      *client
-	interval time.Duration
-
-	width, height int
-	paused        bool
-	screen        screen
-}
-
-type (
-	answered struct {
-		data *data
-		err  error
-	}
-	due struct{} // an interval has passed
-)
-
-// fetch asks for the next answer. At most one is under way: it is called at the start, and when
-// the interval after an answer is over.
-func (m *model) fetch() tea.Msg {
-	_, d, err := m.ask.get(m.ctx)
-	return answered{d, err}
-}
-
-// Init implements tea.Model.
-func (m *model) Init() tea.Cmd { return m.fetch }
-
-// Update implements tea.Model.
-func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
-	switch msg := msg.(type) {
-	case tea.WindowSizeMsg:
-		m.width, m.height = msg.Width, msg.Height
-	case tea.KeyMsg:
-		switch msg.String() {
-		case "q", "esc", "ctrl+c":
-			return m, tea.Quit
-		case " ", "p":
-			m.paused = !m.paused
-		}
-	case answered:
-		m.screen.err = msg.err
-		if msg.err == nil && !m.paused {
-			m.screen.before, m.screen.now = m.screen.now, msg.data
-		}
-		return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return due{} })
-	case due:
-		return m, m.fetch
-	}
-	return m, nil
-}
-
-// View implements tea.Model.
-func (m *model) View() string {
-	m.screen.paused = m.paused
-	return m.screen.text(m.width, m.height)
 }

@@ -3,17 +3,14 @@ package top
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	tea "github.com/charmbracelet/bubbletea"
-	"github.com/charmbracelet/x/ansi"
 
 	"headcount/internal/testkit"
 )
@@ -48,12 +45,12 @@ func TestOnce(t *testing.T) {
 	url := serve(t, &asked)
 	var out bytes.Buffer
 	c := Command{URL: url + "/", APIKeys: []string{"key"}, Once: true, JSON: true}
-	if err := c.Run(t.Context(), nil, &out); err != nil || out.String() != answer {
+	if err := c.Run(t.Context(), &out); err != nil || out.String() != answer {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	out.Reset()
 	c.JSON = false
-	if err := c.Run(t.Context(), nil, &out); err != nil {
+	if err := c.Run(t.Context(), &out); err != nil {
 		t.Error(err)
 	}
 	for _, want := range []string{"region us  users here 12", "gate:1", "10s", "1M", "does not answer", "left out of totals", "!! The store is away.\n", "2030-03-17 17:45  dead:1 has gone.\n", "The oldest.", "        9  news\n", "a\ufffd[2Jb"} {
@@ -74,7 +71,7 @@ func TestOnce(t *testing.T) {
 		{Command{URL: "ftp://x", Once: true}, "--url"},
 		{Command{URL: url, JSON: true}, "--once"},
 	} {
-		if err := tc.c.Run(t.Context(), nil, &out); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if err := tc.c.Run(t.Context(), &out); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%+v: %v, want %q", tc.c, err, tc.want)
 		}
 	}
@@ -110,7 +107,7 @@ func TestScreen(t *testing.T) {
 			t.Errorf("%d lines on a screen of %d", len(lines), size[1])
 		}
 		for _, line := range lines {
-			if ansi.StringWidth(line) > size[0] {
+			if columns(line) > size[0] {
 				t.Errorf("%q is wider than %d", line, size[0])
 			}
 		}
@@ -120,44 +117,55 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// The last answer stays while the server is away, and while the person looks at it.
-func TestModel(t *testing.T) {
-	m := &model{interval: time.Millisecond, width: 80, height: 24}
-	send := func(msg tea.Msg) tea.Cmd { _, cmd := m.Update(msg); return cmd }
-	if send(answered{data: &data{Region: "first"}}) == nil || !strings.Contains(m.View(), "region first") {
-		t.Error(m.View())
-	}
-	send(answered{err: errors.New("the server does not answer")})
-	if v := m.View(); !strings.Contains(v, "region first") || !strings.Contains(v, "does not answer") {
-		t.Error(v)
-	}
-	send(tea.KeyMsg{Type: tea.KeySpace, Runes: []rune{' '}})
-	send(answered{data: &data{Region: "second"}})
-	if v := m.View(); !strings.Contains(v, "region first") || !strings.Contains(v, "paused") {
-		t.Error(v)
-	}
-	send(tea.KeyMsg{Type: tea.KeySpace, Runes: []rune{' '}})
-	send(answered{data: &data{Region: "third"}})
-	if v := m.View(); !strings.Contains(v, "region third") {
-		t.Error(v)
-	}
-	if cmd := send(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}}); cmd == nil || cmd() != tea.Quit() {
-		t.Error("q does not quit")
-	}
-}
-
-// The whole program asks again and again, and ends with its context.
-func TestRun(t *testing.T) {
+// The last answer stays while the server is away, with the reason; the program asks again and again, and ends with its
+// context.
+func TestWatch(t *testing.T) {
 	var asked atomic.Int64
-	c := Command{URL: serve(t, &asked), APIKeys: []string{"key"}, Interval: time.Millisecond}
+	var away atomic.Bool
+	server := serve(t, &asked)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if away.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		http.Redirect(w, r, server+r.URL.Path, http.StatusTemporaryRedirect)
+	}))
+	defer proxy.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	in, keys := io.Pipe()
-	defer keys.Close()
+	screens := make(chan string)
+	out := writer(func(p []byte) (int, error) {
+		select {
+		case screens <- string(p):
+		case <-ctx.Done():
+		}
+		return len(p), nil
+	})
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx, in, io.Discard) }()
-	testkit.Eventually(t, "three questions", func() bool { return asked.Load() >= 3 })
+	go func() {
+		ended <- watch(ctx, &client{url: proxy.URL + "/-/dashboard/data", key: "key"}, time.Millisecond, out, func() (int, int) { return 80, 24 })
+	}()
+	until := func(words ...string) {
+		t.Helper()
+		testkit.Eventually(t, "a screen with "+strings.Join(words, " and "), func() bool {
+			s := <-screens
+			if !strings.HasPrefix(s, home) || !strings.HasSuffix(s, restBelow) || strings.Count(s, "\n") > 23 {
+				t.Errorf("%q", s)
+			}
+			return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(s, word) })
+		})
+	}
+	until("asking")
+	until("region us")
+	away.Store(true)
+	until("region us", "502")
+	away.Store(false)
+	until("region us", "gate:1")
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 }
+
+type writer func(p []byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
