@@ -332,11 +332,16 @@ func TestReadOfPages(t *testing.T) {
 		read(3, "p")
 		read(1, "r", "q")
 		read(0, "p", "")
+		s.Read(f, c, "p")
+		synctest.Wait() // the goroutine that resets has taken this page, and rests
 		for i := range maxPages + 50 {
 			s.Read(f, c, fmt.Sprintf("page %d", i))
 		}
-		if n := len(f.reset.pages); n > maxPages {
-			t.Errorf("%d pages wait", n)
+		s.mu.Lock()
+		n := len(f.reset.pages)
+		s.mu.Unlock()
+		if n != maxPages {
+			t.Errorf("%d pages wait, want %d", n, maxPages)
 		}
 		group.Wait()
 	})
