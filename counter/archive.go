@@ -21,6 +21,9 @@ const (
 // that take microseconds would wait for it.
 const breath = time.Millisecond
 
+// atOnce is how many counters top asks for between two pauses: after some 1.5 ms of work.
+const atOnce = 4
+
 // Archive answers questions about the history of counters.
 //
 // Each step of a unique may have 12 KB, so 90 days of hours are 26 MB. An Archive reads them once: it merges the

@@ -569,35 +569,38 @@ func mergeLists(lists map[int64][]Gained) []Gained {
 
 // read returns those of keys that gained something, most first.
 func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
-	gained := make([]Gained, len(keys))
-	take := func(i int, gains []Gain) {
-		tally := q.Tally()
-		tally.Add(gains)
-		gained[i] = Gained{keys[i], tally.Total()}
-	}
-	if t.many != nil {
-		all, err := t.many.Histories(ctx, keys, q.Step, q.From, q.To)
+	gained := make([]Gained, 0, len(keys))
+	for some := range slices.Chunk(keys, atOnce) {
+		histories, err := t.histories(ctx, some, q)
 		if err != nil {
 			return nil, err
 		}
-		for i, gains := range all {
-			take(i, gains)
+		for i, gains := range histories {
+			tally := q.Tally()
+			tally.Add(gains)
+			gained = append(gained, Gained{some[i], tally.Total()})
 		}
-	} else {
-		for i := range keys {
-			_, gains, err := t.Store.History(ctx, keys[i], q.Step, q.From, q.To)
-			if err != nil {
-				return nil, err
-			}
-			take(i, gains)
-			if i%4 == 3 { // after some 1.5 ms of work
-				time.Sleep(breath)
-			}
-		}
+		time.Sleep(breath)
 	}
 	gained = slices.DeleteFunc(gained, func(g Gained) bool { return g.Value <= 0 })
 	slices.SortFunc(gained, mostFirst)
 	return gained, nil
+}
+
+// histories returns what each of keys gained.
+func (t *Tops) histories(ctx context.Context, keys []string, q Question) ([][]Gain, error) {
+	if t.many != nil {
+		return t.many.Histories(ctx, keys, q.Step, q.From, q.To)
+	}
+	all := make([][]Gain, len(keys))
+	for i, key := range keys {
+		_, gains, err := t.Store.History(ctx, key, q.Step, q.From, q.To)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = gains
+	}
+	return all, nil
 }
 
 func mostFirst(a, b Gained) int {

@@ -105,10 +105,10 @@ func init() {
 		attack{name: "held bodies", rules: clapping, run: repeat(300, 2000, func(_ context.Context, addr string, _ int) io.Closer {
 			return opened(addr, "POST /api/v1/counters/claps:x/increment HTTP/1.1\r\nHost: h\r\nContent-Length: 262144\r\n\r\n"+strings.Repeat(" ", 262_000))
 		})},
-		attack{name: "keys", rules: clapping, run: visiting(func(n, i int) string {
+		attack{name: "keys", rules: clapping, run: visiting(200, func(n, i int) string {
 			return fmt.Sprintf("POST /api/v1/counters/claps:%d/%d/increment HTTP/1.1\r\nIdempotency-Key: %d/%d/%s\r\nContent-Length: 0\r\n", n, i, n, i, strings.Repeat("k", 200))
 		})},
-		attack{name: "follows", run: visiting(func(n, i int) string {
+		attack{name: "follows", run: visiting(200, func(n, i int) string {
 			return fmt.Sprintf("PUT /-/me/follows/followed%d%%2F%d%s HTTP/1.1\r\nContent-Length: 0\r\n", n, i, strings.Repeat("f", 100))
 		})},
 		attack{name: "half handshakes", tls: true, run: repeat(3000, 9000, func(
@@ -174,10 +174,10 @@ const clapping = `{"rules":[
 
 // visiting has visitors, each with an identity of its own, make requests: what say says, without
 // Host and identity.
-func visiting(say func(visitor, i int) string) func(context.Context, string) {
+func visiting(visitors int, say func(visitor, i int) string) func(context.Context, string) {
 	return func(ctx context.Context, addr string) {
 		var wg sync.WaitGroup
-		for n := range 200 {
+		for n := range visitors {
 			wg.Go(func() {
 				c, err := connect(nil, addr, patience)
 				if err != nil {

@@ -215,6 +215,7 @@ func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to i
 	if err != nil {
 		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
 	}
+	gains = slices.Grow(gains, strings.Count(text, " ")+1)
 	for f := range strings.FieldsSeq(text) {
 		number, value, _ := strings.Cut(f, ":")
 		var g counter.Gain

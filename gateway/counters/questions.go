@@ -18,6 +18,7 @@ const (
 	maxAnswers = 1 << 10              // answers kept, of 12 KB at most; the one not asked for longest goes
 	maxWaiting = 64                   // public questions that wait for their turn; a further one is 429
 	turnWait   = 2 * time.Second      // how long one waits before it is 429
+	pauses     = 3                    // the pause after a computation is so many times as long as that took
 	maxPause   = turnWait / 4         // after a long computation, so that the next one in the queue has its turn in time
 	staleKept  = time.Second          // how long an answer in which a region is missing is kept, so that its return shows soon
 	perPoint   = 2 * time.Microsecond // between two public answers, for each point of the first: what it takes to write one
@@ -42,8 +43,8 @@ type outcome struct {
 
 // questions answers questions about history for all callers. Concurrent equal questions are one computation, and its
 // answer is kept for the rule's stale. Callers without API key have their computations made one at a time, and each is
-// followed by a pause as long as it took, half a second at most: so they take about half a core, however they vary their
-// questions. Nor do all who waited for an answer write it at once, see pace. A caller with an API key never waits for them. It shares a computation that is under way, but is not given an
+// followed by a pause three times as long as it took, half a second at most: so they take about a quarter of a core, however
+// they vary their questions. Nor do all who waited for an answer write it at once, see pace. A caller with an API key never waits for them. It shares a computation that is under way, but is not given an
 // answer of before: it may just have changed what it asks about.
 type questions struct {
 	turn chan struct{} // holds one while a public question is answered, and for its pause
@@ -192,7 +193,7 @@ func (s *questions) enter(is *computation) error {
 
 // leave gives the turn to the next one, after the pause.
 func (s *questions) leave(is *computation) {
-	time.AfterFunc(min(time.Since(is.began), maxPause), func() { <-s.turn })
+	time.AfterFunc(min(pauses*time.Since(is.began), maxPause), func() { <-s.turn })
 }
 
 // crowded answers 429.
