@@ -64,7 +64,12 @@ func (s *server) stop(t *testing.T) {
 // refused waits until the server has ended with one line that has want.
 func (s *server) refused(t *testing.T, want string) {
 	t.Helper()
-	err := <-s.ended
+	var err error
+	select {
+	case err = <-s.ended:
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("it goes on, want %q", want)
+	}
 	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("it ended with %v, want %q", err, want)
 	}
