@@ -8,6 +8,30 @@ const PATIENCE_MS = 10_000; // how long a call may take
 
 /** @type {CSSStyleSheet | undefined} */ let sheet;
 
+// Where the browser can, it places the list: at the bell's end, else at its start, else in the middle; below or above, where there is more room.
+const ANCHORED = `
+  [part~=button] { anchor-name: --headcount-bell; }
+  [part~=list] {
+    position-anchor: --headcount-bell; position-area: self-block-end span-self-inline-start; max-height: min(70vh, 100% - 1em);
+    position-try: most-block-size flip-inline, self-block-end span-all, flip-block, flip-block flip-inline, self-block-start span-all;
+  }`;
+
+/**
+ * Places the list in a browser that cannot.
+ * @param {HTMLElement} list
+ * @param {HTMLElement} button
+ */
+function place({ style, offsetWidth }, button) {
+  const { left, right, top, bottom } = button.getBoundingClientRect();
+  const { clientWidth, clientHeight } = document.documentElement;
+  const ends = getComputedStyle(button).direction === 'rtl' ? left : right - offsetWidth;
+  const room = clientHeight - bottom;
+  style.left = `${Math.max(0, Math.min(ends, clientWidth - offsetWidth))}px`;
+  style.top = room < top ? 'auto' : `${bottom}px`;
+  style.bottom = room < top ? `${clientHeight - top}px` : 'auto';
+  style.maxHeight = `min(70vh, ${Math.max(room, top)}px - 1em)`;
+}
+
 /**
  * A call on the notifications of the user.
  * @param {string} method
@@ -49,12 +73,12 @@ function web(/** @type {string | undefined} */ url) {
 export default function toggle({ element, headcount, root, say, signal }, button) {
   const open = root.querySelector('[part~=list]');
   if (open) return void open.dispatchEvent(new Event('close'));
+  const anchored = CSS.supports('position-area', 'self-block-end span-self-inline-start');
   if (!sheet) {
     sheet = new CSSStyleSheet();
     sheet.replaceSync(`
-      :host { position: relative; display: inline-block; }
       [part~=list] {
-        position: absolute; z-index: 1000; top: calc(100% + .5em); inset-inline-end: 0; width: max-content; max-width: min(22em, 90vw); max-height: 70vh; overflow: auto;
+        position: fixed; z-index: 1000; inset: auto; margin: .5em 0; width: max-content; max-width: min(22em, 90vw); overflow: auto;
         box-sizing: border-box; padding: .25em; border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 8px;
         background: var(--headcount-list, Canvas); color: var(--headcount-list-ink, CanvasText); font: 14px/1.4 system-ui, sans-serif; text-align: start; box-shadow: 0 4px 16px #0003;
       }
@@ -65,7 +89,7 @@ export default function toggle({ element, headcount, root, say, signal }, button
       [part~=all] { text-align: center; font-weight: 600; }
       [part~=when] { display: block; opacity: .7; font-size: .85em; }
       [part~=none] { margin: .5em .75em; }
-    `);
+    ${anchored ? ANCHORED : ''}`);
   }
   if (!root.adoptedStyleSheets.includes(sheet)) root.adoptedStyleSheets.push(sheet);
 
@@ -82,6 +106,7 @@ export default function toggle({ element, headcount, root, say, signal }, button
   list.setAttribute('aria-label', word('label', 'Notifications'));
   list.setAttribute('aria-busy', 'true');
   list.tabIndex = -1;
+  list.popover = 'manual'; // above everything, so that nothing cuts it off
   const ended = new AbortController();
   const options = { signal: ended.signal };
 
@@ -184,6 +209,15 @@ export default function toggle({ element, headcount, root, say, signal }, button
   ended.signal.addEventListener('abort', headcount.unread(load));
   button.setAttribute('aria-expanded', 'true');
   root.append(list);
+  list.showPopover?.();
+  if (!anchored) {
+    const again = () => place(list, button);
+    const sizes = new ResizeObserver(again); // that of the list says when it has loaded, too
+    sizes.observe(list);
+    ended.signal.addEventListener('abort', () => sizes.disconnect());
+    addEventListener('scroll', again, { capture: true, passive: true, ...options });
+    addEventListener('resize', again, options);
+  }
   list.focus();
   load();
 }

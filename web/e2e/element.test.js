@@ -397,6 +397,72 @@ test('the bell opens a list, which is read one by one or all, under a strict pol
   await close(page);
 });
 
+for (const how of ['anchored', 'measured'])
+  test(`the list of the bell stays inside the window, wherever the bell is, ${how}`, async () => {
+    const places = ['left:0', 'left:calc(50% - .6em)', 'right:0'].flatMap((x) => ['top:0', 'top:50%', 'bottom:0'].map((y) => `position:fixed;${x};${y}`));
+    places.push('position:fixed;left:40px;top:40px;width:3em;height:3em;overflow:hidden;transform:translateX(9px)');
+    const html = places.map((place) => `<span style="${place}"><unread-bell></unread-bell></span>`).join('') + '<div style="height:4000px"><p style="height:400px"></p><unread-bell id="far"></unread-bell></div>';
+    const page = await open(address(html, { path: '/places' }), (page) =>
+      page.addInitScript((how) => {
+        if (how === 'measured') CSS.supports = () => false; // as a browser without anchor positioning says
+      }, how),
+    );
+    await eventually(true, 'the bells are drawn', () => page.evaluate(() => document.querySelector('#far')?.count === 0));
+    const id = await page.evaluate(() => Object.entries(localStorage).find(([key]) => key.startsWith('headcount_id '))[1]);
+    const headers = { 'Headcount-Id': id, 'X-API-Key': KEY, 'Content-Type': 'application/json' };
+    for (let i = 0; i < 9; i++) {
+      const follow = await fetch(`${server.url}/-/me/follows/${how}-${i}`, { method: 'PUT', headers: { 'Headcount-Id': id } });
+      const body = JSON.stringify({ title: `Notification ${i} with a title so long that no telephone has room for all of it in one line` });
+      const change = await fetch(`${server.url}/${how}-${i}/changes`, { method: 'POST', headers, body });
+      assert.deepEqual([follow.status, change.status], [204, 204]);
+    }
+    /** Where the list of a bell is, when it has loaded, and the bell itself. */
+    const opened = (bell) =>
+      bell.evaluate(async (bell) => {
+        const root = bell.shadowRoot;
+        while (root.querySelector('[part~=list]')?.getAttribute('aria-busy') !== 'false') await new Promise(requestAnimationFrame);
+        for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame); // then the list is where it is painted
+        const rect = (node) => node.getBoundingClientRect().toJSON();
+        const list = root.querySelector('[part~=list]');
+        const { clientWidth, clientHeight } = document.documentElement;
+        const { left, top, width } = rect(list);
+        // What is seen there is the list, and nothing cuts it off.
+        const seen = document.elementFromPoint(left + width / 2, top + 10) === bell;
+        return { list: rect(list), button: rect(root.querySelector('button')), clientWidth, clientHeight, seen };
+      });
+    for (const dir of ['ltr', 'rtl'])
+      for (const width of [320, 375, 1280]) {
+        await page.setViewportSize({ width, height: 640 });
+        await page.evaluate((dir) => (document.documentElement.dir = dir), dir);
+        for (const [i, place] of places.entries()) {
+          const bell = page.locator('unread-bell').nth(i);
+          await bell.locator('button[part=button]').click();
+          const at = await opened(bell);
+          const what = `${dir} ${width} ${place}: ${JSON.stringify(at)}`;
+          const { list, button } = at;
+          assert.ok(list.left >= 0 && list.right <= at.clientWidth && list.top >= 0 && list.bottom <= at.clientHeight, what);
+          assert.ok(list.width > 200 && list.height > 100 && at.seen, what);
+          assert.ok(list.top >= button.bottom || list.bottom <= button.top, `${what}: it covers the bell`);
+          assert.ok(list.left <= button.right && list.right >= button.left, `${what}: it is elsewhere`);
+          if (width === 1280 && place.includes('50%')) {
+            const edge = dir === 'ltr' ? 'right' : 'left';
+            if (place.includes('left:calc')) assert.ok(Math.abs(list[edge] - button[edge]) < 1, `${what}: it ends where the bell ends`);
+          }
+          await page.keyboard.press('Escape');
+        }
+      }
+
+    // It stays with its bell when the page is scrolled.
+    const far = page.locator('#far');
+    await far.locator('button[part=button]').click();
+    const before = await opened(far);
+    await page.mouse.wheel(0, 150);
+    const gap = ({ list, button }) => Math.round(Math.max(list.top - button.bottom, button.top - list.bottom));
+    await eventually(true, 'the page is scrolled', async () => (await opened(far)).button.top < before.button.top - 100);
+    await eventually(gap(before), 'the list is beside the bell, at a distance of', async () => gap(await opened(far)));
+    await close(page);
+  });
+
 test('under a strict policy the sentence is written and styled, with and without WebSockets', async () => {
   const html = '<live-count id="count" one="# person is reading" other="# people are reading"></live-count><unread-bell id="bell"></unread-bell>';
   const at = (from) => `${guarded.url}/guarded?${new URLSearchParams({ html, from })}`;
