@@ -34,6 +34,7 @@ drain_within=10 # --shutdown-timeout; SIGKILL comes 2 seconds later
 
 here=$(cd "$(dirname "$0")" && pwd)
 bin=${HEADCOUNT_BIN:-$here/../bin/headcount}
+unset HEADCOUNT_BIN # it is no setting
 args=("$@")
 pids=('' '' '' '' '' '' '' '') # by index of names; empty for what does not run
 status=0

@@ -245,7 +245,7 @@ func TestCompose(t *testing.T) {
 			}
 		}
 	}
-	must(t, "compose.yaml", whole, map[string]string{"services gateway-1 environment HEADCOUNT_API_KEY": "${HEADCOUNT_API_KEY:-}"})
+	must(t, "compose.yaml", whole, map[string]string{"services gateway-1 environment HEADCOUNT_API_KEY": "${HEADCOUNT_API_KEY:?set it to a long random value}"})
 }
 
 // What compose.yaml gives to Prometheus and Grafana is checked in the same way, and fits together.

@@ -33,6 +33,7 @@ names=(us eu ap)
 }
 here=$(cd "$(dirname "$0")" && pwd)
 bin=${HEADCOUNT_BIN:-$here/../bin/headcount}
+unset HEADCOUNT_BIN # it is no setting
 ready_within=90 # seconds; 12 when the machine has nothing else to do
 
 say() { printf '%s\n' "$*"; }

@@ -72,7 +72,7 @@ func (f *findings) faults() int {
 	return f.wrong
 }
 
-// run writes a line for each thing that it looked at. Its error is errFaults when one is wrong.
+// run writes a line for each thing that it looked at. Its error is errFaults when one is wrong; what is open may be meant.
 func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	if c.PublicURL != "" {
 		if u, err := url.Parse(c.PublicURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" {
@@ -83,6 +83,9 @@ func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	f.finef("settings", "they can be read, and fit together.")
 	for _, warning := range c.Config.Warnings() {
 		f.wrongf("settings", "%s.", warning)
+	}
+	for _, open := range c.Config.Open() {
+		fmt.Fprintf(out, "open   settings: %s.\n", open)
 	}
 	runs := c.adminAnswers(ctx)
 	for _, look := range []func(context.Context, *findings, bool){

@@ -37,7 +37,7 @@ func check(t *testing.T, args ...string) (status int, wrong []string, all string
 		switch {
 		case strings.HasPrefix(line, "wrong  "):
 			wrong = append(wrong, strings.TrimSpace(line))
-		case !strings.HasPrefix(line, "fine   "):
+		case !strings.HasPrefix(line, "fine   ") && !strings.HasPrefix(line, "open   settings: --api-key is not set"):
 			t.Errorf("a line is neither wrong nor fine: %q", line)
 		}
 	}

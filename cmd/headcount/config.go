@@ -92,6 +92,8 @@ type Config struct {
 
 	Hooks    []*webhook.Hook `flag:"-"` // of Webhooks; Validate reads them
 	HookKeys [][]byte        `flag:"-"` // of WebhookSecrets, too
+
+	Strangers []string `flag:"-"` // variables that look like settings and are none
 }
 
 var (
@@ -347,6 +349,20 @@ func (c *Config) Warnings() []string {
 		if slices.ContainsFunc(s.values, short) {
 			out = append(out, fmt.Sprintf("--%s is shorter than %d bytes and can be guessed; give a long random value", s.flag, least))
 		}
+	}
+	for _, name := range c.Strangers {
+		out = append(out, name+" is a variable of no setting and is ignored; take it away, or see headcount serve --help")
+	}
+	return out
+}
+
+// Open says what of this process is open to everybody who reaches it. That may be meant.
+func (c *Config) Open() (out []string) {
+	if c.HasRole(presence.RoleGateway) && len(c.APIKeys) == 0 && !setting.IsLoopback(c.Listen) {
+		out = append(out, "--api-key is not set and other machines reach --listen: everybody may read the dashboard, and none of your servers may call; give a long random value")
+	}
+	if !setting.IsLoopback(c.AdminListen) {
+		out = append(out, "--admin-listen can be reached from other machines: whoever does sees metrics and profiles; see to it that only operators do")
 	}
 	return out
 }

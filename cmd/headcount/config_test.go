@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"headcount/counter"
 	"headcount/setting"
 )
@@ -30,8 +32,12 @@ func read(t *testing.T, args []string, env map[string]string, file string) (Conf
 		args = append([]string{"--config", writeFile(t, file)}, args...)
 	}
 	var c commands
+	var environ []string
+	for name, value := range env {
+		environ = append(environ, name+"="+value)
+	}
 	_, err := program{
-		args:   args,
+		args: args, environ: environ,
 		lookup: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
 		stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{},
 	}.parse(&c)
@@ -156,15 +162,6 @@ func TestLayers(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestOtherVariablesAreIgnored(t *testing.T) {
-	got, err := read(t, nil, map[string]string{
-		"HEADCOUNT_PORT": "tcp://10.0.0.1:8080", "HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_UPDATE": "x", "HEADCOUNT_HELP": "1", "LISTEN": ":1",
-	}, "")
-	if err != nil || !reflect.DeepEqual(got, defaults()) {
-		t.Fatalf("got %+v, %v", got, err)
 	}
 }
 
@@ -470,11 +467,47 @@ func TestWarnings(t *testing.T) {
 	if got := c.Warnings(); got != nil {
 		t.Fatalf("defaults: %q", got)
 	}
+	if got := c.Open(); len(got) != 1 || !strings.HasPrefix(got[0], "--api-key is not set") {
+		t.Fatalf("open by default: %q", got)
+	}
+	c.Listen = "127.0.0.1:8080"
+	if got := c.Open(); got != nil {
+		t.Fatalf("open on the loopback: %q", got)
+	}
+	c.Listen, c.AdminListen, c.Roles = ":8080", "[::]:8081", []string{"presence"}
+	if got := c.Open(); len(got) != 1 || !strings.HasPrefix(got[0], "--admin-listen can be reached") {
+		t.Fatalf("open of a presence node: %q", got)
+	}
 	long := strings.Repeat("x", 16)
-	c.ClusterSecrets, c.JWTSecret, c.APIKeys = []string{long, "short"}, "s", []string{long}
+	c.ClusterSecrets, c.JWTSecret, c.APIKeys, c.Strangers = []string{long, "short"}, "s", []string{long}, []string{"HEADCOUNT_COLOUR"}
 	got := c.Warnings()
-	if len(got) != 2 || !strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
+	if len(got) != 3 || !strings.HasPrefix(got[2], "HEADCOUNT_COLOUR ") || !strings.HasPrefix(got[0], "--cluster-secret ") || !strings.HasPrefix(got[1], "--jwt-secret ") {
 		t.Fatalf("got %q", got)
+	}
+}
+
+// A variable that is no setting's is refused when it is nearly one, and named otherwise.
+func TestVariablesOfNoSetting(t *testing.T) {
+	env := map[string]string{
+		"LISTEN": ":1", "HEADCOUNT_COLOUR": "red", "HEADCOUNT_EMPTY": "", "HEADCOUNT_API_KEY": strings.Repeat("x", 16), "HEADCOUNT_USERS": "9", // of simulate
+		"HEADCOUNT_SERVICE_HOST": "10.0.0.1", "HEADCOUNT_SERVICE_PORT_HTTP": "80", "HEADCOUNT_PORT": "tcp://10.0.0.1:80", "HEADCOUNT_PORT_80_TCP_ADDR": "10.0.0.1",
+	}
+	if c, err := read(t, nil, env, ""); err != nil || !slices.Equal(c.Strangers, []string{"HEADCOUNT_COLOUR"}) {
+		t.Errorf("%q, %v", c.Strangers, err)
+	}
+	env["HEADCOUNT_API_KEYS"] = "y"
+	if _, err := read(t, nil, env, ""); err == nil || !strings.HasPrefix(err.Error(), "HEADCOUNT_API_KEYS is the variable of no setting; write HEADCOUNT_API_KEY,") {
+		t.Error(err)
+	}
+	if _, err := read(t, nil, nil, `{"--listen":":1"}`); err == nil || !strings.Contains(err.Error(), "without its leading dashes") {
+		t.Error(err)
+	}
+}
+
+func TestACertificateThatIsMissingIsASetting(t *testing.T) {
+	_, err := openCertificates(Config{TLSCert: "nowhere", TLSKey: "nowhere"}, zerolog.Nop())
+	if s := (*setting.Error)(nil); !errors.As(err, &s) || s.Name != "tls-cert" {
+		t.Error(err)
 	}
 }
 

@@ -35,6 +35,28 @@ func (l *layers) env(flag string) (string, bool) {
 	return v, ok && v != ""
 }
 
+// strangers returns the variables of an environment that begin as settings do and are none, without those that Kubernetes makes for
+// a Service of this name. Its error names one that is probably a setting with a slip of the pen.
+func strangers(environ []string, set *flags.Set) (names []string, err error) {
+	for _, variable := range environ {
+		name, value, _ := strings.Cut(variable, "=")
+		rest, ours := strings.CutPrefix(name, "HEADCOUNT_")
+		if !ours || value == "" {
+			continue
+		}
+		flag := strings.ToLower(strings.ReplaceAll(rest, "_", "-"))
+		switch near := set.Named("serve").Nearest(flag); {
+		case set.Knows(flag):
+		case strings.HasSuffix(name, "_SERVICE_HOST") || strings.Contains(name, "_SERVICE_PORT") || strings.HasSuffix(name, "_PORT") || strings.Contains(name, "_PORT_"):
+		case near != "":
+			return nil, fmt.Errorf("%s is the variable of no setting; write %s, or take it away", name, envName(near))
+		default:
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
 func (l *layers) fromEnvironment(_ *flags.Command, f *flags.Flag) (any, error) {
 	v, ok := l.env(f.Name)
 	if !ok || f.Bool || f.Set() { // what is a question or a mode is no setting
@@ -126,7 +148,7 @@ func readFile(r io.Reader, known map[string]bool) (map[string]any, error) {
 			return broken(err)
 		}
 		name := fold(key)
-		if !known[name] {
+		if !known[name] || strings.HasPrefix(key, "-") {
 			return nil, fmt.Errorf("unknown key %q; use a flag's name without its leading dashes, such as \"update-interval\"", key)
 		}
 		if _, twice := values[name]; twice {

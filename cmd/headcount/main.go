@@ -66,7 +66,7 @@ Every flag is also an environment variable: --update-interval is HEADCOUNT_UPDAT
 
 func main() {
 	os.Exit(program{
-		args: os.Args[1:], lookup: os.LookupEnv,
+		args: os.Args[1:], lookup: os.LookupEnv, environ: os.Environ(),
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, terminal: isatty.IsTerminal(os.Stderr.Fd()),
 		serve: serveProcess,
 	}.run())
@@ -76,6 +76,7 @@ func main() {
 type program struct {
 	args           []string
 	lookup         func(string) (string, bool) // the environment
+	environ        []string                    // all of it
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	terminal       bool // whether stderr is a terminal
@@ -154,7 +155,9 @@ func (p program) parse(c *commands) (string, error) {
 	if err != nil {
 		return "", l.explain(command, err)
 	}
-	return command.Name, nil
+	unknown, err := strangers(p.environ, &set)
+	c.Serve.Config.Strangers, c.Check.Config.Strangers = unknown, unknown
+	return command.Name, err
 }
 
 // explain says where a refused setting comes from, if it is not the command line. Of a command line

@@ -22,6 +22,7 @@ import (
 	"headcount/gateway"
 	"headcount/machine"
 	"headcount/presence"
+	"headcount/setting"
 )
 
 const (
@@ -102,8 +103,11 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		stopRoles()
 		return errors.Join(err, <-running)
 	}
-	adminServer := httpServer(adminHandler(ctx, sys, probes), log)
+	adminServer := httpServer(ownHost(cfg.AdminListen, adminHandler(ctx, sys, probes)), log)
 	go func() { failed <- adminServer.Serve(admin) }() // ends with Shutdown or Close below
+	for _, open := range cfg.Open() {
+		log.Warn().Msg(open)
+	}
 	hello := log.Info().Str("admin", admin.Addr().String()).Str("store", sys.where).Strs("roles", cfg.Roles)
 	if sys.counters != nil {
 		hello = hello.Str("counters", sys.counters.where)
@@ -273,6 +277,25 @@ func adminHandler(ctx context.Context, sys *system, probes *probes) http.Handler
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return mux
+}
+
+// ownHost refuses requests to a loopback address under the name of another host. A page in a browser of this machine could send
+// those, once its own name leads to 127.0.0.1.
+func ownHost(addr string, handler http.Handler) http.Handler {
+	if !setting.IsLoopback(addr) {
+		return handler
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]")
+		}
+		if host != "" && host != "localhost" && net.ParseIP(host) == nil {
+			http.Error(w, "this address answers requests to localhost, or to an IP address, alone", http.StatusMisdirectedRequest)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // openURL is the address at which a person opens the demo page.

@@ -91,7 +91,7 @@ func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	}
 	f := &certificateFiles{cert: cfg.TLSCert, key: cfg.TLSKey, log: log}
 	if _, err := f.load(); err != nil {
-		return nil, fmt.Errorf("--tls-cert: %w", err)
+		return nil, setting.Refuse("tls-cert", "%v; name the files of a certificate and its key that this process can read", err)
 	}
 	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }}, nil
 }

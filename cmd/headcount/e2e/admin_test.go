@@ -25,6 +25,13 @@ func TestAdminEndpoints(t *testing.T) {
 			t.Errorf("%s: %d %.100s", path, a.status, a.body)
 		}
 	}
+	port := s.admin[strings.LastIndex(s.admin, ":"):]
+	if a := do(t, "GET", "http://localhost"+port+"/healthz", ""); a.status != 200 {
+		t.Errorf("as localhost: %d %s", a.status, a.body)
+	}
+	if a := do(t, "GET", s.admin+"/metrics", "", "Host: evil.example"); a.status != 421 || strings.Contains(a.body, "go_goroutines") {
+		t.Errorf("as another host: %d %.100s", a.status, a.body)
+	}
 	metrics := do(t, "GET", s.admin+"/metrics", "").body
 	for _, private := range []string{page, "its%20own", "nothing", "thirdname", "badpage", user, c.user} {
 		if strings.Contains(metrics, private) {

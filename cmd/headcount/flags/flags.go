@@ -158,7 +158,7 @@ func (s *Set) Parse(args []string) (*Command, error) {
 			named = true
 			continue
 		case !strings.HasPrefix(arg, "-") || arg == "-":
-			if len(values) > 0 && s.named(arg) != nil {
+			if len(values) > 0 && s.Named(arg) != nil {
 				return c, fmt.Errorf("the command %s stands behind --%s; write the command first", arg, values[0].flag.Name)
 			}
 			return c, s.unexpected(arg)
@@ -170,7 +170,7 @@ func (s *Set) Parse(args []string) (*Command, error) {
 		case len(args) == 0:
 			return c, setting.Refuse(name, "its value is missing; write --%s=VALUE", name)
 		default: // a secret or a negative duration may begin with dashes, the name of a flag is a forgotten value
-			if next, _, _ := strings.Cut(args[0], "="); strings.HasPrefix(next, "--") && s.knows(next[2:]) {
+			if next, _, _ := strings.Cut(args[0], "="); strings.HasPrefix(next, "--") && s.Knows(next[2:]) {
 				return c, setting.Refuse(name, "its value is missing before %s; write --%s=VALUE", next, name)
 			}
 			value, args = args[0], args[1:]
@@ -206,7 +206,7 @@ func (s *Set) command(args []string) (c *Command, rest []string, named bool, err
 	case len(args) > 0 && args[0] == "--version":
 		return nil, nil, false, s.shown(s.Version)
 	case len(args) > 0 && !strings.HasPrefix(args[0], "-"):
-		if c := s.named(args[0]); c != nil {
+		if c := s.Named(args[0]); c != nil {
 			return c, args[1:], true, nil
 		}
 		return nil, nil, false, s.unexpected(args[0])
@@ -222,7 +222,8 @@ func (s *Set) shown(text string) error {
 	return ErrShown
 }
 
-func (s *Set) named(name string) *Command {
+// Named returns the command of that name, or nil.
+func (s *Set) Named(name string) *Command {
 	for _, c := range s.Commands {
 		if c.Name == name {
 			return c
@@ -231,7 +232,8 @@ func (s *Set) named(name string) *Command {
 	return nil
 }
 
-func (s *Set) knows(flag string) bool {
+// Knows reports whether a command has the flag.
+func (s *Set) Knows(flag string) bool {
 	return slices.ContainsFunc(s.Commands, func(c *Command) bool { return c.flag(flag) != nil })
 }
 
@@ -255,14 +257,20 @@ func (c *Command) flag(name string) *Flag {
 	return nil
 }
 
-// suggest names the flag that is most like name, if one is much like it.
-func (c *Command) suggest(name string) string {
+// Nearest returns the name of the flag that is most like name, at most two letters away; "" when there is none.
+func (c *Command) Nearest(name string) string {
 	best, least := "", 3
 	for _, f := range c.Flags {
 		if d := distance(name, f.Name); d < least {
 			best, least = f.Name, d
 		}
 	}
+	return best
+}
+
+// suggest names the flag that is most like name, if one is much like it.
+func (c *Command) suggest(name string) string {
+	best := c.Nearest(name)
 	if best == "" {
 		return ""
 	}
