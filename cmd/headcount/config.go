@@ -72,6 +72,8 @@ type Config struct {
 
 	JWTSecret      string   `name:"jwt-secret" type:"text" placeholder:"SECRET" group:"identity" help:"Verifies HS256 tokens. With it, or --jwks-url, users need a token that says who they are."`
 	JWKSURL        string   `name:"jwks-url" type:"text" placeholder:"URL" group:"identity" help:"The address of the public keys that verify RS256, ES256 and EdDSA tokens."`
+	JWTIssuers     []string `name:"jwt-issuer" type:"each" placeholder:"NAME" group:"identity" help:"What the iss of a token must be. Repeatable: any of them. Without it tokens of any issuer are taken that the keys have signed."`
+	JWTAudiences   []string `name:"jwt-audience" type:"each" placeholder:"NAME" group:"identity" help:"What the aud of a token must be, or have. Repeatable: any of them. Without it tokens for any audience are taken."`
 	APIKeys        []string `name:"api-key" type:"each" placeholder:"[SITE:]KEY" group:"identity" help:"A key for calls from your servers and for the dashboard. After the name of a site and a colon it holds for that site alone. Repeatable."`
 	Sites          []string `name:"site" type:"sites" placeholder:"NAME=ORIGIN,..." group:"identity" help:"A site and the origins of its pages, written as those of --allow-origins. Each site has users, pages and counters of its own. Repeatable; calls that belong to none are for the first. Without it there is one site, default."`
 	AllowOrigins   []string `type:"list" placeholder:"ORIGIN,..." group:"identity" help:"Origins whose pages may use this server, as scheme://host[:port]. A * stands for one or more whole labels of the host; a lone * allows every origin. Without it only the server's own origin and those of --site are allowed."`
@@ -290,6 +292,16 @@ func (c *Config) checkAccess() error {
 			return setting.Refuse("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
 		}
 	}
+	if c.JWTSecret == "" && c.JWKSURL == "" {
+		for _, s := range []struct {
+			flag   string
+			values []string
+		}{{"jwt-issuer", c.JWTIssuers}, {"jwt-audience", c.JWTAudiences}} {
+			if len(s.values) > 0 {
+				return setting.Refuse(s.flag, "no tokens are taken; give --jwt-secret or --jwks-url, too, or leave it out")
+			}
+		}
+	}
 	// The gateway checks these two. Its error names the setting and says what to do.
 	if _, err := identity.NewOrigins(c.AllowOrigins); err != nil {
 		return setting.Refuse("allow-origins", "%s", strings.TrimPrefix(err.Error(), "allow-origins: "))
@@ -360,6 +372,9 @@ func (c *Config) Warnings() []string {
 func (c *Config) Open() (out []string) {
 	if c.HasRole(presence.RoleGateway) && len(c.APIKeys) == 0 && !setting.IsLoopback(c.Listen) {
 		out = append(out, "--api-key is not set and other machines reach --listen: everybody may read the dashboard, and none of your servers may call; give a long random value")
+	}
+	if c.JWKSURL != "" && len(c.JWTIssuers) == 0 && len(c.JWTAudiences) == 0 {
+		out = append(out, "--jwks-url is given without --jwt-issuer and --jwt-audience: a token that its keys have signed for any other application is taken, too; give what yours have")
 	}
 	if !setting.IsLoopback(c.AdminListen) {
 		out = append(out, "--admin-listen can be reached from other machines: whoever does sees metrics and profiles; see to it that only operators do")

@@ -247,6 +247,8 @@ var refused = map[string]struct {
 	"an empty API key":                          {flag: "api-key", file: `{"api-key":["a",""]}`},
 	"an empty JWT secret":                       {flag: "jwt-secret", args: "--jwt-secret="},
 	"jwks-url of another scheme":                {flag: "jwks-url", args: "--jwks-url file:///keys"},
+	"an issuer and no tokens":                   {flag: "jwt-issuer", args: "--jwt-issuer a"},
+	"an audience and no tokens":                 {flag: "jwt-audience", args: "--jwt-audience a"},
 	"jwks-url without a host":                   {flag: "jwks-url", args: "--jwks-url https:///keys"},
 	"an origin with a path":                     {flag: "allow-origins", args: "--allow-origins https://example.org/"},
 	"a webhook that is none":                    {flag: "webhook", args: "--webhook page:p"},
@@ -515,7 +517,7 @@ func TestACertificateThatIsMissingIsASetting(t *testing.T) {
 func TestFlagsOfServe(t *testing.T) {
 	want := strings.Fields(`listen admin-listen cluster-listen advertise roles redis region peer region-stale-after cluster-secret
 		id-secret data-dir heartbeat-interval presence-timeout leave-grace update-interval delivery-budget ping-interval
-		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url api-key allow-origins trusted-proxies shutdown-timeout
+		pong-timeout write-timeout max-connections max-connections-per-address jwt-secret jwks-url jwt-issuer jwt-audience api-key allow-origins trusted-proxies shutdown-timeout
 		log-level log-format config counters postgres persist-interval cold-after hot-rate page-stats otlp trace-every
 		tls-cert tls-key http-redirect domain acme-url acme-email acme-dir base-path site webhook webhook-secret webhook-settle`)
 	slices.Sort(want)

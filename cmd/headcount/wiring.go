@@ -373,6 +373,8 @@ func (s *system) openGateway(self presence.Process) error {
 		HashKey:   s.hashKey,
 		JWTSecret: []byte(cfg.JWTSecret),
 		JWKSURL:   cfg.JWKSURL,
+		Issuers:   cfg.JWTIssuers,
+		Audiences: cfg.JWTAudiences,
 		KeysError: func(err error) { s.log.Warn().Err(err).Msg("the server could not fetch the keys of --jwks-url") },
 	})
 	if err != nil {

@@ -83,6 +83,8 @@ type Config struct {
 	HashKey   []byte           // keys the user hashes; empty: SetHashKey gives it before anybody is served
 	JWTSecret []byte           // verifies HS256 tokens; empty: they are refused
 	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused. Both may be set
+	Issuers   []string         // a token's iss must be one of them; empty: it may be any
+	Audiences []string         // likewise of its aud, or of one of these
 	Client    *http.Client     // fetches JWKSURL; default one with a timeout of 5s
 	Now       func() time.Time // default time.Now
 	KeysError func(error)      // called after a fetch of JWKSURL failed, by one goroutine at a time, at most every 5s on average; may be nil
@@ -106,6 +108,8 @@ type Identities struct {
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
 	hash    atomic.Pointer[keyedMAC] // nil: not known yet
 	secret  []byte                   // for HS256
+	issuers []string
+	meant   []string // audiences
 	keys    *keySource
 	methods []string
 	parser  *jwt.Parser
@@ -115,7 +119,7 @@ type Identities struct {
 // New returns Identities. They fetch no keys before the first token needs one.
 // The caller must call Close.
 func New(cfg Config) (*Identities, error) {
-	ids := &Identities{secret: slices.Clone(cfg.JWTSecret), now: cfg.Now}
+	ids := &Identities{secret: slices.Clone(cfg.JWTSecret), issuers: slices.Clone(cfg.Issuers), meant: slices.Clone(cfg.Audiences), now: cfg.Now}
 	if ids.now == nil {
 		ids.now = time.Now
 	}
@@ -362,6 +366,9 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	if err != nil {
 		return Identity{}, err
 	}
+	if err := ids.checkPurpose(claims); err != nil {
+		return Identity{}, err
+	}
 	sub, err := subject(claims)
 	if err != nil {
 		return Identity{}, err
@@ -434,6 +441,21 @@ func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err err
 		}
 	}
 	return expires, nil
+}
+
+// checkPurpose returns an error for a token that somebody else gave, or for somebody else: keys may be shared by many applications.
+func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
+	if len(ids.issuers) > 0 {
+		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.issuers, iss) {
+			return badToken("its iss is another")
+		}
+	}
+	if len(ids.meant) > 0 {
+		if aud, err := claims.GetAudience(); err != nil || !slices.ContainsFunc(ids.meant, func(one string) bool { return slices.Contains(aud, one) }) {
+			return badToken("its aud is another")
+		}
+	}
+	return nil
 }
 
 // numericDate reads seconds since 1970. It limits them to about 34,000 years on

@@ -393,6 +393,35 @@ func signAda(t testing.TB, method jwt.SigningMethod, key any) string {
 	return s
 }
 
+// Where issuers and audiences are named, a token has one of each, written exactly so.
+func TestTokensForOthers(t *testing.T) {
+	for _, tc := range []struct {
+		issuers, audiences []string
+		claims             string
+		why                string // empty: it is good
+	}{
+		{[]string{"a", "b"}, nil, `"iss":"b"`, ""},
+		{[]string{"a"}, nil, `"iss":"A"`, "iss"},
+		{[]string{"a"}, nil, `"iss":["a"]`, "iss"},
+		{[]string{"a"}, nil, `"aud":"a"`, "iss"},
+		{nil, []string{"x", "y"}, `"aud":"y","iss":"anybody"`, ""},
+		{nil, []string{"x"}, `"aud":["w","x"]`, ""},
+		{nil, []string{"x"}, `"aud":"w"`, "aud"},
+		{nil, []string{"x"}, `"aud":[]`, "aud"},
+		{nil, []string{"x"}, `"aud":["x",7]`, "aud"},
+		{nil, []string{"x"}, `"iss":"x"`, "aud"},
+		{[]string{"a"}, []string{"x"}, `"iss":"a","aud":"x"`, ""},
+		{[]string{"a"}, []string{"x"}, `"iss":"a","aud":"w"`, "aud"},
+	} {
+		ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Issuers: tc.issuers, Audiences: tc.audiences})
+		token := signRaw("s", `{"alg":"HS256"}`, `{"sub":"ada",`+tc.claims+`}`)
+		id, err := ids.Identify(getRequest("/", "Authorization", "Bearer "+token), presence.DefaultSite, false)
+		if tc.why == "" && (err != nil || id.User != "ada") || tc.why != "" && (!errors.Is(err, ErrBadToken) || !strings.Contains(err.Error(), tc.why)) {
+			t.Errorf("%q, %q and %s: %+v, %v", tc.issuers, tc.audiences, tc.claims, id, err)
+		}
+	}
+}
+
 func TestExpiresIsTheTokensEnd(t *testing.T) {
 	now := time.Unix(1_900_000_000, 0)
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s"), Now: func() time.Time { return now }})
