@@ -79,12 +79,25 @@ func TestHold(t *testing.T) {
 		if got := counts(t, w.take(t)...); len(got) != 1 {
 			t.Fatalf("got %v, want one", got)
 		}
-		w.Hold(topicOf("p"))
-		time.Sleep(holdPatience)
-		s.sweep()
-		s.deliver()
-		if got := counts(t, w.take(t)...); len(got) != 1 {
-			t.Fatalf("got %v after the patience, want one", got)
+		for version, stale := range []bool{false, true} {
+			u := countOf("p", 1, uint64(2+version))
+			u.Stale = stale
+			s.update(u)
+			s.deliver()
+			w.take(t)
+			w.Hold(topicOf("p"))
+			for second := range 6 {
+				want := 0
+				if stale && second == 1 || !stale && second == 5 { // else it does not say that a user may be missing
+					want = 1
+				}
+				s.sweep()
+				s.deliver()
+				if got := counts(t, w.take(t)...); len(got) != want {
+					t.Fatalf("got %v after %d s of patience, stale %t; want %d", got, second, stale, want)
+				}
+				time.Sleep(time.Second)
+			}
 		}
 		w.Unsubscribe(topicOf("p"))
 		w.Unsubscribe(topicOf("p"))

@@ -8,9 +8,12 @@ import (
 	"headcount/presence"
 )
 
-// holdPatience is how long Hold keeps a topic's update back. After it, the
-// subscriber gets what is known.
-const holdPatience = time.Second
+// Hold keeps a topic's update back for these times at most: one that says that it is stale, and any other, which
+// does not say that it lacks the user who waits. A join takes as long as that when a node has just died.
+const (
+	holdPatience = time.Second
+	holdLonger   = 5 * time.Second
+)
 
 // Subscriber is a client in the fan-out. The client's struct embeds it; after
 // Prepare and Enter any goroutine may call its methods, until Leave. The caller
@@ -115,7 +118,7 @@ func (s *Subscriber) Renew(t presence.Topic) {
 }
 
 // Hold is Renew, but nothing of the topic is sent until Ready, or until
-// holdPatience has passed.
+// holdPatience has passed, holdLonger if the update is not stale.
 func (s *Subscriber) Hold(t presence.Topic) {
 	sh := s.shard
 	sh.mu.Lock()

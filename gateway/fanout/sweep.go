@@ -70,12 +70,17 @@ func (s *shard) sweep() {
 		}
 		for i := range sub.places {
 			p := &sub.places[i]
-			switch {
-			case p.since == 0:
-			case now-p.since < holdPatience:
-				seat.look = min(seat.look, p.since+holdPatience)
-			default:
+			if p.since == 0 {
+				continue
+			}
+			patience := holdLonger
+			if p.topic.gen != 0 && p.topic.update.Stale {
+				patience = holdPatience
+			}
+			if now-p.since >= patience {
 				s.ready(sub, p)
+			} else {
+				seat.look = min(seat.look, max(p.since, now)+holdPatience) // it may be stale by then
 			}
 		}
 	}
