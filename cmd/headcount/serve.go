@@ -117,7 +117,11 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 	}
 	publicServer := &http.Server{}
 	if public != nil {
-		publicServer = httpServer(probes.before(sys.gateway.Handler()), log)
+		handler := probes.before(sys.gateway.Handler())
+		if cfg.Redirect != "" {
+			handler = overTLSAlone(handler)
+		}
+		publicServer = httpServer(handler, log)
 		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
 		door := sys.gateway.Door(public)
 		publicServer.ConnState = door.State

@@ -113,6 +113,14 @@ type toHTTPS struct{ hosts }
 // redirectKept is how long a browser may remember it: an operator may take it back.
 const redirectKept = "max-age=3600"
 
+// overTLSAlone has browsers ask for https by themselves, for as long as they remember the redirect.
+func overTLSAlone(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Strict-Transport-Security", redirectKept)
+		handler.ServeHTTP(w, r)
+	})
+}
+
 func (h toHTTPS) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	host := r.Host
 	if name, _, err := net.SplitHostPort(host); err == nil {

@@ -115,6 +115,12 @@ func TestCertificateFiles(t *testing.T) {
 	plain := servertest.FreeAddr()
 	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--http-redirect="+plain)
 	redirects(t, plain)
+	insecure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	if resp, err := insecure.Get("https://" + addr + "/p/counter"); err != nil {
+		t.Error(err)
+	} else if resp.Body.Close(); resp.Header.Get("Strict-Transport-Security") != "max-age=3600" {
+		t.Errorf("over TLS: %v", resp.Header)
+	}
 	if got := serial(t, addr, a); got != 10 {
 		t.Fatalf("certificate %d", got)
 	}
