@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"regexp"
@@ -170,6 +172,12 @@ func (c *Config) checkAddresses() error {
 		}
 	}
 	if c.Advertise != "" {
+		// $(POD_IP):7946, as manifests write it, has no brackets around an IPv6 address.
+		if last := strings.LastIndex(c.Advertise, ":"); last > 0 {
+			if ip, err := netip.ParseAddr(c.Advertise[:last]); err == nil && ip.Is6() {
+				c.Advertise = net.JoinHostPort(c.Advertise[:last], c.Advertise[last+1:])
+			}
+		}
 		if _, port, err := setting.SplitAddress(c.Advertise); err != nil {
 			return setting.Refuse("advertise", "%q is not an address: %v; write the host:port at which other processes reach this one", c.Advertise, err)
 		} else if port == 0 {

@@ -506,6 +506,18 @@ func TestVariablesOfNoSetting(t *testing.T) {
 	}
 }
 
+// An IPv6 address of a pod comes without brackets.
+func TestAdvertiseOfAPod(t *testing.T) {
+	for given, want := range map[string]string{
+		"fd00::1:7946": "[fd00::1]:7946", "fd00:1:2:3:4:5:6:7:7946": "[fd00:1:2:3:4:5:6:7]:7946", "[fd00::1]:7946": "[fd00::1]:7946", "10.0.0.1:7946": "10.0.0.1:7946", "fd00:1:2:3:4:5:6:7": "", "fd00::1:x": "",
+	} {
+		c, err := read(t, []string{"--redis=redis://h", "--cluster-secret=0123456789abcdef", "--advertise=" + given}, nil, "")
+		if err != nil && want != "" || err == nil && c.Advertise != want {
+			t.Errorf("%s: %q, %v", given, c.Advertise, err)
+		}
+	}
+}
+
 func TestACertificateThatIsMissingIsASetting(t *testing.T) {
 	_, err := openCertificates(Config{TLSCert: "nowhere", TLSKey: "nowhere"}, zerolog.Nop())
 	if s := (*setting.Error)(nil); !errors.As(err, &s) || s.Name != "tls-cert" {
