@@ -100,7 +100,7 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},             // tests alone
 	{"cmd/release", nil},                      // builds the archives
 	{"cmd/headcount", []string{
-		"counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
+		"boltfile", "counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
 		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
 		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},

@@ -23,6 +23,9 @@ var (
 
 const lockWait = time.Second // for another process to let go of the file
 
+// ErrInUse says that another process has the file.
+var ErrInUse = errors.New("it is in use by another process; end that one, or give each its own directory")
+
 // Opener opens the file for bbolt; nil: os.OpenFile. Tests have one that fails.
 type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 
@@ -30,19 +33,16 @@ type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 // among them. Then it calls load. It waits for a second while another process has the file. Errors
 // name the path, and say what to do where that is known; after one the file is closed.
 //
-// A damaged page that Open or load reads is an error. bbolt still ends the program where it reads in
-// a goroutine of its own, as it does for the free pages of a file.
+// Every page is read before bbolt opens the file to write: it would end the program over a damaged one.
 func Open(path string, open Opener, format []byte, buckets [][]byte, load func(db *bbolt.DB) error) (*bbolt.DB, error) {
-	var db *bbolt.DB
-	err := guarded(func() (err error) {
-		db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: open})
-		return err
-	})
-	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("%s is in use by another process; end that one, or give each its own directory", path)
+	if _, err := os.Stat(path); err == nil {
+		if err := Check(path, open); err != nil {
+			return nil, err
+		}
 	}
+	db, err := openFile(path, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: open})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
 	if err = guarded(func() error { return prepare(db, format, buckets) }); err == nil {
 		err = guarded(func() error { return load(db) })
@@ -53,13 +53,74 @@ func Open(path string, open Opener, format []byte, buckets [][]byte, load func(d
 	return db, nil
 }
 
+func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
+	err = guarded(func() (err error) {
+		db, err = bbolt.Open(path, 0o600, options)
+		return err
+	})
+	if errors.Is(err, berrors.ErrTimeout) {
+		return nil, fmt.Errorf("%s: %w", path, ErrInUse)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return db, nil
+}
+
+// Check reads the file at path through, and changes nothing. Its error names the path, and says what to do; it is
+// ErrInUse while another process has the file.
+func Check(path string, open Opener) error {
+	is, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if is.Size() == 0 { // bbolt would take it for a new one
+		return fmt.Errorf("%s is empty; put a copy of it in its place, or remove it to begin anew", path)
+	}
+	db, err := openFile(path, &bbolt.Options{ReadOnly: true, Timeout: lockWait, OpenFile: open})
+	if err != nil {
+		return err
+	}
+	err = guarded(func() error {
+		return db.View(func(tx *bbolt.Tx) error {
+			if end := tx.Size(); end > is.Size() {
+				return damaged(fmt.Sprintf("it has %d bytes of %d", is.Size(), end))
+			}
+			return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error { return walk(b) })
+		})
+	})
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return errors.Join(err, db.Close())
+}
+
+// walk reads every key of a bucket.
+func walk(b *bbolt.Bucket) error {
+	var last []byte
+	return b.ForEach(func(key, value []byte) error {
+		if last != nil && bytes.Compare(last, key) >= 0 {
+			return damaged("its keys are in no order")
+		}
+		last = key
+		if value == nil {
+			return walk(b.Bucket(key))
+		}
+		return nil
+	})
+}
+
+func damaged(how any) error {
+	return fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", how)
+}
+
 // guarded runs step. It returns as an error what bbolt panics with at a damaged page,
 // and the fault of reading beyond the end of a truncated file.
 func guarded(step func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("the file is damaged (%v); put a copy of it in its place, or move it away to begin anew", p)
+			err = damaged(p)
 		}
 	}()
 	return step()

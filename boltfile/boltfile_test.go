@@ -1,6 +1,7 @@
 package boltfile
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -82,17 +83,36 @@ func TestDamaged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	page := os.Getpagesize()
+	zeroed, scrambled := bytes.Clone(whole), bytes.Clone(whole)
+	at := bytes.LastIndex(whole, []byte("999")) / page * page // of a leaf
+	clear(zeroed[at : at+page])
+	for i := range page {
+		scrambled[at+i] = byte(i*7 + i>>8)
+	}
 	for name, text := range map[string][]byte{
-		"text":           []byte("no database at all"),
-		"half a page":    whole[:2000],
-		"its first page": whole[:os.Getpagesize()],
+		"nothing":         nil,
+		"text":            []byte("no database at all"),
+		"half a page":     whole[:2000],
+		"its first page":  whole[:os.Getpagesize()],
+		"half of it":      whole[:len(whole)/2],
+		"most of it":      whole[:len(whole)-3*os.Getpagesize()],
+		"one page is 0":   zeroed,
+		"one page is odd": scrambled,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.WriteFile(path, text, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := open(path, nothing); err == nil || !strings.HasPrefix(err.Error(), path+": ") {
-				t.Errorf("%v", err)
+			_, err := open(path, nothing)
+			if err == nil || !strings.HasPrefix(err.Error(), path) || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%v", err)
+			}
+			if checked := Check(path, nil); checked == nil || checked.Error() != err.Error() {
+				t.Errorf("Check: %v; Open: %v", checked, err)
+			}
+			if left, _ := os.ReadFile(path); !bytes.Equal(left, text) {
+				t.Error("it was changed")
 			}
 		})
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"headcount/boltfile"
 	"headcount/counter/pgstore"
 	counterstore "headcount/counter/redisstore"
 	"headcount/presence"
@@ -267,8 +268,30 @@ func comesBack(ctx context.Context, addr string, l net.PacketConn) error {
 
 func (c *checkCommand) checkDirs(_ context.Context, f *findings, _ bool) {
 	checkDir(f, "--data-dir", c.Config.DataDir)
+	checkFiles(f, c.Config.DataDir)
 	if len(c.Config.Domains) > 0 { // by default it is below --data-dir
 		checkDir(f, "--acme-dir", c.Config.ACMEDir)
+	}
+}
+
+// checkFiles reads the files of a data directory through, unless a server has them.
+func checkFiles(f *findings, dir string) {
+	if dir == "" {
+		return
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.db"))
+	if err != nil { // a name that is no pattern
+		return
+	}
+	for _, path := range files {
+		err := boltfile.Check(path, nil)
+		switch {
+		case errors.Is(err, boltfile.ErrInUse):
+		case err != nil:
+			f.wrongf("--data-dir", "%v.", err)
+		default:
+			f.finef("--data-dir", "%s can be read through.", path)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ func check(t *testing.T, args ...string) (status int, wrong []string, all string
 		switch {
 		case strings.HasPrefix(line, "wrong  "):
 			wrong = append(wrong, strings.TrimSpace(line))
-		case !strings.HasPrefix(line, "fine   ") && !strings.HasPrefix(line, "open   settings: --api-key is not set"):
+		case !strings.HasPrefix(line, "fine   ") && !strings.HasPrefix(line, "open   settings: "):
 			t.Errorf("a line is neither wrong nor fine: %q", line)
 		}
 	}
@@ -90,6 +90,10 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 	t.Cleanup(func() { taken.Close() })
 	nobody := servertest.FreeAddr()
+	broken := filepath.Join(t.TempDir(), "counters.db")
+	if err := os.WriteFile(broken, []byte("no database"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -180,6 +184,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"others come somewhere else": {args: append(stopped, "--redis="+redis.URL(), "--advertise="+taken.Addr().String()), want: "--advertise"},
 		"a directory that is none":   {args: append(stopped, "--data-dir="+filepath.Join(file, "data")), want: "--data-dir"},
 		"no room for certificates":   {args: append(stopped, "--domain=counter.example.com", "--acme-dir="+filepath.Join(file, "acme")), want: "--acme-dir"},
+		"a damaged file":             {args: append(stopped, "--data-dir="+filepath.Dir(broken)), want: broken + ": "},
 		"a directory to be made":     {args: append(stopped, "--data-dir="+filepath.Join(missing, "data"))},
 		"no keys of tokens":          {args: append(stopped, "--jwks-url="+stranger.URL), want: "--jwks-url"},
 

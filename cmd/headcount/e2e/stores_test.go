@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -157,6 +160,48 @@ func allKinds(t *testing.T, s *server) string {
 		fmt.Fprintln(&text, path, replay, a.lasting(t).Value)
 	}
 	return text.String()
+}
+
+// TestDamagedFiles: a server ends over a damaged file of its data directory with one sentence that names the file, and
+// leaves it as it is.
+func TestDamagedFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	flags := []string{"--data-dir=" + dir, "--counters=" + ruleFile(t)}
+	s := startWithKey(t, flags...)
+	writeAllKinds(t, s)
+	for i := range 100 {
+		s.call(t, "POST", fmt.Sprintf("likes:%d/members", i), `{"add":["`+strings.Repeat("x", 200)+`"]}`)
+		do(t, "PUT", s.url+fmt.Sprintf("/-/me/follows/page%d", i), "")
+	}
+	if problem := s.end(); problem != "" {
+		t.Fatal(problem)
+	}
+	page := os.Getpagesize()
+	for _, name := range []string{"headcount.db", "counters.db"} {
+		path := filepath.Join(dir, name)
+		whole, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, text := range map[string][]byte{
+			"empty": {}, "half": whole[:len(whole)/2], "odd": slices.Concat(whole[:2*page], bytes.Repeat([]byte("odd "), len(whole)/4-page/2)), "zeroed": slices.Concat(whole[:2*page], make([]byte, len(whole)-2*page)),
+		} {
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			endsWith(t, path, flags...)
+			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, text) {
+				t.Errorf("%s, %s: it is %d bytes now, %v", name, what, len(left), err)
+			}
+		}
+		if err := os.WriteFile(path, whole, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := allKinds(t, startWithKey(t, flags...)); !strings.Contains(got, "views:1 1000") {
+		t.Errorf("with the files as they were: %s", got)
+	}
 }
 
 // endsWith starts a server that must end by itself with one line that says so.
