@@ -55,7 +55,7 @@ var layers = []layer{
 	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
 	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
 	{"counter/boltstore", []string{"boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "tracing"}},
+	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "outage", "presence", "tracing"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                               // what regions share of a counter, as arithmetic
@@ -63,14 +63,15 @@ var layers = []layer{
 	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                   // spreads hot sums
 	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
 	{"scripts", nil},
-	{"redisconn", []string{"scripts", "tracing"}}, // a connection to Redis: what stores there are built on
+	{"outage", nil}, // what the log says of something that is away
+	{"redisconn", []string{"outage", "scripts", "tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
 	{"presence/memstore/...", []string{"boltfile", "presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
 	{"presence/redisstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
-	{"presence/node/...", []string{"presence", "presence/heartbeat", "setting", "tracing"}},                                                     // no store but by the contract
+	{"presence/node/...", []string{"outage", "presence", "presence/heartbeat", "setting", "tracing"}},                                           // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting", "tracing"}}, // neither gateway nor dispatcher but by interface
-	{"dispatcher/...", []string{"presence", "tracing"}},
+	{"dispatcher/...", []string{"outage", "presence", "tracing"}},
 	{"webhook", []string{"counter", "presence"}}, // what is told, and sending it
 	{"webhook/storetest", []string{"webhook"}},   // for the tests of stores; only they import it
 	{"webhook/memstore", []string{"boltfile", "webhook"}},

@@ -13,7 +13,7 @@ import (
 func TestUnit(t *testing.T) {
 	const yes, span = `yes|no`, `\d+s`
 	known := map[string]map[string]string{ // what each directive may say
-		"Unit": {"Description": `.+`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`},
+		"Unit": {"Description": `.+`, "After": `[a-z-]+\.target`, "Wants": `[a-z-]+\.target`, "StartLimitIntervalSec": `0`},
 		"Service": {
 			"ExecStart": `/\S+ serve`, "EnvironmentFile": `-?/\S+`, "Environment": `HEADCOUNT_[A-Z_]+=\S*`, "StateDirectory": `[a-z]+`, "StateDirectoryMode": `0[0-7]{3}`, "UMask": `0[0-7]{3}`,
 			"Restart": `no|always|on-failure|on-abnormal`, "RestartSec": span, "TimeoutStopSec": span, "LimitNOFILE": `\d+`,

@@ -6,6 +6,7 @@ package dispatcher
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/outage"
 	"headcount/presence"
 	"headcount/tracing"
 )
@@ -173,7 +175,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 			return
 		}
 		failed++
-		d.log.Warn().Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
+		d.log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
 		pause(ctx, failed)
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
+
+	"headcount/outage"
 )
 
 // refusalOver is how long Redis must not have refused anything, beside taking a
@@ -47,10 +49,22 @@ func answered(err error) bool {
 // the same, so the breaker alone would not notice. Any goroutine may call it.
 func (s *Conn) refused(err error) {
 	if reason := refusedBy(err); reason != "" {
+		s.failed(errors.New(reason))
 		s.refusal.Store(&refusal{time.Now(), reason})
 		s.look()
 	}
 }
+
+// Cause is why Redis cannot be used; nil: it can. Any goroutine may call it.
+func (s *Conn) Cause() error {
+	if why := s.cause.Load(); why != nil && !s.up() {
+		return *why
+	}
+	return nil
+}
+
+// failed notes why Redis could not be used.
+func (s *Conn) failed(why error) { s.cause.Store(&why) }
 
 // look has watchState look at the state.
 func (s *Conn) look() {
@@ -68,20 +82,15 @@ func (s *Conn) watchState(ctx context.Context) {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	armed := true // tick will ring: what wakes again and again does not put it off
+	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
 	for told := false; ; {
 		if r := s.refusal.Load(); r != nil && time.Since(r.at) < refusalOver {
 			s.refusing.Store(true)
 		}
 		if up := s.up(); up != told {
 			told = up
-			r := s.refusal.Load()
-			switch {
-			case up:
-				s.cfg.Log.Info().Msg("redis answers")
-			case r != nil && s.refusing.Load():
-				s.cfg.Log.Warn().Str("error", r.reason).Msg("redis refuses commands; counts are stale until it carries them out again")
-			default:
-				s.cfg.Log.Warn().Msg("redis does not answer")
+			if up {
+				away.Note(nil)
 			}
 			if s.cfg.OnState != nil {
 				s.cfg.OnState.StoreState(up)
@@ -107,6 +116,9 @@ func (s *Conn) watchState(ctx context.Context) {
 				s.refusing.Store(false)
 				s.look()
 			}
+		}
+		if cause := s.Cause(); cause != nil && ctx.Err() == nil {
+			away.Note(cause)
 		}
 		armed = true
 		tick.Reset(probeEvery + 10*time.Millisecond) // a breaker that just opened lets nothing through before

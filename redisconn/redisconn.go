@@ -104,6 +104,7 @@ type Conn struct {
 	// refusal is when Redis last refused a command that it would have to carry
 	// out, and refusing what watchState makes of it: nothing is served then.
 	refusal  atomic.Pointer[refusal]
+	cause    atomic.Pointer[error] // of the last failure
 	refusing atomic.Bool
 	stop     context.CancelFunc
 	ended    chan struct{}
@@ -396,6 +397,7 @@ func (s *Conn) Do(ctx context.Context, fn func(context.Context, *Client) error) 
 		done(errNotItsFault)
 	default:
 		done(err)
+		s.failed(err)
 	}
 	if err != nil {
 		s.Metrics.errors.Inc()

@@ -71,6 +71,7 @@ type system struct {
 	store    store
 	embedded *memstore.Store // the same as store, if store is the embedded one; otherwise nil
 	where    string          // says in the log where the store is
+	cause    func() error    // why Redis cannot be used; nil over the embedded store
 	network  *network        // nil over the embedded store
 	tracer   trace.Tracer    // nil: nothing is traced
 	closers  []func() error  // called in reverse order; nobody could act on their errors
@@ -253,7 +254,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 		return err
 	}
 	s.closers = append(s.closers, opened.Close)
-	s.store, s.where = opened, "redis"
+	s.store, s.where, s.cause = opened, "redis", opened.Cause
 	if s.network, err = s.listenForOthers(ctx, keys, self); err != nil {
 		return err
 	}
@@ -442,6 +443,17 @@ func (s *system) openTraces() {
 
 // ready returns why the process cannot do its roles now, or nil if it can.
 func (s *system) ready() error {
+	err := s.rolesReady()
+	if err == nil || s.cause == nil {
+		return err
+	}
+	if why := s.cause(); why != nil {
+		return fmt.Errorf("%w: Redis: %w", err, why)
+	}
+	return err
+}
+
+func (s *system) rolesReady() error {
 	if s.embedded != nil {
 		if err := s.embedded.Writable(); err != nil {
 			return err

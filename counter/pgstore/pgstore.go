@@ -121,6 +121,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"headcount/counter"
+	"headcount/outage"
 )
 
 var (
@@ -415,14 +416,17 @@ func check(ctx context.Context, db *sql.DB, newest int64) (version int64, err er
 
 // note says whether the tables are there now.
 func (s *Store) note(err error) {
-	if err == nil {
-		s.ready.Store(true)
+	if err != nil {
+		s.failed(err)
 		return
 	}
-	text := err.Error()
-	if before := s.why.Swap(&text); before == nil || *before != text {
-		s.cfg.Log.Warn().Err(err).Msg("counters: PostgreSQL cannot be used yet")
-	}
+	s.ready.Store(true)
+}
+
+// failed notes why PostgreSQL could not be used.
+func (s *Store) failed(why error) {
+	text := why.Error()
+	s.why.Store(&text)
 }
 
 func (s *Store) look() {
@@ -438,6 +442,7 @@ func (s *Store) tend(ctx context.Context) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
 	was, first := false, true
+	away := outage.Log{Log: s.cfg.Log, What: "counters: PostgreSQL", Mend: "see whether it runs, and what headcount check says of it"}
 	for ctx.Err() == nil {
 		if !s.ready.Load() && !first {
 			trying, cancel := context.WithTimeout(ctx, migrateTimeout)
@@ -453,10 +458,13 @@ func (s *Store) tend(ctx context.Context) {
 			if s.cfg.OnState != nil {
 				s.cfg.OnState.StoreState(up)
 			}
-			if !first || !up {
-				s.cfg.Log.Info().Bool("up", up).Msg("counters: PostgreSQL")
-			}
 			was, first = up, false
+		}
+		switch why := s.why.Load(); {
+		case up:
+			away.Note(nil)
+		case why != nil && ctx.Err() == nil:
+			away.Note(errors.New(*why))
 		}
 		select {
 		case <-ctx.Done():
@@ -529,6 +537,7 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 		done(errNotItsFault)
 	default:
 		done(err)
+		s.failed(err)
 		if moved(err) || code(err) == "" && call.Err() == nil {
 			s.pool.Reset() // the other connections have the same end
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/outage"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -241,7 +242,7 @@ func (n *Node) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			failed++
 			pause := backoff(failed)
-			n.cfg.Log.Warn().Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or looked after")
+			n.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or looked after")
 			retry.Reset(pause)
 		} else {
 			failed = 0

@@ -173,6 +173,9 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// Cause is why Redis cannot be used; nil: it can.
+func (s *Store) Cause() error { return s.conn.Cause() }
+
 // Close ends the store's connections. Calls under way may fail.
 func (s *Store) Close() error {
 	s.memory.stop()
