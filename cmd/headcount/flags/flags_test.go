@@ -148,6 +148,8 @@ func TestHelp(t *testing.T) {
 	}{
 		{"--help", []string{"Usage: p <command> [flags]", "What it is.", "  run [flags]", "    Do something else."}, "inner"},
 		{"-h", []string{"Usage: p <command> [flags]"}, "listen"},
+		{"help", []string{"Usage: p <command> [flags]"}, "inner"},
+		{"help run", []string{"Usage: p run [flags]"}, "Do something else"},
 		{"run --timeout=x --help", []string{
 			"Usage: p run [flags]", "More of it.", "      --public-url=    Where others find it.", "      --timeout=2s     How long it waits. Default 2s.",
 			"      --names=,...     Who is meant.", "      --quiet          Say nothing.", "Network", "  --listen=ADDR    Where it listens. Default :80.",
