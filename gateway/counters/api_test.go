@@ -523,6 +523,7 @@ func TestProblems(t *testing.T) {
 		{"POST /views:1/increment", many, []string{key}, 413, "262144"},
 		{"POST /views:1/increment", `{"delta":1}`, []string{key, form}, 415, "application/json"},
 		{"POST /views:1/increment", `{"delta":1}`, []string{key, "Content-Type: ;"}, 415, "application/json"},
+		{"POST /views:1/increment", `{"delta":1}`, []string{key, "Content-Encoding: gzip"}, 415, "Content-Encoding"},
 		{"POST ", `{}`, []string{key, "Content-Type: text/plain"}, 415, "application/json"},
 
 		{"POST /views:1/increment", `{"delta":1`, []string{key}, 400, "comma or }"},

@@ -281,6 +281,10 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
 			return nil, false
 		}
 	}
+	if coding := c.GetHeader("Content-Encoding"); coding != "" && coding != "identity" {
+		problem(c, http.StatusUnsupportedMediaType, "The body may not be compressed; send it without Content-Encoding.")
+		return nil, false
+	}
 	const tooLong = "A body has at most 262144 bytes; send the rest in another call."
 	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
 		policy.TooLarge(c.Writer, tooLong)

@@ -187,7 +187,7 @@ func refusals() object {
 		404: "There is no such thing.",
 		409: "The counter cannot change like this, and did not.",
 		413: "The body is too large.",
-		415: "The body is not JSON.",
+		415: "The body is not JSON, or it is compressed.",
 		426: "This path takes WebSockets only.",
 		429: "Too much for now; see Retry-After.",
 		503: "The server cannot do this now; see Retry-After.",
