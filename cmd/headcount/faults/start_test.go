@@ -167,7 +167,21 @@ func TestRedisThatDoesNotAnswerAtStart(t *testing.T) {
 	if err != nil || status != 503 || header.Get("Retry-After") == "" {
 		t.Errorf("GET of a counter: status %d, %v, %v", status, header, err)
 	}
+	for _, m := range all {
+		if _, _, body, err := get("http://" + m.admin + "/readyz"); err != nil || !strings.Contains(body, "connection refused") {
+			t.Errorf("/readyz of %s does not say why: %s, %v", m.name, body, err)
+		}
+	}
 	redis.Restart(t)
 	awaitReady(t, all...)
 	counts(t, gateway)
+	for _, m := range all {
+		testkit.Eventually(t, m.name+" tells of the end of each outage", func() bool {
+			return strings.Count(m.log.String(), "redis works again") == strings.Count(m.log.String(), "redis cannot be used")
+		})
+		text := m.log.String()
+		if n := strings.Count(text, "redis cannot be used"); n < 1 || n > 2 || !strings.Contains(text, "connection refused") {
+			t.Errorf("%s tells of the outage %d times, want once with its cause for each of its stores there:\n%s", m.name, n, text)
+		}
+	}
 }
