@@ -21,8 +21,12 @@ const (
 // that take microseconds would wait for it.
 const breath = time.Millisecond
 
-// atOnce is how many counters top asks for between two pauses: after some 1.5 ms of work.
-const atOnce = 4
+// stepsAtOnce is how many steps of sums top reads between two pauses: those of 4 counters with 90 days of hours, some 1.5 ms of work.
+// A read of a counter costs as much as stepsOfRead of them at least.
+const (
+	stepsAtOnce = 4 * 90 * 24
+	stepsOfRead = 32
+)
 
 // Archive answers questions about the history of counters.
 //

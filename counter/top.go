@@ -570,7 +570,12 @@ func mergeLists(lists map[int64][]Gained) []Gained {
 // read returns those of keys that gained something, most first.
 func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, error) {
 	gained := make([]Gained, 0, len(keys))
+	steps := min(q.To, t.now().Unix()/int64(q.Step/time.Second)+2) - q.From // a time may end in the future
+	atOnce := int(max(1, stepsAtOnce/max(stepsOfRead, steps)))
 	for some := range slices.Chunk(keys, atOnce) {
+		if len(gained) > 0 {
+			time.Sleep(breath)
+		}
 		histories, err := t.histories(ctx, some, q)
 		if err != nil {
 			return nil, err
@@ -580,7 +585,6 @@ func (t *Tops) read(ctx context.Context, keys []string, q Question) ([]Gained, e
 			tally.Add(gains)
 			gained = append(gained, Gained{some[i], tally.Total()})
 		}
-		time.Sleep(breath)
 	}
 	gained = slices.DeleteFunc(gained, func(g Gained) bool { return g.Value <= 0 })
 	slices.SortFunc(gained, mostFirst)
