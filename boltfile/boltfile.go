@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -35,10 +36,8 @@ type Opener func(name string, flag int, perm os.FileMode) (*os.File, error)
 //
 // Every page is read before bbolt opens the file to write: it would end the program over a damaged one.
 func Open(path string, open Opener, format []byte, buckets [][]byte, load func(db *bbolt.DB) error) (*bbolt.DB, error) {
-	if _, err := os.Stat(path); err == nil {
-		if err := Check(path, open); err != nil {
-			return nil, err
-		}
+	if err := Check(path, open); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
 	db, err := openFile(path, &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType, OpenFile: open})
 	if err != nil {

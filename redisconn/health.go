@@ -18,12 +18,6 @@ import (
 // leases more often than that, so a Redis that takes the probe alone is noticed.
 const refusalOver = time.Second
 
-// refusal is one command that Redis did not carry out because of its own state.
-type refusal struct {
-	at     time.Time
-	reason string // the error's first word, and what follows
-}
-
 // refusals are the error codes of a server that answers and does not serve: its
 // memory is full, it cannot save, it lacks replicas, it is a replica, it does
 // not know us. Inside a script Redis 6.2 puts its own words before the code.
@@ -50,7 +44,8 @@ func answered(err error) bool {
 func (s *Conn) refused(err error) {
 	if reason := refusedBy(err); reason != "" {
 		s.failed(errors.New(reason))
-		s.refusal.Store(&refusal{time.Now(), reason})
+		now := time.Now()
+		s.refusal.Store(&now)
 		s.look()
 	}
 }
@@ -84,7 +79,7 @@ func (s *Conn) watchState(ctx context.Context) {
 	armed := true // tick will ring: what wakes again and again does not put it off
 	away := outage.Log{Log: s.cfg.Log, What: "redis", Mend: "counts are stale meanwhile; see whether it runs, and what headcount check says of it"}
 	for told := false; ; {
-		if r := s.refusal.Load(); r != nil && time.Since(r.at) < refusalOver {
+		if r := s.refusal.Load(); r != nil && time.Since(*r) < refusalOver {
 			s.refusing.Store(true)
 		}
 		if up := s.up(); up != told {
@@ -112,7 +107,7 @@ func (s *Conn) watchState(ctx context.Context) {
 			continue
 		}
 		if err := s.Do(ctx, s.probeWrite); err == nil {
-			if r := s.refusal.Load(); r != nil && time.Since(r.at) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
+			if r := s.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
 				s.refusing.Store(false)
 				s.look()
 			}

@@ -103,7 +103,7 @@ type Conn struct {
 	wake chan struct{} // holds one: the breaker's state may have changed, or Redis refused a command
 	// refusal is when Redis last refused a command that it would have to carry
 	// out, and refusing what watchState makes of it: nothing is served then.
-	refusal  atomic.Pointer[refusal]
+	refusal  atomic.Pointer[time.Time]
 	cause    atomic.Pointer[error] // of the last failure
 	refusing atomic.Bool
 	stop     context.CancelFunc

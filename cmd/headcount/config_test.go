@@ -32,13 +32,8 @@ func read(t *testing.T, args []string, env map[string]string, file string) (Conf
 		args = append([]string{"--config", writeFile(t, file)}, args...)
 	}
 	var c commands
-	var environ []string
-	for name, value := range env {
-		environ = append(environ, name+"="+value)
-	}
 	_, err := program{
-		args: args, environ: environ,
-		lookup: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
+		args: args, environ: environ(env),
 		stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{},
 	}.parse(&c)
 	return c.Serve.Config, err
@@ -595,12 +590,10 @@ func TestTheVariableOfSitesIsForTheServer(t *testing.T) {
 		_, _ = io.WriteString(w, "{}")
 	}))
 	defer s.Close()
-	lookup := func(name string) (string, bool) {
-		return "shop=https://shop.example,blog=https://blog.example", name == "HEADCOUNT_SITE"
-	}
+	sites := []string{"HEADCOUNT_SITE=shop=https://shop.example,blog=https://blog.example"}
 	for flag, want := range map[string]string{"--interval=1s": "", "--site=blog": "blog"} {
 		var errs bytes.Buffer
-		p := program{args: []string{"top", "--once", "--url=" + s.URL, flag}, lookup: lookup, stdout: io.Discard, stderr: &errs}
+		p := program{args: []string{"top", "--once", "--url=" + s.URL, flag}, environ: sites, stdout: io.Discard, stderr: &errs}
 		if status := p.run(); status != exitOK {
 			t.Fatalf("%s: status %d, %s", flag, status, &errs)
 		}
@@ -609,7 +602,7 @@ func TestTheVariableOfSitesIsForTheServer(t *testing.T) {
 		}
 	}
 	var errs bytes.Buffer
-	p := program{args: []string{"export", "--data-dir=" + t.TempDir()}, lookup: lookup, stdout: io.Discard, stderr: &errs}
+	p := program{args: []string{"export", "--data-dir=" + t.TempDir()}, environ: sites, stdout: io.Discard, stderr: &errs}
 	if status := p.run(); status != exitFailure || !strings.Contains(errs.String(), "no counters to export") { // the site is no fault
 		t.Errorf("export: status %d, %s", status, &errs)
 	}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,9 +21,9 @@ import (
 // layers are the environment and the file, for the flags that the command line left open. A variable
 // counts before the file.
 type layers struct {
-	lookup func(string) (string, bool) // the environment
-	file   map[string]any              // by folded name; nil until configFile was read
-	source map[string]string           // where a flag's value comes from, if it is not the command line
+	variables map[string]string // the environment
+	file      map[string]any    // by folded name; nil until configFile was read
+	source    map[string]string // where a flag's value comes from, if it is not the command line
 }
 
 func envName(flag string) string {
@@ -31,17 +33,16 @@ func envName(flag string) string {
 // env is the value of the flag's variable. An empty variable counts as not set,
 // because compose files and charts often leave variables empty.
 func (l *layers) env(flag string) (string, bool) {
-	v, ok := l.lookup(envName(flag))
-	return v, ok && v != ""
+	v := l.variables[envName(flag)]
+	return v, v != ""
 }
 
-// strangers returns the variables of an environment that begin as settings do and are none, without those that Kubernetes makes for
+// strangers returns the variables that begin as settings do and are none, without those that Kubernetes makes for
 // a Service of this name. Its error names one that is probably a setting with a slip of the pen.
-func strangers(environ []string, set *flags.Set) (names []string, err error) {
-	for _, variable := range environ {
-		name, value, _ := strings.Cut(variable, "=")
+func (l *layers) strangers(set *flags.Set) (names []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(l.variables)) {
 		rest, ours := strings.CutPrefix(name, "HEADCOUNT_")
-		if !ours || value == "" {
+		if !ours || l.variables[name] == "" {
 			continue
 		}
 		flag := strings.ToLower(strings.ReplaceAll(rest, "_", "-"))

@@ -66,7 +66,7 @@ Every flag is also an environment variable: --update-interval is HEADCOUNT_UPDAT
 
 func main() {
 	os.Exit(program{
-		args: os.Args[1:], lookup: os.LookupEnv, environ: os.Environ(),
+		args: os.Args[1:], environ: os.Environ(),
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, terminal: isatty.IsTerminal(os.Stderr.Fd()),
 		serve: serveProcess,
 	}.run())
@@ -75,8 +75,7 @@ func main() {
 // program is one run and everything outside that it touches. Tests replace these.
 type program struct {
 	args           []string
-	lookup         func(string) (string, bool) // the environment
-	environ        []string                    // all of it
+	environ        []string // as os.Environ has it
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	terminal       bool // whether stderr is a terminal
@@ -141,7 +140,11 @@ func (p program) end(err error) int {
 
 // parse fills c from all layers, checks it and returns the command's name.
 func (p program) parse(c *commands) (string, error) {
-	l := &layers{lookup: p.lookup, source: map[string]string{}}
+	l := &layers{variables: map[string]string{}, source: map[string]string{}}
+	for _, variable := range p.environ {
+		name, value, _ := strings.Cut(variable, "=")
+		l.variables[name] = value
+	}
 	set := flags.Set{
 		Name: "headcount", Description: description, Version: versionLine(), Out: p.stdout, Readers: readers,
 		Layers: []flags.Layer{l.fromEnvironment, l.fromFile},
@@ -155,7 +158,7 @@ func (p program) parse(c *commands) (string, error) {
 	if err != nil {
 		return "", l.explain(command, err)
 	}
-	unknown, err := strangers(p.environ, &set)
+	unknown, err := l.strangers(&set)
 	c.Serve.Config.Strangers, c.Check.Config.Strangers = unknown, unknown
 	return command.Name, err
 }

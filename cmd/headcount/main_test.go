@@ -45,9 +45,16 @@ func runCommand(t *testing.T, stdin io.Reader, args ...string) (status int, stdo
 func runWith(t *testing.T, env map[string]string, stdin io.Reader, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	status = program{args: args, lookup: lookup, stdin: stdin, stdout: &out, stderr: &errs}.run()
+	status = program{args: args, environ: environ(env), stdin: stdin, stdout: &out, stderr: &errs}.run()
 	return status, out.String(), errs.String()
+}
+
+// environ is env as os.Environ would have it.
+func environ(env map[string]string) (all []string) {
+	for name, value := range env {
+		all = append(all, name+"="+value)
+	}
+	return all
 }
 
 // status runs a command to its end.
@@ -193,7 +200,7 @@ func TestHelperProcess(t *testing.T) {
 	for len(args) > 0 && args[0] != "--" {
 		args = args[1:]
 	}
-	os.Exit(program{args: args[1:], lookup: os.LookupEnv, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, serve: serves[name]}.run())
+	os.Exit(program{args: args[1:], environ: os.Environ(), stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, serve: serves[name]}.run())
 }
 
 var serves = map[string]func(context.Context, Config, zerolog.Logger) error{

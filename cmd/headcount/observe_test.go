@@ -59,7 +59,7 @@ func run(t testing.TB, args ...string) running {
 func settings(t testing.TB, args ...string) Config {
 	t.Helper()
 	var c commands
-	p := program{args: append([]string{"serve"}, args...), lookup: func(string) (string, bool) { return "", false }, stdout: io.Discard, stderr: io.Discard}
+	p := program{args: append([]string{"serve"}, args...), stdout: io.Discard, stderr: io.Discard}
 	if _, err := p.parse(&c); err != nil {
 		t.Fatal(err)
 	}

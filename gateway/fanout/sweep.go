@@ -73,14 +73,15 @@ func (s *shard) sweep() {
 			if p.since == 0 {
 				continue
 			}
-			patience := holdLonger
-			if p.topic.gen != 0 && p.topic.update.Stale {
-				patience = holdPatience
-			}
-			if now-p.since >= patience {
+			held := now - p.since
+			stale := p.topic.gen != 0 && p.topic.update.Stale
+			switch {
+			case held < holdPatience:
+				seat.look = min(seat.look, p.since+holdPatience)
+			case !stale && held < holdLonger:
+				seat.look = min(seat.look, now+holdPatience) // it may be stale by then
+			default:
 				s.ready(sub, p)
-			} else {
-				seat.look = min(seat.look, max(p.since, now)+holdPatience) // it may be stale by then
 			}
 		}
 	}
