@@ -100,18 +100,6 @@ func (op *Op) OfBatch() bool {
 	return op.Identity != (Identity{}) && !(len(op.Changes) == 1 && op.Identity.Of(op.Changes[0].Key))
 }
 
-// Relative reports whether op can be made on counters of which nothing is known: it adds to
-// sums, or edits sets and uniques.
-func (op *Op) Relative() bool {
-	for i := range op.Changes {
-		c := &op.Changes[i]
-		if c.Rule.Kind == Exact || c.Verb != Add && c.Verb != Edit {
-			return false
-		}
-	}
-	return true
-}
-
 // Check says, with ErrOp, why no store may take op, or nil. It does not look at
 // keys, members and texts: who made the Op has checked them.
 func (op *Op) Check() error {

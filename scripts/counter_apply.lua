@@ -62,8 +62,7 @@ for _, op in ipairs(call.ops) do
 end
 
 local function text(s)
-  local is = s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots .. s.mark
-  return s.loose and '?' .. (is or '-') or is
+  return s.kind and table.concat({s.kind, s.value, s.at, s.incarnation, string.format('%.0f', s.sequence), string.format('%.0f', s.entries)}, ' ') .. s.slots .. s.mark
 end
 
 local function load()
@@ -74,7 +73,6 @@ local function load()
         local s = states[some[i]]
         s.was = found
         s.value, s.sequence, s.entries, s.slots, s.mark = '0', 0, 0, '', ''
-        if found and string.sub(found, 1, 1) == '?' then s.loose, found = true, string.sub(found, 2) end
         if found == false then
           s.cold = call.front
         elseif found == 'pg' then
@@ -129,24 +127,21 @@ end
 load()
 
 -- route is where an operation is made, hot is here, and which of its counters have to be
--- loaded first; an exact one is not made here. The first change of a counter makes it. A loose
--- counter can be added to and edited without its row.
+-- loaded first; an exact one is not made here. The first change of a counter makes it.
 local function route(op)
-  local cold, here, behind, seen, loose = {}, nil, nil, {}, {}
+  local cold, here, behind, seen = {}, nil, nil, {}
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
     local first = not seen[c.key]
     seen[c.key] = true
-    if s.cold or s.loose and (c.kind == 'exact' or c.verb ~= 'add' and c.verb ~= 'edit') or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
+    if s.cold or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
       cold[#cold + 1] = c.key
     elseif s.behind then
       behind = true
     else
       here = true
-      if s.loose then loose[#loose + 1] = c.key end
     end
   end
-  if behind and #cold == 0 then cold = loose end -- of which kind it is has to be known
   return #cold > 0 and 'cold' or behind and (here and 'both' or 'behind') or 'hot', cold
 end
 if mode == 'commit' and redis.call('EXISTS', record) == 0 then
@@ -187,12 +182,7 @@ local function begin(s, c)
     s.kind = c.kind
     -- In front only this is newer than all that was lost.
     local least = call.front and s.bucket.front.life or now
-    if s.loose then
-      -- It is newer than its row, whose counter left Redis earlier, if it ever was in it.
-      s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket)) + s.bucket.front.left + 1)
-    else
-      s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket) + 1))
-    end
+    s.incarnation = string.format('%.0f', math.max(least, deleted(s.bucket) + 1))
   end
 end
 
@@ -283,9 +273,6 @@ local function gain(s, c)
         local h = history(call.front and c.past[s.bucket.front.parity] or b.past, s)
         h.step, h.kept = b.step, b.kept
         h[#h + 1] = {step .. ':' .. string.format('%.0f', slot[1]), string.format('%.0f', slot[1]), slot[2], string.format('%.0f', b.kept)}
-      elseif s.loose then -- how long the steps of its row are to be kept
-        local h = history(c.past[s.bucket.front.parity], s)
-        h[#h + 1] = {step .. ':0', '0', '0', string.format('%.0f', b.kept)}
       end
       slot = {number, c.delta}
     end
@@ -303,7 +290,7 @@ local hot = {}
 local function divide(s, c)
   local epoch, phase, text = string.match(s.mark, '^ %*([^:]+):(%a):?(.*)$')
   if c.step == 'open' then
-    if s.kind ~= 'sum' or s.loose or spread(s) or #s.value > SHORT then return nil end
+    if s.kind ~= 'sum' or spread(s) or #s.value > SHORT then return nil end
     if call.region and #(minus(s.value, elsewhere(farOf(s), 'sum')) or MOST) > SHORT then return nil end
     local incarnation, last = string.match(epoch or '', '^(%d+)%.(%d+)$')
     s.mark = ' *' .. s.incarnation .. '.' .. string.format('%.0f', incarnation == s.incarnation and last + 1 or 1) .. ':o'
@@ -544,16 +531,14 @@ local function make(op)
     for _, m in ipairs(c.join or {}) do
       if join(members, string.sub(m, 1, WIDTH), size) then
         size = size + 1
-        changed[#changed + 1] = {string.sub(m, WIDTH + 1), true, string.sub(m, 1, WIDTH)}
+        changed[#changed + 1] = {string.sub(m, WIDTH + 1), true}
       end
     end
     for _, m in ipairs(c.leave or {}) do
       local hash, name = string.sub(m, 1, WIDTH), string.sub(m, WIDTH + 1)
       if leave(members, hash) then
         size = size - 1
-        changed[#changed + 1] = {name, false, hash}
-      elseif s.loose and string.sub(journal(s, c)[name] or redis.call('HGET', KEYS[c.moved[s.bucket.front.parity]], name) or '', 1, 1) ~= '0' then
-        changed[#changed + 1] = {name, false, hash} -- of its row, perhaps
+        changed[#changed + 1] = {name, false}
       end
     end
     if #changed == 0 then return nil end
@@ -564,7 +549,7 @@ local function make(op)
     local t, places = tell(s), journal(s, c)
     for _, m in ipairs(changed) do
       tellMember(t, m[1], m[2])
-      places[m[1]] = (m[2] and '1' or '0') .. (s.loose and m[3] or '')
+      places[m[1]] = m[2] and '1' or '0'
     end
   end
 end

@@ -2,23 +2,16 @@
 --
 -- KEYS     of each bucket hc:{n}:s, :k, :d, :t, :j, :u
 -- ARGV     the generation; the epoch that ends
--- Returns  "ok"; "locked": a transaction is under way; "loose": counters need their rows first, and for a second no more
---          of them are made; "lost": a bucket is not of the generation and epoch.
+-- Returns  "ok"; "locked": a transaction is under way; "lost": a bucket is not of the generation and epoch.
 -- Safe to repeat and to arrive late: an epoch ends once. O(buckets).
 
 local out = 'ok'
 local ends = tonumber(ARGV[2])
-local clock = redis.call('TIME')
-local closed = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000) + 1000)
 for at = 1, #KEYS, 6 do
   local f = redis.call('HMGET', KEYS[at], 'generation', 'epoch', 'taken')
   local epoch = tonumber(f[2] or 0)
   if f[1] ~= ARGV[1] or epoch ~= ends and epoch ~= ends + 1 or epoch == ends and f[3] then return 'lost' end
   if epoch == ends and redis.call('EXISTS', KEYS[at + 1]) == 1 and out == 'ok' then out = 'locked' end
-  if epoch == ends and tonumber(redis.call('HGET', KEYS[at], 'loose') or 0) > 0 then out = 'loose' end
-end
-if out == 'loose' then
-  for at = 1, #KEYS, 6 do redis.call('HSET', KEYS[at], 'closed', closed) end
 end
 if out ~= 'ok' then return out end
 for at = 1, #KEYS, 6 do

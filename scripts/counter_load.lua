@@ -2,11 +2,9 @@
 --
 -- KEYS     the eight of the bucket; then sets or registers and what was staged for them, named by their number
 -- ARGV[1]  the bucket's ticket, from before PostgreSQL was read
--- ARGV[2]  JSON: [{"key":…,"state":state, "pg" or "-","set":9,"staged":10}]; the state "?-" makes a counter loose: what PostgreSQL
---          has of it is not known
--- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since, or none may be
---          loose now; "dirty": one that is to be "pg" was deleted here, and that is not persisted; "loose": one is, and
---          is left to counter_settle.lua; "lost"
+-- ARGV[2]  JSON: [{"key":…,"state":state, "pg" or "-","set":9,"staged":10}]
+-- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since; "dirty": one that
+--          is to be "pg" was deleted here, and that is not persisted; "lost"
 -- Safe to repeat and to arrive late: the ticket says so. O(counters).
 --#include counter_front.lua
 
@@ -16,7 +14,6 @@ if f.ticket ~= ARGV[1] then return 'moved' end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local answer = 'ok'
-local closed = tonumber(redis.call('HGET', KEYS[2], 'closed') or 0) > now
 for _, e in ipairs(cjson.decode(ARGV[2])) do
   local is = redis.call('HGET', KEYS[1], e.key)
   if is == '-' and e.state == 'pg' then
@@ -26,17 +23,7 @@ for _, e in ipairs(cjson.decode(ARGV[2])) do
       is = false
     end
   end
-  if not is and e.state == '?-' then
-    if closed then
-      answer = 'moved'
-    else
-      redis.call('HSET', KEYS[1], e.key, e.state)
-      redis.call('HSET', KEYS[4], e.key, '?')
-      redis.call('HINCRBY', KEYS[2], 'loose', 1)
-      redis.call('HSETNX', KEYS[2], 'since', string.format('%.0f', now))
-      redis.call('ZADD', KEYS[8], now, e.key)
-    end
-  elseif not is then
+  if not is then
     local whole = true
     if e.staged then
       whole = redis.call('EXISTS', KEYS[e.staged]) == 1
@@ -51,8 +38,6 @@ for _, e in ipairs(cjson.decode(ARGV[2])) do
     else
       answer = 'moved'
     end
-  elseif string.sub(is, 1, 1) == '?' then
-    if e.state ~= '?-' and answer == 'ok' then answer = 'loose' end
   elseif e.staged then
     redis.call('UNLINK', KEYS[e.staged])
   end

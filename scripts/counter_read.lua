@@ -24,7 +24,7 @@ for _, k in ipairs(call.keys) do
   local b = call.buckets[k.bucket]
   local state, lock = redis.call('HGET', KEYS[b.at], k.key), redis.call('HGET', KEYS[b.at + 2], k.key)
   local mine = 0
-  if call.member ~= '' and state and string.match(state, '^%??members ') then
+  if call.member ~= '' and state and string.match(state, '^members ') then
     local _, _, found = place(openSet(KEYS[k.set]), call.member)
     mine = found and 1 or 0
   end

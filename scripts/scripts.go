@@ -55,7 +55,6 @@ const (
 	CounterParts     Name = "counter_parts"
 	CounterRead      Name = "counter_read"
 	CounterRestore   Name = "counter_restore"
-	CounterSettle    Name = "counter_settle"
 	CounterStage     Name = "counter_stage"
 	CounterStatus    Name = "counter_status"
 	CounterTake      Name = "counter_take"
@@ -72,7 +71,7 @@ var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 // Counters are the scripts of counters that last.
 var Counters = []Name{
 	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
-	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterSettle, CounterStage,
+	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
 	CounterStatus, CounterTake,
 }
 

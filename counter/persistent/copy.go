@@ -35,7 +35,7 @@ func (s *Store) persistAll(ctx context.Context) error {
 		}
 		all, err := s.redis.Status(ctx)
 		if err == nil && !slices.ContainsFunc(all, func(b redisstore.Bucket) bool {
-			return !b.Good || !b.Since.IsZero() || b.Taken != 0 || b.Loose > 0
+			return !b.Good || !b.Since.IsZero() || b.Taken != 0
 		}) {
 			return nil
 		}
@@ -67,7 +67,7 @@ func (s *Store) persisted(ctx context.Context) error {
 	first, err := s.redis.Status(ctx)
 	for all := first; err == nil; all, err = s.redis.Status(ctx) {
 		if !slices.ContainsFunc(all, func(b redisstore.Bucket) bool {
-			return b.Loose > 0 || !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
+			return !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
 		}) {
 			return nil
 		}

@@ -43,26 +43,6 @@
 // by its number, and writes it again, or only clears it away when it is in
 // PostgreSQL already.
 //
-// # Loose counters
-//
-// A cold counter that is changed while PostgreSQL does not answer becomes loose: Redis keeps what is
-// added to it, who joins, who leaves, and whom a unique sees, but not what was there before. Its
-// state says so. What is known of it is told as stale, and is less than its value; an
-// exact read needs its row, and so do a reset, an adjustment and a DELETE. Its
-// version begins with a new incarnation, greater than any that its row can have: a row of this
-// generation has one that was given before its counter left Redis, and each counter that leaves a bucket
-// adds one to what the bucket gives.
-//
-// When PostgreSQL answers again, any process may settle the counter: it reads the row as it does to make
-// a counter hot, under the same ticket, and one script adds the row to what Redis has. The script finds
-// the counter loose, or does nothing; so the row is added once, whoever dies or comes second. A sum adds
-// the row's value, and its gains step by step; a set lets the members of the row join unless they
-// have left, and a unique merges registers. Then the counter is hot, and dirty. A
-// bucket is not cut while counters of it are loose, because a cut persists whole operations: so the
-// identities of their changes are persisted with the values. Redis that loses its memory
-// loses loose counters like all that is not persisted. When the row has another kind, because a rule
-// was changed since, what was added cannot be kept: it is dropped, and logged with its value.
-//
 // # Redis that loses its memory
 //
 // All that is in Redis belongs to a generation, whose number is in PostgreSQL and in each
@@ -87,10 +67,10 @@
 //
 // # Faults
 //
-//   - PostgreSQL away: exact counters fail with counter.ErrUnavailable.
-//     Hot ones go on. Cold ones, and those nobody has ever touched, become loose when they are changed; a
-//     read of one fails until then, unless this process remembers it. For a day after a Redis lost its memory, changes
-//     with an identity fail, because only PostgreSQL knows who is a replay.
+//   - PostgreSQL away: exact counters fail with counter.ErrUnavailable. Resident ones go on. A counter whose row
+//     nobody has read cannot be changed, and a read of one fails until then, unless this process remembers it. For
+//     a day after a Redis lost its memory, changes with an identity fail, because only PostgreSQL knows who is a
+//     replay.
 //   - Redis away: changes fail. Reads that may lag are answered with what is in PostgreSQL
 //     or was last read from it, stale.
 //   - Redis loses its memory: what was changed since the last cut that was persisted is lost with

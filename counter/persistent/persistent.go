@@ -202,19 +202,10 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 					s.pause(ctx)
 					continue
 				}
-				// Of what is cold only that can be changed which does not need its row. The rest can.
-				var needs []int
-				needs, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold && !ops[i].Relative() })
-				fail(needs, err)
-				fault := s.loosen(ctx, ops, todo, left)
-				switch {
-				case errors.Is(fault, redisstore.ErrMoved) || errors.Is(fault, redisstore.ErrLost):
-					s.pause(ctx)
-				case fault != nil:
-					var cold []int
-					cold, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold })
-					fail(cold, errors.Join(err, fault))
-				}
+				// Nobody may change a counter whose row is not known. Those that are in Redis go on.
+				var cold []int
+				cold, todo = partition(todo, func(i int) bool { return left.Ways[i] == redisstore.Cold })
+				fail(cold, err)
 			}
 			continue
 		case left.Ask:
@@ -248,39 +239,6 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 		}
 	}
 	s.replays(ctx, ops, all, results)
-}
-
-// loosen has those counters of todo be loose that are cold.
-func (s *Store) loosen(ctx context.Context, ops []counter.Op, todo []int, left redisstore.Left) error {
-	cold := map[string]bool{}
-	for _, key := range left.Cold {
-		cold[key] = true
-	}
-	var keys []string
-	for _, i := range todo {
-		if left.Ways[i] != redisstore.Cold {
-			continue
-		}
-		for j := range ops[i].Changes {
-			if key := ops[i].Changes[j].Key; cold[key] {
-				delete(cold, key)
-				keys = append(keys, key)
-			}
-		}
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	t, err := s.tickets(ctx, keys)
-	if err != nil {
-		return err
-	}
-	entries := make([]redisstore.Entry, len(keys))
-	for i, key := range keys {
-		entries[i] = redisstore.Entry{Key: key, Way: redisstore.Loose}
-	}
-	_, err = s.redis.Load(ctx, t.of, entries)
-	return err
 }
 
 // unavailable is err as counter.ErrUnavailable.
@@ -447,24 +405,6 @@ func (s *Store) read(ctx context.Context, keys []string, member string, lag time
 	if err != nil {
 		return nil, err
 	}
-	if lag == 0 && !whole && slices.Contains(places.Loose, true) {
-		// What is known of a loose counter is not exact.
-		var loose []string
-		for i, key := range keys {
-			if places.Loose[i] {
-				loose = append(loose, key)
-			}
-		}
-		if err := s.load(ctx, loose, nil, true); err != nil {
-			return nil, err
-		}
-		if out, places, err = s.redis.ReadHot(ctx, keys, member, whole); err != nil {
-			return nil, err
-		}
-		if slices.Contains(places.Loose, true) {
-			return nil, redisstore.ErrLoose
-		}
-	}
 	var rest []string
 	var at []int
 	for i, key := range keys {
@@ -496,19 +436,13 @@ func (s *Store) read(ctx context.Context, keys []string, member string, lag time
 	return out, nil
 }
 
-// mend calls do, and once more when it has mended what do met: a Redis that may have lost its
-// memory, or loose counters.
+// mend calls do, and once more when do met a Redis that may have lost its memory, and it has not.
 func (s *Store) mend(ctx context.Context, do func() error) error {
 	err := do()
-	switch {
-	case errors.Is(err, redisstore.ErrLost):
-		err = s.heal(ctx, false)
-	case errors.Is(err, redisstore.ErrLoose):
-		err = s.settle(ctx)
-	default:
+	if !errors.Is(err, redisstore.ErrLost) {
 		return err
 	}
-	if err != nil {
+	if err := s.heal(ctx, false); err != nil {
 		return err
 	}
 	return do()

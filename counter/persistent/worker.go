@@ -137,12 +137,11 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	if err != nil {
 		return err
 	}
-	due, lag, loose := hurry, time.Duration(0), false
+	due, lag := hurry, time.Duration(0)
 	for _, b := range all {
 		if !b.Good {
 			return s.heal(ctx, true)
 		}
-		loose = loose || b.Loose > 0
 		if !b.Since.IsZero() {
 			lag = max(lag, b.Now.Sub(b.Since))
 		}
@@ -150,11 +149,6 @@ func (s *Store) round(ctx context.Context, hurry bool) error {
 	}
 	s.metrics.lag.Store(int64(lag))
 	s.unready.Store(nil)
-	if loose {
-		if err := s.settle(ctx); err != nil {
-			return err
-		}
-	}
 	if !due && lag < s.cfg.PersistInterval*17/20 {
 		return nil
 	}
@@ -202,13 +196,7 @@ func (s *Store) cut(ctx context.Context, p *pgstore.Persisting) (epoch, deleted 
 		return 0, 0, nil
 	}
 	epoch = p.Epoch + 1
-	err = s.redis.Cut(ctx, p.Generation, epoch)
-	if errors.Is(err, redisstore.ErrLoose) { // of a process that does not reach PostgreSQL
-		if err = s.settle(ctx); err == nil {
-			err = s.redis.Cut(ctx, p.Generation, epoch)
-		}
-	}
-	if err != nil {
+	if err := s.redis.Cut(ctx, p.Generation, epoch); err != nil {
 		return 0, 0, err
 	}
 	n := 0
@@ -308,31 +296,6 @@ func (s *Store) heal(ctx context.Context, adopts bool) error {
 	return nil
 }
 
-// settle adds to all loose counters what PostgreSQL has of them.
-func (s *Store) settle(ctx context.Context) error {
-	all, err := s.redis.Status(ctx)
-	if err != nil {
-		return err
-	}
-	for _, b := range all {
-		if b.Loose == 0 {
-			continue
-		}
-		err := s.redis.EachLoose(ctx, b.Number, func(keys []string) error {
-			for deadline := time.Now().Add(patience); ; s.pause(ctx) {
-				err := s.load(ctx, keys, nil, true)
-				if !errors.Is(err, redisstore.ErrMoved) || time.Now().After(deadline) || ctx.Err() != nil {
-					return err
-				}
-			}
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // tickets are those of the buckets of keys, and the generation.
 type tickets struct {
 	of         map[int]string
@@ -364,7 +327,7 @@ func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 }
 
 // load says in Redis of counters that are cold where their truth is, and brings it there when
-// that is Redis; to those that are loose it adds it. kinds are those of rules, for counters that do not
+// that is Redis. kinds are those of rules, for counters that do not
 // exist; wanted says that these are to be known, too.
 func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
 	t, err := s.tickets(ctx, keys)

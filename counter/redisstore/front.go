@@ -37,13 +37,11 @@ import (
 //	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
-// and the state of a counter is "pg" when its truth is behind, "-" when it does not exist. It begins with "?"
-// when the counter is loose.
+// and the state of a counter is "pg" when its truth is behind, "-" when it does not exist.
 
 const (
 	absentState = "-"
 	behindState = "pg"
-	looseMark   = "?" // before a state, of which it is not known what is behind
 	lostReply   = "lost"
 
 	// maxPending is how much of a bucket may wait to be persisted: counters, members
@@ -64,9 +62,7 @@ var (
 	// ErrLost says that Redis may have lost its memory: Heal finds out.
 	ErrLost = fmt.Errorf("%w: Redis may have lost its memory", counter.ErrUnavailable)
 	// ErrMoved says that something has to be looked at anew.
-	ErrMoved = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
-	// ErrLoose says that counters are loose: Settle them first.
-	ErrLoose     = fmt.Errorf("%w: what PostgreSQL has of counters is not known", counter.ErrUnavailable)
+	ErrMoved     = fmt.Errorf("%w: counters are on their way between Redis and PostgreSQL", counter.ErrUnavailable)
 	errRegion    = fmt.Errorf("%w: this Redis is a region's, and shares its counters with others: give every process of the region its --region and --peer flags", counter.ErrUnavailable)
 	errAlone     = fmt.Errorf("%w: processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL", counter.ErrUnavailable)
 	errUncarried = fmt.Errorf("%w: counters in Redis were not carried into PostgreSQL yet", counter.ErrUnavailable)
@@ -124,8 +120,6 @@ const (
 	Pg   Way = "behind" // behind
 	Both Way = "both"   // it cannot be: one of its counters is not where its rule says
 	Cold Way = "cold"   // it is not known: load its counters
-
-	Loose Way = "loose" // of an Entry: here, and what is behind is added later
 )
 
 // Left is what MakeHot could not make.
@@ -229,7 +223,6 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 		return "", err
 	}
 	var hot, back bool
-	var loose []string
 	seen := map[string]bool{} // the first change of a counter makes it
 	for i := range op.Changes {
 		c := &op.Changes[i]
@@ -242,13 +235,7 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 			back = true
 		default:
 			hot = true
-			if strings.HasPrefix(state, looseMark) {
-				loose = append(loose, c.Key)
-			}
 		}
-	}
-	if back || !op.Relative() {
-		left.Cold = append(left.Cold, loose...)
 	}
 	switch {
 	case known:
@@ -269,12 +256,10 @@ func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, erro
 type Places struct {
 	Generation uint64
 	Hot        []bool // it is in Redis, or does not exist
-	Loose      []bool // what is behind has to be added to it
 }
 
 func (p *Places) note(at int, state string, more []any) {
 	p.Hot[at] = state != "" && state != behindState
-	p.Loose[at] = strings.HasPrefix(state, looseMark)
 	for _, g := range more {
 		text, _ := g.(string)
 		n, _ := strconv.ParseUint(text, 10, 64)
@@ -343,8 +328,6 @@ func parseHistoryHot(cl *redisconn.Call, key string, step time.Duration, from, t
 	switch {
 	case state == "", state == behindState:
 		return st, nil, false, false, nil
-	case strings.HasPrefix(state, looseMark):
-		return st, nil, false, false, ErrLoose
 	}
 	seen, err := parseSeen(row[4])
 	if err != nil {
@@ -497,9 +480,6 @@ func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot []strin
 		}
 		hot := make([]string, 0, len(states))
 		for key, text := range states {
-			if strings.HasPrefix(text, looseMark) {
-				return ErrLoose
-			}
 			if text == behindState {
 				delete(states, key)
 				continue
@@ -524,7 +504,6 @@ type Bucket struct {
 	Left         uint64
 	Now, Asks    time.Time
 	Deleted      uint64
-	Loose        uint64 // counters
 	Life         uint64 // least incarnation of a counter that changes; the generation when that is greater
 }
 
@@ -560,10 +539,10 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 		rows, _ := cl.Reply.([]any)
 		for _, r := range rows {
 			f, _ := r.([]any)
-			if len(f) != 11 || len(out) == len(buckets) {
+			if len(f) != 10 || len(out) == len(buckets) {
 				return nil, errReplied()
 			}
-			var n [11]uint64
+			var n [10]uint64
 			for i, v := range f {
 				switch v := v.(type) {
 				case string:
@@ -574,7 +553,7 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 			}
 			b := Bucket{
 				Number: buckets[len(out)], Generation: n[0], Good: n[1] == 1 && n[0] != 0, Epoch: n[2], Taken: n[3], Left: n[5],
-				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8], Loose: n[9], Life: n[10],
+				Now: time.UnixMilli(int64(n[6])), Asks: time.UnixMilli(int64(n[7])), Deleted: n[8], Life: n[9],
 			}
 			if n[4] != 0 {
 				b.Since = time.UnixMilli(int64(n[4]))
@@ -671,7 +650,7 @@ func (s *Store) begin(ctx context.Context, what string, generation, least uint64
 // Entry says of a counter where its truth is.
 type Entry struct {
 	Key   string
-	Way   Way           // Hot, Pg, Loose
+	Way   Way           // Hot or Pg
 	State counter.State // of its row; zero: there is none
 	// Staged is from Stage or StageRegisters, of a set that is not empty.
 	Staged string
@@ -680,7 +659,6 @@ type Entry struct {
 // Load says of counters where their truth is, for which nobody else has said so. The
 // tickets are from before it was looked at, by bucket. Its error is ErrMoved when it has to
 // be looked at again. dirty: one that is to be Pg does not exist, and that is not persisted.
-// What is behind is added to counters that are loose.
 func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entry) (dirty bool, err error) {
 	type entry struct {
 		Key    string `json:"key"`
@@ -689,7 +667,6 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 		Staged int    `json:"staged,omitempty"`
 	}
 	by := map[int][]entry{}
-	whole := map[int][]Entry{}
 	keys := map[int][]string{}
 	if err := s.noteHot(ctx, entries); err != nil {
 		return false, err
@@ -710,27 +687,21 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 			out.Set, out.Staged = len(keys[b])-1, len(keys[b])
 		}
 		by[b] = append(by[b], out)
-		whole[b] = append(whole[b], e)
 	}
 	var calls []*redisconn.Call
-	var buckets []int // of calls
 	for b, list := range by {
 		text, err := json.Marshal(list)
 		if err != nil {
 			return false, err
 		}
 		calls = append(calls, &redisconn.Call{Script: scripts.CounterLoad, Keys: keys[b], Args: []any{tickets[b], string(text)}})
-		buckets = append(buckets, b)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return false, err
 	}
-	var loose []Entry
-	for i, cl := range calls {
+	for _, cl := range calls {
 		switch cl.Reply {
 		case "ok":
-		case "loose":
-			loose = append(loose, whole[buckets[i]]...)
 		case "dirty":
 			dirty = true
 		case lostReply:
@@ -739,73 +710,15 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 			err = ErrMoved
 		}
 	}
-	if len(loose) > 0 && err == nil {
-		err = s.settle(ctx, tickets, loose)
-	}
 	return dirty, err
 }
 
 // state is the state that says so.
 func (e *Entry) state() string {
-	switch e.Way {
-	case Hot:
+	if e.Way == Hot {
 		return formatState(e.State)
-	case Loose:
-		return looseMark + absentState
 	}
 	return behindState
-}
-
-// settle adds what is behind to those of entries that are loose.
-func (s *Store) settle(ctx context.Context, tickets map[int]string, entries []Entry) error {
-	c, err := s.conn.Known(ctx)
-	if err != nil {
-		return err
-	}
-	calls := make([]*redisconn.Call, len(entries))
-	for i := range entries {
-		e := &entries[i]
-		b, row, staged := bucketOf(e.Key), e.state(), 0
-		if e.State.Kind == 0 {
-			row = absentState // whatever a rule makes of it
-		}
-		if e.Staged != "" {
-			staged = 1
-		}
-		calls[i] = &redisconn.Call{
-			Script: scripts.CounterSettle,
-			Keys: append(bucketKeys(b, true)[:4:4], membersKey(b, e.Key), registersKey(b, e.Key), movedKey(b, 0, e.Key), movedKey(b, 1, e.Key),
-				gainedKey(b, 0, e.Key), gainedKey(b, 1, e.Key), stagedKey(b, e.Staged), stepsKey(b, e.Key), countsKey(b, 0, e.Key), countsKey(b, 1, e.Key)),
-			Args: []any{c.Publish, channel(b, s.conn.DB), tickets[b], e.Key, row, staged},
-		}
-	}
-	if err := s.conn.Run(ctx, calls); err != nil {
-		return err
-	}
-	for i, cl := range calls {
-		switch cl.Reply {
-		case "ok":
-		case "moved":
-			err = ErrMoved
-		case lostReply:
-			return ErrLost
-		default:
-			s.cfg.Log.Error().Str("counter", entries[i].Key).Any("lost", cl.Reply).
-				Msg("counters: what was changed while PostgreSQL was away does not fit what PostgreSQL has, whose kind is another; it is dropped")
-		}
-	}
-	return err
-}
-
-// EachLoose calls each with the loose counters of a bucket, a part at a time.
-func (s *Store) EachLoose(ctx context.Context, bucket int, each func(keys []string) error) error {
-	return s.scanDirty(ctx, bucketKeys(bucket, true)[3], func(keys []string, flags map[string]string) error {
-		keys = slices.DeleteFunc(keys, func(key string) bool { return flags[key] != looseMark })
-		if len(keys) == 0 {
-			return nil
-		}
-		return each(keys)
-	})
 }
 
 // Stage puts members of key aside for Load. It begins with an empty staged, and goes on with
@@ -856,8 +769,7 @@ func formatState(st counter.State) string {
 }
 
 // Cut ends an epoch of a generation in all buckets. Changes wait meanwhile when a transaction
-// has to end first. Its error is ErrLoose when counters are loose: then no more of them become so
-// for a second.
+// has to end first.
 func (s *Store) Cut(ctx context.Context, generation, epoch uint64) error {
 	locked, err := s.cut(ctx, generation, epoch)
 	if err != nil || !locked {
@@ -906,8 +818,6 @@ func (s *Store) cut(ctx context.Context, generation, epoch uint64) (locked bool,
 		case "ok":
 		case "locked":
 			locked = true
-		case "loose":
-			err = ErrLoose
 		default:
 			return false, ErrLost
 		}

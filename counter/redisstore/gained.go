@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -59,7 +58,7 @@ func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duratio
 				}
 				for n, i := range some.at {
 					text, _ := texts[n].(string)
-					if text == "" || text == behindState || strings.HasPrefix(text, looseMark) {
+					if text == "" || text == behindState {
 						cold = append(cold, i)
 						continue
 					}

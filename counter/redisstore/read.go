@@ -102,7 +102,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 			return nil, nil, err
 		}
 		out := make([]counter.Reading, len(keys))
-		places := &Places{Hot: make([]bool, len(keys)), Loose: make([]bool, len(keys))}
+		places := &Places{Hot: make([]bool, len(keys))}
 		locked := ""
 		for i, cl := range calls {
 			if cl.Reply == lostReply {

@@ -381,9 +381,8 @@ var errState = errors.New("a state that cannot be read")
 // parseState reads what counter_apply.lua writes; nothing is a counter never touched.
 func parseState(key, text string) (counter.Counter, counter.State, error) {
 	var st counter.State
-	text, loose := strings.CutPrefix(text, looseMark)
 	if text == "" || text == absentState || text == behindState {
-		return counter.Counter{Key: key, Approx: loose, Stale: loose}, st, nil
+		return counter.Counter{Key: key}, st, nil
 	}
 	var f [6]string
 	rest, more := text, true
@@ -411,6 +410,5 @@ func parseState(key, text string) (counter.Counter, counter.State, error) {
 	if st.Version.Sequence == 0 && !c.IsSpread() { // it was deleted elsewhere: see counter_merge.lua
 		return counter.Counter{Key: key, Spread: c.Spread}, counter.State{}, nil
 	}
-	c.Approx, c.Stale = c.Approx || loose, loose
 	return c, st, nil
 }
