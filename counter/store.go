@@ -220,8 +220,8 @@ type Reader interface {
 	// Dimension returns a counter, and what it counted under the values of a dimension.
 	Dimension(ctx context.Context, key, name string) (Counter, Counted, error)
 	// Aggregate is over the counters of one site whose name begins with prefix, also the
-	// empty one, which is of the default site, as all of them were at some moment of the call. A sum that leaves 64 bits
-	// is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
+	// empty one, which is of the default site, each as it was at some moment of the call, with everything that was
+	// acknowledged before it. A sum that leaves 64 bits is a *Conflict of ErrOverflow, kind Unique beside other kinds one of ErrKind.
 	Aggregate(ctx context.Context, prefix string) (Aggregate, error)
 	// Size returns about how many counters of one site have a name that begins with prefix. It may leave out
 	// what changed lately, and holds nobody up.

@@ -3,17 +3,15 @@
 -- KEYS     the eight of the bucket
 -- ARGV     how long, ms; how many at most; what names of the bucket begin with; of named ones, in a bucket that the caller
 --          holds still, PUBLISH or SPUBLISH, the channel, and their keys: their rows were replaced, so watchers read anew
--- Returns  how many went; 0 while the bucket is frozen, because an aggregate reads registers after states; -1 when a
---          named one stays
+-- Returns  how many went; -1 when a named one stays
 -- Safe to repeat: what is dirty, on its way to PostgreSQL or locked stays. The names of sets are made here, in the
 -- bucket's slot. O(counters).
 --#include counter_steps.lua
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local state = redis.call('HMGET', KEYS[2], 'generation', 'until')
 local named = #ARGV > 3
-if not state[1] or not named and state[2] and now < tonumber(state[2]) then return 0 end
+if redis.call('HEXISTS', KEYS[2], 'generation') == 0 then return 0 end
 local old, gone = {unpack(ARGV, 6)}, 0
 if not named then old = redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', string.format('%.0f', now - ARGV[1]), 'LIMIT', 0, ARGV[2]) end
 for _, key in ipairs(old) do

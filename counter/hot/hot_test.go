@@ -380,7 +380,7 @@ func TestWhatNeedsTheWholeSumFoldsIt(t *testing.T) {
 	}
 }
 
-// TestAnAggregateHasTheParts, as of one moment, while others add.
+// TestAnAggregateHasTheParts while others add.
 func TestAnAggregateHasTheParts(t *testing.T) {
 	for _, url := range []string{redistest.Single(t).URL(), redistest.ThreeMasters(t).URL()} {
 		a, b := begin(t, url), begin(t, url)

@@ -189,30 +189,6 @@ func TestWhatLeavesRedisComesBack(t *testing.T) {
 	}
 }
 
-// TestNothingLeavesRedisWhileItIsAddedUp: an aggregate reads states first and registers later, so no counter may be evicted
-// in between.
-func TestNothingLeavesRedisWhileItIsAddedUp(t *testing.T) {
-	redis, pg := redistest.Start(t), pgtest.Single(t)
-	s := open(t, persistent.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond})
-	apply(t, s, op("", edit(visitors, "u:1", []string{"a"}, nil)))
-	if err := s.Persist(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(2 * time.Millisecond) // so that the counter is old enough below
-	err := s.Front().Frozen(t.Context(), "u:", func([]string, *counter.Total) error {
-		if gone, _, err := s.Front().Evict(t.Context(), time.Millisecond); gone != 0 || err != nil {
-			t.Errorf("%d counters left a Redis that is held still, %v", gone, err)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	if gone, _, err := s.Front().Evict(t.Context(), time.Millisecond); gone != 1 || err != nil {
-		t.Errorf("%d counters left Redis afterwards, %v", gone, err)
-	}
-}
-
 // TestPersistedOfOneMoment: what PostgreSQL has of a counter is of one moment, while it is changed, reset and
 // deleted: its value, its registers, the gains of all steps, and what was counted under a dimension.
 func TestPersistedOfOneMoment(t *testing.T) {

@@ -217,15 +217,13 @@ func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
 	return exact + others, nil
 }
 
-// Aggregate is as counter.Reader says: Redis is held still while PostgreSQL finds its moment.
+// Aggregate is as counter.Reader says.
 func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	total, err := s.pg.AggregateBut(ctx, prefix, func(moment func() error) (total *counter.Total, but []string, err error) {
-		err = s.Store.Frozen(ctx, prefix, func(_ []string, is *counter.Total) error {
-			total = is
-			return moment()
-		})
-		return total, nil, err
-	})
+	total := &counter.Total{}
+	err := s.Store.AddTo(ctx, total, prefix)
+	if err == nil {
+		err = s.pg.AddTo(ctx, total, prefix, nil)
+	}
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("persistent: aggregate %q: %w", prefix, unavailable(err))
 	}

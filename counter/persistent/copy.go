@@ -21,23 +21,26 @@ var (
 	_ counter.Restorer = (*Store)(nil)
 )
 
-// persistAll returns when Redis is good, and PostgreSQL has everything that was changed before.
-// Changes that go on meanwhile may keep it from that.
+// persistAll returns when Redis is good, and PostgreSQL has everything that was changed before the call.
 func (s *Store) persistAll(ctx context.Context) error {
 	if s.cfg.ReadOnly {
 		return s.persisted(ctx)
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleMost)
 	defer cancel()
+	var first []redisstore.Bucket
 	for {
 		if err := s.Ready(); err != nil && !errors.Is(err, errCarrying) {
 			return err
 		}
 		all, err := s.redis.Status(ctx)
-		if err == nil && !slices.ContainsFunc(all, func(b redisstore.Bucket) bool {
-			return !b.Good || !b.Since.IsZero() || b.Taken != 0
-		}) {
-			return nil
+		if err == nil {
+			if first == nil {
+				first = all
+			}
+			if !slices.ContainsFunc(all, func(b redisstore.Bucket) bool { return !b.Good || waits(b, first) }) {
+				return nil
+			}
 		}
 		s.hurry()
 		select {
@@ -46,6 +49,11 @@ func (s *Store) persistAll(ctx context.Context) error {
 		case <-time.After(settleEvery):
 		}
 	}
+}
+
+// waits reports whether b has changes that are not persisted from before first was read.
+func waits(b redisstore.Bucket, first []redisstore.Bucket) bool {
+	return !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
 }
 
 var (
@@ -66,9 +74,7 @@ func (s *Store) persisted(ctx context.Context) error {
 	}
 	first, err := s.redis.Status(ctx)
 	for all := first; err == nil; all, err = s.redis.Status(ctx) {
-		if !slices.ContainsFunc(all, func(b redisstore.Bucket) bool {
-			return !b.Since.IsZero() && !b.Since.After(first[b.Number].Now)
-		}) {
+		if !slices.ContainsFunc(all, func(b redisstore.Bucket) bool { return waits(b, first) }) {
 			return nil
 		}
 		running, err := s.redis.Leases(ctx)

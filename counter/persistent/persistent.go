@@ -621,20 +621,30 @@ func (s *Store) Size(ctx context.Context, prefix string) (int64, error) {
 	return n, nil
 }
 
-// Aggregate is as counter.Reader says. Changes of hot counters wait while Redis is read.
+// Aggregate is as counter.Reader says: PostgreSQL adds up, once it has everything that was changed before. Sums that
+// are spread are read one by one, since their parts are in Redis alone.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	freeze := func(moment func() error) (total *counter.Total, hot []string, err error) {
-		err = s.redis.Frozen(ctx, prefix, func(keys []string, is *counter.Total) error {
-			hot, total = keys, is
-			return moment()
-		})
-		return total, hot, err
+	total := &counter.Total{}
+	_, err := s.pg.Rows(ctx, nil) // nothing is persisted while it is away
+	if err == nil {
+		err = s.persistAll(ctx)
 	}
-	var total *counter.Total
-	err := s.mend(ctx, func() (err error) {
-		total, err = s.pg.AggregateBut(ctx, prefix, freeze)
-		return err
-	})
+	var spread []string
+	if err == nil {
+		spread, err = s.redis.Spread(ctx, prefix)
+	}
+	for some := range slices.Chunk(spread, counter.MaxKeys) {
+		if err != nil {
+			break
+		}
+		var found []counter.Reading
+		if found, err = s.read(ctx, some, "", 0, true); err == nil {
+			err = s.redis.AddWhole(ctx, total, found)
+		}
+	}
+	if err == nil {
+		err = s.pg.AddTo(ctx, total, prefix, spread)
+	}
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("persistent: aggregate %q: %w", prefix, unavailable(err))
 	}

@@ -28,14 +28,11 @@ const (
 	readMade   = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
 	readUnique = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots, r.registers
 		from headcount_counters c left join headcount_registers r on r.set_id = c.set_id where c.key = $1`
-	memberPage     = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
-	readFrontEpoch = `select epoch from headcount_front`
-	readPart       = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text from headcount_counters where key = any($1::text[]) and key >= $2 and key <= $3`
-	repeatable     = "begin isolation level repeatable read read only"
+	memberPage = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
+	repeatable = "begin isolation level repeatable read read only"
 	// A cut may be a quarter of a million members of one set, written by one statement, and Redis may be slow to tell of it.
 	takeTime    = `select set_config('statement_timeout', $1::bigint::text, true), set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)`
 	setPage     = 5000 // members of one page of a set
-	partPage    = 5000 // counters of one statement of an aggregate
 	persistFor  = 10 * time.Minute
 	cutRead     = 30 * time.Second // from Redis, of a part
 	aggregateIn = time.Minute
@@ -381,41 +378,4 @@ func (w *step) put(cut *counter.Cut) bool {
 		w.Enter(cut.Key, e, counter.DefaultLedger)
 	}
 	return true
-}
-
-// AggregateBut adds the counters with prefix to the total that freeze returns, but those that
-// freeze names, as they are at the moment in which freeze calls moment for the last time.
-// freeze calls it at least once.
-func (s *Store) AggregateBut(ctx context.Context, prefix string, freeze func(moment func() error) (total *counter.Total, but []string, err error)) (total *counter.Total, err error) {
-	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
-		open, failed := false, error(nil)
-		var but []string
-		var err error
-		total, but, err = freeze(func() error {
-			b := &pgx.Batch{}
-			if open {
-				b.Queue("rollback")
-			}
-			open = true
-			b.Queue(repeatable)
-			b.Queue(readFrontEpoch) // it is at its moment now
-			failed = c.SendBatch(ctx, b).Close()
-			return failed
-		})
-		if err != nil && failed == nil {
-			err = callers{err}
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := c.Exec(ctx, allowScan); err != nil {
-			return err
-		}
-		if err := sum(ctx, c, prefix, but, total); err != nil {
-			return err
-		}
-		_, err = c.Exec(ctx, "commit")
-		return err
-	})
-	return total, err
 }

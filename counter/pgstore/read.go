@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,7 +33,7 @@ const (
 	// A range of the key's index is all keys with a prefix: no key is longer than
 	// MaxKeyLength, and no character is greater than the one repeated.
 	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
-		from headcount_counters where key >= $1 and key <= $2`
+		from headcount_counters where key >= $1 and key <= $2 and not key = any(coalesce($3::text[], '{}'))`
 	readSize   = `select count(*) from headcount_counters where key >= $1 and key <= $2`
 	readUnions = `select c.key, r.registers from headcount_counters c join headcount_registers r on r.set_id = c.set_id
 		where c.key >= $1 and c.key <= $2 and c.kind = 4`
@@ -229,59 +228,6 @@ func (s *Store) Counted(ctx context.Context, key, name string) (out counter.Coun
 	return out, counted, f, err
 }
 
-// sum adds the counters with prefix, but those of but, to total, and when that is a union
-// their registers. It is called in a transaction that is of one moment.
-func sum(ctx context.Context, c *pgxpool.Conn, prefix string, but []string, total *counter.Total) error {
-	var counters, uniques int64
-	value := new(big.Int)
-	first, last := presence.FirstWith(prefix), prefix+afterAll
-	add := func(row pgx.Row, sign int64) error {
-		var n, u int64
-		var text string
-		if err := row.Scan(&n, &u, &text); err != nil {
-			return err
-		}
-		part, ok := new(big.Int).SetString(text, 10)
-		if !ok { // a number always is one
-			panic(text)
-		}
-		counters, uniques = counters+sign*n, uniques+sign*u
-		value.Add(value, part.Mul(part, big.NewInt(sign)))
-		return nil
-	}
-	if err := add(c.QueryRow(ctx, readSum, first, last), 1); err != nil {
-		return err
-	}
-	for some := range slices.Chunk(but, partPage) {
-		if err := add(c.QueryRow(ctx, readPart, some, first, last), -1); err != nil {
-			return err
-		}
-	}
-	total.AddSum(counters, uniques, value)
-	if uniques == 0 || total.Mixed() {
-		return nil
-	}
-	without := make(map[string]struct{}, len(but))
-	for _, key := range but {
-		without[key] = struct{}{}
-	}
-	rows, err := c.Query(ctx, readUnions, first, last)
-	if err != nil {
-		return err
-	}
-	var key string
-	var registers []byte
-	_, err = pgx.ForEachRow(rows, []any{&key, &registers}, func() error {
-		if _, ok := without[key]; ok {
-			return nil
-		}
-		r, err := parseRegisters(registers)
-		total.Merge(r)
-		return err
-	})
-	return err
-}
-
 // Size is as counter.Reader says.
 func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
 	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
@@ -293,27 +239,58 @@ func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
 	return n, nil
 }
 
-// Aggregate is as counter.Reader says. It reads each counter with the prefix
-// once; writes go on meanwhile.
+// Aggregate is as counter.Reader says.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	var total counter.Total
+	if err := s.AddTo(ctx, &total, prefix, nil); err != nil {
+		return counter.Aggregate{}, err
+	}
+	return total.Aggregate(prefix)
+}
+
+// AddTo adds the counters with prefix to total, but for those of but, as they are at one moment.
+func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string, but []string) error {
+	before := *total
 	err := s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		*total = before
 		b := &pgx.Batch{}
 		b.Queue(repeatable)
 		b.Queue(allowScan)
 		if err := c.SendBatch(ctx, b).Close(); err != nil {
 			return err
 		}
-		if err := sum(ctx, c, prefix, nil, &total); err != nil {
+		first, last := presence.FirstWith(prefix), prefix+afterAll
+		var counters, uniques int64
+		var text string
+		if err := c.QueryRow(ctx, readSum, first, last, but).Scan(&counters, &uniques, &text); err != nil {
 			return err
+		}
+		value, ok := new(big.Int).SetString(text, 10)
+		if !ok {
+			return fmt.Errorf("a sum of %q", text)
+		}
+		if total.AddSum(counters, uniques, value); uniques > 0 && !total.Mixed() {
+			rows, err := c.Query(ctx, readUnions, first, last)
+			if err != nil {
+				return err
+			}
+			var key string
+			var registers []byte
+			if _, err = pgx.ForEachRow(rows, []any{&key, &registers}, func() error {
+				r, err := parseRegisters(registers)
+				total.Merge(r)
+				return err
+			}); err != nil {
+				return err
+			}
 		}
 		_, err := c.Exec(ctx, "commit")
 		return err
 	})
 	if err != nil {
-		return counter.Aggregate{}, fmt.Errorf("pgstore: aggregate of %q: %w", prefix, err)
+		return fmt.Errorf("pgstore: aggregate of %q: %w", prefix, err)
 	}
-	return total.Aggregate(prefix)
+	return nil
 }
 
 const (

@@ -462,38 +462,6 @@ func parseEntries(reply any) ([]counter.Entry, error) {
 	return out, nil
 }
 
-// Frozen calls then while all buckets are held still, with the counters with prefix that are
-// hot, also those that do not exist, and their total. It may be called more than once; the last
-// one holds.
-func (s *Store) Frozen(ctx context.Context, prefix string, then func(hot []string, total *counter.Total) error) error {
-	return s.frozen(ctx, prefix, func(states map[string]string, hold func() error) error {
-		if s.cfg.Behind != nil { // a bucket that has lost its memory holds still, too, and has no counters
-			all, err := s.Status(ctx)
-			if err != nil {
-				return err
-			}
-			for _, b := range all {
-				if !b.Good {
-					return ErrLost
-				}
-			}
-		}
-		hot := make([]string, 0, len(states))
-		for key, text := range states {
-			if text == behindState {
-				delete(states, key)
-				continue
-			}
-			hot = append(hot, key)
-		}
-		total, err := s.add(ctx, states, hold)
-		if err != nil {
-			return err
-		}
-		return then(hot, total)
-	})
-}
-
 // Bucket is what a bucket knows of what is behind.
 type Bucket struct {
 	Number       int

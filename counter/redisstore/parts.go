@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"headcount/counter"
+	"headcount/presence"
 	"headcount/redisconn"
 	"headcount/scripts"
 )
@@ -243,9 +245,47 @@ func (s *Store) noteHot(ctx context.Context, entries []Entry) error {
 	})
 }
 
-// whole adds to hot sums, by their keys, what their parts have beyond that. It is of one moment while their buckets are
-// held still.
+// Spread returns the sums with prefix that are spread, or on their way.
+func (s *Store) Spread(ctx context.Context, prefix string) ([]string, error) {
+	all := make([]int, Buckets)
+	for b := range all {
+		all[b] = b
+	}
+	keys, err := s.Hot(ctx, all)
+	return slices.DeleteFunc(keys, func(key string) bool { return !presence.HasPrefix(key, prefix) }), err
+}
+
+// AddWhole adds sums to total, with what their parts have beyond what was read.
+func (s *Store) AddWhole(ctx context.Context, total *counter.Total, read []counter.Reading) error {
+	states := map[string]counter.State{}
+	for i := range read {
+		r := &read[i]
+		st := counter.State{Kind: r.Kind, Value: r.Value, Version: r.Version}
+		if r.IsSpread() {
+			st.Spread = &r.Spread
+			states[r.Key] = st
+			continue
+		}
+		total.Add(st)
+	}
+	return s.addWhole(ctx, total, states)
+}
+
+func (s *Store) addWhole(ctx context.Context, total *counter.Total, spread map[string]counter.State) error {
+	if err := s.whole(ctx, spread); err != nil {
+		return err
+	}
+	for _, st := range spread {
+		total.Add(st)
+	}
+	return nil
+}
+
+// whole adds to hot sums, by their keys, what their parts have beyond that.
 func (s *Store) whole(ctx context.Context, states map[string]counter.State) error {
+	if len(states) == 0 {
+		return nil
+	}
 	keys := make([]string, 0, len(states))
 	for key := range states {
 		keys = append(keys, key)

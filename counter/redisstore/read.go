@@ -338,25 +338,36 @@ func parseEntry(m redis.XMessage) (counter.Entry, error) {
 	return e, nil
 }
 
-// Aggregate is as counter.Reader says. Changes wait while it reads.
+// Aggregate is as counter.Reader says.
 func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	a, err := s.aggregate(ctx, prefix)
-	if err != nil {
-		return counter.Aggregate{}, fmt.Errorf("redisstore: aggregate %q: %w", prefix, err)
-	}
-	return a, nil
-}
-
-func (s *Store) aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
-	var total *counter.Total
-	err := s.frozen(ctx, prefix, func(states map[string]string, hold func() error) (err error) {
-		total, err = s.add(ctx, states, hold)
-		return err
-	})
-	if err != nil {
+	total := &counter.Total{}
+	if err := s.AddTo(ctx, total, prefix); err != nil {
 		return counter.Aggregate{}, err
 	}
 	return total.Aggregate(prefix)
+}
+
+// AddTo adds the counters with prefix to total, each as it is at some moment of the call.
+func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) error {
+	states := map[string]string{}
+	match := escape(prefix) + "*"
+	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+		return pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
+	}, func(pairs []string) error {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if presence.HasPrefix(pairs[i], prefix) {
+				states[pairs[i]] = pairs[i+1]
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		err = s.add(ctx, total, states)
+	}
+	if err != nil {
+		return fmt.Errorf("redisstore: aggregate %q: %w", prefix, err)
+	}
+	return nil
 }
 
 // Size is as counter.Reader says. It reads the keys of one bucket after the other.
@@ -409,15 +420,14 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 	return keys, next, nil
 }
 
-// add adds up counters, while hold holds them still.
-func (s *Store) add(ctx context.Context, states map[string]string, hold func() error) (*counter.Total, error) {
-	total := &counter.Total{}
+// add adds counters to total.
+func (s *Store) add(ctx context.Context, total *counter.Total, states map[string]string) error {
 	var uniques []string
 	spread := map[string]counter.State{}
 	for key, text := range states {
 		c, st, err := parseState(key, text)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 		}
 		if c.IsSpread() {
 			spread[key] = st
@@ -428,21 +438,13 @@ func (s *Store) add(ctx context.Context, states map[string]string, hold func() e
 			uniques = append(uniques, key)
 		}
 	}
-	if len(spread) > 0 {
-		if err := s.whole(ctx, spread); err != nil {
-			return nil, err
-		}
-		for _, st := range spread {
-			total.Add(st)
-		}
+	if err := s.addWhole(ctx, total, spread); err != nil {
+		return err
 	}
 	if total.Mixed() {
-		return total, nil // there is no union
+		return nil // there is no union
 	}
 	for some := range slices.Chunk(uniques, unionAtOnce) {
-		if err := hold(); err != nil {
-			return nil, err
-		}
 		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 			pipe := c.Pipeline()
 			texts := make([]*redis.StringCmd, len(some))
@@ -470,19 +472,10 @@ func (s *Store) add(ctx context.Context, states map[string]string, hold func() e
 			return nil
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return total, nil
-}
-
-// frozen is still with the states of all counters with prefix.
-func (s *Store) frozen(ctx context.Context, prefix string, then func(states map[string]string, hold func() error) error) error {
-	var states map[string]string
-	return s.still(ctx, func(id string) (right bool, err error) {
-		states, right, err = s.total(ctx, id, prefix)
-		return right, err
-	}, func(hold func() error) error { return then(states, hold) })
+	return nil
 }
 
 // still calls then while all buckets are held still, which begin does, anew when they were not to the end. Then calls hold
@@ -586,57 +579,14 @@ func (s *Store) hold(ctx context.Context, id string) (right bool, err error) {
 	}
 }
 
-// total reads all counters with prefix while all buckets are held still. It is not
-// right when one of them was not.
-func (s *Store) total(ctx context.Context, id, prefix string) (map[string]string, bool, error) {
-	if right, err := s.hold(ctx, id); err != nil || !right {
-		return nil, false, err
-	}
-	states := map[string]string{}
-	match := escape(prefix) + "*"
-	held := time.Now()
-	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
-		return pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
-	}, func() error {
-		if time.Since(held) <= freezeFor/4 {
-			return nil
-		}
-		held = time.Now()
-		_, ours, err := s.freeze(ctx, id, "hold", 0, Buckets)
-		if err == nil && !ours {
-			err = errThawed
-		}
-		return err
-	}, func(pairs []string) error {
-		for i := 0; i+1 < len(pairs); i += 2 {
-			if presence.HasPrefix(pairs[i], prefix) {
-				states[pairs[i]] = pairs[i+1]
-			}
-		}
-		return nil
-	})
-	switch {
-	case errors.Is(err, errThawed):
-		return nil, false, nil
-	case err != nil:
-		return nil, false, err
-	}
-	return states, true, nil
-}
-
 // scanBuckets scans all buckets at once, a page of each at a time: scan queues the next page of one, and each takes what
-// it has, of which a scan may tell twice. before is called in front of each round; nil: nothing is.
-func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, before func() error, each func(page []string) error) error {
+// it has, of which a scan may tell twice.
+func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, each func(page []string) error) error {
 	cursors := make(map[int]uint64, Buckets)
 	for b := range Buckets {
 		cursors[b] = 0
 	}
 	for len(cursors) > 0 {
-		if before != nil {
-			if err := before(); err != nil {
-				return err
-			}
-		}
 		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 			pipe := c.Pipeline()
 			scans := make(map[int]*redis.ScanCmd, len(cursors))

@@ -83,12 +83,6 @@
 // [counter.IdentityOf] puts the bucket of its space into an identity, so a call on one
 // counter with an Idempotency-Key is in one bucket and no transaction.
 //
-// # One moment
-//
-// An aggregate holds all buckets still, which ends by itself after two seconds, waits
-// until no counter is locked, reads, and is right when all buckets were held to the
-// end. Changes wait meanwhile, about a second for a million counters.
-//
 // # Limits
 //
 // A limit's state is one key, in no bucket, and a call on it is one run of counter_limit.lua, which judges

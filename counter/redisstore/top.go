@@ -31,7 +31,7 @@ func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, e
 	seen := map[string]bool{}
 	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
 		return pipe.SScan(ctx, marksKey(b, match), cursor, "", marksPage)
-	}, nil, func(texts []string) error {
+	}, func(texts []string) error {
 		for _, text := range texts {
 			number, key, _ := strings.Cut(text, ":")
 			n, err := strconv.ParseInt(number, 10, 64)
