@@ -33,10 +33,10 @@ var layers = []layer{
 	{"setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
-	{"tracing", nil},      // spans below a request or a join that is traced
+	{"tracing", nil},      // spans below a request that is traced
 	{"tracing/otlp", nil}, // to a collector
-	{"presence/heartbeat", []string{"presence", "presence/seal", "tracing"}},
-	{"presence/rpc", []string{"presence", "presence/seal", "tracing"}},
+	{"presence/heartbeat", []string{"presence", "presence/seal"}},
+	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
 	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
@@ -69,9 +69,9 @@ var layers = []layer{
 	{"deploy", nil}, // tests alone
 	{"presence/memstore/...", []string{"boltfile", "presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
 	{"presence/redisstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
-	{"presence/node/...", []string{"outage", "presence", "presence/heartbeat", "setting", "tracing"}},                                           // no store but by the contract
-	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting", "tracing"}}, // neither gateway nor dispatcher but by interface
-	{"dispatcher/...", []string{"outage", "presence", "tracing"}},
+	{"presence/node/...", []string{"outage", "presence", "presence/heartbeat", "setting"}},                                           // no store but by the contract
+	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
+	{"dispatcher/...", []string{"outage", "presence"}},
 	{"webhook", []string{"counter", "presence"}}, // what is told, and sending it
 	{"webhook/storetest", []string{"webhook"}},   // for the tests of stores; only they import it
 	{"webhook/memstore", []string{"boltfile", "webhook"}},
@@ -88,7 +88,7 @@ var layers = []layer{
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/counters", "gateway/openapi",
 		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
-		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "tracing",
+		"presence", "presence/minutes", "presence/unread", "presence/heartbeat",
 	}},
 	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
 	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}},       // runs the program

@@ -12,11 +12,9 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/trace"
 
 	"headcount/outage"
 	"headcount/presence"
-	"headcount/tracing"
 )
 
 // Store is the part of a store that a dispatcher uses.
@@ -30,8 +28,8 @@ type Store interface {
 type Gateways interface {
 	// PushUpdates sends updates to a gateway. After an error the dispatcher sends the
 	// same updates again, or newer ones in their place. One goroutine per gateway calls
-	// it. A gateway that traces a join that waits for one of the updates names its span.
-	PushUpdates(ctx context.Context, gateway string, updates []presence.Update) (*tracing.Parent, error)
+	// it.
+	PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error
 	// Ended reports whether the life of a gateway, "name/incarnation", is known to
 	// be over. It must not block; any goroutine may call it.
 	Ended(life string) bool
@@ -60,11 +58,9 @@ type Dispatcher struct {
 	Regions Regions
 	// Webhooks may be set before Run; nil: there are none.
 	Webhooks Webhooks
-	// Tracer may be set before Run; nil: nothing is traced.
-	Tracer  trace.Tracer
-	want    chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
-	top     top
-	metrics metrics
+	want     chan []int // the newest set of buckets to own; holds one, and a newer set replaces it
+	top      top
+	metrics  metrics
 
 	// Only the goroutine in which Watch calls publication changes these maps, under mu.
 	// sweep reads them under mu.
@@ -82,8 +78,6 @@ type out struct {
 
 	mu      sync.Mutex
 	pending map[presence.Topic]presence.Update
-	timed   bool
-	since   time.Time // when timed: the first of pending was heard then
 }
 
 // New returns a Dispatcher that does nothing until Run.
@@ -247,7 +241,7 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 	o := d.outs[e.Gateway]
 	if o == nil {
 		sctx, stop := context.WithCancel(ctx)
-		o = &out{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}, timed: d.Tracer != nil}
+		o = &out{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
 		d.outs[e.Gateway] = o
 		senders.Go(func() { d.send(sctx, e.Gateway, o) })
 	}
@@ -276,9 +270,6 @@ func (d *Dispatcher) enqueue(bucket int, updates []presence.Update) {
 // one version the later one replaces the earlier: it is right about being stale.
 func (o *out) add(u presence.Update) {
 	o.mu.Lock()
-	if o.timed && len(o.pending) == 0 {
-		o.since = time.Now()
-	}
 	if old, ok := o.pending[u.Topic]; !ok || !old.Newer(u) {
 		o.pending[u.Topic] = u
 	}
@@ -286,11 +277,9 @@ func (o *out) add(u presence.Update) {
 	o.signal()
 }
 
-// restore puts back updates that could not be sent, unless a newer one is pending. The first of
-// them was heard at since.
-func (o *out) restore(updates []presence.Update, since time.Time) {
+// restore puts back updates that could not be sent, unless a newer one is pending.
+func (o *out) restore(updates []presence.Update) {
 	o.mu.Lock()
-	o.since = since
 	for _, u := range updates {
 		if old, ok := o.pending[u.Topic]; !ok || u.Newer(old) {
 			o.pending[u.Topic] = u
@@ -307,8 +296,8 @@ func (o *out) signal() {
 	}
 }
 
-// take removes up to maxPush pending updates. The first of all pending ones was heard at since.
-func (o *out) take() (updates []presence.Update, since time.Time) {
+// take removes up to maxPush pending updates.
+func (o *out) take() (updates []presence.Update) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for topic, u := range o.pending {
@@ -318,7 +307,7 @@ func (o *out) take() (updates []presence.Update, since time.Time) {
 		updates = append(updates, u)
 		delete(o.pending, topic)
 	}
-	return updates, o.since
+	return updates
 }
 
 // send pushes updates to the gateway until ctx ends. Only one goroutine per gateway
@@ -331,14 +320,12 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 		case <-o.wake:
 		}
 		for {
-			updates, since := o.take()
+			updates := o.take()
 			if len(updates) == 0 {
 				break
 			}
-			began := time.Now()
-			traced, err := d.gateways.PushUpdates(ctx, gateway, updates)
+			err := d.gateways.PushUpdates(ctx, gateway, updates)
 			if err == nil {
-				d.trace(ctx, traced, since, began)
 				d.metrics.pushed.Add(float64(len(updates)))
 				d.metrics.batches.Observe(float64(len(updates)))
 				failed = 0
@@ -352,22 +339,10 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 			if failed == 1 {
 				d.log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
 			}
-			o.restore(updates, since)
+			o.restore(updates)
 			pause(ctx, failed)
 		}
 	}
-}
-
-// trace makes the spans of a push that began then, if its gateway waits for it with a traced
-// join. Only the gateway knows that, and says so in its answer.
-func (d *Dispatcher) trace(ctx context.Context, above *tracing.Parent, heard, began time.Time) {
-	if d.Tracer == nil || above == nil {
-		return
-	}
-	within, span := d.Tracer.Start(above.Within(ctx), "dispatcher", trace.WithTimestamp(heard))
-	_, push := d.Tracer.Start(within, "push", trace.WithTimestamp(began))
-	push.End()
-	span.End()
 }
 
 // pause waits after the nth failure in a row: 50 ms doubled up to 2 s, jittered.

@@ -14,7 +14,6 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/memstore"
-	"headcount/tracing"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,13 +29,13 @@ type receiver struct {
 
 func (*receiver) Ended(string) bool { return false }
 
-func (r *receiver) PushUpdates(ctx context.Context, gateway string, updates []presence.Update) (*tracing.Parent, error) {
+func (r *receiver) PushUpdates(ctx context.Context, gateway string, updates []presence.Update) error {
 	r.mu.Lock()
 	slow, fail := r.slow, r.fail[gateway]
 	r.mu.Unlock()
 	time.Sleep(slow)
 	if fail {
-		return nil, errors.New("no answer")
+		return errors.New("no answer")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +47,7 @@ func (r *receiver) PushUpdates(ctx context.Context, gateway string, updates []pr
 		}
 		r.counts[gateway][c.Page] = c
 	}
-	return nil, ctx.Err()
+	return ctx.Err()
 }
 
 func (r *receiver) want(t *testing.T, gateway, page string, users int64) {

@@ -14,7 +14,6 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/memstore"
-	"headcount/tracing"
 )
 
 // stubborn is a store that refuses to detach for a while.
@@ -99,8 +98,8 @@ func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 // endings is a function as Gateways that accept every push.
 type endings func(life string) (ended bool)
 
-func (endings) PushUpdates(context.Context, string, []presence.Update) (*tracing.Parent, error) {
-	return nil, nil
+func (endings) PushUpdates(context.Context, string, []presence.Update) error {
+	return nil
 }
 
 func (ended endings) Ended(life string) bool { return ended(life) }

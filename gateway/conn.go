@@ -253,13 +253,6 @@ func (c *conn) Try(p []byte) error {
 	return err
 }
 
-// Written implements fanout.Traced.
-func (c *conn) Written() {
-	if topic, traced := c.g.journeys.follows(c); traced && c.Has(topic) {
-		c.g.journeys.written(c)
-	}
-}
-
 // Close implements fanout.Client: it closes the connection at once, since nobody is
 // listening.
 func (c *conn) Close() error { return c.wire.Close() }

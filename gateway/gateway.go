@@ -32,7 +32,6 @@ import (
 	"headcount/presence/heartbeat"
 	"headcount/presence/minutes"
 	"headcount/presence/unread"
-	"headcount/tracing"
 )
 
 // budgetPerCore leaves half of what a core can deliver to everything else.
@@ -124,7 +123,7 @@ type Config struct {
 	Assets     fs.FS  // index.html is served at /, the other files under /-/
 	BasePath   string // everything is served below this path, such as /live; empty: below the root
 
-	Tracer     trace.Tracer          // traces requests and joins; nil: nothing is traced
+	Tracer     trace.Tracer          // traces requests; nil: nothing is traced
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
 }
@@ -147,7 +146,6 @@ type Gateway struct {
 	erasures     erasures
 	comebacks    *comebacks
 	metrics      *metrics
-	journeys     *journeys // nil: joins are not traced
 	handler      http.Handler
 	conns        sync.WaitGroup // connections, and the goroutines that they start
 	entry        sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
@@ -212,10 +210,6 @@ func New(cfg Config) (*Gateway, error) {
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.metrics = newMetrics(g, cfg.Registerer)
 	g.roster.seen = g.metrics.seen
-	if cfg.Tracer != nil {
-		g.journeys = &journeys{tracer: cfg.Tracer, hub: g.hub}
-		g.roster.journeys = g.journeys
-	}
 	g.handler = below(cfg.BasePath, g.routes())
 	return g, nil
 }
@@ -223,14 +217,11 @@ func New(cfg Config) (*Gateway, error) {
 // Receive takes a presence node's answer to a beat. It does not block.
 func (g *Gateway) Receive(r *heartbeat.Reply) { g.roster.receive(r) }
 
-// Push takes updates, in any order, repeated or not. It does not block. It names the span of a
-// traced join that waits for one of them.
-func (g *Gateway) Push(updates []presence.Update) *tracing.Parent {
-	traced := g.journeys.published(updates)
+// Push takes updates, in any order, repeated or not. It does not block.
+func (g *Gateway) Push(updates []presence.Update) {
 	for _, u := range updates {
 		g.hub.Update(u)
 	}
-	return traced
 }
 
 // Handler serves the public contract.

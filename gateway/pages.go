@@ -88,10 +88,8 @@ func (c *conn) join(name string) error {
 	switch {
 	case !w.joined:
 		c.Hold(topic)
-		c.g.journeys.begin(c, topic)
 		stored, err := c.g.roster.join(c.user, name, c)
 		if err != nil {
-			c.g.journeys.stop(c, topic)
 			if w.sent {
 				c.Ready(topic)
 			} else {
@@ -103,7 +101,6 @@ func (c *conn) join(name string) error {
 		w.joined, w.sent = true, true
 		c.g.metrics.joins.Inc()
 		if stored {
-			c.g.journeys.stop(c, topic)
 			c.Ready(topic)
 		}
 	case w.sent:
@@ -126,9 +123,7 @@ func (c *conn) letGo(name string) {
 
 // arrived implements joiner: the store has the join.
 func (c *conn) arrived(name string) {
-	topic := presence.CountTopic(name)
-	c.g.journeys.acknowledged(c, topic)
-	c.Ready(topic)
+	c.Ready(presence.CountTopic(name))
 	c.tellTotal()
 }
 

@@ -44,7 +44,6 @@ type roster struct {
 	lanes    []lane
 	kick     chan *lane // lanes with something new to send; room for all, each in it once
 
-	journeys *journeys    // nil: joins are not traced
 	seen     observer     // of the seconds that joins wait for the store; nil: nobody
 	repeated atomic.Int64 // joins and leaves sent again, since no answer came
 }
@@ -425,7 +424,7 @@ func (r *roster) flush(l *lane) {
 			continue
 		}
 		sp.queued = false
-		op := heartbeat.Op{Kind: heartbeat.Join, User: sp.user, Page: sp.page, Trace: r.journeys.sent(sp)}
+		op := heartbeat.Op{Kind: heartbeat.Join, User: sp.user, Page: sp.page}
 		if sp.live == 0 {
 			op.Kind = heartbeat.Leave
 			if left := time.Until(sp.until); sp.lost > 0 && left > 0 {

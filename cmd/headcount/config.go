@@ -88,7 +88,7 @@ type Config struct {
 	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to send its clients away before it ends."`
 	LogLevel        string        `type:"text" placeholder:"LEVEL" default:"info" group:"log" help:"trace, debug, info, warn or error."`
 	OTLP            string        `name:"otlp" type:"text" placeholder:"URL" group:"log" help:"The collector that takes traces, over OTLP/HTTP with JSON, such as http://127.0.0.1:4318. Without it nothing is traced."`
-	TraceEvery      int           `type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced, and of joins at most one a second. 0 means every request."`
+	TraceEvery      int           `type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced. 0 means every request."`
 	LogFormat       string        `type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
 
 	Rules    *counter.Rules  `flag:"-"` // of Counters, for all sites; Validate reads them

@@ -118,7 +118,7 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 
 	if s.member.Has(presence.RolePresence) {
 		if s.node, err = node.New(s.store, node.Config{
-			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Tracer: s.tracer, Registerer: s.registry, Log: log,
+			Name: self.Name, PresenceTimeout: cfg.PresenceTimeout, Reply: s.member, Arrivals: cfg.KeptMinutes() > 0, Registerer: s.registry, Log: log,
 		}); err != nil {
 			return nil, err
 		}
@@ -126,7 +126,6 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 	}
 	if s.member.Has(presence.RoleDispatcher) {
 		s.dispatcher = dispatcher.New(s.store, s.member, log)
-		s.dispatcher.Tracer = s.tracer
 		s.dispatcher.Register(s.registry)
 		s.parts.Dispatcher = s.dispatcher
 		if s.regions != nil {
@@ -436,7 +435,7 @@ func (s *system) openTraces() {
 	if s.cfg.OTLP == "" {
 		return
 	}
-	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Always: gateway.JoinSpan, Version: cmp.Or(version, "devel"), Log: s.log})
+	provider := otlp.New(otlp.Config{URL: s.cfg.OTLP, Every: s.cfg.TraceEvery, Version: cmp.Or(version, "devel"), Log: s.log})
 	s.closers = append(s.closers, provider.Close)
 	s.tracer = provider.Tracer(tracing.Scope)
 }

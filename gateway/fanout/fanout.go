@@ -75,13 +75,6 @@ type Client interface {
 	Expire()           // its time is over
 }
 
-// Traced is a Client that wants to know when something has been written to it, see Hub.Trace. A
-// shard calls Written without its lock.
-type Traced interface {
-	Client
-	Written()
-}
-
 // ErrBusy says that a client has not taken the last write.
 var ErrBusy = errors.New("the client has not taken what was sent")
 

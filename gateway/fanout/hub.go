@@ -27,13 +27,12 @@ type Hub struct {
 	numbers NumberEncoder
 	log     zerolog.Logger
 	shards  []*shard
-	traced  atomic.Pointer[Subscriber] // see Trace
-	next    atomic.Uint64              // spreads clients over shards
-	wake    chan struct{}              // holds one: Run has something to attach or detach
-	back    chan struct{}              // holds one: the store is back, so Run need not wait to try again
-	kinds   map[presence.Kind]*kind    // set before Run, read only
-	born    time.Time                  // staled is told by the monotonic clock: the wall clock may be set
-	staled  atomic.Int64               // when an update was last told whose version does not say all, nanoseconds since born; 0: never
+	next    atomic.Uint64           // spreads clients over shards
+	wake    chan struct{}           // holds one: Run has something to attach or detach
+	back    chan struct{}           // holds one: the store is back, so Run need not wait to try again
+	kinds   map[presence.Kind]*kind // set before Run, read only
+	born    time.Time               // staled is told by the monotonic clock: the wall clock may be set
+	staled  atomic.Int64            // when an update was last told whose version does not say all, nanoseconds since born; 0: never
 
 	// read is what was last read of topics that nobody here subscribed to, for when
 	// the store is away. It has a lock of its own; beyond recentReads the one read
@@ -68,10 +67,6 @@ type kind struct {
 	watcher Watcher
 	source  Source
 }
-
-// Trace has the subscriber's client, a Traced, told of everything that is written to it from the
-// next pass on, until another one takes its place: so one that has left may be kept in memory.
-func (h *Hub) Trace(s *Subscriber) { h.traced.Store(s) }
 
 // New returns a Hub that does nothing until Run, and knows no kinds.
 func New(cfg Config) (*Hub, error) {

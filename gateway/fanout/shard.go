@@ -266,7 +266,6 @@ func (s *shard) deliver() (next time.Duration) {
 	}
 	s.mu.Unlock()
 
-	traced := s.hub.traced.Load()
 	for i := 1; i < len(s.batch); i++ {
 		d := &s.batch[i]
 		if d.chained {
@@ -282,8 +281,6 @@ func (s *shard) deliver() (next time.Duration) {
 		}
 		if err := d.sub.client.Try(bytes); err != nil {
 			s.undelivered(d.sub, err)
-		} else if d.sub == traced {
-			traced.client.(Traced).Written()
 		}
 	}
 	s.delivered.Add(int64(len(s.batch) - 1))

@@ -37,7 +37,6 @@ import (
 //	    kind (1), user (8)
 //	    varint 1 + length of the page id, page id; or 0: the page of the op before
 //	    varint grace, milliseconds, rounded up
-//	    trace (16) and span (8) of an op that is traced; else nothing
 //	  varint 1 + number of the op that completes the stream, see Beat.Whole; 0: not said
 //
 //	kind 3, reply:

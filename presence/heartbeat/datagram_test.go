@@ -14,7 +14,6 @@ import (
 	"headcount/presence"
 	. "headcount/presence/heartbeat"
 	"headcount/presence/seal"
-	"headcount/tracing"
 )
 
 const partitions = 271
@@ -105,7 +104,6 @@ var (
 				Kind:  rapid.SampledFrom([]Kind{Join, Leave}).Draw(t, "kind"),
 				User:  genUser(part).Draw(t, "user"),
 				Page:  genPage.Draw(t, "page"),
-				Trace: rapid.SampledFrom([]*tracing.Parent{nil, nil, tracing.ReadParent([]byte("the trace, 16 b.the span"))}).Draw(t, "trace"),
 				Grace: time.Duration(rapid.Int64Range(0, 1<<62/int64(time.Millisecond)).Draw(t, "grace")) * time.Millisecond,
 			}
 		})

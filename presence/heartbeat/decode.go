@@ -10,7 +10,6 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/seal"
-	"headcount/tracing"
 )
 
 // DecoderConfig names the receiver and the callbacks that get the messages. The
@@ -258,9 +257,6 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 			return nil
 		}
 		op.Grace = time.Duration(grace) * time.Millisecond
-		if len(o.p) >= tracing.ParentSize {
-			op.Trace = tracing.ReadParent(o.p[:tracing.ParentSize])
-		}
 		b.Ops = append(b.Ops, op)
 	}
 	if len(r.p) > 0 { // older senders do not send Whole

@@ -153,9 +153,6 @@ func appendOp(b []byte, op *Op, before string) []byte {
 		ms++
 	}
 	b = binary.AppendUvarint(b, ms)
-	if op.Trace != nil {
-		b = op.Trace.Append(b)
-	}
 	return b
 }
 

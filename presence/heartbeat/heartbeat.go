@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"headcount/presence"
-	"headcount/tracing"
 )
 
 // Source is one life of one gateway: a gateway that restarts is another source.
@@ -45,8 +44,7 @@ type Op struct {
 	Kind  Kind
 	User  presence.User
 	Page  string
-	Grace time.Duration   // Leave only: the stay lasts this much longer
-	Trace *tracing.Parent // the span that the owner's are to be below; nil: it is not traced
+	Grace time.Duration // Leave only: the stay lasts this much longer
 }
 
 // Beat is what a gateway tells the owner of one partition.

@@ -14,7 +14,6 @@ import (
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
-	"headcount/tracing"
 )
 
 // Store is what a member itself needs of the store that its region shares.
@@ -28,7 +27,7 @@ type Store interface {
 // Gateway is the gateway of this process.
 type Gateway interface {
 	Receive(r *heartbeat.Reply)
-	Push(updates []presence.Update) *tracing.Parent
+	Push(updates []presence.Update)
 	StoreAway()
 	StoreBack()
 	OwnersChanged(partitions []int)
@@ -65,7 +64,7 @@ type Datagrams interface {
 
 // Calls carries updates and holds to other processes.
 type Calls interface {
-	PushUpdates(ctx context.Context, addr string, updates []presence.Update) (*tracing.Parent, error)
+	PushUpdates(ctx context.Context, addr string, updates []presence.Update) error
 	Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error
 }
 

@@ -11,7 +11,6 @@ import (
 	"headcount/presence/node"
 	"headcount/presence/ring"
 	"headcount/presence/rpc"
-	"headcount/tracing"
 )
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
@@ -103,25 +102,24 @@ func (m *Member) Disagree(string, uint64) {
 }
 
 // PushUpdates sends updates to a life of a gateway. When that life is over, another
-// life of the same process may get the updates, which does no harm. When the gateway traces a join
-// that waits for one of them, it names the span.
-func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) (*tracing.Parent, error) {
+// life of the same process may get the updates, which does no harm.
+func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) error {
 	switch to := presence.ProcessOf(life); {
 	case to == m.self.Name && m.parts.Gateway != nil:
-		return m.parts.Gateway.Push(updates), nil
+		m.parts.Gateway.Push(updates)
+		return nil
 	case m.parts.Calls == nil:
-		return nil, fmt.Errorf("push updates to %s: %w: there is no other process", to, presence.ErrUnavailable)
+		return fmt.Errorf("push updates to %s: %w: there is no other process", to, presence.ErrUnavailable)
 	default:
 		return m.parts.Calls.PushUpdates(ctx, to, updates)
 	}
 }
 
 // ReceiveUpdates takes updates that another process pushed.
-func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) *tracing.Parent {
-	if m.parts.Gateway == nil {
-		return nil
+func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
+	if m.parts.Gateway != nil {
+		m.parts.Gateway.Push(updates)
 	}
-	return m.parts.Gateway.Push(updates)
 }
 
 // errWaking says that the process has just stood still, see stillness.

@@ -19,7 +19,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/trace"
 
 	"headcount/outage"
 	"headcount/presence"
@@ -50,7 +49,6 @@ type Config struct {
 	Reply      Replies
 	Arrivals   bool                  // tell the store who arrives
 	Tick       func()                // called at every tick of the node's clock, which stands still meanwhile; nil: not called
-	Tracer     trace.Tracer          // for joins that their gateway traces; nil: nothing is traced
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -533,7 +531,7 @@ func (n *Node) write(ctx context.Context) {
 			continue
 		}
 		n.batches.Observe(float64(len(changes)))
-		again := n.outcomes(batch, changes, n.put(ctx, batch, changes))
+		again := n.outcomes(batch, changes, n.store.Write(ctx, changes))
 		if len(again) == 0 {
 			failed = 0
 			continue

@@ -3,8 +3,6 @@ package node
 import (
 	"sync"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"headcount/presence"
 )
 
@@ -35,9 +33,6 @@ type outbox struct {
 	// next is the newest claim in the mailbox. While blocked, an epoch of 0 says
 	// that the manager is making a claim: earlier claims are fenced already.
 	next presence.Claim
-	// traced are the spans of joins that wait to be written, and writing those of the change
-	// under way: at most maxTraced each.
-	traced, writing []trace.Span
 }
 
 // lost reports whether the manager must claim the partition again: the claim is of
@@ -90,7 +85,6 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	clear(o.members)
 	clear(o.counts)
 	clear(o.arrivals)
-	o.traced, o.writing = nil, o.traced
 	o.reset, o.complete, o.check = false, false, false
 	o.gen++
 	o.flying = true
@@ -101,7 +95,7 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 func (o *outbox) landed() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.flying, o.writing = false, nil
+	o.flying = false
 	return o.gen - 1
 }
 
@@ -137,8 +131,6 @@ func (o *outbox) restore(c presence.Change, lost bool) {
 	for _, a := range c.Arrivals {
 		o.arrivals[memberKey{a.User, a.Page}] = struct{}{}
 	}
-	o.traced = append(o.writing, o.traced[:min(len(o.traced), maxTraced-len(o.writing))]...)
-	o.writing = nil
 	o.queued, o.flying = !lost, false
 }
 

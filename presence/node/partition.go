@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )
@@ -87,7 +85,6 @@ type owed struct {
 	stream uint64
 	acked  uint64
 	pages  []*page
-	spans  []trace.Span // of the traced joins among what is acknowledged
 	// or the end of a call
 	done chan<- error
 }
@@ -749,7 +746,6 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		src.whole, src.moved = b.Whole, p.now()
 	}
 	var joined []*page
-	var spans []trace.Span
 	fresh := false
 	for i, op := range b.Ops {
 		n := b.First + uint64(i)
@@ -758,9 +754,6 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		}
 		if n == src.applied+1 {
 			src.applied, src.moved, fresh = n, p.now(), true
-			if op.Trace != nil && p.node.cfg.Tracer != nil && len(spans) < maxTraced {
-				spans = append(spans, p.owns(op.Trace))
-			}
 			if op.Kind == heartbeat.Join {
 				p.arrive(src, op.User, p.page(op.Page))
 			} else {
@@ -775,7 +768,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		}
 	}
 	if fresh {
-		p.owe(owed{from: src, stream: src.stream, acked: src.applied, pages: joined, spans: spans})
+		p.owe(owed{from: src, stream: src.stream, acked: src.applied, pages: joined})
 		return
 	}
 	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the answer was lost
@@ -898,8 +891,6 @@ func (p *partition) owe(o owed) {
 		o.gen--
 	case empty:
 		o.gen = 0
-	default:
-		p.out.traced = append(p.out.traced, o.spans[:min(len(o.spans), maxTraced-len(p.out.traced))]...)
 	}
 	p.out.mu.Unlock()
 	p.owed = append(p.owed, o)
@@ -925,9 +916,6 @@ func (p *partition) settle(due func(owed) bool) {
 			p.node.cfg.Reply.SendReply(o.from.Gateway, &heartbeat.Reply{
 				Partition: p.id, Stream: o.stream, Acked: o.from.acked, Counts: latest(o.pages),
 			})
-		}
-		for _, s := range o.spans {
-			s.End()
 		}
 	}
 	clear(p.owed[len(rest):])

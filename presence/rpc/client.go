@@ -20,7 +20,6 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/seal"
-	"headcount/tracing"
 )
 
 // ClientConfig tunes a Client. A zero field takes its default.
@@ -100,9 +99,8 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // PushUpdates sends updates to the process at addr. It splits many updates into
 // several requests; when a request fails, the earlier ones have arrived. It leaves
-// out invalid updates, and returns an error about them after it sent all others. When the
-// gateway there traces a join that waits for one of the updates, it names the span.
-func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (traced *tracing.Parent, wrong error) {
+// out invalid updates, and returns an error about them after it sent all others.
+func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (wrong error) {
 	for len(updates) > 0 {
 		body, rest, err := batch(updates)
 		if err != nil {
@@ -112,13 +110,11 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 		if len(body) == len(updatesHead)+len(updatesTail) {
 			continue
 		}
-		answer, err := c.ask(ctx, addr, updatesPath, body, http.StatusNoContent)
-		if err != nil {
-			return traced, fmt.Errorf("rpc: push updates to %s: %w", addr, err)
+		if _, err := c.ask(ctx, addr, updatesPath, body, http.StatusNoContent); err != nil {
+			return fmt.Errorf("rpc: push updates to %s: %w", addr, err)
 		}
-		traced = cmp.Or(traced, answer.traced)
 	}
-	return traced, wrong
+	return wrong
 }
 
 // Hold has the presence node at addr take, renew or end the user's hold on the
@@ -139,16 +135,10 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 	return nil
 }
 
-// answer is what another process said.
-type answer struct {
-	body   []byte
-	traced *tracing.Parent
-}
-
 // ask makes a request, and repeats it once when its connection broke: the other
 // side may just have closed a connection that was kept alive. All requests are safe
 // to repeat. The status of the answer must be ok.
-func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) (answer, error) {
+func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
 	said, err := c.try(within, addr, path, body, ok)
@@ -176,11 +166,11 @@ func dropped(err error) bool {
 	return err != nil && !errors.As(err, &answer) && !(errors.As(err, &op) && op.Op == "dial")
 }
 
-func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) (answer, error) {
+func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	u := url.URL{Scheme: "http", Host: addr, Path: path}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u.String(), bytes.NewReader(body))
 	if err != nil {
-		return answer{}, err
+		return nil, err
 	}
 	// Every attempt has a number of its own, so the transport must not repeat it.
 	req.GetBody = nil
@@ -190,21 +180,21 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 		if e := (*url.Error)(nil); errors.As(err, &e) {
 			err = e.Err // callers add the method and the address themselves
 		}
-		return answer{}, err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	said, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
 	switch {
 	case err != nil && resp.StatusCode != http.StatusNoContent:
-		return answer{}, err
+		return nil, err
 	case resp.StatusCode == ok:
-		return answer{said, tracing.ParseParent(resp.Header.Get(tracing.Header))}, nil
+		return said, nil
 	}
 	var p problem
 	if json.Unmarshal(said, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}
-	return answer{}, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
+	return nil, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
 }
 
 func (c *Client) sign(req *http.Request, body []byte) {

@@ -93,7 +93,7 @@ func (c *Client) Report(ctx context.Context, addr string) (presence.Report, erro
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}
-	r, err := parseReport(said.body)
+	r, err := parseReport(said)
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}

@@ -21,10 +21,6 @@
 // ", mac". life is a random number of this life of the client, and number counts
 // its requests: the server takes each number once, within the time window. Answers
 // are not signed. Without secrets key and mac are zeros.
-//
-// The answer to /updates has a Traceparent header (W3C Trace Context) when the gateway traces a
-// join that waits for one of the updates: the dispatcher's spans go below that one. Who does not
-// know the header goes by it.
 package rpc
 
 import (

@@ -25,7 +25,6 @@ import (
 	"headcount/presence"
 	"headcount/presence/rpc"
 	"headcount/presence/seal"
-	"headcount/tracing"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -107,12 +106,9 @@ func TestUpdatesComeBack(t *testing.T) {
 			got = append(got, updates...)
 		})})
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Transport: &direct{handler: h}})
-		traced, err := c.PushUpdates(t.Context(), server, want)
+		err := c.PushUpdates(t.Context(), server, want)
 		if err != nil {
 			t.Fatal(err)
-		}
-		if len(got) > 0 && (traced == nil || *traced != *tracedJoin) {
-			t.Fatalf("the join that waits is %v, want %v", traced, tracedJoin)
 		}
 		if len(got)+len(want) > 0 && !reflect.DeepEqual(got, want) {
 			t.Fatalf("sent\n%+v\ngot\n%+v", want, got)
@@ -129,7 +125,7 @@ func TestManyUpdatesTakeSeveralRequests(t *testing.T) {
 		updates[i] = presence.Count{Page: strings.Repeat("日", 127) + strconv.Itoa(i%10), Users: int64(i)}.Update()
 	}
 	updates[77].Key = "\x00"
-	if _, err := c.PushUpdates(t.Context(), server, updates); !errors.Is(err, presence.ErrTopic) {
+	if err := c.PushUpdates(t.Context(), server, updates); !errors.Is(err, presence.ErrTopic) {
 		t.Errorf("got %v, want what is wrong with one of them", err)
 	}
 	if got != len(updates)-1 || requests < 4 || requests > 6 {
@@ -454,7 +450,7 @@ func TestOverConnections(t *testing.T) {
 		c := newClient(t, rpc.ClientConfig{Keys: secret, Dial: n.Dial, Timeout: 3 * time.Second})
 		updates := []presence.Update{presence.Count{Page: "p", Users: 1}.Update()}
 		for range 10 {
-			if _, err := c.PushUpdates(t.Context(), server, updates); err != nil {
+			if err := c.PushUpdates(t.Context(), server, updates); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -464,7 +460,7 @@ func TestOverConnections(t *testing.T) {
 		for _, cn := range n.open { // a kept connection breaks, and nobody notices
 			cn.Close()
 		}
-		if _, err := c.PushUpdates(t.Context(), server, updates); err != nil {
+		if err := c.PushUpdates(t.Context(), server, updates); err != nil {
 			t.Error(err)
 		}
 		slow = true
@@ -505,7 +501,7 @@ func TestOverTCP(t *testing.T) {
 	for range 20 {
 		wg.Go(func() {
 			for range 10 {
-				if _, err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), []presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
+				if err := c.PushUpdates(t.Context(), srv.Listener.Addr().String(), []presence.Update{presence.Count{Page: "p"}.Update()}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -601,9 +597,6 @@ func FuzzAuthorization(f *testing.F) {
 	})
 }
 
-// tracedJoin waits for every update.
-var tracedJoin = tracing.ReadParent([]byte("the trace, 16 b.the span"))
-
 // These functions serve as rpc.Updates, rpc.Holds and rpc.Reports.
 type (
 	onUpdates func(from string, updates []presence.Update)
@@ -611,9 +604,8 @@ type (
 	onReport  func() presence.Report
 )
 
-func (f onUpdates) ReceiveUpdates(from string, updates []presence.Update) *tracing.Parent {
+func (f onUpdates) ReceiveUpdates(from string, updates []presence.Update) {
 	f(from, updates)
-	return tracedJoin
 }
 
 func (f onHold) ReceiveHold(ctx context.Context, user presence.User, page string, on bool) error {

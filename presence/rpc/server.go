@@ -17,17 +17,15 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/seal"
-	"headcount/tracing"
 )
 
 // replayWidth is how many later requests of one client may overtake a request. It
 // is far more than a client has under way.
 const replayWidth = 1 << 14
 
-// Updates takes updates for the gateway of this process, and names the span of a traced join
-// that waits for one of them.
+// Updates takes updates for the gateway of this process.
 type Updates interface {
-	ReceiveUpdates(from string, updates []presence.Update) *tracing.Parent
+	ReceiveUpdates(from string, updates []presence.Update)
 }
 
 // Holds takes or ends holds for the node of this process.
@@ -121,7 +119,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err == nil {
-		err = h.call(r.Context(), w.Header(), path, from, body)
+		err = h.call(r.Context(), path, from, body)
 	}
 	status, code := h.statusOf(err)
 	h.requests.WithLabelValues(path, code).Inc()
@@ -183,15 +181,13 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (from string, bod
 	return from, body, nil
 }
 
-func (h *Handler) call(ctx context.Context, answer http.Header, path, from string, body []byte) error {
+func (h *Handler) call(ctx context.Context, path, from string, body []byte) error {
 	if path == updatesPath {
 		updates, err := parseUpdates(body)
 		if err != nil {
 			return fmt.Errorf("%w: %v", ErrMalformed, err)
 		}
-		if traced := h.cfg.Updates.ReceiveUpdates(from, updates); traced != nil {
-			answer.Set(tracing.Header, traced.String())
-		}
+		h.cfg.Updates.ReceiveUpdates(from, updates)
 		return nil
 	}
 	user, page, on, err := parseHold(body)

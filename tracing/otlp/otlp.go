@@ -36,7 +36,6 @@ const (
 type Config struct {
 	URL     string // of the collector; without a path it is /v1/traces
 	Every   int    // of so many requests one is traced
-	Always  string // spans of this name, if they have none above, are always traced
 	Version string // of the program
 	Log     zerolog.Logger
 }
@@ -63,7 +62,7 @@ func New(cfg Config) *Provider {
 	from := resource.NewSchemaless(attribute.String("service.name", "headcount"), attribute.String("service.version", cfg.Version))
 	return &Provider{sdk.NewTracerProvider(
 		sdk.WithResource(from),
-		sdk.WithSampler(sdk.ParentBased(sampler{cfg.Always, sdk.TraceIDRatioBased(1 / float64(max(cfg.Every, 1)))})),
+		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(1/float64(max(cfg.Every, 1))))),
 		sdk.WithBatcher(&exporter{url: target, log: cfg.Log, client: &http.Client{Timeout: patience}}, sdk.WithMaxQueueSize(maxWaiting), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(gather)),
 	)}
 }
@@ -76,20 +75,6 @@ func (p *Provider) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return p.sdk.Shutdown(ctx)
-}
-
-// sampler always takes the spans of one name.
-type sampler struct {
-	always string
-	sdk.Sampler
-}
-
-// ShouldSample implements sdk.Sampler.
-func (s sampler) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
-	if p.Name == s.always {
-		return sdk.AlwaysSample().ShouldSample(p)
-	}
-	return s.Sampler.ShouldSample(p)
 }
 
 // exporter is an sdk.SpanExporter. The SDK calls it from one goroutine.
