@@ -73,7 +73,7 @@ local function load()
         local s = states[some[i]]
         s.was = found
         s.value, s.sequence, s.entries, s.slots, s.mark = '0', 0, 0, '', ''
-        if found == false then
+        if found == false or string.sub(found, 1, 1) == '?' then -- or an older release has to add its row
           s.cold = call.front
         elseif found == 'pg' then
           s.behind = true

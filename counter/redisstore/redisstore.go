@@ -147,6 +147,9 @@ const (
 // ErrFront says that PostgreSQL stands behind the counters of a Redis that is to be used without it.
 var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQL; give its --postgres, too")
 
+// ErrLoose says that an older release has left counters that it changed without their rows.
+var ErrLoose = errors.New("a release before this one has changed counters while PostgreSQL was away, and not put them together yet; start that release once more, with PostgreSQL")
+
 // ErrFormat says that the counters in this Redis are of another format.
 var ErrFormat = errors.New("the counters in this Redis are of another format")
 
@@ -209,20 +212,22 @@ var _ counter.Store = (*Store)(nil)
 
 // accept is what redisconn.Config.Accept asks for.
 func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
-	err := accept(ctx, c)
-	if err != nil || s.cfg.Behind != nil {
+	if err := accept(ctx, c); err != nil {
 		return err
 	}
 	pipe := c.Pipeline()
-	marks := make([]*redis.BoolCmd, Buckets)
+	front, loose := make([]*redis.BoolCmd, Buckets), make([]*redis.StringCmd, Buckets)
 	for b := range Buckets {
-		marks[b] = pipe.HExists(ctx, stateKey(b), "generation")
+		front[b], loose[b] = pipe.HExists(ctx, stateKey(b), "generation"), pipe.HGet(ctx, stateKey(b), "loose")
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return err
 	}
-	if slices.ContainsFunc(marks, func(m *redis.BoolCmd) bool { return m.Val() }) {
+	switch {
+	case s.cfg.Behind == nil && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }):
 		return ErrFront
+	case slices.ContainsFunc(loose, func(n *redis.StringCmd) bool { return n.Val() != "" && n.Val() != "0" }):
+		return ErrLoose
 	}
 	return nil
 }

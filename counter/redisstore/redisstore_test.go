@@ -10,6 +10,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/redisstore"
 	"headcount/counter/storetest"
+	"headcount/internal/testkit"
 	"headcount/presence/redistest"
 	"headcount/servertest"
 )
@@ -99,6 +100,20 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 	if _, err := s.Positions(t.Context(), "us", []int{0}); !errors.Is(err, redisstore.ErrFormat) {
 		t.Errorf("another region is told of a format that it has no more: %v", err)
 	}
+}
+
+// What an older release left undone is refused, with a line that says what to do.
+func TestWhatAnOlderReleaseLeftIsRefused(t *testing.T) {
+	server := redistest.Start(t)
+	server.Do(t, "HSET", "hc:{n5}:s", "loose", "0")
+	server.Do(t, "HSET", "hc:{n6}:s", "loose", "1")
+	s := open(t, server.URL(), "")
+	testkit.Eventually(t, "the store says what to do", func() bool {
+		_, err := s.Leases(t.Context())
+		return errors.Is(err, redisstore.ErrLoose)
+	})
+	server.Do(t, "HDEL", "hc:{n6}:s", "loose")
+	storetest.AwaitServed(t, s)
 }
 
 // The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
