@@ -39,7 +39,7 @@ type Config struct {
 	Redirect  string   `name:"http-redirect" type:"text" placeholder:"ADDR" group:"addresses" help:"With TLS of its own: an address, such as :80, that sends visitors to https. The authority of --domain may ask there for its proof, too. The default is none."`
 	Domains   []string `name:"domain" type:"list" placeholder:"NAME,..." group:"addresses" help:"Names of this server. It gets its certificates itself, by ACME: port 443 of these names must lead to --listen."`
 	ACMEURL   string   `name:"acme-url" type:"text" placeholder:"URL" default:"https://acme-v02.api.letsencrypt.org/directory" group:"addresses" help:"The directory of the authority that gives the certificates of --domain. Its terms are accepted."`
-	ACMEEmail string   `name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"Where that authority may write to."`
+	ACMEEmail string   `hidden:"" name:"acme-email" type:"text" placeholder:"ADDR" group:"addresses" help:"Where that authority may write to."`
 	ACMEDir   string   `name:"acme-dir" type:"text" placeholder:"DIR" group:"addresses" help:"The directory for the certificates of --domain and their keys. The default is acme in --data-dir. Several processes may share one."`
 
 	BasePath string `name:"base-path" type:"text" placeholder:"PATH" group:"addresses" help:"The path below which everything is served, such as /live, for a proxy that shares its host with others and passes paths on as they are."`
@@ -47,7 +47,7 @@ type Config struct {
 	Redis            string        `type:"text" placeholder:"URL" group:"cluster" help:"The URL of Redis. A repeated ?addr= means Cluster, ?master_name= means Sentinel. Without --redis one process does everything, over an embedded store."`
 	Region           string        `type:"text" placeholder:"NAME" default:"local" group:"cluster" help:"The name of this region."`
 	Peers            []string      `name:"peer" type:"each" placeholder:"NAME=URL" group:"cluster" help:"Another region and the URL of its Redis. Repeatable. Every process of a region needs the same --peer flags."`
-	RegionStaleAfter time.Duration `type:"span-or-0" placeholder:"TIME" default:"5m" group:"cluster" help:"How long a region may be silent before totals leave it out. 0 means that they never do."`
+	RegionStaleAfter time.Duration `hidden:"" type:"span-or-0" placeholder:"TIME" default:"5m" group:"cluster" help:"How long a region may be silent before totals leave it out. 0 means that they never do."`
 
 	ClusterSecrets []string `name:"cluster-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs what processes send each other. Repeatable: the first one signs, all of them verify. Required with --redis unless the cluster addresses are loopback."`
 	IDSecrets      []string `name:"id-secret" type:"each" placeholder:"SECRET" group:"identity" help:"Signs anonymous ids, and seals the key of the user hashes. Repeatable: the first one signs, all of them verify. To rotate, add the new one in front."`
@@ -56,19 +56,19 @@ type Config struct {
 	Counters        string        `type:"text" placeholder:"FILE" group:"counters" help:"A file with a JSON object of rules, which say what counters there are: {\"rules\":[...]}. Without it the built-in rules hold: views, votes, likes, visitors and stock."`
 	Postgres        string        `type:"text" placeholder:"URL" group:"counters" help:"The URL of PostgreSQL, which keeps counters. Without it they are in --redis, in --data-dir, or in memory."`
 	PersistInterval time.Duration `type:"days" placeholder:"TIME" default:"1s" group:"counters" help:"With --redis and --postgres: how long a change may be in Redis alone."`
-	ColdAfter       time.Duration `type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody touched for this long leaves Redis. At least --persist-interval."`
-	HotRate         int           `type:"number" placeholder:"N" default:"1000" group:"counters" help:"With --redis: how many writes per second of one sum, by all processes together, spread it over 16 parts. 0 means the default."`
+	ColdAfter       time.Duration `hidden:"" type:"days" placeholder:"TIME" default:"24h" group:"counters" help:"With --redis and --postgres: a counter that nobody touched for this long leaves Redis. At least --persist-interval."`
+	HotRate         int           `hidden:"" type:"number" placeholder:"N" default:"1000" group:"counters" help:"With --redis: how many writes per second of one sum, by all processes together, spread it over 16 parts. 0 means the default."`
 
 	PageStats *time.Duration `type:"days-or-0" placeholder:"TIME" group:"counters" help:"How long the greatest count, the arrivals and the visitors of each minute of a page are kept, for /{page}/stats. From 1m to 31d; 0: they are not kept. The default is 24h, and 0 with --redis."`
 
-	HeartbeatInterval time.Duration `type:"span" placeholder:"TIME" default:"2s" group:"times" help:"The time between two heartbeats from a gateway to the presence nodes."`
+	HeartbeatInterval time.Duration `hidden:"" type:"span" placeholder:"TIME" default:"2s" group:"times" help:"The time between two heartbeats from a gateway to the presence nodes."`
 	PresenceTimeout   time.Duration `type:"span" placeholder:"TIME" default:"7s" group:"times" help:"A user is gone after this long without a heartbeat. At least 3 heartbeats."`
 	LeaveGrace        time.Duration `type:"span-or-0" placeholder:"TIME" default:"2s" group:"times" help:"A user stays counted for this long after a connection ended without a leave. Shorter than --presence-timeout; 0 is allowed."`
 	UpdateInterval    time.Duration `type:"span" placeholder:"TIME" default:"250ms" group:"times" help:"The least time between two counts of one page to one subscriber. At least 10ms."`
-	DeliveryBudget    int           `type:"number" placeholder:"N" group:"limits" help:"How many counts a gateway delivers per second before it updates its largest pages less often. 0 means a number that fits the cores."`
+	DeliveryBudget    int           `hidden:"" type:"number" placeholder:"N" group:"limits" help:"How many counts a gateway delivers per second before it updates its largest pages less often. 0 means a number that fits the cores."`
 	PingInterval      time.Duration `type:"span" placeholder:"TIME" default:"15s" group:"times" help:"The time between two pings of a WebSocket, or two comments of an event stream."`
-	PongTimeout       time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"times" help:"How long a client may take to answer a ping."`
-	WriteTimeout      time.Duration `type:"span" placeholder:"TIME" default:"5s" group:"times" help:"How long one write to a client may take."`
+	PongTimeout       time.Duration `hidden:"" type:"span" placeholder:"TIME" default:"5s" group:"times" help:"How long a client may take to answer a ping."`
+	WriteTimeout      time.Duration `hidden:"" type:"span" placeholder:"TIME" default:"5s" group:"times" help:"How long one write to a client may take."`
 	MaxConnections    int           `type:"number" placeholder:"N" group:"limits" help:"How many connections a gateway accepts; further clients get 503. 0 means a number that fits the memory and the open files."`
 	MaxPerAddress     int           `name:"max-connections-per-address" type:"number" placeholder:"N" default:"0" group:"limits" help:"How many connections one address may have, of IPv6 one /64; further clients of it get 503. Clients of --trusted-proxies count by their own address. 0 means any number, since many people share an address."`
 
@@ -88,8 +88,8 @@ type Config struct {
 	ShutdownTimeout time.Duration `type:"span" placeholder:"TIME" default:"30s" group:"times" help:"How long the server may take to send its clients away before it ends."`
 	LogLevel        string        `type:"text" placeholder:"LEVEL" default:"info" group:"log" help:"trace, debug, info, warn or error."`
 	OTLP            string        `name:"otlp" type:"text" placeholder:"URL" group:"log" help:"The collector that takes traces, over OTLP/HTTP with JSON, such as http://127.0.0.1:4318. Without it nothing is traced."`
-	TraceEvery      int           `type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced. 0 means every request."`
-	LogFormat       string        `type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
+	TraceEvery      int           `hidden:"" type:"number" placeholder:"N" default:"100" group:"log" help:"With --otlp: of so many requests one is traced. 0 means every request."`
+	LogFormat       string        `hidden:"" type:"text" placeholder:"FORMAT" group:"log" help:"console or json. The default is console on a terminal, else json."`
 
 	Rules    *counter.Rules  `flag:"-"` // of Counters, for all sites; Validate reads them
 	AllSites *identity.Sites `flag:"-"` // of Sites; nil: the default one alone. Validate reads them

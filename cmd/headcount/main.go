@@ -39,7 +39,7 @@ var version string
 
 // commands is the command line, see package flags.
 type commands struct {
-	Serve       serveCommand       `cmd:"" default:"" help:"Run the server (the default)."`
+	Serve       serveCommand       `cmd:"" default:"" help:"Run the server (the default). Settings that seldom need a change are in deploy/README.md."`
 	Check       checkCommand       `cmd:"" help:"Try everything that a server with these settings needs, and say what is wrong."`
 	Top         top.Command        `cmd:"" help:"Show the dashboard in this terminal."`
 	Simulate    simulate.Command   `cmd:"" help:"Send a simulated crowd to a server and check every count."`

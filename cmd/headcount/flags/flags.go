@@ -9,6 +9,7 @@
 //	group:"limits"      the part of the help that has it
 //	help:"…"            says what it is for
 //	embed:""            of a struct: its fields are flags, too, as those of an embedded struct are
+//	hidden:""           the help does not show it
 //	flag:"-"            the field is no flag
 //
 // Of commands: cmd:"", help, hidden:"", and default:"" for the one that is meant where none is named.
@@ -70,7 +71,7 @@ type Flag struct {
 	help, group, placeholder, otherwise string
 	read                                Reader
 	target                              reflect.Value
-	given                               bool
+	given, hidden                       bool
 }
 
 // Add adds the commands of a struct, which Parse fills in. A mistake in its tags is a panic.
@@ -103,6 +104,7 @@ func (s *Set) fields(c *Command, of reflect.Value) {
 			Name: field.Tag.Get("name"), Type: field.Tag.Get("type"), Bool: field.Type.Kind() == reflect.Bool, target: of.Field(i),
 			help: field.Tag.Get("help"), group: field.Tag.Get("group"), placeholder: field.Tag.Get("placeholder"), otherwise: field.Tag.Get("default"),
 		}
+		_, f.hidden = field.Tag.Lookup("hidden")
 		if f.Name == "" {
 			f.Name = dashed(field.Name)
 		}

@@ -46,7 +46,7 @@ func (s *Set) help(c *Command) {
 // list is a line for each flag of a group: what to write, and what it is for.
 func (c *Command) list(group, indent string) (rows [][2]string) {
 	for _, f := range c.Flags {
-		if f.group != group {
+		if f.group != group || f.hidden {
 			continue
 		}
 		left, text := indent+"--"+f.Name, f.help
