@@ -27,6 +27,9 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		left:    counter("headcount_webhook_left_out_total", "Changes of pages or counters that were not looked at, because too many changed at once; the next change of each is.", "kind"),
 		waiting: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headcount_webhook_waiting", Help: "Events in the outboxes that this process sends, by host."}, []string{"host"}),
 	}
+	for _, why := range []string{dropFull, dropOld, dropRefused} {
+		m.dropped.WithLabelValues(why) // from 0 on: of a series that begins with 1 Prometheus sees no increase
+	}
 	if reg != nil {
 		reg.MustRegister(m.events, m.sent, m.failed, m.dropped, m.left, m.waiting)
 	}
