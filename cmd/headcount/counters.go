@@ -61,12 +61,14 @@ func (c *counters) Up() bool { return c.up.Load() }
 
 // behind is PostgreSQL behind Redis or beside it.
 type behind struct {
+	up       atomic.Bool
 	answered atomic.Bool       // once is enough
 	store    *persistent.Store // nil: PostgreSQL is beside Redis
 }
 
 // StoreState implements counter.States.
 func (b *behind) StoreState(up bool) {
+	b.up.Store(up)
 	if up {
 		b.answered.Store(true)
 	}

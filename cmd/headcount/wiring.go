@@ -163,8 +163,36 @@ func newSystem(ctx context.Context, cfg Config, log zerolog.Logger) (_ *system, 
 		}
 		return 1
 	}))
+	s.watchStores()
 	s.member.Join(s.parts)
 	return s, nil
+}
+
+// watchStores registers for each store of this process whether it can be used now.
+func (s *system) watchStores() {
+	up := map[string]func() bool{}
+	if s.embedded != nil && s.cfg.DataDir != "" {
+		up["data-dir"] = func() bool { return s.embedded.Writable() == nil }
+	}
+	if s.cfg.Redis != "" {
+		up["redis"] = func() bool { return s.cause() == nil && (s.counters == nil || s.counters.Up()) }
+	}
+	if s.cfg.Postgres != "" && s.counters != nil {
+		up["postgres"] = s.counters.Up
+		if s.counters.behind != nil {
+			up["postgres"] = s.counters.behind.up.Load
+		}
+	}
+	for store, up := range up {
+		s.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "headcount_store_up", Help: "1: the process can use this store of its settings, 0: it cannot.", ConstLabels: prometheus.Labels{"store": store},
+		}, func() float64 {
+			if up() {
+				return 1
+			}
+			return 0
+		}))
+	}
 }
 
 // openEmbedded opens a store of this process's own, in memory or with a data
