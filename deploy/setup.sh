@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
 # PostgreSQL, nginx, chromium, node with npm, a C compiler (for the race detector), on
-# Linux the other proxies of deploy/proxy. Silent and quick when all is there. Go itself
-# is not installed: distributions lag behind.
+# Linux the other proxies of deploy/proxy, and Prometheus. Silent and quick when all is
+# there. Go itself is not installed: distributions lag behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
@@ -44,6 +44,7 @@ missing() {
 	has caddy || printf 'caddy '
 	has apache2 || has httpd || printf 'apache '
 	has openssl || printf 'openssl '
+	has prometheus && has promtool || printf 'prometheus '
 }
 
 check_go() {
@@ -76,6 +77,7 @@ packages() {
 		apk/cc) echo gcc musl-dev ;;
 		apt-get/apache) echo apache2 ;;
 		dnf/apache) echo httpd mod_ssl ;;
+		dnf/prometheus) echo golang-github-prometheus ;;
 		apk/apache) echo apache2 apache2-proxy apache2-ssl ;;
 		brew/cc) ;; # comes with the command line tools, as brew does
 		*) echo "$name" ;;
@@ -156,7 +158,7 @@ main() {
 		if [ $manager != brew ]; then
 			case " $lacks" in *' redis '*) no_service redis-server redis ;; esac
 			case " $lacks" in *' postgres '*) no_service postgresql ;; esac
-			for service in nginx haproxy caddy; do
+			for service in nginx haproxy caddy prometheus; do
 				case " $lacks" in *" $service "*) no_service $service ;; esac
 			done
 			case " $lacks" in *' apache '*) no_service apache2 httpd ;; esac

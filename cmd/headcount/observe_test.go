@@ -122,7 +122,7 @@ var (
 	inBrackets  = regexp.MustCompile(`^\s*\(([^()]*)\)`)
 	groupings   = []string{"by", "without", "on", "ignoring", "group_left", "group_right"}
 	operators   = []string{"and", "or", "unless", "bool", "offset"}
-	knownToProm = []string{"sum", "max", "min", "avg", "count", "rate", "increase", "histogram_quantile", "absent", "label_values"}
+	knownToProm = []string{"sum", "max", "min", "avg", "count", "rate", "increase", "histogram_quantile", "group", "last_over_time", "absent_over_time", "label_values"}
 )
 
 func parseQuery(expr string) (q query) {
@@ -243,6 +243,7 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	defer receiver.Close()
 	r := run(t, withKey, "--redis", redis.URL(), "--postgres", postgres.Database(t), "--cluster-listen", servertest.FreeAddr(),
 		"--webhook", "page:p="+receiver.URL, "--webhook", "page:p="+receiver.URL+"/refuses", "--webhook-secret", "whsec_"+base64.StdEncoding.EncodeToString(make([]byte, 32)))
+	begun := parseSeries(fetch(t, "GET", "http://"+r.admin+"/metrics", ""))
 	region := run(t, append(certificateFor(t, time.Now(), time.Now().Add(time.Hour), "counter.example.com"),
 		withKey, "--region", "eu", "--redis", peer.URL(), "--peer", "us="+redistest.Start(t).URL(), "--cluster-listen", servertest.FreeAddr())...)
 	fetch(t, "GET", "http://"+r.public+"/p/counter", "")
@@ -319,8 +320,8 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	}
 	var alerts struct {
 		Groups []struct {
-			Name  string
-			Rules []struct {
+			Name, Interval string
+			Rules          []struct {
 				Alert, Expr, For    string
 				Labels, Annotations map[string]string
 			}
@@ -336,6 +337,11 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 			for _, wrong := range all.faults(rule.Expr, shownLabels(rule.Annotations["summary"]+rule.Annotations["mend"])...) {
 				t.Errorf("alert %s: %s\n\t%s", rule.Alert, wrong, rule.Expr)
 			}
+			for _, metric := range parseQuery(rule.Expr).metrics {
+				if rule.For == "" && len(begun[metric]) == 0 { // the first event is to be seen
+					t.Errorf("alert %s: %s does not begin with 0", rule.Alert, metric)
+				}
+			}
 			if rule.Annotations["summary"] == "" || rule.Annotations["mend"] == "" || rule.Labels["severity"] == "" {
 				t.Errorf("alert %s does not say what is wrong, what to do, and how bad it is", rule.Alert)
 			}
@@ -344,7 +350,7 @@ func TestDashboardAndAlertsNameWhatExists(t *testing.T) {
 	if panels < 40 || rules < 20 {
 		t.Errorf("%d expressions of panels and %d alerts were read", panels, rules)
 	}
-	if all := fmt.Sprintf("headcount_partitions_owned) < %d\n", presence.DefaultPartitions); !strings.Contains(string(text), all) {
+	if all := fmt.Sprintf("job) headcount_ready) < %d\n", presence.DefaultPartitions); !strings.Contains(string(text), all) {
 		t.Error("the alert for partitions does not know how many there are")
 	}
 }
