@@ -58,10 +58,10 @@ var layers = []layer{
 	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "outage", "presence", "tracing"}},
 	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
 	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
-	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                               // what regions share of a counter, as arithmetic
-	{"counter/regions", []string{"counter", "counter/redisstore"}},                                                               // links between regions
-	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                   // spreads hot sums
-	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore"}}, // the one in front of the other
+	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                            // what regions share of a counter, as arithmetic
+	{"counter/regions", []string{"counter", "counter/redisstore"}},                                                                            // links between regions
+	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                                // spreads hot sums
+	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore", "redisconn"}}, // the one in front of the other
 	{"scripts", nil},
 	{"outage", nil}, // what the log says of something that is away
 	{"redisconn", []string{"outage", "scripts", "tracing"}}, // a connection to Redis: what stores there are built on

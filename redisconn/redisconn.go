@@ -81,6 +81,7 @@ type Config struct {
 	Dial       time.Duration
 	OnBytes    Traffic               // optional
 	OnRun      Runs                  // optional
+	Marks      *Marks                // of the process, when Redis is to be watched for losses; optional
 	Registerer prometheus.Registerer // of the connection's metrics; nil: none
 	Metrics    string                // what their names begin with; default headcount_redis
 	Log        zerolog.Logger
@@ -117,7 +118,10 @@ type Client struct {
 	Publish string               // PUBLISH or SPUBLISH
 }
 
-type script struct{ text, sha string }
+type script struct {
+	text, sha string
+	marked    bool
+}
 
 // Open returns a connection to the Redis of that URL. It fails when settings
 // cannot work, not when Redis does not answer: then calls fail with
@@ -137,8 +141,11 @@ func Open(cfg Config) (*Conn, error) {
 		return nil, err
 	}
 	for _, name := range cfg.Scripts {
-		text := name.Source()
-		s.scripts[name] = script{text, redis.NewScript(text).Hash()}
+		text, marked := name.Source(), cfg.Marks != nil && slices.Contains(scripts.Marked, name)
+		if marked {
+			text = scripts.Mark() + text
+		}
+		s.scripts[name] = script{text, redis.NewScript(text).Hash(), marked}
 	}
 	s.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		Name:          "redis",
@@ -440,25 +447,41 @@ func (s *Conn) Run(ctx context.Context, calls []*Call) error {
 // scriptCmd runs a script. go-redis sends it once: its Cluster client repeats a whole
 // pipeline after a lost connection, whatever MaxRetries says, and most scripts
 // would count twice. Only MOVED and ASK, which say that nothing ran, it follows.
-type scriptCmd struct{ *redis.Cmd }
+type scriptCmd struct {
+	*redis.Cmd
+	mark, number string // of a script that is marked
+}
 
 // NoRetry is what go-redis asks.
 func (scriptCmd) NoRetry() bool { return true }
 
 // command is one run of cl, by name or with the script's text.
-func (s *Conn) command(ctx context.Context, cl *Call, withText bool) scriptCmd {
+func (s *Conn) command(ctx context.Context, c *Client, cl *Call, withText bool) (cmd scriptCmd) {
 	sc := s.scripts[cl.Script]
-	args := make([]any, 0, 3+len(cl.Keys)+len(cl.Args))
+	args := make([]any, 0, 6+len(cl.Keys)+len(cl.Args))
 	if withText {
 		args = append(args, "eval", sc.text)
 	} else {
 		args = append(args, "evalsha", sc.sha)
 	}
+	keys := len(args)
 	args = append(args, len(cl.Keys))
 	for _, key := range cl.Keys {
 		args = append(args, key)
 	}
-	return scriptCmd{redis.NewCmd(ctx, append(args, cl.Args...)...)}
+	if sc.marked {
+		cmd.mark = s.cfg.Marks.key(c, cl.Keys)
+		args[keys] = len(cl.Keys) + 1
+		args = append(args, cmd.mark)
+	}
+	args = append(args, cl.Args...)
+	if sc.marked {
+		var acknowledged string
+		cmd.number, acknowledged = s.cfg.Marks.next(cmd.mark)
+		args = append(args, cmd.number, acknowledged)
+	}
+	cmd.Cmd = redis.NewCmd(ctx, args...)
+	return cmd
 }
 
 // moving reports whether a command did not run because its slot is on the way from one
@@ -475,7 +498,7 @@ func (s *Conn) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 		cmds := make([]scriptCmd, len(calls))
 		pipe := c.Pipeline()
 		for i, cl := range calls {
-			cmds[i] = s.command(ctx, cl, unknown == 2)
+			cmds[i] = s.command(ctx, c, cl, unknown == 2)
 			_ = pipe.Process(ctx, cmds[i])
 			s.Metrics.runs[cl.Script].Inc()
 		}
@@ -494,6 +517,9 @@ func (s *Conn) pipeline(ctx context.Context, c *Client, calls []*Call) error {
 			switch {
 			case e == nil:
 				cl.Reply, cl.Err, served = v, nil, true
+				if cmds[i].number != "" {
+					s.cfg.Marks.acknowledged(cmds[i].mark, cmds[i].number)
+				}
 				continue
 			case unknown < 2 && redis.HasErrorPrefix(e, "NOSCRIPT"):
 				again, load = append(again, cl), true

@@ -80,6 +80,10 @@ var Presence = []Name{
 	Change, Claim, Counts, Detach, Fence, Hello, Leave, Load, Log, Members, Merge, Minutes, Own, Peers, Read, Relog, Remember, Renew, Resize, Save, Sweep, Values,
 }
 
+// Marked are the scripts that carry out what users are told of, and the one that each process runs all the
+// time: where there is a mark, see mark.lua, Mark comes before them.
+var Marked = []Name{Change, CounterApply, CounterPart, Renew, Save}
+
 //go:embed *.lua
 var files embed.FS
 
@@ -98,6 +102,9 @@ func (n Name) Source() string {
 	}
 	return text.String()
 }
+
+// Mark is what comes before a script that is marked.
+func Mark() string { return read("mark.lua") }
 
 // read panics when there is no such file: the names are constants of the program.
 func read(name string) string {

@@ -16,7 +16,7 @@ func TestEveryFileIsAScriptOrIncluded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	included := map[string]bool{}
+	included := map[string]bool{"mark.lua": true}
 	for _, name := range slices.Concat(Presence, Counters, Webhooks) {
 		for _, m := range includes.FindAllStringSubmatch(read(string(name)+".lua"), -1) {
 			included[m[1]] = true

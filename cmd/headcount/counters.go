@@ -115,7 +115,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		var store *persistent.Beside
 		store, err = persistent.OpenBeside(ctx, persistent.BesideConfig{
 			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, Region: s.cfg.Region, Rules: s.cfg.Rules,
-			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
+			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind, Marks: s.redis.Marks(),
 		})
 		if err == nil {
 			local = store.Redis()
@@ -127,7 +127,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		var store *persistent.Store
 		store, err = persistent.Open(ctx, persistent.Config{
 			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, Rules: s.cfg.Rules,
-			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind,
+			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind, Marks: s.redis.Marks(),
 		})
 		if err == nil {
 			c.store, many = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store
@@ -145,7 +145,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
 		var store *redisstore.Store
-		config := redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c}
+		config := redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c, Marks: s.redis.Marks()}
 		if len(s.cfg.Peers) > 0 {
 			config.Region = s.cfg.Region
 		}

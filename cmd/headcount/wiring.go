@@ -69,12 +69,12 @@ type system struct {
 	member   *member.Member
 	parts    member.Parts
 	store    store
-	embedded *memstore.Store // the same as store, if store is the embedded one; otherwise nil
-	where    string          // says in the log where the store is
-	cause    func() error    // why Redis cannot be used; nil over the embedded store
-	network  *network        // nil over the embedded store
-	tracer   trace.Tracer    // nil: nothing is traced
-	closers  []func() error  // called in reverse order; nobody could act on their errors
+	embedded *memstore.Store   // the same as store, if store is the embedded one; otherwise nil
+	where    string            // says in the log where the store is
+	redis    *redisstore.Store // likewise, if it is in Redis
+	network  *network          // nil over the embedded store
+	tracer   trace.Tracer      // nil: nothing is traced
+	closers  []func() error    // called in reverse order; nobody could act on their errors
 
 	hashKey    []byte                 // of user hashes; nil: the cluster has it
 	identities *identity.Identities   // nil without the gateway's role, like the five below
@@ -175,7 +175,7 @@ func (s *system) watchStores() {
 		up["data-dir"] = func() bool { return s.embedded.Writable() == nil }
 	}
 	if s.cfg.Redis != "" {
-		up["redis"] = func() bool { return s.cause() == nil && (s.counters == nil || s.counters.Up()) }
+		up["redis"] = func() bool { return s.redis.Cause() == nil && (s.counters == nil || s.counters.Up()) }
 	}
 	if s.cfg.Postgres != "" && s.counters != nil {
 		up["postgres"] = s.counters.Up
@@ -281,7 +281,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 		return err
 	}
 	s.closers = append(s.closers, opened.Close)
-	s.store, s.where, s.cause = opened, "redis", opened.Cause
+	s.store, s.redis, s.where = opened, opened, "redis"
 	if s.network, err = s.listenForOthers(ctx, keys, self); err != nil {
 		return err
 	}
@@ -471,10 +471,10 @@ func (s *system) openTraces() {
 // ready returns why the process cannot do its roles now, or nil if it can.
 func (s *system) ready() error {
 	err := s.rolesReady()
-	if err == nil || s.cause == nil {
+	if err == nil || s.redis == nil {
 		return err
 	}
-	if why := s.cause(); why != nil {
+	if why := s.redis.Cause(); why != nil {
 		return fmt.Errorf("%w: Redis: %w", err, why)
 	}
 	return err

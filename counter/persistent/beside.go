@@ -14,6 +14,7 @@ import (
 	"headcount/counter"
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
+	"headcount/redisconn"
 )
 
 // BesideConfig tunes a Beside.
@@ -25,8 +26,9 @@ type BesideConfig struct {
 	Dial       time.Duration         // as redisstore.Config has it
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnRedis    counter.States // optional
-	OnPostgres counter.States // optional
+	OnRedis    counter.States   // optional
+	OnPostgres counter.States   // optional
+	Marks      *redisconn.Marks // as redisstore.Config has them
 }
 
 // Beside is a counter.Store of a region with others: exact counters are in PostgreSQL, which all regions share, and all
@@ -52,7 +54,7 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 		return nil, err
 	}
 	redis, err := redisstore.Open(redisstore.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		URL: cfg.Redis, Dial: cfg.Dial, Region: cfg.Region, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
 	})
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())

@@ -19,6 +19,7 @@ import (
 	"headcount/counter/limit"
 	"headcount/counter/pgstore"
 	"headcount/counter/redisstore"
+	"headcount/redisconn"
 )
 
 const (
@@ -41,8 +42,9 @@ type Config struct {
 	ReadOnly   bool
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnRedis    counter.States // optional
-	OnPostgres counter.States // optional
+	OnRedis    counter.States   // optional
+	OnPostgres counter.States   // optional
+	Marks      *redisconn.Marks // as redisstore.Config has them
 }
 
 // Store is a counter.Store. Its methods may be called from any goroutine.
@@ -74,7 +76,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	redis, err := redisstore.Open(redisstore.Config{
-		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis,
+		URL: cfg.Redis, Dial: cfg.Dial, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnRedis, Marks: cfg.Marks,
 		Behind: &redisstore.Behind{Touch: cfg.ColdAfter / 8},
 	})
 	if err != nil {

@@ -182,7 +182,8 @@ type Config struct {
 	Patience   time.Duration
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
-	OnState    counter.States // optional
+	OnState    counter.States   // optional
+	Marks      *redisconn.Marks // of the process in this Redis, which is watched for losses; optional
 	// Behind is what stands behind this store, nil for nothing. With it Redis is a
 	// front: package persistent says of what, and calls the methods of front.go.
 	Behind *Behind
@@ -239,7 +240,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
 	conn, err := redisconn.Open(redisconn.Config{
 		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: s.accept,
-		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState,
+		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState, Marks: cfg.Marks,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: counters: %w", err)

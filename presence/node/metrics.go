@@ -41,7 +41,6 @@ func (n *Node) collectors() []prometheus.Collector {
 		counter("headcount_fenced_writes_total", "Partition changes that the store refused since another node owns the partition.", n.fenced.Load),
 		counter("headcount_heartbeats_missing_total", "Questions to gateways about users whose heartbeats were missing.", n.missing.Load),
 		counter("headcount_sessions_silent_total", "Sessions that ended because no heartbeat came, and no leave.", n.silent.Load),
-		counter("headcount_store_losses_total", "Times the store had lost data and everything was written again.", n.losses.Load),
 		counter("headcount_store_failures_total", "Partition changes that could not be written at once.", n.failures.Load),
 	}
 }

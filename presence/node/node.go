@@ -83,7 +83,6 @@ type Node struct {
 	counts   atomic.Int64 // counts in the store
 	missing  atomic.Int64 // questions to gateways about users without heartbeats
 	silent   atomic.Int64 // sessions that ended without heartbeats
-	losses   atomic.Int64 // losses of data in the store after which everything was written again
 }
 
 // New returns a Node that does nothing until Run. It fails here, at start,
@@ -370,8 +369,7 @@ func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	m.n.losses.Add(1)
-	m.n.cfg.Log.Warn().Int("partitions", len(ids)).Msg("the store has lost data; writing everything again")
+	m.n.cfg.Log.Info().Int("partitions", len(ids)).Msg("the store was restarted, replaced or emptied; writing all of presence again, whatever it kept")
 	for group := range slices.Chunk(ids, claimGroup) {
 		if err := m.reclaimGroup(ctx, group); err != nil {
 			return err

@@ -26,11 +26,18 @@ type known struct {
 const maxRuns = 1000
 
 // Reached implements redisconn.Runs.
-func (k *known) Reached(run string) {
+func (s *Store) Reached(run string) {
+	if s.generations.isNew(run) {
+		s.marks.Restarted()
+	}
+}
+
+// isNew notes a run, and reports whether it had not been reached.
+func (k *known) isNew(run string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, old := k.runs[run]; old {
-		return
+		return false
 	}
 	if k.runs == nil || len(k.runs) == maxRuns {
 		k.runs = map[string]struct{}{}
@@ -38,6 +45,7 @@ func (k *known) Reached(run string) {
 	k.runs[run] = struct{}{}
 	k.reached++
 	k.generation = 0
+	return true
 }
 
 func (k *known) now() (generation, reached uint64) {

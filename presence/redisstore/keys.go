@@ -31,6 +31,7 @@ import (
 //	hc:{b5}:n/0      channel of the bucket, with the number of the database
 //	hc:{c}:facts     hash: what all processes must agree on (renew.lua)
 //	hc:{c}:leases    hash: processes
+//	hc:{c}:mark:ID   string: a process's newest number (mark.lua); on a Cluster also hc:{b5}: and hc:{n5}:
 //	hc:{c}:regions   hash: when other regions were heard (hello.lua)
 const prefix = "hc:"
 

@@ -110,30 +110,22 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 		return nil, err
 	}
 	slices.Sort(parts)
-	tokens := s.tokens(c)
 	for created := false; ; created = true {
-		pipe := c.Pipeline()
-		got := make([]*redis.StringCmd, tokens)
-		for b := range got {
-			got[b] = pipe.Get(ctx, tokenKey(b))
-		}
-		s.conn.Metrics.Commands.Add(float64(tokens))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		tokens, err := s.readTokens(ctx, c)
+		if err != nil {
 			return nil, err
 		}
-		pipe = c.Pipeline()
+		pipe := c.Pipeline()
 		missing := 0
-		for b, g := range got {
-			if errors.Is(g.Err(), redis.Nil) {
+		for b, token := range tokens {
+			if token == "" {
 				pipe.SetNX(ctx, tokenKey(b), rand.Text(), 0)
 				missing++
-			} else if g.Err() != nil {
-				return nil, g.Err()
 			}
 		}
 		if missing == 0 {
-			for _, g := range got {
-				parts = append(parts, "token "+g.Val())
+			for _, token := range tokens {
+				parts = append(parts, "token "+token)
 			}
 			return parts, nil
 		}
@@ -154,6 +146,27 @@ func (s *Store) tokens(c *client) int {
 		return s.cfg.Buckets
 	}
 	return 1
+}
+
+// readTokens reads them. One that is missing is empty: the server has been emptied.
+func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
+	pipe := c.Pipeline()
+	got := make([]*redis.StringCmd, s.tokens(c))
+	for b := range got {
+		got[b] = pipe.Get(ctx, tokenKey(b))
+	}
+	s.conn.Metrics.Commands.Add(float64(len(got)))
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, err
+	}
+	tokens := make([]string, len(got))
+	for b, g := range got {
+		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
+			return nil, g.Err()
+		}
+		tokens[b] = g.Val()
+	}
+	return tokens, nil
 }
 
 // Claim implements presence.Partitions: the epochs first, then the fences.

@@ -106,10 +106,13 @@ type Store struct {
 	floor  atomic.Uint64 // highest incarnation seen in any count
 
 	generations known
+	marks       *redisconn.Marks
+	losses      *prometheus.CounterVec // see losses.go
 
 	chores      chores
 	stopChores  context.CancelFunc
 	choresEnded chan struct{}
+	lossesEnded chan struct{}
 	memory      memory
 
 	counting sync.Mutex // held while counts are written, so that runs come in the order of their numbers
@@ -155,12 +158,14 @@ func Open(cfg Config) (*Store, error) {
 		self:        rand.Text(),
 		chores:      chores{wake: make(chan struct{}, 1), over: map[int]bool{}, sweep: map[int]bool{}},
 		choresEnded: make(chan struct{}),
+		lossesEnded: make(chan struct{}),
+		marks:       redisconn.NewMarks(),
 		partitions:  make([]partition, cfg.Partitions),
 		fences:      make([]fences, cfg.Buckets),
 	}
 	conn, err := redisconn.Open(redisconn.Config{
 		URL: cfg.URL, Scripts: scripts.Presence, Unavailable: presence.ErrUnavailable, Classify: classify, ProbeWrite: s.probeWrite,
-		Dial: cfg.Dial, OnBytes: cfg.OnBytes, OnRun: &s.generations, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnState,
+		Dial: cfg.Dial, OnBytes: cfg.OnBytes, OnRun: s, Marks: s.marks, Registerer: cfg.Registerer, Log: cfg.Log, OnState: cfg.OnState,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("redisstore: %w", err)
@@ -168,10 +173,15 @@ func Open(cfg Config) (*Store, error) {
 	s.conn, s.db = conn, conn.DB
 	ctx, stop := context.WithCancel(context.Background())
 	s.stopChores = stop
-	go s.doChores(ctx) // ends with Close
+	s.losses = newLosses(cfg.Registerer)
+	go s.doChores(ctx)    // ends with Close
+	go s.watchLosses(ctx) // likewise
 	s.memory.start(s)
 	return s, nil
 }
+
+// Marks are those of this process, for the other stores that it has in this Redis.
+func (s *Store) Marks() *redisconn.Marks { return s.marks }
 
 // Cause is why Redis cannot be used; nil: it can.
 func (s *Store) Cause() error { return s.conn.Cause() }
@@ -181,6 +191,7 @@ func (s *Store) Close() error {
 	s.memory.stop()
 	s.stopChores()
 	<-s.choresEnded
+	<-s.lossesEnded
 	return s.conn.Close()
 }
 

@@ -107,6 +107,11 @@ func TestCountersLast(t *testing.T) {
 			startAll(t, l.processes...)
 			awaitReady(t, l.processes...)
 			l.survive(t, *rounds)
+			for _, m := range l.processes {
+				if line := lossLines.FindString(m.log.String()); line != "" {
+					t.Errorf("%s: %s, and nothing was lost", m.name, line)
+				}
+			}
 		})
 	}
 }

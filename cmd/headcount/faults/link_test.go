@@ -13,10 +13,11 @@ import (
 // wire is a TCP link between two data centres. What is sent while it is cut arrives when
 // it is healed, as TCP would repeat it. Neither side is told of the cut.
 type wire struct {
-	addr, target string
-	delay        time.Duration // one way
+	addr  string
+	delay time.Duration // one way
 
 	mu      sync.Mutex
+	target  string
 	healed  chan struct{} // closed while the link is there
 	loss    float64       // the share of segments that arrive only when they are repeated
 	conns   map[net.Conn]struct{}
@@ -82,6 +83,17 @@ func (l *wire) heal() {
 	}
 }
 
+// lead has the link lead to another address, and ends its connections.
+func (l *wire) lead(target string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.target = target
+	for c := range l.conns {
+		_ = c.Close()
+	}
+	clear(l.conns)
+}
+
 func (l *wire) lose(share float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,7 +133,10 @@ func (l *wire) carry(in net.Conn, all *sync.WaitGroup) {
 	}
 	l.passes()
 	time.Sleep(2 * l.delay) // the handshake
-	out, err := net.Dial("tcp", l.target)
+	l.mu.Lock()
+	target := l.target
+	l.mu.Unlock()
+	out, err := net.Dial("tcp", target)
 	if err != nil {
 		_ = in.Close()
 		return

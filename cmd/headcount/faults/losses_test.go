@@ -1,0 +1,172 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/client"
+	"headcount/internal/testkit"
+	"headcount/presence/redistest"
+)
+
+var (
+	restartLines = regexp.MustCompile(`"level":"info".*Redis was restarted, or another server took its place: it has everything`)
+	lossLines    = regexp.MustCompile(`"level":"warn".*(?:Redis|Cluster) (has lost the writes of its last ([0-9a-zµ.]+)( or more)?|has been emptied): .*"`)
+	lossMetrics  = regexp.MustCompile(`(?m)^headcount_store_losses_total(?:\{lost="(\w+)"\})? (\d+)$`)
+)
+
+// TestWhatRedisLost: a restart or failover of Redis that lost nothing is no loss. A true one is told in one line, which says what is
+// gone, and by the metric that the alert reads.
+func TestWhatRedisLost(t *testing.T) {
+	t.Parallel()
+	const nothing, writes, everything = "", "writes", "everything"
+	for name, tc := range map[string]struct {
+		durable bool
+		fault   func(t *testing.T, redis *redistest.Server, link *wire, count func(time.Duration))
+		lost    string
+		atLeast time.Duration
+		kept    bool // the counter has all that was acknowledged
+		long    bool
+	}{
+		"orderly restart": {durable: true, kept: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+			shutdown(redis)
+			redis.Restart(t)
+		}},
+		"killed, with an AOF that is always written": {durable: true, kept: true, long: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+			redis.Restart(t)
+		}},
+		"replica in step promoted": {kept: true, fault: func(t *testing.T, redis *redistest.Server, link *wire, _ func(time.Duration)) {
+			host, port, _ := net.SplitHostPort(redis.Addr)
+			replica := redistest.Start(t, "--replicaof", host+" "+port)
+			role := func(s *redistest.Server, text string) {
+				t.Helper()
+				testkit.Eventually(t, text, func() bool { return strings.Contains(s.Do(t, "INFO", "replication").(string), text) })
+			}
+			role(replica, "master_link_status:up")
+			role(redis, "state=online")
+			redis.Do(t, "FAILOVER") // it waits until the replica is in step
+			role(replica, "role:master")
+			link.lead(replica.Addr)
+		}},
+		"killed without persistence": {lost: everything, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+			redis.Restart(t)
+		}},
+		"an older RDB": {lost: writes, atLeast: 1500 * time.Millisecond, fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
+			redis.Do(t, "SAVE")
+			count(2 * time.Second)
+			redis.Restart(t)
+		}},
+		"an RDB without the very last change": {lost: writes, atLeast: time.Microsecond, long: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, count func(time.Duration)) {
+			redis.Do(t, "SAVE")
+			count(0)
+			redis.Restart(t)
+		}},
+		"FLUSHALL": {lost: everything, long: true, fault: func(t *testing.T, redis *redistest.Server, _ *wire, _ func(time.Duration)) {
+			redis.Flush(t)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if tc.long {
+				long(t)
+			}
+			var args []string
+			if tc.durable {
+				args = redistest.Durable
+			}
+			redis := redistest.Start(t, args...)
+			link := newWire(t, redis.Addr, 0)
+			m := newMember(name, allRoles, link.url(), nil, "--api-key="+counterKey)
+			startAll(t, m)
+			awaitReady(t, m)
+			api := client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
+			acknowledged := int64(0)
+			count := func(d time.Duration) {
+				t.Helper()
+				for end := time.Now().Add(d); ; time.Sleep(20 * time.Millisecond) {
+					c, err := api.Increment(t.Context(), "views:1", 1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if acknowledged = c.Value; time.Now().After(end) {
+						return
+					}
+				}
+			}
+			count(3 * time.Second) // by then the process has looked at Redis
+			before := acknowledged
+			tc.fault(t, redis, link, count)
+			testkit.Eventually(t, "the end is told", func() bool {
+				return len(restartLines.FindAllString(m.log.String(), -1))+len(lossLines.FindAllString(m.log.String(), -1)) > 0
+			})
+			testkit.Eventually(t, "the counter is served", func() bool {
+				c, err := api.Increment(t.Context(), "views:1", 1)
+				return err == nil && (!tc.kept || c.Value > before)
+			})
+			_, _, text, err := get("http://" + m.admin + "/metrics")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, is := range lossMetrics.FindAllStringSubmatch(text, -1) {
+				want := "0"
+				if is[1] == tc.lost && tc.lost != nothing {
+					want = "1"
+				}
+				if is[2] != want {
+					t.Errorf("%s, want %s", is[0], want)
+				}
+			}
+			lines := lossLines.FindAllStringSubmatch(m.log.String(), -1)
+			switch restarts := restartLines.FindAllString(m.log.String(), -1); {
+			case tc.lost == nothing && (len(lines) != 0 || len(restarts) != 1):
+				t.Errorf("losses are told: %q, and %d restarts without, want one", lines, len(restarts))
+			case tc.lost == nothing:
+			case len(lines) != 1 || len(restarts) != 0 || (lines[0][2] == "") != (tc.lost == everything):
+				t.Errorf("%q is told, and %d restarts without a loss; want one loss of %s", lines, len(restarts), tc.lost)
+			case tc.lost == writes:
+				t.Log(lines[0][0])
+				if d, err := time.ParseDuration(lines[0][2]); err != nil || d < tc.atLeast || d > time.Minute {
+					t.Errorf("the last %s (%v), want at least %s", d, err, tc.atLeast)
+				}
+			}
+		})
+	}
+}
+
+// One master of a Cluster comes back with all it had, and then with nothing.
+func TestWhatAMasterOfAClusterLost(t *testing.T) {
+	long(t)
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
+	m := newMember("all", allRoles, cluster.URL(), nil, "--api-key="+counterKey)
+	startAll(t, m)
+	awaitReady(t, m)
+	api := client.NewAPI(client.Config{URL: "http://" + m.addr, APIKey: counterKey, HTTP: web})
+	for i := range 150 {
+		if _, err := api.Increment(t.Context(), fmt.Sprint("views:", i), 1); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond) // the process looks at Redis every second
+	}
+	told := func(what *regexp.Regexp) func() bool { return func() bool { return what.MatchString(m.log.String()) } }
+	cluster.Masters[1].Restart(t)
+	testkit.Eventually(t, "a restart without a loss", told(restartLines))
+	awaitReady(t, m)
+	if lines := lossLines.FindAllString(m.log.String(), -1); len(lines) != 0 {
+		t.Errorf("losses are told: %q", lines)
+	}
+	cluster.Masters[1].Flush(t)
+	testkit.Eventually(t, "the loss is told", told(regexp.MustCompile(`"level":"warn".*a master of the Redis Cluster has been emptied`)))
+}
+
+// shutdown ends a server as an operator does.
+func shutdown(s *redistest.Server) {
+	c := s.Client()
+	defer c.Close()
+	_ = c.Do(context.Background(), "SHUTDOWN").Err() // it hangs up
+}

@@ -1,0 +1,193 @@
+package redisconn
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Marks tell whether Redis still has what it acknowledged to this process. Each run of one of
+// scripts.Marked writes a number of the process together with its own writes, see mark.lua. What Redis
+// keeps on disk, and what a replica has, is always a beginning of what Redis carried out: while it has the number
+// of the newest acknowledged run, it has everything from before, too. All connections of a process to one Redis
+// share its Marks. Any goroutine may call the methods.
+type Marks struct {
+	process string
+
+	mu     sync.Mutex       // guards all below
+	number uint64           // of the newest run: Unix time in µs, so that a difference says how much is lost
+	marks  map[string]*mark // by key. One, or on a Cluster one for each hash tag of the scripts' keys
+	runs   uint64           // how often another run of a server answered
+	looked uint64           // runs at the last look
+}
+
+type mark struct {
+	made   uint64 // the number that Look wrote; 0: the mark is not in Redis
+	acked  uint64 // the newest number that is acknowledged
+	before uint64 // acked when another run of a server answered, since the last look; 0: none did
+	behind bool   // the last look found it missing or older
+}
+
+const (
+	markLasts = 7 * 24 * time.Hour // without a run, as mark.lua has it
+	markAgain = 24 * time.Hour     // after which a mark that no script writes is written again
+)
+
+// NewMarks returns the marks of a process.
+func NewMarks() *Marks { return &Marks{process: rand.Text(), marks: map[string]*mark{}} }
+
+// Restarted notes that another run of a server answers: what is acknowledged from now on was not
+// there to be lost.
+func (m *Marks) Restarted() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.runs++
+	for _, k := range m.marks {
+		k.before = cmp.Or(k.before, k.acked)
+	}
+}
+
+// key is the mark that goes with a script on these keys. A Cluster needs one in their slot.
+func (m *Marks) key(c *Client, keys []string) string {
+	tag := "hc:{c}:"
+	if c.Cluster != nil {
+		tag = keys[0][:strings.IndexByte(keys[0], '}')+2]
+	}
+	return tag + "mark:" + m.process
+}
+
+func digits(number uint64) string { return fmt.Sprintf("%016d", number) }
+
+// next returns the number of a run and the newest acknowledged one, or nothing before the mark is in Redis.
+func (m *Marks) next(key string) (number, acknowledged string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := m.marks[key]
+	if k == nil {
+		k = &mark{}
+		m.marks[key] = k
+	}
+	if k.made == 0 {
+		return "", ""
+	}
+	return digits(m.give()), digits(k.acked)
+}
+
+// give returns a greater number than ever before. Under mu.
+func (m *Marks) give() uint64 {
+	m.number = max(m.number+1, uint64(time.Now().UnixMicro()))
+	return m.number
+}
+
+// acknowledged notes that Redis answered the run with that number.
+func (m *Marks) acknowledged(key, number string) {
+	n, _ := strconv.ParseUint(number, 10, 64)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if k := m.marks[key]; k.made != 0 {
+		k.acked = max(k.acked, n)
+	}
+}
+
+// Kept is what Look found.
+type Kept struct {
+	Restarted bool // another run of a server answers than at the last look
+	// Lost is the time before the newest acknowledged write in which writes are lost; 0: none are.
+	Lost time.Duration
+	// Missing says that Redis knows nothing of this process: it is empty, or older than the process's first look.
+	Missing bool
+}
+
+// Look compares the marks in Redis with what was acknowledged, and writes again those that show a loss. A loss is one when
+// two looks have found it: the first may have asked a former master, which follows the new one and is late.
+// With an error, what it found until then holds.
+func (m *Marks) Look(ctx context.Context, c *Client) (found Kept, err error) {
+	var keys []string
+	var were []mark
+	m.mu.Lock()
+	runs := m.runs
+	for key, k := range m.marks {
+		if k.made != 0 {
+			keys, were = append(keys, key), append(were, *k)
+		}
+	}
+	m.mu.Unlock()
+	pipe := c.Pipeline()
+	got := make([]*redis.StringCmd, len(keys))
+	for i, key := range keys {
+		got[i] = pipe.Get(ctx, key)
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return found, err
+	}
+	for _, g := range got {
+		if g.Err() != nil && !errors.Is(g.Err(), redis.Nil) {
+			return found, g.Err()
+		}
+	}
+	m.mu.Lock()
+	unsure := false
+	for i, key := range keys {
+		k, was := m.marks[key], were[i]
+		is, _ := strconv.ParseUint(got[i].Val(), 10, 64)
+		if is >= was.acked {
+			k.behind = false
+			if runs == m.runs {
+				k.before = 0
+			}
+			continue
+		}
+		if !was.behind {
+			k.behind, unsure = true, true
+			continue
+		}
+		found.Missing = found.Missing || is == 0
+		newest := was.acked
+		if was.before > is {
+			newest = was.before
+		}
+		found.Lost = max(found.Lost, time.Duration(newest-max(is, was.made))*time.Microsecond, time.Microsecond)
+		*k = mark{}
+	}
+	if !unsure {
+		found.Restarted = runs != m.looked && len(keys) > 0
+		m.looked = runs
+	}
+	m.mu.Unlock()
+	return found, m.write(ctx, c)
+}
+
+// write writes the marks that are missing, and those that would soon be.
+func (m *Marks) write(ctx context.Context, c *Client) error {
+	made := map[string]uint64{}
+	pipe := c.Pipeline()
+	m.mu.Lock()
+	for key, k := range m.marks {
+		if k.made == 0 || !k.behind && k.acked < uint64(time.Now().Add(-markAgain).UnixMicro()) {
+			made[key] = m.give()
+			pipe.Set(ctx, key, digits(made[key]), markLasts)
+		}
+	}
+	m.mu.Unlock()
+	if len(made) == 0 {
+		return nil
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for key, number := range made {
+		k := m.marks[key]
+		k.made, k.acked = cmp.Or(k.made, number), max(k.acked, number)
+	}
+	return nil
+}
