@@ -76,7 +76,13 @@ func (g *Gateway) refuseNewPages(c *gin.Context) {
 // issue has the caller keep the identity.
 func (g *Gateway) issue(c *gin.Context, id identity.Identity) {
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
-	if id.Fresh { // a client that cannot keep the cookie reads the id here
+	tellFresh(c, id)
+}
+
+// tellFresh puts a new identity into a header, where a client that cannot keep the cookie
+// reads it.
+func tellFresh(c *gin.Context, id identity.Identity) {
+	if id.Fresh {
 		c.Header(identity.Header, id.Signed)
 	}
 }
@@ -119,6 +125,7 @@ func (w caller) whose(c *gin.Context) (unread.User, identity.Identity, bool) {
 		writeIdentityProblem(c.Writer, err)
 		return unread.User{}, identity.Identity{}, false
 	}
+	tellFresh(c, id)
 	return w.g.userOf(id.Site, id.User), id, true
 }
 

@@ -264,6 +264,11 @@ func (g *Gateway) putFollow(c *gin.Context, who whose) {
 	if _, ok := readMembers(c, "{}", "away_only"); !ok { // which earlier releases knew; it has no effect
 		return
 	}
+	if id.Fresh && c.GetHeader("Sec-Fetch-Site") == "cross-site" && c.GetHeader(identity.Header) == "" {
+		badRequest(c, "A browser keeps no cookie of this server for pages of another site, so nobody would have this follow. Keep the id in the header "+
+			identity.Header+" of this answer, and send it in the same header, now and from then on; headcount.follow(page) of the browser client does so.")
+		return
+	}
 	if !g.admit(c, id) {
 		return
 	}

@@ -162,6 +162,50 @@ func TestUnreadOfOnePage(t *testing.T) {
 	follows(both + `}`)
 }
 
+// A browser that keeps no cookie of the server for pages of another site has the id of each
+// answer as a header, and no follow is kept for an id that the page does not send.
+func TestFollowFromAnotherSite(t *testing.T) {
+	t.Parallel()
+	const origin = "https://shop.example"
+	s := startWithKey(t, "--allow-origins="+origin)
+	page := fresh(t)
+	path := "/-/me/follows/" + url.PathEscape(page)
+	shop := []string{"Origin: " + origin, "Sec-Fetch-Site: cross-site"}
+	issued := func(a answer) string {
+		t.Helper()
+		id := a.header.Get("Headcount-Id")
+		if exposed := a.header.Get("Access-Control-Expose-Headers"); id == "" || !strings.Contains(exposed, "Headcount-Id") {
+			t.Fatalf("no id that the page can read: %d %v", a.status, a.header)
+		}
+		return "Headcount-Id: " + id
+	}
+	refused := s.put(t, path, "", shop...)
+	refused.problem(t, http.StatusBadRequest)
+	if !strings.Contains(refused.body, "Headcount-Id") || len(refused.header["Set-Cookie"]) > 0 {
+		t.Errorf("%v %s", refused.header, refused.body)
+	}
+	looked := s.get(t, "/-/me/follows", shop...)
+	if len(looked.header["Set-Cookie"]) > 0 {
+		t.Errorf("a GET sets a cookie: %v", looked.header)
+	}
+	for what, id := range map[string]string{
+		"the id of the refusal":     issued(refused),
+		"the id of a GET":           issued(looked),
+		"a new one for a broken id": issued(s.put(t, path, "", append(shop, "Headcount-Id: broken")...)),
+		"one that is a cookie, too": issued(s.put(t, path, "", shop[0])),
+	} {
+		me := append(shop, id)
+		again := s.put(t, path, "", me...)
+		again.noContent(t)
+		if id := again.header.Get("Headcount-Id"); id != "" {
+			t.Errorf("%s: another one is issued: %s", what, id)
+		}
+		if got := strings.TrimSpace(s.get(t, "/-/me/follows", me...).body); got != `{"follows":[`+quoted(page)+`]}` {
+			t.Errorf("%s: %s", what, got)
+		}
+	}
+}
+
 func TestUnreadByServers(t *testing.T) {
 	t.Parallel()
 	const second = "X-API-Key: another one, just as long"
