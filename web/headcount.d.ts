@@ -79,11 +79,18 @@ export interface Trouble {
   counter?: string;
 }
 
+/** A change of what the user follows, made in this document. */
+export interface Follow {
+  page: string;
+  followed: boolean;
+}
+
 export interface HeadcountEvents {
   state: CustomEvent<State>;
   count: CustomEvent<Counter>;
   counter: CustomEvent<CounterValue>;
   unread: CustomEvent<number>;
+  follow: CustomEvent<Follow>;
   error: CustomEvent<Trouble>;
 }
 
@@ -129,6 +136,15 @@ export class Headcount extends EventTarget {
   here(callback: (counter: Counter | undefined) => void, how?: { page?: string; watch?: boolean }): () => void;
   /** Sets the user's unread notifications to zero. */
   read(): void;
+  /**
+   * Has the user follow a page: its changes are unread notifications from now on. The
+   * promise of a call that is refused is rejected, with the answer's `status`.
+   */
+  follow(page: string): Promise<void>;
+  /** Ends that, and drops what is unread of the page. */
+  unfollow(page: string): Promise<void>;
+  /** The pages that the user follows. */
+  follows(): Promise<string[]>;
   /** A counter that lasts: views, likes, votes. It is followed while something watches it. */
   counter(key: string): CounterHandle;
   /** For the other files of the client: lets them make a call as this user. */
@@ -163,6 +179,11 @@ export interface LikeButtonEvents {
   /** A click in vain; the error may have the status of the server's answer. */
   refused: CustomEvent<Error & { status?: number }>;
 }
+export interface FollowButtonEvents {
+  follow: CustomEvent<Follow>;
+  /** A click in vain; the error may have the status of the server's answer. */
+  refused: CustomEvent<Error & { status?: number }>;
+}
 
 /** An element that shows a live number. */
 interface Live<Events> extends HTMLElement {
@@ -190,6 +211,9 @@ export interface LiveCounter extends Live<LiveCounterEvents> {}
 
 /** <like-button>: how many like something; a click likes it, or no longer. */
 export interface LikeButton extends Live<LikeButtonEvents> {}
+
+/** <follow-button>: whether the user follows a page; a click follows it, or no longer. It shows no number. */
+export interface FollowButton extends Live<FollowButtonEvents> {}
 
 /** The attributes that all elements have. A boolean one is there, or not: `''` in HTML, `true` in JSX. */
 interface CommonAttributes {
@@ -234,6 +258,11 @@ export interface LikeButtonAttributes extends CommonAttributes {
   label?: string;
   refused?: string;
 }
+export interface FollowButtonAttributes extends Omit<CommonAttributes, 'format' | 'announce'> {
+  page: string;
+  label?: string;
+  refused?: string;
+}
 
 /** The attributes by element, for the JSX of any library. That of React knows them already. */
 export interface HeadcountElements {
@@ -241,12 +270,14 @@ export interface HeadcountElements {
   'unread-bell': UnreadBellAttributes;
   'live-counter': LiveCounterAttributes;
   'like-button': LikeButtonAttributes;
+  'follow-button': FollowButtonAttributes;
 }
 
 declare global {
   interface HTMLElementTagNameMap {
     'live-counter': LiveCounter;
     'like-button': LikeButton;
+    'follow-button': FollowButton;
     'live-count': LiveCount;
     'unread-bell': UnreadBell;
   }
@@ -267,6 +298,8 @@ declare module 'react' {
       'live-counter': DetailedHTMLProps<HTMLAttributes<LiveCounter>, LiveCounter> & LiveCounterAttributes & Listeners<LiveCounterEvents> & { class?: string };
       // @ts-ignore
       'like-button': DetailedHTMLProps<HTMLAttributes<LikeButton>, LikeButton> & LikeButtonAttributes & Listeners<LikeButtonEvents> & { class?: string };
+      // @ts-ignore
+      'follow-button': DetailedHTMLProps<HTMLAttributes<FollowButton>, FollowButton> & FollowButtonAttributes & Listeners<FollowButtonEvents> & { class?: string };
     }
   }
 }

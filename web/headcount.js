@@ -124,6 +124,7 @@ const refused = (/** @type {Frame} */ { code, page, counter }) => (counter ? COU
  *
  * Events: `state` (detail: the new state), `count` (detail: the page's counter),
  * `counter` (detail: the counter that lasts), `unread` (detail: the number),
+ * `follow` (detail: {page, followed}, after a change that this document made),
  * `error` (detail: {code, message, page, counter}).
  *
  * States: `idle` (nothing was requested yet), `connecting`, `open` (the server has
@@ -336,6 +337,38 @@ export class Headcount extends EventTarget {
   }
 
   /**
+   * Has the user follow a page: its changes are unread notifications from now on. The
+   * promise of a call that is refused is rejected, with `status`.
+   * @param {string} page
+   * @returns {Promise<void>}
+   */
+  follow(page) {
+    return this.#follow('PUT', page);
+  }
+
+  /**
+   * Ends that, and drops what is unread of the page.
+   * @param {string} page
+   * @returns {Promise<void>}
+   */
+  unfollow(page) {
+    return this.#follow('DELETE', page);
+  }
+
+  /**
+   * The pages that the user follows.
+   * @returns {Promise<string[]>}
+   */
+  follows() {
+    return this.#follow('GET');
+  }
+
+  /** @type {(method: string, page?: string) => Promise<any>} */
+  async #follow(method, page) {
+    return (await more()).follow(this, method, page);
+  }
+
+  /**
    * A counter that lasts. Its changes need a rule on the server that opens them to
    * everyone; the promise of one that is refused is rejected, with `status`.
    * @param {string} key
@@ -343,7 +376,7 @@ export class Headcount extends EventTarget {
    */
   counter(key) {
     const topic = COUNTER + key;
-    const change = async (/** @type {string} */ method) => this.lend((await more()).change, method, key);
+    const change = (/** @type {string} */ method) => async () => this.lend((await more()).change, method, key);
     const known = this.#known;
     return {
       key,
@@ -351,9 +384,9 @@ export class Headcount extends EventTarget {
         return known.get(topic)?.value.value;
       },
       watch: /** @type {any} */ ((/** @type {any} */ callback) => this.watch(topic, callback)),
-      add: () => change('PUT'),
-      remove: () => change('DELETE'),
-      increment: () => change('POST'),
+      add: change('PUT'),
+      remove: change('DELETE'),
+      increment: change('POST'),
     };
   }
 
@@ -738,11 +771,7 @@ function Hub(base, keep, getToken, say) {
         rescue ||= await import(`./rescue.js?${failures}`).catch(() => {});
         const found = await rescue?.default(address, failures, refusal, links);
         if (typeof found === 'string') {
-          if (found !== refusal) {
-            console.error(`Headcount: ${found}`);
-            say({ frame: { type: 'error', code: 'refused', message: found } });
-          }
-          refusal = found;
+          if (found !== refusal) say({ frame: { type: 'error', code: 'refused', message: (refusal = found) } });
         } else if (found !== undefined) {
           refusal = '';
           Socket = found ?? Socket;
@@ -1023,7 +1052,7 @@ const Element = /** @type {any} */ (globalThis.HTMLElement ?? class {});
  */
 const late = (load) =>
   class extends Element {
-    static observedAttributes = ['page', 'key', 'counter', 'watch', 'server', 'storage', 'format', 'count-hidden', 'min', 'zero', 'one', 'two', 'few', 'many', 'other'];
+    static observedAttributes = ['page', 'watch', 'server', 'storage', 'count-hidden']; // live.js observes those that only change what is shown
 
     /** @type {number | undefined} */ _value;
     /** @type {AbortController | undefined} */ _end;
@@ -1125,5 +1154,6 @@ for (const [name, element] of /** @type {[string, any][]} */ ([
   ['unread-bell', UnreadBell],
   ['live-counter', late(more)],
   ['like-button', late(more)],
+  ['follow-button', late(more)],
 ]))
   if (globalThis.customElements && !customElements.get(name)) customElements.define(name, element);

@@ -9,6 +9,7 @@
 const ANNOUNCE_MS = 10_000; // least time between two announcements
 const LONGEST = 128; // code points of a page's name
 const KEPT = 95; // of a longer one; '#' and the hash fill it up
+const DRAWN = ['key', 'counter', 'format', 'min', 'zero', 'one', 'two', 'few', 'many', 'other']; // attributes that change what is shown; headcount.js observes the others
 const TOLD = 100; // so many different complaints are told once; after them nothing is
 
 /** @typedef {import('./headcount.js').Headcount} Headcount */
@@ -243,6 +244,9 @@ export function draw(element, headcount, signal, keep) {
     number.replaceChildren(slot);
   };
   headcount.addEventListener('state', connected, { signal });
+  const changes = new MutationObserver(() => /** @type {any} */ (element).attributeChangedCallback());
+  changes.observe(element, { attributeFilter: DRAWN });
+  signal.addEventListener('abort', () => changes.disconnect());
   signal.addEventListener('abort', () => waiting.delete(element));
   connected();
   forget();

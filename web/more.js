@@ -1,7 +1,7 @@
 // @ts-check
 // What only some pages need; headcount.js loads this file when they do: changes of
-// counters that last, the elements <live-counter> and <like-button>, and loops over
-// counts.
+// counters that last, follows, the elements <live-counter>, <like-button> and
+// <follow-button>, and loops over counts.
 //
 //   <live-counter key="views:42">   shows a counter
 //     increment     adds one for this visit, if the counter's rule opens that to everyone
@@ -13,35 +13,42 @@
 //     announce="…"  what a screen reader says now and then; {count} is the number
 //     refused="…"   what it says when a click was in vain
 //
-// Libraries whose JSX keeps key="…" for itself write counter="…". Both take format="full". An event `counter` follows each change, with the counter as
-// it is shown; an event `refused` each click in vain, with the error. The content of a
-// <like-button> takes the place of the heart. Style it with ::part(button),
-// ::part(pressed), ::part(count) and --headcount-like.
+//   <follow-button page="pricing">  has the user follow a page, or no longer
+//     label="…"     the word on the button; default "Follow"
+//     refused="…"   as above
+//
+// Libraries whose JSX keeps key="…" for itself write counter="…". The elements of counters take format="full". An event `counter` follows each change, with the counter as
+// it is shown, and an event `follow` each change of a follow; an event `refused` each click in vain, with the error. The content of a
+// <like-button> takes the place of the heart, that of a <follow-button> the place of its word. Style them with ::part(button),
+// ::part(pressed), ::part(count), --headcount-like and --headcount-follow.
+
+import { fitting } from './live.js';
 
 const PATIENCE_MS = 10_000; // how long a change may take
 
 /** @typedef {import('./headcount.js').Headcount} Headcount */
 /** @typedef {import('./headcount.js').CounterValue} CounterValue */
 /** @typedef {import('./live.js').Parts} Parts */
+/** @typedef {(origin: string, keep: boolean, id?: string) => string | undefined} IdOf */
 
 /**
- * Changes a counter, and says the answer to all who watch it in this tab.
- * @param {string} method PUT and DELETE: the user is a member, or is not; POST adds one
- * @param {string} key
+ * A request of this user.
+ * @param {string} path
+ * @param {string} method
  * @param {URL} base of the server
  * @param {string | undefined} token
  * @param {boolean} keep whether the user's id may be stored
- * @param {(origin: string, keep: boolean, id?: string) => string | undefined} idOf
- * @param {(frame: any) => void} hear
- * @returns {Promise<CounterValue>}
+ * @param {IdOf} idOf
+ * @returns {Promise<any>} what the answer says; an answer that refuses is an error with its status
  */
-export async function change(method, key, base, token, keep, idOf, hear) {
+async function request(path, method, base, token, keep, idOf) {
   /** @type {Record<string, string>} */ const headers = {};
   const id = idOf(base.origin, keep);
   if (token) headers.Authorization = `Bearer ${token}`;
   else if (id) headers['Headcount-Id'] = id;
-  const path = `api/v1/counters/${encodeURIComponent(key)}/${method === 'POST' ? 'increment' : 'members/me'}`;
-  const answer = await fetch(new URL(path + base.search, base), {
+  const url = new URL(path, base);
+  for (const [name, value] of base.searchParams) url.searchParams.set(name, value);
+  const answer = await fetch(url, {
     method,
     headers,
     credentials: keep ? 'include' : 'omit',
@@ -50,13 +57,65 @@ export async function change(method, key, base, token, keep, idOf, hear) {
   });
   const issued = answer.headers.get('Headcount-Id');
   if (issued && !token) idOf(base.origin, keep, issued);
-  const said = await answer.json().catch(() => ({})); // an error of a proxy may be no JSON
+  const said = await answer.json().catch(() => ({})); // an error of a proxy may be no JSON, and a 204 says nothing
   if (!answer.ok)
     throw Object.assign(new Error(said.detail ?? said.title ?? `The server answered with status ${answer.status}.`), { status: answer.status });
-  const { member, ...counter } = said;
+  return said;
+}
+
+/**
+ * Changes a counter, and says the answer to all who watch it in this tab.
+ * @param {string} method PUT and DELETE: the user is a member, or is not; POST adds one
+ * @param {string} key
+ * @param {URL} base
+ * @param {string | undefined} token
+ * @param {boolean} keep
+ * @param {IdOf} idOf
+ * @param {(frame: any) => void} hear
+ * @returns {Promise<CounterValue>}
+ */
+export async function change(method, key, base, token, keep, idOf, hear) {
+  const path = `api/v1/counters/${encodeURIComponent(key)}/${method === 'POST' ? 'increment' : 'members/me'}`;
+  const { member, ...counter } = await request(path, method, base, token, keep, idOf);
   if (member) counter.mine = true;
   hear({ type: 'counter', ...counter });
   return counter;
+}
+
+/**
+ * Changes what the user follows, or lists it. It waits until the server has greeted the
+ * connection: two requests of a new visitor at once would be two users, and the bell is
+ * that of the connection's.
+ * @param {Headcount} headcount
+ * @param {string} method PUT: from now on; DELETE: no more; GET: lists
+ * @param {string} [page]
+ */
+export async function follow(headcount, method, page) {
+  let stop = () => {};
+  /** @type {any} */ let timer;
+  try {
+    await new Promise((greeted, fail) => {
+      timer = setTimeout(fail, PATIENCE_MS, new Error('There is no connection to the server.'));
+      stop = headcount.unread(greeted); // this comes with the greeting
+    });
+    /** @type {(method: string, rest: string, base: URL, token: string | undefined, keep: boolean, idOf: IdOf) => Promise<any>} */
+    const ask = (method, rest, ...who) => request(`-/me/follows${rest}`, method, ...who);
+    if (page !== undefined) {
+      await headcount.lend(ask, method, `/${encodeURIComponent(page)}`);
+      headcount.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: method === 'PUT' } }));
+      return;
+    }
+    /** @type {string[]} */ const all = [];
+    for (let after = ''; after !== undefined; ) {
+      const { follows, next } = await headcount.lend(ask, method, after && `?after=${encodeURIComponent(after)}`);
+      all.push(...follows);
+      after = next;
+    }
+    return all;
+  } finally {
+    clearTimeout(timer);
+    stop();
+  }
 }
 
 /**
@@ -88,11 +147,12 @@ export async function* iterate(headcount, subscribe) {
 }
 
 /**
- * <live-counter> and <like-button>.
+ * <live-counter>, <like-button> and <follow-button>.
  * @param {Parts} parts
  */
 export default function begin(parts) {
   const { element, headcount, show, signal } = parts;
+  if (element.localName === 'follow-button') return follows(parts);
   const key = element.getAttribute('key') ?? element.getAttribute('counter') ?? '';
   const counter = headcount.counter(key);
   const complain = (/** @type {any} */ error) => console.error(`Headcount: ${key}: ${error.message}`);
@@ -120,71 +180,163 @@ async function visit(/** @type {Headcount} */ headcount, /** @type {string} */ k
   await headcount.counter(key).increment();
 }
 
-/** @type {CSSStyleSheet | undefined} */ let sheet;
-
 /**
- * Puts the number of a <like-button> on a button. Returns what takes the counter.
+ * Has clicks on a button set something of the user's, and unset it.
  *
  * A click shows at once: `wish` is what the user asked for last, and holds until the
  * server has answered the request for it. One request is under way at a time. Without
  * a wish the button shows what the server says, so a refusal needs no undoing.
  * @param {Parts} parts
- * @param {import('./headcount.js').CounterHandle} counter
+ * @param {HTMLButtonElement} button
+ * @param {string} label what the button is called at first
+ * @param {() => boolean | undefined} said what the server says; undefined: nothing yet
+ * @param {(on: boolean) => Promise<unknown>} ask
+ * @param {(on: boolean) => void} paint shows the rest of it
+ * @returns {() => void} paints what the server says now
  */
-function likes({ element, root, number, show, say, signal }, counter) {
-  const button = number.closest('button') ?? draw(root, number);
-  const label = () => element.getAttribute('label') ?? 'Like';
-  /** @type {CounterValue | undefined} */ let now;
+function toggle({ element, say, signal }, button, label, said, ask, paint) {
   /** @type {boolean | undefined} */ let wish;
   let asking = false;
-
-  const paint = () => {
-    if (!now || signal.aborted) return;
-    const mine = wish ?? now.mine ?? false;
-    const value = now.value + (mine === !!now.mine ? 0 : mine ? 1 : -1);
+  const update = () => {
+    const on = wish ?? said();
+    if (on === undefined || signal.aborted) return;
     button.disabled = false;
-    button.setAttribute('aria-pressed', `${mine}`);
-    button.part.toggle('pressed', mine);
-    show(value, 'counter', { ...now, value, mine }, '{count} likes');
-    button.setAttribute('aria-label', `${label()}: ${number.textContent}`);
+    button.setAttribute('aria-pressed', `${on}`);
+    button.part.toggle('pressed', on);
+    paint(on);
   };
-  const ask = async () => {
+  const askAll = async () => {
     asking = true;
     while (wish !== undefined) {
       const asked = wish;
       try {
-        await counter[asked ? 'add' : 'remove']();
+        await ask(asked);
       } catch (/** @type {any} */ error) {
         wish = undefined; // also what was asked for meanwhile: it would be refused as well
-        paint();
+        update();
         say(element.getAttribute('refused') ?? 'That could not be saved.');
         element.dispatchEvent(new CustomEvent('refused', { detail: error }));
       }
       if (wish === asked) wish = undefined;
     }
     asking = false;
-    paint();
+    update();
   };
-  button.disabled = true; // until it is known whether the user is a member
-  button.setAttribute('aria-label', label());
+  button.disabled = true; // until the server has said something
+  button.setAttribute('aria-label', label);
   button.addEventListener(
     'click',
     () => {
-      if (!now) return;
-      wish = !(wish ?? now.mine);
-      paint();
-      if (!asking) ask();
+      const on = wish ?? said();
+      if (on === undefined) return;
+      wish = !on;
+      update();
+      if (!asking) askAll();
     },
     { signal },
   );
+  return update;
+}
+
+/**
+ * Puts the number of a <like-button> on a button. Returns what takes the counter.
+ * @param {Parts} parts
+ * @param {import('./headcount.js').CounterHandle} counter
+ */
+function likes(parts, counter) {
+  const { element, root, number, show } = parts;
+  const button = number.closest('button') ?? draw(root, number, HEART);
+  const label = () => element.getAttribute('label') ?? 'Like';
+  /** @type {CounterValue | undefined} */ let now;
+  const update = toggle(
+    parts,
+    button,
+    label(),
+    () => now && !!now.mine,
+    (on) => counter[on ? 'add' : 'remove'](),
+    (mine) => {
+      if (!now) return;
+      const value = now.value + (mine === !!now.mine ? 0 : mine ? 1 : -1);
+      show(value, 'counter', { ...now, value, mine }, '{count} likes');
+      button.setAttribute('aria-label', `${label()}: ${number.textContent}`);
+    },
+  );
   return (/** @type {CounterValue} */ newest) => {
     now = newest;
-    paint();
+    update();
   };
 }
 
-/** Draws the button around the number. */
-function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number) {
+/**
+ * Calls back with whether the user follows a page: at every connection, since other tabs
+ * may have changed it, and after each change of this document.
+ * @param {Headcount} headcount
+ * @param {string} page
+ * @param {(followed: boolean) => void} callback
+ * @param {(error: any) => void} complain
+ * @param {AbortSignal} signal ends it
+ */
+export function followed(headcount, page, callback, complain, signal) {
+  let changes = 0;
+  const load = async () => {
+    if (headcount.state !== 'open') return;
+    const before = changes;
+    try {
+      const all = await headcount.follows();
+      if (before === changes && !signal.aborted) callback(all.includes(page)); // else what is listed is older than the change
+    } catch (error) {
+      if (!signal.aborted) complain(error);
+    }
+  };
+  headcount.addEventListener('state', load, { signal });
+  headcount.addEventListener(
+    'follow',
+    (/** @type {any} */ { detail }) => {
+      if (detail.page !== page) return;
+      changes++;
+      callback(detail.followed);
+    },
+    { signal },
+  );
+  signal.addEventListener('abort', headcount.unread(() => {})); // there is a connection
+  load();
+}
+
+/**
+ * <follow-button>: a bell, a word, and whether the user follows the page.
+ * @param {Parts} parts
+ */
+function follows(parts) {
+  const { element, headcount, root, number, signal } = parts;
+  const page = fitting(element.getAttribute('page') ?? '');
+  const complain = (/** @type {any} */ error) => console.error(`Headcount: <follow-button>: ${page}: ${error.message}`);
+  if (!page) return console.error('Headcount: a <follow-button> needs a page, such as page="pricing".');
+  const label = element.getAttribute('label') ?? 'Follow';
+  number.part.add('label');
+  /** @type {any} */ (number.firstChild).textContent = label; // the slot; content of the site replaces the word
+  const button = number.closest('button') ?? draw(root, number, BELL);
+  /** @type {boolean | undefined} */ let now;
+  const update = toggle(parts, button, label, () => now, (on) => headcount[on ? 'follow' : 'unfollow'](page), () => {});
+  const told = (/** @type {boolean} */ yes) => {
+    if (now !== undefined && now !== yes) element.dispatchEvent(new CustomEvent('follow', { detail: { page, followed: yes } }));
+    now = yes;
+    update();
+  };
+  followed(headcount, page, told, complain, signal);
+}
+
+/** @type {CSSStyleSheet | undefined} */ let sheet;
+
+const HEART = { name: 'heart', d: 'M12 20.5 4 12.6a5 5 0 0 1 7-7.1l1 1 1-1a5 5 0 0 1 7 7.1z' };
+const BELL = { name: 'bell', d: 'M6 9a6 6 0 0 1 12 0c0 7 3 8 3 8H3s3-1 3-8M10 21a2 2 0 0 0 4 0' };
+
+/**
+ * Draws the button around the number, with an icon.
+ * @param {ShadowRoot} root
+ * @param {HTMLElement} number
+ * @param {{name: string, d: string}} icon
+ */
+function draw(root, number, { name, d }) {
   if (!sheet) {
     sheet = new CSSStyleSheet();
     sheet.replaceSync(`
@@ -192,8 +344,10 @@ function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number)
       svg, ::slotted(*) { align-self: center; }
       button:disabled { cursor: default; }
       button:focus-visible { outline: 2px solid; outline-offset: 2px; border-radius: 4px; }
-      svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linejoin: round; }
-      [aria-pressed=true] svg { fill: var(--headcount-like, #c8102e); stroke: var(--headcount-like, #c8102e); }
+      svg { width: 1.25em; height: 1.25em; fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; stroke-linejoin: round; }
+      [aria-pressed=true] svg { fill: var(--colour); stroke: var(--colour); }
+      .heart { --colour: var(--headcount-like, #c8102e); }
+      .bell { --colour: var(--headcount-follow, currentColor); }
     `);
   }
   root.adoptedStyleSheets.push(sheet);
@@ -202,14 +356,14 @@ function draw(/** @type {ShadowRoot} */ root, /** @type {HTMLElement} */ number)
     for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
     return made;
   };
-  const icon = svg('svg', { viewBox: '0 0 24 24', 'aria-hidden': 'true' });
-  icon.append(svg('path', { d: 'M12 20.5 4 12.6a5 5 0 0 1 7-7.1l1 1 1-1a5 5 0 0 1 7 7.1z' }));
+  const icon = svg('svg', { viewBox: '0 0 24 24', 'aria-hidden': 'true', class: name });
+  icon.append(svg('path', { d }));
   const slot = document.createElement('slot'); // content of the site replaces the heart
   slot.append(icon);
   const button = document.createElement('button');
   button.setAttribute('part', 'button');
   button.type = 'button';
   root.prepend(button);
-  button.append(slot, number);
+  button.append(name === 'heart' ? slot : icon, number); // that of a bell replaces the word
   return button;
 }

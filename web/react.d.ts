@@ -29,5 +29,11 @@ export function useCounter(
   increment: () => Promise<CounterValue>;
 };
 
+/** Whether the user follows a page, and the change of it; the promise of one that is refused is rejected. followed is undefined while it is not known. */
+export function useFollow(
+  page: string,
+  options?: Where,
+): { followed?: boolean; state: State; follow: () => Promise<void>; unfollow: () => Promise<void> };
+
 /** How many notifications of the user are unread; read() makes that zero. */
 export function useUnread(options?: Where): { count?: number; state: State; read: () => void };

@@ -87,6 +87,26 @@ export function useCounter(key, { headcount, server, storage } = {}) {
 }
 
 /**
+ * Whether the user follows a page, and the change of it.
+ * @param {string} page
+ * @param {Where} [options]
+ */
+export function useFollow(page, { headcount, server, storage } = {}) {
+  const made = useMemo(() => {
+    const where = { headcount, server, storage };
+    return {
+      ...store(/** @type {{followed?: boolean}} */ ({ followed: undefined }), where, (headcount, learn) => {
+        const end = new AbortController();
+        import('./more.js').then(({ followed }) => end.signal.aborted || followed(headcount, page, (yes) => learn({ followed: yes }), console.error, end.signal));
+        return () => end.abort();
+      }),
+      actions: { follow: () => at(where).follow(page), unfollow: () => at(where).unfollow(page) },
+    };
+  }, [page, headcount, `${server}`, storage]);
+  return { ...useStore(made), ...made.actions };
+}
+
+/**
  * How many notifications of the user are unread.
  * @param {Where} [options]
  */

@@ -32,6 +32,13 @@ globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveD
  * @returns {Promise<any>}
  */
 export default async function rescue(address, failures, refusal, owner) {
+  const found = await find(address, failures, refusal, owner);
+  if (typeof found === 'string' && found !== refusal) console.error(`Headcount: ${found}`);
+  return found;
+}
+
+/** @type {typeof rescue} */
+async function find(address, failures, refusal, owner) {
   const base = httpBase(address);
   const before = failures > 1 && answered.has(owner);
   answered.delete(owner);

@@ -1,6 +1,7 @@
 // The client in a real Chromium under bad conditions: tabs that share a connection
 // and die, networks that fail, proxies, other origins.
 import assert from 'node:assert/strict';
+import { createHmac } from 'node:crypto';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
@@ -8,6 +9,8 @@ import {
   GRACE, LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite, within,
 } from './browser.js';
 import { Server, program } from './server.js';
+
+const KEY = 'a key that is long enough';
 
 let binary;
 let server;
@@ -20,14 +23,15 @@ const embed = (url) => `<!doctype html><html lang="en"><title>Shop</title>
   <script type="module" src="${url.searchParams.get('from')}/-/headcount.js"></script>
   <p><live-count id="count" page="${url.pathname}"></live-count> here
   <p><live-counter id="votes" key="votes:${url.pathname}"></live-counter> votes
-  <like-button id="likes" key="likes:${url.pathname}"></like-button>`;
+  <like-button id="likes" key="likes:${url.pathname}"></like-button>
+  ${url.searchParams.has('follow') ? `<follow-button id="follow" page="${url.pathname}"></follow-button><unread-bell id="bell"></unread-bell>` : ''}`;
 
 before(
   async () => {
     binary = await program();
     site = await startSite(embed);
     stranger = await startSite(embed);
-    server = await Server.start(binary.path, ['--allow-origins', site.url, ...GRACE, '--shutdown-timeout', '2s']);
+    server = await Server.start(binary.path, ['--allow-origins', site.url, '--api-key', KEY, ...GRACE, '--shutdown-timeout', '2s']);
     office = await startOfficeProxy(server.port);
     browser = await launch();
   },
@@ -327,6 +331,100 @@ test('likes and public counters also work where WebSockets are blocked', async (
   await page.click('#likes');
   await Promise.all([expectLiked(page, '1 false'), expectLiked(other, '1 true')]);
   for (const window of [page, other]) await window.context().close();
+});
+
+/** Says that a page was modified. */
+async function modify(page, at = server) {
+  const answer = await fetch(`${at.url}/${encodeURIComponent(page)}/changes`, { method: 'POST', headers: { 'X-API-Key': KEY } });
+  assert.equal(answer.status, 204);
+}
+
+const pressed = (page) => page.evaluate(() => document.getElementById('follow').shadowRoot?.querySelector('button')?.getAttribute('aria-pressed'));
+const expectPressed = (page, want) => eventually(want, 'the button is pressed', () => pressed(page));
+
+/** The pages that the visitor of a window follows. */
+const follows = (page, from = server.url) => page.evaluate(async (from) => (await import(`${from}/-/headcount.js`)).Headcount.shared.follows(), from);
+
+test('a visitor of another site follows a page, and the bell is the same visitor\'s', async () => {
+  const address = `${site.url}/followed?follow&from=${encodeURIComponent(server.url)}`;
+  const [mine, others] = [await browser.newContext(), await browser.newContext()];
+  const [one, two] = [await open(mine, address), await open(others, address)]; // nobody was here before
+  await Promise.all([one, two].map((page) => expectPressed(page, 'false')));
+  await one.getByRole('button', { name: 'Follow', pressed: false }).click();
+  await one.getByRole('button', { name: 'Follow', pressed: true }).waitFor();
+  await eventually('/followed', 'is followed', async () => (await follows(one)).join());
+  await modify('/followed');
+  await expectCount(one, 1, 'bell');
+  assert.deepEqual(await follows(two), [], 'the other one follows nothing');
+  assert.deepEqual(await mine.cookies(), [], 'the browser keeps no cookie');
+  await one.reload();
+  const tab = await open(mine, address);
+  await Promise.all([one, tab].map((page) => expectPressed(page, 'true')));
+  await Promise.all([one, tab].map((page) => expectCount(page, 1, 'bell')));
+  await one.click('#follow');
+  await Promise.all([one, tab].map((page) => expectCount(page, 0, 'bell')));
+  assert.deepEqual(await follows(tab), []);
+  assert.equal(await shown(two, 'bell'), 0);
+  for (const context of [mine, others]) await context.close();
+});
+
+test('a visitor of another site also follows where WebSockets are blocked', async () => {
+  const page = await open(await browser.newContext(), `${site.url}/followed-slowly?follow&from=${encodeURIComponent(office.url)}`);
+  await expectPressed(page, 'false');
+  await page.click('#follow');
+  await eventually('/followed-slowly', 'is followed', async () => (await follows(page, office.url)).join());
+  await modify('/followed-slowly');
+  await expectCount(page, 1, 'bell');
+  await page.context().close();
+});
+
+test('a script follows from the first visit on, here, elsewhere, and with a token', async () => {
+  const secret = 'a secret of thirty-two bytes, or more';
+  const base64 = (value) => Buffer.from(value).toString('base64url');
+  const unsigned = `${base64('{"alg":"HS256"}')}.${base64('{"sub":"ann"}')}`;
+  const token = `${unsigned}.${createHmac('sha256', secret).update(unsigned).digest('base64url')}`;
+  const guarded = await Server.start(binary.path, ['--allow-origins', site.url, '--api-key', KEY, '--jwt-secret', secret, '--shutdown-timeout', '2s']);
+  const here = await open(await browser.newContext(), at('scripted'));
+  const elsewhere = await open(await browser.newContext(), `${site.url}/scripted?from=${encodeURIComponent(server.url)}`);
+  try {
+    for (const [what, window, at, options] of [
+      ['here', here, server, {}],
+      ['elsewhere', elsewhere, server, {}],
+      ['elsewhere, without storage', elsewhere, server, { storage: 'none' }],
+      ['elsewhere, with a token', elsewhere, guarded, { token }],
+    ]) {
+      const page = `scripted ${what}`;
+      const all = await window.evaluate(async ({ from, page, options }) => {
+        const { Headcount } = await import(`${from}/-/headcount.js`);
+        const headcount = new Headcount({ server: from, ...options });
+        await Promise.all([headcount.follow(page), headcount.follow('another')]);
+        await headcount.unfollow('another');
+        window.unread = 0;
+        headcount.unread((count) => (window.unread = count));
+        return headcount.follows();
+      }, { from: at.url, page, options });
+      assert.deepEqual(all, [page]);
+      await modify(page, at);
+      await window.waitForFunction(() => window.unread === 1);
+    }
+  } finally {
+    for (const window of [here, elsewhere]) await window.context().close();
+    await guarded.stop();
+  }
+});
+
+test('a follow by hand from another site without an id is refused, and the answer says what to send', async () => {
+  const page = await open(await browser.newContext(), `${site.url}/by-hand?from=${encodeURIComponent(server.url)}`);
+  const [status, detail, again, follows] = await page.evaluate(async (server) => {
+    const url = `${server}/-/me/follows/by%20hand`;
+    const first = await fetch(url, { method: 'PUT', credentials: 'include' });
+    const headers = { 'Headcount-Id': first.headers.get('Headcount-Id') };
+    const second = await fetch(url, { method: 'PUT', headers });
+    return [first.status, (await first.json()).detail, second.status, (await (await fetch(`${server}/-/me/follows`, { headers })).json()).follows];
+  }, server.url);
+  assert.deepEqual([status, again, follows], [400, 204, ['by hand']]);
+  assert.match(detail, /Headcount-Id/);
+  await page.context().close();
 });
 
 test('an origin that is not allowed is told what to do', async () => {

@@ -47,7 +47,7 @@ show(document.getElementById('root') as HTMLElement);
 const APP = `
 import { createElement as h, useState } from 'react';
 import { createRoot } from 'react-dom/client';
-import { useCount, useCounter, useUnread } from 'headcount-web/react';
+import { useCount, useCounter, useFollow, useUnread } from 'headcount-web/react';
 
 export function App() {
   const [page, setPage] = useState<string | undefined>(undefined);
@@ -55,6 +55,7 @@ export function App() {
   const site = useCount('*', { watch: true });
   const likes = useCounter(\`likes:\${typeof location === 'undefined' ? '' : location.pathname}\`);
   const unread = useUnread();
+  const { followed, follow } = useFollow('news');
   return h(
     'main',
     null,
@@ -62,6 +63,7 @@ export function App() {
     h('p', { id: 'site' }, site.count ?? 'unknown'),
     h('p', { id: 'unread' }, unread.count ?? 'unknown'),
     h('button', { id: 'like', onClick: () => (likes.mine ? likes.remove() : likes.add()) }, \`\${likes.value ?? 'unknown'} \${likes.mine}\`),
+    h('button', { id: 'follow', onClick: follow }, \`\${followed ?? 'unknown'}\`),
     h('button', { id: 'move', onClick: () => setPage('elsewhere' + location.pathname) }, 'move'),
     h('live-count', { id: 'other', page: 'other', watch: true, other: '# people', min: 0 }),
   );
@@ -81,6 +83,7 @@ export const elements = (
     <unread-bell label="News" className="bell" />
     <live-counter counter="views:1" format="full" />
     <like-button counter="likes:1" onrefused={({ detail }) => detail.status} />
+    <follow-button page="p" onfollow={({ detail }) => detail.followed} />
     {/* @ts-expect-error: there is no such storage */}
     <live-count storage="some" />
   </>
@@ -230,6 +233,9 @@ for (const name of BUNDLERS)
     await expect(pages[1], 'like', '1 false');
     await pages[1].click('#like');
     for (const page of pages) await expect(page, 'like', '2 true');
+    await expect(pages[0], 'follow', 'false');
+    await pages[0].click('#follow');
+    await expect(pages[0], 'follow', 'true');
     // The hook leaves its page for another; the element stays, and goes along with the address.
     await pages[0].click('#move');
     await expect(pages[0], 'count', '1 sure open');

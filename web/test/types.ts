@@ -21,6 +21,9 @@ const likes: CounterHandle = headcount.counter('likes:42');
 const unlike: () => void = likes.watch(({ key, value, mine }: CounterValue) => key + value.toFixed() + (mine ?? false));
 export const liked: Promise<CounterValue> = likes.add().then(() => likes.remove()).then(() => likes.increment());
 headcount.addEventListener('counter', ({ detail }) => detail.value.toFixed());
+export const following: Promise<string[]> = headcount.follow('p').then(() => headcount.unfollow('p')).then(() => headcount.follows());
+headcount.addEventListener('follow', ({ detail: { page, followed } }) => followed && page.toUpperCase());
+document.querySelector('follow-button')?.addEventListener('follow', ({ detail }) => detail.page.toUpperCase());
 export async function iterate(): Promise<number> {
   for await (const { count } of headcount.watch('p')) return count;
   for await (const count of headcount.unread()) return count;
