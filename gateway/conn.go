@@ -33,7 +33,7 @@ const (
 )
 
 // conn is one client's connection: a WebSocket, or an event stream, which only
-// receives. A silent one has no goroutine: whoever learns that there is
+// receives, and may have joined its page. A silent one has no goroutine: whoever learns that there is
 // something to do for it takes its turn and serves it.
 type conn struct {
 	// The fan-out's, under its locks. A delivery looks at the end of the first and

@@ -55,7 +55,7 @@ func (w callers) Addr(r *http.Request) netip.Addr { return w.g.cfg.Proxies.Addr(
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
 	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, counters.Topic(key))
+		g.serveEvents(c, counters.Topic(key), "")
 	}
 }
 

@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -12,19 +13,37 @@ import (
 	"headcount/presence"
 )
 
+// getEvents answers with the event stream of a page. With ?join=1 the caller is on the page
+// while the stream lasts, for clients without WebSockets.
 func (g *Gateway) getEvents(c *gin.Context) {
-	name, ok := page(c, presence.CheckReadable)
-	if ok {
-		g.serveEvents(c, presence.CountTopic(name))
+	check, join := presence.CheckReadable, c.Query("join") == "1"
+	if join {
+		check = presence.CheckPage
+	}
+	name, ok := page(c, check)
+	switch {
+	case !ok:
+	case join:
+		g.serveEvents(c, presence.CountTopic(name), name)
+	default:
+		g.serveEvents(c, presence.CountTopic(name), "")
 	}
 }
 
-// serveEvents answers with the event stream of a topic.
-func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
+// serveEvents answers with the event stream of a topic. The caller joins a page, unless that
+// is empty.
+func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string) {
 	id, err := g.identify(c, true)
-	if err != nil && !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, errElsewhere) { // the stream is for everybody
+	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, errElsewhere)) { // a mere stream is for everybody
 		writeIdentityProblem(c.Writer, err)
 		return
+	}
+	if joins != "" {
+		// A client that is gone takes comments for long, by the proxy before it. So a join
+		// lasts no longer than that of a WebSocket whose pings are not answered.
+		if until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout); id.Expires.IsZero() || until.Before(id.Expires) {
+			id.Expires = until
+		}
 	}
 	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.bring(g.cfg.Proxies.Addr(c.Request), n) {
 		g.refuseNewPages(c)
@@ -39,10 +58,10 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
 	}
 	last := c.GetHeader("Last-Event-ID")
 	if c.Request.ProtoMajor > 1 {
-		g.shareStream(c, id, crowd, topic, last)
+		g.shareStream(c, id, crowd, topic, last, joins)
 		return
 	}
-	if err := g.stream(c.Writer, id, crowd, topic, last); err != nil {
+	if err := g.stream(c.Writer, id, crowd, topic, last, joins); err != nil {
 		g.release(crowd)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
@@ -51,7 +70,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic) {
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection is the end of the body, so the fan-out
 // writes events without chunks around them.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID string) error {
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID, joins string) error {
 	c, err := g.open(w, id.Hash, id.Expires, crowd)
 	if err != nil {
 		return err
@@ -60,7 +79,7 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *poli
 	streamHead(head)
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.tell(topic, lastID, responseHead(http.StatusOK, head))
+	c.tell(topic, lastID, joins, responseHead(http.StatusOK, head))
 	c.start()
 	return nil
 }
@@ -73,14 +92,45 @@ func streamHead(head http.Header) {
 }
 
 // tell begins the event stream of a topic. A client that returns with the id of the
-// newest update does not get that one again.
-func (c *conn) tell(topic presence.Topic, lastID string, hello []byte) {
+// newest update does not get that one again, unless it joins a page.
+func (c *conn) tell(topic presence.Topic, lastID, joins string, hello []byte) {
 	c.events = true
 	c.enter(hello)
+	if joins != "" {
+		c.Hold(topic)
+		c.Reform(topic, eventForm, false)
+		c.attend(joins)
+		return
+	}
 	has, err := presence.ParseVersion(lastID)
 	if err == nil && !c.g.hub.StaleLately() {
 		c.Resume(topic, eventForm, shownVersion(has.String()))
 	} else {
 		c.Subscribe([]presence.Topic{topic}, eventForm)
 	}
+}
+
+// attend joins the page of an event stream. The stream has an event when the store has the
+// join, and counts alone if the user is on too many pages.
+func (c *conn) attend(name string) {
+	stored, err := c.g.roster.join(c.user, name, c)
+	if err != nil {
+		c.Ready(presence.CountTopic(name))
+		return
+	}
+	c.wants = []wanted{{name: name, joined: true, sent: true}}
+	c.g.metrics.joins.Inc()
+	if stored {
+		c.arrived(name)
+	}
+}
+
+// appendJoined appends the event that the user is on the page. The client is to open another
+// such stream within heartbeat.
+func appendJoined(b []byte, name string, heartbeat time.Duration) []byte {
+	b = append(b, "event: join\ndata: {\"page\":"...)
+	b = presence.AppendString(b, presence.KeyOf(name))
+	b = append(b, `,"heartbeat_ms":`...)
+	b = strconv.AppendInt(b, heartbeat.Milliseconds(), 10)
+	return append(b, "}\n\n"...)
 }

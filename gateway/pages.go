@@ -123,6 +123,9 @@ func (c *conn) letGo(name string) {
 
 // arrived implements joiner: the store has the join.
 func (c *conn) arrived(name string) {
+	if c.events {
+		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval)) // if it fails, the stream has ended
+	}
 	c.Ready(presence.CountTopic(name))
 	c.tellTotal()
 }

@@ -4,13 +4,16 @@
 // page can do if not. It replaces the WebSocket where a proxy or another program
 // between browser and server blocks WebSockets.
 
-const RENEW_MS = 7_000; // a hold lasts three presence timeouts, 21 s unless the server has other settings
+const RENEW_MS = 7_000; // of a page that is held by PUTs: a hold lasts three presence timeouts, 21 s unless the server has other settings
 const UNREAD_MS = 15_000;
 const POLL_MS = 3_000;
 const STREAMS = 4; // a browser has six connections to a server of HTTP/1.1; further pages are polled
 const RETURN_MS = 25_000; // after this time the client tries a WebSocket again
+const LATELY_MS = 90_000; // where WebSockets were found blocked this lately, one that fails is blocked again
 const COUNTERS = 'api/v1/counters';
 const COUNTER = '\t'; // a counter's topic is its key after this; a page is its own topic
+
+/** @typedef {{source: EventSource, joins: boolean, before?: EventSource, renewal: any}} Stream */
 
 /** @type {WeakSet<object>} */ const answered = new WeakSet(); // connections whose server answered over HTTP when a WebSocket had failed, and that are trying a WebSocket again
 /** @type {Set<string>} */ const forbidden = new Set(); // addresses that the page's Content-Security-Policy forbids
@@ -18,6 +21,17 @@ let told = false; // the console names the directive once, though a WebSocket is
 globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveDirective, blockedURI }) => {
   if (effectiveDirective === 'connect-src') forbidden.add(new URL(blockedURI, location.href).host);
 });
+
+/** Whether WebSockets to the server were blocked lately, also for a page before this one or for another tab; with a time, keeps that they are. */
+function blocked(/** @type {URL} */ { origin }, now = 0) {
+  const key = `headcount_blocked ${origin}`;
+  try {
+    if (now) localStorage[key] = now;
+    return Date.now() - localStorage[key] < LATELY_MS;
+  } catch {
+    return false; // there is no storage, or none for this page
+  }
+}
 
 /**
  * Finds out why there is no WebSocket, and what can be done. Returns a class to use
@@ -32,8 +46,12 @@ globalThis.document?.addEventListener?.('securitypolicyviolation', ({ effectiveD
  * @returns {Promise<any>}
  */
 export default async function rescue(address, failures, refusal, owner) {
-  const found = await find(address, failures, refusal, owner);
+  const base = httpBase(address);
+  const stored = address.searchParams.get('storage') !== 'none';
+  // A page that is reloaded, or takes over from another tab, has the leave grace to be back.
+  const found = failures === 1 && !refusal && stored && blocked(base) ? Fallback : await find(address, failures, refusal, owner);
   if (typeof found === 'string' && found !== refusal) console.error(`Headcount: ${found}`);
+  if (found === Fallback && stored) blocked(base, Date.now());
   return found;
 }
 
@@ -111,20 +129,23 @@ function at(/** @type {string} */ path, /** @type {URL} */ base) {
 }
 
 /**
- * Behaves like the WebSocket. It uses event streams for counts and counters, and PUTs for presence.
- * A user whose page goes without a leave stays counted until the hold ends, so here,
- * too, others do not notice a reload.
+ * Behaves like the WebSocket. It uses event streams for counts, counters and presence: a
+ * stream that joins its page keeps the user there, and at its end the server waits the leave
+ * grace, as after the end of a WebSocket. A hold by PUT begins each join: its answer says
+ * who the user is and whether there is such a page. The hold is ended when a stream has
+ * joined, and taken again when that stream breaks. It stays for pages that have no stream, and
+ * where a proxy keeps events back.
  */
 class Fallback extends EventTarget {
   #base;
   #token;
   #id;
   #stored; // whether there may be a cookie
-  /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> their timers
+  /** @type {Map<string, any>} */ #held = new Map(); // joined pages -> the timer of their holds, 0 when a stream has joined
   /** @type {Set<string>} */ #subscribed = new Set(); // topics
   /** @type {Set<string>} */ #unsure = new Set(); // pages that the server may refuse: it has not answered yet, and an event stream does not say why
   /** @type {Map<string, any>} */ #sets = new Map(); // keys of subscribed counters that have members -> the newest said
-  /** @type {Map<string, EventSource>} */ #streams = new Map(); // at most STREAMS
+  /** @type {Map<string, Stream>} */ #streams = new Map(); // at most STREAMS
   /** @type {any[]} */ #timers;
   #turn = Promise.resolve(); // requests that carry the user's id go one after the other, because the first answer may bring that id
   #closed = false;
@@ -150,8 +171,7 @@ class Fallback extends EventTarget {
       case 'join':
         if (this.#held.has(page)) return;
         this.#unsure.add(page);
-        this.#held.set(page, setInterval(() => this.#hold(page, 'increment'), RENEW_MS));
-        this.#hold(page, 'increment');
+        this.#keep(page);
         break;
       case 'leave':
         clearInterval(this.#held.get(page));
@@ -185,7 +205,7 @@ class Fallback extends EventTarget {
 
   close() {
     this.#closed = true;
-    for (const stream of this.#streams.values()) stream.close();
+    for (const page of this.#streams.keys()) this.#end(page);
     for (const timer of [...this.#timers, ...this.#held.values()]) clearTimeout(timer);
   }
 
@@ -219,10 +239,19 @@ class Fallback extends EventTarget {
     if (this.#closed) throw new Error('closed');
     const answer = await fetch(at(path, this.#base), { method, headers, body, credentials: this.#stored ? 'include' : 'omit', cache: 'no-store' });
     const id = answer.headers.get('Headcount-Id');
-    if (id) this.#say({ type: 'welcome', id: (this.#id = id) });
+    // On the server's own origin the next PUT sets a cookie, and that one stays.
+    const foreign = !this.#stored || this.#base.origin !== location.origin;
+    if (id && (foreign || method !== 'GET')) this.#say({ type: 'welcome', id: (this.#id = id) });
     const said = await answer.json();
     if (answer.ok) return said;
     throw Object.assign(new Error(said.detail ?? said.title), { status: answer.status });
+  }
+
+  /** Keeps the user on a page by PUTs, until a stream does. */
+  #keep(/** @type {string} */ page) {
+    clearInterval(this.#held.get(page));
+    this.#held.set(page, setInterval(() => this.#hold(page, 'increment'), RENEW_MS));
+    this.#hold(page, 'increment');
   }
 
   #hold(/** @type {string} */ page, /** @type {string} */ action) {
@@ -308,32 +337,50 @@ class Fallback extends EventTarget {
     return [...new Set([...this.#held.keys(), ...this.#subscribed])].filter((topic) => !this.#unsure.has(topic));
   }
 
-  /** Opens and closes streams so that the first of the wanted pages have one each. */
+  /** Opens and closes streams so that the first of the wanted pages have one each, which joins what is held. */
   #listen() {
-    const pages = this.#wanted;
-    for (const [page, stream] of this.#streams) {
-      if (pages.includes(page)) continue;
-      stream.close();
-      this.#streams.delete(page);
-    }
-    for (const page of pages) {
-      if (this.#streams.has(page) || this.#streams.size >= STREAMS) continue;
-      const key = page.startsWith(COUNTER) && page.slice(1);
-      const url = at(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
-      if (this.#token) url.searchParams.set('token', this.#token);
-      if (!this.#stored) {
-        url.searchParams.set('storage', 'none');
-        if (this.#id) url.searchParams.set('id', this.#id);
-      }
-      const stream = new EventSource(url, { withCredentials: this.#stored });
-      stream.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
-      stream.addEventListener('counter', ({ data }) => this.#counter(JSON.parse(data)));
-      stream.addEventListener('error', () => {
-        if (stream.readyState === EventSource.CLOSED) this.#fail();
-        else this.#fetch('-/counters?page=*').catch(({ status }) => status || this.#fail()); // it tries again, and does not say whether the server is there
-      });
-      this.#streams.set(page, stream);
-    }
+    const pages = this.#wanted.slice(0, STREAMS);
+    for (const [page, { joins }] of this.#streams) if (!pages.includes(page) || joins !== this.#held.has(page)) this.#end(page);
+    for (const page of pages) if (!this.#streams.has(page)) this.#open(page);
+  }
+
+  #end(/** @type {string} */ page) {
+    const stream = this.#streams.get(page);
+    this.#streams.delete(page);
+    stream?.source.close();
+    stream?.before?.close();
+    clearTimeout(stream?.renewal);
+  }
+
+  /** Opens a stream, and ends the one that the page has when the new one has joined. */
+  #open(/** @type {string} */ page) {
+    const key = page.startsWith(COUNTER) && page.slice(1);
+    const url = at(key ? `${COUNTERS}/${encodeURIComponent(key)}/events` : `${encodeURIComponent(page)}/counter/events`, this.#base);
+    const joins = this.#held.has(page);
+    if (this.#token) url.searchParams.set('token', this.#token);
+    else if (this.#id) url.searchParams.set('id', this.#id);
+    if (!this.#stored) url.searchParams.set('storage', 'none');
+    if (joins) url.searchParams.set('join', '1');
+    const source = new EventSource(url, { withCredentials: this.#stored });
+    /** @type {Stream} */ const stream = { source, joins, before: this.#streams.get(page)?.source, renewal: 0 };
+    this.#streams.set(page, stream);
+    source.addEventListener('count', ({ data }) => this.#say({ type: 'count', ...JSON.parse(data) }));
+    source.addEventListener('counter', ({ data }) => this.#counter(JSON.parse(data)));
+    source.addEventListener('join', ({ data }) => {
+      if (this.#streams.get(page) !== stream) return;
+      stream.before?.close();
+      clearTimeout(stream.renewal);
+      stream.renewal = setTimeout(() => this.#open(page), JSON.parse(data).heartbeat_ms); // that proves that somebody is here
+      if (!this.#held.get(page)) return;
+      clearInterval(this.#held.get(page));
+      this.#held.set(page, 0);
+      this.#hold(page, 'decrement');
+    });
+    source.addEventListener('error', () => {
+      if (this.#held.get(page) === 0) this.#keep(page);
+      if (source.readyState === EventSource.CLOSED) this.#fail();
+      else this.#fetch('-/counters?page=*').catch(({ status }) => status || this.#fail()); // it tries again, and does not say whether the server is there
+    });
   }
 
   #poll() {

@@ -49,6 +49,7 @@ var told = []message{
 // and their ids are versions.
 var (
 	countEvent   = message{"count", "event: count, id: the version, data: this.", schemas["Count"].(object)}
+	joinEvent    = message{"join", "event: join, data: this. With ?join=1: the user is on the page. Another stream is to be open within heartbeat_ms.", members("page", id, "heartbeat_ms", natural)}
 	counterEvent = message{"counter", "event: counter, id: the version, data: this.", schemas["Counter"].(object)}
 )
 
@@ -74,7 +75,7 @@ var AsyncAPI = document(func() object {
 	}
 	fromClient, saidNames := add("client_", said...)
 	fromServer, toldNames := add("server_", told...)
-	pageEvents, countNames := add("event_", countEvent)
+	pageEvents, countNames := add("event_", countEvent, joinEvent)
 	counterEvents, counterNames := add("event_", counterEvent)
 	in := func(name string) object { return object{name: object{"description": "percent-encoded"}} }
 	return object{

@@ -153,5 +153,6 @@ var parameters = object{
 	"lastevent":   header("Last-Event-ID", "The id of the last event that was received; it is not sent again while it is the newest."),
 	"urltoken":    query("token", "The token, for clients that cannot send a header.", text),
 	"back":        query("back", "Any value: the client was connected before. A server that was restarted, and has forgotten who was there, calls its counts stale until the others had time to come back.", text),
+	"join":        query("join", "1: the caller is on the page until the stream ends, which it does after --ping-interval and --pong-timeout: open another one before that.", one("1")),
 	"urlid":       query("id", "The signed id of an anonymous visitor, for pages of another origin.", text),
 }

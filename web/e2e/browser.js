@@ -91,6 +91,10 @@ export async function within(promise, what, wait) {
   assert.ok(took - HOPS * lost <= promise, `${what}: it took ${took} ms, of which the machine lost ${lost}; promised are ${promise}`);
 }
 
+/** Waits, in a window without WebSockets, until a stream holds the user on the page, and no PUT does; of a client that has only PUTs, for ten seconds. */
+export const streaming = (page) =>
+  page.waitForResponse((answer) => /"decrement"/.test(answer.request().postData() ?? ''), { timeout: 10_000 }).catch(() => {});
+
 /** Waits until a window shows the count that is wanted. */
 export const expectCount = (page, want, id = 'count') => eventually(want, 'the window shows', () => shown(page, id));
 

@@ -6,7 +6,7 @@ import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import {
-  GRACE, LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite, within,
+  GRACE, LEAVE_GRACE, eventually, expectCount, expectState, launch, open, record, recorded, shown, startCable, startOfficeProxy, startSite, streaming, within,
 } from './browser.js';
 import { Server, program } from './server.js';
 
@@ -217,6 +217,39 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   assert.equal(await server.count('pricing'), 1);
   assert.match(page.complaints.join(), /WebSocket/, 'the browser mentions what was blocked');
   for (const window of [page, watcher]) await window.context().close();
+});
+
+test('where WebSockets are blocked a user stays with the last tab, and no longer', async () => {
+  const watcher = await open(await browser.newContext(), at('tabs', office.url));
+  await expectCount(watcher, 1);
+  const context = await browser.newContext();
+  let held;
+  const one = await open(context, at('tabs', office.url), (page) => void (held = streaming(page)));
+  await expectCount(watcher, 2);
+  await held;
+  const two = await open(context, at('tabs', office.url));
+  await expectCount(two, 2);
+  await record(watcher);
+  held = streaming(two);
+  await one.close(); // it has the connection
+  await held;
+  await two.reload();
+  held = streaming(two);
+  await expectCount(two, 2);
+  await held;
+  await sleep(LEAVE_GRACE + 500);
+  assert.deepEqual(await recorded(watcher), [2], 'nobody sees one tab close and another reload');
+
+  // The browser keeps the page for "back", and it joins again.
+  await two.evaluate(() => addEventListener('pageshow', ({ persisted }) => (window.restored = persisted)));
+  await two.goto(at('elsewhere', office.url));
+  const left = Date.now();
+  await expectCount(watcher, 1);
+  assert.ok(Date.now() - left < 12_000, 'the user is gone after the leave-grace of 6 s; a hold by PUT lasts 14 s at least');
+  await two.evaluate(() => void setTimeout(() => history.back()));
+  await expectCount(watcher, 2);
+  assert.equal(await two.evaluate(() => window.restored), true);
+  for (const each of [context, watcher.context()]) await each.close();
 });
 
 test('a person on another origin is one person without WebSockets, too', async () => {

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
-import { expectCount, expectState, launch, open as openIn, startOfficeProxy } from './browser.js';
+import { expectCount, expectState, launch, open as openIn, startOfficeProxy, streaming, within } from './browser.js';
 import { Server, program } from './server.js';
 
 const KEY = 'a key for tests alone';
@@ -64,6 +64,14 @@ test('where WebSockets are blocked there are event streams and PUTs', async () =
   await page.click('#pages a[data-page="pricing"]');
   await expectCount(watcher, 1);
   assert.match(page.complaints.join(), /WebSocket/, 'the browser mentions what was blocked');
+  let held;
+  const visitor = await open('office', { from: office.url, prepare: (page) => void (held = streaming(page)) });
+  await expectCount(watcher, 2);
+  await held;
+  await visitor.context().close();
+  const closed = Date.now();
+  await within(2_500, 'a closed tab is gone after the leave-grace of 2 s', () => expectCount(watcher, 1));
+  assert.ok(Date.now() - closed < 12_000, 'a hold by PUT lasts 14 s at least');
   for (const window of [page, watcher]) await window.context().close();
 });
 

@@ -1,12 +1,15 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/golang-jwt/jwt/v5"
 
 	"headcount/internal/testkit"
 )
@@ -44,6 +47,72 @@ func TestOneUserInThreeTabs(t *testing.T) {
 
 func pathEscape(page string) string {
 	return strings.ReplaceAll(page, " ", "%20")
+}
+
+// joined waits until an event stream says that its user is on the page.
+func (st *stream) joined() {
+	st.t.Helper()
+	select {
+	case e := <-st.events:
+		var data struct {
+			Page      string
+			Heartbeat int64 `json:"heartbeat_ms"`
+		}
+		if err := json.Unmarshal([]byte(e.data), &data); e.name != "join" || err != nil || data.Page == "" || data.Heartbeat <= 0 {
+			st.t.Fatalf("event %q with data %s, want a join", e.name, e.data)
+		}
+	case <-time.After(testkit.Timeout):
+		st.t.Fatal("no event")
+	}
+}
+
+// Without WebSockets a user is on a page while an event stream of any tab joins it, and no
+// longer than the leave grace after the last one.
+func TestJoinByEventStream(t *testing.T) {
+	t.Parallel()
+	const grace = 300 * time.Millisecond
+	s := start(t, "--leave-grace="+grace.String(), "--update-interval=10ms")
+	watcher, me := s.ws(t), s.ws(t)
+	watcher.subscribe("p")
+	watcher.takeCount("p", 0)
+	one := s.sse(t, "/p/counter/events?join=1&id="+me.id)
+	one.joined()
+	if e := one.take(); e.Count != 1 {
+		t.Errorf("the first count lacks the user: %d", e.Count)
+	}
+	watcher.takeCount("p", 1)
+	tab := s.sse(t, "/p/counter/events?join=1", me.as())
+	tab.joined()
+	other := s.sse(t, "/p/counter/events?join=1")
+	other.joined()
+	watcher.takeCount("p", 2)
+	_ = one.resp.Body.Close()
+	other.awaitCount(2)
+	watcher.silent() // the other tab is there
+	_ = tab.resp.Body.Close()
+	testkit.Within(t, grace+2*time.Second, "the user is gone", func() bool { return s.count(t, "p") == 1 })
+	watcher.takeCount("p", 1)
+	back := s.sse(t, "/p/counter/events?join=1", me.as()) // a reload
+	back.joined()
+	watcher.takeCount("p", 2)
+	_ = back.resp.Body.Close()
+	s.sse(t, "/p/counter/events?join=1", me.as()).joined()
+	watcher.silent()
+	s.get(t, "/*/counter/events?join=1").problem(t, http.StatusBadRequest)
+
+	// A client that is gone, and whose proxy takes the events for it.
+	s = start(t, "--ping-interval=1s", "--pong-timeout=1s", "--leave-grace=0s")
+	gone := s.sse(t, "/p/counter/events?join=1")
+	gone.joined()
+	gone.end()
+	testkit.Eventually(t, "the user is gone", func() bool { return s.count(t, "p") == 0 })
+
+	s = start(t, "--jwt-secret="+jwtSecret)
+	s.get(t, "/p/counter/events?join=1").problem(t, http.StatusUnauthorized)
+	s.sse(t, "/p/counter/events?join=1&token="+hs256(t, jwt.MapClaims{"sub": "ann"})).joined()
+	if got := s.count(t, "p"); got != 1 {
+		t.Errorf("with a token: %d", got)
+	}
 }
 
 func TestExplicitLeaveIsAtOnce(t *testing.T) {
