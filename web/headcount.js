@@ -38,6 +38,7 @@ const HANDOVER_MAX_MS = 60_000; // the longest wait that a reconnect frame may a
 const MAX_PAGES = 100; // the server's bound for one connection
 const GRACE_MS = 2_000; // how long the wants of a tab that vanished are kept: the tab may just reload
 const SILENCE_MS = 3_000; // when the tab with the connection is silent this long, it sleeps and another tab takes over
+const IDLE_MS = 5_000; // a connection of which nothing has been wanted for this long is closed
 const HIDDEN_MS = 60_000; // if countHidden is false, a tab that was hidden this long is not counted
 
 const HOME = new URL('..', import.meta.url); // the server that this file came from
@@ -572,9 +573,8 @@ export class Headcount extends EventTarget {
   /** Gives up the connection without a leave. */
   #part() {
     this.#heard();
-    const hub = this.#hub;
+    this.#hub?._hangUp();
     this.#hub = this.#post = undefined;
-    hub?._hangUp();
     if (this.#sharing) this.#become('waiting');
     this.#sharing?.abort();
     this.#sharing = undefined;
@@ -674,6 +674,7 @@ function Hub(base, keep, getToken, say) {
   let dialing = false;
   let over = false;
   /** @type {any} */ let retry; // timer of the next attempt
+  /** @type {any} */ let idle; // timer that closes a connection of which nothing is wanted
   let attempt = 0;
   let failures = 0; // attempts in a row that the server did not welcome
   let back = ''; // not empty: a server has welcomed us before
@@ -712,6 +713,13 @@ function Hub(base, keep, getToken, say) {
 
     if (toRead) link._send({ type: 'read' });
     toRead = false;
+
+    clearTimeout(idle);
+    idle = setTimeout(() => {
+      if (wanted()) return;
+      unread = 0; // nobody tells us of its changes from now on
+      links.forEach((link) => link._end());
+    }, IDLE_MS);
   };
   const syncAll = () => links.forEach(sync);
 
@@ -736,8 +744,10 @@ function Hub(base, keep, getToken, say) {
   /** Plans the next attempt after ms. It replaces an earlier plan. */
   const later = (/** @type {number} */ ms) => {
     clearTimeout(retry);
-    if (!over)
-      retry = setTimeout(() => {
+    retry =
+      !over &&
+      wanted() &&
+      setTimeout(() => {
         retry = 0;
         dial();
       }, ms);
@@ -894,6 +904,7 @@ function Hub(base, keep, getToken, say) {
     _hangUp() {
       over = true;
       clearTimeout(retry);
+      clearTimeout(idle);
       links.forEach((link) => link._end());
     },
   };
@@ -1122,7 +1133,7 @@ const late = (load) =>
  *   server="https://…"  where the server is, if it is not where this file came from
  *   storage="none"      neither cookie nor storage: each tab is somebody else
  *   format="full"       "1,234" instead of "1.2K"; a sentence has that on large screens
- *   announce="…"        what a screen reader says now and then; {count} is the number
+ *   announce="…"        what a screen reader says, at most once a minute; {count} is the number, off is silence
  *   count-hidden="false"  a user who hides this tab for a minute is not counted
  *
  * The element shows its content until the first count is there. ::part(count) styles
@@ -1137,7 +1148,7 @@ export const LiveCount = late(live);
  * opens the list of the newest, which are read one by one or all.
  *
  *   label="…"     what the button is called; default "Notifications"
- *   announce="…"  what a screen reader says now and then; {count} is the number
+ *   announce="…"  as above
  *   all="…" none="…" failed="…"  words of the list: that all are to be read, that there
  *                 is nothing new, that it could not be loaded
  *

@@ -599,6 +599,36 @@ test('when nothing is wanted any more a lost connection stays lost', async () =>
   assert.equal(sockets.length, 2);
 });
 
+test('a connection of which nothing is wanted is closed after five seconds, and a new want opens another at once', async () => {
+  const headcount = await connected();
+  headcount.leave('p');
+  await settle();
+  await tick(4_900);
+  const stop = headcount.unread(() => {});
+  await settle();
+  await tick(10_000);
+  assert.equal(sockets[0].closed, false, 'it is wanted again');
+  sockets[0].say({ type: 'unread', count: 3 });
+  stop();
+  await settle();
+  await tick(4_900);
+  assert.equal(sockets[0].closed, false, 'something may come back soon');
+  await tick(100);
+  assert.equal(sockets[0].closed, true);
+  await tick(60_000);
+  assert.equal(headcount.state, 'idle');
+  assert.equal(sockets.length, 1);
+
+  const seen = [];
+  headcount.unread((count) => seen.push(count));
+  await settle();
+  assert.equal(sockets.length, 2);
+  assert.deepEqual(seen, [], 'what was unread then may not be now');
+  sockets[1].welcome();
+  sockets[1].say({ type: 'unread', count: 1 });
+  assert.deepEqual(seen, [1]);
+});
+
 test('a WebSocket that the browser refuses to make is a failed attempt', async () => {
   globalThis.WebSocket = class {
     constructor() {
