@@ -222,7 +222,7 @@ interface CommonAttributes {
   storage?: 'none';
   /** full: 1,234 instead of 1.2K. */
   format?: 'full' | 'compact';
-  /** What a screen reader says now and then; {count} is the number. */
+  /** What a screen reader says, at most once a minute; {count} is the number, and off is silence. */
   announce?: string;
 }
 export interface LiveCountAttributes extends CommonAttributes {

@@ -70,7 +70,7 @@ function web(/** @type {string | undefined} */ url) {
  * @param {import('./live.js').Parts} parts
  * @param {HTMLElement} button of the bell
  */
-export default function toggle({ element, headcount, root, say, signal }, button) {
+export default function toggle({ element, headcount, root, say, language, signal }, button) {
   const open = root.querySelector('[part~=list]');
   if (open) return void open.dispatchEvent(new Event('close'));
   const anchored = CSS.supports('position-area', 'self-block-end span-self-inline-start');
@@ -133,7 +133,7 @@ export default function toggle({ element, headcount, root, say, signal }, button
     const href = web(url);
     const line = make(href ? 'a' : 'button', 'item', title || page);
     if (href) line.setAttribute('href', href);
-    const when = new Date(updated_at).toLocaleString(/** @type {any} */ (element.closest('[lang]'))?.lang || undefined, { dateStyle: 'medium', timeStyle: 'short' });
+    const when = new Date(updated_at).toLocaleString(language(), { dateStyle: 'medium', timeStyle: 'short' });
     line.append(make('span', 'when', count > 1 ? `${when} · ${count}` : when));
     line.addEventListener('click', () => {
       read(page);

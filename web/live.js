@@ -6,11 +6,14 @@
 // around it. All elements of a document speak to screen readers through one polite
 // live region, each at its turn.
 
-const ANNOUNCE_MS = 10_000; // least time between two announcements
+const ANNOUNCE_MS = 60_000; // least time between two announcements
 const LONGEST = 128; // code points of a page's name
 const KEPT = 95; // of a longer one; '#' and the hash fill it up
 const DRAWN = ['key', 'counter', 'format', 'min', 'zero', 'one', 'two', 'few', 'many', 'other']; // attributes that change what is shown; headcount.js observes the others
 const TOLD = 100; // so many different complaints are told once; after them nothing is
+const FULL =
+  'this document has elements for more than 100 pages and counters, which is the most for one connection; those beyond show nothing and count nobody. ' +
+  'Use fewer elements, or let your server ask for many numbers at once: GET /-/counters and /api/v1/counters';
 
 /** @typedef {import('./headcount.js').Headcount} Headcount */
 /** @typedef {import('./headcount.js').Counter} Counter */
@@ -25,6 +28,8 @@ const TOLD = 100; // so many different complaints are told once; after them noth
  * @property {(value: number) => string} format
  * @property {() => void} forget shows the content of the element again
  * @property {(words: string) => void} say to a screen reader, at once
+ * @property {(why: string | Error) => void} refuse strikes the number out, and tells the author of the page why there is none
+ * @property {() => string | undefined} language of the element
  * @property {AbortSignal} signal ends it
  */
 
@@ -37,12 +42,15 @@ function tell(/** @type {string} */ words, /** @type {'error' | 'warn'} */ how =
   console[how](`Headcount: ${words}`);
 }
 
+/** What an error of a Headcount says to the author of the page. */
+const reason = (/** @type {Error} */ error) => (error instanceof RangeError ? FULL : error.message.replace(/^Headcount: /, ''));
+
 // ---- where the visitor is
 
 /**
  * Counts the user on a page, see Headcount.here.
  * @param {Headcount} headcount
- * @param {(counter: Counter | undefined) => void} callback
+ * @param {(counter: Counter | undefined, why?: string) => void} callback
  * @param {string | undefined} page
  * @param {boolean | undefined} watch
  * @param {() => string} address says the page's own name
@@ -54,16 +62,17 @@ export function attend(headcount, callback, page, watch, address, signal) {
   /** @type {(() => void)[]} */ let undo = [];
   const present = () => !watch && name !== '*';
   // What a callback throws must not end halfway what is done here, nor reach the script that has changed the address.
-  const unknown = () => {
+  const unknown = (/** @type {string | undefined} */ why = undefined) => {
     try {
-      callback(undefined);
+      callback(undefined, why);
     } catch (error) {
       reportError(error);
     }
   };
   const refuse = (/** @type {string} */ why) => {
-    tell(`the page ${JSON.stringify(name)} is not counted: ${why}`);
-    unknown();
+    const words = why === FULL ? why : `the page ${JSON.stringify(name)} is not counted: ${why}`;
+    tell(words);
+    unknown(words);
     try {
       if (present()) undo.push(headcount.join(stand(name ?? ''))); // the visitor is on the site all the same
     } catch {} // there is no room for another page
@@ -79,7 +88,7 @@ export function attend(headcount, callback, page, watch, address, signal) {
       if (present()) undo.push(headcount.join(name));
       undo.push(headcount.watch(name, callback));
     } catch (/** @type {any} */ error) {
-      refuse(error.message.replace(/^Headcount: /, ''));
+      refuse(reason(error));
     }
     for (const step of before) step();
   };
@@ -232,12 +241,15 @@ export function draw(element, headcount, signal, keep) {
     }
   };
   const say = (/** @type {string} */ words) => speak(element, words, true);
+  let refused = false; // this number, whatever becomes of the others
   const connected = () => {
     const { state } = headcount;
     number.part.toggle('offline', state !== 'open');
-    number.part.toggle('refused', state === 'refused');
+    number.part.toggle('refused', refused || state === 'refused');
   };
   const forget = () => {
+    refused = false;
+    connected();
     keep(undefined);
     number.hidden = false;
     number.part.remove('stale');
@@ -248,11 +260,17 @@ export function draw(element, headcount, signal, keep) {
   changes.observe(element, { attributeFilter: DRAWN });
   signal.addEventListener('abort', () => changes.disconnect());
   signal.addEventListener('abort', () => waiting.delete(element));
-  connected();
   forget();
   listener();
   return {
     element, headcount, root, number, signal, format, forget, say,
+    language: () => language(element),
+    refuse(why) {
+      forget();
+      refused = true;
+      connected();
+      tell(typeof why === 'string' ? why : reason(why));
+    },
     show(value, type, detail, words) {
       const text = format(value);
       keep(value);
@@ -261,7 +279,8 @@ export function draw(element, headcount, signal, keep) {
         tell('the server cannot be sure that this count is right (stale): it has just started, or its store or another region does not answer. Its log and /readyz say which one', 'warn');
       number.textContent = text;
       element.dispatchEvent(new CustomEvent(type, { detail }));
-      const now = words === null ? '' : (element.getAttribute('announce') ?? words).replaceAll('{count}', text);
+      const wanted = element.getAttribute('announce');
+      const now = words === null || wanted === 'off' ? '' : (wanted ?? words).replaceAll('{count}', text);
       const first = heard === undefined; // a screen reader reads the first value in place, like any text
       if (heard === now) return;
       heard = now;
@@ -292,13 +311,19 @@ function begin(/** @type {HTMLElement} */ element) {
   return root;
 }
 
-const language = (/** @type {HTMLElement} */ element) => /** @type {any} */ (element.closest('[lang]'))?.lang || undefined;
+/** The language of an element: the nearest lang around it, also outside of the shadow roots that it is in. */
+function language(/** @type {HTMLElement} */ element) {
+  for (let /** @type {any} */ at = element; at; at = at.getRootNode().host) {
+    const found = at.closest('[lang]');
+    if (found) return found.lang || undefined;
+  }
+}
 
 /**
  * <live-count>: the number, or a sentence around it.
  * @param {Parts} parts
  */
-export default function count({ element, headcount, root, number, show, format, forget, signal }) {
+export default function count({ element, headcount, root, number, show, format, forget, refuse, signal }) {
   const page = element.getAttribute('page') || undefined;
   const watch = element.hasAttribute('watch');
   const least = Number(element.getAttribute('min')) || 0;
@@ -321,11 +346,11 @@ export default function count({ element, headcount, root, number, show, format, 
     return element.getAttribute(plural(element, value)) ?? sentence;
   };
   /** @type {Counter | undefined} */ let known;
-  const paint = (/** @type {Counter | undefined} */ counter) => {
+  const paint = (/** @type {Counter | undefined} */ counter, /** @type {string | undefined} */ why = undefined) => {
     known = counter;
     if (!counter) {
       write('#');
-      return forget();
+      return why ? refuse(why) : forget();
     }
     const text = words(counter.count);
     write(text);

@@ -5,12 +5,12 @@
 //
 //   <live-counter key="views:42">   shows a counter
 //     increment     adds one for this visit, if the counter's rule opens that to everyone
-//     announce="…"  what a screen reader says now and then; default: nothing
+//     announce="…"  what a screen reader says, at most once a minute; default: nothing
 //
 //   <like-button key="likes:42">    shows how many members a counter has; a click
 //                                   makes the user one of them, or no longer
 //     label="…"     what the button is called; default "Like"
-//     announce="…"  what a screen reader says now and then; {count} is the number
+//     announce="…"  what a screen reader says; {count} is the number
 //     refused="…"   what it says when a click was in vain
 //
 //   <follow-button page="pricing">  has the user follow a page, or no longer
@@ -151,19 +151,23 @@ export async function* iterate(headcount, subscribe) {
  * @param {Parts} parts
  */
 export default function begin(parts) {
-  const { element, headcount, show, signal } = parts;
+  const { element, headcount, show, refuse, signal } = parts;
   if (element.localName === 'follow-button') return follows(parts);
   const key = element.getAttribute('key') ?? element.getAttribute('counter') ?? '';
   const counter = headcount.counter(key);
-  const complain = (/** @type {any} */ error) => console.error(`Headcount: ${key}: ${error.message}`);
   // What a page shows is up to its author, who looks here when it shows nothing.
-  headcount.addEventListener('error', (/** @type {any} */ { detail }) => detail.counter === key && complain(detail), { signal });
+  headcount.addEventListener('error', (/** @type {any} */ { detail }) => detail.counter === key && refuse(`${key}: ${detail.message}`), { signal });
   const told =
     element.localName === 'like-button'
       ? likes(parts, counter)
       : (/** @type {CounterValue} */ now) => show(now.value, 'counter', now, '');
-  signal.addEventListener('abort', counter.watch(told));
-  if (element.hasAttribute('increment')) visit(headcount, key).catch(complain);
+  if (!key) return refuse(`<${element.localName}> has no key; name its counter in key="…", or in counter="…" where JSX keeps key for itself`);
+  try {
+    signal.addEventListener('abort', counter.watch(told));
+  } catch (/** @type {any} */ error) {
+    return refuse(error);
+  }
+  if (element.hasAttribute('increment')) visit(headcount, key).catch((error) => console.error(`Headcount: ${key}: ${error.message}`));
 }
 
 /** @type {WeakMap<Headcount, Set<string>>} */ const visited = new WeakMap(); // the counters that this visit was added to: those of the page's elements
@@ -244,7 +248,7 @@ function toggle({ element, say, signal }, button, label, said, ask, paint) {
  * @param {import('./headcount.js').CounterHandle} counter
  */
 function likes(parts, counter) {
-  const { element, root, number, show } = parts;
+  const { element, root, number, show, refuse } = parts;
   const button = number.closest('button') ?? draw(root, number, HEART);
   const label = () => element.getAttribute('label') ?? 'Like';
   /** @type {CounterValue | undefined} */ let now;
@@ -262,6 +266,11 @@ function likes(parts, counter) {
     },
   );
   return (/** @type {CounterValue} */ newest) => {
+    if (newest.kind !== 'members')
+      return refuse(
+        `<like-button key="${newest.key}"> needs a counter of the kind members, and this one is of the kind ${newest.kind}. ` +
+          'Use a key whose rule says members, such as likes:42, or show the number in a <live-counter>',
+      );
     now = newest;
     update();
   };

@@ -68,7 +68,7 @@ const words = (page, id = 'count') =>
 const expectWords = (page, want, id) => eventually(want, 'the element shows', () => words(page, id));
 
 /** Waits until an element has what it shows in it. */
-const drawn = (page) => page.waitForFunction(() => document.getElementById('count').shadowRoot);
+const drawn = (page, id = 'count') => page.waitForFunction((id) => document.getElementById(id).shadowRoot, id);
 
 /** All live regions of a page, with those in shadows. */
 const regions = (page) =>
@@ -78,15 +78,16 @@ const regions = (page) =>
   });
 
 /** A page whose server is the test: say() sends a frame, counts of pages with the next version. */
-async function played(html, options = {}) {
+async function played(html, { clock, ...options } = {}) {
   let socket;
   let version = 0;
-  const page = await open(address(html, options), (page) =>
-    page.routeWebSocket(/\/-\/ws/, (to) => {
+  const page = await open(address(html, options), async (page) => {
+    if (clock) await page.clock.install();
+    await page.routeWebSocket(/\/-\/ws/, (to) => {
       socket = to;
-      socket.send(JSON.stringify({ type: 'welcome', user: 'u', heartbeat_ms: 60_000 }));
-    }),
-  );
+      socket.send(JSON.stringify({ type: 'welcome', user: 'u', heartbeat_ms: 600_000 }));
+    });
+  });
   await eventually(true, 'it connects', () => socket !== undefined);
   await drawn(page);
   page.say = (count, name = '/', more = {}) => socket.send(JSON.stringify({ type: 'count', page: name, count, updated_at: null, version: `1-${++version}`, ...more }));
@@ -144,6 +145,87 @@ test('a screen reader hears the sentence from one region, however many elements 
   await expectWords(page, '2 people are reading');
   assert.deepEqual(await regions(page), [['2 people are reading']], 'numbers of other pages mean nothing without words');
   assert.equal(await page.evaluate(() => document.querySelector('[role=status]').getAttribute('role')), 'status', 'politely');
+  await close(page);
+});
+
+test('the region speaks at most once a minute, and not for announce="off"', async () => {
+  const page = await played('<live-count id="count"></live-count><live-count id="off" page="off" announce="off"></live-count>', { clock: true });
+  for (const name of ['/', 'off']) page.say(1, name);
+  await expectWords(page, '1', 'off');
+  const heard = async (count) => {
+    for (const name of ['/', 'off']) page.say(count, name);
+    await expectWords(page, `${count}`, 'off');
+    return regions(page);
+  };
+  assert.deepEqual(await heard(2), [['2 here now']], 'after a silence at once');
+  for (let seconds = 5, count = 3; seconds < 60; seconds += 5) {
+    await page.clock.fastForward(5_000);
+    const [words] = await heard(count++);
+    assert.ok(words.length === 0 || words[0] === '2 here now', `after ${seconds} s: ${words}`);
+  }
+  await page.clock.fastForward(5_000);
+  assert.deepEqual(await regions(page), [['13 here now']], 'then the newest');
+  await page.evaluate(() => document.getElementById('count').setAttribute('announce', 'off'));
+  await page.clock.fastForward(60_000);
+  assert.deepEqual(await heard(14), [[]], 'silence');
+  await close(page);
+});
+
+test('an element in shadow roots has the language around them', async () => {
+  const sentence = '<live-count one="# osoba" few="# osoby" other="# osób"></live-count>';
+  const inside = (html) => `<div><template shadowrootmode="open">${html}</template></div>`;
+  const page = await played(`<live-count id="count"></live-count>${inside(inside(sentence))}<div lang="en">${inside(sentence)}</div>`, { lang: 'pl' });
+  page.say(3);
+  const said = () => page.evaluate(() => {
+    const find = (root) => [...root.querySelectorAll('*')].flatMap((node) => (node.matches('live-count') ? [node] : node.shadowRoot ? find(node.shadowRoot) : []));
+    return find(document).slice(1).map((element) => [...element.shadowRoot.childNodes].map((node) => node.textContent).join('')).join();
+  });
+  await eventually('3 osoby,3 osób', 'the sentences are', said);
+  await close(page);
+});
+
+const looks = (page, id) =>
+  page.evaluate((id) => {
+    const number = document.getElementById(id).shadowRoot?.querySelector('[part~=count]');
+    return number && `${number.textContent} ${getComputedStyle(number).textDecorationLine} ${number.closest('button')?.disabled}`;
+  }, id);
+
+test('the connection ends five seconds after the last element, and a new one opens it again', async () => {
+  const connections = (want) => eventually(want, 'connections', () => server.connections());
+  await connections(0);
+  const page = await open(address('<live-count id="count"></live-count>', { path: '/idle' }), (page) => page.clock.install());
+  await expectCount(page, 1);
+  await page.evaluate(() => document.getElementById('count').remove());
+  await eventually(0, 'the page has', () => server.count('/idle'));
+  await page.clock.fastForward(5_000);
+  await connections(0);
+  await page.evaluate(() => document.body.insertAdjacentHTML('beforeend', '<live-count id="count"></live-count>'));
+  await expectCount(page, 1);
+  assert.deepEqual(page.complaints, []);
+  await close(page);
+});
+
+test('an element that cannot show its counter is struck out, and the console says what to do', async () => {
+  const page = await open(address('<like-button id="votes" key="votes:x"></like-button><live-counter id="keyless"></live-counter><like-button id="bare"></like-button><like-button id="likes" key="likes:x"></like-button>', { path: '/wrong' }));
+  await eventually('0 none false', 'a right one is', () => looks(page, 'likes'));
+  for (const [id, want] of Object.entries({ votes: '– line-through true', keyless: '– line-through undefined', bare: '– line-through true' }))
+    await eventually(want, `${id} is`, () => looks(page, id));
+  for (const words of [/<like-button key="votes:x"> needs a counter of the kind members, .*sum.*<live-counter>/, /<live-counter> has no key; .*key="/, /<like-button> has no key; .*key="/])
+    assert.ok(page.complaints.some((text) => words.test(text)), page.complaints.join('\n'));
+  assert.equal(page.complaints.length, 3);
+  // What was put right is shown.
+  await page.evaluate(() => document.getElementById('keyless').setAttribute('key', 'likes:x'));
+  await eventually('0 none undefined', 'the counter is', () => looks(page, 'keyless'));
+  await close(page);
+});
+
+test('an element beyond the bound of what a page may watch says so once', async () => {
+  const watched = Array.from({ length: 100 }, (_, i) => `<live-count ${i ? '' : 'id="first"'} page="w${i}" watch></live-count>`).join('');
+  const page = await open(address(`${watched}<live-count id="beyond" page="beyond" watch></live-count><live-count page="beyond" watch></live-count><live-counter id="counter" key="votes:x"></live-counter>`, { path: '/many' }));
+  await eventually('0 none undefined', 'one within the bound is', () => looks(page, 'first'));
+  for (const id of ['beyond', 'counter']) await eventually('– line-through undefined', `${id} is`, () => looks(page, id));
+  assert.equal(page.complaints.length, 1, page.complaints.join('\n'));
+  assert.match(page.complaints[0], /more than 100 pages and counters.*fewer elements/);
   await close(page);
 });
 
