@@ -142,8 +142,7 @@ func (s display) badge() []byte {
 }
 
 func (s display) widget() []byte {
-	shown := `<script type="module" src="../-/widget.js"></script>
-<span data-events="counter/events?site={site}">{users}</span>`
+	shown := `<span data-events="counter/events?site={site}">{users}</span>`
 	if !s.Read {
 		server, watch := "", ""
 		if s.Site != "" {
@@ -155,10 +154,12 @@ func (s display) widget() []byte {
 		shown = `<script type="module" src="../-/headcount.js"></script>
 <live-count page="{page}"` + server + watch + `>{users}</live-count>`
 	}
+	// The title's script is the first, so that it misses no count.
 	return markup(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{users} {label}</title>
 <style nonce="{nonce}">body { margin: 0; padding: .25em .5em; font: 16px/1.5 system-ui, sans-serif; color: {color}; background: {background} }</style>
+<script type="module" src="../-/widget.js"></script>
 `+shown+` {label}
 </html>
 `, "users", s.users(), "label", s.Label, "page", s.Page, "site", url.QueryEscape(s.Site), "nonce", s.Nonce, "color", s.Color, "background", s.Background)

@@ -371,6 +371,8 @@ test('a widget of each of several sites is live in frames of another origin, wit
     await eventually(1, 'the other site has one', () => of(other));
     const third = await open(frame(sited.url, '&site=two&watch=1'));
     await eventually(2, 'who watches is not counted', () => of(third));
+    const title = (page) => page.frames()[1].title();
+    await eventually('2 reading', 'the title is', () => title(first));
     for (const page of [first, other, third]) assert.deepEqual(page.complaints, []);
     await close(first, second, other, third);
 
@@ -384,6 +386,7 @@ test('a widget of each of several sites is live in frames of another origin, wit
     const cookie = put.headers.get('Set-Cookie').split(';')[0];
     await fetch(`${own.url}/w/counter?site=two`, { method: 'PUT', headers: { 'Content-Type': 'application/json', Cookie: cookie }, body: '{"action":"decrement"}' });
     await eventually('0 reading', 'the reader shows', () => text(reader));
+    assert.equal(await title(reader), '0 reading');
     for (const page of [reader, visitor]) assert.deepEqual(page.complaints, []);
     await close(reader, visitor);
   } finally {
