@@ -136,7 +136,13 @@ func TestBadgeAndWidget(t *testing.T) {
 	if html, _ := get("/*/widget"); !strings.Contains(html, `<live-count page="*" watch>`) {
 		t.Errorf("the whole site cannot be joined: %s", html)
 	}
-	for _, bad := range []string{"color=%7Bx%7D", "color=12345", "background=red%3Bx", "label=" + strings.Repeat("x", 41), "label=a%01b", "label=%FF"} {
+	if svg, _ := get("/p/badge.svg?color=RebeccaPurple&background=%23abcd"); !strings.Contains(svg, `fill="rebeccapurple"`) || !strings.Contains(svg, `fill="#abcd"`) {
+		t.Errorf("a name in another case, four digits: %s", svg)
+	}
+	if svg, _ := get("/p/badge.svg?color="); !strings.Contains(svg, `fill="#06c"`) || !strings.Contains(svg, `fill="#444"`) {
+		t.Errorf("no colours: %s", svg)
+	}
+	for _, bad := range []string{"color=blurple", "background=inherit", "color=%7Bx%7D", "color=12345", "background=red%3Bx", "label=" + strings.Repeat("x", 41), "label=a%01b", "label=%FF"} {
 		for _, what := range []string{"badge.svg", "widget"} {
 			_ = s.open("/p/"+what+"?"+bad, "").response(http.StatusBadRequest)
 		}

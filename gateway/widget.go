@@ -3,7 +3,6 @@ package gateway
 import (
 	"crypto/rand"
 	"net/url"
-	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -36,10 +35,6 @@ type display struct {
 
 	Left, Right, Width int // pixels of a badge's parts
 }
-
-// colour is a name, or hexadecimal digits with or without #, which a query has as %23.
-var colour = regexp.MustCompile(`^(?:#?(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})|[a-zA-Z]{3,24})$`)
-var hexadecimal = regexp.MustCompile(`^[0-9a-fA-F]+$`)
 
 // show reads what a badge or widget is to show. If ok is false, it has written the error
 // answer.
@@ -79,21 +74,18 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string, bool) {
 	given := query.Get(name)
 	if given == "" {
-		given = otherwise
+		return otherwise, true
 	}
-	if !colour.MatchString(given) {
-		badRequest(c, `"`+name+`" is a colour: a name such as teal, or 3, 4, 6 or 8 hexadecimal digits such as 0066cc.`)
-		return "", false
+	colour, ok := parseColour(given)
+	if !ok {
+		badRequest(c, `"`+name+`" is a colour: a name of CSS such as teal, or 3, 4, 6 or 8 hexadecimal digits such as 0066cc.`)
 	}
-	if hexadecimal.MatchString(given) && len(given) != 5 && len(given) != 7 {
-		given = "#" + given
-	}
-	return given, true
+	return colour, ok
 }
 
 // getBadge answers with the count as a picture.
 func (g *Gateway) getBadge(c *gin.Context) {
-	s, ok := g.show(c, "06c", "444")
+	s, ok := g.show(c, "#06c", "#444")
 	if !ok {
 		return
 	}

@@ -130,7 +130,7 @@ var parameters = object{
 	"name":   path("name", "country", "A dimension of the rule.", text),
 
 	"label":      query("label", "What stands beside the number.", object{"type": "string", "maxLength": 40, "default": "here now"}),
-	"color":      query("color", "A colour: a name, or hexadecimal digits.", text),
+	"color":      query("color", "A colour: a name of CSS, or hexadecimal digits.", text),
 	"background": query("background", "The same.", text),
 	"watch":      query("watch", "1: whoever looks is not counted.", one("1")),
 
