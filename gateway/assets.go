@@ -122,6 +122,9 @@ func (g *Gateway) assets(e *gin.Engine) {
 			policy.Get(e, "/", public(a))
 		case "dashboard.html":
 			g.dashboard(e, a)
+		case "icon.svg": // browsers ask for favicon.ico where a page names no icon
+			policy.Get(e, "/favicon.ico", public(a))
+			fallthrough
 		default:
 			policy.Get(e, "/-/"+f.Name(), public(a))
 		}

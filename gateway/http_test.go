@@ -52,6 +52,20 @@ func TestETagsOfEncodingsDiffer(t *testing.T) {
 	}
 }
 
+// Browsers ask for favicon.ico by themselves. Pages may have that name, or begin like it.
+func TestFavicon(t *testing.T) {
+	s := serveGateway(t, true, func(cfg *Config) { cfg.Assets = fstest.MapFS{"icon.svg": {Data: []byte("<svg/>")}} })
+	if kind := s.open("/favicon.ico", "", "Connection: close").response(http.StatusOK).Header.Get("Content-Type"); kind != "image/svg+xml" {
+		t.Errorf("the icon is %s", kind)
+	}
+	for _, page := range []string{"favicon.ico", "favicon.ico.bak", "favicon", "f"} {
+		body, err := io.ReadAll(s.open("/"+page+"/counter", "", "Connection: close").response(http.StatusOK).Body)
+		if err != nil || !strings.Contains(string(body), `"page":"`+page+`"`) {
+			t.Errorf("the page %s: %s, %v", page, body, err)
+		}
+	}
+}
+
 // The connection ends after a request whose end others may see elsewhere. The server
 // asks for no body that it would refuse.
 func TestBodies(t *testing.T) {

@@ -396,6 +396,13 @@ test('a widget of each of several sites is live in frames of another origin, wit
   }
 });
 
+test('a page of the server without an icon of its own leaves nothing in the console', async () => {
+  const page = await open(`${server.url}/plain/widget`);
+  await page.waitForLoadState('networkidle');
+  assert.deepEqual(page.complaints, []);
+  await close(page);
+});
+
 test('the bell opens a list, which is read one by one or all, under a strict policy', async () => {
   const html = '<unread-bell id="bell"></unread-bell><button id="outside">Outside</button>';
   const at = `${guarded.url}/listed?${new URLSearchParams({ html })}`;
