@@ -58,9 +58,10 @@ func (a *API) postLimit(c *gin.Context) {
 	}
 }
 
-// writeLimit answers with what became of a call. Retry-After is the t of RateLimit, in both answers.
+// writeLimit answers with what became of a call.
 func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
-	policy.TellLimit(c.Writer.Header(), call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, time.Duration(taken.Reset)*time.Millisecond)
+	h, reset := c.Writer.Header(), time.Duration(taken.Reset)*time.Millisecond
+	policy.TellLimit(h, call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, reset)
 	b := append(make([]byte, 0, 128), `{"allowed":`...)
 	b = strconv.AppendBool(b, taken.Allowed)
 	b = append(b, `,"limit":`...)
@@ -72,6 +73,7 @@ func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
 	status := http.StatusOK
 	if !taken.Allowed {
 		status = http.StatusTooManyRequests
+		policy.RetryAfter(reset)(h)
 	}
 	policy.AnswerWith(c.Writer, status, "application/json", append(b, "}\n"...))
 }

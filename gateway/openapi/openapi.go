@@ -109,7 +109,7 @@ func (c call) operation() object {
 		case given[0] >= '0' && given[0] <= '9': // a status
 			good = given
 		case given == "Limit": // the one refusal that is no problem
-			responses["429"] = object{"description": "It may not pass now.", "headers": limitHeaders, "content": object{"application/json": object{"schema": ref(given)}}}
+			responses["429"] = object{"description": "It may not pass now.", "headers": refusedHeaders, "content": object{"application/json": object{"schema": ref(given)}}}
 			fallthrough
 		case !strings.Contains(given, "/"):
 			content["application/json"] = object{"schema": ref(given)}
@@ -167,15 +167,17 @@ func (w who) security() []any {
 	return []any{none}
 }
 
-// Headers of answers. Those of a rate are in each 429 of one, and in both answers of a limit.
+// Headers of answers. Those of a limit by time are in each 429 of one, and in both answers of a call on a limit.
 var (
 	retryAfter   = object{"description": "Seconds.", "schema": object{"type": "integer"}}
 	limitHeaders = object{
-		"Retry-After":      retryAfter,
-		"RateLimit":        object{"description": "Of a limit by time: r is what is left, t the seconds as in Retry-After.", "schema": object{"type": "string"}},
+		"RateLimit":        object{"description": "Of a limit by time: r is what is left, t the seconds until all of it is back; in a 429 those of Retry-After.", "schema": object{"type": "string"}},
 		"RateLimit-Policy": object{"description": "Of a limit by time: q is how many, w the seconds in which all of them are back.", "schema": object{"type": "string"}},
 	}
 )
+
+// refusedHeaders are those of a 429.
+var refusedHeaders = all(limitHeaders, object{"Retry-After": retryAfter})
 
 // refusals are the answers that say no. All of them are problems of RFC 9457.
 func refusals() object {
@@ -195,7 +197,7 @@ func refusals() object {
 		answer := object{"description": why, "content": object{"application/problem+json": object{"schema": ref("Problem")}}}
 		switch status {
 		case 429:
-			answer["headers"] = limitHeaders
+			answer["headers"] = refusedHeaders
 		case 503:
 			answer["headers"] = object{"Retry-After": retryAfter}
 		}

@@ -41,16 +41,17 @@ func RetryAfter(d time.Duration) Option {
 
 // Limited tells the client that it has used up its rate, and gets one back after wait.
 func Limited(rate limit.Rate, wait time.Duration) Option {
-	return func(h http.Header) { TellLimit(h, int64(rate.Burst), rate.Window(), 0, wait) }
+	return func(h http.Header) {
+		TellLimit(h, int64(rate.Burst), rate.Window(), 0, wait)
+		RetryAfter(wait)(h)
+	}
 }
 
-// TellLimit sets the headers of a limit of so many in a window: what is left, and what happens
-// after reset.
+// TellLimit sets the headers that an answer has whether the limit lets it pass or not: so many in a
+// window, what is left, and when something happens to that. A refusal adds RetryAfter.
 func TellLimit(h http.Header, most int64, window time.Duration, left int64, reset time.Duration) {
-	wait := retrySeconds(reset)
-	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + wait} // Set would write Ratelimit
+	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + retrySeconds(reset)} // Set would write Ratelimit
 	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(most, 10) + `;w=` + retrySeconds(window)}
-	h["Retry-After"] = []string{wait}
 }
 
 func retrySeconds(d time.Duration) string {
