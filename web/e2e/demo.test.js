@@ -226,6 +226,10 @@ test('the key may be in the address, the snippet can be copied, and seven digits
   assert.equal(await one.isVisible('#examples'), false);
   await one.click('#copy');
   await one.waitForFunction(() => /^(Copied|Selected)$/.test(document.getElementById('copy').textContent));
+  await one.keyboard.press('Shift+Tab'); // from the button to the snippet, which is wider than the screen
+  assert.equal(await one.getByRole('region', { name: 'Code to copy' }).and(one.locator(':focus')).count(), 1);
+  await one.keyboard.press('ArrowRight');
+  await one.waitForFunction(() => document.activeElement.scrollLeft > 0);
   const fits = await one.evaluate(() => {
     const number = document.querySelector('.now .number');
     number.style.setProperty('--digits', '1,234,567'.length);
@@ -282,6 +286,7 @@ test('the dashboard shows pages, processes and their load to those who have the 
   board.complaints.length = 0;
   await board.waitForSelector('#key form');
   assert.equal(await board.isVisible('#board'), false);
+  assert.equal(await board.getByRole('heading', { level: 1, name: 'Dashboard' }).count(), 1);
   await board.fill('#key input', 'wrong');
   await board.click('#key button');
   await board.waitForFunction(() => /does not know this key/.test(document.getElementById('trouble').textContent));
