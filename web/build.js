@@ -4,7 +4,7 @@
 //
 //   npm run build
 //   npm pack        builds the package first
-import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { copyFile, mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 
 export const SCRIPTS = ['headcount.js', 'live.js', 'bell.js', 'list.js', 'more.js', 'rescue.js'];
 const TYPES = ['headcount.d.ts', 'react.d.ts'];
@@ -54,5 +54,6 @@ if (process.argv[1] === new URL(import.meta.url).pathname) {
   if (process.argv[2] === 'package') {
     await rm(new URL('package/', import.meta.url), { recursive: true, force: true });
     await write('package', [...SCRIPTS, 'react.js', ...TYPES], packed);
+    await copyFile(new URL('../LICENSE', import.meta.url), new URL('LICENSE', import.meta.url)); // npm takes it from here
   } else await write('public', [...SCRIPTS, 'headcount.d.ts'], served);
 }

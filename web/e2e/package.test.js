@@ -47,6 +47,7 @@ show(document.getElementById('root') as HTMLElement);
 const APP = `
 import { createElement as h, useState } from 'react';
 import { createRoot } from 'react-dom/client';
+import type { LiveCountEvents } from 'headcount-web';
 import { useCount, useCounter, useFollow, useUnread } from 'headcount-web/react';
 
 export function App() {
@@ -56,6 +57,7 @@ export function App() {
   const likes = useCounter(\`likes:\${typeof location === 'undefined' ? '' : location.pathname}\`);
   const unread = useUnread();
   const { followed, follow } = useFollow('news');
+  const [other, setOther] = useState('unknown');
   return h(
     'main',
     null,
@@ -65,7 +67,8 @@ export function App() {
     h('button', { id: 'like', onClick: () => (likes.mine ? likes.remove() : likes.add()) }, \`\${likes.value ?? 'unknown'} \${likes.mine}\`),
     h('button', { id: 'follow', onClick: follow }, \`\${followed ?? 'unknown'}\`),
     h('button', { id: 'move', onClick: () => setPage('elsewhere' + location.pathname) }, 'move'),
-    h('live-count', { id: 'other', page: 'other', watch: true, other: '# people', min: 0 }),
+    h('live-count', { id: 'other', page: 'other', watch: true, other: '# people', min: 0, oncount: ({ detail }: LiveCountEvents['count']) => setOther(\`\${detail.count}\`) }),
+    h('p', { id: 'heard' }, other),
   );
 }
 
@@ -225,6 +228,7 @@ for (const name of BUNDLERS)
       await expect(page, 'count', '2 sure open'); // by the hook, which is the same visitor
       await eventually(true, 'it shows the site', async () => (await text(page, 'site')) === `${await server.count('*')}`);
       await expect(page, 'unread', '0');
+      await expect(page, 'heard', '0'); // by the element's event
       await expect(page, 'like', '0 false');
     }
     assert.equal(await server.count(`/${path}`), 2);

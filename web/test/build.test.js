@@ -29,6 +29,6 @@ test('the package has all that it needs and nothing else', async () => {
   const { stdout } = await run('npm', ['pack', '--dry-run', '--json', '--loglevel=error'], { cwd: WEB });
   const [{ files }] = JSON.parse(stdout.slice(stdout.indexOf('[\n')));
   const names = ['headcount.d.ts', 'react.d.ts', 'react.js', ...SCRIPTS].map((name) => `package/${name}`);
-  assert.deepEqual(files.map((file) => file.path).sort(), ['README.md', 'package.json', ...names].sort());
+  assert.deepEqual(files.map((file) => file.path).sort(), ['LICENSE', 'README.md', 'package.json', ...names].sort());
   for (const name of SCRIPTS) assert.doesNotMatch(await packed(name), /import\.meta|import\(`/, `${name} cannot be bundled`);
 });
