@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -55,6 +56,9 @@ func Open(path string, open Opener, format []byte, buckets [][]byte, load func(d
 func openFile(path string, options *bbolt.Options) (db *bbolt.DB, err error) {
 	err = guarded(func() (err error) {
 		db, err = bbolt.Open(path, 0o600, options)
+		if system := syscall.Errno(0); err != nil && !errors.Is(err, berrors.ErrTimeout) && !errors.As(err, &system) {
+			return damaged(err)
+		}
 		return err
 	})
 	if errors.Is(err, berrors.ErrTimeout) {

@@ -186,11 +186,14 @@ func TestDamagedFiles(t *testing.T) {
 		}
 		for what, text := range map[string][]byte{
 			"empty": {}, "half": whole[:len(whole)/2], "odd": slices.Concat(whole[:2*page], bytes.Repeat([]byte("odd "), len(whole)/4-page/2)), "zeroed": slices.Concat(whole[:2*page], make([]byte, len(whole)-2*page)),
+			"another's": bytes.Repeat([]byte("no database"), 500),
 		} {
 			if err := os.WriteFile(path, text, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			endsWith(t, path, flags...)
+			if text := endsWith(t, path, flags...); !strings.Contains(text, "put a copy of it in its place") {
+				t.Errorf("%s, %s: it does not say what to do:\n%s", name, what, text)
+			}
 			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, text) {
 				t.Errorf("%s, %s: it is %d bytes now, %v", name, what, len(left), err)
 			}
@@ -204,11 +207,11 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
-// endsWith starts a server that must end by itself with one line that says so.
-func endsWith(t *testing.T, says string, flags ...string) {
+// endsWith starts a server that must end by itself with one line that says so, and returns what it says.
+func endsWith(t *testing.T, says string, flags ...string) (text string) {
 	t.Helper()
 	s, err := spawn(flags...)
-	text := fmt.Sprint(err)
+	text = fmt.Sprint(err)
 	if err == nil {
 		defer s.signal(syscall.SIGKILL)
 		testkit.Eventually(t, "it ends", func() bool {
@@ -227,6 +230,7 @@ func endsWith(t *testing.T, says string, flags ...string) {
 	if strings.Count(text, says) != 1 {
 		t.Errorf("%q: it says\n%s\nwant one line with %q", flags, text, says)
 	}
+	return text
 }
 
 // headcount runs a command, which must succeed.
