@@ -1052,6 +1052,17 @@ func TestClockStandsStillWithTheProcess(t *testing.T) {
 	})
 }
 
+// A process that opens its other stores for long before the node runs was not suspended.
+func TestALongStartIsNoSuspension(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := startBeside(t, "n", newStore(), nil, func(*Node) { time.Sleep(20 * time.Second) })
+		time.Sleep(time.Second)
+		if n := r.node.gaps.Load(); n != 0 {
+			t.Errorf("%d suspensions", n)
+		}
+	})
+}
+
 // A node that hands over ends nobody's presence: a user who returns may tell the next
 // owner.
 func TestHandingOverEndsNoPresence(t *testing.T) {
