@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what building and testing need and this machine lacks: redis-server,
-# PostgreSQL, nginx, chromium, node with npm, a C compiler (for the race detector), on
-# Linux the other proxies of deploy/proxy, and Prometheus. Silent and quick when all is
-# there. Go itself is not installed: distributions lag behind.
+# PostgreSQL, PgBouncer, nginx, chromium, node with npm, a C compiler (for the race
+# detector), on Linux the other proxies of deploy/proxy, and Prometheus. Silent and quick
+# when all is there. Go itself is not installed: distributions lag behind.
 #
 # When it may not install, or does not know the package manager, it says what
 # is missing and which command installs it, and exits with status 1.
@@ -35,6 +35,7 @@ has_cc() { has gcc || has clang || has cc; }
 missing() {
 	has redis-server || printf 'redis '
 	has_postgres || printf 'postgres '
+	has pgbouncer || printf 'pgbouncer '
 	has_nginx || printf 'nginx '
 	has_chromium || printf 'chromium '
 	has_node || printf 'node '
@@ -158,7 +159,7 @@ main() {
 		if [ $manager != brew ]; then
 			case " $lacks" in *' redis '*) no_service redis-server redis ;; esac
 			case " $lacks" in *' postgres '*) no_service postgresql ;; esac
-			for service in nginx haproxy caddy prometheus; do
+			for service in pgbouncer nginx haproxy caddy prometheus; do
 				case " $lacks" in *" $service "*) no_service $service ;; esac
 			done
 			case " $lacks" in *' apache '*) no_service apache2 httpd ;; esac

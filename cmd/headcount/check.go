@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"headcount/boltfile"
@@ -403,37 +402,21 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	const thing = "--postgres"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, c.Config.Postgres)
-	if err != nil {
-		f.wrongf(thing, "PostgreSQL does not let the server in: %s; start it, or mend the URL.", oneLine(err))
-		return
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	var (
-		makes, readers bool
-		now            time.Time
-	)
-	before := time.Now()
-	err = conn.QueryRow(ctx, `select coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_setting('transaction_read_only') = 'on', clock_timestamp()`).
-		Scan(&makes, &readers, &now)
-	if err != nil {
-		f.wrongf(thing, "PostgreSQL does not answer as it should: %s.", oneLine(err))
-		return
-	}
-	off := now.Sub(before.Add(time.Since(before) / 2)).Abs()
-	wrong := f.faults()
-	if err := refusedPostgres(pgstore.Check(ctx, c.Config.Postgres)); err != nil {
-		s := &setting.Error{Problem: "PostgreSQL does not say what it keeps: " + oneLine(err)}
+	found, err := pgstore.Check(ctx, pgstore.Config{URL: c.Config.Postgres, Behind: c.Config.Redis != "", Beside: len(c.Config.Peers) > 0})
+	if err = refusedPostgres(err); err != nil {
+		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or mend the URL"}
 		errors.As(err, &s)
 		f.wrongf(thing, "%s.", s.Problem)
+		return
 	}
-	if readers {
+	wrong := f.faults()
+	if found.ReadOnly {
 		f.wrongf(thing, "PostgreSQL takes no changes: it is a replica, or read only; name the primary.")
-	} else if !makes {
+	} else if !found.MakesTable {
 		f.wrongf(thing, "the user may make no tables; grant CREATE on the schema to it.")
 	}
-	if off > redisstore.ClockTolerance {
-		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", off.Round(time.Second))
+	if found.ClockOff > redisstore.ClockTolerance {
+		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", found.ClockOff.Round(time.Second))
 	}
 	if f.faults() == wrong {
 		f.finef(thing, "it answers, may be changed, and has the right time.")

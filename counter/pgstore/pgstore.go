@@ -91,6 +91,8 @@
 // read-only, full or out of connections. A process starts without it, and is
 // ready (Config.OnState) when the database has answered and has its tables.
 // Reads that may lag are answered from memory meanwhile, stale.
+//
+// A pooler that shares connections between its clients is refused (refusePooler).
 package pgstore
 
 import (
@@ -218,32 +220,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if problem := CheckURL(cfg.URL); problem != "" {
 		return nil, fmt.Errorf("pgstore: %w: %s", ErrConfig, problem)
 	}
-	pc, err := pgxpool.ParseConfig(cfg.URL)
+	pc, err := configure(cfg.URL)
 	if err != nil { // CheckURL has parsed it
 		return nil, fmt.Errorf("pgstore: %w: URL of PostgreSQL: %w", ErrConfig, err)
 	}
-	pc.ConnConfig.Tracer = traced{}
 	pc.MaxConns = int32(cfg.Connections)
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute
-	pc.ConnConfig.ConnectTimeout = cmp.Or(pc.ConnConfig.ConnectTimeout, dialTimeout)
-	pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
-	maps.Copy(pc.ConnConfig.RuntimeParams, map[string]string{
-		"application_name":                    "headcount",
-		"client_encoding":                     "UTF8",
-		"default_transaction_isolation":       "read committed",
-		"statement_timeout":                   "10000",
-		"idle_in_transaction_session_timeout": "5000",
-		// Every statement finds its rows by an index: see the package doc.
-		"plan_cache_mode": "force_generic_plan",
-		"enable_seqscan":  "off",
-		"jit":             "off",
-	})
-	pc.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
-		// What is answered is on disk, whatever the database's default is.
-		_, err := c.Exec(ctx, `select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'`)
-		return err
-	}
 	s := &Store{cfg: cfg, wake: make(chan struct{}, 1)}
 	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
 		return nil, fmt.Errorf("pgstore: %w: %w", ErrConfig, err)
@@ -288,34 +271,76 @@ func (s *Store) Close() error {
 	return nil
 }
 
+// What a session is set to once it has begun. PgBouncer would refuse it as start-up parameters.
+const (
+	sessionSettings = `set default_transaction_isolation = 'read committed';` +
+		// Every statement finds its rows by an index: see the package doc.
+		`set plan_cache_mode = 'force_generic_plan'; set enable_seqscan = off; set jit = off;` +
+		// What is answered is on disk, whatever the database's default is.
+		`select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off';`
+	sessionTimeouts = `set statement_timeout = 10000; set idle_in_transaction_session_timeout = 5000;`
+)
+
+// begin returns what sets up a session by statements.
+func begin(statements string) pgconn.AfterConnectFunc {
+	return func(ctx context.Context, c *pgconn.PgConn) error {
+		_, err := c.Exec(ctx, statements).ReadAll()
+		return err
+	}
+}
+
+// configure returns how to connect to the database of url.
+func configure(url string) (*pgxpool.Config, error) {
+	pc, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	cc := pc.ConnConfig
+	cc.Tracer = traced{}
+	cc.ConnectTimeout = cmp.Or(cc.ConnectTimeout, dialTimeout)
+	cc.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
+	cc.AfterConnect = begin(sessionSettings + sessionTimeouts)
+	cc.RuntimeParams["application_name"], cc.RuntimeParams["client_encoding"] = "headcount", "UTF8"
+	return pc, nil
+}
+
 //go:embed migrations/*.sql
 var embedded embed.FS
 
 // prepare makes the tables, or moves them to this version, and refuses a database that is of no use.
 func (s *Store) prepare(ctx context.Context) error {
 	cc := s.pool.Config().ConnConfig
-	delete(cc.RuntimeParams, "statement_timeout") // moving a large table may take long
-	delete(cc.RuntimeParams, "idle_in_transaction_session_timeout")
+	cc.AfterConnect = begin(sessionSettings) // moving a large table may take long
 	sources, newest, err := steps()
 	if err != nil {
 		return err
 	}
-
 	db := stdlib.OpenDB(*cc)
 	defer db.Close()
-	if s.cfg.ReadOnly {
-		version, err := check(ctx, db, newest)
-		switch {
-		case err != nil || version == newest:
-		case version == 0:
-			err = fmt.Errorf("%w: the database has no counters; leave --postgres out, or start a server with it, which carries them there", ErrConfig)
-		default:
-			err = fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start a server of this release once, or export by the release that wrote them", ErrConfig, version, newest)
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	version, err := check(asking, cc, db, newest)
+	cancel()
+	switch {
+	case err != nil:
+		return err
+	case s.cfg.ReadOnly && version == 0:
+		return fmt.Errorf("%w: the database has no counters; leave --postgres out, or start a server with it, which carries them there", ErrConfig)
+	case s.cfg.ReadOnly && version != newest:
+		return fmt.Errorf("%w: its tables are of version %d, this program knows version %d; start a server of this release once, or export by the release that wrote them", ErrConfig, version, newest)
+	case s.cfg.ReadOnly:
+		return nil
+	case version != newest:
+		if err := s.move(ctx, db, sources, version, newest); err != nil {
+			return err
 		}
-		return err
 	}
-	if err := s.move(ctx, db, sources, newest); err != nil || s.cfg.Behind && !s.cfg.Beside {
-		return err
+	return s.cfg.checkFront(ctx, db)
+}
+
+// checkFront refuses a database in front of which another Redis, or none, has to stand.
+func (c *Config) checkFront(ctx context.Context, db *sql.DB) error {
+	if c.Behind && !c.Beside {
+		return nil
 	}
 	var generation int64
 	if err := db.QueryRowContext(ctx, `select generation from headcount_front`).Scan(&generation); err != nil {
@@ -324,7 +349,7 @@ func (s *Store) prepare(ctx context.Context) error {
 	switch {
 	case generation == 0:
 		return nil
-	case s.cfg.Beside:
+	case c.Beside:
 		return fmt.Errorf("%w: a Redis stands in front of the database, which has counters of all kinds; export these, and import them into an empty database and Redis with --regions", ErrConfig)
 	}
 	return fmt.Errorf("%w: a Redis stands in front of the database and has newer values; give its --redis, too, or carry the counters over (headcount export --redis URL --postgres URL) and import them into an empty database", ErrConfig)
@@ -344,31 +369,42 @@ func steps() (sources fs.FS, newest int64, err error) {
 	return sources, newest, err
 }
 
-// Check fails, with ErrConfig, when the database of the URL cannot be used: its server is too old,
-// its encoding another one, or its tables are those of a newer program. It changes nothing.
-func Check(ctx context.Context, url string) error {
-	cc, err := pgx.ParseConfig(url)
+// Facts are what Check finds out about a database that a store can use.
+type Facts struct {
+	ReadOnly   bool          // it takes no changes
+	MakesTable bool          // the user may make tables
+	ClockOff   time.Duration // between its clock and ours
+}
+
+// Check connects as Open does and fails as Open does, also when the database does not answer. It changes nothing.
+func Check(ctx context.Context, cfg Config) (f Facts, err error) {
+	pc, err := configure(cfg.URL)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+		return f, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	_, newest, err := steps()
 	if err != nil {
-		return err
+		return f, err
 	}
-	db := stdlib.OpenDB(*cc)
+	db := stdlib.OpenDB(*pc.ConnConfig)
 	defer db.Close()
-	_, err = check(ctx, db, newest)
-	return err
+	version, err := check(ctx, pc.ConnConfig, db, newest)
+	if err == nil && version == newest {
+		err = cfg.checkFront(ctx, db)
+	}
+	if err != nil {
+		return f, err
+	}
+	var now time.Time
+	before := time.Now()
+	err = db.QueryRowContext(ctx, `select current_setting('transaction_read_only') = 'on', coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), clock_timestamp()`).
+		Scan(&f.ReadOnly, &f.MakesTable, &now)
+	f.ClockOff = now.Sub(before.Add(time.Since(before) / 2)).Abs()
+	return f, err
 }
 
-// move makes the tables, or moves them to the version newest.
-func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, newest int64) error {
-	asking, cancel := context.WithTimeout(ctx, askTimeout)
-	version, err := check(asking, db, newest)
-	cancel()
-	if err != nil || version == newest {
-		return err
-	}
+// move makes the tables, or moves them from version to newest.
+func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, version, newest int64) error {
 	// Who does not get the lock asks again every second: the other one is at work.
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 600), lock.WithUnlockTimeout(1, 3))
 	if err != nil {
@@ -391,7 +427,10 @@ func (s *Store) move(ctx context.Context, db *sql.DB, sources fs.FS, newest int6
 
 // check refuses a database that cannot hold counters of a program that knows the version newest of its
 // tables, and returns the version that they have, 0 when there are none.
-func check(ctx context.Context, db *sql.DB, newest int64) (version int64, err error) {
+func check(ctx context.Context, cc *pgx.ConnConfig, db *sql.DB, newest int64) (version int64, err error) {
+	if err := refusePooler(ctx, cc); err != nil {
+		return 0, err
+	}
 	var server int
 	var encoding, name string
 	var tables sql.NullString

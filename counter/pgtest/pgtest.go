@@ -100,13 +100,13 @@ func credential() (*syscall.Credential, error) {
 	return nil, errors.New("pgtest: there is neither a user postgres nor nobody, and PostgreSQL does not run as root")
 }
 
-// program is the path of one of PostgreSQL's; of several versions the newest.
+// program is the path of PgBouncer, or of a program of PostgreSQL; of several versions the newest.
 func program(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
 	}
 	var found []string
-	for _, pattern := range []string{"/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql*/bin/"} {
+	for _, pattern := range []string{"/usr/sbin/", "/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql*/bin/"} {
 		paths, _ := filepath.Glob(pattern + name)
 		found = append(found, paths...)
 	}
@@ -154,26 +154,31 @@ func newServer(dir string, settings ...string) (*Server, error) {
 // have left its shared memory to the last of its children, so a start is tried
 // again until that is gone.
 func (s *Server) start() error {
+	return s.startWith(s.args, func(ctx context.Context) error {
+		c, err := pgx.Connect(ctx, s.URL("postgres"))
+		if err != nil {
+			return err
+		}
+		return c.Close(ctx)
+	})
+}
+
+// startWith is start with other arguments, until answers returns no error.
+func (s *Server) startWith(args []string, answers func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	for {
 		output := filepath.Join(s.dir, "output")
-		if err := s.run(output); err != nil {
+		if err := s.run(output, args); err != nil {
 			return err
 		}
-		err := servertest.Await(ctx, &s.process, func(ctx context.Context) error {
-			c, err := pgx.Connect(ctx, s.URL("postgres"))
-			if err != nil {
-				return err
-			}
-			return c.Close(ctx)
-		})
+		err := servertest.Await(ctx, &s.process, answers)
 		if err == nil {
 			return nil
 		}
 		text, _ := os.ReadFile(output)
 		if !strings.Contains(string(text), "still in use") || ctx.Err() != nil {
-			return fmt.Errorf("pgtest: postgres %s: %w\n%s", strings.Join(s.args, " "), err, text)
+			return fmt.Errorf("pgtest: postgres %s: %w\n%s", strings.Join(args, " "), err, text)
 		}
 		s.Kill()
 		time.Sleep(50 * time.Millisecond)
@@ -181,8 +186,8 @@ func (s *Server) start() error {
 }
 
 // run starts the server, whose output is that of this run alone.
-func (s *Server) run(output string) error {
-	cmd, err := command("postgres", s.args...)
+func (s *Server) run(output string, args []string) error {
+	cmd, err := command("postgres", args...)
 	if err != nil {
 		return err
 	}
@@ -273,6 +278,51 @@ func (s *Server) Restart(t testing.TB) {
 	if err := s.start(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Bouncer starts a PgBouncer in front of the server, and returns the URL of the same database there. It ends with the test.
+func (s *Server) Bouncer(t testing.TB, url, mode string) string {
+	t.Helper()
+	addr := servertest.FreeAddr()
+	host, port, _ := net.SplitHostPort(addr)
+	_, behind, _ := net.SplitHostPort(s.Addr)
+	dir := filepath.Join(s.dir, "bouncer"+port)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	users, conf := filepath.Join(dir, "users"), filepath.Join(dir, "conf")
+	for file, text := range map[string]string{users: `"headcount" ""`, conf: strings.Join([]string{
+		"[databases]", "* = host=" + host + " port=" + behind,
+		"[pgbouncer]", "listen_addr=" + host, "listen_port=" + port, "unix_socket_dir=", "auth_type=trust", "auth_file=" + users, "pool_mode=" + mode,
+	}, "\n")} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd, err := command("pgbouncer", conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log servertest.Log
+	cmd.Stdout, cmd.Stderr = &log, &log
+	var bouncer servertest.Process
+	if err := bouncer.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bouncer.Kill)
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	url = strings.Replace(url, s.Addr, addr, 1)
+	if err := servertest.Await(ctx, &bouncer, func(ctx context.Context) error {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}); err != nil {
+		t.Fatalf("pgbouncer: %v\n%s", err, &log)
+	}
+	return url
 }
 
 // shared lives as long as the test process: starting a server takes longer
