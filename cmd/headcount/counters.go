@@ -50,7 +50,8 @@ type counters struct {
 	tops     *counter.Tops // in front of the store
 	combiner *counter.Combiner
 	limits   *counter.Limits
-	distant  bool // the store is a server of its own, and may be away
+	distant  bool         // the store is a server of its own, and may be away
+	cause    func() error // why PostgreSQL cannot be used; nil: there is none
 	up       atomic.Bool
 	behind   *behind                         // PostgreSQL with Redis; nil: there is none
 	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
@@ -91,15 +92,27 @@ func (c *counters) serve(g *gateway.Gateway) {
 // ready returns why counters cannot be served now, or nil.
 func (c *counters) ready() error {
 	if c.distant && !c.Up() {
-		return errors.New("the store of counters, " + c.where + ", cannot be reached")
+		return c.away("the store of counters, " + c.where + ",")
 	}
 	if c.behind != nil && !c.behind.answered.Load() { // later, what is not exact goes on without it
-		return errors.New("PostgreSQL cannot be reached")
+		return c.away("PostgreSQL")
 	}
 	if c.behind != nil && c.behind.store != nil {
 		return c.behind.store.Ready()
 	}
 	return nil
+}
+
+// away says that something cannot be reached, and of PostgreSQL why. Of Redis system.ready says why.
+func (c *counters) away(what string) error {
+	err := errors.New(what + " cannot be reached")
+	if c.cause == nil {
+		return err
+	}
+	if why := c.cause(); why != nil {
+		return fmt.Errorf("%w: PostgreSQL: %w", err, why)
+	}
+	return err
 }
 
 // openCounters opens the store of counters that the settings ask for.
@@ -119,7 +132,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		})
 		if err == nil {
 			local = store.Redis()
-			c.store, many = s.spreading(store, local, 0), store
+			c.store, many, c.cause = s.spreading(store, local, 0), store, store.Cause
 		}
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace, true
@@ -130,7 +143,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind, Marks: s.redis.Marks(),
 		})
 		if err == nil {
-			c.store, many = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store
+			c.store, many, c.cause = s.spreading(store, store.Front(), s.cfg.PersistInterval/gathersOfInterval), store, store.Cause
 			c.behind.store = store
 		}
 	case s.cfg.Postgres != "":
@@ -140,7 +153,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 			store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
 		}
 		if err == nil {
-			c.store, many = store, store
+			c.store, many, c.cause = store, store, store.Cause
 		}
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace

@@ -105,6 +105,9 @@ func (s *Store) Close() error {
 	return errors.Join(s.redis.Close(), s.pg.Close())
 }
 
+// Cause is why PostgreSQL cannot be used; nil: it can.
+func (s *Store) Cause() error { return s.pg.Cause() }
+
 // Front is what stands in front, for the parts of hot sums: they are in Redis alone.
 func (s *Store) Front() *redisstore.Store { return s.redis }
 

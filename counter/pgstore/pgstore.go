@@ -181,8 +181,8 @@ type Store struct {
 	cfg     Config
 	pool    *pgxpool.Pool
 	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
-	ready   atomic.Bool            // the tables are there
-	why     atomic.Pointer[string] // why not, while they are not
+	ready   atomic.Bool           // the tables are there
+	why     atomic.Pointer[error] // why PostgreSQL could not be used last; nil: it always could
 	closed  atomic.Bool
 	ids     numbers
 	cache   *cache
@@ -462,9 +462,19 @@ func (s *Store) note(err error) {
 	s.ready.Store(true)
 }
 
-// failed notes why PostgreSQL could not be used.
+// Cause is why PostgreSQL cannot be used; nil: it can. Any goroutine may call it.
+func (s *Store) Cause() error {
+	if why := s.why.Load(); why != nil && !s.up() {
+		return *why
+	}
+	return nil
+}
+
+func (s *Store) up() bool { return s.ready.Load() && s.breaker.State() == gobreaker.StateClosed }
+
+// failed notes why PostgreSQL could not be used, on one line: of several addresses each has its own.
 func (s *Store) failed(why error) {
-	text := why.Error()
+	text := errors.New(strings.Join(strings.Fields(why.Error()), " "))
 	s.why.Store(&text)
 }
 
@@ -481,17 +491,17 @@ func (s *Store) tend(ctx context.Context) {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
 	was, first := false, true
-	away := outage.Log{Log: s.cfg.Log, What: "counters: PostgreSQL", Mend: "see whether it runs, and what headcount check says of it"}
+	away := outage.Log{Log: s.cfg.Log, What: "counters: PostgreSQL", Mend: "the server waits for it: see whether it runs, and what headcount check says of it"}
 	for ctx.Err() == nil {
 		if !s.ready.Load() && !first {
 			trying, cancel := context.WithTimeout(ctx, migrateTimeout)
 			s.note(s.prepare(trying))
 			cancel()
 		}
-		up := s.ready.Load() && s.breaker.State() == gobreaker.StateClosed
+		up := s.up()
 		if s.ready.Load() && !up {
 			// One call that the breaker lets through ends the outage, whoever makes it.
-			up = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }) == nil && s.breaker.State() == gobreaker.StateClosed
+			up = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return c.Ping(ctx) }) == nil && s.up()
 		}
 		if up != was || first {
 			if s.cfg.OnState != nil {
@@ -499,11 +509,8 @@ func (s *Store) tend(ctx context.Context) {
 			}
 			was, first = up, false
 		}
-		switch why := s.why.Load(); {
-		case up:
-			away.Note(nil)
-		case why != nil && ctx.Err() == nil:
-			away.Note(errors.New(*why))
+		if cause := s.Cause(); up || cause != nil && ctx.Err() == nil {
+			away.Note(cause)
 		}
 		select {
 		case <-ctx.Done():
@@ -548,7 +555,7 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 		return unavailable(errClosed)
 	}
 	if !s.ready.Load() {
-		return unavailable(errors.New(*s.why.Load()))
+		return unavailable(*s.why.Load())
 	}
 	done, err := s.breaker.Allow()
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"headcount/servertest"
 )
@@ -277,6 +278,34 @@ func (s *Server) Restart(t testing.TB) {
 	s.Kill()
 	if err := s.start(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// StartUp starts the server again after Kill, into a start that lasts: it answers that it is starting up, until end. It is
+// a standby that lets nobody in and waits for its primary.
+func (s *Server) StartUp(t testing.TB) (end func()) {
+	t.Helper()
+	s.Kill()
+	data := filepath.Join(s.dir, "data")
+	file := func(name string) {
+		if err := os.WriteFile(filepath.Join(data, name), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file("standby.signal")
+	err := s.startWith(append(slices.Clip(s.args), "-c", "hot_standby=off"), func(ctx context.Context) error {
+		_, err := pgx.Connect(ctx, s.URL("postgres"))
+		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "57P03" {
+			return nil
+		}
+		return fmt.Errorf("it does not start up: %w", err)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		file("promote")
+		_ = syscall.Kill(s.process.PID(), syscall.SIGUSR1)
 	}
 }
 

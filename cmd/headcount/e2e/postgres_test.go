@@ -3,10 +3,12 @@ package e2e
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"headcount/counter/pgtest"
@@ -76,5 +78,109 @@ func TestPgBouncer(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestPostgresIsAway: whatever the reason, /readyz says it, and the log has one warning with it, and a line when it is over.
+func TestPostgresIsAway(t *testing.T) {
+	t.Parallel()
+	p := pgtest.Start(t)
+	database, admin := p.Database(t), p.URL("postgres")
+	p.Exec(t, admin, "create role visitor login password 'right'")
+	p.Exec(t, admin, "create database theirs owner visitor")
+	p.Exec(t, admin, "copy (select unnest(array['host all visitor all scram-sha-256', 'host all all all trust'])) to '"+
+		pgtest.Query[string](t, admin, "select current_setting('hba_file')")+"'; select pg_reload_conf()")
+
+	all := map[string]*server{}
+	begin := func(name, postgres string) *server {
+		t.Helper()
+		s, err := spawn("--postgres="+postgres, "--api-key="+apiKey, "--data-dir="+t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = s
+		t.Cleanup(func() {
+			if problem := s.end(); problem != "" {
+				t.Error(problem)
+			}
+		})
+		return s
+	}
+	// away waits until s says that it is not ready, for a reason that has cause. Calls find out that PostgreSQL is away.
+	away := func(s *server, cause string) {
+		t.Helper()
+		says := ""
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("/readyz: %s", says)
+			}
+		})
+		testkit.Eventually(t, "/readyz says "+cause, func() bool {
+			var calls sync.WaitGroup
+			for range 3 {
+				calls.Go(func() { _, _ = try("POST", s.url+root+"views:1/increment", "", withKey) })
+			}
+			calls.Wait()
+			a, err := try("GET", s.admin+"/readyz", "")
+			says = a.body
+			return err == nil && a.status == http.StatusServiceUnavailable && strings.Contains(says, cause) && strings.Count(strings.TrimSpace(says), "\n") == 0
+		})
+	}
+	back := func() {
+		t.Helper()
+		for name, s := range all {
+			testkit.Eventually(t, name+" is ready", s.ready)
+		}
+	}
+
+	p.Pause()
+	hung := begin("a server that hangs", database)
+	away(hung, "timeout")
+	p.Resume()
+	back()
+
+	away(begin("a wrong password", strings.Replace(p.URL("theirs"), "headcount@", "visitor:wrong@", 1)), "password authentication failed")
+	away(begin("no such database", p.URL("missing")), `database "missing" does not exist`)
+	p.Exec(t, admin, "create database missing")
+	p.Exec(t, admin, "alter role visitor password 'wrong'")
+	back()
+
+	if !testing.Short() {
+		p.Pause()
+		away(hung, "deadline exceeded")
+		p.Resume()
+		back()
+		p.Kill()
+		away(hung, "connection refused")
+	}
+	started := p.StartUp(t)
+	early := begin("a server that starts up", database)
+	for _, s := range all {
+		away(s, "SQLSTATE 57P03")
+	}
+	started()
+	back()
+
+	for name, s := range all {
+		testkit.Eventually(t, name+": the end of each outage is logged", func() bool {
+			return strings.Count(s.log.String(), "PostgreSQL works again") == strings.Count(s.log.String(), "PostgreSQL cannot be used")
+		})
+		warnings := 0
+		for line := range strings.Lines(s.log.String()) {
+			switch {
+			case !strings.Contains(line, `"level":"warn"`) || strings.Contains(line, "PostgreSQL still cannot be used"):
+			case strings.Contains(line, "PostgreSQL cannot be used") && strings.Contains(line, `"error":`):
+				warnings++
+			default:
+				t.Errorf("%s: %s", name, line)
+			}
+		}
+		most := 3 // the server that hung was there for three outages
+		if s == early {
+			most = 1
+		}
+		if warnings == 0 || warnings > most {
+			t.Errorf("%s: %d warnings:\n%s", name, warnings, s.log)
+		}
 	}
 }
