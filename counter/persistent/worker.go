@@ -77,7 +77,7 @@ func (s *Store) persist(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if (err != nil) != failed {
+		if (err != nil) != failed && !errors.Is(err, pgstore.ErrAway) {
 			if failed = err != nil; failed {
 				s.cfg.Log.Warn().Err(err).Msg("counters: what is in Redis cannot be persisted now")
 			} else {

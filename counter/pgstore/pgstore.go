@@ -133,6 +133,8 @@ var (
 	// ErrNewer says that a newer version of the program has moved the tables. It is
 	// an ErrConfig too.
 	ErrNewer = fmt.Errorf("%w: the database is of a newer version", ErrConfig)
+	// ErrAway is in every error that Cause explains, and the log of the outage tells of. It is a counter.ErrUnavailable.
+	ErrAway = fmt.Errorf("%w", counter.ErrUnavailable)
 )
 
 const (
@@ -550,16 +552,16 @@ func (s *Store) doLong(ctx context.Context, timeout time.Duration, fn func(conte
 
 // doFor is do with another timeout.
 func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(context.Context, *pgxpool.Conn) error) error {
-	unavailable := func(err error) error { return fmt.Errorf("%w: %w", counter.ErrUnavailable, err) }
+	away := func(err error) error { return fmt.Errorf("%w: %w", ErrAway, err) }
 	if s.closed.Load() {
-		return unavailable(errClosed)
+		return away(errClosed)
 	}
 	if !s.ready.Load() {
-		return unavailable(*s.why.Load())
+		return away(*s.why.Load())
 	}
 	done, err := s.breaker.Allow()
 	if err != nil {
-		return unavailable(errSilent)
+		return away(errSilent)
 	}
 	start := time.Now()
 	call, cancel := context.WithTimeout(ctx, timeout)
@@ -587,9 +589,10 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 		if moved(err) || code(err) == "" && call.Err() == nil {
 			s.pool.Reset() // the other connections have the same end
 		}
+		return away(err)
 	}
 	if err != nil {
-		return unavailable(err)
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
 	}
 	return nil
 }
