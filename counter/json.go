@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"headcount/presence"
 )
 
 var errNumber = errors.New("want a whole number written in digits, without quotes, point or exponent")
@@ -132,11 +134,12 @@ func (r *reader) string() (string, error) {
 				}
 				return "", r.fault("a string is not valid UTF-8")
 			}
-			if !utf8.ValidString(r.s[start:i]) {
-				return "", r.fault("a string is not valid UTF-8")
+			quoted := []byte(r.s[start-1 : i+1])
+			if err := presence.CheckUnicode(quoted); err != nil {
+				return "", r.fault("%w", err)
 			}
 			var text string
-			if err := json.Unmarshal([]byte(r.s[start-1:i+1]), &text); err != nil {
+			if err := json.Unmarshal(quoted, &text); err != nil {
 				return "", r.fault("a string has a bad escape")
 			}
 			return text, nil

@@ -77,6 +77,10 @@ func readMembers(c *gin.Context, example string, names ...string) (map[string]js
 // must not count as one that was left out. If it returns false, it has written the error
 // answer.
 func parseMembers(c *gin.Context, body []byte, want string, names ...string) (map[string]json.RawMessage, bool) {
+	if err := presence.CheckUnicode(body); err != nil {
+		badRequest(c, "The body cannot be used: "+err.Error()+".")
+		return nil, false
+	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil || members == nil {
 		detail := want + "."

@@ -144,6 +144,9 @@ func parseMessage(text []byte) (message, error) {
 	default:
 		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind))}
 	}
+	if err := presence.CheckUnicode(text); err != nil { // of a page that is at fault the client has been told: U+FFFD is in none
+		return message{}, &fault{code: codeBadJSON, message: "a message is JSON" + because(err)}
+	}
 	return m, nil
 }
 
