@@ -436,14 +436,20 @@ func (a *API) defect(c *gin.Context, err error) {
 }
 
 func writeConflict(c *gin.Context, conflict *counter.Conflict) {
-	mend := "use the calls of its kind, or another key"
+	said, mend := "Nothing was changed: ", "use the calls of its kind, or another key"
+	read := c.Request.Method == http.MethodGet || c.Request.Method == http.MethodHead
+	if read {
+		said = "There is no answer: "
+	}
 	switch {
 	case errors.Is(conflict.Is, counter.ErrBound):
 		mend = "send a change that stays within its bounds"
+	case errors.Is(conflict.Is, counter.ErrOverflow) && read:
+		mend = "ask for the aggregate of fewer counters, by a longer prefix"
 	case errors.Is(conflict.Is, counter.ErrOverflow):
 		mend = "a value has 64 bits; send a smaller change, or reset the counter before"
 	}
-	policy.Conflict(c.Writer, "Nothing was changed: "+conflict.Is.Error()+": "+conflict.Text+"; "+mend+".", presence.KeyOf(conflict.Key), conflict.Value)
+	policy.Conflict(c.Writer, said+conflict.Is.Error()+": "+conflict.Text+"; "+mend+".", presence.KeyOf(conflict.Key), conflict.Value)
 }
 
 // unavailable answers 503.
