@@ -243,6 +243,7 @@ func TestAnswersAreAsDocumented(t *testing.T) {
 		{"GET /-/me/unread", "/-/me/unread", "", 400, "Headcount-Site: other"},
 		{"GET /-/dashboard", "/-/dashboard", "", 200, key},
 		{"GET /-/dashboard", "/-/dashboard", "", 401, ""},
+		{"GET /-/dashboard", "/-/dashboard", "", 401, "Accept: text/html"},
 		{"GET /-/dashboard/access", "/-/dashboard/access", "", 200, ""},
 		{"GET /-/dashboard/data", "/-/dashboard/data", "", 200, key},
 		{"GET /-/dashboard/data", "/-/dashboard/data", "", 401, ""},

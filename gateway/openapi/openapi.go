@@ -115,6 +115,12 @@ func (c call) operation() object {
 			content["application/json"] = object{"schema": ref(given)}
 		default:
 			content[given] = object{"schema": object{"type": "string"}}
+			if c.who == viewer { // a browser cannot send a key with an address
+				responses["401"] = object{
+					"description": "The API key is missing or wrong. A browser, which asks for HTML, gets the page, and the page asks for the key.",
+					"content":     object{"application/problem+json": object{"schema": ref("Problem")}, given: object{"schema": object{"type": "string"}}},
+				}
+			}
 		}
 	}
 	answer := object{"description": http.StatusText(atoi(good))}
@@ -187,7 +193,7 @@ func refusals() object {
 		401: "A token or an API key is missing, wrong or expired.",
 		403: "The origin may not do this, the rule of the counter does not open it, or the API key holds for another site.",
 		404: "There is no such thing.",
-		409: "The counter cannot change like this, and did not.",
+		409: "The counter cannot change like this, and did not; or there is no such value of it.",
 		413: "The body is too large.",
 		415: "The body is not JSON, or it is compressed.",
 		426: "This path takes WebSockets only.",
