@@ -18,15 +18,15 @@ import (
 func writeIdentityProblem(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, errElsewhere):
-		policy.Problem(w, http.StatusForbidden, sentence(err))
+		policy.Problem(w, http.StatusForbidden, sentence(err), policy.Because(policy.ReasonSite))
 	case errors.Is(err, identity.ErrKeysAway):
 		policy.Problem(w, http.StatusServiceUnavailable, err.Error(), policy.RetryAfter(identity.KeysEvery))
 	case errors.Is(err, identity.ErrNoToken):
-		policy.Problem(w, http.StatusUnauthorized, err.Error())
+		policy.Problem(w, http.StatusUnauthorized, err.Error(), policy.Because(policy.ReasonNoToken))
 	default:
 		// RFC 6750: this error code belongs only to a token that the client sent.
 		w.Header().Set("WWW-Authenticate", `Bearer realm="headcount", error="invalid_token"`)
-		policy.Problem(w, http.StatusUnauthorized, err.Error())
+		policy.Problem(w, http.StatusUnauthorized, err.Error(), policy.Because(policy.ReasonBadToken))
 	}
 }
 
@@ -102,7 +102,7 @@ func (g *Gateway) server(c *gin.Context) bool {
 	case key == "":
 		detail = "Only a server may call this: send an API key in the header " + policy.APIKeyHeader + "."
 	}
-	policy.Problem(c.Writer, http.StatusUnauthorized, detail)
+	policy.Problem(c.Writer, http.StatusUnauthorized, detail, policy.Because(policy.ReasonAPIKey))
 	return false
 }
 
@@ -161,5 +161,5 @@ func (g *Gateway) mayLook(c *gin.Context) bool {
 }
 
 func needsKey(c *gin.Context) {
-	policy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+policy.APIKeyHeader+".")
+	policy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+policy.APIKeyHeader+".", policy.Because(policy.ReasonAPIKey))
 }

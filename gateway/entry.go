@@ -48,7 +48,7 @@ func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
 	g.release(crowd)
 	g.metrics.refused.Inc()
 	g.metrics.limits[limit].Inc()
-	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(5*time.Second))
+	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(5*time.Second), policy.Because(limit))
 	return nil, false
 }
 

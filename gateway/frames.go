@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 
+	"headcount/gateway/policy"
 	"headcount/gateway/websocket"
 )
 
@@ -107,6 +108,9 @@ func (c *conn) fault(f *fault) error {
 	c.g.metrics.faults.WithLabelValues(f.code).Inc()
 	if hit := c.g.metrics.limits[limitOfCode[f.code]]; hit != nil {
 		hit.Inc()
+	}
+	if line := c.g.cfg.Log.Debug(); line.Enabled() {
+		line.Str("reason", f.code).Str("detail", policy.Unquoted(f.message)).Msg("a message was refused")
 	}
 	if err := c.send(websocket.Text, f.appendJSON(nil)); err != nil {
 		return err

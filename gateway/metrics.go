@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/fanout"
+	"headcount/gateway/policy"
 	"headcount/presence"
 )
 
@@ -27,6 +28,7 @@ type metrics struct {
 	joins    prometheus.Counter
 	leaves   map[string]prometheus.Counter // by cause
 	limits   map[string]prometheus.Counter // by limit
+	problems map[string]prometheus.Counter // by reason
 	seen     prometheus.Histogram
 
 	mu     sync.RWMutex       // guards served
@@ -43,14 +45,14 @@ const (
 
 // Limits that clients reach.
 const (
-	limitConnections = "connections" // --max-connections
-	limitAddress     = "address"     // --max-connections-per-address
-	limitMemory      = "memory"      // of the process
-	limitIdentities  = "identities"  // new ones that an address brings by PUT
-	limitPages       = "pages"       // pages and counters of one connection
-	limitRate        = "rate"        // messages of a client, or new pages
-	limitSize        = "size"        // of a message
-	limitErrors      = "errors"      // of one connection
+	limitConnections = policy.ReasonConnections // --max-connections
+	limitAddress     = policy.ReasonAddress     // --max-connections-per-address
+	limitMemory      = policy.ReasonMemory      // of the process
+	limitIdentities  = "identities"             // new ones that an address brings by PUT
+	limitPages       = "pages"                  // pages and counters of one connection
+	limitRate        = "rate"                   // messages of a client, or new pages
+	limitSize        = "size"                   // of a message
+	limitErrors      = "errors"                 // of one connection
 )
 
 // limitOfCode is the limit that an error frame tells of.
@@ -128,6 +130,11 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		Help: "What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).",
 	}, []string{"limit"})
 	m.limits = byLabel(limits, limitConnections, limitAddress, limitMemory, limitIdentities, limitPages, limitRate, limitSize, limitErrors)
+	problems := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_http_refusals_total",
+		Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
+	}, []string{"reason"})
+	m.problems = byLabel(problems, policy.Reasons()...)
 	if reg == nil {
 		return m
 	}
@@ -141,7 +148,7 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		}, func() float64 { return float64(of(g.hub.Figures())) })
 	}
 	reg.MustRegister(
-		leaves, limits, m.joins, m.seen,
+		leaves, limits, problems, m.joins, m.seen,
 		figure("headcount_deliveries_conflated_total", "Counts that a newer one replaced before a subscriber got them.", func(f fanout.Figures) int64 { return f.Conflated }),
 		dropped("busy", func(f fanout.Figures) int64 { return f.Busy }),
 		dropped("gone", func(f fanout.Figures) int64 { return f.Unwritten }),

@@ -44,7 +44,7 @@ func (g *Gateway) inSite(c *gin.Context) {
 	if whole, sites := g.keys.Sites(key); !whole && len(sites) > 0 && !slices.Contains(sites, site) {
 		policy.Problem(c.Writer, http.StatusForbidden, fmt.Sprintf(
 			"This API key holds for the site %q, and this call is for the site %q; name the site in the header %s or as ?site=%s, or send a key that holds for it.",
-			sites[0].Called(), site.Called(), identity.SiteHeader, sites[0].Called()))
+			sites[0].Called(), site.Called(), identity.SiteHeader, sites[0].Called()), policy.Because(policy.ReasonSite))
 		c.Abort()
 	}
 }

@@ -30,10 +30,17 @@ func (g *Gateway) traced(c *gin.Context) {
 	}
 }
 
-// told logs what was refused, under the id that the problem has.
+// told counts a refused request, and logs it under the id that its problem has.
 func (g *Gateway) told(c *gin.Context) {
 	c.Next()
-	if id := c.Writer.Header().Get(policy.RequestIDHeader); id != "" && c.Writer.Status() >= 400 {
-		g.cfg.Log.Debug().Str("request_id", id).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).Msg("a request was refused")
+	h := c.Writer.Header()
+	reason, detail := policy.Refusal(h)
+	if reason == "" {
+		return
+	}
+	g.metrics.problems[reason].Inc()
+	if line := g.cfg.Log.Debug(); line.Enabled() {
+		line.Str("request_id", policy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
+			Str("reason", reason).Str("detail", policy.Unquoted(detail)).Msg("a request was refused")
 	}
 }

@@ -201,7 +201,7 @@ func (a *API) server(c *gin.Context) (server, ok bool) {
 		return true, true
 	}
 	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
-	policy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+policy.APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.")
+	policy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+policy.APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.", policy.Because(policy.ReasonAPIKey))
 	return false, false
 }
 

@@ -52,7 +52,7 @@ func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
 				c.Next()
 				return
 			}
-			Problem(c.Writer, http.StatusForbidden, origins.Refusal(r))
+			Problem(c.Writer, http.StatusForbidden, origins.Refusal(r), Because(ReasonOrigin))
 			c.Abort()
 		default:
 			h.Set("Access-Control-Allow-Origin", from)

@@ -1,10 +1,14 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
+	"maps"
 	"math"
 	"net/http"
+	"regexp"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -82,6 +86,57 @@ type problem struct {
 	ID     string  `json:"request_id"`
 }
 
+// Reasons of refusals whose status does not say enough. Each is a label of a metric.
+const (
+	ReasonAPIKey      = "api_key"     // it is missing or wrong
+	ReasonNoToken     = "no_token"    //
+	ReasonBadToken    = "bad_token"   // or an expired one
+	ReasonOrigin      = "origin"      // it is not allowed
+	ReasonSite        = "site"        // the API key, or the page that asks, is of another one
+	ReasonConnections = "connections" // there are as many as may be
+	ReasonAddress     = "address"     // its connections are as many as may be
+	ReasonMemory      = "memory"      // the process has little left
+)
+
+// statusReasons are the reasons of all other refusals.
+var statusReasons = map[int]string{
+	http.StatusBadRequest: "bad_request", http.StatusUnauthorized: "unauthorized", http.StatusForbidden: "forbidden", http.StatusNotFound: "not_found",
+	http.StatusMethodNotAllowed: "method", http.StatusConflict: "conflict", http.StatusRequestEntityTooLarge: "too_large",
+	http.StatusUnsupportedMediaType: "media_type", http.StatusUpgradeRequired: "no_upgrade", http.StatusTooManyRequests: "rate",
+	http.StatusInternalServerError: "defect", http.StatusServiceUnavailable: "unavailable",
+}
+
+const otherReason = "other"
+
+// Reasons returns all that Refusal may return.
+func Reasons() []string {
+	return append(slices.Collect(maps.Values(statusReasons)), otherReason,
+		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
+}
+
+// What the header of an answer has for the log. It is put there after the header was sent, so no client gets it.
+const (
+	reasonKey = "reason"
+	detailKey = "detail"
+)
+
+// Because names the reason of a refusal.
+func Because(reason string) Option { return func(h http.Header) { h[reasonKey] = []string{reason} } }
+
+// Refusal returns why Problem refused the request that was answered with this header: a reason for a metric, and the
+// detail. reason is empty when it did not.
+func Refusal(h http.Header) (reason, detail string) {
+	if h[reasonKey] == nil {
+		return "", ""
+	}
+	return h[reasonKey][0], h[detailKey][0]
+}
+
+var quotation = regexp.MustCompile(`"(?:[^"\\]|\\.)*(?:"|$)`)
+
+// Unquoted is a detail for the log, which has no user, page or key: a detail quotes whatever a client sent.
+func Unquoted(detail string) string { return quotation.ReplaceAllString(detail, `"…"`) }
+
 func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h := w.Header()
 	h.Del("Content-Encoding")
@@ -96,6 +151,11 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	for _, opt := range opts {
 		opt(h)
 	}
+	reason := cmp.Or(statusReasons[p.Status], otherReason)
+	if because := h[reasonKey]; because != nil {
+		reason = because[0]
+		delete(h, reasonKey)
+	}
 	p.ID = RequestID(h)
 	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
 	body, err := json.Marshal(p)
@@ -105,6 +165,7 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(p.Status)
 	w.Write(body) // the client may be gone
+	h[reasonKey], h[detailKey] = []string{reason}, []string{p.Detail}
 }
 
 // shorten cuts s to at most n bytes, and never in the middle of a character.
