@@ -53,13 +53,17 @@ type around struct {
 	regions   map[string]string // the others -> what is wrong; "": nothing
 }
 
-func (b *Board) look() around {
+// look looks again after was. A process that leaves has no roles any more, and keeps its text.
+func (b *Board) look(was around) around {
 	now := around{processes: map[string]string{}, regions: map[string]string{}}
 	if err := b.cfg.Ready(); err != nil {
 		now.trouble = err.Error()
 	}
 	for _, p := range b.cfg.Members.Members() {
-		now.processes[presence.LifeName(p.Name, p.Incarnation)] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
+		life := presence.LifeName(p.Name, p.Incarnation)
+		if now.processes[life] = was.processes[life]; len(p.Roles) > 0 {
+			now.processes[life] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(p.Roles, ", "))
+		}
 	}
 	for _, p := range b.cfg.Report.Report().Peers {
 		switch {
@@ -79,7 +83,7 @@ func (b *Board) Watch(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	b.events.add(fmt.Sprintf("This process, %s, has started.", b.cfg.Self))
-	was := b.look()
+	was := b.look(around{})
 	began := false // who is there when the first look finds this process ready did not come then
 	for {
 		select {
@@ -87,7 +91,7 @@ func (b *Board) Watch(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		is := b.look()
+		is := b.look(was)
 		if began = began || was.trouble == ""; began {
 			b.compare(was, is)
 		}

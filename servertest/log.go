@@ -2,6 +2,7 @@ package servertest
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -34,6 +35,37 @@ func (l *Log) Complaint() string {
 		if i := strings.Index(text, bad); i >= 0 {
 			return fmt.Sprintf("%q in the log:\n%.6000s", bad, text[max(0, i-300):])
 		}
+	}
+	return ""
+}
+
+// Repeated returns a line of JSON that has a member twice, or "". Readers of logs keep one of the two, and not all of them
+// the same one.
+func (l *Log) Repeated() string {
+	for line := range strings.Lines(l.String()) {
+		if key := repeatedKey(line); key != "" {
+			return fmt.Sprintf("%q is twice in %.6000s", key, line)
+		}
+	}
+	return ""
+}
+
+func repeatedKey(line string) string {
+	d := json.NewDecoder(strings.NewReader(line))
+	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
+		return ""
+	}
+	seen := map[json.Token]bool{}
+	for d.More() {
+		key, err := d.Token()
+		var value json.RawMessage
+		if err != nil || d.Decode(&value) != nil { // a killed process may leave half a line
+			return ""
+		}
+		if seen[key] {
+			return fmt.Sprint(key)
+		}
+		seen[key] = true
 	}
 	return ""
 }

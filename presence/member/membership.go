@@ -67,7 +67,8 @@ type lease struct {
 // sighting is a process as this one last saw it alive.
 type sighting struct {
 	presence.Process
-	at time.Time
+	at     time.Time
+	joined bool // it has told its roles; a starting process does so when it takes part
 }
 
 // membership keeps the lease and follows the leases of the other processes, until
@@ -222,10 +223,11 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 			if old != nil && old.Incarnation != other.Incarnation && len(old.Roles) > 0 {
 				m.died(old)
 			}
-			if old == nil && other.Name != m.self.Name {
-				m.log.Info().Str("process", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
+			joined := old != nil && old.joined && old.Incarnation == other.Incarnation || len(other.Roles) > 0
+			if joined && (old == nil || !old.joined) && other.Name != m.self.Name {
+				m.log.Info().Str("member", other.Name).Strs("roles", other.Roles).Msg("a process has joined")
 			}
-			seen[other.Name] = &sighting{other, now}
+			seen[other.Name] = &sighting{other, now, joined}
 		}
 	}
 }
@@ -291,11 +293,12 @@ func (m *Member) adopt(now time.Time) error {
 // gone notes that a process is no longer there. The dispatchers drop its endpoints
 // after they asked Ended.
 func (m *Member) gone(dead *sighting) {
-	if len(dead.Roles) == 0 {
-		m.log.Info().Str("process", dead.Name).Msg("a process has left")
-	} else {
-		m.log.Warn().Str("process", dead.Name).Msg("a process is gone")
+	switch {
+	case len(dead.Roles) > 0:
+		m.log.Warn().Str("member", dead.Name).Msg("a process is gone")
 		m.died(dead)
+	case dead.joined:
+		m.log.Info().Str("member", dead.Name).Msg("a process has left")
 	}
 }
 
@@ -333,18 +336,20 @@ func (m *Member) followGeneration(ctx context.Context) error {
 	return nil
 }
 
-// showMembers puts the live processes where Members finds them.
+// showMembers puts the processes that have joined where Members finds them.
 func (m *Member) showMembers() {
 	members := make([]presence.Process, 0, len(m.lease.seen))
 	for _, s := range m.lease.seen {
-		members = append(members, s.Process)
+		if s.joined {
+			members = append(members, s.Process)
+		}
 	}
 	slices.SortFunc(members, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
 	m.members.Store(&members)
 }
 
-// Members returns the live processes, sorted by name. This process is among them
-// once it has a lease. Callers must not change the slice.
+// Members returns the live processes that have joined, sorted by name; one without roles is leaving. This process is
+// among them once it takes part. Callers must not change the slice.
 func (m *Member) Members() []presence.Process {
 	if members := m.members.Load(); members != nil {
 		return *members

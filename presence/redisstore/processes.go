@@ -117,6 +117,10 @@ func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration
 		return nil, presence.ErrNoFacts
 	case "differs":
 		switch reply[1] {
+		case "region":
+			return nil, fmt.Errorf("%w: --region is %q here and %q in Redis", presence.ErrFacts, s.cfg.Facts.Region, reply[2])
+		case "secret":
+			return nil, fmt.Errorf("%w: --cluster-secret differs; give every process the same", presence.ErrFacts)
 		case "format":
 			return nil, fmt.Errorf("%w: the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
 				presence.ErrFacts, cmp.Or(reply[2], "1"), format)

@@ -39,8 +39,8 @@ func TestDifferentSettingsAreRefused(t *testing.T) {
 		"same":       {func(*redisstore.Config) {}, ""},
 		"partitions": {func(c *redisstore.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
 		"buckets":    {func(c *redisstore.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
-		"region":     {func(c *redisstore.Config) { c.Facts.Region = "eu" }, `region is "eu" here and "local" in Redis`},
-		"secret":     {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `secret is "x" here and "k" in Redis`},
+		"region":     {func(c *redisstore.Config) { c.Facts.Region = "eu" }, `--region is "eu" here and "local" in Redis`},
+		"secret":     {func(c *redisstore.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := renew(t, open(t, url, quick, tc.change), p)

@@ -92,22 +92,83 @@ func refusal(t *testing.T, m *member, words ...string) {
 	}
 }
 
-// TestProcessesThatAreRefused: one with another secret, without it or with a name that is taken, ends at once
-// with a sentence, also when Redis has lost the facts: those who run write them again. Counts go on.
-func TestProcessesThatAreRefused(t *testing.T) {
+// TestWhoMayJoin: a process with another secret, without it or with a name that is taken, ends at once with a sentence, also
+// when Redis has lost the facts: those who run write them again. Counts go on. One that fits is seen with its roles, from
+// when it takes part until it has left. No line of the logs has a member twice.
+func TestWhoMayJoin(t *testing.T) {
 	long(t)
 	t.Parallel()
 	const secret = "--cluster-secret=right one"
 	redis := redistest.Start(t)
-	gateway, all := trio(t, redis.URL(), secret)
+	var all []*member
+	t.Cleanup(func() { // when all have ended
+		for _, m := range all {
+			if what := m.log.Repeated(); what != "" {
+				t.Errorf("%s: %s", m.name, what)
+			}
+		}
+	})
+	gateway, all := trio(t, redis.URL(), secret, "--log-level=debug")
 	awaitReady(t, all...)
 	counts(t, gateway)
-	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"), "secret", "settings differ")
-	refusal(t, newMember("innocent", "gateway", redis.URL(), nil), "secret", "settings differ")
+	refusal(t, newMember("stranger", "presence", redis.URL(), nil, "--cluster-secret=wrong one"), "--cluster-secret differs", "settings differ")
+	refusal(t, newMember("innocent", "gateway", redis.URL(), nil), "--cluster-secret differs", "settings differ")
 	refusal(t, newMember("twin", "presence", redis.URL(), nil, secret, "--advertise="+all[0].self), "name is taken", "--advertise", all[0].self)
 	redis.Do(t, "DEL", "hc:{c}:facts")
 	refusal(t, newMember("late stranger", allRoles, redis.URL(), nil, "--cluster-secret=wrong one", "--region=other"), "settings differ")
 	counts(t, gateway)
+	awaitReady(t, all...)
+
+	joiner := newMember("joiner", "presence", redis.URL(), nil, secret)
+	startAll(t, joiner)
+	awaitLog := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, "in the gateway's log "+want, func() bool { return strings.Contains(gateway.log.String(), want) })
+	}
+	awaitEvent := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, "the dashboard has "+want, func() bool {
+			_, _, body, err := get("http://" + gateway.addr + "/-/dashboard/data")
+			var board struct {
+				Processes []struct {
+					Name  string
+					Roles []string
+				}
+				Events []struct{ Text string }
+			}
+			if err != nil || json.Unmarshal([]byte(body), &board) != nil {
+				return false
+			}
+			for _, p := range board.Processes {
+				if p.Name == joiner.self && p.Roles == nil && joiner.up() {
+					t.Fatalf("a process that joins has no roles: %s", body)
+				}
+			}
+			for _, e := range board.Events {
+				if strings.HasPrefix(e.Text, want+": "+joiner.self) {
+					if e.Text != want+": "+joiner.self+" (presence)." {
+						t.Fatal(e.Text)
+					}
+					return true
+				}
+			}
+			return false
+		})
+	}
+	awaitEvent("A process came")
+	awaitLog(fmt.Sprintf(`"member":%q,"roles":["presence"]`, joiner.self))
+	joiner.still.Store(true) // it may have no roles now
+	if err := joiner.leave(); err != nil {
+		t.Error(err)
+	}
+	awaitEvent("A process went")
+	awaitLog("a process has left")
+	all[0].kill()
+	awaitLog("a process is gone")
+	redis.Restart(t)
+	if err := all[0].start(); err != nil {
+		t.Fatal(err)
+	}
 	awaitReady(t, all...)
 }
 
