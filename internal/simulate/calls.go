@@ -154,11 +154,7 @@ func (r *lastingRun) ask(ctx context.Context, rng *rand.Rand, q call) ([]client.
 }
 
 func unexpected(what string, err error) error {
-	mend := ""
-	if problem := (*client.Error)(nil); errors.As(err, &problem) && problem.Status == http.StatusUnauthorized {
-		mend = "; give --api-key one of the server's"
-	}
-	return fmt.Errorf("%w: %s: %w%s", errUnexpected, what, err, mend)
+	return fmt.Errorf("%w: %s: %w", errUnexpected, what, err)
 }
 
 // api says where and as whom calls are made; nil: with the API key.

@@ -38,6 +38,8 @@ var (
 	ErrWrong = errors.New("wrong counts")
 	// ErrSettings means that the flags cannot work. The run opened no connection.
 	ErrSettings = errors.New("settings")
+
+	errInterrupted = errors.New("interrupted")
 )
 
 // Command holds the flags of `headcount simulate`. Package flags fills in the defaults; in
@@ -73,7 +75,7 @@ type Command struct {
 func (c *Command) Help() string {
 	return `Users come, move, reload, leave and vanish. At checkpoints nobody does: every client's count and every gateway's answers must equal the number of users who are really there, on each page and, as the server is otherwise quiet, on the whole site. When the server was started with other times than the defaults, give the same ones here.
 
-Exit status: 1 when a count was wrong or the run could not be completed, 2 when the flags cannot work.`
+Ctrl-C ends the run early, with its report. Exit status: 1 when a count was wrong or the run could not be completed, 2 when the flags cannot work.`
 }
 
 // AfterApply is called when the fields are filled in.
@@ -91,7 +93,7 @@ const (
 
 // Run does what the flags say. It writes the report to out and, while it works, its
 // progress to progress. The error wraps ErrSettings when the flags cannot work, and
-// ErrWrong when a count was wrong. Run ends everything that it started before it
+// ErrWrong when a count was wrong. That ctx ends the run is no error; the report says so. Run ends everything that it started before it
 // returns.
 func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	cfg := c.withDefaults()
@@ -116,6 +118,9 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	crowd.close()
 	stop()
 
+	if err != nil && ctx.Err() != nil { // whatever it is, it comes of that
+		err = errInterrupted
+	}
 	if errors.Is(err, errNobody) && !cfg.JSON {
 		return fmt.Errorf("simulate: %w", err) // there is nothing to report to people
 	}
@@ -124,7 +129,7 @@ func (c *Command) Run(ctx context.Context, out, progress io.Writer) error {
 	if werr := report.write(out, cfg.JSON); werr != nil {
 		return fmt.Errorf("simulate: write the report: %w", werr)
 	}
-	if err != nil {
+	if err != nil && err != errInterrupted { //nolint:errorlint
 		return fmt.Errorf("simulate: %w", err)
 	}
 	if report.WrongCounts > 0 {

@@ -345,12 +345,21 @@ func (c *crowd) lastFailure() error {
 	return cmp.Or(c.ended.failure, errNone)
 }
 
-var errNone = errors.New("none")
+var (
+	errNone     = errors.New("none")
+	errNoTokens = errors.New("the server takes no tokens, and knows their users as anonymous: leave --jwt-secret out, or start the server with it")
+)
 
 // hopeless returns an error when every dial has failed and further dials would, too.
 func (c *crowd) hopeless() error {
 	var no *client.Error
-	if c.stats.connects.Load() > 0 || !errors.As(c.lastFailure(), &no) {
+	last := c.lastFailure()
+	switch {
+	case c.stats.connects.Load() > 0:
+		return nil
+	case errors.Is(last, errNoTokens):
+		return last
+	case !errors.As(last, &no):
 		return nil
 	}
 	switch no.Status {

@@ -74,9 +74,13 @@ func planLasting(cfg *Command) plan {
 		work: func(ctx context.Context, crowd *crowd) error {
 			r.crowd = crowd
 			err := r.work(ctx)
-			if errors.Is(err, errUnexpected) {
+			no := (*client.Error)(nil)
+			switch {
+			case errors.As(err, &no) && no.Status == http.StatusUnauthorized:
+				return fmt.Errorf("the server refuses the key or a token: give --api-key one of the server's, and --jwt-secret the same value as the server has: %w", no)
+			case errors.Is(err, errUnexpected):
 				r.wrong("%v", err)
-				err = nil
+				return nil
 			}
 			return err
 		},

@@ -223,6 +223,9 @@ func (r *Report) text() string {
 	if !r.SiteChecked {
 		line("not checked", "the count of the whole site, because other people are on it")
 	}
+	if r.Error == errInterrupted.Error() {
+		line("interrupted", "before its end, so its last counts were not compared")
+	}
 	for _, text := range r.Wrong {
 		line("WRONG", "%s", text)
 	}

@@ -176,8 +176,15 @@ func TestTokens(t *testing.T) {
 		t.Errorf("Run = %v, %q", err, r.Wrong)
 	}
 	c.JWTSecret = "another"
-	if _, err := run(t, c); err == nil || errors.Is(err, ErrWrong) || !strings.Contains(err.Error(), "--jwt-secret") {
-		t.Errorf("Run with another secret = %v", err)
+	wrong, counters, anonymous := *c, *c, *c
+	counters.Scenario, counters.APIKey, counters.JWTSecret = "counters", "another key", jwtSecret
+	anonymous.URL = []string{serve(t)}
+	for words, c := range map[string]*Command{
+		"give --jwt-secret the same value": &wrong, "give --api-key one of the server's": &counters, "takes no tokens": &anonymous,
+	} {
+		if r, err := run(t, c); err == nil || errors.Is(err, ErrWrong) || !strings.Contains(err.Error(), words) || r.WrongCounts != 0 {
+			t.Errorf("Run = %v, %q, want %q", err, r.Wrong, words)
+		}
 	}
 }
 
@@ -377,13 +384,13 @@ func TestInterrupted(t *testing.T) {
 		}
 	})
 	var out bytes.Buffer
-	if err := c.Run(ctx, &out, interrupt); !errors.Is(err, context.Canceled) {
+	if err := c.Run(ctx, &out, interrupt); err != nil {
 		t.Errorf("Run = %v", err)
 	}
 	if d := watch.Elapsed(); d > 10*time.Second {
 		t.Errorf("it took %s", d)
 	}
-	if !strings.Contains(out.String(), "wrong counts") {
+	if !strings.Contains(out.String(), "interrupted ") || !strings.Contains(out.String(), "wrong counts   0") {
 		t.Errorf("report %q", out.String())
 	}
 }

@@ -220,11 +220,15 @@ func (c *tab) dial(ctx context.Context, gateway string) (l *link, strays []*tab,
 	}
 	c.crowd.stats.messages.Add(1)
 	c.crowd.learn(l.Heartbeat)
-	if c.crowd.cfg.JWTSecret != "" {
+	switch {
+	case c.crowd.cfg.JWTSecret != "" && l.ID != "":
+		l.Abort()
+		return nil, nil, errNoTokens
+	case c.crowd.cfg.JWTSecret != "":
 		if l.User != c.user.name {
 			c.crowd.wrong("the server welcomed the token of %q as the user %q", c.user.name, l.User)
 		}
-	} else {
+	default:
 		var ok bool
 		if ok, strays = c.user.adopt(id, l.User, l.ID); !ok {
 			l.Abort()

@@ -202,16 +202,21 @@ func (s *Set) Parse(args []string) (*Command, error) {
 // command finds the command, and what follows it. If it is not named, it is implied.
 func (s *Set) command(args []string) (c *Command, rest []string, named bool, err error) {
 	switch {
-	case len(args) > 0 && (args[0] == "-h" || args[0] == "--help" || args[0] == "help"):
-		if len(args) == 1 || args[0] != "help" {
-			s.help(nil)
-			return nil, nil, false, ErrShown
+	case len(args) > 0 && (args[0] == "-h" || args[0] == "--help"):
+		s.help(nil)
+		return nil, nil, false, ErrShown
+	case len(args) > 0 && args[0] == "help":
+		for _, arg := range args[1:] {
+			switch {
+			case arg == "-h" || arg == "--help" || arg == "help" && c == nil:
+			case c != nil || s.Named(arg) == nil:
+				return nil, nil, false, s.unexpected(arg)
+			default:
+				c = s.Named(arg)
+			}
 		}
-		if c := s.Named(args[1]); c != nil && len(args) == 2 {
-			s.help(c)
-			return nil, nil, false, ErrShown
-		}
-		return nil, nil, false, s.unexpected(args[1])
+		s.help(c)
+		return nil, nil, false, ErrShown
 	case len(args) > 0 && args[0] == "--version":
 		return nil, nil, false, s.shown(s.Version)
 	case len(args) > 0 && !strings.HasPrefix(args[0], "-"):

@@ -128,6 +128,8 @@ func TestRefused(t *testing.T) {
 		"--share much":              "--share: it is not a number",
 		"--seed -1":                 "--seed: it is not a whole number from 0",
 		"--quiet=maybe":             "--quiet: it is neither",
+		"help nothing":              "unexpected argument nothing",
+		"help run more":             "unexpected argument more",
 		"--kept=1":                  "unknown flag --kept",
 		"--checked=1":               "unknown flag --checked",
 		"--public-url broken":       "a broken layer",
@@ -150,6 +152,9 @@ func TestHelp(t *testing.T) {
 		{"-h", []string{"Usage: p <command> [flags]"}, "listen"},
 		{"help", []string{"Usage: p <command> [flags]"}, "inner"},
 		{"help run", []string{"Usage: p run [flags]"}, "Do something else"},
+		{"help run --help", []string{"Usage: p run [flags]"}, "Do something else"},
+		{"help help", []string{"Usage: p <command> [flags]"}, "inner"},
+		{"help --help", []string{"Usage: p <command> [flags]"}, "inner"},
 		{"run --timeout=x --help", []string{
 			"Usage: p run [flags]", "More of it.", "      --public-url=    Where others find it.", "      --timeout=2s     How long it waits. Default 2s.",
 			"      --names=,...     Who is meant.", "      --quiet          Say nothing.", "Network", "  --listen=ADDR    Where it listens. Default :80.",
