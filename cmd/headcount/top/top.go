@@ -82,7 +82,9 @@ func watch(ctx context.Context, ask *client, interval time.Duration, out io.Writ
 	defer next.Stop()
 	for s := (screen{}); ; {
 		width, height := size()
-		text := home + strings.ReplaceAll(s.text(width, height-1), "\n", restLine) + restBelow
+		// No line takes the last column, since erasing behind that erases it, and the last line is not ended, which would scroll.
+		text := strings.TrimSuffix(s.text(max(width-1, min(width, 1)), height), "\n")
+		text = home + strings.ReplaceAll(text, "\n", restLine) + restBelow
 		if _, err := io.WriteString(out, text); err != nil {
 			return err
 		}
@@ -92,7 +94,8 @@ func watch(ctx context.Context, ask *client, interval time.Duration, out io.Writ
 		}
 		select {
 		case <-ctx.Done():
-			return nil // it was ended, as it should be
+			_, err := io.WriteString(out, "\n")
+			return err
 		case <-next.C:
 		}
 	}
