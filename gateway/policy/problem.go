@@ -116,20 +116,17 @@ func Reasons() []string {
 
 // What the header of an answer has for the log. It is put there after the header was sent, so no client gets it.
 const (
-	reasonKey = "reason"
-	detailKey = "detail"
+	reasonKey = "Reason"
+	detailKey = "Detail"
 )
 
 // Because names the reason of a refusal.
-func Because(reason string) Option { return func(h http.Header) { h[reasonKey] = []string{reason} } }
+func Because(reason string) Option { return func(h http.Header) { h.Set(reasonKey, reason) } }
 
 // Refusal returns why Problem refused the request that was answered with this header: a reason for a metric, and the
 // detail. reason is empty when it did not.
 func Refusal(h http.Header) (reason, detail string) {
-	if h[reasonKey] == nil {
-		return "", ""
-	}
-	return h[reasonKey][0], h[detailKey][0]
+	return h.Get(reasonKey), h.Get(detailKey)
 }
 
 var quotation = regexp.MustCompile(`"(?:[^"\\]|\\.)*(?:"|$)`)
@@ -151,11 +148,8 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	for _, opt := range opts {
 		opt(h)
 	}
-	reason := cmp.Or(statusReasons[p.Status], otherReason)
-	if because := h[reasonKey]; because != nil {
-		reason = because[0]
-		delete(h, reasonKey)
-	}
+	reason := cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
+	h.Del(reasonKey)
 	p.ID = RequestID(h)
 	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
 	body, err := json.Marshal(p)
@@ -165,7 +159,8 @@ func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(p.Status)
 	w.Write(body) // the client may be gone
-	h[reasonKey], h[detailKey] = []string{reason}, []string{p.Detail}
+	h.Set(reasonKey, reason)
+	h.Set(detailKey, p.Detail)
 }
 
 // shorten cuts s to at most n bytes, and never in the middle of a character.

@@ -60,6 +60,9 @@ func TestRefusedRequests(t *testing.T) {
 		}
 		a := do(t, method, s.url+path, tc.body, headers...)
 		a.problem(t, tc.status)
+		if a.header.Get("Reason")+a.header.Get("Detail") != "" {
+			t.Errorf("headers %v", a.header)
+		}
 		var p struct {
 			Detail, Key string
 			ID          string `json:"request_id"`
