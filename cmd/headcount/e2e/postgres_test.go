@@ -141,6 +141,7 @@ func TestPostgresIsAway(t *testing.T) {
 	away(behind, "timeout")
 	p.Resume()
 	back()
+	behind.call(t, "POST", "views:1/increment", "").lasting(t) // so that Redis has it
 
 	away(begin("a wrong password", strings.Replace(p.URL("theirs"), "headcount@", "visitor:wrong@", 1)), "password authentication failed")
 	away(begin("no such database", p.URL("missing")), `database "missing" does not exist`)
