@@ -327,7 +327,7 @@ func NameIn(site, key string) (string, error) {
 		return key, nil
 	}
 	of, err := presence.ParseSite(site)
-	return of.Name(key), err
+	return of.Qualify(key), err
 }
 
 func ledgerOp(name string) LedgerOp {

@@ -76,12 +76,12 @@ func (rule *Rule) Written() string { return presence.KeyOf(rule.Match) }
 // most is told for each site, so of those that For named each has rules of its own.
 type Rules struct {
 	list []*Rule
-	of   map[presence.Namespace]*Rules // of other sites than the default one
+	of   map[presence.Site]*Rules // of other sites than the default one
 }
 
 // For returns the rules for these sites.
-func (r *Rules) For(sites []presence.Namespace) *Rules {
-	all := &Rules{list: r.list, of: map[presence.Namespace]*Rules{}}
+func (r *Rules) For(sites []presence.Site) *Rules {
+	all := &Rules{list: r.list, of: map[presence.Site]*Rules{}}
 	for _, site := range sites {
 		if site == presence.DefaultSite {
 			continue
@@ -89,7 +89,7 @@ func (r *Rules) For(sites []presence.Namespace) *Rules {
 		own := &Rules{}
 		for _, rule := range r.list {
 			one := *rule
-			one.Match = site.Name(rule.Match)
+			one.Match = site.Qualify(rule.Match)
 			own.list = append(own.list, &one)
 		}
 		all.of[site] = own
@@ -98,7 +98,7 @@ func (r *Rules) For(sites []presence.Namespace) *Rules {
 }
 
 // In returns the rules of a site, which are asked about keys.
-func (r *Rules) In(site presence.Namespace) *Rules {
+func (r *Rules) In(site presence.Site) *Rules {
 	if own := r.of[site]; own != nil {
 		return own
 	}

@@ -290,27 +290,27 @@ func TestTopCopies(t *testing.T) {
 // Every site has lists of its own, of the same rules.
 func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shop := presence.NamespaceOf("shop")
-		rules := topRules.For([]presence.Namespace{presence.DefaultSite, shop})
+		shop := presence.SiteOf("shop")
+		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
 		tops := counter.NewTops(memstore.New(memstore.Config{}), rules, true, nil, zerolog.Nop())
 		defer tops.Close()
 		for _, of := range []struct {
 			key string
 			n   int64
-		}{{"v:1", 1}, {"v:2", 2}, {shop.Name("v:1"), 30}, {shop.Name("v:3"), 40}} {
+		}{{"v:1", 1}, {"v:2", 2}, {shop.Qualify("v:1"), 30}, {shop.Qualify("v:3"), 40}} {
 			gainUnder(t, tops, rules.Find(of.key), of.key, of.n)
 		}
 		for minutes := range 3 { // running, and closed
-			for site, want := range map[presence.Namespace][]counter.Gained{
+			for site, want := range map[presence.Site][]counter.Gained{
 				presence.DefaultSite: {{Key: "v:2", Value: 2}, {Key: "v:1", Value: 1}},
-				shop:                 {{Key: shop.Name("v:3"), Value: 40}, {Key: shop.Name("v:1"), Value: 30}},
+				shop:                 {{Key: shop.Qualify("v:3"), Value: 40}, {Key: shop.Qualify("v:1"), Value: 30}},
 			} {
 				rule, err := rules.In(site).TopRule("v:*")
 				if err != nil || rule.Written() != "v:*" {
 					t.Fatal(rule, err)
 				}
 				if got, err := tops.Top(t.Context(), rule, time.Hour, 10); err != nil || !slices.Equal(got, want) {
-					t.Errorf("after %d minutes on %s: %v, %v, want %v", minutes, site.Called(), got, err, want)
+					t.Errorf("after %d minutes on %s: %v, %v, want %v", minutes, site.Name(), got, err, want)
 				}
 			}
 			time.Sleep(time.Minute + 10*time.Second)
@@ -320,17 +320,17 @@ func TestTopOfSites(t *testing.T) {
 
 // The rules of a site that nobody has named are those that were written.
 func TestRulesOfSites(t *testing.T) {
-	shop, other := presence.NamespaceOf("shop"), presence.NamespaceOf("other")
-	rules := counter.BuiltinRules().For([]presence.Namespace{shop})
+	shop, other := presence.SiteOf("shop"), presence.SiteOf("other")
+	rules := counter.BuiltinRules().For([]presence.Site{shop})
 	for key, match := range map[string]string{"views:1": "views:*", "x": "*"} {
-		for _, site := range []presence.Namespace{presence.DefaultSite, shop, other} {
-			rule := rules.Find(site.Name(key))
+		for _, site := range []presence.Site{presence.DefaultSite, shop, other} {
+			rule := rules.Find(site.Qualify(key))
 			if rule == nil || rule.Written() != match || rule != rules.In(site).Find(key) {
-				t.Errorf("%q of %s has the rule %+v", key, site.Called(), rule)
+				t.Errorf("%q of %s has the rule %+v", key, site.Name(), rule)
 			}
 		}
 	}
-	if a, b := rules.Find("views:1"), rules.Find(shop.Name("views:1")); a == b || a.Match == b.Match {
+	if a, b := rules.Find("views:1"), rules.Find(shop.Qualify("views:1")); a == b || a.Match == b.Match {
 		t.Error("two sites have one rule, and so one list of what gained most")
 	}
 	if n := len(rules.All()); n != 2*len(counter.BuiltinRules().All()) {

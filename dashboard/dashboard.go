@@ -62,7 +62,7 @@ type Config struct {
 	Counts  presence.Counters // reads counts from the store
 	Ready   func() error      // why this process cannot do its roles now; nil: it can
 	Region  string
-	Sites   []presence.Namespace // those of the server; nil: the default one
+	Sites   []presence.Site // those of the server; nil: the default one
 	Log     zerolog.Logger
 }
 
@@ -81,7 +81,7 @@ type Board struct {
 
 // view is what a viewer may see: a site, and, unless alone, what is of all sites.
 type view struct {
-	site  presence.Namespace
+	site  presence.Site
 	alone bool
 }
 
@@ -102,7 +102,7 @@ func New(cfg Config) *Board { return &Board{cfg: cfg, turn: make(chan struct{}, 
 // Load is null for a process that did not answer. Processes and events are of all sites, so
 // alone leaves them out, and the sentence names none. Pages are the TopPages pages with the most users. The only error is
 // ctx's, if it ends while another call gathers.
-func (b *Board) JSON(ctx context.Context, site presence.Namespace, alone bool) ([]byte, error) {
+func (b *Board) JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error) {
 	v := view{site, alone}
 	select {
 	case b.turn <- struct{}{}:
@@ -189,11 +189,11 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 	out.Pages, out.Regions = topPages(reports, v.site), regions(reports)
 	if len(b.cfg.Sites) > 1 && !v.alone {
 		for _, site := range b.cfg.Sites {
-			out.Sites = append(out.Sites, site.Called())
+			out.Sites = append(out.Sites, site.Name())
 		}
-		out.Shown = v.site.Called()
+		out.Shown = v.site.Name()
 	}
-	if counts, err := b.cfg.Counts.Counts(ctx, []string{v.site.Name(presence.Site)}); err == nil {
+	if counts, err := b.cfg.Counts.Counts(ctx, []string{v.site.Qualify(presence.AllPages)}); err == nil {
 		out.Site = &counts[0]
 	}
 	out.State, out.Events = b.state(&out), b.events.newest()
@@ -210,7 +210,7 @@ func (b *Board) body(ctx context.Context, v view) []byte {
 
 // topPages merges the pages of a site that dispatchers report. While a bucket moves, two
 // dispatchers may report the same page; either count will do, and the larger is taken.
-func topPages(reports []*presence.Report, of presence.Namespace) []page {
+func topPages(reports []*presence.Report, of presence.Site) []page {
 	users := map[string]int64{}
 	for _, r := range reports {
 		for _, p := range r.Top {

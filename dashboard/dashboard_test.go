@@ -51,7 +51,7 @@ func cluster(asked *atomic.Int64) Config {
 			}, nil
 		}),
 		Counts: counts(func(context.Context, []string) ([]presence.Count, error) {
-			return []presence.Count{{Page: presence.Site, Users: 12}}, nil
+			return []presence.Count{{Page: presence.AllPages, Users: 12}}, nil
 		}),
 	}
 }
@@ -99,12 +99,12 @@ func TestJSON(t *testing.T) {
 func TestSites(t *testing.T) {
 	var asked atomic.Int64
 	cfg := cluster(&asked)
-	shop := presence.NamespaceOf("shop")
+	shop := presence.SiteOf("shop")
 	cfg.Members = members(func() []presence.Process { return []presence.Process{{Name: "a"}, {Name: "b"}} })
-	cfg.Sites = []presence.Namespace{shop, presence.DefaultSite}
+	cfg.Sites = []presence.Site{shop, presence.DefaultSite}
 	cfg.Others = others(func(context.Context, string) (presence.Report, error) {
 		asked.Add(1)
-		return presence.Report{Top: []presence.PageUsers{{Page: "both", Users: 4}, {Page: shop.Name("both"), Users: 1}}}, nil
+		return presence.Report{Top: []presence.PageUsers{{Page: "both", Users: 4}, {Page: shop.Qualify("both"), Users: 1}}}, nil
 	})
 	cfg.Counts = counts(func(_ context.Context, pages []string) ([]presence.Count, error) {
 		return []presence.Count{{Page: pages[0], Users: int64(len(pages[0]))}}, nil
@@ -118,12 +118,12 @@ func TestSites(t *testing.T) {
 		Pages     []page
 		Processes []any
 	}
-	look := func(site presence.Namespace, alone bool) (s seen) {
+	look := func(site presence.Site, alone bool) (s seen) {
 		body, err := b.JSON(t.Context(), site, alone)
 		if err == nil {
 			err = json.Unmarshal(body, &s)
 		}
-		if err != nil || s.Site.Page != presence.Site {
+		if err != nil || s.Site.Page != presence.AllPages {
 			t.Errorf("%s: %v", body, err)
 		}
 		return s

@@ -55,7 +55,7 @@ func (t *top) take(bucket int, updates []presence.Update) {
 				delete(pages, c.Page)
 				t.size--
 			}
-		case !known && presence.KeyOf(c.Page) == presence.Site:
+		case !known && presence.KeyOf(c.Page) == presence.AllPages:
 		default:
 			if pages == nil {
 				pages = map[string]presence.Count{}
@@ -116,7 +116,7 @@ func (t *top) sorted() []presence.PageUsers {
 func (d *Dispatcher) Top(n int) []presence.PageUsers {
 	d.top.mu.Lock()
 	defer d.top.mu.Unlock()
-	of := map[presence.Namespace]int{}
+	of := map[presence.Site]int{}
 	return slices.DeleteFunc(d.top.sorted(), func(p presence.PageUsers) bool {
 		site, _ := presence.SplitName(p.Page)
 		of[site]++

@@ -35,7 +35,7 @@ func TestTopFollowsTheStore(t *testing.T) {
 		s := whole(t)
 		_, d, set := run(t, s)
 		synctest.Wait()
-		for page, users := range map[string]int64{"a": 3, "b": 7, "c": 7, "gone": 9, presence.Site: 20} {
+		for page, users := range map[string]int64{"a": 3, "b": 7, "c": 7, "gone": 9, presence.AllPages: 20} {
 			set(page, users)
 		}
 		set("gone", 0)
@@ -116,14 +116,14 @@ func TestTopTakesNoOlderAndNoStaleCount(t *testing.T) {
 func TestTopOfSites(t *testing.T) {
 	var d Dispatcher
 	d.top.serve(upTo(presence.DefaultBuckets))
-	shop := presence.NamespaceOf("shop")
+	shop := presence.SiteOf("shop")
 	for i := range 5 {
 		d.top.take(of(fmt.Sprint("p", i), int64(100+i), 1))
-		d.top.take(of(shop.Name(fmt.Sprint("p", i)), int64(1+i), 1))
+		d.top.take(of(shop.Qualify(fmt.Sprint("p", i)), int64(1+i), 1))
 	}
-	d.top.take(of(shop.Name(presence.Site), 9, 1)) // not a page
+	d.top.take(of(shop.Qualify(presence.AllPages), 9, 1)) // not a page
 	got := d.Top(2)
-	want := []presence.PageUsers{{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: shop.Name("p4"), Users: 5}, {Page: shop.Name("p3"), Users: 4}}
+	want := []presence.PageUsers{{Page: "p4", Users: 104}, {Page: "p3", Users: 103}, {Page: shop.Qualify("p4"), Users: 5}, {Page: shop.Qualify("p3"), Users: 4}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

@@ -61,7 +61,7 @@ func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
 // no limit. If admitPages returns false, it has written the error answer.
 func (g *Gateway) admitPages(c *gin.Context, pages ...string) bool {
 	fresh := g.hub.Unread(presence.CountTopics(pages))
-	if fresh == 0 || g.keys.Has(policy.APIKey(c.Request)) || g.bring(g.cfg.Proxies.Addr(c.Request), fresh) {
+	if fresh == 0 || g.keys.Has(policy.APIKey(c.Request)) || g.admitNewTopics(g.cfg.Proxies.Addr(c.Request), fresh) {
 		return true
 	}
 	g.refuseNewPages(c)

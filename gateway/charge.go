@@ -82,9 +82,9 @@ func (c *conn) allow() bool {
 	return wait == 0
 }
 
-// bring takes the topics that the gateway does not have yet from what the client may
-// bring. It reports whether it may; if not, nothing is taken.
-func (c *conn) bring(topics ...presence.Topic) bool {
+// admitNewTopics takes the topics that the gateway does not have yet from what the client may
+// still bring. It reports whether it may; if not, nothing is taken.
+func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if len(topics) == 0 {
 		return true
 	}
@@ -93,16 +93,16 @@ func (c *conn) bring(topics ...presence.Topic) bool {
 		return true
 	}
 	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.brought, c.Now(), fresh)
-	if wait > 0 || !c.g.bring(c.addr, fresh) {
+	if wait > 0 || !c.g.admitNewTopics(c.addr, fresh) {
 		return false
 	}
 	c.brought = back
 	return true
 }
 
-// bring takes so many new topics from what the address and the gateway may bring. It
+// admitNewTopics takes so many new topics from what the address and the gateway may still bring. It
 // reports whether they may.
-func (g *Gateway) bring(addr netip.Addr, fresh int) bool {
+func (g *Gateway) admitNewTopics(addr netip.Addr, fresh int) bool {
 	now := time.Now()
 	ok, _ := g.addressPages.AllowN(policy.Caller{Addr: addr}, fresh, now)
 	if ok {

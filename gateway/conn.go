@@ -44,10 +44,10 @@ type conn struct {
 	// Set before start, and not changed after that.
 	g      *Gateway
 	user   presence.User
-	sum    *sums.Sum     // of the user's unread; nil for an event stream
-	name   string        // of the user on its site, see member and site; empty for an event stream
-	crowd  *policy.Crowd // of its address, to leave at the end
-	addr   netip.Addr    // of the client; unset for an event stream
+	sum    *sums.Sum           // of the user's unread; nil for an event stream
+	name   string              // of the user on its site, see member and site; empty for an event stream
+	slot   *policy.AddressSlot // of its address, to leave at the end
+	addr   netip.Addr          // of the client; unset for an event stream
 	events bool
 	server bool // the upgrade had an API key
 
@@ -77,7 +77,7 @@ type conn struct {
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
-func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time, crowd *policy.Crowd) (*conn, error) {
+func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time, slot *policy.AddressSlot) (*conn, error) {
 	tcp, rw, err := w.Hijack()
 	if err != nil {
 		return nil, err
@@ -86,14 +86,14 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	if err != nil {
 		return nil, err
 	}
-	c := g.newConn(tcp, user, expires, crowd)
+	c := g.newConn(tcp, user, expires, slot)
 	c.held = bytes.Clone(early)
 	return c, nil
 }
 
 // newConn is a client on a connection that nobody else reads or writes.
-func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, crowd *policy.Crowd) *conn {
-	c := &conn{g: g, user: user, crowd: crowd}
+func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *policy.AddressSlot) *conn {
+	c := &conn{g: g, user: user, slot: slot}
 	c.wire.Use(over, c)
 	lasts := time.Duration(0)
 	if !expires.IsZero() {
@@ -125,7 +125,7 @@ func (c *conn) enter(hello []byte) {
 }
 
 // site is that of the upgrade: of all pages and counters of a WebSocket.
-func (c *conn) site() presence.Namespace {
+func (c *conn) site() presence.Site {
 	site, _ := presence.SplitName(c.name)
 	return site
 }
@@ -227,7 +227,7 @@ func (c *conn) Ended() {
 	if t := c.linger.Load(); t != nil {
 		t.Stop() // it would keep c for nothing
 	}
-	g.release(c.crowd)
+	g.release(c.slot)
 }
 
 // cause says how the connection ended, for the metrics.
@@ -287,17 +287,17 @@ func (c *conn) Expire() {
 // request are freed. Answer and first messages go in one write. While the store
 // is away the unread count of a user who is new here is not known: it comes when
 // it is, since 0 would not be true.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, crowd *policy.Crowd) error {
+func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *policy.AddressSlot) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
 	sum := g.unread.Enter(r.Context(), g.userOf(id.Site, id.User))
-	c, err := g.open(w, id.Hash, id.Expires, crowd)
+	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
 		g.unread.Leave(sum, nil)
 		return err
 	}
 	c.sum = sum
 	c.addr = g.cfg.Proxies.Addr(r)
-	c.name = strings.Clone(id.Site.Name(id.User)) // without the signature behind it
+	c.name = strings.Clone(id.Site.Qualify(id.User)) // without the signature behind it
 	c.server = g.keys.Has(policy.APIKey(r))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)

@@ -35,7 +35,7 @@ import (
 
 type noDashboard struct{}
 
-func (noDashboard) JSON(context.Context, presence.Namespace, bool) ([]byte, error) {
+func (noDashboard) JSON(context.Context, presence.Site, bool) ([]byte, error) {
 	return []byte("{}\n"), nil
 }
 

@@ -30,7 +30,7 @@ func page(c *gin.Context, check func(string) error) (string, bool) {
 		badRequest(c, err.Error())
 		return "", false
 	}
-	return siteOf(c).Name(name), true
+	return siteOf(c).Qualify(name), true
 }
 
 // counts reads the counts of pages, in the order of pages. If it returns false, it
@@ -113,7 +113,7 @@ func writeCounter(c *gin.Context, count presence.Count) {
 func counterPage(count presence.Count) []byte {
 	key := presence.KeyOf(count.Page)
 	where, known, change := key, "", "Nobody has been here yet."
-	if key == presence.Site {
+	if key == presence.AllPages {
 		where = "the whole site"
 	}
 	if count.Stale {
@@ -161,14 +161,14 @@ func (g *Gateway) getCounters(c *gin.Context) {
 	site := siteOf(c)
 	var pages []string
 	for _, name := range query["page"] {
-		if slices.Contains(pages, site.Name(name)) {
+		if slices.Contains(pages, site.Qualify(name)) {
 			continue
 		}
 		if err := presence.CheckReadable(name); err != nil {
 			badRequest(c, err.Error())
 			return
 		}
-		if pages = append(pages, site.Name(name)); len(pages) > presence.MaxPages {
+		if pages = append(pages, site.Qualify(name)); len(pages) > presence.MaxPages {
 			break
 		}
 	}
@@ -230,7 +230,7 @@ func (g *Gateway) putPresence(c *gin.Context, on bool) {
 	if _, ok := readMembers(c, "{}"); !ok {
 		return
 	}
-	if count, ok := g.hold(c, g.cfg.Identities.Hash(siteOf(c).Name(user)), name, on); ok {
+	if count, ok := g.hold(c, g.cfg.Identities.Hash(siteOf(c).Qualify(user)), name, on); ok {
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}
 }

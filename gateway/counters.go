@@ -35,7 +35,7 @@ func (g *Gateway) CountersChanged() { g.live.StateChanged() }
 // callers implements counters.Callers.
 type callers struct{ g *Gateway }
 
-func (w callers) Site(c *gin.Context) presence.Namespace { return siteOf(c) }
+func (w callers) Site(c *gin.Context) presence.Site { return siteOf(c) }
 
 func (w callers) HasKey(key string) bool { return w.g.keys.Has(key) }
 

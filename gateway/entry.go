@@ -16,7 +16,7 @@ const subprotocol = "headcount.v1"
 // reserve takes a place for a long connection, in all and among those of its
 // address. If it returns false, it has written the error answer. Otherwise the
 // caller gives the place back with release.
-func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
+func (g *Gateway) reserve(c *gin.Context) (*policy.AddressSlot, bool) {
 	g.entry.Lock()
 	err := g.serving()
 	if g.draining.Load() {
@@ -30,7 +30,7 @@ func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
 		unavailable(c, err)
 		return nil, false
 	}
-	crowd, fits := g.crowds.Enter(g.cfg.Proxies.Addr(c.Request))
+	slot, fits := g.slots.Enter(g.cfg.Proxies.Addr(c.Request))
 	limit, detail := "", ""
 	switch n := g.connections.Add(1); {
 	case !fits:
@@ -43,9 +43,9 @@ func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
 		limit = limitConnections
 		detail = "This gateway has reached its limit of connections."
 	default:
-		return crowd, true
+		return slot, true
 	}
-	g.release(crowd)
+	g.release(slot)
 	g.metrics.refused.Inc()
 	g.metrics.limits[limit].Inc()
 	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(5*time.Second), policy.Because(limit))
@@ -53,8 +53,8 @@ func (g *Gateway) reserve(c *gin.Context) (*policy.Crowd, bool) {
 }
 
 // release gives back a place that reserve took.
-func (g *Gateway) release(crowd *policy.Crowd) {
-	crowd.Leave()
+func (g *Gateway) release(slot *policy.AddressSlot) {
+	slot.Leave()
 	g.connections.Add(-1)
 	g.conns.Done()
 }
@@ -78,13 +78,13 @@ func (g *Gateway) getSocket(c *gin.Context) {
 		writeIdentityProblem(c.Writer, err)
 		return
 	}
-	crowd, ok := g.reserve(c)
+	slot, ok := g.reserve(c)
 	if !ok {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, r, id, g.cfg.Proxies.Secure(r))
-	if err := g.accept(c.Writer, r, id, crowd); err != nil {
-		g.release(crowd)
+	if err := g.accept(c.Writer, r, id, slot); err != nil {
+		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
 	}
 }

@@ -79,7 +79,7 @@ func (g *Gateway) deleteUser(c *gin.Context) {
 // false, it has written the error answer.
 func (g *Gateway) erase(c *gin.Context, user string, server bool) bool {
 	return g.carryOutIn(c, eraseTime, func(ctx context.Context) error {
-		if err := g.unread.Book().Forget(ctx, g.userOf(siteOf(c), user)); err != nil || g.counters == nil {
+		if err := g.unread.Follows().Forget(ctx, g.userOf(siteOf(c), user)); err != nil || g.counters == nil {
 			return err
 		}
 		end, err := g.erasures.turn(ctx, server)

@@ -45,11 +45,11 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 			id.Expires = until
 		}
 	}
-	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.bring(g.cfg.Proxies.Addr(c.Request), n) {
+	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.admitNewTopics(g.cfg.Proxies.Addr(c.Request), n) {
 		g.refuseNewPages(c)
 		return
 	}
-	crowd, ok := g.reserve(c)
+	slot, ok := g.reserve(c)
 	if !ok {
 		return
 	}
@@ -58,11 +58,11 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 	}
 	last := c.GetHeader("Last-Event-ID")
 	if c.Request.ProtoMajor > 1 {
-		g.shareStream(c, id, crowd, topic, last, joins)
+		g.shareStream(c, id, slot, topic, last, joins)
 		return
 	}
-	if err := g.stream(c.Writer, id, crowd, topic, last, joins); err != nil {
-		g.release(crowd)
+	if err := g.stream(c.Writer, id, slot, topic, last, joins); err != nil {
+		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("event stream failed")
 	}
 }
@@ -70,8 +70,8 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection is the end of the body, so the fan-out
 // writes events without chunks around them.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID, joins string) error {
-	c, err := g.open(w, id.Hash, id.Expires, crowd)
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *policy.AddressSlot, topic presence.Topic, lastID, joins string) error {
+	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ type Regions interface {
 // Dashboard returns the dashboard's data about a site as JSON; alone leaves out what is of
 // all sites.
 type Dashboard interface {
-	JSON(ctx context.Context, site presence.Namespace, alone bool) ([]byte, error)
+	JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error)
 }
 
 // Memory reports whether the process uses so much memory that it must refuse new
@@ -139,7 +139,7 @@ type Gateway struct {
 	pollers  *pollers
 	keys     identity.SiteKeys
 	limiter  *policy.Limiter
-	crowds   *policy.Crowds
+	slots    *policy.AddressSlots
 	// What clients may bring of pages that the gateway does not have yet.
 	addressPages *policy.Rates
 	newPages     *policy.Rates // its one caller is everybody
@@ -184,7 +184,7 @@ func New(cfg Config) (*Gateway, error) {
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	g := &Gateway{
 		cfg: cfg, keys: keys,
-		limiter: policy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), crowds: policy.NewCrowds(cfg.MaxPerAddress),
+		limiter: policy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), slots: policy.NewAddressSlots(cfg.MaxPerAddress),
 		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: policy.NewRates(gatewayPageRate, gatewayPageBurst),
 		erasures: newErasures(),
 	}

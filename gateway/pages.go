@@ -10,7 +10,7 @@ import (
 
 // wanted is a page that a connection's client has joined or subscribed to.
 type wanted struct {
-	name       string // see presence.Namespace.Name
+	name       string // see presence.Site.Qualify
 	joined     bool
 	subscribed bool // by a subscribe message; a leave does not end it
 	sent       bool // the client gets its counts; an unsubscribe ends this, and joined stays
@@ -44,10 +44,10 @@ func (c *conn) do(m message) error {
 	}
 	site := c.site()
 	for i, page := range m.pages {
-		m.pages[i] = site.Name(page)
+		m.pages[i] = site.Qualify(page)
 	}
 	for i, key := range m.counters {
-		m.counters[i] = site.Name(key)
+		m.counters[i] = site.Qualify(key)
 	}
 	switch m.kind {
 	case typeJoin:
@@ -80,7 +80,7 @@ func (c *conn) join(name string) error {
 	if w == nil {
 		return tooManyPages(name)
 	}
-	if !w.joined && !w.sent && !c.bring(presence.CountTopic(name)) {
+	if !w.joined && !w.sent && !c.admitNewTopics(presence.CountTopic(name)) {
 		c.tidy()
 		return tooManyNew(name)
 	}
@@ -144,7 +144,9 @@ func (c *conn) missing() bool {
 }
 
 // total is the topic of the count of the connection's site.
-func (c *conn) total() presence.Topic { return presence.CountTopic(c.site().Name(presence.Site)) }
+func (c *conn) total() presence.Topic {
+	return presence.CountTopic(c.site().Qualify(presence.AllPages))
+}
 
 // tellTotal stops holding back the count of the site.
 func (c *conn) tellTotal() {
@@ -200,7 +202,7 @@ func (c *conn) subscribe(m message) error {
 			return tooManyPages("")
 		}
 	}
-	if !c.bring(fresh...) {
+	if !c.admitNewTopics(fresh...) {
 		return tooManyNew("")
 	}
 	var held []string

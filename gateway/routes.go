@@ -161,7 +161,7 @@ func (g *Gateway) doorFails(err error) {
 
 // Door returns the listener for the HTTP server that serves Handler; it accepts the
 // clients of l.
-func (g *Gateway) Door(l net.Listener) *policy.Door {
+func (g *Gateway) Door(l net.Listener) *policy.ConnLimiter {
 	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
 	return policy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
 }
@@ -169,7 +169,7 @@ func (g *Gateway) Door(l net.Listener) *policy.Door {
 // BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door
 // bounds handshakes, and a connection that the gateway takes over from that server then
 // needs no goroutine.
-func BelowTLS(door *policy.Door) net.Listener {
+func BelowTLS(door *policy.ConnLimiter) net.Listener {
 	door.SpeakTLS()
 	return socket.Listener{Listener: door}
 }

@@ -31,7 +31,7 @@ type shared struct {
 
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
-func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, crowd *policy.Crowd, topic presence.Topic, lastID, joins string) {
+func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *policy.AddressSlot, topic presence.Topic, lastID, joins string) {
 	defer policy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // nobody reads it, and the server would keep what comes
 	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer)}
@@ -41,7 +41,7 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, crowd *polic
 	streamHead(c.Writer.Header())
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
-	client := g.newConn(s, id.Hash, id.Expires, crowd)
+	client := g.newConn(s, id.Hash, id.Expires, slot)
 	client.tell(topic, lastID, joins, []byte(":\n\n")) // has the head sent, even if no count is known yet
 	client.wire.Serve()
 	s.mu.Lock()

@@ -44,7 +44,7 @@ func (g *Gateway) inSite(c *gin.Context) {
 	if whole, sites := g.keys.Sites(key); !whole && len(sites) > 0 && !slices.Contains(sites, site) {
 		policy.Problem(c.Writer, http.StatusForbidden, fmt.Sprintf(
 			"This API key holds for the site %q, and this call is for the site %q; name the site in the header %s or as ?site=%s, or send a key that holds for it.",
-			sites[0].Called(), site.Called(), identity.SiteHeader, sites[0].Called()), policy.Because(policy.ReasonSite))
+			sites[0].Name(), site.Name(), identity.SiteHeader, sites[0].Name()), policy.Because(policy.ReasonSite))
 		c.Abort()
 	}
 }
@@ -56,9 +56,9 @@ func sentence(err error) string {
 }
 
 // siteOf returns the site that the request is for.
-func siteOf(c *gin.Context) presence.Namespace {
+func siteOf(c *gin.Context) presence.Site {
 	site, _ := c.Get(siteOfKey)
-	of, _ := site.(presence.Namespace) // none: the default site
+	of, _ := site.(presence.Site) // none: the default site
 	return of
 }
 
@@ -78,8 +78,8 @@ func (g *Gateway) identify(c *gin.Context, query bool) (identity.Identity, error
 }
 
 // userOf identifies a user of a site in follows.
-func (g *Gateway) userOf(site presence.Namespace, id string) unread.User {
-	return unread.User(g.cfg.Identities.Hash128(site.Name(id)))
+func (g *Gateway) userOf(site presence.Site, id string) unread.User {
+	return unread.User(g.cfg.Identities.Hash128(site.Qualify(id)))
 }
 
 // setSites completes the settings of sites.
@@ -109,8 +109,8 @@ func (g *Gateway) getSites(c *gin.Context) {
 	var sites []identity.Site
 	var totals []string
 	for _, site := range g.cfg.Sites.All() {
-		if g.keys.Holds(key, site.Namespace) {
-			sites, totals = append(sites, site), append(totals, site.Name(presence.Site))
+		if g.keys.Holds(key, site.Site) {
+			sites, totals = append(sites, site), append(totals, site.Qualify(presence.AllPages))
 		}
 	}
 	counts, ok := g.counts(c, totals...)
@@ -123,7 +123,7 @@ func (g *Gateway) getSites(c *gin.Context) {
 			body = append(body, ',')
 		}
 		body = append(body, `{"name":`...)
-		body = presence.AppendString(body, site.Called())
+		body = presence.AppendString(body, site.Name())
 		body = append(body, `,"origins":[`...)
 		for j, origin := range site.Origins {
 			if j > 0 {

@@ -31,7 +31,7 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 	s = serveVia(t, true, tune, func(hs *httptest.Server) {
 		server = hs
 		hs.EnableHTTP2 = true
-		hs.Listener = BelowTLS(hs.Listener.(*policy.Door))
+		hs.Listener = BelowTLS(hs.Listener.(*policy.ConnLimiter))
 		hs.StartTLS()
 	})
 	t.Cleanup(func() {

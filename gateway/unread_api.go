@@ -160,7 +160,7 @@ func (g *Gateway) getNotifications(c *gin.Context, who whose) {
 	var list []unread.Notification
 	var count int64
 	if !g.carryOut(c, func(ctx context.Context) (err error) {
-		list, count, err = g.unread.Book().Notifications(ctx, user, notifications)
+		list, count, err = g.unread.Follows().Notifications(ctx, user, notifications)
 		return err
 	}) {
 		return
@@ -194,7 +194,7 @@ func (g *Gateway) getNotifications(c *gin.Context, who whose) {
 func (g *Gateway) deleteNotification(c *gin.Context, who whose) {
 	name, user, _, ok := g.followed(c, who)
 	if ok && g.carryOut(c, func(ctx context.Context) error {
-		_, err := g.unread.Book().Reset(ctx, user, name)
+		_, err := g.unread.Follows().Reset(ctx, user, name)
 		return err
 	}) {
 		done(c)
@@ -220,7 +220,7 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 			return err
 		}
 		r := records[0]
-		from, found := r.Find(siteOf(c).Name(query.Get("after")))
+		from, found := r.Find(siteOf(c).Qualify(query.Get("after")))
 		if found {
 			from++
 		}
@@ -228,7 +228,7 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 			r.Follows = r.Follows[:listPages]
 			next = r.Follows[listPages-1].Page
 		}
-		s, err = g.unread.Book().State(ctx, user, r)
+		s, err = g.unread.Follows().State(ctx, user, r)
 		return err
 	}) {
 		return
@@ -272,7 +272,7 @@ func (g *Gateway) putFollow(c *gin.Context, who whose) {
 	if !g.admit(c, id) {
 		return
 	}
-	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Book().Follow(ctx, user, name) }) {
+	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Follows().Follow(ctx, user, name) }) {
 		return
 	}
 	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
@@ -284,7 +284,7 @@ func (g *Gateway) deleteFollow(c *gin.Context, who whose) {
 	if !ok {
 		return
 	}
-	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Book().Unfollow(ctx, user, name) }) {
+	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Follows().Unfollow(ctx, user, name) }) {
 		return
 	}
 	done(c)
@@ -308,7 +308,7 @@ func (g *Gateway) getUnread(c *gin.Context, who whose) {
 	var count int64
 	var updated time.Time
 	if g.carryOut(c, func(ctx context.Context) (err error) {
-		count, updated, err = g.unread.Book().Unread(ctx, user)
+		count, updated, err = g.unread.Follows().Unread(ctx, user)
 		return err
 	}) {
 		writeUnread(c, count, updated)
@@ -335,14 +335,14 @@ func (g *Gateway) putUnread(c *gin.Context, who whose) {
 			badRequest(c, `"page" is the page whose changes are read`+because(err)+"; leave it out for all.")
 			return
 		}
-		pages = []string{siteOf(c).Name(*name)}
+		pages = []string{siteOf(c).Qualify(*name)}
 	}
 	if !g.admit(c, id) {
 		return
 	}
 	var s unread.State
 	if !g.carryOut(c, func(ctx context.Context) (err error) {
-		s, err = g.unread.Book().Reset(ctx, user, pages...)
+		s, err = g.unread.Follows().Reset(ctx, user, pages...)
 		return err
 	}) {
 		return

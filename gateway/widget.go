@@ -62,7 +62,7 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 	if !ok || !g.admitPages(c, name) {
 		return s, false
 	}
-	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.Site
+	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.AllPages
 	counts, ok := g.counts(c, name)
 	if ok {
 		s.Count = counts[0]
@@ -111,7 +111,7 @@ func (g *Gateway) getWidget(c *gin.Context) {
 	s.Nonce = rand.Text()
 	site, secure := siteOf(c), g.cfg.Proxies.Secure(c.Request)
 	if site != g.cfg.Sites.Own(c.Request, secure) {
-		s.Site, s.Read = site.Called(), g.cfg.Sites.Others(c.Request, secure, site)
+		s.Site, s.Read = site.Name(), g.cfg.Sites.Others(c.Request, secure, site)
 	}
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
 	write(c, "text/html; charset=utf-8", s.widget())

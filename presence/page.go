@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// Site stands for the whole site: the distinct users present on any of its pages.
-// Clients can read, watch and count Site like a page, but cannot join it.
-const Site = "*"
+// AllPages stands for the whole site: the distinct users present on any of its pages.
+// Clients can read, watch and count AllPages like a page, but cannot join it.
+const AllPages = "*"
 
 // MaxPageLength is the longest page id, in code points.
 const MaxPageLength = 128
@@ -37,7 +37,7 @@ func CheckPage(page string) error {
 	switch page {
 	case "":
 		return fmt.Errorf("%w: it is empty; a page id has 1 to %d characters", ErrPage, MaxPageLength)
-	case Site, "-", ".", "..":
+	case AllPages, "-", ".", "..":
 		return fmt.Errorf("%w: %q is reserved; choose another id", ErrPage, page)
 	}
 	// A code point has at most four bytes, so a longer page need not be counted.
@@ -64,7 +64,7 @@ func CheckPage(page string) error {
 
 // CheckReadable is CheckPage for pages that are read or watched: it allows Site.
 func CheckReadable(page string) error {
-	if page == Site {
+	if page == AllPages {
 		return nil
 	}
 	return CheckPage(page)

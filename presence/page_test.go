@@ -15,7 +15,7 @@ func TestCheckPage(t *testing.T) {
 		"e\u0301": true, "\u0301": true, "a\u200Db": true, "a\u200Cb": true, "**": true, "...": true, "--": true, "*a": true,
 		strings.Repeat("\U0001F600", MaxPageLength): true,
 
-		"": false, Site: false, "-": false, ".": false, "..": false, long + "x": false, strings.Repeat("x", 10_000): false,
+		"": false, AllPages: false, "-": false, ".": false, "..": false, long + "x": false, strings.Repeat("x", 10_000): false,
 		"a\nb": false, "\x00": false, "a\x7fb": false, "\u0085": false, "a\u00A0b": false, "a\u2028b": false, "\u3000": false,
 		"\u200Da": false, "a\u200C": false, "\u200D": false, "a\u200Bb": false, "\uFEFFa": false, "a\uFFFDb": false,
 		"\uE000": false, "\U000E0001": false, "\U0010FFFF": false, "\xff": false, "a\xc3": false, "\xed\xa0\x80": false,
@@ -24,7 +24,7 @@ func TestCheckPage(t *testing.T) {
 			t.Errorf("CheckPage(%q) = %v, want ok=%v", page, err, ok)
 		}
 	}
-	if CheckReadable(Site) != nil || CheckReadable("-") == nil {
+	if CheckReadable(AllPages) != nil || CheckReadable("-") == nil {
 		t.Error("only the site is readable beside pages")
 	}
 }

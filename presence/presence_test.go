@@ -38,7 +38,7 @@ func TestCountJSON(t *testing.T) {
 		`{"page":"a\"b\\c<é","count":715,"updated_at":"2030-10-10T12:11:42Z","version":"1700000000000-42"}`: {
 			Page: `a"b\c<é`, Users: 715, Updated: at, Version: Version{1700000000000, 42}},
 		`{"page":"*","count":1,"updated_at":"2030-10-10T12:11:42Z","version":"1-1","stale":true}`: {
-			Page: Site, Users: 1, Updated: at, Version: Version{1, 1}, Stale: true},
+			Page: AllPages, Users: 1, Updated: at, Version: Version{1, 1}, Stale: true},
 		`{"page":"p","count":1,"updated_at":null,"version":"1-1","stale":true,"stale_regions":["eu","us-2"]}`: {
 			Page: "p", Users: 1, Version: Version{1, 1}, Without: "eu,us-2"},
 	} {

@@ -24,29 +24,29 @@ const (
 )
 
 // ParseSite returns the site that people call name.
-func ParseSite(name string) (Namespace, error) {
+func ParseSite(name string) (Site, error) {
 	if name == "" || len(name) > MaxSiteName || !word(name) {
-		return Namespace{}, fmt.Errorf("%q is no name of a site; it has 1 to %d lower case letters, digits and hyphens", Excerpt(name), MaxSiteName)
+		return Site{}, fmt.Errorf("%q is no name of a site; it has 1 to %d lower case letters, digits and hyphens", Excerpt(name), MaxSiteName)
 	}
 	if name == DefaultSiteName {
 		return DefaultSite, nil
 	}
-	return NamespaceOf(name), nil
+	return SiteOf(name), nil
 }
 
-// Called is what people call the site.
-func (n Namespace) Called() string {
+// Name is what people call the site.
+func (n Site) Name() string {
 	if n == DefaultSite {
 		return DefaultSiteName
 	}
 	return n.String()
 }
 
-// Name is what everything behind the gateway's edge calls the site's key, which is that of
+// Qualify is what everything behind the gateway's edge calls the site's key, which is that of
 // a page, a user, a counter or a limit. So what has the same key on two sites has nothing to
 // do with each other. In the default site the name is the key itself. SplitName is the
 // inverse.
-func (n Namespace) Name(key string) string {
+func (n Site) Qualify(key string) string {
 	if n == DefaultSite {
 		return key
 	}
@@ -54,7 +54,7 @@ func (n Namespace) Name(key string) string {
 }
 
 // SplitName returns the site and the key that a name was made of.
-func SplitName(name string) (site Namespace, key string) {
+func SplitName(name string) (site Site, key string) {
 	if name == "" || name[0] != mark[0] {
 		return DefaultSite, name
 	}
@@ -62,7 +62,7 @@ func SplitName(name string) (site Namespace, key string) {
 	if !ok {
 		return DefaultSite, name
 	}
-	return NamespaceOf(word), key
+	return SiteOf(word), key
 }
 
 // KeyOf returns the key that a name was made of: what clients see.
@@ -80,7 +80,7 @@ func KeyOf(name string) string {
 // TotalOf returns the name under which the site of a page counts all its users.
 func TotalOf(page string) string {
 	site, _ := SplitName(page)
-	return site.Name(Site)
+	return site.Qualify(AllPages)
 }
 
 // CheckName is CheckPage for the name of a page.

@@ -11,9 +11,9 @@ import (
 
 func TestNames(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		site := presence.NamespaceOf(rapid.StringMatching(`[a-z0-9-]{0,32}`).Draw(t, "site"))
+		site := presence.SiteOf(rapid.StringMatching(`[a-z0-9-]{0,32}`).Draw(t, "site"))
 		key := rapid.StringN(1, 128, 512).Filter(func(s string) bool { return presence.CheckPage(s) == nil }).Draw(t, "key")
-		name := site.Name(key)
+		name := site.Qualify(key)
 		if got, k := presence.SplitName(name); got != site || k != key || presence.KeyOf(name) != key {
 			t.Fatalf("%q of %q is named %q, which is %q of %q", key, site, name, k, got)
 		}
@@ -23,7 +23,7 @@ func TestNames(t *testing.T) {
 		if err := presence.CheckName(name); err != nil {
 			t.Fatalf("%q: %v", name, err)
 		}
-		if presence.TotalOf(name) != site.Name("*") {
+		if presence.TotalOf(name) != site.Qualify("*") {
 			t.Fatalf("all of %q are counted as %q", name, presence.TotalOf(name))
 		}
 		// A topic goes between processes in one form, and is in the bucket of the name.
@@ -33,18 +33,18 @@ func TestNames(t *testing.T) {
 		}
 		// Prefixes are those of one site.
 		prefix := key[:rapid.IntRange(0, len(key)).Draw(t, "prefix")]
-		if !presence.HasPrefix(name, site.Name(prefix)) || name < presence.FirstWith(site.Name(prefix)) {
-			t.Fatalf("%q does not begin with %q", name, site.Name(prefix))
+		if !presence.HasPrefix(name, site.Qualify(prefix)) || name < presence.FirstWith(site.Qualify(prefix)) {
+			t.Fatalf("%q does not begin with %q", name, site.Qualify(prefix))
 		}
-		if other := presence.NamespaceOf("x" + site.String()[:min(31, len(site.String()))]); presence.HasPrefix(name, other.Name("")) || presence.HasPrefix(other.Name(key), site.Name(prefix)) {
-			t.Fatalf("%q and %q have a prefix in common", name, other.Name(key))
+		if other := presence.SiteOf("x" + site.String()[:min(31, len(site.String()))]); presence.HasPrefix(name, other.Qualify("")) || presence.HasPrefix(other.Qualify(key), site.Qualify(prefix)) {
+			t.Fatalf("%q and %q have a prefix in common", name, other.Qualify(key))
 		}
 	})
 }
 
 // No key that a client may send is taken for one of another site.
 func TestNoKeyIsAName(t *testing.T) {
-	if name := presence.NamespaceOf("shop").Name("p"); presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
+	if name := presence.SiteOf("shop").Qualify("p"); presence.CheckPage(name) == nil || presence.CheckReadable(name) == nil {
 		t.Errorf("%q passes as a page", name)
 	}
 	for _, name := range []string{"", "*", "\x1f", "\x1fshop", "\x1fshop\x1f", "\x1fshop\x1f*", "\x1fSHOP\x1fp", "\x1f" + strings.Repeat("s", 33) + "\x1fp", "\x1fa\x1fb\x1fp"} {
@@ -56,11 +56,11 @@ func TestNoKeyIsAName(t *testing.T) {
 
 func TestParseSite(t *testing.T) {
 	for _, name := range []string{"a", "0", "-", "shop-1", strings.Repeat("a", 32)} {
-		if site, err := presence.ParseSite(name); err != nil || site.Called() != name {
-			t.Errorf("%q: %q, %v", name, site.Called(), err)
+		if site, err := presence.ParseSite(name); err != nil || site.Name() != name {
+			t.Errorf("%q: %q, %v", name, site.Name(), err)
 		}
 	}
-	if site, err := presence.ParseSite("default"); err != nil || site != presence.DefaultSite || site.Called() != "default" || site.Name("p") != "p" {
+	if site, err := presence.ParseSite("default"); err != nil || site != presence.DefaultSite || site.Name() != "default" || site.Qualify("p") != "p" {
 		t.Errorf("default: %q, %v", site, err)
 	}
 	for _, name := range []string{"", "A", "a.b", "a b", "é", "*", strings.Repeat("a", 33), "\x1f"} {

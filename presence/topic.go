@@ -23,19 +23,19 @@ func KindOf(name string) Kind { return Kind{share(name)} }
 // String returns the kind's name.
 func (k Kind) String() string { return k.word.String() }
 
-// Namespace is a site: lower case letters, digits and hyphens. The zero value is
+// Site is a site: lower case letters, digits and hyphens. The zero value is
 // DefaultSite, and its name is empty. See Name for what is of a site.
-type Namespace struct{ word shared }
+type Site struct{ word shared }
 
-// NamespaceOf returns the namespace with that name.
-func NamespaceOf(name string) Namespace { return Namespace{share(name)} }
+// SiteOf returns the namespace with that name.
+func SiteOf(name string) Site { return Site{share(name)} }
 
 // String returns the namespace's name.
-func (n Namespace) String() string { return n.word.String() }
+func (n Site) String() string { return n.word.String() }
 
 // DefaultSite is the only site, unless others are set up beside it or in its place. What
 // is stored of it says nothing of sites.
-var DefaultSite Namespace
+var DefaultSite Site
 
 // shared is a short string that very many topics have. It takes one word of memory,
 // not two, and equal ones are the same pointer. The zero value is empty.
@@ -57,7 +57,7 @@ func (s shared) String() string {
 
 // Topic names a value that is published. Topics are comparable.
 type Topic struct {
-	Site Namespace
+	Site Site
 	Kind Kind
 	Key  string // of the site: the page or the user, for instance; no control characters
 }
@@ -96,7 +96,7 @@ func (t Topic) String() string { return t.Kind.String() + "/" + t.Site.String() 
 func ParseTopic(s string) (Topic, error) {
 	kind, rest, ok := strings.Cut(s, "/")
 	site, key, more := strings.Cut(rest, "/")
-	t := Topic{Site: NamespaceOf(site), Kind: KindOf(kind), Key: key}
+	t := Topic{Site: SiteOf(site), Kind: KindOf(kind), Key: key}
 	if !ok || !more {
 		return t, fmt.Errorf("%w: %q is not kind/site/key", ErrTopic, Excerpt(s))
 	}
@@ -160,7 +160,7 @@ func printable(s string, most int) bool {
 func (t Topic) Bucket(b int) int { return Bucket(t.Name(), b) }
 
 // Name is the Name of what the topic is about, by which stores know it.
-func (t Topic) Name() string { return t.Site.Name(t.Key) }
+func (t Topic) Name() string { return t.Site.Qualify(t.Key) }
 
 // TopicOf returns the topic of a kind that is about the name.
 func TopicOf(kind Kind, name string) Topic {

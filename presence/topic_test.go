@@ -13,7 +13,7 @@ import (
 func TestTopicsAsText(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		topic := presence.Topic{
-			Site: presence.NamespaceOf(rapid.StringMatching(`[a-z0-9-]{0,8}`).Draw(t, "site")),
+			Site: presence.SiteOf(rapid.StringMatching(`[a-z0-9-]{0,8}`).Draw(t, "site")),
 			Kind: presence.KindOf(rapid.StringMatching(`[a-z]{1,8}`).Draw(t, "kind")),
 			Key:  rapid.StringMatching(`[/ a-zäö"\\*]{1,20}`).Draw(t, "key"),
 		}
@@ -45,7 +45,7 @@ func TestInvalidUpdates(t *testing.T) {
 
 func TestBucketsOfTopics(t *testing.T) {
 	at := func(site, kind, key string) int {
-		return presence.Topic{Site: presence.NamespaceOf(site), Kind: presence.KindOf(kind), Key: key}.Bucket(1 << 30)
+		return presence.Topic{Site: presence.SiteOf(site), Kind: presence.KindOf(kind), Key: key}.Bucket(1 << 30)
 	}
 	for _, key := range []string{"p", "another page", "ページ"} {
 		if at("", "a", key) != at("", "b", key) || at("s", "a", key) != at("s", "b", key) {
@@ -64,7 +64,7 @@ func TestCountsAsUpdates(t *testing.T) {
 	for _, c := range []presence.Count{
 		{Page: "p"},
 		{Page: "a/b", Users: 12, Updated: time.Unix(1700000000, 0).UTC(), Version: presence.Version{Incarnation: 3, Sequence: 4}},
-		{Page: presence.Site, Users: 1, Updated: time.Unix(1, 0).UTC(), Stale: true, Without: "ap,us"},
+		{Page: presence.AllPages, Users: 1, Updated: time.Unix(1, 0).UTC(), Stale: true, Without: "ap,us"},
 	} {
 		if got, ok := presence.CountOf(c.Update()); !ok || got != c {
 			t.Errorf("%+v is read as %+v, %v", c, got, ok)

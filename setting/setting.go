@@ -21,8 +21,8 @@ type Error struct {
 
 func (e *Error) Error() string { return "--" + e.Name + ": " + e.Problem }
 
-// Refuse returns an *Error for the named setting.
-func Refuse(name, format string, args ...any) error {
+// Errorf returns an *Error for the named setting.
+func Errorf(name, format string, args ...any) error {
 	return &Error{name, fmt.Sprintf(format, args...)}
 }
 

@@ -42,7 +42,7 @@ func TestAddresses(t *testing.T) {
 }
 
 func TestRefuse(t *testing.T) {
-	err := Refuse("leave-grace", "%s is negative; give 0 or more", "-1s")
+	err := Errorf("leave-grace", "%s is negative; give 0 or more", "-1s")
 	var e *Error
 	if !errors.As(err, &e) || e.Name != "leave-grace" || err.Error() != "--leave-grace: -1s is negative; give 0 or more" {
 		t.Errorf("got %v", err)

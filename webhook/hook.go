@@ -31,10 +31,10 @@ type Hook struct {
 	URL    string
 	Host   string // of the URL, for logs and metrics
 	what   what
-	match  string              // a pattern of keys; empty: the whole site
-	limit  int64               // the threshold
-	site   *presence.Namespace // nil: all sites
-	bucket int                 // whose owner sends
+	match  string         // a pattern of keys; empty: the whole site
+	limit  int64          // the threshold
+	site   *presence.Site // nil: all sites
+	bucket int            // whose owner sends
 }
 
 // matches reports whether the hook is told of what has this name.
@@ -43,8 +43,8 @@ func (h *Hook) matches(name string) bool {
 	if h.site != nil && *h.site != site {
 		return false
 	}
-	if h.match == "" || key == presence.Site && h.what != overCounter {
-		return h.match == "" && key == presence.Site // which is no page of a pattern
+	if h.match == "" || key == presence.AllPages && h.what != overCounter {
+		return h.match == "" && key == presence.AllPages // which is no page of a pattern
 	}
 	return counter.Matches(h.match, key)
 }
@@ -54,7 +54,7 @@ const usage = `write page:PATTERN=URL, page:PATTERN>100=URL, page:PATTERN>peak=U
 
 // Parse reads webhooks as --webhook has them: what is told, an equals sign, and the URL. Sites are
 // those that there are. An error is one line, and does not repeat a URL, which may hold a secret.
-func Parse(texts []string, sites []presence.Namespace) ([]*Hook, error) {
+func Parse(texts []string, sites []presence.Site) ([]*Hook, error) {
 	if len(texts) > MaxHooks {
 		return nil, fmt.Errorf("there are more than %d; a pattern with * covers many pages", MaxHooks)
 	}
@@ -72,7 +72,7 @@ func Parse(texts []string, sites []presence.Namespace) ([]*Hook, error) {
 	return hooks, nil
 }
 
-func parse(text string, sites []presence.Namespace) (*Hook, error) {
+func parse(text string, sites []presence.Site) (*Hook, error) {
 	at := strings.Index(text, "=http")
 	if at < 0 {
 		return nil, fmt.Errorf("it has no http or https URL after an equals sign; %s", usage)

@@ -8,19 +8,19 @@ import (
 	"headcount/presence"
 )
 
-var shop = presence.NamespaceOf("shop")
+var shop = presence.SiteOf("shop")
 
 func TestParse(t *testing.T) {
-	sites := []presence.Namespace{presence.DefaultSite, shop}
+	sites := []presence.Site{presence.DefaultSite, shop}
 	for text, names := range map[string]struct{ told, not []string }{
-		"page:news/*=http://r.test/x":         {[]string{"news/1", shop.Name("news/1"), "news/"}, []string{"new", "*", shop.Name("*")}},
+		"page:news/*=http://r.test/x":         {[]string{"news/1", shop.Qualify("news/1"), "news/"}, []string{"new", "*", shop.Qualify("*")}},
 		"page:*=https://r.test/?a=b>100":      {[]string{"news/1", "p"}, []string{"*"}},
 		"page:p=https://r.test":               {[]string{"p"}, []string{"p2", "*"}},
-		"page@shop:p*>100=https://r.test":     {[]string{shop.Name("p2")}, []string{"p2"}},
-		"page@default:p*>peak=https://r.test": {[]string{"p2"}, []string{shop.Name("p2")}},
+		"page@shop:p*>100=https://r.test":     {[]string{shop.Qualify("p2")}, []string{"p2"}},
+		"page@default:p*>peak=https://r.test": {[]string{"p2"}, []string{shop.Qualify("p2")}},
 		"page:a=b>=http://r.test":             {[]string{"a=b>"}, []string{"a=b"}},
-		"site=https://r.test":                 {[]string{"*", shop.Name("*")}, []string{"p"}},
-		"site@shop>1000=https://r.test":       {[]string{shop.Name("*")}, []string{"*"}},
+		"site=https://r.test":                 {[]string{"*", shop.Qualify("*")}, []string{"p"}},
+		"site@shop>1000=https://r.test":       {[]string{shop.Qualify("*")}, []string{"*"}},
 		"counter:likes:*>1000=https://r.test": {[]string{"likes:1"}, []string{"views:1", "*"}},
 	} {
 		hooks, err := Parse([]string{text}, sites)

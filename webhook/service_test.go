@@ -169,7 +169,7 @@ type world struct {
 
 func newWorld(t *testing.T, hooks ...string) *world {
 	t.Helper()
-	parsed, err := webhook.Parse(hooks, []presence.Namespace{presence.DefaultSite, presence.NamespaceOf("shop")})
+	parsed, err := webhook.Parse(hooks, []presence.Site{presence.DefaultSite, presence.SiteOf("shop")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,12 +225,12 @@ func TestPages(t *testing.T) {
 		w := newWorld(t, "page:p/*=http://r.test/", "page:p/*>2=http://r.test/", "site=http://r.test/")
 		stop := w.start()
 		defer func() { stop() }()
-		shop := presence.NamespaceOf("shop")
+		shop := presence.SiteOf("shop")
 		w.set("p/1", 1)
 		w.set("p/1", 2)
 		w.set("other", 1)
-		w.set(shop.Name("p/1"), 1)
-		w.set(presence.Site, 3)
+		w.set(shop.Qualify("p/1"), 1)
+		w.set(presence.AllPages, 3)
 		w.want("page.occupied p/1 1", "shop page.occupied p/1 1", "page.occupied * 3")
 		w.set("p/1", 3)
 		w.set("p/1", 9)
@@ -462,7 +462,7 @@ func TestCounters(t *testing.T) {
 		stop()
 		stop = w.start()
 		add("likes:1", 900)
-		add(presence.NamespaceOf("shop").Name("likes:1"), 101)
+		add(presence.SiteOf("shop").Qualify("likes:1"), 101)
 		w.want("counter.over likes:1 1002", "shop counter.over likes:1 101")
 		// It is told again after it was back for a while, by whichever process.
 		add("likes:1", -2)

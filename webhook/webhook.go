@@ -81,7 +81,7 @@ type Event struct {
 // newEvent returns an event of now with an id of its own.
 func newEvent(kind, name string, now time.Time) Event {
 	site, _ := presence.SplitName(name)
-	return Event{ID: "evt_" + rand.Text(), Type: kind, Timestamp: now.UTC().Truncate(time.Millisecond), Site: site.Called()}
+	return Event{ID: "evt_" + rand.Text(), Type: kind, Timestamp: now.UTC().Truncate(time.Millisecond), Site: site.Name()}
 }
 
 func (e Event) encode() string {

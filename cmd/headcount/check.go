@@ -76,7 +76,7 @@ func (f *findings) faults() int {
 func (c *checkCommand) run(ctx context.Context, out io.Writer) error {
 	if c.PublicURL != "" {
 		if u, err := url.Parse(c.PublicURL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" {
-			return setting.Refuse("public-url", "it is not an http or https URL without a path; write the address that visitors open, such as https://count.example.com")
+			return setting.Errorf("public-url", "it is not an http or https URL without a path; write the address that visitors open, such as https://count.example.com")
 		}
 	}
 	f := &findings{out: out}

@@ -144,16 +144,16 @@ func (c *Config) Validate() error {
 
 func (c *Config) checkRoles() error {
 	if len(c.Roles) == 0 {
-		return setting.Refuse("roles", "no role is given; give one or more of %s", strings.Join(allRoles, ", "))
+		return setting.Errorf("roles", "no role is given; give one or more of %s", strings.Join(allRoles, ", "))
 	}
 	for _, role := range c.Roles {
 		if !slices.Contains(allRoles, role) {
-			return setting.Refuse("roles", "unknown role %q; the roles are %s", role, strings.Join(allRoles, ", "))
+			return setting.Errorf("roles", "unknown role %q; the roles are %s", role, strings.Join(allRoles, ", "))
 		}
 	}
 	for _, role := range allRoles {
 		if c.Redis == "" && !c.HasRole(role) {
-			return setting.Refuse("roles", "this process does not do %s, so it needs a store that it shares with others; give --redis too, or all three roles", role)
+			return setting.Errorf("roles", "this process does not do %s, so it needs a store that it shares with others; give --redis too, or all three roles", role)
 		}
 	}
 	return nil
@@ -168,7 +168,7 @@ func (c *Config) checkAddresses() error {
 	}
 	for _, a := range all {
 		if _, _, err := setting.SplitAddress(a.addr); err != nil {
-			return setting.Refuse(a.flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or :8080", a.addr, err)
+			return setting.Errorf(a.flag, "%q is not an address: %v; write host:port, such as 127.0.0.1:8080 or :8080", a.addr, err)
 		}
 	}
 	if c.Advertise != "" {
@@ -179,9 +179,9 @@ func (c *Config) checkAddresses() error {
 			}
 		}
 		if _, port, err := setting.SplitAddress(c.Advertise); err != nil {
-			return setting.Refuse("advertise", "%q is not an address: %v; write the host:port at which other processes reach this one", c.Advertise, err)
+			return setting.Errorf("advertise", "%q is not an address: %v; write the host:port at which other processes reach this one", c.Advertise, err)
 		} else if port == 0 {
-			return setting.Refuse("advertise", "nobody can reach port 0; write the port at which other processes reach --cluster-listen")
+			return setting.Errorf("advertise", "nobody can reach port 0; write the port at which other processes reach --cluster-listen")
 		}
 	}
 	opened := []address{admin} // what this process will listen on
@@ -192,16 +192,16 @@ func (c *Config) checkAddresses() error {
 	if c.Redis != "" {
 		if setting.IsWildcard(c.AdvertiseAddr()) {
 			if c.Advertise == "" {
-				return setting.Refuse("advertise", "other processes cannot dial the wildcard %q of --cluster-listen; give the host:port at which they reach this one", c.ClusterListen)
+				return setting.Errorf("advertise", "other processes cannot dial the wildcard %q of --cluster-listen; give the host:port at which they reach this one", c.ClusterListen)
 			}
-			return setting.Refuse("advertise", "other processes cannot dial the wildcard %q; give the host:port at which they reach this one", c.Advertise)
+			return setting.Errorf("advertise", "other processes cannot dial the wildcard %q; give the host:port at which they reach this one", c.Advertise)
 		}
 		opened = append(opened, cluster)
 	}
 	for i, a := range opened {
 		for _, b := range opened[:i] {
 			if a.addr == b.addr && !strings.HasSuffix(a.addr, ":0") {
-				return setting.Refuse(a.flag, "%q is also the address of --%s; give each its own port", a.addr, b.flag)
+				return setting.Errorf(a.flag, "%q is also the address of --%s; give each its own port", a.addr, b.flag)
 			}
 		}
 	}
@@ -212,17 +212,17 @@ var basePath = regexp.MustCompile(`^(/[A-Za-z0-9._~-]*[A-Za-z0-9_~-][A-Za-z0-9._
 
 func (c *Config) checkBasePath() error {
 	if c.BasePath = strings.TrimSuffix(c.BasePath, "/"); c.BasePath != "" && !basePath.MatchString(c.BasePath) {
-		return setting.Refuse("base-path", "%q is not a path of plain letters and digits; write one like /live", c.BasePath)
+		return setting.Errorf("base-path", "%q is not a path of plain letters and digits; write one like /live", c.BasePath)
 	}
 	return nil
 }
 
 func (c *Config) checkTimes() error {
 	if c.UpdateInterval < 10*time.Millisecond {
-		return setting.Refuse("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
+		return setting.Errorf("update-interval", "%s is too short; give at least 10ms", c.UpdateInterval)
 	}
 	if kept := c.KeptMinutes(); kept != 0 && (kept < time.Minute || kept > 31*24*time.Hour) {
-		return setting.Refuse("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", kept)
+		return setting.Errorf("page-stats", "%s is not from 1m to 31d; give a time in between, or 0 to keep nothing", kept)
 	}
 	return node.CheckTimes(c.PresenceTimeout, c.HeartbeatInterval, c.LeaveGrace)
 }
@@ -233,21 +233,21 @@ func (c *Config) checkRegions() error {
 	}
 	if c.Redis == "" {
 		if len(c.Peers) > 0 {
-			return setting.Refuse("peer", "regions share their counts through Redis; give --redis too, or leave --peer out")
+			return setting.Errorf("peer", "regions share their counts through Redis; give --redis too, or leave --peer out")
 		}
 		return nil
 	}
 	if problem := redisstore.CheckURL(c.Redis); problem != "" {
-		return setting.Refuse("redis", "%s", problem)
+		return setting.Errorf("redis", "%s", problem)
 	}
 	for _, peer := range c.Peers {
 		name, link := region.SplitPeer(peer)
 		if problem := redisstore.CheckURL(link); problem != "" {
-			return setting.Refuse("peer", "%q: %s", name, problem)
+			return setting.Errorf("peer", "%q: %s", name, problem)
 		}
 	}
 	if c.DataDir != "" {
-		return setting.Refuse("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
+		return setting.Errorf("data-dir", "with --redis everything is kept in Redis; carry the counters of %s over "+
 			"(headcount export --data-dir %s | headcount import --redis URL), and leave --data-dir out", c.DataDir, c.DataDir)
 	}
 	return nil
@@ -256,21 +256,21 @@ func (c *Config) checkRegions() error {
 // checkCounters also reads the rules.
 func (c *Config) checkCounters() error {
 	if c.ColdAfter < c.PersistInterval {
-		return setting.Refuse("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
+		return setting.Errorf("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
 	}
 	if c.Postgres != "" {
 		if problem := pgstore.CheckURL(c.Postgres); problem != "" {
-			return setting.Refuse("postgres", "%s", problem)
+			return setting.Errorf("postgres", "%s", problem)
 		}
 	}
 	rules := counter.BuiltinRules()
 	if c.Counters != "" {
 		data, err := os.ReadFile(c.Counters)
 		if err != nil {
-			return setting.Refuse("counters", "%v; name a file that can be read", err)
+			return setting.Errorf("counters", "%v; name a file that can be read", err)
 		}
 		if rules, err = counter.ParseRules(data); err != nil {
-			return setting.Refuse("counters", "%s: %s", c.Counters, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
+			return setting.Errorf("counters", "%s: %s", c.Counters, strings.TrimPrefix(err.Error(), counter.ErrRule.Error()+": "))
 		}
 	}
 	c.Rules = rules
@@ -292,12 +292,12 @@ func (c *Config) peerNames() []string {
 
 func (c *Config) checkAccess() error {
 	if c.Redis != "" && len(c.ClusterSecrets) == 0 && !(setting.IsLoopback(c.ClusterListen) && setting.IsLoopback(c.AdvertiseAddr())) {
-		return setting.Refuse("cluster-secret", "it is required with --redis when the cluster addresses are not loopback; give every process the same long random value")
+		return setting.Errorf("cluster-secret", "it is required with --redis when the cluster addresses are not loopback; give every process the same long random value")
 	}
 	if c.JWKSURL != "" {
 		u, err := url.Parse(c.JWKSURL)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-			return setting.Refuse("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
+			return setting.Errorf("jwks-url", "it is not an http or https URL; write https://host/path of the key set")
 		}
 	}
 	if c.JWTSecret == "" && c.JWKSURL == "" {
@@ -306,16 +306,16 @@ func (c *Config) checkAccess() error {
 			values []string
 		}{{"jwt-issuer", c.JWTIssuers}, {"jwt-audience", c.JWTAudiences}} {
 			if len(s.values) > 0 {
-				return setting.Refuse(s.flag, "no tokens are taken; give --jwt-secret or --jwks-url, too, or leave it out")
+				return setting.Errorf(s.flag, "no tokens are taken; give --jwt-secret or --jwks-url, too, or leave it out")
 			}
 		}
 	}
 	// The gateway checks these two. Its error names the setting and says what to do.
 	if _, err := identity.NewOrigins(c.AllowOrigins); err != nil {
-		return setting.Refuse("allow-origins", "%s", strings.TrimPrefix(err.Error(), "allow-origins: "))
+		return setting.Errorf("allow-origins", "%s", strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
 	if _, err := identity.NewProxies(c.TrustedProxies); err != nil {
-		return setting.Refuse("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
+		return setting.Errorf("trusted-proxies", "%s", strings.TrimPrefix(err.Error(), "trusted-proxies: "))
 	}
 	return nil
 }
@@ -324,13 +324,13 @@ func (c *Config) checkAccess() error {
 func (c *Config) checkSites() error {
 	sites, err := identity.NewSites(c.Sites)
 	if err != nil {
-		return setting.Refuse("site", "%s", strings.TrimPrefix(err.Error(), "site: "))
+		return setting.Errorf("site", "%s", strings.TrimPrefix(err.Error(), "site: "))
 	}
 	if len(c.Sites) > 0 {
 		c.AllSites = sites
 	}
 	if _, err := identity.NewSiteKeys(c.APIKeys, sites); err != nil {
-		return setting.Refuse("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
+		return setting.Errorf("api-key", "%s", strings.TrimPrefix(err.Error(), "api-key: "))
 	}
 	return nil
 }
@@ -338,14 +338,14 @@ func (c *Config) checkSites() error {
 func (c *Config) checkLog() error {
 	if c.OTLP != "" {
 		if problem := otlp.CheckURL(c.OTLP); problem != "" {
-			return setting.Refuse("otlp", "%s", problem)
+			return setting.Errorf("otlp", "%s", problem)
 		}
 	}
 	if !slices.Contains(logLevels, c.LogLevel) {
-		return setting.Refuse("log-level", "unknown level %q; the levels are %s", c.LogLevel, strings.Join(logLevels, ", "))
+		return setting.Errorf("log-level", "unknown level %q; the levels are %s", c.LogLevel, strings.Join(logLevels, ", "))
 	}
 	if c.LogFormat != "" && !slices.Contains(logFormats, c.LogFormat) {
-		return setting.Refuse("log-format", "unknown format %q; the formats are %s", c.LogFormat, strings.Join(logFormats, ", "))
+		return setting.Errorf("log-format", "unknown format %q; the formats are %s", c.LogFormat, strings.Join(logFormats, ", "))
 	}
 	return nil
 }

@@ -105,12 +105,12 @@ func (l *layers) fromFile(c *flags.Command, f *flags.Flag) (any, error) {
 func openFile(path string, known map[string]bool) (map[string]any, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, setting.Refuse("config", "%v; name a file that can be read", err)
+		return nil, setting.Errorf("config", "%v; name a file that can be read", err)
 	}
 	defer f.Close()
 	values, err := readFile(f, known)
 	if err != nil {
-		return nil, setting.Refuse("config", "%s: %v", path, err)
+		return nil, setting.Errorf("config", "%s: %v", path, err)
 	}
 	return values, nil
 }

@@ -251,7 +251,7 @@ func interruptible(parent context.Context) (ctx context.Context, stop func()) {
 func healthcheck(ctx context.Context, admin string) error {
 	host, _, err := setting.SplitAddress(admin)
 	if err != nil {
-		return setting.Refuse("admin-listen", "%q is not an address: %v; write host:port", admin, err)
+		return setting.Errorf("admin-listen", "%q is not an address: %v; write host:port", admin, err)
 	}
 	_, port, _ := net.SplitHostPort(admin)
 	if setting.IsWildcard(admin) {

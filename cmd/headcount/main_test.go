@@ -208,7 +208,7 @@ var serves = map[string]func(context.Context, Config, zerolog.Logger) error{
 	"serves": serve,
 	"fails":  func(context.Context, Config, zerolog.Logger) error { return errors.New("the roof is on fire") },
 	"refuse": func(context.Context, Config, zerolog.Logger) error {
-		return setting.Refuse("listen", "no; use another")
+		return setting.Errorf("listen", "no; use another")
 	},
 	"drains": func(ctx context.Context, _ Config, _ zerolog.Logger) error {
 		os.Stdout.WriteString("ready\n")

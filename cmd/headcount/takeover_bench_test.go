@@ -119,7 +119,7 @@ func seed(b *testing.B, url string, members int) {
 		page := "/shop/item/" + strconv.Itoa(i%10_000)
 		changes[p].Members = append(changes[p].Members, presence.MemberChange{Member: presence.Member{User: u, Page: page, Hold: end}})
 		users[p][page]++
-		users[p][presence.Site]++
+		users[p][presence.AllPages]++
 	}
 	const atOnce = 2 // partitions in one write, which has a deadline
 	for first := 0; first < len(changes); first += atOnce {

@@ -42,23 +42,23 @@ func (c *Config) acmeDir() string {
 func (c *Config) checkTLS() error {
 	switch {
 	case c.TLSCert != "" && c.TLSKey == "":
-		return setting.Refuse("tls-key", "it is missing; name the file of the key that belongs to --tls-cert")
+		return setting.Errorf("tls-key", "it is missing; name the file of the key that belongs to --tls-cert")
 	case c.TLSKey != "" && c.TLSCert == "":
-		return setting.Refuse("tls-cert", "it is missing; name the file of the certificate that belongs to --tls-key")
+		return setting.Errorf("tls-cert", "it is missing; name the file of the certificate that belongs to --tls-key")
 	case c.TLSCert != "" && len(c.Domains) > 0:
-		return setting.Refuse("domain", "--tls-cert gives a certificate already; leave one of the two out")
+		return setting.Errorf("domain", "--tls-cert gives a certificate already; leave one of the two out")
 	case c.Redirect != "" && !c.HasTLS():
-		return setting.Refuse("http-redirect", "this process does not speak TLS, so it cannot send visitors to https; give --domain or --tls-cert, or leave the redirect to the proxy")
+		return setting.Errorf("http-redirect", "this process does not speak TLS, so it cannot send visitors to https; give --domain or --tls-cert, or leave the redirect to the proxy")
 	case len(c.Domains) > 0 && c.acmeDir() == "":
-		return setting.Refuse("acme-dir", "--domain needs a directory, since an authority gives few new certificates a week; name one that outlives the process, or give --data-dir")
+		return setting.Errorf("acme-dir", "--domain needs a directory, since an authority gives few new certificates a week; name one that outlives the process, or give --data-dir")
 	}
 	for _, name := range c.Domains {
 		if _, err := netip.ParseAddr(name); err == nil || !strings.Contains(strings.Trim(name, "."), ".") || strings.ContainsAny(name, "*/: ") {
-			return setting.Refuse("domain", "%q is not the full name of a host; write one like counter.example.com", name)
+			return setting.Errorf("domain", "%q is not the full name of a host; write one like counter.example.com", name)
 		}
 	}
 	if u, err := url.Parse(c.ACMEURL); len(c.Domains) > 0 && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "") {
-		return setting.Refuse("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
+		return setting.Errorf("acme-url", "it is not an http or https URL; write https://host/path of the authority's directory")
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func openCertificates(cfg Config, log zerolog.Logger) (*certificates, error) {
 	}
 	f := &certificateFiles{cert: cfg.TLSCert, key: cfg.TLSKey, log: log}
 	if _, err := f.load(); err != nil {
-		return nil, setting.Refuse("tls-cert", "%v; name the files of a certificate and its key that this process can read", err)
+		return nil, setting.Errorf("tls-cert", "%v; name the files of a certificate and its key that this process can read", err)
 	}
 	return &certificates{&tls.Config{GetCertificate: f.get}, f.run, toHTTPS{f}, func() []*tls.Certificate { return []*tls.Certificate{f.current.Load()} }}, nil
 }

@@ -55,11 +55,11 @@ type counterStore interface {
 // open opens the store. fresh says that it may be made; the rules then say which counters are exact.
 func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if p.Regions && (p.Redis == "" || p.Postgres == "") {
-		return nil, setting.Refuse("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
+		return nil, setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
 	}
 	if p.Postgres != "" {
 		if problem := pgstore.CheckURL(p.Postgres); problem != "" {
-			return nil, setting.Refuse("postgres", "%s", problem)
+			return nil, setting.Errorf("postgres", "%s", problem)
 		}
 	}
 	switch {
@@ -82,16 +82,16 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 		}
 		return s, nil
 	}
-	return nil, setting.Refuse("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
+	return nil, setting.Errorf("data-dir", "no store is named; give --data-dir, --postgres or --redis (counters in memory end with their process)")
 }
 
 // openRedis opens a store in Redis, with PostgreSQL behind it or beside it, or not.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
 	if problem := presencestore.CheckURL(p.Redis); problem != "" {
-		return nil, setting.Refuse("redis", "%s", problem)
+		return nil, setting.Errorf("redis", "%s", problem)
 	}
 	if p.DataDir != "" {
-		return nil, setting.Refuse("data-dir", "with --redis counters are not in a file; leave one of the two out")
+		return nil, setting.Errorf("data-dir", "with --redis counters are not in a file; leave one of the two out")
 	}
 	var store interface {
 		counterStore
@@ -131,7 +131,7 @@ const dialled = 3 * time.Second
 func refusedPostgres(err error) error {
 	if errors.Is(err, pgstore.ErrConfig) {
 		_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
-		return setting.Refuse("postgres", "%s", problem)
+		return setting.Errorf("postgres", "%s", problem)
 	}
 	return err
 }
@@ -168,12 +168,12 @@ func (t *told) say(how string) {
 // run writes the export.
 func (c *exportCommand) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 	if c.Resume && c.File == "" {
-		return setting.Refuse("resume", "there is no file to go on with; give --file")
+		return setting.Errorf("resume", "there is no file to go on with; give --file")
 	}
-	var from presence.Namespace
+	var from presence.Site
 	if c.Site != "" {
 		if from, err = presence.ParseSite(c.Site); err != nil {
-			return setting.Refuse("site", "%v", err)
+			return setting.Errorf("site", "%v", err)
 		}
 	}
 	store, err := c.open(ctx, false, counter.BuiltinRules())
@@ -245,11 +245,11 @@ func (c *importCommand) run(ctx context.Context, stdin io.Reader, stderr io.Writ
 		}
 		rules = cfg.Rules
 	}
-	var into *presence.Namespace
+	var into *presence.Site
 	if c.Site != "" {
 		site, err := presence.ParseSite(c.Site)
 		if err != nil {
-			return setting.Refuse("site", "%v", err)
+			return setting.Errorf("site", "%v", err)
 		}
 		into = &site
 	}

@@ -116,11 +116,11 @@ func TestExportAndImportOfSites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
-	rules := counter.BuiltinRules().For([]presence.Namespace{shop, blog})
-	for _, site := range []presence.Namespace{presence.DefaultSite, shop, blog} {
+	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+	rules := counter.BuiltinRules().For([]presence.Site{shop, blog})
+	for _, site := range []presence.Site{presence.DefaultSite, shop, blog} {
 		for i := range 20 {
-			c := counter.Change{Key: site.Name(fmt.Sprint("views:", i)), Verb: counter.Add, Delta: int64(len(site.String()) + i + 1)}
+			c := counter.Change{Key: site.Qualify(fmt.Sprint("views:", i)), Verb: counter.Add, Delta: int64(len(site.String()) + i + 1)}
 			c.Rule = rules.Find(c.Key)
 			if r := store.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]; r.Err != nil {
 				t.Fatal(r.Err)
@@ -178,17 +178,17 @@ func TestExportAndImportOfSites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wiki := presence.NamespaceOf("wiki")
-	rules = counter.BuiltinRules().For([]presence.Namespace{wiki})
+	wiki := presence.SiteOf("wiki")
+	rules = counter.BuiltinRules().For([]presence.Site{wiki})
 	tops := counter.NewTops(moved, rules, true, nil, zerolog.Nop())
-	for site, want := range map[presence.Namespace]int{wiki: 3, presence.DefaultSite: 0} {
+	for site, want := range map[presence.Site]int{wiki: 3, presence.DefaultSite: 0} {
 		rule, err := rules.In(site).TopRule("views:*")
 		if err != nil {
 			t.Fatal(err)
 		}
 		top, err := tops.Top(t.Context(), rule, time.Hour, 3)
-		if err != nil || len(top) != want || want > 0 && top[0].Key != wiki.Name("views:19") {
-			t.Errorf("what gained most on %s: %v, %v", site.Called(), top, err)
+		if err != nil || len(top) != want || want > 0 && top[0].Key != wiki.Qualify("views:19") {
+			t.Errorf("what gained most on %s: %v, %v", site.Name(), top, err)
 		}
 	}
 	_ = tops.Close()

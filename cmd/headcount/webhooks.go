@@ -14,24 +14,24 @@ import (
 
 // checkWebhooks also reads the webhooks.
 func (c *Config) checkWebhooks() error {
-	sites := []presence.Namespace{presence.DefaultSite}
+	sites := []presence.Site{presence.DefaultSite}
 	if c.AllSites != nil {
 		sites = c.AllSites.Names()
 	}
 	var err error
 	if c.Hooks, err = webhook.Parse(c.Webhooks, sites); err != nil {
-		return setting.Refuse("webhook", "%s", err)
+		return setting.Errorf("webhook", "%s", err)
 	}
 	c.HookKeys = nil
 	for _, secret := range c.WebhookSecrets {
 		key, err := webhook.ParseSecret(secret)
 		if err != nil {
-			return setting.Refuse("webhook-secret", "%s", err)
+			return setting.Errorf("webhook-secret", "%s", err)
 		}
 		c.HookKeys = append(c.HookKeys, key)
 	}
 	if len(c.Hooks) > 0 && len(c.HookKeys) == 0 {
-		return setting.Refuse("webhook-secret", "it is required with --webhook, whose receivers verify by it who sends; make one by: echo whsec_$(openssl rand -base64 32)")
+		return setting.Errorf("webhook-secret", "it is required with --webhook, whose receivers verify by it who sends; make one by: echo whsec_$(openssl rand -base64 32)")
 	}
 	return nil
 }

@@ -585,13 +585,13 @@ func aggregates(t *testing.T, i Instance) {
 			return err == nil && n == want.Counters
 		})
 	}
-	shop := presence.NamespaceOf("s") // the aggregates of another site have nothing to do with these
-	one(t, s, add(sum, shop.Name("s:a1"), 3))
-	one(t, s, add(sum, shop.Name("t"), 4))
-	one(t, s, add(sum, presence.NamespaceOf("st").Name("s:a1"), 9))
+	shop := presence.SiteOf("s") // the aggregates of another site have nothing to do with these
+	one(t, s, add(sum, shop.Qualify("s:a1"), 3))
+	one(t, s, add(sum, shop.Qualify("t"), 4))
+	one(t, s, add(sum, presence.SiteOf("st").Qualify("s:a1"), 9))
 	for prefix, want := range map[string]counter.Aggregate{
 		"": {Counters: 10, Value: 1_110_918}, "s": {Counters: 8, Value: 1_110_911},
-		shop.Name(""): {Counters: 2, Value: 7}, shop.Name("s:"): {Counters: 1, Value: 3}, shop.Name("x"): {},
+		shop.Qualify(""): {Counters: 2, Value: 7}, shop.Qualify("s:"): {Counters: 1, Value: 3}, shop.Qualify("x"): {},
 	} {
 		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)

@@ -152,11 +152,11 @@ func (w *writer) line(v any) error {
 
 // Of returns a part of a store: the counters of one site. Idempotency keys are hashes that say
 // nothing of a site, so it has all of them.
-func Of(site presence.Namespace, from counter.Dumper) counter.Dumper { return ofSite{from, site} }
+func Of(site presence.Site, from counter.Dumper) counter.Dumper { return ofSite{from, site} }
 
 type ofSite struct {
 	counter.Dumper
-	site presence.Namespace
+	site presence.Site
 }
 
 // Dump implements counter.Dumper.
@@ -220,13 +220,13 @@ var errSites = fmt.Errorf("%w: it has counters of several sites, which cannot go
 type reader struct {
 	to       Target
 	rules    *counter.Rules
-	into     *presence.Namespace
+	into     *presence.Site
 	progress Progress
 
 	batch    []counter.Copy
 	parts    int
-	from     presence.Namespace // of the last counter, in the file
-	site     presence.Namespace // of the last counter, in the store
+	from     presence.Site      // of the last counter, in the file
+	site     presence.Site      // of the last counter, in the store
 	tops     *counter.TopCopies // of site
 	topped   bool               // tops have to be kept
 	bytes    int64
@@ -236,7 +236,7 @@ type reader struct {
 
 // Import puts all of a file into a store: the counters of one site into another site (into),
 // or, when that is nil, each into its own.
-func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, into *presence.Namespace, progress Progress) error {
+func Import(ctx context.Context, in io.Reader, to Target, rules *counter.Rules, into *presence.Site, progress Progress) error {
 	r := &reader{to: to, rules: rules, into: into, progress: progress, tops: counter.NewTopCopies(rules, time.Now())}
 	lines := bufio.NewReaderSize(in, 1<<16)
 	for first := true; ; first = false {
@@ -294,7 +294,7 @@ func (r *reader) place(ctx context.Context, c *counter.Copy) error {
 			return errSites
 		}
 		r.from, site = site, *r.into
-		c.Key = site.Name(key)
+		c.Key = site.Qualify(key)
 	}
 	if site == r.site {
 		return nil
@@ -302,7 +302,7 @@ func (r *reader) place(ctx context.Context, c *counter.Copy) error {
 	if err := r.last(ctx); err != nil {
 		return err
 	}
-	r.site, r.tops = site, counter.NewTopCopies(r.rules.For([]presence.Namespace{site}).In(site), time.Now())
+	r.site, r.tops = site, counter.NewTopCopies(r.rules.For([]presence.Site{site}).In(site), time.Now())
 	return nil
 }
 

@@ -48,8 +48,8 @@ var seed = maphash.MakeSeed()
 // users are Callers for whom the header User names who it is, by a token, or by a signed id if there is one.
 type users struct{}
 
-func (users) Site(c *gin.Context) presence.Namespace {
-	return presence.NamespaceOf(c.GetHeader("Site"))
+func (users) Site(c *gin.Context) presence.Site {
+	return presence.SiteOf(c.GetHeader("Site"))
 }
 
 func (users) HasKey(key string) bool { return key == "k" }

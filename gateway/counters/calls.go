@@ -137,9 +137,9 @@ func (a *API) postBatch(c *gin.Context) {
 		return
 	}
 	for i := range op.Changes {
-		op.Changes[i].Key = site.Name(op.Changes[i].Key)
+		op.Changes[i].Key = site.Qualify(op.Changes[i].Key)
 	}
-	if op.Identity, ok = remembered(c, site.Name("*"), ""); !ok {
+	if op.Identity, ok = remembered(c, site.Qualify("*"), ""); !ok {
 		return
 	}
 	if made, ok := a.make(c, op); ok {
@@ -369,7 +369,7 @@ func (a *API) getAggregate(c *gin.Context) {
 	}
 	ctx, cancel := a.within(c)
 	defer cancel()
-	sum, err := a.cfg.Store.Aggregate(ctx, a.callers.Site(c).Name(prefix))
+	sum, err := a.cfg.Store.Aggregate(ctx, a.callers.Site(c).Qualify(prefix))
 	var conflict *counter.Conflict
 	switch {
 	case errors.As(err, &conflict):

@@ -90,7 +90,7 @@ const (
 // Callers finds out who a request is from.
 type Callers interface {
 	// Site is the site that a request is for.
-	Site(c *gin.Context) presence.Namespace
+	Site(c *gin.Context) presence.Site
 	// HasKey reports whether key is an API key.
 	HasKey(key string) bool
 	// Public refuses a request that carries a bad token. If it returns false, it has
@@ -184,7 +184,7 @@ const nobody counter.Public = 0
 
 // call is a request on one counter that may be carried out.
 type call struct {
-	key    string // with the site: see presence.Namespace.Name
+	key    string // with the site: see presence.Site.Qualify
 	rule   *counter.Rule
 	server bool              // it has an API key
 	id     identity.Identity // of a caller without API key who changes something
@@ -206,14 +206,14 @@ func (a *API) server(c *gin.Context) (server, ok bool) {
 }
 
 // Find returns the name of a site's counter and its rule, or says why there is none.
-func (a *API) Find(site presence.Namespace, key string) (name string, rule *counter.Rule, err error) {
+func (a *API) Find(site presence.Site, key string) (name string, rule *counter.Rule, err error) {
 	if err := counter.CheckKey(key); err != nil {
 		return "", nil, err
 	}
 	if rule = a.cfg.Rules.In(site).Find(key); rule == nil {
 		return "", nil, fmt.Errorf("%w: no rule of --counters fits it", counter.ErrKey)
 	}
-	return site.Name(key), rule, nil
+	return site.Qualify(key), rule, nil
 }
 
 // param returns a part of the path, which was matched as it was sent.

@@ -14,7 +14,7 @@ var ofSets = &counter.Rule{Kind: counter.Members}
 // Erase takes a user out of all sets of a site; unless server, only out of those which their rule
 // lets members leave by themselves. An error is ErrUnavailable, and then the user may still
 // be in some.
-func (a *API) Erase(ctx context.Context, site presence.Namespace, user string, server bool) error {
+func (a *API) Erase(ctx context.Context, site presence.Site, user string, server bool) error {
 	if counter.CheckMember(user) != nil {
 		return nil // who cannot be a member
 	}

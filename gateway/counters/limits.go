@@ -39,7 +39,7 @@ func (a *API) postLimit(c *gin.Context) {
 	if !ok {
 		return
 	}
-	call, err := counter.ParseLimit(text, a.callers.Site(c).Name(key))
+	call, err := counter.ParseLimit(text, a.callers.Site(c).Qualify(key))
 	if err != nil {
 		badBody(c, err)
 		return

@@ -20,7 +20,7 @@ import (
 // Kind is the kind of topics that are counters.
 var Kind = presence.KindOf("counter")
 
-// Topic is the topic of a counter. Key is its name, see presence.Namespace.Name.
+// Topic is the topic of a counter. Key is its name, see presence.Site.Qualify.
 func Topic(key string) presence.Topic { return presence.TopicOf(Kind, key) }
 
 // Topics are the topics of counters.

@@ -92,14 +92,14 @@ type Config struct {
 
 // Identity is one user as a request shows it.
 type Identity struct {
-	User    string             // the token's sub, or the anonymous id without its signature
-	Signed  string             // the anonymous id with its signature, for cookie and welcome; empty with a token
-	Fresh   bool               // this call issued the anonymous id, since the request carried no valid one
-	Void    bool               // the request carried anonymous ids, and none was valid
-	Linked  bool               // the anonymous id stood in the URL, which anybody may have written
-	Hash    presence.User      // identifies the user in presence
-	Site    presence.Namespace // on which this is a user
-	Expires time.Time          // when the token expires; zero: never
+	User    string        // the token's sub, or the anonymous id without its signature
+	Signed  string        // the anonymous id with its signature, for cookie and welcome; empty with a token
+	Fresh   bool          // this call issued the anonymous id, since the request carried no valid one
+	Void    bool          // the request carried anonymous ids, and none was valid
+	Linked  bool          // the anonymous id stood in the URL, which anybody may have written
+	Hash    presence.User // identifies the user in presence
+	Site    presence.Site // on which this is a user
+	Expires time.Time     // when the token expires; zero: never
 }
 
 // Identities finds out who sent a request. It is safe for use by many goroutines at
@@ -172,7 +172,7 @@ func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
 // and in a cookie of its own. So the pages of a site, which learn the ids of their
 // visitors, cannot act as these on another one, and two sites cannot tell that they
 // have the same visitor. A token says who somebody is on every site.
-func (ids *Identities) Identify(r *http.Request, site presence.Namespace, query bool) (Identity, error) {
+func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool) (Identity, error) {
 	if !ids.TokensRequired() {
 		return ids.anonymous(r, site, query), nil
 	}
@@ -205,13 +205,13 @@ func (ids *Identities) CheckToken(r *http.Request, query bool) error {
 }
 
 // in returns id as the user of a site.
-func (ids *Identities) in(site presence.Namespace, id Identity) Identity {
-	id.Site, id.Hash = site, ids.Hash(site.Name(id.User))
+func (ids *Identities) in(site presence.Site, id Identity) Identity {
+	id.Site, id.Hash = site, ids.Hash(site.Qualify(id.User))
 	return id
 }
 
 // cookieOf is the name of the cookie that holds the anonymous id of a site.
-func cookieOf(site presence.Namespace) string {
+func cookieOf(site presence.Site) string {
 	if site == presence.DefaultSite {
 		return Cookie
 	}
@@ -222,7 +222,7 @@ func cookieOf(site presence.Namespace) string {
 func (ids *Identities) SetHashKey(key []byte) { ids.hash.Store(newMAC(key)) }
 
 // Hash identifies user in presence: it is the first 64 bits of a keyed hash. For users of
-// another site than the default one, user is their presence.Namespace.Name.
+// another site than the default one, user is their presence.Site.Qualify.
 func (ids *Identities) Hash(user string) presence.User {
 	sum := ids.hash.Load().sum(domainHash, user)
 	return presence.User(binary.BigEndian.Uint64(sum[:]))
@@ -261,7 +261,7 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 }
 
 // ForgetCookie takes the cookie of a site away from a client that has sent one.
-func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Namespace, secure bool) {
+func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Site, secure bool) {
 	if name := cookieOf(site); len(r.CookiesNamed(name)) > 0 {
 		http.SetCookie(w, &http.Cookie{Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure})
 	}
@@ -270,7 +270,7 @@ func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site
 // anonymous returns the user of the first valid id. It tries the URL first, then
 // the header, then the cookies, unless the page wants nothing stored. If none is
 // valid, it issues a new id.
-func (ids *Identities) anonymous(r *http.Request, site presence.Namespace, query bool) Identity {
+func (ids *Identities) anonymous(r *http.Request, site presence.Site, query bool) Identity {
 	tries := maxIDs
 	if query {
 		for v := range queryValues(r.URL.RawQuery, "id") {
@@ -309,7 +309,7 @@ func unstored(r *http.Request) bool {
 }
 
 // fromCookie returns the user of the first valid cookie, if there is one.
-func (ids *Identities) fromCookie(r *http.Request, site presence.Namespace) (string, bool) {
+func (ids *Identities) fromCookie(r *http.Request, site presence.Site) (string, bool) {
 	tries := maxIDs
 	for v := range cookieValues(r.Header["Cookie"], cookieOf(site)) {
 		if id, ok := ids.verify(v, site, &tries); ok {
@@ -319,7 +319,7 @@ func (ids *Identities) fromCookie(r *http.Request, site presence.Namespace) (str
 	return "", false
 }
 
-func (ids *Identities) issue(site presence.Namespace) Identity {
+func (ids *Identities) issue(site presence.Site) Identity {
 	var random [idBytes]byte
 	rand.Read(random[:]) // never fails; the runtime ends the process instead
 	var id [idLen]byte
@@ -331,7 +331,7 @@ func (ids *Identities) issue(site presence.Namespace) Identity {
 // verify returns the user of a signed id of a site, if the signature is valid. The returned
 // id is always signed by the first secret. It shares no memory with presented: a
 // connection keeps the id long after the request is gone.
-func (ids *Identities) verify(presented string, site presence.Namespace, tries *int) (Identity, bool) {
+func (ids *Identities) verify(presented string, site presence.Site, tries *int) (Identity, bool) {
 	if len(presented) != signedLen || presented[idLen] != '.' || *tries <= 0 {
 		return Identity{}, false
 	}
@@ -602,8 +602,8 @@ func (m *keyedMAC) sum(domain, text string) [sha256.Size]byte {
 }
 
 // sign returns id with its signature for a site.
-func (m *keyedMAC) sign(site presence.Namespace, id string) string {
-	sum := m.sum(domainID, site.Name(id)) // no id has the character that begins the name of a site
+func (m *keyedMAC) sign(site presence.Site, id string) string {
+	sum := m.sum(domainID, site.Qualify(id)) // no id has the character that begins the name of a site
 	var buf [signedLen]byte
 	b := append(buf[:0], id...)
 	b = append(b, '.')

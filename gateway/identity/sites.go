@@ -31,7 +31,7 @@ type Sites struct{ list []Site }
 
 // Site is one site of a server.
 type Site struct {
-	presence.Namespace
+	presence.Site
 	Origins []string // those of its pages, as they were written
 
 	origins *Origins
@@ -63,7 +63,7 @@ func (s *Sites) add(text string) error {
 	}
 	site := Site{}
 	var err error
-	if site.Namespace, err = presence.ParseSite(strings.TrimSpace(name)); err != nil {
+	if site.Site, err = presence.ParseSite(strings.TrimSpace(name)); err != nil {
 		return err
 	}
 	for origin := range strings.SplitSeq(list, ",") {
@@ -78,11 +78,11 @@ func (s *Sites) add(text string) error {
 		return errors.New(strings.TrimPrefix(err.Error(), "allow-origins: "))
 	}
 	for _, other := range s.list {
-		if other.Namespace == site.Namespace {
-			return fmt.Errorf("the site %q is there twice; name all its origins in one --site", site.Called())
+		if other.Site == site.Site {
+			return fmt.Errorf("the site %q is there twice; name all its origins in one --site", site.Name())
 		}
 		if one, both := site.origins.shares(other.origins); both {
-			return fmt.Errorf("its origin %q is one of the site %q, too; an origin belongs to one site", one, other.Called())
+			return fmt.Errorf("its origin %q is one of the site %q, too; an origin belongs to one site", one, other.Name())
 		}
 	}
 	s.list = append(s.list, site)
@@ -94,10 +94,10 @@ func (s *Sites) add(text string) error {
 func (s *Sites) All() []Site { return s.list }
 
 // Names are the names of the sites.
-func (s *Sites) Names() []presence.Namespace {
-	names := make([]presence.Namespace, len(s.list))
+func (s *Sites) Names() []presence.Site {
+	names := make([]presence.Site, len(s.list))
 	for i, site := range s.list {
-		names[i] = site.Namespace
+		names[i] = site.Site
 	}
 	return names
 }
@@ -115,51 +115,51 @@ func (s *Sites) Origins() []string {
 // that it names; else, if a page of the server's own origin sent it, the one that has this
 // origin; else the first. (A browser sends no Origin when a page reads from its own.) secure
 // says whether the client speaks TLS. The error is ErrSite.
-func (s *Sites) Of(r *http.Request, secure bool) (presence.Namespace, error) {
+func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	named, err := s.named(r)
 	if err != nil {
 		return presence.DefaultSite, err
 	}
 	if len(s.list) == 1 {
-		return s.list[0].Namespace, nil
+		return s.list[0].Site, nil
 	}
 	if values := r.Header["Origin"]; len(values) == 1 {
 		if from, ok := parseOrigin(values[0]); ok {
 			if site := s.with(from); site != nil {
-				return site.Namespace, nil
+				return site.Site, nil
 			}
 		}
 	}
 	if named != nil {
-		return named.Namespace, nil
+		return named.Site, nil
 	}
 	if r.Header.Get(fetchSite) == sameOrigin {
 		return s.Own(r, secure), nil
 	}
-	return s.list[0].Namespace, nil
+	return s.list[0].Site, nil
 }
 
 // Own returns the site of the server's own pages, as r names the server: the one that has
 // their origin, else the first.
-func (s *Sites) Own(r *http.Request, secure bool) presence.Namespace {
+func (s *Sites) Own(r *http.Request, secure bool) presence.Site {
 	if site := s.with(ownOrigin(r.Host, secure)); site != nil {
-		return site.Namespace
+		return site.Site
 	}
-	return s.list[0].Namespace
+	return s.list[0].Site
 }
 
 // Elsewhere reports whether a page of another site has sent r, which is for this one. That is
 // a page of the server's own origin: the Origin of any other page decides in Of. Such a page may
 // read what is public of all sites, but not act as its visitor there.
-func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Namespace) bool {
+func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Site) bool {
 	return len(s.list) > 1 && r.Header.Get(fetchSite) == sameOrigin && s.Others(r, secure, site)
 }
 
 // Others reports whether the server's own origin, as r names the server, is that of another site
 // than this one.
-func (s *Sites) Others(r *http.Request, secure bool, site presence.Namespace) bool {
+func (s *Sites) Others(r *http.Request, secure bool, site presence.Site) bool {
 	own := s.with(ownOrigin(r.Host, secure))
-	return own != nil && own.Namespace != site
+	return own != nil && own.Site != site
 }
 
 // with returns the site that the origin belongs to, or nil.
@@ -175,7 +175,7 @@ func (s *Sites) with(from webOrigin) *Site {
 // named returns the site that a request names, or nil if it names none.
 func (s *Sites) named(r *http.Request) (site *Site, err error) {
 	take := func(name string) {
-		i := slices.IndexFunc(s.list, func(of Site) bool { return of.Called() == name })
+		i := slices.IndexFunc(s.list, func(of Site) bool { return of.Name() == name })
 		switch {
 		case i < 0:
 			err = fmt.Errorf("%w: there is no site %s; name one of --site in the header %s, or as ?site=name", ErrSite, strconv.Quote(presence.Excerpt(name)), SiteHeader)
@@ -284,7 +284,7 @@ type SiteKeys struct {
 
 // siteKey says what the key in the same place of APIKeys holds for.
 type siteKey struct {
-	site presence.Namespace
+	site presence.Site
 	any  bool // it holds for all sites
 }
 
@@ -297,9 +297,9 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 		one := siteKey{any: true}
 		site, key := sites.SplitKey(text)
 		if site != nil {
-			one = siteKey{site: site.Namespace}
+			one = siteKey{site: site.Site}
 			if key == "" {
-				return SiteKeys{}, fmt.Errorf("api-key: the key of the site %q is empty; write %s:KEY", site.Called(), site.Called())
+				return SiteKeys{}, fmt.Errorf("api-key: the key of the site %q is empty; write %s:KEY", site.Name(), site.Name())
 			}
 		}
 		keys.of, plain = append(keys.of, one), append(plain, key)
@@ -312,7 +312,7 @@ func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
 func (s *Sites) SplitKey(written string) (of *Site, key string) {
 	name, key, ok := strings.Cut(written, ":")
 	for i := range s.list {
-		if ok && s.list[i].Called() == name {
+		if ok && s.list[i].Name() == name {
 			return &s.list[i], key
 		}
 	}
@@ -320,13 +320,13 @@ func (s *Sites) SplitKey(written string) (of *Site, key string) {
 }
 
 // Holds reports whether a key of these holds for the site.
-func (k SiteKeys) Holds(key string, site presence.Namespace) bool {
+func (k SiteKeys) Holds(key string, site presence.Site) bool {
 	whole, sites := k.Sites(key)
 	return whole || slices.Contains(sites, site)
 }
 
 // Sites returns the sites that a key holds for: all of them (whole), or these.
-func (k SiteKeys) Sites(key string) (whole bool, sites []presence.Namespace) {
+func (k SiteKeys) Sites(key string) (whole bool, sites []presence.Site) {
 	for i, one := range k.of {
 		switch {
 		case !k.APIKeys[i : i+1].Has(key):

@@ -67,8 +67,8 @@ func TestSiteOfARequest(t *testing.T) {
 		}
 		site, err := sites.Of(r, false)
 		switch {
-		case tc.want == "" && !errors.Is(err, ErrSite), tc.want != "" && (err != nil || site.Called() != tc.want):
-			t.Errorf("%s: %q, %v, want %q", name, site.Called(), err, tc.want)
+		case tc.want == "" && !errors.Is(err, ErrSite), tc.want != "" && (err != nil || site.Name() != tc.want):
+			t.Errorf("%s: %q, %v, want %q", name, site.Name(), err, tc.want)
 		}
 	}
 }
@@ -77,8 +77,8 @@ func TestOneSite(t *testing.T) {
 	for want, sites := range map[string]*Sites{"default": sitesOf(t), "shop": sitesOf(t, "shop=https://shop.example")} {
 		for path, known := range map[string]bool{"/": true, "/?site=" + want: true, "/?site=other": false} {
 			site, err := sites.Of(httptest.NewRequest(http.MethodGet, path, nil), false)
-			if known != (err == nil) || known && site.Called() != want {
-				t.Errorf("%s of %s: %q, %v", path, want, site.Called(), err)
+			if known != (err == nil) || known && site.Name() != want {
+				t.Errorf("%s of %s: %q, %v", path, want, site.Name(), err)
 			}
 		}
 	}
@@ -124,11 +124,11 @@ func TestSiteKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
-	for key, want := range map[string][]presence.Namespace{
+	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+	for key, want := range map[string][]presence.Site{
 		"s": {shop}, "b": {blog}, "both": {shop, blog}, "all": {shop, blog}, "other:all": {shop, blog}, "a:b": {shop}, "shop:s": nil, "x": nil, "": nil,
 	} {
-		var got []presence.Namespace
+		var got []presence.Site
 		for _, site := range sites.Names() {
 			if keys.Holds(key, site) {
 				got = append(got, site)
@@ -147,12 +147,12 @@ func TestSiteKeys(t *testing.T) {
 // site has a cookie of its own.
 func TestUsersOfSites(t *testing.T) {
 	ids := newTestIDs(t, Config{})
-	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
-	all := []presence.Namespace{presence.DefaultSite, shop, blog}
-	cookies := map[presence.Namespace]string{presence.DefaultSite: "headcount_id", shop: "headcount_id_shop", blog: "headcount_id_blog"}
+	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+	all := []presence.Site{presence.DefaultSite, shop, blog}
+	cookies := map[presence.Site]string{presence.DefaultSite: "headcount_id", shop: "headcount_id_shop", blog: "headcount_id_blog"}
 	for _, own := range all {
 		id, err := ids.Identify(getRequest("/"), own, false)
-		if err != nil || !id.Fresh || id.Site != own || id.Hash != ids.Hash(own.Name(id.User)) {
+		if err != nil || !id.Fresh || id.Site != own || id.Hash != ids.Hash(own.Qualify(id.User)) {
 			t.Fatalf("%q: %+v, %v", own, id, err)
 		}
 		w := httptest.NewRecorder()
@@ -183,7 +183,7 @@ func TestTokensOfSites(t *testing.T) {
 	ids := newTestIDs(t, Config{JWTSecret: []byte("s3cret")})
 	r := getRequest("/", "Authorization", "Bearer "+signToken(t, "s3cret", jwt.MapClaims{"sub": "ann"}))
 	seen := map[presence.User]bool{}
-	for _, site := range []presence.Namespace{presence.DefaultSite, presence.NamespaceOf("shop"), presence.NamespaceOf("blog")} {
+	for _, site := range []presence.Site{presence.DefaultSite, presence.SiteOf("shop"), presence.SiteOf("blog")} {
 		id := mustIdentifyOn(t, ids, r, site)
 		if id.User != "ann" || id.Site != site || seen[id.Hash] {
 			t.Errorf("on %q: %+v", site, id)
@@ -192,7 +192,7 @@ func TestTokensOfSites(t *testing.T) {
 	}
 }
 
-func mustIdentifyOn(t testing.TB, ids *Identities, r *http.Request, site presence.Namespace) Identity {
+func mustIdentifyOn(t testing.TB, ids *Identities, r *http.Request, site presence.Site) Identity {
 	t.Helper()
 	id, err := ids.Identify(r, site, true)
 	if err != nil {
@@ -205,7 +205,7 @@ func mustIdentifyOn(t testing.TB, ids *Identities, r *http.Request, site presenc
 // says so.
 func TestElsewhere(t *testing.T) {
 	sites := sitesOf(t, "shop=https://shop.example", "blog=http://blog.example:8080")
-	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
+	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
 	request := func(host, fetched string) *http.Request {
 		r := getRequest("/", "Sec-Fetch-Site", fetched)
 		r.Host = host
@@ -214,7 +214,7 @@ func TestElsewhere(t *testing.T) {
 	for name, tc := range map[string]struct {
 		r      *http.Request
 		secure bool
-		site   presence.Namespace
+		site   presence.Site
 		want   bool
 	}{
 		"own page of another site":  {request("blog.example:8080", "same-origin"), false, shop, true},

@@ -39,17 +39,17 @@ const (
 // than long.
 func plainConnections(long int) int { return max(long/10, min(long, 100)) }
 
-// Door accepts clients, and bounds the connections that are not long connections yet:
+// ConnLimiter accepts clients, and bounds the connections that are not long connections yet:
 // handshakes under way, requests, and connections kept for the next request.
 //
-// At the bound the Door closes one connection for each new one. It first closes the
+// At the bound the ConnLimiter closes one connection for each new one. It first closes the
 // connection that has been silent the longest, after silentPatience. If no client is
 // silent, it closes the connection without progress for the longest time, after
 // stepPatience. A connection stays if the server has yet to read what it sent. Until
-// a place is free the Door accepts no client, and clients wait in the system's queue.
+// a place is free the ConnLimiter accepts no client, and clients wait in the system's queue.
 // So silent connections and half handshakes only displace each other: a client that
 // sends a whole request as soon as it is accepted is served.
-type Door struct {
+type ConnLimiter struct {
 	net.Listener
 	silence time.Duration // how long a client may leave sent data unacknowledged
 	limit   int
@@ -91,14 +91,14 @@ type Counter interface{ Inc() }
 // listens can be found dead in no other way. long is how many long connections there
 // may be. failing is called once when too many open files keep clients out, and once
 // with nil when that is over.
-func NewDoor(l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter) *Door {
+func NewDoor(l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter) *ConnLimiter {
 	d := newDoor(l, silence, plainConnections(long), evicted)
 	d.failing = failing
 	return d
 }
 
-func newDoor(l net.Listener, silence time.Duration, limit int, evicted Counter) *Door {
-	return &Door{
+func newDoor(l net.Listener, silence time.Duration, limit int, evicted Counter) *ConnLimiter {
+	return &ConnLimiter{
 		Listener: l, silence: silence, limit: limit, evicted: evicted, failing: func(error) {},
 		room: make(chan struct{}, 1), shut: make(chan struct{}), guests: map[net.Conn]*list.Element{}, long: map[net.Conn]int{}, loads: map[net.Conn]*load{},
 		from: map[netip.Addr]int{},
@@ -107,12 +107,12 @@ func newDoor(l net.Listener, silence time.Duration, limit int, evicted Counter) 
 
 // SpeakTLS bounds the handshakes under way, for a door whose clients speak TLS. It is called
 // before Accept.
-func (d *Door) SpeakTLS() {
+func (d *ConnLimiter) SpeakTLS() {
 	d.handshakes = max(min(handshakesPerCore*runtime.GOMAXPROCS(0), d.limit/2), 2)
 }
 
 // Accept waits for a client, and for room for it.
-func (d *Door) Accept() (net.Conn, error) {
+func (d *ConnLimiter) Accept() (net.Conn, error) {
 	c, err := d.accept()
 	for err == nil && d.handshakes > 0 && !d.admit(addressOf(c)) {
 		_ = c.Close()
@@ -140,7 +140,7 @@ func (d *Door) Accept() (net.Conn, error) {
 }
 
 // accept waits for a client.
-func (d *Door) accept() (net.Conn, error) {
+func (d *ConnLimiter) accept() (net.Conn, error) {
 	c, err := d.Listener.Accept()
 	if full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE); full != d.failed {
 		d.failed = full
@@ -164,22 +164,22 @@ func addressOf(c net.Conn) netip.Addr {
 
 // admit makes room for one more handshake, of that address, and reports whether it could.
 // A handshake that waits for the server does not have to go before handshakeTime is over.
-func (d *Door) admit(addr netip.Addr) bool {
+func (d *ConnLimiter) admit(addr netip.Addr) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
 	for e := d.shakes.Front(); patience(e, handshakeTime, now) <= 0; e = d.shakes.Front() {
 		d.evict(e)
 	}
-	crowd := d.from[addr] >= d.handshakes/2
-	if d.shakes.Len() < d.handshakes && !crowd {
+	slot := d.from[addr] >= d.handshakes/2
+	if d.shakes.Len() < d.handshakes && !slot {
 		return true
 	}
 	oldest := d.shakes.Front()
-	for crowd && oldest.Value.(*guest).addr != addr {
+	for slot && oldest.Value.(*guest).addr != addr {
 		oldest = oldest.Next()
 	}
-	if crowd && patience(oldest, stepPatience, now) > 0 || unreadBytes(oldest.Value.(*guest).conn) {
+	if slot && patience(oldest, stepPatience, now) > 0 || unreadBytes(oldest.Value.(*guest).conn) {
 		return false
 	}
 	d.evict(oldest)
@@ -187,7 +187,7 @@ func (d *Door) admit(addr netip.Addr) bool {
 }
 
 // evict closes e's guest to make room. The caller holds mu.
-func (d *Door) evict(e *list.Element) {
+func (d *ConnLimiter) evict(e *list.Element) {
 	c := e.Value.(*guest).conn
 	d.leave(c)
 	_ = c.Close() // this ends the HTTP server's goroutine for the connection
@@ -196,7 +196,7 @@ func (d *Door) evict(e *list.Element) {
 
 // enter adds c to the guests and returns 0. If there is no room, it returns how long
 // to wait.
-func (d *Door) enter(c net.Conn) (wait time.Duration) {
+func (d *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
@@ -240,7 +240,7 @@ func patience(e *list.Element, most time.Duration, now time.Time) time.Duration 
 
 // step notes that e's guest made progress at this time. Every request is two steps, so only
 // the first one of a guest makes an element. The caller holds mu.
-func (d *Door) step(e *list.Element, at time.Time) {
+func (d *ConnLimiter) step(e *list.Element, at time.Time) {
 	g := e.Value.(*guest)
 	if g.in != &d.steps {
 		d.out(e)
@@ -262,7 +262,7 @@ func (d *Door) step(e *list.Element, at time.Time) {
 }
 
 // out takes e's guest out of its list. The caller holds mu.
-func (d *Door) out(e *list.Element) {
+func (d *ConnLimiter) out(e *list.Element) {
 	g := e.Value.(*guest)
 	g.in.Remove(e)
 	if g.in != &d.shakes {
@@ -274,7 +274,7 @@ func (d *Door) out(e *list.Element) {
 }
 
 // leave forgets c, and reports whether c was known. The caller holds mu.
-func (d *Door) leave(c net.Conn) bool {
+func (d *ConnLimiter) leave(c net.Conn) bool {
 	e := d.guests[c]
 	if e != nil {
 		d.out(e)
@@ -284,7 +284,7 @@ func (d *Door) leave(c net.Conn) bool {
 }
 
 // State notes the progress or the end of a client. The HTTP server calls it.
-func (d *Door) State(c net.Conn, state http.ConnState) {
+func (d *ConnLimiter) State(c net.Conn, state http.ConnState) {
 	c = accepted(c)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -299,7 +299,7 @@ func (d *Door) State(c net.Conn, state http.ConnState) {
 }
 
 // forget forgets a connection that is closed or is the server's no more. The caller holds mu.
-func (d *Door) forget(c net.Conn) {
+func (d *ConnLimiter) forget(c net.Conn) {
 	if l := d.loads[c]; l != nil {
 		d.calls -= l.calls
 		heap.Remove(&d.most, l.place)
@@ -311,7 +311,7 @@ func (d *Door) forget(c net.Conn) {
 }
 
 // makeRoom forgets that c is a guest, and tells Accept. The caller holds mu.
-func (d *Door) makeRoom(c net.Conn) {
+func (d *ConnLimiter) makeRoom(c net.Conn) {
 	if d.leave(c) {
 		select {
 		case d.room <- struct{}{}:
@@ -336,13 +336,13 @@ type doorKey struct{}
 
 // visit is a connection of a door.
 type visit struct {
-	door *Door
+	door *ConnLimiter
 	conn net.Conn // as Accept returned it
 }
 
 // Context tells the requests of c which connection is theirs. The HTTP server calls it,
 // as its ConnContext.
-func (d *Door) Context(ctx context.Context, c net.Conn) context.Context {
+func (d *ConnLimiter) Context(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, doorKey{}, visit{d, accepted(c)})
 }
 
@@ -392,7 +392,7 @@ func (l *loads) Pop() any {
 
 // call notes that a connection has a call under way until over is called. That a call begins
 // is progress of its client.
-func (d *Door) call(c net.Conn) (over func()) {
+func (d *ConnLimiter) call(c net.Conn) (over func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	e := d.guests[c]
@@ -421,7 +421,7 @@ func (d *Door) call(c net.Conn) (over func()) {
 }
 
 // count adds n calls to those of a connection, unless that is forgotten. The caller holds mu.
-func (d *Door) count(l *load, n int) {
+func (d *ConnLimiter) count(l *load, n int) {
 	if l != nil && l.place >= 0 {
 		l.calls += n
 		d.calls += n
@@ -439,7 +439,7 @@ func Stay(ctx context.Context) (over func()) {
 	return func() {}
 }
 
-func (d *Door) stay(c net.Conn) (over func()) {
+func (d *ConnLimiter) stay(c net.Conn) (over func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.long[c] == 0 && d.guests[c] == nil { // it is closed already, and nobody would forget it
@@ -466,7 +466,7 @@ func (d *Door) stay(c net.Conn) (over func()) {
 }
 
 // Close ends Accept. Accepted connections stay open.
-func (d *Door) Close() error {
+func (d *ConnLimiter) Close() error {
 	d.once.Do(func() { close(d.shut) })
 	return d.Listener.Close()
 }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // house is an HTTP server behind a door of a few places.
 type house struct {
 	t       *testing.T
-	door    *Door
+	door    *ConnLimiter
 	evicted tally
 }
 
@@ -290,7 +290,7 @@ func TestLongRequestOfAClosedConnection(t *testing.T) {
 }
 
 // acceptAll opens a door and lets clients in.
-func acceptAll(t *testing.T, limit, n int) (d *Door, conns, clients []net.Conn) {
+func acceptAll(t *testing.T, limit, n int) (d *ConnLimiter, conns, clients []net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -305,7 +305,7 @@ func acceptAll(t *testing.T, limit, n int) (d *Door, conns, clients []net.Conn) 
 	return d, conns, clients
 }
 
-func acceptOne(t *testing.T, d *Door) (conn, client net.Conn) {
+func acceptOne(t *testing.T, d *ConnLimiter) (conn, client net.Conn) {
 	t.Helper()
 	client, err := net.Dial("tcp", d.Addr().String())
 	if err != nil {

@@ -56,7 +56,7 @@ type Sums struct {
 	born  time.Time // resets rest by the monotonic clock: the wall clock may be set
 	cfg   Config
 	store unread.Store
-	book  *unread.Book
+	book  *unread.FollowService
 	hub   Hub
 	rest  time.Duration
 	log   zerolog.Logger
@@ -111,12 +111,12 @@ func New(cfg Config) *Sums {
 		staleUsers: map[*Sum]struct{}{},
 		stalePages: map[*page]struct{}{},
 	}
-	s.book = unread.NewBook(cfg.Store)
+	s.book = unread.NewFollowService(cfg.Store)
 	return s
 }
 
-// Book reads and changes what users follow. Changes come back as updates.
-func (s *Sums) Book() *unread.Book { return s.book }
+// Follows reads and changes what users follow. Changes come back as updates.
+func (s *Sums) Follows() *unread.FollowService { return s.book }
 
 func (s *Sums) wakeUp() {
 	select {

@@ -67,7 +67,7 @@ func TestSumsFollowTheStore(t *testing.T) {
 		store := memstore.New(memstore.Config{})
 		users := []unread.User{{1}, {2}, {3}}
 		pages := []string{"p", "q", "r"}
-		outside := unread.NewBook(store)
+		outside := unread.NewFollowService(store)
 		var waiting []presence.Update
 		must := func(err error) {
 			if err != nil {
@@ -238,7 +238,7 @@ func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
 	s.Leave(f, nil)
 }
 
-// Users that come while the store reads others are read together, so that a crowd of
+// Users that come while the store reads others are read together, so that a slot of
 // newcomers does not wait for one call each.
 func TestNewcomersAreReadTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

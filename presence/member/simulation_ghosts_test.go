@@ -54,7 +54,7 @@ func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 	}
 	s.ready()
 	dead := s.members[0]
-	s.watch(s.where[1:], []string{presence.Site})
+	s.watch(s.where[1:], []string{presence.AllPages})
 	for i := range simUsers {
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)
@@ -68,7 +68,7 @@ func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 	}
 	s.members, s.where = s.members[1:], s.where[1:]
 	defer dead.stop()
-	want := int64(len(s.crowd.truth()[presence.Site]))
+	want := int64(len(s.crowd.truth()[presence.AllPages]))
 	for shown := false; !shown; {
 		time.Sleep(10 * time.Millisecond)
 		if time.Since(begun) > time.Minute {
@@ -84,7 +84,7 @@ func ghosts(t *testing.T, timeout, moment, back time.Duration) time.Duration {
 			w := u.tabs[0]
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return w.last[presence.Site].users != want
+			return w.last[presence.AllPages].users != want
 		})
 	}
 	return time.Since(begun)

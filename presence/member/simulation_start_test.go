@@ -99,7 +99,7 @@ func TestANodeMayNotKnowAGateway(t *testing.T) {
 				s.start(m)
 			}
 			s.ready()
-			s.watch(s.where, []string{presence.Site, "a"})
+			s.watch(s.where, []string{presence.AllPages, "a"})
 			for i := range simUsers {
 				u := newUser(fmt.Sprint("u", i))
 				s.crowd.users = append(s.crowd.users, u)

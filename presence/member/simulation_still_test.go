@@ -67,7 +67,7 @@ func TestNobodyIsHeldAfterGivingUp(t *testing.T) {
 				s.start(m)
 			}
 			s.ready()
-			s.watch(s.where, []string{presence.Site, "a"})
+			s.watch(s.where, []string{presence.AllPages, "a"})
 			time.Sleep(3 * time.Second)
 			still := s.members[slices.IndexFunc(s.members, func(m *member) bool { return m.gateway != nil })]
 			still.life.freeze()

@@ -302,7 +302,7 @@ func (s *simulation) run() {
 		s.start(m)
 	}
 	s.ready()
-	s.watch(s.where, append([]string{presence.Site}, s.pages...))
+	s.watch(s.where, append([]string{presence.AllPages}, s.pages...))
 	for i := range simUsers {
 		u := newUser(fmt.Sprint("u", i))
 		s.crowd.users = append(s.crowd.users, u)
@@ -386,7 +386,7 @@ func (s *simulation) sizes() map[string]int {
 // check compares everything that can be known with the model.
 func (s *simulation) check() {
 	truth := s.sizes()
-	names := append([]string{presence.Site}, s.pages...)
+	names := append([]string{presence.AllPages}, s.pages...)
 	s.store.mu.Lock()
 	counts, err := s.store.inner.Counts(context.Background(), names)
 	s.store.mu.Unlock()
@@ -475,7 +475,7 @@ func (s *simulation) explain() {
 		names[simIdentities().Hash(u.name)] = u.name
 	}
 	truth := s.crowd.truth()
-	delete(truth, presence.Site)
+	delete(truth, presence.AllPages)
 	there := map[string]map[string]struct{}{}
 	for p := range simPartitions {
 		claims, err := s.store.inner.Claim(context.Background(), "", []int{p}, false)

@@ -66,7 +66,7 @@ func (c *crowd) told(by, page string, users int64, stale bool) {
 func (c *crowd) arrives(u *user, pages ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, page := range append(pages, presence.Site) {
+	for _, page := range append(pages, presence.AllPages) {
 		if c.ceiling[page] == nil {
 			c.ceiling[page] = map[string]struct{}{}
 		}
@@ -76,14 +76,14 @@ func (c *crowd) arrives(u *user, pages ...string) {
 
 // truth is who is present, by page.
 func (c *crowd) truth() map[string]map[string]struct{} {
-	there := map[string]map[string]struct{}{presence.Site: {}}
+	there := map[string]map[string]struct{}{presence.AllPages: {}}
 	for _, page := range c.s.pages {
 		there[page] = map[string]struct{}{}
 	}
 	for _, u := range c.users {
 		for _, page := range u.pages() {
 			there[page][u.name] = struct{}{}
-			there[presence.Site][u.name] = struct{}{}
+			there[presence.AllPages][u.name] = struct{}{}
 		}
 	}
 	return there
@@ -119,7 +119,7 @@ func (c *crowd) begin(stayers []*user) {
 			c.floor[page]++
 		}
 		if len(u.stays) > 0 {
-			c.floor[presence.Site]++
+			c.floor[presence.AllPages]++
 		}
 	}
 }
@@ -136,7 +136,7 @@ func (c *crowd) excuse(u *user) {
 	for page := range u.stays {
 		c.floor[page]--
 	}
-	c.floor[presence.Site]--
+	c.floor[presence.AllPages]--
 	c.s.detail("%s is not held to stay any more", u.name)
 }
 
@@ -169,7 +169,7 @@ func (c *crowd) forgetHolds() {
 			}
 		}
 		if before > 0 && len(u.stays) == 0 && !u.excused {
-			c.floor[presence.Site]--
+			c.floor[presence.AllPages]--
 		}
 		c.mu.Unlock()
 	}

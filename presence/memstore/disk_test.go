@@ -34,7 +34,7 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 	s := reopen(t, dir)
 	secret := s.Secret()
 	u, author := unread.User{1}, unread.User{2, 0, 0xff}
-	b := unread.NewBook(s)
+	b := unread.NewFollowService(s)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -70,9 +70,9 @@ func TestDirectoryKeepsEverything(t *testing.T) {
 		must(err)
 		a.levels, a.owns, err = s.Levels(t.Context(), author, pages)
 		must(err)
-		a.unread, a.updated, err = unread.NewBook(s).Unread(t.Context(), u)
+		a.unread, a.updated, err = unread.NewFollowService(s).Unread(t.Context(), u)
 		must(err)
-		a.list, _, err = unread.NewBook(s).Notifications(t.Context(), u, 50)
+		a.list, _, err = unread.NewFollowService(s).Notifications(t.Context(), u, 50)
 		must(err)
 		return a
 	}
@@ -161,7 +161,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 	dir := t.TempDir()
 	s := reopen(t, dir)
 	erased, ended := unread.User{1}, unread.User{2}
-	book := unread.NewBook(s)
+	book := unread.NewFollowService(s)
 	for _, user := range []unread.User{erased, ended} {
 		if err := book.Follow(t.Context(), user, "p"); err != nil {
 			t.Fatal(err)
@@ -192,7 +192,7 @@ func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
 		return nil
 	})
 	s = reopen(t, dir)
-	if err := unread.NewBook(s).Follow(t.Context(), erased, "p"); err != nil {
+	if err := unread.NewFollowService(s).Follow(t.Context(), erased, "p"); err != nil {
 		t.Fatal(err)
 	}
 	again, err := s.Records(t.Context(), []unread.User{erased})
@@ -227,7 +227,7 @@ func TestRepairs(t *testing.T) {
 			dir := t.TempDir()
 			s := reopen(t, dir)
 			if err := errors.Join(
-				unread.NewBook(s).Follow(t.Context(), u, "p"),
+				unread.NewFollowService(s).Follow(t.Context(), u, "p"),
 				s.Change(t.Context(), "p", unread.Change{}),
 				s.Change(t.Context(), "p", unread.Change{}),
 				s.Change(t.Context(), "p", unread.Change{By: &author}),
@@ -420,7 +420,7 @@ func TestKeysAreForgottenAfterADay(t *testing.T) {
 
 func TestRecordsAreCopies(t *testing.T) {
 	s := New(Config{})
-	b := unread.NewBook(s)
+	b := unread.NewFollowService(s)
 	for _, page := range []string{"b", "c", "a"} {
 		if err := b.Follow(t.Context(), unread.User{}, page); err != nil {
 			t.Fatal(err)
@@ -451,7 +451,7 @@ func TestADirectoryKeepsItsHashKey(t *testing.T) {
 			}
 			defer s.Close()
 			if first && used {
-				if err := unread.NewBook(s).Follow(t.Context(), unread.User{1}, "p"); err != nil {
+				if err := unread.NewFollowService(s).Follow(t.Context(), unread.User{1}, "p"); err != nil {
 					t.Fatal(err)
 				}
 			}

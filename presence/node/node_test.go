@@ -172,16 +172,16 @@ func TestJoinIsAcknowledgedWhenStored(t *testing.T) {
 		r.op(gw("a"), join(1, "p"))
 		a := r.last("a")
 		if a.Acked != 1 || len(a.Counts) != 2 || a.Counts[0].Page != "p" || a.Counts[0].Users != 1 ||
-			a.Counts[1].Page != presence.Site || a.Counts[1].Users != 1 {
+			a.Counts[1].Page != presence.AllPages || a.Counts[1].Users != 1 {
 			t.Fatalf("reply %+v, want op 1 acknowledged with a count of 1, also of the site", a)
 		}
 		r.want("p", 1)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 		r.op(gw("a"), join(4, "q")) // the same partition
 		if a := r.last("a"); a.Acked != 2 {
 			t.Fatalf("reply %+v, want op 2 acknowledged", a)
 		}
-		r.want(presence.Site, 2)
+		r.want(presence.AllPages, 2)
 	})
 }
 
@@ -190,38 +190,38 @@ func TestTotalsOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newStore()
 		r, stop := start(t, "n", store)
-		shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
-		all := shop.Name(presence.Site)
+		shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+		all := shop.Qualify(presence.AllPages)
 		r.op(gw("a"), join(1, "p"))
-		r.op(gw("a"), join(4, shop.Name("p"))) // the same partition
-		r.op(gw("a"), join(4, shop.Name("q")))
-		r.op(gw("a"), join(7, shop.Name("q")))
-		r.op(gw("a"), join(10, blog.Name("p")))
-		r.want(presence.Site, 1)
+		r.op(gw("a"), join(4, shop.Qualify("p"))) // the same partition
+		r.op(gw("a"), join(4, shop.Qualify("q")))
+		r.op(gw("a"), join(7, shop.Qualify("q")))
+		r.op(gw("a"), join(10, blog.Qualify("p")))
+		r.want(presence.AllPages, 1)
 		r.want(all, 2)
-		r.want(blog.Name(presence.Site), 1)
+		r.want(blog.Qualify(presence.AllPages), 1)
 		r.want("p", 1)
-		r.want(shop.Name("p"), 1)
-		r.want(shop.Name("q"), 2)
-		r.op(gw("a"), leave(10, blog.Name("p"), 0))
-		r.want(blog.Name(presence.Site), 0)
+		r.want(shop.Qualify("p"), 1)
+		r.want(shop.Qualify("q"), 2)
+		r.op(gw("a"), leave(10, blog.Qualify("p"), 0))
+		r.want(blog.Qualify(presence.AllPages), 0)
 		stop()
 		r, _ = start(t, "m", store)
 		r.want(all, 2)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 		// The gateway has lost 4 meanwhile; it tells of the others.
 		r.op(gw("a"), join(1, "p"))
-		r.op(gw("a"), join(7, shop.Name("q")))
+		r.op(gw("a"), join(7, shop.Qualify("q")))
 		for range 6 {
 			time.Sleep(2 * time.Second)
 			r.alive(gw("a"), 1, 7)
 		}
 		r.want(all, 1)
-		r.want(shop.Name("p"), 0)
-		r.want(presence.Site, 1)
-		r.op(gw("a"), leave(7, shop.Name("q"), 0))
+		r.want(shop.Qualify("p"), 0)
+		r.want(presence.AllPages, 1)
+		r.op(gw("a"), leave(7, shop.Qualify("q"), 0))
 		r.want(all, 0)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 	})
 }
 
@@ -268,7 +268,7 @@ func TestSilentUsersEnd(t *testing.T) {
 		r.want("p", 1)
 		time.Sleep(wheelTick + 20*time.Millisecond)
 		r.want("p", 0)
-		r.want(presence.Site, 0)
+		r.want(presence.AllPages, 0)
 		r.alive(gw("a"), 1)
 		if a := r.last("a"); !slices.Equal(a.Unknown, []presence.User{1}) {
 			t.Fatalf("reply %+v, want user 1 unknown", a)
@@ -311,7 +311,7 @@ func TestUserOnTwoGateways(t *testing.T) {
 		r.op(gw("b"), join(1, "p"))
 		r.op(gw("b"), join(1, "q"))
 		r.want("p", 1)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 		r.op(gw("b"), leave(1, "p", 0))
 		r.want("p", 1)
 		for range 4 { // a has died
@@ -320,7 +320,7 @@ func TestUserOnTwoGateways(t *testing.T) {
 		}
 		r.want("p", 0)
 		r.want("q", 1)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 	})
 }
 
@@ -372,7 +372,7 @@ func TestHolds(t *testing.T) {
 			t.Fatalf("hold 101 = %v, want ErrTooMany", err)
 		}
 		r.want("one more", 0)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 	})
 }
 
@@ -454,7 +454,7 @@ func TestNewStreamIsDoubted(t *testing.T) {
 		r.want("left meanwhile", 0)
 		r.want("p", 1)
 		r.want("q", 1)
-		r.want(presence.Site, 1)
+		r.want(presence.AllPages, 1)
 	})
 }
 
@@ -956,7 +956,7 @@ func TestStoreAwayLosesNothing(t *testing.T) {
 		s.set(func() { s.away = false })
 		time.Sleep(3 * time.Second)
 		r.want("p", 2)
-		r.want(presence.Site, 2)
+		r.want(presence.AllPages, 2)
 		if got := r.count("a"); got == before {
 			t.Fatal("what was written late was never acknowledged")
 		}
@@ -969,8 +969,8 @@ func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 		past := &shaky{Store: newStore(), generation: 1}
 		old, stop := start(t, "n", past)
 		old.op(gw("a"), join(1, "left since"))
-		shop := presence.NamespaceOf("shop")
-		old.op(gw("a"), join(2, shop.Name("left since")))
+		shop := presence.SiteOf("shop")
+		old.op(gw("a"), join(2, shop.Qualify("left since")))
 		stop()
 		s := &shaky{Store: newStore()}
 		for range 3 { // later owners have higher epochs
@@ -981,13 +981,13 @@ func TestStoreThatLostTheNewestIsWrittenAgain(t *testing.T) {
 		r.op(gw("a"), join(1, "p"))
 		s.set(func() { s.Store, s.generation = past.Store, 1 })
 		r.want("left since", 1)
-		r.want(shop.Name(presence.Site), 1)
+		r.want(shop.Qualify(presence.AllPages), 1)
 		time.Sleep(generationPoll + 100*time.Millisecond)
 		r.want("left since", 0)
 		r.want("p", 1)
-		r.want(presence.Site, 1)
-		r.want(shop.Name("left since"), 0)
-		r.want(shop.Name(presence.Site), 0)
+		r.want(presence.AllPages, 1)
+		r.want(shop.Qualify("left since"), 0)
+		r.want(shop.Qualify(presence.AllPages), 0)
 	})
 }
 
@@ -1208,9 +1208,9 @@ func history(t *testing.T, rt *rapid.T) {
 	for page, want := range pages {
 		r.want(page, int64(len(want)))
 	}
-	r.want(presence.Site, int64(len(users)))
+	r.want(presence.AllPages, int64(len(users)))
 	time.Sleep(timeout + wheelTick)
-	r.want(presence.Site, 0)
+	r.want(presence.AllPages, 0)
 	stop() // the actors' state is the test's from here on
 	for i := range r.node.actors {
 		if p := r.node.actors[i].Load(); len(p.users) != 0 || len(p.pages) != 1 {

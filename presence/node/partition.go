@@ -169,7 +169,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 	p.out.gen = 1 // 0 stands for an answer that needs no write
 	p.out.arrivals = map[memberKey]struct{}{}
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
-	p.site = p.page(presence.Site)
+	p.site = p.page(presence.AllPages)
 	return p
 }
 
@@ -189,7 +189,7 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	}
 	p.load(snap.Members)
 	clear(p.out.members) // they are in the store: only the counts are new
-	p.out.counts[presence.Site] = p.site.users
+	p.out.counts[presence.AllPages] = p.site.users
 	p.whole, p.out.complete = p.out.claim.Whole, p.out.claim.Whole
 	if p.whole {
 		p.askNext = p.now() + askEvery // the gateways find out by themselves

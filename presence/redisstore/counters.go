@@ -55,8 +55,8 @@ func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.To
 // batch is what the topics of one call have in common.
 type batch struct {
 	bucket int
-	site   presence.Namespace // when read
-	kind   presence.Kind      // when read
+	site   presence.Site // when read
+	kind   presence.Kind // when read
 }
 
 // batches calls fn with the places of topics, by bucket and, to be read, by site

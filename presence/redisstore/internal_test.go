@@ -448,7 +448,7 @@ func TestParsePublication(t *testing.T) {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	level := presence.Update{
-		Topic: presence.Topic{Site: presence.NamespaceOf("s"), Kind: presence.KindOf("level"), Key: "a/b"}, Stale: true, Value: "5 1 17 1",
+		Topic: presence.Topic{Site: presence.SiteOf("s"), Kind: presence.KindOf("level"), Key: "a/b"}, Stale: true, Value: "5 1 17 1",
 		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
 	}
 	count := presence.Update{

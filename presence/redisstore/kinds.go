@@ -29,7 +29,7 @@ var kinds = map[presence.Kind]func(s *Store, r reading) *call{
 // countsRead reads counts, which are sums. All topics are of one site.
 func countsRead(s *Store, r reading) *call {
 	site := r.topics[r.at[0]].Site
-	prefix := pagePrefix(r.bucket) + site.Name("")
+	prefix := pagePrefix(r.bucket) + site.Qualify("")
 	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // what the topics begin with; the page follows
 	cl := &call{
 		Script: scripts.Read,

@@ -50,7 +50,7 @@ func TestANodeHealsRedis(t *testing.T) {
 			}
 			sum += got[0].Users
 		}
-		site, err := s.Counts(ctx, []string{presence.Site})
+		site, err := s.Counts(ctx, []string{presence.AllPages})
 		return err == nil && sum == users && site[0].Users == users
 	}
 	testkit.Eventually(t, "right counts", right)

@@ -301,10 +301,10 @@ func TestRegionsShareCounts(t *testing.T) {
 	}
 	for i, name := range []string{"us", "eu", "ap"} {
 		worlds[name].set("p", int64(i+1))
-		worlds[name].set(presence.Site, int64(i+1))
+		worlds[name].set(presence.AllPages, int64(i+1))
 	}
 	all("p", 6)
-	all(presence.Site, 6)
+	all(presence.AllPages, 6)
 	worlds["eu"].set("p", 0)
 	all("p", 4)
 	if users, _ := part(t, worlds["us"].Store, "p", "ap"); users != 3 {
@@ -315,10 +315,10 @@ func TestRegionsShareCounts(t *testing.T) {
 		before := read(t, worlds["us"].Store, "p").Version
 		servers["us"].Flush(t)
 		worlds["us"].renew()
-		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1}, presence.PageUsers{Page: presence.Site, Users: 1})
+		worlds["us"].claim(presence.PageUsers{Page: "p", Users: 1}, presence.PageUsers{Page: presence.AllPages, Users: 1})
 		look()
 		all("p", 4)
-		all(presence.Site, 6)
+		all(presence.AllPages, 6)
 		if v := read(t, worlds["us"].Store, "p").Version; v.Compare(before) <= 0 {
 			t.Errorf("version %v after %v", v, before)
 		}
@@ -332,7 +332,7 @@ func TestRegionsShareCounts(t *testing.T) {
 		look()
 		all("gone", 0)
 		all("p", 4)
-		all(presence.Site, 5)
+		all(presence.AllPages, 5)
 	})
 	t.Run("a region whose clock went back, and that forgot all, begins above what peers know", func(t *testing.T) {
 		c := servers["us"].Client()

@@ -22,18 +22,18 @@ func SplitPeer(peer string) (name, url string) {
 // error is a *setting.Error. Its text never has a URL.
 func CheckNames(own string, peers []string) error {
 	if !validName.MatchString(own) {
-		return setting.Refuse("region", "%q is not a valid name of a region; use %s", own, nameRule)
+		return setting.Errorf("region", "%q is not a valid name of a region; use %s", own, nameRule)
 	}
 	seen := map[string]bool{}
 	for _, peer := range peers {
 		name, _ := SplitPeer(peer)
 		switch {
 		case !strings.Contains(peer, "=") || !validName.MatchString(name): // it may be a URL with a password
-			return setting.Refuse("peer", "a peer does not begin with the name of a region; write name=redis-url, with a name of %s", nameRule)
+			return setting.Errorf("peer", "a peer does not begin with the name of a region; write name=redis-url, with a name of %s", nameRule)
 		case name == own:
-			return setting.Refuse("peer", "%q is the name of this region; name another region, or change --region", name)
+			return setting.Errorf("peer", "%q is the name of this region; name another region, or change --region", name)
 		case seen[name]:
-			return setting.Refuse("peer", "%q is given twice; give each region once", name)
+			return setting.Errorf("peer", "%q is given twice; give each region once", name)
 		}
 		seen[name] = true
 	}

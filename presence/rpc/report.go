@@ -114,7 +114,7 @@ func parseReport(body []byte) (presence.Report, error) {
 	for _, p := range wire.Peers {
 		r.Peers = append(r.Peers, presence.PeerStats{Name: p.Name, Lag: duration(p.Lag), Heard: duration(p.Heard), LeftOut: p.LeftOut})
 	}
-	pages := map[presence.Namespace]int{}
+	pages := map[presence.Site]int{}
 	for i, p := range wire.Top {
 		if err := presence.CheckName(p.Page); err != nil {
 			return presence.Report{}, err

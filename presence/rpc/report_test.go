@@ -22,7 +22,7 @@ func TestReportComesBack(t *testing.T) {
 			Node:    &presence.NodeStats{Users: 5, Partitions: 6, Changes: 7},
 			Peers:   []presence.PeerStats{{Name: "eu", Lag: 250 * time.Millisecond, Heard: time.Second}, {Name: "asia", LeftOut: true}},
 		},
-		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}, {Page: presence.NamespaceOf("shop").Name("a b"), Users: 2}},
+		Top: []presence.PageUsers{{Page: `a"b\c`, Users: 3}, {Page: "日本 <&>", Users: 2}, {Page: presence.SiteOf("shop").Qualify("a b"), Users: 2}},
 	}
 	for name, want := range map[string]presence.Report{"all roles": want, "no role": {Top: []presence.PageUsers{}}} {
 		h := newHandler(t, rpc.Config{Keys: secret, Name: server, Reports: onReport(func() presence.Report { return want })})

@@ -87,7 +87,7 @@ func TestUpdatesComeBack(t *testing.T) {
 	gen := rapid.Custom(func(t *rapid.T) presence.Update {
 		return presence.Update{
 			Topic: presence.Topic{
-				Site: presence.NamespaceOf(rapid.SampledFrom([]string{"", "shop-1"}).Draw(t, "site")),
+				Site: presence.SiteOf(rapid.SampledFrom([]string{"", "shop-1"}).Draw(t, "site")),
 				Kind: rapid.SampledFrom([]presence.Kind{presence.KindCount, presence.KindOf("level"), presence.KindOf("of-tomorrow")}).Draw(t, "kind"),
 				Key:  key.Draw(t, "key"),
 			},

@@ -57,8 +57,8 @@ func model(t *testing.T, s Store) {
 		run++
 		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}}
 		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:4] {
-			site := presence.NamespaceOf([]string{"", "shop"}[len(h.pages)/3])
-			h.pages = append(h.pages, site.Name(fmt.Sprint(name, run, name)))
+			site := presence.SiteOf([]string{"", "shop"}[len(h.pages)/3])
+			h.pages = append(h.pages, site.Qualify(fmt.Sprint(name, run, name)))
 		}
 		few := rapid.SliceOfN(rapid.IntRange(0, len(owners)-1), 1, 3).Draw(rt, "partitions")
 		for range rapid.IntRange(1, 25).Draw(rt, "steps") {

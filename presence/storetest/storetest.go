@@ -247,7 +247,7 @@ func wantUsers(t tb, s presence.Store, page string, want int64) {
 }
 
 func neverJoined(t *testing.T, s Store) {
-	pages := []string{"b", presence.Site, "a"}
+	pages := []string{"b", presence.AllPages, "a"}
 	counts, err := s.Counts(t.Context(), pages)
 	if err != nil {
 		t.Fatal(err)
@@ -376,7 +376,7 @@ func listed(t *testing.T, s Store) {
 	for i := range 1200 {
 		want = append(want, fmt.Sprint("page ", i))
 	}
-	want = append(want, presence.NamespaceOf("shop").Name("page 1"), "a:c:b", "}:c:")
+	want = append(want, presence.SiteOf("shop").Qualify("page 1"), "a:c:b", "}:c:")
 	w.setMany(want, 1)
 	w.set("page 7", 0) // it may be listed
 	found := map[string]bool{}
@@ -387,7 +387,7 @@ func listed(t *testing.T, s Store) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	delete(found, presence.Site)
+	delete(found, presence.AllPages)
 	for _, page := range want {
 		if !found[page] && page != "page 7" {
 			t.Errorf("%q is not listed", page)
@@ -402,12 +402,12 @@ func listed(t *testing.T, s Store) {
 func attach(t *testing.T, s Store) {
 	w := claim(t, s, 3)
 	p := w.set("p", 4)
-	want := []presence.Count{{Page: "q"}, p, {Page: presence.Site}}
+	want := []presence.Count{{Page: "q"}, p, {Page: presence.AllPages}}
 	for what, read := range map[string]func([]presence.Topic) ([]presence.Update, error){
 		"Attach":  func(list []presence.Topic) ([]presence.Update, error) { return s.Attach(t.Context(), "g1", list) },
 		"Updates": func(list []presence.Topic) ([]presence.Update, error) { return s.Updates(t.Context(), list) },
 	} {
-		updates, err := read(topics("q", "p", presence.Site))
+		updates, err := read(topics("q", "p", presence.AllPages))
 		if err != nil || len(updates) != len(want) {
 			t.Fatalf("%s = %+v, %v", what, updates, err)
 		}
@@ -423,7 +423,7 @@ func attach(t *testing.T, s Store) {
 // process knows.
 func unknownTopics(t *testing.T, s Store) {
 	list := []presence.Topic{
-		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.NamespaceOf("other"), Kind: presence.KindOf("later"), Key: "p"},
+		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.SiteOf("other"), Kind: presence.KindOf("later"), Key: "p"},
 	}
 	e := listen(t, s, allBuckets())
 	claim(t, s, 3).set("p", 4)
@@ -445,13 +445,13 @@ func unknownTopics(t *testing.T, s Store) {
 // sitesApart checks that what has the same key on several sites is counted, read, told and
 // kept apart.
 func sitesApart(t *testing.T, s Store) {
-	shop, blog := presence.NamespaceOf("shop"), presence.NamespaceOf("blog")
-	sites := []presence.Namespace{presence.DefaultSite, shop, blog}
+	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+	sites := []presence.Site{presence.DefaultSite, shop, blog}
 	e := listen(t, s, allBuckets())
 	w := claim(t, s, 3)
 	var list []presence.Topic
 	for _, site := range sites {
-		for _, key := range []string{"p", "a/b", presence.Site} {
+		for _, key := range []string{"p", "a/b", presence.AllPages} {
 			list = append(list, presence.Topic{Site: site, Kind: presence.KindCount, Key: key})
 		}
 	}
@@ -464,7 +464,7 @@ func sitesApart(t *testing.T, s Store) {
 	for i, topic := range list[:len(list)-1] { // nobody is in the last
 		users[topic.Name()] = int64(i + 1)
 		counts = append(counts, presence.PageUsers{Page: topic.Name(), Users: int64(i + 1)})
-		if topic.Key != presence.Site {
+		if topic.Key != presence.AllPages {
 			members = append(members, presence.MemberChange{Member: presence.Member{User: 3, Page: topic.Name()}})
 		}
 	}

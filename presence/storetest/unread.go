@@ -52,7 +52,7 @@ func freshName() string {
 	names.n++
 	name := fmt.Sprintf("%s %d", time.Now().Format("150405.000000000"), names.n)
 	if names.n%2 == 0 {
-		return presence.NamespaceOf("shop").Name(name)
+		return presence.SiteOf("shop").Qualify(name)
 	}
 	return name
 }
@@ -412,14 +412,14 @@ func attachUnread(t *testing.T, s Store) {
 	}
 }
 
-func follow(t testing.TB, b *unread.Book, u unread.User, page string) {
+func follow(t testing.TB, b *unread.FollowService, u unread.User, page string) {
 	t.Helper()
 	if err := b.Follow(t.Context(), u, page); err != nil {
 		t.Fatalf("Follow(%q): %v", page, err)
 	}
 }
 
-func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Time {
+func wantUnread(t testing.TB, b *unread.FollowService, u unread.User, want int64) time.Time {
 	t.Helper()
 	n, updated, err := b.Unread(t.Context(), u)
 	if err != nil || n != want {
@@ -431,7 +431,7 @@ func wantUnread(t testing.TB, b *unread.Book, u unread.User, want int64) time.Ti
 // notifications lists unread pages, the newest first, with what their newest unread
 // change says that says anything.
 func notifications(t *testing.T, s Store) {
-	b, u, a, z := unread.NewBook(s), freshUser(), freshName(), freshName()
+	b, u, a, z := unread.NewFollowService(s), freshUser(), freshName(), freshName()
 	is := func(most int, all int64, want ...unread.Notification) {
 		t.Helper()
 		got, n, err := b.Notifications(t.Context(), u, most)
@@ -478,7 +478,7 @@ func notifications(t *testing.T, s Store) {
 }
 
 func forget(t *testing.T, s Store) {
-	b, u, other, page := unread.NewBook(s), freshUser(), freshUser(), freshName()
+	b, u, other, page := unread.NewFollowService(s), freshUser(), freshUser(), freshName()
 	if err := b.Forget(t.Context(), u); err != nil { // who follows nothing
 		t.Fatal(err)
 	}
@@ -507,7 +507,7 @@ func forget(t *testing.T, s Store) {
 }
 
 func maxFollows(t *testing.T, s Store) {
-	b, u := unread.NewBook(s), freshUser()
+	b, u := unread.NewFollowService(s), freshUser()
 	var r unread.Record
 	for i := range unread.MaxFollows - 1 {
 		r.Follows = append(r.Follows, unread.Follow{Page: fmt.Sprintf("p%04d", i)})
@@ -530,7 +530,7 @@ func maxFollows(t *testing.T, s Store) {
 }
 
 func followUnfollow(t *testing.T, s Store) {
-	b, u, p, q := unread.NewBook(s), freshUser(), freshName(), freshName()
+	b, u, p, q := unread.NewFollowService(s), freshUser(), freshName(), freshName()
 	change(t, s, p, unread.Change{})
 	follow(t, b, u, p)
 	follow(t, b, u, q)
@@ -558,7 +558,7 @@ func followUnfollow(t *testing.T, s Store) {
 }
 
 func unreadUpdated(t *testing.T, s Store) {
-	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	change(t, s, page, unread.Change{})
 	follow(t, b, u, page)
 	if at := wantUnread(t, b, u, 0); !at.IsZero() {
@@ -602,16 +602,16 @@ func (i *interrupted) Save(ctx context.Context, u unread.User, old, r unread.Rec
 }
 
 func changeInReset(t *testing.T, s Store) {
-	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	follow(t, b, u, page)
 	change(t, s, page, unread.Change{})
-	slow := unread.NewBook(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
+	slow := unread.NewFollowService(&interrupted{s, func() { change(t, s, page, unread.Change{}) }})
 	if _, err := slow.Reset(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}
 	wantUnread(t, b, u, 1)
 	// A reset that another reset overtakes does not undo the other one.
-	slow = unread.NewBook(&interrupted{s, func() {
+	slow = unread.NewFollowService(&interrupted{s, func() {
 		change(t, s, page, unread.Change{})
 		if _, err := b.Reset(t.Context(), u); err != nil {
 			t.Error(err)
@@ -629,7 +629,7 @@ func editsAtOnce(t *testing.T, s Store) {
 	u := freshUser()
 	var wg sync.WaitGroup
 	for w := range 8 {
-		b := unread.NewBook(s) // of another gateway
+		b := unread.NewFollowService(s) // of another gateway
 		wg.Go(func() {
 			for i := range 10 {
 				page := fmt.Sprintf("p%d-%d", w, i)
@@ -651,7 +651,7 @@ func editsAtOnce(t *testing.T, s Store) {
 
 func resetsAtOnce(t *testing.T, s Store) {
 	const n = 100
-	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	follow(t, b, u, page)
 	var wg sync.WaitGroup
 	for range 2 {
@@ -662,7 +662,7 @@ func resetsAtOnce(t *testing.T, s Store) {
 				}
 			}
 		})
-		b := unread.NewBook(s)
+		b := unread.NewFollowService(s)
 		wg.Go(func() {
 			last := int64(0)
 			for range 20 {
@@ -692,7 +692,7 @@ func resetsAtOnce(t *testing.T, s Store) {
 }
 
 func lostPast(t *testing.T, s Store) {
-	b, u, page := unread.NewBook(s), freshUser(), freshName()
+	b, u, page := unread.NewFollowService(s), freshUser(), freshName()
 	if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: page, Incarnation: 1, Seen: 1000}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -708,7 +708,7 @@ func unreadModel(t *testing.T, s Store) {
 		user, page int
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		b := unread.NewBook(s)
+		b := unread.NewFollowService(s)
 		users, pages := []unread.User{freshUser(), freshUser()}, []string{freshName(), freshName(), freshName()}
 		model := map[place]int64{} // what is unread of a page that is followed
 		must := func(err error) {

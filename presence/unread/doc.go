@@ -20,7 +20,7 @@
 // what is left of them. Redis begins a new incarnation of all levels and records
 // whenever it may have lost some: else it would give versions again that had other
 // contents, and gateways would take what is new for old. A record is saved only over
-// the version that was read; whoever loses that race reads again (Book does it).
+// the version that was read; whoever loses that race reads again (FollowService does it).
 // So all rules are in Go, in one place, and two resets, or a reset and a change,
 // cannot undo each other.
 //

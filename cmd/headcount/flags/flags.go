@@ -170,10 +170,10 @@ func (s *Set) Parse(args []string) (*Command, error) {
 		case f.Bool:
 			value = "true"
 		case len(args) == 0:
-			return c, setting.Refuse(name, "its value is missing; write --%s=VALUE", name)
+			return c, setting.Errorf(name, "its value is missing; write --%s=VALUE", name)
 		default: // a secret or a negative duration may begin with dashes, the name of a flag is a forgotten value
 			if next, _, _ := strings.Cut(args[0], "="); strings.HasPrefix(next, "--") && s.Knows(next[2:]) {
-				return c, setting.Refuse(name, "its value is missing before %s; write --%s=VALUE", next, name)
+				return c, setting.Errorf(name, "its value is missing before %s; write --%s=VALUE", next, name)
 			}
 			value, args = args[0], args[1:]
 		}
@@ -182,7 +182,7 @@ func (s *Set) Parse(args []string) (*Command, error) {
 	}
 	for _, v := range values {
 		if problem := v.flag.read(v.value, v.flag.target); problem != "" {
-			return c, setting.Refuse(v.flag.Name, "%s", problem)
+			return c, setting.Errorf(v.flag.Name, "%s", problem)
 		}
 	}
 	for _, f := range c.Flags {
@@ -327,7 +327,7 @@ func (s *Set) fill(c *Command, f *Flag) error {
 		}
 		f.given = true
 		if problem := f.read(value, f.target); problem != "" {
-			return setting.Refuse(f.Name, "%s", problem)
+			return setting.Errorf(f.Name, "%s", problem)
 		}
 	}
 	if f.given || f.otherwise == "" {

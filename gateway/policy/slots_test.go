@@ -6,15 +6,15 @@ import (
 )
 
 func TestCrowds(t *testing.T) {
-	c := NewCrowds(2)
+	c := NewAddressSlots(2)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
-	enter := func(addr netip.Addr, want bool) *Crowd {
+	enter := func(addr netip.Addr, want bool) *AddressSlot {
 		t.Helper()
-		crowd, ok := c.Enter(addr)
+		slot, ok := c.Enter(addr)
 		if ok != want {
 			t.Fatalf("%s: %v, want %v", addr, ok, want)
 		}
-		return crowd
+		return slot
 	}
 	one := enter(a, true)
 	enter(a, true)
@@ -31,15 +31,15 @@ func TestCrowds(t *testing.T) {
 	six.Leave()
 	one.Leave()
 	one.Leave()
-	if len(c.crowds) != 1 {
-		t.Fatalf("%d addresses are known, of which one has a connection", len(c.crowds))
+	if len(c.slots) != 1 {
+		t.Fatalf("%d addresses are known, of which one has a connection", len(c.slots))
 	}
-	free := NewCrowds(0)
+	free := NewAddressSlots(0)
 	for range 1000 {
-		crowd, ok := free.Enter(a)
+		slot, ok := free.Enter(a)
 		if !ok {
 			t.Fatal("there is no bound")
 		}
-		crowd.Leave()
+		slot.Leave()
 	}
 }

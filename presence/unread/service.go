@@ -13,26 +13,26 @@ import (
 	"headcount/presence"
 )
 
-// attempts is how often a Book tries to read and save a record when others save the
+// attempts is how often a FollowService tries to read and save a record when others save the
 // record in between. Each attempt that fails means that another one succeeded.
 const attempts = 20
 
 // ErrTooMany is presence.ErrTooMany for a user with MaxFollows pages.
 var ErrTooMany = fmt.Errorf("%w follows: a user may follow %d pages; unfollow some first", presence.ErrTooMany, MaxFollows)
 
-// Book reads and changes what users follow. Any goroutine may use it.
-type Book struct {
+// FollowService reads and changes what users follow. Any goroutine may use it.
+type FollowService struct {
 	store Store
 	turns [turns]chan struct{} // each holds one: whoever has put it in may change the follows of some users
 }
 
-// turns is how many users' follows one Book changes at once. It changes the follows
-// of one user one after the other, so that only other Books cause conflicts.
+// turns is how many users' follows one FollowService changes at once. It changes the follows
+// of one user one after the other, so that only other FollowServices cause conflicts.
 const turns = 256
 
-// NewBook returns a Book over the store.
-func NewBook(store Store) *Book {
-	b := &Book{store: store}
+// NewFollowService returns a FollowService over the store.
+func NewFollowService(store Store) *FollowService {
+	b := &FollowService{store: store}
 	for i := range b.turns {
 		b.turns[i] = make(chan struct{}, 1)
 	}
@@ -40,7 +40,7 @@ func NewBook(store Store) *Book {
 }
 
 // turn waits for the right to change the user's follows, and takes it.
-func (b *Book) turn(ctx context.Context, user User) (end func(), err error) {
+func (b *FollowService) turn(ctx context.Context, user User) (end func(), err error) {
 	t := b.turns[int(user[0])%turns]
 	select {
 	case t <- struct{}{}:
@@ -73,7 +73,7 @@ func (s State) Unread() (n int64, updated time.Time) {
 }
 
 // Read returns the states of users, in the order of users.
-func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
+func (b *FollowService) Read(ctx context.Context, users ...User) ([]State, error) {
 	records, err := b.store.Records(ctx, users)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (b *Book) Read(ctx context.Context, users ...User) ([]State, error) {
 }
 
 // State adds the levels of its pages to a user's record.
-func (b *Book) State(ctx context.Context, user User, r Record) (s State, err error) {
+func (b *FollowService) State(ctx context.Context, user User, r Record) (s State, err error) {
 	s.Record = r
 	if len(r.Follows) > 0 {
 		s.Levels, s.Owns, err = b.store.Levels(ctx, user, r.Pages())
@@ -97,7 +97,7 @@ func (b *Book) State(ctx context.Context, user User, r Record) (s State, err err
 }
 
 // Unread returns a user's unread count and when it last changed.
-func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Time, err error) {
+func (b *FollowService) Unread(ctx context.Context, user User) (n int64, updated time.Time, err error) {
 	states, err := b.Read(ctx, user)
 	if err != nil {
 		return 0, time.Time{}, err
@@ -108,7 +108,7 @@ func (b *Book) Unread(ctx context.Context, user User) (n int64, updated time.Tim
 
 // Follow has the user follow the page, with 0 unread from now on, unless the user does already. The error is ErrTooMany
 // when the user follows MaxFollows pages.
-func (b *Book) Follow(ctx context.Context, user User, page string) error {
+func (b *FollowService) Follow(ctx context.Context, user User, page string) error {
 	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		switch {
 		case found:
@@ -123,7 +123,7 @@ func (b *Book) Follow(ctx context.Context, user User, page string) error {
 }
 
 // Unfollow ends a follow, and drops the page's unread changes.
-func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
+func (b *FollowService) Unfollow(ctx context.Context, user User, page string) error {
 	return b.edit(ctx, user, page, func(r *Record, i int, found bool, l Level, o Own) (bool, error) {
 		if !found {
 			return false, nil
@@ -137,7 +137,7 @@ func (b *Book) Unfollow(ctx context.Context, user User, page string) error {
 }
 
 // Forget forgets what the user follows, and what is unread.
-func (b *Book) Forget(ctx context.Context, user User) error {
+func (b *FollowService) Forget(ctx context.Context, user User) error {
 	end, err := b.turn(ctx, user)
 	if err != nil {
 		return err
@@ -168,7 +168,7 @@ type Notification struct {
 
 // Notifications returns the pages that have unread changes for the user, the newest
 // first, at most as many as most, and how many changes are unread on all pages.
-func (b *Book) Notifications(ctx context.Context, user User, most int) (list []Notification, unread int64, err error) {
+func (b *FollowService) Notifications(ctx context.Context, user User, most int) (list []Notification, unread int64, err error) {
 	states, err := b.Read(ctx, user)
 	if err != nil {
 		return nil, 0, err
@@ -206,7 +206,7 @@ func (b *Book) Notifications(ctx context.Context, user User, most int) (list []N
 
 // Reset marks all changes as seen that pages which the user follows have when Reset is called: a later change counts.
 // Without pages it is about all that the user follows. It returns the state after the reset.
-func (b *Book) Reset(ctx context.Context, user User, pages ...string) (State, error) {
+func (b *FollowService) Reset(ctx context.Context, user User, pages ...string) (State, error) {
 	end, err := b.turn(ctx, user)
 	if err != nil {
 		return State{}, err
@@ -247,7 +247,7 @@ func (r *Record) touch() { r.Updated = time.Now().UTC().Truncate(time.Second) }
 
 // edit changes the user's follow of one page. fn gets the place of the page in the
 // record, and reports whether it changed the record.
-func (b *Book) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
+func (b *FollowService) edit(ctx context.Context, user User, page string, fn func(r *Record, i int, found bool, l Level, o Own) (bool, error)) error {
 	end, err := b.turn(ctx, user)
 	if err != nil {
 		return err
