@@ -368,16 +368,20 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 			}
 		}
 		r.write([]byte(joins("watched")))
-		r.expect(websocket.Text, `{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
+		await := func(frame string) { // the count of before may come once more
+			t.Helper()
+			for seen := false; !seen; {
+				_, payload, err := r.frame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen = bytes.HasPrefix(payload, []byte(frame))
+			}
+		}
+		await(`{"type":"error","code":"too_many_pages","message":"a user may join at most 10000 pages over all connections; leave some","page":"watched"}`)
 		other := s.socket("")
 		other.write([]byte(joins("watched")))
-		for seen := false; !seen; { // the count of before may come once more
-			_, payload, err := r.frame()
-			if err != nil {
-				t.Fatal(err)
-			}
-			seen = bytes.HasPrefix(payload, []byte(`{"type":"count","page":"watched","count":1`))
-		}
+		await(`{"type":"count","page":"watched","count":1`)
 		r.write([]byte(joins("7"))) // the user is there already
 		r.expect(websocket.Text, `{"type":"count","page":"7","count":1`)
 	})

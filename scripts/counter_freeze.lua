@@ -1,4 +1,4 @@
--- counter_freeze.lua: hold a bucket still, so that all buckets can be read as of one moment.
+-- counter_freeze.lua: hold a bucket still, so that nothing changes while rows behind it are replaced.
 --
 -- KEYS[1]  hc:{n}:s   KEYS[2]  hc:{n}:k
 -- ARGV[1]  id of who freezes   ARGV[2]  freeze, hold or thaw   ARGV[3]  for how long, ms

@@ -199,7 +199,7 @@ type Store struct {
 	feed *feed
 
 	crossing chan struct{} // holds one: transactions of one process do not lock each other out
-	adding   chan struct{} // holds one: nor do aggregates
+	adding   chan struct{} // holds one: nor do imports
 
 	// step is called before each step of a transaction; with false the process is
 	// dead from here on. Tests alone set it.
