@@ -21,7 +21,7 @@ import (
 // after it. What is persisted never falls, in value or version; no version is given twice with different values; and a
 // subscriber, who takes greater versions alone, shows each counter's value after its next change.
 func TestOlderMemory(t *testing.T) {
-	rounds := 20
+	rounds := 8
 	if testing.Short() {
 		rounds = 2
 	}

@@ -118,11 +118,7 @@ func Run(t *testing.T, short Extent, open Factory) {
 	if short < Full {
 		checks := flag.Lookup("rapid.checks")
 		all := checks.Value.String()
-		few := fewChecks
-		if testing.Short() {
-			few /= 2
-		}
-		setFlag(t, checks, strconv.Itoa(few))
+		setFlag(t, checks, strconv.Itoa(fewChecks))
 		t.Cleanup(func() { setFlag(t, checks, all) })
 	}
 	for _, p := range parts {
@@ -134,7 +130,7 @@ func Run(t *testing.T, short Extent, open Factory) {
 
 // fewChecks are the histories of the model for set-ups of which another one has them all. Of them
 // rapid takes a fifth with -short.
-const fewChecks = 40
+const fewChecks = 20
 
 func setFlag(t testing.TB, f *flag.Flag, value string) {
 	t.Helper()
