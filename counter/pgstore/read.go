@@ -35,7 +35,7 @@ const (
 	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
 		from headcount_counters where key >= $1 and key <= $2 and not key = any(coalesce($3::text[], '{}'))`
 	readSize   = `select count(*) from headcount_counters where key >= $1 and key <= $2`
-	readUnions = `select c.key, r.registers from headcount_counters c join headcount_registers r on r.set_id = c.set_id
+	readUnions = `select r.registers from headcount_counters c join headcount_registers r on r.set_id = c.set_id
 		where c.key >= $1 and c.key <= $2 and c.kind = 4`
 	// An aggregate is the one statement that may be better off reading all.
 	allowScan = `select set_config('enable_seqscan', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)`
@@ -250,9 +250,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 
 // AddTo adds the counters with prefix to total, but for those of but, as they are at one moment.
 func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string, but []string) error {
-	before := *total
 	err := s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
-		*total = before
 		b := &pgx.Batch{}
 		b.Queue(repeatable)
 		b.Queue(allowScan)
@@ -274,9 +272,8 @@ func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string, 
 			if err != nil {
 				return err
 			}
-			var key string
 			var registers []byte
-			if _, err = pgx.ForEachRow(rows, []any{&key, &registers}, func() error {
+			if _, err = pgx.ForEachRow(rows, []any{&registers}, func() error {
 				r, err := parseRegisters(registers)
 				total.Merge(r)
 				return err

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -514,25 +515,53 @@ func (s *Store) Leases(ctx context.Context) (live []string, err error) {
 
 // Still calls then while no counter is changed, perhaps more than once; the last one holds.
 func (s *Store) Still(ctx context.Context, then func() error) error {
-	return s.still(ctx, func(id string) (bool, error) { return s.hold(ctx, id) }, func(hold func() error) error {
-		ended := make(chan struct{})
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			ticker := time.NewTicker(freezeFor / 8)
-			defer ticker.Stop()
-			for {
-				select {
-				case <-ended:
-					return
-				case <-ticker.C:
-					_ = hold() // whether it did, the end finds out
-				}
+	if err := s.open(); err != nil {
+		return err
+	}
+	select {
+	case s.adding <- struct{}{}:
+		defer func() { <-s.adding }()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
+	}
+	id := rand.Text()
+	w := s.wait(ctx)
+	for {
+		right, err := s.hold(ctx, id)
+		if err == nil && right {
+			err = s.holding(ctx, id, then)
+		}
+		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
+			right = false // a bucket may have moved before its end
+		}
+		if err != nil || right {
+			return err
+		}
+		if err := w.locked(""); err != nil {
+			return err
+		}
+	}
+}
+
+// holding calls then, and holds all buckets on meanwhile.
+func (s *Store) holding(ctx context.Context, id string, then func() error) error {
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ticker := time.NewTicker(freezeFor / 4)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-ticker.C:
+				_, _, _ = s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
 			}
-		})
-		defer wg.Wait()
-		defer close(ended)
-		return then()
+		}
 	})
+	defer wg.Wait()
+	defer close(ended)
+	return then()
 }
 
 // Leave lets counters go whose rows are replaced, within Still. All that was changed in Redis must be persisted.

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -476,45 +475,6 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 		}
 	}
 	return nil
-}
-
-// still calls then while all buckets are held still, which begin does, anew when they were not to the end. Then calls hold
-// from time to time.
-func (s *Store) still(ctx context.Context, begin func(id string) (right bool, err error), then func(hold func() error) error) error {
-	if err := s.open(); err != nil {
-		return err
-	}
-	select {
-	case s.adding <- struct{}{}:
-		defer func() { <-s.adding }()
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
-	}
-	id := rand.Text()
-	w := s.wait(ctx)
-	for {
-		right, err := begin(id)
-		if err == nil && right {
-			held := time.Now()
-			err = then(func() error {
-				if time.Since(held) < freezeFor/4 {
-					return nil
-				}
-				held = time.Now()
-				_, _, err := s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
-				return err
-			})
-		}
-		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
-			right = false // a bucket may have moved before its end
-		}
-		if err != nil || right {
-			return err
-		}
-		if err := w.locked(""); err != nil {
-			return err
-		}
-	}
 }
 
 // freeze runs counter_freeze.lua for buckets, and returns how many counters are
