@@ -411,7 +411,8 @@ func TestMaxConnections(t *testing.T) {
 func TestAUserWithThousandsOfPages(t *testing.T) {
 	t.Parallel()
 	const connections, each = 100, 100
-	s := start(t, "--leave-grace=0s")
+	// This process answers the pings of a hundred connections; beside the whole suite that takes longer than 5 s at times.
+	s := start(t, "--leave-grace=0s", "--ping-interval=1m", "--pong-timeout=2m")
 	first := s.ws(t)
 	tabs := []*client{first}
 	for len(tabs) < connections {
@@ -425,6 +426,7 @@ func TestAUserWithThousandsOfPages(t *testing.T) {
 	for n := range tabs {
 		last := fmt.Sprintf("%d-%d", n, each-1)
 		testkit.Eventually(t, "the user is on "+last, func() bool { return s.count(t, last) == 1 })
+		tabs[n].skim() // it is still connected
 	}
 	more := s.again(t, first)
 	more.join("one more")
