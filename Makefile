@@ -48,7 +48,7 @@ test-all:
 	$(call part,setup,$(MAKE) -s setup)
 	$(call part,staticcheck,$(GO) tool staticcheck ./... headcount/client)
 	$(call part,go test -race,$(GOTEST) -race -short ./... headcount/client)
-	$(call part,go test in full,$(GOTEST) $$(git grep -lE 'testing\.Short|storetest\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
+	$(call part,go test in full,$(GOTEST) $$(git grep -lE 'testing\.Short|(counter|presence)test\.Run' '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,'))
 	$(call part,portable,$(GOTEST) -short -tags portable ./machine ./gateway/...)
 	$(call part,web test:all,$(GO) build -race -o bin/headcount-race ./cmd/headcount && cd web && HEADCOUNT_BIN='$(CURDIR)/bin/headcount-race' npm run test:all)
 	$(call part,upgrade,$(MAKE) -s upgrade)
@@ -80,11 +80,11 @@ fuzz:
 
 # Every scenario on the whole program, into BENCHMARKS.md. It wants two cores that have nothing else to do.
 bench: build
-	$(GO) run ./cmd/bench $(ARGS)
+	$(GO) run ./internal/bench $(ARGS)
 
 # Attacks, with the embedded store and over Redis: half an hour. make hostile ARGS='-only pings'
 hostile: build
-	$(GO) run ./cmd/hostile $(ARGS) && $(GO) run ./cmd/hostile -redis $(ARGS)
+	$(GO) run ./internal/attack $(ARGS) && $(GO) run ./internal/attack -redis $(ARGS)
 
 # Archives with checksums and lists of modules, in dist/, and a container image: make release VERSION=v1.2.3
 release:

@@ -29,71 +29,71 @@ type layer struct {
 // place yet: give it one here.
 var layers = []layer{
 	{"presence", nil}, // the words: nothing of ours
-	{"machine", nil},
-	{"setting", nil},
+	{"internal/machine", nil},
+	{"internal/setting", nil},
 	{"presence/seal", nil},
 	{"presence/hashkey", nil},
-	{"tracing", nil},      // spans below a request that is traced
-	{"tracing/otlp", nil}, // to a collector
+	{"internal/tracing", nil},      // spans below a request that is traced
+	{"internal/tracing/otlp", nil}, // to a collector
 	{"presence/heartbeat", []string{"presence", "presence/seal"}},
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
-	{"presence/region", []string{"presence", "presence/pncounter", "setting"}},
-	{"presence/unread", []string{"presence"}},
-	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                       // what pages remember
-	{"presence/storetest", []string{"internal/testkit", "presence", "presence/minutes", "presence/unread"}}, // for the tests of stores; only they import it
-	{"boltfile", nil},         // opens the files of a data directory
-	{"servertest", nil},       // processes of servers for tests
-	{"internal/testkit", nil}, // what tests of all packages share
-	{"internal/mutants", nil}, // deliberate faults for the tests to find
-	{"presence/redistest", []string{"internal/testkit", "servertest"}}, // real servers for tests
-	{"counter/limit", nil}, // arithmetic
-	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                                          // words, rules, combining
-	{"counter/transfer", []string{"counter", "presence"}},                                                              // the file of an export
-	{"counter/hyperloglog", nil},                                                                                       // registers of kind unique
-	{"counter/storetest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
-	{"counter/memstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/boltstore", []string{"boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
-	{"counter/pgstore", []string{"counter", "counter/hyperloglog", "counter/limit", "outage", "presence", "tracing"}},
-	{"counter/pgtest", []string{"servertest"}}, // real servers for tests
-	{"counter/redisstore", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "redisconn", "scripts"}},
-	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                            // what regions share of a counter, as arithmetic
-	{"counter/regions", []string{"counter", "counter/redisstore"}},                                                                            // links between regions
-	{"counter/hot", []string{"counter", "counter/redisstore"}},                                                                                // spreads hot sums
-	{"counter/persistent", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/pgstore", "counter/redisstore", "redisconn"}}, // the one in front of the other
+	{"presence/region", []string{"presence", "presence/pncounter", "internal/setting"}},
+	{"unread", []string{"presence"}},
+	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
+	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "unread"}}, // for the tests of stores; only they import it
+	{"internal/boltfile", nil},                                                                        // opens the files of a data directory
+	{"internal/servertest", nil},                                                                      // processes of servers for tests
+	{"internal/testkit", nil},                                                                         // what tests of all packages share
+	{"internal/mutants", nil},                                                                         // deliberate faults for the tests to find
+	{"internal/redistest", []string{"internal/testkit", "internal/servertest"}},                       // real servers for tests
+	{"counter/limit", nil},                                                                            // arithmetic
+	{"counter", []string{"presence", "counter/hyperloglog", "counter/limit"}},                         // words, rules, combining
+	{"counter/transfer", []string{"counter", "presence"}},                                             // the file of an export
+	{"counter/hyperloglog", nil},                                                                      // registers of kind unique
+	{"counter/countertest", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/testkit", "presence"}}, // for the tests of stores; only they import it
+	{"counter/countermem", []string{"counter", "counter/hyperloglog", "counter/limit", "presence"}},
+	{"counter/counterfile", []string{"internal/boltfile", "counter", "counter/hyperloglog", "counter/limit", "presence"}},
+	{"counter/counterpg", []string{"counter", "counter/hyperloglog", "counter/limit", "internal/outage", "presence", "internal/tracing"}},
+	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
+	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
+	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                     // what regions share of a counter, as arithmetic
+	{"counter/regions", []string{"counter", "counter/counterredis"}},                                                                                   // links between regions
+	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                       // spreads hot sums
+	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/redisconn"}}, // the one in front of the other
 	{"scripts", nil},
-	{"outage", nil}, // what the log says of something that is away
-	{"redisconn", []string{"outage", "scripts", "tracing"}}, // a connection to Redis: what stores there are built on
+	{"internal/outage", nil}, // what the log says of something that is away
+	{"internal/redisconn", []string{"internal/outage", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
-	{"presence/memstore/...", []string{"boltfile", "presence", "presence/minutes", "presence/unread", "presence/hashkey", "counter/hyperloglog"}},
-	{"presence/redisstore/...", []string{"presence", "presence/minutes", "presence/unread", "presence/hashkey", "presence/pncounter", "redisconn", "scripts", "setting"}},
-	{"presence/node/...", []string{"outage", "presence", "presence/heartbeat", "setting"}},                                           // no store but by the contract
-	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "setting"}}, // neither gateway nor dispatcher but by interface
-	{"dispatcher/...", []string{"outage", "presence"}},
-	{"webhook", []string{"counter", "presence"}}, // what is told, and sending it
-	{"webhook/storetest", []string{"webhook"}},   // for the tests of stores; only they import it
-	{"webhook/memstore", []string{"boltfile", "webhook"}},
-	{"webhook/redisstore", []string{"redisconn", "scripts", "webhook"}},
-	{"dashboard", []string{"presence"}},
+	{"presence/presencemem/...", []string{"internal/boltfile", "presence", "presence/minutes", "unread", "presence/hashkey", "counter/hyperloglog"}},
+	{"presence/presenceredis/...", []string{"presence", "presence/minutes", "unread", "presence/hashkey", "presence/pncounter", "internal/redisconn", "scripts", "internal/setting"}},
+	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}},                                  // no store but by the contract
+	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "internal/setting"}}, // neither gateway nor dispatcher but by interface
+	{"dispatcher/...", []string{"internal/outage", "presence"}},
+	{"internal/webhook", []string{"counter", "presence"}},          // what is told, and sending it
+	{"internal/webhook/webhooktest", []string{"internal/webhook"}}, // for the tests of stores; only they import it
+	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
+	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
+	{"internal/dashboard", []string{"presence"}},
 	{"gateway/socket", nil},                                     // bytes to and from clients
 	{"gateway/websocket", nil},                                  // RFC 6455, without any I/O
-	{"gateway/policy", []string{"counter/limit"}},               // what holds for all of HTTP
+	{"gateway/httppolicy", []string{"counter/limit"}},           // what holds for all of HTTP
 	{"gateway/identity", []string{"counter/limit", "presence"}}, // who a request is from
 	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
-	{"gateway/unread", []string{"presence", "presence/unread"}}, // sums of the users here
-	{"gateway/counters", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/policy", "tracing"}}, // the calls of counters that last
+	{"gateway/notifier", []string{"presence", "unread"}},        // sums of the users here
+	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/httppolicy", "internal/tracing"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway", []string{
-		"counter", "counter/limit", "gateway/counters", "gateway/openapi",
-		"gateway/socket", "gateway/websocket", "gateway/policy", "gateway/identity", "gateway/fanout", "gateway/unread",
-		"presence", "presence/minutes", "presence/unread", "presence/heartbeat",
+		"counter", "counter/limit", "gateway/counterapi", "gateway/openapi",
+		"gateway/socket", "gateway/websocket", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
+		"presence", "presence/minutes", "unread", "presence/heartbeat",
 	}},
-	{"cmd/rig", []string{"servertest"}}, // a core for the program, another for its clients
-	{"cmd/bench", []string{"cmd/rig", "counter/pgtest", "presence/redistest", "servertest"}},       // runs the program
-	{"cmd/hostile", []string{"client", "cmd/rig", "counter", "counter/hyperloglog", "servertest"}}, // runs the program
-	{"cmd/headcount/flags", []string{"setting"}},                                                   // a command line into structs
+	{"internal/benchenv", []string{"internal/servertest"}},                                                                // a core for the program, another for its clients
+	{"internal/bench", []string{"internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},     // runs the program
+	{"internal/attack", []string{"client", "internal/benchenv", "counter", "counter/hyperloglog", "internal/servertest"}}, // runs the program
+	{"cmd/headcount/flags", []string{"internal/setting"}},                                                                 // a command line into structs
 	{"client", nil}, // for other programs: a module of its own
 	{"internal/simulate", []string{"client"}}, // a black box client
 	{"cmd/headcount/top", nil},                // the dashboard in a terminal
@@ -101,9 +101,9 @@ var layers = []layer{
 	{"cmd/headcount/faults", nil},             // tests alone
 	{"cmd/release", nil},                      // builds the archives
 	{"cmd/headcount", []string{
-		"boltfile", "counter", "counter/memstore", "counter/boltstore", "counter/pgstore", "counter/redisstore", "counter/persistent", "counter/hot", "counter/regions", "counter/transfer", "gateway/counters",
-		"presence", "presence/minutes", "presence/unread", "presence/heartbeat", "presence/memstore/...", "presence/redisstore/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "dashboard", "gateway", "gateway/identity", "web", "machine", "setting", "tracing", "tracing/otlp", "webhook", "webhook/memstore", "webhook/redisstore", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"internal/boltfile", "counter", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/hot", "counter/regions", "counter/transfer", "gateway/counterapi",
+		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/identity", "web", "internal/machine", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"headcount/counter"
-	"headcount/counter/memstore"
+	"headcount/counter/countermem"
 )
 
 var archived = &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{
@@ -72,7 +72,7 @@ func ask(t rapid.TB, a *counter.Archive, key string, q counter.Question) counter
 func TestArchive(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(*testing.T) {
-			store := &counting{Store: memstore.New(memstore.Config{})}
+			store := &counting{Store: countermem.New(countermem.Config{})}
 			defer store.Close()
 			archive := counter.NewArchive(store)
 			question := func() (counter.Question, error) {
@@ -122,7 +122,7 @@ func TestArchive(t *testing.T) {
 // TestArchiveForgets: a deleted counter takes along what was remembered of it, and what a region was missing in is read again.
 func TestArchiveForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &counting{Store: memstore.New(memstore.Config{}), stale: true}
+		store := &counting{Store: countermem.New(countermem.Config{}), stale: true}
 		defer store.Close()
 		archive := counter.NewArchive(store)
 		visit(t, store, "u:1", "a", "b")
@@ -167,7 +167,7 @@ func TestArchiveReadsLittle(t *testing.T) {
 		now := time.Now
 		ahead := time.Duration(0)
 		rule := &counter.Rule{Match: "u:*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
-		store := &counting{Store: memstore.New(memstore.Config{Now: func() time.Time { return now().Add(ahead) }})}
+		store := &counting{Store: countermem.New(countermem.Config{Now: func() time.Time { return now().Add(ahead) }})}
 		defer store.Close()
 		see := func(member string) {
 			change(t, store, counter.Change{Key: "u:1", Rule: rule, Verb: counter.Edit, Join: []string{member}})

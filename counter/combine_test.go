@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/memstore"
-	"headcount/counter/storetest"
+	"headcount/counter/countermem"
+	"headcount/counter/countertest"
 )
 
 var (
@@ -27,7 +27,7 @@ func add(rule *counter.Rule, key string, delta int64) counter.Op {
 
 // gate is a Writer in front of a store in memory. While it is shut, writes wait.
 type gate struct {
-	*memstore.Store
+	*countermem.Store
 	mu     sync.Mutex
 	writes [][]counter.Op // deep copies
 	shut   chan struct{}
@@ -92,7 +92,7 @@ func value(t *testing.T, s counter.Reader, key string) int64 {
 }
 
 func start(t *testing.T, cfg counter.CombinerConfig) (*gate, *counter.Combiner) {
-	g := &gate{Store: memstore.New(memstore.Config{})}
+	g := &gate{Store: countermem.New(countermem.Config{})}
 	c := counter.NewCombiner(g, cfg)
 	t.Cleanup(c.Close)
 	return g, c
@@ -302,19 +302,19 @@ func (s combined) Apply(ctx context.Context, ops []counter.Op) []counter.Result 
 // changes are combined.
 func TestContractCombined(t *testing.T) {
 	for name, tc := range map[string]struct {
-		short storetest.Extent
+		short countertest.Extent
 		cfg   counter.CombinerConfig
 	}{
-		"instant":  {storetest.Core, counter.CombinerConfig{Instant: true}},
-		"one lane": {storetest.Core, counter.CombinerConfig{}},
-		"lanes":    {storetest.Brief, counter.CombinerConfig{Lanes: 8, Batch: 16}},
+		"instant":  {countertest.Core, counter.CombinerConfig{Instant: true}},
+		"one lane": {countertest.Core, counter.CombinerConfig{}},
+		"lanes":    {countertest.Brief, counter.CombinerConfig{Lanes: 8, Batch: 16}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Run(t, tc.short, func(t testing.TB) storetest.Instance {
-				s := memstore.New(memstore.Config{})
+			countertest.Run(t, tc.short, func(t testing.TB) countertest.Instance {
+				s := countermem.New(countermem.Config{})
 				c := counter.NewCombiner(s, tc.cfg)
 				t.Cleanup(c.Close)
-				return storetest.Instance{Store: combined{s, c}}
+				return countertest.Instance{Store: combined{s, c}}
 			})
 		})
 	}
@@ -322,7 +322,7 @@ func TestContractCombined(t *testing.T) {
 
 // slow is a store whose writes take a while.
 type slow struct {
-	*memstore.Store
+	*countermem.Store
 	takes  time.Duration
 	mu     sync.Mutex
 	writes int
@@ -347,7 +347,7 @@ func (s *slow) Writes() int {
 func TestAHotLaneKeepsItsPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, pace = 200 * time.Microsecond, 7 * time.Millisecond
-		s := &slow{Store: memstore.New(memstore.Config{}), takes: takes}
+		s := &slow{Store: countermem.New(countermem.Config{}), takes: takes}
 		c := counter.NewCombiner(s, counter.CombinerConfig{Pace: pace})
 		took := func() time.Duration {
 			began := time.Now()

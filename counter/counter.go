@@ -15,7 +15,7 @@
 // kinds, bounds, overflows, versions, ledger entries and replays. A store that
 // can hold a counter still while Go looks at it (memory, a file, a row that is
 // locked) gives Judge a [Step] and keeps what Judge did. A store that cannot
-// (Redis) says the same in its own language; package storetest is the measure
+// (Redis) says the same in its own language; package countertest is the measure
 // of both.
 //
 // # Versions

@@ -13,7 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/memstore"
+	"headcount/counter/countermem"
 	"headcount/presence"
 )
 
@@ -40,7 +40,7 @@ func gainUnder(t testing.TB, w counter.Writer, rule *counter.Rule, key string, n
 // process that has just begun.
 func TestTop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New(memstore.Config{})
+		store := countermem.New(countermem.Config{})
 		tops := counter.NewTops(store, topRules, true, nil, zerolog.Nop())
 		rng := rand.New(rand.NewPCG(1, 2))
 		truth := map[string]int64{}
@@ -136,7 +136,7 @@ func TestTopKeepsTheGreatest(t *testing.T) {
 					t.Fatal(err)
 				}
 				rule := rules.All()[0]
-				tops := counter.NewTops(memstore.New(memstore.Config{}), rules, true, nil, zerolog.Nop())
+				tops := counter.NewTops(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
 				defer tops.Close()
 				long := rule.Buckets[len(rule.Buckets)-1]
 				gainUnder(t, tops, rule, "v:a", 1_000_000)
@@ -179,7 +179,7 @@ func (m *marksRead) Apply(ctx context.Context, ops []counter.Op) []counter.Resul
 // was lost; and what it tells is right nevertheless, also of what a process before it has counted in the same step.
 func TestTopAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		under := memstore.New(memstore.Config{})
+		under := countermem.New(countermem.Config{})
 		gain(t, under, "v:before", 1000)
 		gain(t, under, "v:both", 1000)
 		store := &marksRead{Store: under}
@@ -222,7 +222,7 @@ func TestTopAlone(t *testing.T) {
 // the same steps, marked or in lists; more than may be held is put into the store in several parts.
 func TestTopCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memstore.New(memstore.Config{})
+		store := countermem.New(countermem.Config{})
 		hour := time.Now().Unix() / 3600 // it begins
 		time.Sleep(40 * time.Minute)
 		for range 2 {
@@ -292,7 +292,7 @@ func TestTopOfSites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shop := presence.SiteOf("shop")
 		rules := topRules.For([]presence.Site{presence.DefaultSite, shop})
-		tops := counter.NewTops(memstore.New(memstore.Config{}), rules, true, nil, zerolog.Nop())
+		tops := counter.NewTops(countermem.New(countermem.Config{}), rules, true, nil, zerolog.Nop())
 		defer tops.Close()
 		for _, of := range []struct {
 			key string

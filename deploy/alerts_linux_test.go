@@ -21,10 +21,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // scrape is the time between two scrapes, and between two looks at the rules.

@@ -20,8 +20,8 @@ import (
 	"syscall"
 	"testing"
 
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 var binary string // the path of the program; empty with -short

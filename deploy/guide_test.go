@@ -30,7 +30,7 @@ func TestGuideHasEveryAlert(t *testing.T) {
 func TestGuideHasEveryFormat(t *testing.T) {
 	guide := string(file(t, "README.md"))
 	newest := 0
-	migrations, err := filepath.Glob("../counter/pgstore/migrations/*.sql")
+	migrations, err := filepath.Glob("../counter/counterpg/migrations/*.sql")
 	if err != nil || len(migrations) == 0 {
 		t.Fatal(migrations, err)
 	}
@@ -44,14 +44,14 @@ func TestGuideHasEveryFormat(t *testing.T) {
 	for row, source := range map[string]struct{ file, pattern string }{
 		"datagrams between processes":                                      {"../presence/heartbeat/datagram.go", `(?m)^\tversion += (\d+)$`},
 		"calls between processes":                                          {"../presence/rpc/rpc.go", `(?m)^\tformat += (\d+)$`},
-		"presence, follows and unread in Redis, and links between regions": {"../presence/redisstore/processes.go", `(?m)^const format = (\d+)$`},
-		"counters in Redis":                                                {"../counter/redisstore/redisstore.go", `(?m)^const Format = (\d+)$`},
-		"webhooks in Redis":                                                {"../webhook/redisstore/redisstore.go", `(?m)^const Format = (\d+)$`},
+		"presence, follows and unread in Redis, and links between regions": {"../presence/presenceredis/processes.go", `(?m)^const format = (\d+)$`},
+		"counters in Redis":                                                {"../counter/counterredis/counterredis.go", `(?m)^const Format = (\d+)$`},
+		"webhooks in Redis":                                                {"../internal/webhook/webhookredis/webhookredis.go", `(?m)^const Format = (\d+)$`},
 		"tables in PostgreSQL":                                             {"", fmt.Sprint(newest)},
-		"`headcount.db` in `--data-dir`":                                   {"../presence/memstore/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`counters.db` in `--data-dir`":                                    {"../counter/boltstore/boltstore.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`webhooks.db` in `--data-dir`":                                    {"../webhook/memstore/memstore.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
-		"`present` in `--data-dir`":                                        {"../presence/memstore/present.go", `presentMagic = "headcount present (\d+)\\n"`},
+		"`headcount.db` in `--data-dir`":                                   {"../presence/presencemem/disk.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`counters.db` in `--data-dir`":                                    {"../counter/counterfile/counterfile.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`webhooks.db` in `--data-dir`":                                    {"../internal/webhook/webhookmem/webhookmem.go", `(?m)^\tformat += \[\]byte\("(\d+)"\)$`},
+		"`present` in `--data-dir`":                                        {"../presence/presencemem/present.go", `presentMagic = "headcount present (\d+)\\n"`},
 		"the file of an export":                                            {"../counter/transfer/transfer.go", `(?m)^const Format = (\d+)$`},
 		"frames for browsers":                                              {"../gateway/entry.go", `"headcount\.v(\d+)"`},
 	} {

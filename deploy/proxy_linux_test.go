@@ -23,9 +23,9 @@ import (
 
 	coder "github.com/coder/websocket"
 
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // gateways are two processes behind the proxies of proxy/, as those say to run them. One

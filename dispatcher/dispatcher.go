@@ -13,7 +13,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"headcount/outage"
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"headcount/presence"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -61,7 +61,7 @@ func (r *receiver) want(t *testing.T, gateway, page string, users int64) {
 }
 
 // run starts a dispatcher of all buckets over s; set writes counts to s.
-func run(t *testing.T, s *memstore.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
+func run(t *testing.T, s *presencemem.Store) (r *receiver, d *Dispatcher, set func(page string, users int64)) {
 	t.Helper()
 	r = &receiver{counts: map[string]map[string]presence.Count{}, pushes: map[string]int{}, fail: map[string]bool{}}
 	d = New(s, r, zerolog.Nop())
@@ -91,7 +91,7 @@ func run(t *testing.T, s *memstore.Store) (r *receiver, d *Dispatcher, set func(
 	}
 }
 
-func attach(t *testing.T, s *memstore.Store, gateway string, pages ...string) {
+func attach(t *testing.T, s *presencemem.Store, gateway string, pages ...string) {
 	t.Helper()
 	if _, err := s.Attach(t.Context(), gateway, presence.CountTopics(pages)); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func attach(t *testing.T, s *memstore.Store, gateway string, pages ...string) {
 
 func TestCountsReachTheGatewaysThatWantThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New(memstore.Config{})
+		s := presencemem.New(presencemem.Config{})
 		attach(t, s, "before", "p")
 		r, _, set := run(t, s)
 		attach(t, s, "a", "p", "q")
@@ -126,7 +126,7 @@ func TestCountsReachTheGatewaysThatWantThem(t *testing.T) {
 
 func TestBusyGatewayGetsTheNewest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New(memstore.Config{})
+		s := presencemem.New(presencemem.Config{})
 		r, _, set := run(t, s)
 		attach(t, s, "a", "p")
 		r.mu.Lock()
@@ -148,7 +148,7 @@ func TestBusyGatewayGetsTheNewest(t *testing.T) {
 
 func TestGatewayThatFailsIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New(memstore.Config{})
+		s := presencemem.New(presencemem.Config{})
 		r, _, set := run(t, s)
 		attach(t, s, "a", "p")
 		attach(t, s, "b", "p")
@@ -170,7 +170,7 @@ func TestGatewayThatFailsIsTriedAgain(t *testing.T) {
 
 func TestLostPublicationsAreMadeGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New(memstore.Config{Backlog: 2})
+		s := presencemem.New(presencemem.Config{Backlog: 2})
 		var pages []string
 		for i := range 200 {
 			pages = append(pages, fmt.Sprint("p", i))
@@ -190,7 +190,7 @@ func TestLostPublicationsAreMadeGood(t *testing.T) {
 
 func TestOwnChangesWhatIsServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New(memstore.Config{})
+		s := presencemem.New(presencemem.Config{})
 		r, d, set := run(t, s)
 		attach(t, s, "a", "p")
 		set("p", 1)

@@ -13,12 +13,12 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
 // stubborn is a store that refuses to detach for a while.
 type stubborn struct {
-	*memstore.Store
+	*presencemem.Store
 	mu      sync.Mutex
 	refuses int
 	largest int // batch
@@ -36,7 +36,7 @@ func (s *stubborn) Detach(ctx context.Context, gateway string, topics []presence
 }
 
 // lives is the gateways that have endpoints in s.
-func lives(t *testing.T, s *memstore.Store) (lives []string) {
+func lives(t *testing.T, s *presencemem.Store) (lives []string) {
 	t.Helper()
 	for b := range presence.DefaultBuckets {
 		ends, err := s.Attached(t.Context(), b)
@@ -58,7 +58,7 @@ func lives(t *testing.T, s *memstore.Store) (lives []string) {
 // a gateway that was only away for a moment stay.
 func TestEndpointsEndWithTheLifeOfTheirGateway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &stubborn{Store: memstore.New(memstore.Config{}), refuses: 2}
+		s := &stubborn{Store: presencemem.New(presencemem.Config{}), refuses: 2}
 		var many []string
 		for i := range (dropBatch + dropBatch/2) * presence.DefaultBuckets {
 			many = append(many, fmt.Sprint("p", i))

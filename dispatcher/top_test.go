@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 
 	"headcount/presence"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
 // of returns the counts of a page's bucket that take wants.
@@ -19,9 +19,9 @@ func of(page string, users int64, sequence uint64) (bucket int, updates []presen
 
 // whole returns a store of two partitions. The partition of run is the one that is not
 // complete yet.
-func whole(t *testing.T) *memstore.Store {
+func whole(t *testing.T) *presencemem.Store {
 	t.Helper()
-	s := memstore.New(memstore.Config{Partitions: 2})
+	s := presencemem.New(presencemem.Config{Partitions: 2})
 	claims, err := s.Claim(t.Context(), "other", []int{0}, false)
 	if err != nil {
 		t.Fatal(err)

@@ -6,27 +6,27 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 )
 
 const comeBack = time.Second // Retry-After of a 503
 
 func badRequest(c *gin.Context, detail string) {
-	policy.Problem(c.Writer, http.StatusBadRequest, detail)
+	httppolicy.Problem(c.Writer, http.StatusBadRequest, detail)
 }
 
 func unavailable(c *gin.Context, err error) {
-	policy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", policy.RetryAfter(comeBack))
+	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(comeBack))
 }
 
 // write answers 200 with a body that no cache may keep. The body is compressed
 // if the request accepts gzip.
 func write(c *gin.Context, kind string, body []byte) {
-	if policy.WantsGzip(c.Request) {
+	if httppolicy.WantsGzip(c.Request) {
 		c.Writer.Header().Set("Content-Encoding", "gzip")
-		body = policy.Gzip(nil, body)
+		body = httppolicy.Gzip(nil, body)
 	}
-	policy.Answer(c.Writer, kind, body)
+	httppolicy.Answer(c.Writer, kind, body)
 }
 
 // done answers 204.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/openapi"
-	"headcount/gateway/policy"
 )
 
 // contentPolicy lets our own pages load and run only what this server sends.
@@ -65,12 +65,12 @@ func (a *asset) serve(c *gin.Context, status int) {
 	h.Set("Content-Type", a.kind)
 	h.Set("Cache-Control", "no-cache")
 	h.Set("X-Content-Type-Options", "nosniff")
-	policy.AddVary(h, "Accept-Encoding")
+	httppolicy.AddVary(h, "Accept-Encoding")
 	if strings.HasPrefix(a.kind, "text/html") {
 		h.Set("Content-Security-Policy", contentPolicy)
 		h.Set("Referrer-Policy", "same-origin")
 	}
-	packs := policy.WantsGzip(c.Request)
+	packs := httppolicy.WantsGzip(c.Request)
 	etag := a.etags[0]
 	if packs {
 		etag = a.etags[1]
@@ -109,7 +109,7 @@ func (g *Gateway) assets(e *gin.Engine) {
 	}
 	calls := bytes.Replace(openapi.OpenAPI, []byte(`"url": "/"`), []byte(`"url": "`+g.cfg.BasePath+`/"`), 1)
 	for name, body := range map[string][]byte{"openapi.json": calls, "asyncapi.json": openapi.AsyncAPI} {
-		policy.Get(e, "/-/"+name, public(newAsset(name, body)))
+		httppolicy.Get(e, "/-/"+name, public(newAsset(name, body)))
 	}
 	for _, f := range entries {
 		body, err := fs.ReadFile(g.cfg.Assets, f.Name())
@@ -119,14 +119,14 @@ func (g *Gateway) assets(e *gin.Engine) {
 		a := newAsset(f.Name(), body)
 		switch f.Name() {
 		case "index.html":
-			policy.Get(e, "/", public(a))
+			httppolicy.Get(e, "/", public(a))
 		case "dashboard.html":
 			g.dashboard(e, a)
 		case "icon.svg": // browsers ask for favicon.ico where a page names no icon
-			policy.Get(e, "/favicon.ico", public(a))
+			httppolicy.Get(e, "/favicon.ico", public(a))
 			fallthrough
 		default:
-			policy.Get(e, "/-/"+f.Name(), public(a))
+			httppolicy.Get(e, "/-/"+f.Name(), public(a))
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -22,14 +22,14 @@ const tooLong = "A body has at most 4096 bytes."
 // readBody reads the body. If it returns false, it has written the error answer.
 func readBody(c *gin.Context) ([]byte, bool) {
 	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
-		policy.TooLarge(c.Writer, tooLong)
+		httppolicy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		policy.TooLarge(c.Writer, tooLong)
+		httppolicy.TooLarge(c.Writer, tooLong)
 		return nil, false
 	case err != nil:
 		badRequest(c, "The body could not be read.")

@@ -8,25 +8,25 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
 	"headcount/presence"
-	"headcount/presence/unread"
+	"headcount/unread"
 )
 
 // writeIdentityProblem answers a request that Identify refused.
 func writeIdentityProblem(w http.ResponseWriter, err error) {
 	switch {
 	case errors.Is(err, errElsewhere):
-		policy.Problem(w, http.StatusForbidden, sentence(err), policy.Because(policy.ReasonSite))
+		httppolicy.Problem(w, http.StatusForbidden, sentence(err), httppolicy.Because(httppolicy.ReasonSite))
 	case errors.Is(err, identity.ErrKeysAway):
-		policy.Problem(w, http.StatusServiceUnavailable, err.Error(), policy.RetryAfter(identity.KeysEvery))
+		httppolicy.Problem(w, http.StatusServiceUnavailable, err.Error(), httppolicy.RetryAfter(identity.KeysEvery))
 	case errors.Is(err, identity.ErrNoToken):
-		policy.Problem(w, http.StatusUnauthorized, err.Error(), policy.Because(policy.ReasonNoToken))
+		httppolicy.Problem(w, http.StatusUnauthorized, err.Error(), httppolicy.Because(httppolicy.ReasonNoToken))
 	default:
 		// RFC 6750: this error code belongs only to a token that the client sent.
 		w.Header().Set("WWW-Authenticate", `Bearer realm="headcount", error="invalid_token"`)
-		policy.Problem(w, http.StatusUnauthorized, err.Error(), policy.Because(policy.ReasonBadToken))
+		httppolicy.Problem(w, http.StatusUnauthorized, err.Error(), httppolicy.Because(httppolicy.ReasonBadToken))
 	}
 }
 
@@ -45,13 +45,13 @@ func (g *Gateway) public(c *gin.Context) bool {
 // lately costs nothing, and a server with an API key has no limit. If admit
 // returns false, it has written the error answer.
 func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
-	if id.Signed == "" || g.keys.Has(policy.APIKey(c.Request)) {
+	if id.Signed == "" || g.keys.Has(httppolicy.APIKey(c.Request)) {
 		return true
 	}
 	ok, wait := g.limiter.Allow(g.cfg.Proxies.Addr(c.Request), uint64(id.Hash), time.Now())
 	if !ok {
 		g.metrics.limits[limitIdentities].Inc()
-		policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", policy.Limited(g.limiter.Rate, wait))
+		httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", httppolicy.Limited(g.limiter.Rate, wait))
 	}
 	return ok
 }
@@ -61,7 +61,7 @@ func (g *Gateway) admit(c *gin.Context, id identity.Identity) bool {
 // no limit. If admitPages returns false, it has written the error answer.
 func (g *Gateway) admitPages(c *gin.Context, pages ...string) bool {
 	fresh := g.hub.Unread(presence.CountTopics(pages))
-	if fresh == 0 || g.keys.Has(policy.APIKey(c.Request)) || g.admitNewTopics(g.cfg.Proxies.Addr(c.Request), fresh) {
+	if fresh == 0 || g.keys.Has(httppolicy.APIKey(c.Request)) || g.admitNewTopics(g.cfg.Proxies.Addr(c.Request), fresh) {
 		return true
 	}
 	g.refuseNewPages(c)
@@ -70,7 +70,7 @@ func (g *Gateway) admitPages(c *gin.Context, pages ...string) bool {
 
 func (g *Gateway) refuseNewPages(c *gin.Context) {
 	g.metrics.limits[limitRate].Inc()
-	policy.Problem(c.Writer, http.StatusTooManyRequests, "This address, or all clients together, have asked for too many pages that nobody else here has.", policy.RetryAfter(comeBack))
+	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address, or all clients together, have asked for too many pages that nobody else here has.", httppolicy.RetryAfter(comeBack))
 }
 
 // issue has the caller keep the identity.
@@ -90,7 +90,7 @@ func tellFresh(c *gin.Context, id identity.Identity) {
 // server reports whether the request has a valid API key. If it returns false, it
 // has written the error answer.
 func (g *Gateway) server(c *gin.Context) bool {
-	key := policy.APIKey(c.Request)
+	key := httppolicy.APIKey(c.Request)
 	if g.keys.Has(key) {
 		return true
 	}
@@ -100,9 +100,9 @@ func (g *Gateway) server(c *gin.Context) bool {
 	case len(g.keys.APIKeys) == 0:
 		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
 	case key == "":
-		detail = "Only a server may call this: send an API key in the header " + policy.APIKeyHeader + "."
+		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."
 	}
-	policy.Problem(c.Writer, http.StatusUnauthorized, detail, policy.Because(policy.ReasonAPIKey))
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, detail, httppolicy.Because(httppolicy.ReasonAPIKey))
 	return false
 }
 
@@ -157,9 +157,9 @@ func (g *Gateway) userInPath(c *gin.Context) (id string, ok bool) {
 // mayLook reports whether the request may see the dashboard: it has a valid API
 // key, or no keys are configured.
 func (g *Gateway) mayLook(c *gin.Context) bool {
-	return len(g.keys.APIKeys) == 0 || g.keys.Has(policy.APIKey(c.Request))
+	return len(g.keys.APIKeys) == 0 || g.keys.Has(httppolicy.APIKey(c.Request))
 }
 
 func needsKey(c *gin.Context) {
-	policy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+policy.APIKeyHeader+".", policy.Because(policy.ReasonAPIKey))
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+httppolicy.APIKeyHeader+".", httppolicy.Because(httppolicy.ReasonAPIKey))
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"headcount/counter/limit"
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -104,9 +104,9 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 // reports whether they may.
 func (g *Gateway) admitNewTopics(addr netip.Addr, fresh int) bool {
 	now := time.Now()
-	ok, _ := g.addressPages.AllowN(policy.Caller{Addr: addr}, fresh, now)
+	ok, _ := g.addressPages.AllowN(httppolicy.Caller{Addr: addr}, fresh, now)
 	if ok {
-		ok, _ = g.newPages.AllowN(policy.Caller{}, fresh, now)
+		ok, _ = g.newPages.AllowN(httppolicy.Caller{}, fresh, now)
 	}
 	return ok
 }

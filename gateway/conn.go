@@ -14,10 +14,10 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/gateway/fanout"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
+	"headcount/gateway/notifier"
 	"headcount/gateway/socket"
-	sums "headcount/gateway/unread"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -44,10 +44,10 @@ type conn struct {
 	// Set before start, and not changed after that.
 	g      *Gateway
 	user   presence.User
-	sum    *sums.Sum           // of the user's unread; nil for an event stream
-	name   string              // of the user on its site, see member and site; empty for an event stream
-	slot   *policy.AddressSlot // of its address, to leave at the end
-	addr   netip.Addr          // of the client; unset for an event stream
+	sum    *notifier.Sum           // of the user's unread; nil for an event stream
+	name   string                  // of the user on its site, see member and site; empty for an event stream
+	slot   *httppolicy.AddressSlot // of its address, to leave at the end
+	addr   netip.Addr              // of the client; unset for an event stream
 	events bool
 	server bool // the upgrade had an API key
 
@@ -77,7 +77,7 @@ type conn struct {
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
 // ends it with start.
-func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time, slot *policy.AddressSlot) (*conn, error) {
+func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) (*conn, error) {
 	tcp, rw, err := w.Hijack()
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 }
 
 // newConn is a client on a connection that nobody else reads or writes.
-func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *policy.AddressSlot) *conn {
+func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) *conn {
 	c := &conn{g: g, user: user, slot: slot}
 	c.wire.Use(over, c)
 	lasts := time.Duration(0)
@@ -287,7 +287,7 @@ func (c *conn) Expire() {
 // request are freed. Answer and first messages go in one write. While the store
 // is away the unread count of a user who is new here is not known: it comes when
 // it is, since 0 would not be true.
-func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *policy.AddressSlot) error {
+func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
 	sum := g.unread.Enter(r.Context(), g.userOf(id.Site, id.User))
 	c, err := g.open(w, id.Hash, id.Expires, slot)
@@ -298,7 +298,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	c.sum = sum
 	c.addr = g.cfg.Proxies.Addr(r)
 	c.name = strings.Clone(id.Site.Qualify(id.User)) // without the signature behind it
-	c.server = g.keys.Has(policy.APIKey(r))
+	c.server = g.keys.Has(httppolicy.APIKey(r))
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

@@ -26,8 +26,8 @@ import (
 	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/memstore"
 	"headcount/presence/node"
+	"headcount/presence/presencemem"
 )
 
 // served is a gateway behind a real listener, with a node and a store.
@@ -41,7 +41,7 @@ type served struct {
 // lone is a cluster of one process.
 type lone struct {
 	*node.Node
-	store *memstore.Store
+	store *presencemem.Store
 }
 
 func (l lone) SendBeat(b *heartbeat.Beat) { l.Deliver(b) }
@@ -83,7 +83,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := memstore.New(memstore.Config{})
+	store := presencemem.New(presencemem.Config{})
 	var g *Gateway
 	nd, err := node.New(store, node.Config{Name: "n", Reply: replies(func(_ string, r *heartbeat.Reply) { g.Receive(r) }), Log: zerolog.Nop()})
 	if err != nil {

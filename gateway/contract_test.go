@@ -25,12 +25,12 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"headcount/counter"
-	countermemstore "headcount/counter/memstore"
-	"headcount/gateway/counters"
+	"headcount/counter/countermem"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/openapi"
 	"headcount/gateway/websocket"
 	"headcount/presence"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
 type noDashboard struct{}
@@ -48,16 +48,16 @@ func everything(t *testing.T) func(*Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := countermemstore.New(countermemstore.Config{})
+	store := countermem.New(countermem.Config{})
 	tops := counter.NewTops(store, rules, true, nil, zerolog.Nop()) // before the gateway, which checks what is left of it
 	t.Cleanup(func() { _ = tops.Close() })
 	return func(cfg *Config) {
 		countersOf(cfg)
-		cfg.Counters = &counters.Config{
+		cfg.Counters = &counterapi.Config{
 			Rules: rules, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}),
 			Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
 		}
-		cfg.Minutes, cfg.PageStats = cfg.Store.(*memstore.Store), 24*time.Hour
+		cfg.Minutes, cfg.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
 		cfg.Dashboard = noDashboard{}
 		cfg.Assets = fstest.MapFS{
 			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -55,7 +55,7 @@ func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, boo
 }
 
 func (g *Gateway) getCounter(c *gin.Context) {
-	policy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
 	name, ok := page(c, presence.CheckReadable)
 	if !ok || !g.public(c) || !g.admitPages(c, name) {
 		return
@@ -64,7 +64,7 @@ func (g *Gateway) getCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if c.Query("regions") == "1" && !policy.WantsHTML(c.Request) {
+	if c.Query("regions") == "1" && !httppolicy.WantsHTML(c.Request) {
 		write(c, "application/json", g.appendParts(c.Request.Context(), counts[0]))
 		return
 	}
@@ -103,7 +103,7 @@ func (g *Gateway) appendParts(ctx context.Context, count presence.Count) []byte 
 
 // writeCounter answers with a counter, as JSON or, for people, as a page.
 func writeCounter(c *gin.Context, count presence.Count) {
-	if policy.WantsHTML(c.Request) {
+	if httppolicy.WantsHTML(c.Request) {
 		write(c, "text/html; charset=utf-8", counterPage(count))
 		return
 	}
@@ -152,7 +152,7 @@ func markup(text string, namesAndValues ...string) []byte {
 }
 
 func (g *Gateway) getCounters(c *gin.Context) {
-	policy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
 	query, err := url.ParseQuery(c.Request.URL.RawQuery)
 	if err != nil {
 		badRequest(c, "The query cannot be read: "+err.Error()+". Ask as ?page=a&page=b, percent-encoded.")
@@ -246,7 +246,7 @@ func (g *Gateway) hold(c *gin.Context, user presence.User, name string, on bool)
 	defer cancel()
 	if err := g.cfg.Cluster.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {
-			policy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), policy.RetryAfter(comeBack))
+			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), httppolicy.RetryAfter(comeBack))
 			return count, false
 		}
 		unavailable(c, presence.ErrUnavailable)

@@ -9,7 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"headcount/counter"
-	"headcount/gateway/counters"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
@@ -25,8 +25,8 @@ func (g *Gateway) openCounters() {
 	if g.cfg.Counters == nil {
 		return
 	}
-	g.live = counters.NewLive(*g.cfg.Counters, g.hub)
-	g.counters = counters.New(*g.cfg.Counters, callers{g}, g.live)
+	g.live = counterapi.NewLive(*g.cfg.Counters, g.hub)
+	g.counters = counterapi.New(*g.cfg.Counters, callers{g}, g.live)
 }
 
 // CountersChanged must be called when the State of the counters' store has changed.
@@ -55,7 +55,7 @@ func (w callers) Addr(r *http.Request) netip.Addr { return w.g.cfg.Proxies.Addr(
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
 	if key, ok := g.counters.Readable(c); ok {
-		g.serveEvents(c, counters.Topic(key), "")
+		g.serveEvents(c, counterapi.Topic(key), "")
 	}
 }
 
@@ -64,7 +64,7 @@ type counterEncoder struct{}
 
 // Encode implements fanout.Encoder.
 func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (encoded []byte, shown uint64) {
-	members, version, ok := counters.Members(u)
+	members, version, ok := counterapi.Members(u)
 	if !ok {
 		return b, 0
 	}
@@ -135,7 +135,7 @@ func (c *conn) count(key string) {
 // The frame of a set is held back until it is known whether the user is a member.
 func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 	for i, key := range keys {
-		topic := counters.Topic(key)
+		topic := counterapi.Topic(key)
 		switch {
 		case slices.Contains(c.counted(), key):
 			c.Renew(topic)
@@ -157,7 +157,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 			continue
 		}
 		*c.counters = slices.Delete(*c.counters, i, i+1)
-		c.Unsubscribe(counters.Topic(key))
+		c.Unsubscribe(counterapi.Topic(key))
 		c.g.live.Unview(key, c.member(), c)
 	}
 }
@@ -168,7 +168,7 @@ func (c *conn) Mine(key string, is, again bool) {
 	if is {
 		form = mineForm
 	}
-	topic := counters.Topic(key)
+	topic := counterapi.Topic(key)
 	c.Reform(topic, form, again)
 	c.Ready(topic)
 }

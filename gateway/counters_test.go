@@ -15,19 +15,19 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	countermemstore "headcount/counter/memstore"
-	"headcount/gateway/counters"
+	"headcount/counter/countermem"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/websocket"
 	"headcount/internal/testkit"
 	"headcount/presence"
 )
 
 // countersOf is a Config with counters in memory, and the API key "k".
-func countersOf(cfg *Config) *countermemstore.Store {
-	store := countermemstore.New(countermemstore.Config{})
+func countersOf(cfg *Config) *countermem.Store {
+	store := countermem.New(countermem.Config{})
 	cfg.APIKeys = []string{"k"}
 	cfg.UpdateInterval = 10 * time.Millisecond
-	cfg.Counters = &counters.Config{
+	cfg.Counters = &counterapi.Config{
 		Rules: counter.BuiltinRules(), Store: store, Combiner: counter.NewCombiner(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
 	}
 	return store
@@ -310,7 +310,7 @@ func TestEventsOfACounter(t *testing.T) {
 
 // distant is a store that may be away.
 type distant struct {
-	*countermemstore.Store
+	*countermem.Store
 	away atomic.Bool
 }
 

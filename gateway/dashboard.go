@@ -6,7 +6,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 )
 
 // dashboard serves the dashboard's page and its data. If API keys are configured,
@@ -16,12 +16,12 @@ func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 	if g.cfg.Dashboard == nil {
 		return
 	}
-	policy.Get(e, "/-/dashboard", func(c *gin.Context) {
-		policy.AddVary(c.Writer.Header(), "Accept", policy.APIKeyHeader)
+	httppolicy.Get(e, "/-/dashboard", func(c *gin.Context) {
+		httppolicy.AddVary(c.Writer.Header(), "Accept", httppolicy.APIKeyHeader)
 		switch {
 		case g.mayLook(c):
 			page.serve(c, http.StatusOK)
-		case policy.WantsHTML(c.Request):
+		case httppolicy.WantsHTML(c.Request):
 			page.serve(c, http.StatusUnauthorized)
 		default:
 			needsKey(c)
@@ -29,12 +29,12 @@ func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 	})
 	// The page asks here whether it needs a key; a browser would report a 401 as an
 	// error.
-	policy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
-		policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
+		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys.APIKeys) > 0))
 	})
-	policy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
-		policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
+		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 		if !g.mayLook(c) {
 			needsKey(c)
 			return

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 )
 
@@ -16,7 +16,7 @@ const subprotocol = "headcount.v1"
 // reserve takes a place for a long connection, in all and among those of its
 // address. If it returns false, it has written the error answer. Otherwise the
 // caller gives the place back with release.
-func (g *Gateway) reserve(c *gin.Context) (*policy.AddressSlot, bool) {
+func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	g.entry.Lock()
 	err := g.serving()
 	if g.draining.Load() {
@@ -48,12 +48,12 @@ func (g *Gateway) reserve(c *gin.Context) (*policy.AddressSlot, bool) {
 	g.release(slot)
 	g.metrics.refused.Inc()
 	g.metrics.limits[limit].Inc()
-	policy.Problem(c.Writer, http.StatusServiceUnavailable, detail, policy.RetryAfter(5*time.Second), policy.Because(limit))
+	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, detail, httppolicy.RetryAfter(5*time.Second), httppolicy.Because(limit))
 	return nil, false
 }
 
 // release gives back a place that reserve took.
-func (g *Gateway) release(slot *policy.AddressSlot) {
+func (g *Gateway) release(slot *httppolicy.AddressSlot) {
 	slot.Leave()
 	g.connections.Add(-1)
 	g.conns.Done()
@@ -67,10 +67,10 @@ func (g *Gateway) getSocket(c *gin.Context) {
 			c.Header("Connection", "Upgrade")
 		}
 		c.Header("Sec-WebSocket-Version", "13")
-		policy.Problem(c.Writer, status, problem)
+		httppolicy.Problem(c.Writer, status, problem)
 		return
 	}
-	if key := policy.APIKey(r); key != "" && !g.server(c) {
+	if key := httppolicy.APIKey(r); key != "" && !g.server(c) {
 		return
 	}
 	id, err := g.identify(c, true)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -25,12 +25,12 @@ const (
 
 // erasures bound what erasures cost others. Those of servers do not wait for those of visitors.
 type erasures struct {
-	addresses         *policy.Rates // of visitors
-	visitors, servers chan struct{} // each holds one for each erasure that looks at sets
+	addresses         *httppolicy.Rates // of visitors
+	visitors, servers chan struct{}     // each holds one for each erasure that looks at sets
 }
 
 func newErasures() erasures {
-	return erasures{policy.NewRates(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
+	return erasures{httppolicy.NewRates(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
 }
 
 // turn waits for the right to look at sets, and takes it.
@@ -55,9 +55,9 @@ func (g *Gateway) deleteMe(c *gin.Context) {
 		return
 	}
 	if !id.Fresh {
-		if ok, wait := g.erasures.addresses.Allow(policy.Caller{Addr: g.cfg.Proxies.Addr(c.Request)}, time.Now()); !ok {
+		if ok, wait := g.erasures.addresses.Allow(httppolicy.Caller{Addr: g.cfg.Proxies.Addr(c.Request)}, time.Now()); !ok {
 			g.metrics.limits[limitRate].Inc()
-			policy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", policy.Limited(g.erasures.addresses.Rate, wait))
+			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", httppolicy.Limited(g.erasures.addresses.Rate, wait))
 			return
 		}
 		if !g.erase(c, id.User, false) {

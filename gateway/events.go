@@ -8,8 +8,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
 	"headcount/presence"
 )
 
@@ -70,7 +70,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 // stream answers with an event stream that lasts until either side closes the
 // connection. The end of the connection is the end of the body, so the fan-out
 // writes events without chunks around them.
-func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *policy.AddressSlot, topic presence.Topic, lastID, joins string) error {
+func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httppolicy.AddressSlot, topic presence.Topic, lastID, joins string) error {
 	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
 		return err

@@ -3,7 +3,7 @@ package gateway
 import (
 	"errors"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/websocket"
 )
 
@@ -110,7 +110,7 @@ func (c *conn) fault(f *fault) error {
 		hit.Inc()
 	}
 	if line := c.g.cfg.Log.Debug(); line.Enabled() {
-		line.Str("reason", f.code).Str("detail", policy.Unquoted(f.message)).Msg("a message was refused")
+		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")
 	}
 	if err := c.send(websocket.Text, f.appendJSON(nil)); err != nil {
 		return err

@@ -21,17 +21,17 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"headcount/counter/limit"
-	"headcount/gateway/counters"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
+	"headcount/gateway/notifier"
 	"headcount/gateway/socket"
-	sums "headcount/gateway/unread"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/minutes"
-	"headcount/presence/unread"
+	"headcount/unread"
 )
 
 // budgetPerCore leaves half of what a core can deliver to everything else.
@@ -98,7 +98,7 @@ type Config struct {
 	Minutes   minutes.Store
 
 	// Counters serves counters that last; nil: there are none.
-	Counters *counters.Config
+	Counters *counterapi.Config
 
 	HeartbeatInterval time.Duration // default 2s
 	ComeBack          time.Duration // after the start, for those who were here before it; 0: the store remembers them
@@ -133,16 +133,16 @@ type Gateway struct {
 	cfg      Config
 	hub      *fanout.Hub
 	roster   *roster
-	unread   *sums.Sums
-	counters *counters.API  // nil, like live, if there are no counters
-	live     *counters.Live //
+	unread   *notifier.Sums
+	counters *counterapi.API  // nil, like live, if there are no counters
+	live     *counterapi.Live //
 	pollers  *pollers
 	keys     identity.SiteKeys
-	limiter  *policy.Limiter
-	slots    *policy.AddressSlots
+	limiter  *httppolicy.Limiter
+	slots    *httppolicy.AddressSlots
 	// What clients may bring of pages that the gateway does not have yet.
-	addressPages *policy.Rates
-	newPages     *policy.Rates // its one caller is everybody
+	addressPages *httppolicy.Rates
+	newPages     *httppolicy.Rates // its one caller is everybody
 	erasures     erasures
 	comebacks    *comebacks
 	metrics      *metrics
@@ -184,8 +184,8 @@ func New(cfg Config) (*Gateway, error) {
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	g := &Gateway{
 		cfg: cfg, keys: keys,
-		limiter: policy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), slots: policy.NewAddressSlots(cfg.MaxPerAddress),
-		addressPages: policy.NewRates(addressPageRate, addressPageBurst), newPages: policy.NewRates(gatewayPageRate, gatewayPageBurst),
+		limiter: httppolicy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress),
+		addressPages: httppolicy.NewRates(addressPageRate, addressPageBurst), newPages: httppolicy.NewRates(gatewayPageRate, gatewayPageBurst),
 		erasures: newErasures(),
 	}
 	cores := runtime.GOMAXPROCS(0)
@@ -201,7 +201,7 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.comebacks = newComebacks(cfg, g.hub)
-	g.unread = sums.New(sums.Config{
+	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
 	g.openCounters()
@@ -225,7 +225,7 @@ func (g *Gateway) Push(updates []presence.Update) {
 }
 
 // Handler serves the public contract.
-func (g *Gateway) Handler() http.Handler { return policy.Shared(g.handler) }
+func (g *Gateway) Handler() http.Handler { return httppolicy.Shared(g.handler) }
 
 // Ready says why no new clients should be sent here now, or nil.
 func (g *Gateway) Ready() error {

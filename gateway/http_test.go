@@ -11,7 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"headcount/servertest"
+	"headcount/internal/servertest"
 )
 
 // Behind a proxy that replaces the Host every origin is foreign: the answer and the log

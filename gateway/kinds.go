@@ -1,9 +1,9 @@
 package gateway
 
 import (
-	"headcount/gateway/counters"
+	"headcount/gateway/counterapi"
 	"headcount/presence"
-	"headcount/presence/unread"
+	"headcount/unread"
 )
 
 // registerKinds registers every kind of topic with the receiver of its updates:
@@ -11,7 +11,7 @@ import (
 func (g *Gateway) registerKinds() {
 	g.hub.Deliver(presence.KindCount, countEncoder{})
 	if g.live != nil {
-		g.hub.Supply(counters.Kind, counterEncoder{}, g.live)
+		g.hub.Supply(counterapi.Kind, counterEncoder{}, g.live)
 	}
 	g.hub.Watch(unread.KindLevel, g.unread)
 	g.hub.Watch(unread.KindRecord, g.unread)

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/fanout"
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -45,14 +45,14 @@ const (
 
 // Limits that clients reach.
 const (
-	limitConnections = policy.ReasonConnections // --max-connections
-	limitAddress     = policy.ReasonAddress     // --max-connections-per-address
-	limitMemory      = policy.ReasonMemory      // of the process
-	limitIdentities  = "identities"             // new ones that an address brings by PUT
-	limitPages       = "pages"                  // pages and counters of one connection
-	limitRate        = "rate"                   // messages of a client, or new pages
-	limitSize        = "size"                   // of a message
-	limitErrors      = "errors"                 // of one connection
+	limitConnections = httppolicy.ReasonConnections // --max-connections
+	limitAddress     = httppolicy.ReasonAddress     // --max-connections-per-address
+	limitMemory      = httppolicy.ReasonMemory      // of the process
+	limitIdentities  = "identities"                 // new ones that an address brings by PUT
+	limitPages       = "pages"                      // pages and counters of one connection
+	limitRate        = "rate"                       // messages of a client, or new pages
+	limitSize        = "size"                       // of a message
+	limitErrors      = "errors"                     // of one connection
 )
 
 // limitOfCode is the limit that an error frame tells of.
@@ -134,7 +134,7 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		Name: "headcount_http_refusals_total",
 		Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
 	}, []string{"reason"})
-	m.problems = byLabel(problems, policy.Reasons()...)
+	m.problems = byLabel(problems, httppolicy.Reasons()...)
 	if reg == nil {
 		return m
 	}

@@ -3,7 +3,7 @@ package gateway
 import (
 	"slices"
 
-	"headcount/gateway/counters"
+	"headcount/gateway/counterapi"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -198,7 +198,7 @@ func (c *conn) subscribe(m message) error {
 		}
 	}
 	for _, key := range m.counters {
-		if !add(counters.Topic(key), slices.Contains(c.counted(), key)) {
+		if !add(counterapi.Topic(key), slices.Contains(c.counted(), key)) {
 			return tooManyPages("")
 		}
 	}

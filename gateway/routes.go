@@ -12,9 +12,9 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/rs/zerolog"
 
-	"headcount/gateway/counters"
+	"headcount/gateway/counterapi"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
 	"headcount/gateway/socket"
 	"headcount/presence"
 )
@@ -32,28 +32,28 @@ func (g *Gateway) routes() http.Handler {
 	if g.cfg.Tracer != nil {
 		e.Use(g.traced)
 	}
-	e.Use(g.recover, g.told, g.metrics.observe, closeAfterChunks, policy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies), g.inSite)
+	e.Use(g.recover, g.told, g.metrics.observe, closeAfterChunks, httppolicy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies), g.inSite)
 	e.NoRoute(func(c *gin.Context) { notFound(c) })
 	e.NoMethod(func(c *gin.Context) {
-		policy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
+		httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 	})
-	policy.Get(e, "/:page/counter", g.getCounter)
+	httppolicy.Get(e, "/:page/counter", g.getCounter)
 	e.PUT("/:page/counter", g.putCounter)
 	e.PUT("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, true) })
 	e.DELETE("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, false) })
 	e.GET("/:page/counter/events", g.getEvents)
-	policy.Get(e, "/:page/stats", g.getStats)
-	policy.Get(e, "/:page/badge.svg", g.getBadge)
-	policy.Get(e, "/:page/widget", g.getWidget)
-	policy.Get(e, "/-/counters", g.getCounters)
+	httppolicy.Get(e, "/:page/stats", g.getStats)
+	httppolicy.Get(e, "/:page/badge.svg", g.getBadge)
+	httppolicy.Get(e, "/:page/widget", g.getWidget)
+	httppolicy.Get(e, "/-/counters", g.getCounters)
 	e.DELETE("/-/me", g.deleteMe)
 	e.DELETE("/-/users/:user", g.deleteUser)
-	policy.Get(e, sitesPath, g.getSites)
+	httppolicy.Get(e, sitesPath, g.getSites)
 	e.GET("/-/ws", g.getSocket)
 	g.unreadRoutes(e)
 	if g.counters != nil {
 		g.counters.Routes(e)
-		e.GET(counters.Root+"/:key/events", g.getCounterEvents)
+		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
 	}
 	g.assets(e)
 	return e
@@ -75,7 +75,7 @@ func below(base string, h http.Handler) http.Handler {
 			inner.URL = &url.URL{Path: r.URL.Path[len(base):], RawPath: escaped, RawQuery: r.URL.RawQuery}
 			h.ServeHTTP(w, &inner)
 		default:
-			policy.Problem(w, http.StatusNotFound, "This server serves nothing outside of "+base+"/.")
+			httppolicy.Problem(w, http.StatusNotFound, "This server serves nothing outside of "+base+"/.")
 		}
 	})
 }
@@ -119,11 +119,11 @@ func notFound(c *gin.Context) {
 		badRequest(c, presence.CheckPage("").Error())
 		return
 	}
-	if strings.HasPrefix(c.Request.URL.EscapedPath(), counters.Root+"//") {
+	if strings.HasPrefix(c.Request.URL.EscapedPath(), counterapi.Root+"//") {
 		badRequest(c, "A counter has a key of 1 to 128 characters; this path has none.")
 		return
 	}
-	policy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
+	httppolicy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
 }
 
 // recover turns a panic, which is a defect, into a 500 for its own request.
@@ -137,9 +137,9 @@ func (g *Gateway) recover(c *gin.Context) {
 			panic(v)
 		}
 		g.metrics.panics.Inc()
-		g.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", policy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
+		g.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
 		if !c.Writer.Written() {
-			policy.Problem(c.Writer, http.StatusInternalServerError, "The server has a defect; it has been logged.")
+			httppolicy.Problem(c.Writer, http.StatusInternalServerError, "The server has a defect; it has been logged.")
 		}
 		c.Abort()
 	}()
@@ -161,15 +161,15 @@ func (g *Gateway) doorFails(err error) {
 
 // Door returns the listener for the HTTP server that serves Handler; it accepts the
 // clients of l.
-func (g *Gateway) Door(l net.Listener) *policy.ConnLimiter {
+func (g *Gateway) Door(l net.Listener) *httppolicy.ConnLimiter {
 	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
-	return policy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
+	return httppolicy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
 }
 
 // BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door
 // bounds handshakes, and a connection that the gateway takes over from that server then
 // needs no goroutine.
-func BelowTLS(door *policy.ConnLimiter) net.Listener {
+func BelowTLS(door *httppolicy.ConnLimiter) net.Listener {
 	door.SpeakTLS()
 	return socket.Listener{Listener: door}
 }

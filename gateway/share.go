@@ -10,8 +10,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
 	"headcount/presence"
 )
 
@@ -31,8 +31,8 @@ type shared struct {
 
 // shareStream answers with an event stream that lasts until the client ends it, or the
 // connection is closed here.
-func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *policy.AddressSlot, topic presence.Topic, lastID, joins string) {
-	defer policy.Stay(c.Request.Context())()
+func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topic presence.Topic, lastID, joins string) {
+	defer httppolicy.Stay(c.Request.Context())()
 	_ = c.Request.Body.Close() // nobody reads it, and the server would keep what comes
 	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer)}
 	s.ctx, s.close = context.WithCancel(c.Request.Context())

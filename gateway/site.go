@@ -9,10 +9,10 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
 	"headcount/presence"
-	"headcount/presence/unread"
+	"headcount/unread"
 )
 
 // The gateway is the edge of sites. It finds out once which site a request is for (inSite),
@@ -37,14 +37,14 @@ func (g *Gateway) inSite(c *gin.Context) {
 	if site != presence.DefaultSite {
 		c.Set(siteOfKey, site)
 	}
-	key := policy.APIKey(c.Request)
+	key := httppolicy.APIKey(c.Request)
 	if key == "" || !g.keys.Bound() || c.Request.URL.Path == sitesPath {
 		return
 	}
 	if whole, sites := g.keys.Sites(key); !whole && len(sites) > 0 && !slices.Contains(sites, site) {
-		policy.Problem(c.Writer, http.StatusForbidden, fmt.Sprintf(
+		httppolicy.Problem(c.Writer, http.StatusForbidden, fmt.Sprintf(
 			"This API key holds for the site %q, and this call is for the site %q; name the site in the header %s or as ?site=%s, or send a key that holds for it.",
-			sites[0].Name(), site.Name(), identity.SiteHeader, sites[0].Name()), policy.Because(policy.ReasonSite))
+			sites[0].Name(), site.Name(), identity.SiteHeader, sites[0].Name()), httppolicy.Because(httppolicy.ReasonSite))
 		c.Abort()
 	}
 }
@@ -95,17 +95,17 @@ func setSites(cfg *Config) (keys identity.SiteKeys, err error) {
 // alone reports whether the API key of the request holds for single sites, so that what is
 // of all sites is not for who sent it.
 func (g *Gateway) alone(c *gin.Context) bool {
-	whole, sites := g.keys.Sites(policy.APIKey(c.Request))
+	whole, sites := g.keys.Sites(httppolicy.APIKey(c.Request))
 	return !whole && len(sites) > 0
 }
 
 // getSites lists the sites that the API key holds for, with their totals.
 func (g *Gateway) getSites(c *gin.Context) {
-	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	if !g.server(c) {
 		return
 	}
-	key := policy.APIKey(c.Request)
+	key := httppolicy.APIKey(c.Request)
 	var sites []identity.Site
 	var totals []string
 	for _, site := range g.cfg.Sites.All() {

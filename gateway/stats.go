@@ -8,32 +8,32 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/counters"
-	"headcount/gateway/policy"
+	"headcount/gateway/counterapi"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 	"headcount/presence/minutes"
 )
 
 // getStats answers what a page remembers of the time before now.
 func (g *Gateway) getStats(c *gin.Context) {
-	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	if g.cfg.PageStats == 0 {
-		policy.Problem(c.Writer, http.StatusNotFound, "This server remembers nothing of its pages: it was started with --page-stats 0.")
+		httppolicy.Problem(c.Writer, http.StatusNotFound, "This server remembers nothing of its pages: it was started with --page-stats 0.")
 		return
 	}
 	name, ok := page(c, presence.CheckReadable)
 	if !ok || !g.public(c) {
 		return
 	}
-	values, ok := counters.Query(c, "?last=24h&step=5m")
+	values, ok := counterapi.Query(c, "?last=24h&step=5m")
 	if !ok {
 		return
 	}
-	last, ok := counters.Duration(c, values, "last")
+	last, ok := counterapi.Duration(c, values, "last")
 	if !ok {
 		return
 	}
-	step, ok := counters.Duration(c, values, "step")
+	step, ok := counterapi.Duration(c, values, "step")
 	if !ok {
 		return
 	}

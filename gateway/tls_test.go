@@ -18,7 +18,7 @@ import (
 
 	coder "github.com/coder/websocket"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/socket"
 	"headcount/internal/testkit"
 )
@@ -31,7 +31,7 @@ func serveTLS(t *testing.T, tune func(*Config)) (s *served, client func(old bool
 	s = serveVia(t, true, tune, func(hs *httptest.Server) {
 		server = hs
 		hs.EnableHTTP2 = true
-		hs.Listener = BelowTLS(hs.Listener.(*policy.ConnLimiter))
+		hs.Listener = BelowTLS(hs.Listener.(*httppolicy.ConnLimiter))
 		hs.StartTLS()
 	})
 	t.Cleanup(func() {

@@ -6,7 +6,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
-	"headcount/gateway/policy"
+	"headcount/gateway/httppolicy"
 )
 
 // traced makes a span of a request that is sampled, whose trace is its request id. What a client
@@ -19,7 +19,7 @@ func (g *Gateway) traced(c *gin.Context) {
 		return
 	}
 	c.Request = c.Request.WithContext(ctx)
-	c.Header(policy.RequestIDHeader, span.SpanContext().TraceID().String())
+	c.Header(httppolicy.RequestIDHeader, span.SpanContext().TraceID().String())
 	c.Next()
 	route, method := routeOf(c), methodOf(c)
 	span.SetName(method + " " + route)
@@ -34,13 +34,13 @@ func (g *Gateway) traced(c *gin.Context) {
 func (g *Gateway) told(c *gin.Context) {
 	c.Next()
 	h := c.Writer.Header()
-	reason, detail := policy.Refusal(h)
+	reason, detail := httppolicy.Refusal(h)
 	if reason == "" {
 		return
 	}
 	g.metrics.problems[reason].Inc()
 	if line := g.cfg.Log.Debug(); line.Enabled() {
-		line.Str("request_id", policy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
-			Str("reason", reason).Str("detail", policy.Unquoted(detail)).Msg("a request was refused")
+		line.Str("request_id", httppolicy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
+			Str("reason", reason).Str("detail", httppolicy.Unquoted(detail)).Msg("a request was refused")
 	}
 }

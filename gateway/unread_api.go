@@ -14,10 +14,10 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/policy"
 	"headcount/presence"
-	"headcount/presence/unread"
+	"headcount/unread"
 )
 
 const (
@@ -29,12 +29,12 @@ const (
 func (g *Gateway) unreadRoutes(e *gin.Engine) {
 	e.POST("/:page/changes", g.postChange)
 	for root, who := range map[string]whose{"/-/me": caller{g}, "/-/users/:user": named{g}} {
-		policy.Get(e, root+"/follows", func(c *gin.Context) { g.getFollows(c, who) })
+		httppolicy.Get(e, root+"/follows", func(c *gin.Context) { g.getFollows(c, who) })
 		e.PUT(root+"/follows/:page", func(c *gin.Context) { g.putFollow(c, who) })
 		e.DELETE(root+"/follows/:page", func(c *gin.Context) { g.deleteFollow(c, who) })
-		policy.Get(e, root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
+		httppolicy.Get(e, root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
 		e.PUT(root+"/unread", func(c *gin.Context) { g.putUnread(c, who) })
-		policy.Get(e, root+"/notifications", func(c *gin.Context) { g.getNotifications(c, who) })
+		httppolicy.Get(e, root+"/notifications", func(c *gin.Context) { g.getNotifications(c, who) })
 		e.DELETE(root+"/notifications/:page", func(c *gin.Context) { g.deleteNotification(c, who) })
 	}
 }
@@ -85,7 +85,7 @@ func (g *Gateway) postChange(c *gin.Context) {
 }
 
 func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
-	key, problem := policy.IdempotencyKey(c.Request)
+	key, problem := httppolicy.IdempotencyKey(c.Request)
 	if problem != "" {
 		badRequest(c, problem)
 		return change, false
@@ -152,7 +152,7 @@ func isLink(text string) bool {
 
 // getNotifications lists the pages with unread changes.
 func (g *Gateway) getNotifications(c *gin.Context, who whose) {
-	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	user, _, ok := who.whose(c)
 	if !ok {
 		return
@@ -202,7 +202,7 @@ func (g *Gateway) deleteNotification(c *gin.Context, who whose) {
 }
 
 func (g *Gateway) getFollows(c *gin.Context, who whose) {
-	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	user, _, ok := who.whose(c)
 	if !ok {
 		return
@@ -300,7 +300,7 @@ func (g *Gateway) followed(c *gin.Context, who whose) (name string, user unread.
 }
 
 func (g *Gateway) getUnread(c *gin.Context, who whose) {
-	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	user, _, ok := who.whose(c)
 	if !ok {
 		return

@@ -10,8 +10,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"headcount/gateway/counters"
-	"headcount/gateway/policy"
+	"headcount/gateway/counterapi"
+	"headcount/gateway/httppolicy"
 	"headcount/presence"
 )
 
@@ -39,12 +39,12 @@ type display struct {
 // show reads what a badge or widget is to show. If ok is false, it has written the error
 // answer.
 func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok bool) {
-	policy.AddVary(c.Writer.Header(), "Accept-Encoding")
+	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	name, ok := page(c, presence.CheckReadable)
 	if !ok || !g.public(c) {
 		return s, false
 	}
-	query, ok := counters.Query(c, "?label=reading&color=06c")
+	query, ok := counterapi.Query(c, "?label=reading&color=06c")
 	if !ok {
 		return s, false
 	}

@@ -13,8 +13,8 @@ import (
 // Kind says what a topic's updates are about, and how their values are
 // written. It is one word of lower case letters. Stores, feeds, dispatchers
 // and hubs carry all kinds alike. Only the publisher of a kind knows it, and the
-// places that register it: the store that reads it (kinds.go of memstore and
-// redisstore) and the gateway that shows it (kinds.go of gateway).
+// places that register it: the store that reads it (kinds.go of presencemem and
+// presenceredis) and the gateway that shows it (kinds.go of gateway).
 type Kind struct{ word shared }
 
 // KindOf returns the kind with that name.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/servertest"
+	"headcount/internal/servertest"
 )
 
 // benchProgram is the program, built without the race detector.

@@ -22,15 +22,15 @@ import (
 	"github.com/coder/websocket"
 	"github.com/rs/zerolog"
 
-	"headcount/boltfile"
-	"headcount/counter/pgstore"
-	counterstore "headcount/counter/redisstore"
+	"headcount/counter/counterpg"
+	"headcount/counter/counterredis"
+	"headcount/internal/boltfile"
+	"headcount/internal/setting"
+	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/redisstore"
+	"headcount/presence/presenceredis"
 	"headcount/presence/region"
-	"headcount/setting"
-	"headcount/webhook"
 )
 
 // checkCommand says what keeps a server with these settings from working. It asks what the
@@ -340,7 +340,7 @@ func (c *checkCommand) checkRedis(ctx context.Context, f *findings, _ bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	found := redisstore.Check(ctx, redisstore.Config{
+	found := presenceredis.Check(ctx, presenceredis.Config{
 		URL: c.Config.Redis, Facts: c.Config.facts(checkValue(keys)), Dial: c.Patience, Log: zerolog.Nop(),
 	})
 	for _, problem := range found.Problems {
@@ -380,7 +380,7 @@ func (c *checkCommand) checkPeers(ctx context.Context, f *findings, _ bool) {
 		name, link := region.SplitPeer(peer)
 		thing := "--peer " + name
 		one, cancel := context.WithTimeout(ctx, c.Patience)
-		found := redisstore.Check(one, redisstore.Config{URL: link, Facts: redisstore.Facts{Region: name, Counters: counterstore.Format}, Dial: c.Patience, Log: zerolog.Nop()})
+		found := presenceredis.Check(one, presenceredis.Config{URL: link, Facts: presenceredis.Facts{Region: name, Counters: counterredis.Format}, Dial: c.Patience, Log: zerolog.Nop()})
 		cancel()
 		for _, problem := range found.Problems {
 			f.wrongf(thing, "%s", problem)
@@ -402,7 +402,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	const thing = "--postgres"
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	found, err := pgstore.Check(ctx, pgstore.Config{URL: c.Config.Postgres, Behind: c.Config.Redis != "", Beside: len(c.Config.Peers) > 0})
+	found, err := counterpg.Check(ctx, counterpg.Config{URL: c.Config.Postgres, Behind: c.Config.Redis != "", Beside: len(c.Config.Peers) > 0})
 	if err = refusedPostgres(err); err != nil {
 		s := &setting.Error{Problem: "PostgreSQL does not let the server in: " + oneLine(err) + "; start it, or mend the URL"}
 		errors.As(err, &s)
@@ -415,7 +415,7 @@ func (c *checkCommand) checkPostgres(ctx context.Context, f *findings, _ bool) {
 	} else if !found.MakesTable {
 		f.wrongf(thing, "the user may make no tables; grant CREATE on the schema to it.")
 	}
-	if found.ClockOff > redisstore.ClockTolerance {
+	if found.ClockOff > presenceredis.ClockTolerance {
 		f.wrongf(thing, "the clocks of PostgreSQL and of this machine differ by %s; let both keep time by NTP.", found.ClockOff.Round(time.Second))
 	}
 	if f.faults() == wrong {

@@ -24,9 +24,9 @@ import (
 	"testing"
 	"time"
 
-	"headcount/counter/pgtest"
-	"headcount/presence/redistest"
-	"headcount/servertest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 )
 
 // check runs `headcount check` and returns its lines that say what is wrong.

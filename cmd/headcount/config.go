@@ -12,15 +12,15 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/pgstore"
+	"headcount/counter/counterpg"
 	"headcount/gateway/identity"
+	"headcount/internal/setting"
+	"headcount/internal/tracing/otlp"
+	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/node"
-	"headcount/presence/redisstore"
+	"headcount/presence/presenceredis"
 	"headcount/presence/region"
-	"headcount/setting"
-	"headcount/tracing/otlp"
-	"headcount/webhook"
 )
 
 // Config holds the settings of `headcount serve`; each field is a flag. Package
@@ -237,12 +237,12 @@ func (c *Config) checkRegions() error {
 		}
 		return nil
 	}
-	if problem := redisstore.CheckURL(c.Redis); problem != "" {
+	if problem := presenceredis.CheckURL(c.Redis); problem != "" {
 		return setting.Errorf("redis", "%s", problem)
 	}
 	for _, peer := range c.Peers {
 		name, link := region.SplitPeer(peer)
-		if problem := redisstore.CheckURL(link); problem != "" {
+		if problem := presenceredis.CheckURL(link); problem != "" {
 			return setting.Errorf("peer", "%q: %s", name, problem)
 		}
 	}
@@ -259,7 +259,7 @@ func (c *Config) checkCounters() error {
 		return setting.Errorf("cold-after", "%s is shorter than --persist-interval, %s: a counter leaves Redis only when it is in PostgreSQL; give more", c.ColdAfter, c.PersistInterval)
 	}
 	if c.Postgres != "" {
-		if problem := pgstore.CheckURL(c.Postgres); problem != "" {
+		if problem := counterpg.CheckURL(c.Postgres); problem != "" {
 			return setting.Errorf("postgres", "%s", problem)
 		}
 	}

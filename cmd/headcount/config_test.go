@@ -21,7 +21,7 @@ import (
 
 	"headcount/cmd/headcount/flags"
 	"headcount/counter"
-	"headcount/setting"
+	"headcount/internal/setting"
 )
 
 // read parses a command line over an environment and, when file is not empty,

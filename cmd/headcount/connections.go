@@ -1,6 +1,6 @@
 package main
 
-import "headcount/machine"
+import "headcount/internal/machine"
 
 // Open files that are kept for everything other than clients' connections.
 const (

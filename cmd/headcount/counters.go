@@ -11,17 +11,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/counter"
-	"headcount/counter/boltstore"
+	"headcount/counter/counterfile"
+	"headcount/counter/countermem"
+	"headcount/counter/counterpg"
+	"headcount/counter/counterredis"
 	"headcount/counter/hot"
-	"headcount/counter/memstore"
-	"headcount/counter/persistent"
-	"headcount/counter/pgstore"
-	"headcount/counter/redisstore"
 	"headcount/counter/regions"
+	"headcount/counter/tiered"
 	"headcount/gateway"
-	gatewaycounters "headcount/gateway/counters"
+	"headcount/gateway/counterapi"
+	"headcount/internal/setting"
 	"headcount/presence/region"
-	"headcount/setting"
 )
 
 // Writes that one process has under way at once in a store of its own server. Each has
@@ -57,14 +57,14 @@ type counters struct {
 	gateway  atomic.Pointer[gateway.Gateway] // to be told of changes of up; nil: not yet
 }
 
-// Up implements the State of gateway/counters.
+// Up implements the State of gateway/counterapi.
 func (c *counters) Up() bool { return c.up.Load() }
 
 // behind is PostgreSQL behind Redis or beside it.
 type behind struct {
 	up       atomic.Bool
-	answered atomic.Bool       // once is enough
-	store    *persistent.Store // nil: PostgreSQL is beside Redis
+	answered atomic.Bool   // once is enough
+	store    *tiered.Store // nil: PostgreSQL is beside Redis
 }
 
 // StoreState implements counter.States.
@@ -118,15 +118,15 @@ func (c *counters) away(what string) error {
 // openCounters opens the store of counters that the settings ask for.
 func (s *system) openCounters(ctx context.Context) (err error) {
 	c := &counters{}
-	var local *redisstore.Store // of a region with others
+	var local *counterredis.Store // of a region with others
 	lanes := counter.CombinerConfig{}
 	var many counter.Gainers
 	switch {
 	case len(s.cfg.Peers) > 0 && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL beside it", true, redisLanes, redisPace, true
 		c.behind = &behind{}
-		var store *persistent.Beside
-		store, err = persistent.OpenBeside(ctx, persistent.BesideConfig{
+		var store *tiered.Beside
+		store, err = tiered.OpenBeside(ctx, tiered.BesideConfig{
 			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, Region: s.cfg.Region, Rules: s.cfg.Rules,
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind, Marks: s.redis.Marks(),
 		})
@@ -137,8 +137,8 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	case s.cfg.Redis != "" && s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace, lanes.Apart = "Redis, and PostgreSQL behind it", true, redisLanes, redisPace, true
 		c.behind = &behind{}
-		var store *persistent.Store
-		store, err = persistent.Open(ctx, persistent.Config{
+		var store *tiered.Store
+		store, err = tiered.Open(ctx, tiered.Config{
 			Redis: s.cfg.Redis, Postgres: s.cfg.Postgres, PersistInterval: s.cfg.PersistInterval, ColdAfter: s.cfg.ColdAfter, Rules: s.cfg.Rules,
 			Registerer: s.registry, Log: s.log, OnRedis: c, OnPostgres: c.behind, Marks: s.redis.Marks(),
 		})
@@ -148,21 +148,21 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		}
 	case s.cfg.Postgres != "":
 		c.where, c.distant, lanes.Lanes = "PostgreSQL", true, postgresLanes
-		var store *pgstore.Store
+		var store *counterpg.Store
 		if err = noCountersIn(s.cfg.DataDir); err == nil {
-			store, err = pgstore.Open(ctx, pgstore.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
+			store, err = counterpg.Open(ctx, counterpg.Config{URL: s.cfg.Postgres, Log: s.log, OnState: c})
 		}
 		if err == nil {
 			c.store, many, c.cause = store, store, store.Cause
 		}
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
-		var store *redisstore.Store
-		config := redisstore.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c, Marks: s.redis.Marks()}
+		var store *counterredis.Store
+		config := counterredis.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c, Marks: s.redis.Marks()}
 		if len(s.cfg.Peers) > 0 {
 			config.Region = s.cfg.Region
 		}
-		if store, err = redisstore.Open(config); err == nil {
+		if store, err = counterredis.Open(config); err == nil {
 			c.store, many = s.spreading(store, store, 0), store
 			if config.Region != "" {
 				local = store
@@ -170,12 +170,12 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 		}
 	case s.cfg.DataDir != "":
 		c.where = s.cfg.DataDir
-		if c.store, err = boltstore.Open(s.cfg.DataDir, boltstore.Config{Log: s.log}); err != nil {
+		if c.store, err = counterfile.Open(s.cfg.DataDir, counterfile.Config{Log: s.log}); err != nil {
 			err = fmt.Errorf("--data-dir: %w", err)
 		}
 	default:
 		c.where, lanes.Instant = "memory", true
-		c.store = memstore.New(memstore.Config{})
+		c.store = countermem.New(countermem.Config{})
 	}
 	if err != nil {
 		return refusedPostgres(err)
@@ -222,20 +222,20 @@ func noCountersIn(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	holds, err := boltstore.Holds(dir)
+	holds, err := counterfile.Holds(dir)
 	if err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	if holds {
 		return setting.Errorf("data-dir", "%s has counters, which nobody sees with --postgres; carry them over "+
-			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, boltstore.File))
+			"(headcount export --data-dir %s | headcount import --postgres URL), then remove %s", dir, dir, filepath.Join(dir, counterfile.File))
 	}
 	return nil
 }
 
 // spreading is a store in Redis that spreads hot sums over parts. gather is the time between two
 // gatherings, 0 for the default.
-func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather time.Duration) counter.Store {
+func (s *system) spreading(store counter.Store, parts *counterredis.Store, gather time.Duration) counter.Store {
 	return hot.New(store, parts, hot.Config{
 		Rate: s.cfg.HotRate, Rules: s.cfg.Rules, Owner: &owner{member: s.member, self: s.cfg.AdvertiseAddr()}, Gather: gather,
 		Registerer: s.registry, Log: s.log,
@@ -243,11 +243,11 @@ func (s *system) spreading(store counter.Store, parts *redisstore.Store, gather 
 }
 
 // sharing is a store over a Redis, local, that shares its counters with other regions.
-func (s *system) sharing(store counter.Store, local *redisstore.Store) (*regions.Store, error) {
+func (s *system) sharing(store counter.Store, local *counterredis.Store) (*regions.Store, error) {
 	var peers []regions.Peer
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		opened, err := redisstore.Open(redisstore.Config{URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger()})
+		opened, err := counterredis.Open(counterredis.Config{URL: url, Dial: peerDial, Log: s.log.With().Str("peer", name).Logger()})
 		if err != nil {
 			return nil, fmt.Errorf("--peer %s: %w", name, err)
 		}
@@ -260,8 +260,8 @@ func (s *system) sharing(store counter.Store, local *redisstore.Store) (*regions
 }
 
 // config is what a gateway needs of the counters.
-func (c *counters) config(s *system) *gatewaycounters.Config {
-	cfg := &gatewaycounters.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Limits: c.limits, Tops: c.tops, Store: c.store, Registerer: s.registry, Log: s.log}
+func (c *counters) config(s *system) *counterapi.Config {
+	cfg := &counterapi.Config{Rules: s.cfg.Rules, Combiner: c.combiner, Limits: c.limits, Tops: c.tops, Store: c.store, Registerer: s.registry, Log: s.log}
 	if c.distant {
 		cfg.State = c
 	}

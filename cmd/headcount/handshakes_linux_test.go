@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/cmd/rig"
+	"headcount/internal/benchenv"
 	"headcount/internal/testkit"
 )
 
@@ -19,7 +19,7 @@ import (
 func TestHalfOpenHandshakes(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	if err := rig.WriteCertificate(cert, key); err != nil {
+	if err := benchenv.WriteCertificate(cert, key); err != nil {
 		t.Fatal(err)
 	}
 	addr := serveHere(t, "--tls-cert="+cert, "--tls-key="+key, "--max-connections=1000")

@@ -15,7 +15,7 @@ import (
 
 	"headcount/cmd/headcount/flags"
 	"headcount/counter"
-	"headcount/setting"
+	"headcount/internal/setting"
 )
 
 // layers are the environment and the file, for the flags that the command line left open. A variable

@@ -23,8 +23,8 @@ import (
 
 	"headcount/cmd/headcount/flags"
 	"headcount/cmd/headcount/top"
+	"headcount/internal/setting"
 	"headcount/internal/simulate"
-	"headcount/setting"
 )
 
 // Exit statuses.

@@ -18,9 +18,9 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/internal/servertest"
+	"headcount/internal/setting"
 	"headcount/internal/testkit"
-	"headcount/servertest"
-	"headcount/setting"
 )
 
 // clean is the environment without this program's variables, and without the

@@ -19,11 +19,11 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/rs/zerolog"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
 	"headcount/presence"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // running is a server within this process, for as long as the test.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sync"
 
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 	"headcount/presence"
 	"headcount/presence/member"
 	"headcount/presence/ring"
@@ -33,7 +33,7 @@ func (o *owner) Owns(bucket int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.table == nil || !slices.Equal(gateways, o.among) {
-		table, err := ring.New(nil, gateways, 1, redisstore.Buckets)
+		table, err := ring.New(nil, gateways, 1, counterredis.Buckets)
 		if err != nil { // members without a name; the next list has none
 			return false
 		}

@@ -14,10 +14,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 const apiKey = "0123456789abcdef"

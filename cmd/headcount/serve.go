@@ -20,9 +20,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/gateway"
-	"headcount/machine"
+	"headcount/internal/machine"
+	"headcount/internal/setting"
 	"headcount/presence"
-	"headcount/setting"
 )
 
 const (

@@ -15,10 +15,10 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/presence"
-	"headcount/presence/redisstore"
-	"headcount/presence/redistest"
-	"headcount/servertest"
+	"headcount/presence/presenceredis"
 )
 
 var takeoverMembers = flag.Int("members", 1_000_000, "how many members BenchmarkTakeover has nodes take over")
@@ -93,7 +93,7 @@ func takeover(b *testing.B, members int) {
 // hold of an hour, so that no gateway needs to tell of them.
 func seed(b *testing.B, url string, members int) {
 	b.Helper()
-	s, err := redisstore.Open(redisstore.Config{URL: url, Log: zerolog.Nop()})
+	s, err := presenceredis.Open(presenceredis.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/crypto/acme"
 	"golang.org/x/crypto/acme/autocert"
 
-	"headcount/setting"
+	"headcount/internal/setting"
 )
 
 // lookForCertificate is the time between two looks at the files of the certificate.

@@ -24,8 +24,8 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/crypto/acme"
 
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 // addresses takes the address of --listen from the log.

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // collector takes traces.

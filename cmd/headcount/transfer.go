@@ -14,14 +14,14 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/boltstore"
-	"headcount/counter/persistent"
-	"headcount/counter/pgstore"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterfile"
+	"headcount/counter/counterpg"
+	"headcount/counter/counterredis"
+	"headcount/counter/tiered"
 	"headcount/counter/transfer"
+	"headcount/internal/setting"
 	"headcount/presence"
-	presencestore "headcount/presence/redisstore"
-	"headcount/setting"
+	"headcount/presence/presenceredis"
 )
 
 // place names a store of counters as serve does.
@@ -58,7 +58,7 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 		return nil, setting.Errorf("regions", "it says what is in Redis and what in PostgreSQL; give --redis and --postgres")
 	}
 	if p.Postgres != "" {
-		if problem := pgstore.CheckURL(p.Postgres); problem != "" {
+		if problem := counterpg.CheckURL(p.Postgres); problem != "" {
 			return nil, setting.Errorf("postgres", "%s", problem)
 		}
 	}
@@ -66,17 +66,17 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 	case p.Redis != "":
 		return p.openRedis(ctx, fresh, rules)
 	case p.Postgres != "":
-		s, err := pgstore.Open(ctx, pgstore.Config{URL: p.Postgres, ReadOnly: !fresh, Log: zerolog.Nop()})
+		s, err := counterpg.Open(ctx, counterpg.Config{URL: p.Postgres, ReadOnly: !fresh, Log: zerolog.Nop()})
 		if err != nil {
 			return nil, refusedPostgres(err)
 		}
 		return s, nil
 	case p.DataDir != "":
-		path := filepath.Join(p.DataDir, boltstore.File)
+		path := filepath.Join(p.DataDir, counterfile.File)
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) && !fresh {
 			return nil, fmt.Errorf("--data-dir: there is no %s, so there are no counters to export", path)
 		}
-		s, err := boltstore.Open(p.DataDir, boltstore.Config{Log: zerolog.Nop()})
+		s, err := counterfile.Open(p.DataDir, counterfile.Config{Log: zerolog.Nop()})
 		if err != nil {
 			return nil, fmt.Errorf("--data-dir: %w", err)
 		}
@@ -87,7 +87,7 @@ func (p place) open(ctx context.Context, fresh bool, rules *counter.Rules) (coun
 
 // openRedis opens a store in Redis, with PostgreSQL behind it or beside it, or not.
 func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) (counterStore, error) {
-	if problem := presencestore.CheckURL(p.Redis); problem != "" {
+	if problem := presenceredis.CheckURL(p.Redis); problem != "" {
 		return nil, setting.Errorf("redis", "%s", problem)
 	}
 	if p.DataDir != "" {
@@ -100,17 +100,17 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	var err error
 	switch {
 	case p.Regions:
-		store, err = persistent.OpenBeside(ctx, persistent.BesideConfig{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
+		store, err = tiered.OpenBeside(ctx, tiered.BesideConfig{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, Log: zerolog.Nop()})
 	case p.Postgres != "":
-		store, err = persistent.Open(ctx, persistent.Config{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
+		store, err = tiered.Open(ctx, tiered.Config{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:
-		store, err = redisstore.Open(redisstore.Config{URL: p.Redis, Log: zerolog.Nop()})
+		store, err = counterredis.Open(counterredis.Config{URL: p.Redis, Log: zerolog.Nop()})
 	}
 	if err != nil {
 		return nil, refusedPostgres(err)
 	}
 	running, err := store.Leases(ctx)
-	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, redisstore.ErrFormat) && !errors.Is(err, redisstore.ErrFront) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
+	for end := time.Now().Add(dialled); err != nil && !errors.Is(err, counterredis.ErrFormat) && !errors.Is(err, counterredis.ErrFront) && time.Now().Before(end) && ctx.Err() == nil; running, err = store.Leases(ctx) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if err == nil && fresh && len(running) > 0 && (p.Postgres == "" || p.Regions) {
@@ -129,8 +129,8 @@ const dialled = 3 * time.Second
 
 // refusedPostgres makes of an error about the database one about the setting.
 func refusedPostgres(err error) error {
-	if errors.Is(err, pgstore.ErrConfig) {
-		_, problem, _ := strings.Cut(err.Error(), pgstore.ErrConfig.Error()+": ")
+	if errors.Is(err, counterpg.ErrConfig) {
+		_, problem, _ := strings.Cut(err.Error(), counterpg.ErrConfig.Error()+": ")
 		return setting.Errorf("postgres", "%s", problem)
 	}
 	return err

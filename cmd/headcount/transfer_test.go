@@ -16,14 +16,14 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/boltstore"
-	"headcount/counter/pgstore"
-	"headcount/counter/pgtest"
-	"headcount/counter/storetest"
+	"headcount/counter/counterfile"
+	"headcount/counter/counterpg"
+	"headcount/counter/countertest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/setting"
 	"headcount/internal/testkit"
 	"headcount/presence"
-	"headcount/presence/redistest"
-	"headcount/setting"
 )
 
 var transferred = flag.Int("transferred", 600, "counters that TestExportAndImport transfers, beside sets and others")
@@ -44,11 +44,11 @@ func lines(t *testing.T, path string) string {
 func TestExportAndImport(t *testing.T) {
 	dir, server := t.TempDir(), pgtest.Start(t)
 	postgres, from, back := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "back")
-	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
+	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Fill(t, store, *transferred)
+	countertest.Fill(t, store, *transferred)
 	first, second, third := filepath.Join(dir, "1"), filepath.Join(dir, "2"), filepath.Join(dir, "3")
 	if status, _, said := runCommand(t, nil, "export", "--data-dir", from, "--file", first); status != exitFailure || !strings.Contains(said, "in use by another process") {
 		t.Errorf("while a server has the directory: %d %s", status, said)
@@ -112,7 +112,7 @@ func TestExportAndImport(t *testing.T) {
 func TestExportAndImportOfSites(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
-	store, err := boltstore.Open(at("from"), boltstore.Config{Log: zerolog.Nop()})
+	store, err := counterfile.Open(at("from"), counterfile.Config{Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestExportAndImportOfSites(t *testing.T) {
 	if got, want := lines(t, at("wiki")), strings.ReplaceAll(lines(t, at("default")), `{"key":`, `{"site":"wiki","key":`); got != want {
 		t.Errorf("moved into a site: %s\nwant %s", got, want)
 	}
-	moved, err := boltstore.Open(at("moved"), boltstore.Config{Log: zerolog.Nop()})
+	moved, err := counterfile.Open(at("moved"), counterfile.Config{Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,11 +211,11 @@ func TestImportIsKilled(t *testing.T) {
 	}
 	dir, server := t.TempDir(), pgtest.Start(t)
 	url, from, file := server.Database(t), filepath.Join(dir, "from"), filepath.Join(dir, "file")
-	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
+	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Fill(t, store, 3000)
+	countertest.Fill(t, store, 3000)
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestImportIsKilled(t *testing.T) {
 	if _, err := in.Write(text[:len(text)*2/3]); err != nil { // the rest never comes
 		t.Fatal(err)
 	}
-	pg, err := pgstore.Open(t.Context(), pgstore.Config{URL: url, Log: zerolog.Nop()})
+	pg, err := counterpg.Open(t.Context(), counterpg.Config{URL: url, Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,11 +272,11 @@ func TestExportsOfRedis(t *testing.T) {
 	}
 	dir, redis, front, pg := t.TempDir(), redistest.Start(t), redistest.Start(t), pgtest.Start(t)
 	from := filepath.Join(dir, "from")
-	store, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop()})
+	store, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	storetest.Fill(t, store, 60)
+	countertest.Fill(t, store, 60)
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +372,7 @@ func TestTopAfterAnImport(t *testing.T) {
 	dir, rules := t.TempDir(), counter.BuiltinRules()
 	rule := rules.Find("views:1")
 	from, ahead := filepath.Join(dir, "from"), time.Duration(0)
-	source, err := boltstore.Open(from, boltstore.Config{Log: zerolog.Nop(), Now: func() time.Time { return time.Now().Add(ahead) }})
+	source, err := counterfile.Open(from, counterfile.Config{Log: zerolog.Nop(), Now: func() time.Time { return time.Now().Add(ahead) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,13 +3,13 @@ package main
 import (
 	"fmt"
 
-	counterstore "headcount/counter/redisstore"
+	"headcount/counter/counterredis"
+	"headcount/internal/setting"
+	"headcount/internal/webhook"
+	"headcount/internal/webhook/webhookmem"
+	"headcount/internal/webhook/webhookredis"
 	"headcount/presence"
-	"headcount/presence/redisstore"
-	"headcount/setting"
-	"headcount/webhook"
-	"headcount/webhook/memstore"
-	hookstore "headcount/webhook/redisstore"
+	"headcount/presence/presenceredis"
 )
 
 // checkWebhooks also reads the webhooks.
@@ -38,20 +38,20 @@ func (c *Config) checkWebhooks() error {
 
 // facts are what the processes of the region must agree on. Who has no webhooks does not care what
 // others keep of theirs.
-func (c *Config) facts(secret string) redisstore.Facts {
-	f := redisstore.Facts{Region: c.Region, Secret: secret, Counters: counterstore.Format}
+func (c *Config) facts(secret string) presenceredis.Facts {
+	f := presenceredis.Facts{Region: c.Region, Secret: secret, Counters: counterredis.Format}
 	if c.HasRole(presence.RoleGateway) {
 		switch {
 		case c.Postgres == "":
-			f.Postgres = counterstore.PostgresNone
+			f.Postgres = counterredis.PostgresNone
 		case len(c.Peers) > 0:
-			f.Postgres = counterstore.PostgresBeside
+			f.Postgres = counterredis.PostgresBeside
 		default:
-			f.Postgres = counterstore.PostgresBehind
+			f.Postgres = counterredis.PostgresBehind
 		}
 	}
 	if len(c.Hooks) > 0 {
-		f.Webhooks = hookstore.Format
+		f.Webhooks = webhookredis.Format
 	}
 	return f
 }
@@ -66,20 +66,20 @@ func (s *system) openWebhooks(counters webhook.Counters) error {
 	var store webhook.Store
 	switch {
 	case cfg.Redis != "":
-		opened, err := hookstore.Open(hookstore.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
+		opened, err := webhookredis.Open(webhookredis.Config{URL: cfg.Redis, Hooks: cfg.Hooks, Registerer: s.registry, Log: s.log})
 		if err != nil {
 			return err
 		}
 		store, s.closers = opened, append(s.closers, opened.Close)
 	case cfg.DataDir != "":
-		opened, err := memstore.Open(cfg.DataDir, cfg.Hooks)
+		opened, err := webhookmem.Open(cfg.DataDir, cfg.Hooks)
 		if err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 		store, s.closers = opened, append(s.closers, opened.Close)
 	default:
 		s.log.Info().Msg("--data-dir is not set: this process keeps the events of --webhook in memory, and those not sent are lost when it ends")
-		store = memstore.New()
+		store = webhookmem.New()
 	}
 	s.webhooks = webhook.New(webhook.Config{
 		Hooks: cfg.Hooks, Keys: cfg.HookKeys, Store: store, Pages: s.store, Counters: counters,

@@ -21,25 +21,25 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
-	"headcount/dashboard"
 	"headcount/dispatcher"
 	"headcount/gateway"
 	"headcount/gateway/identity"
-	"headcount/machine"
+	"headcount/internal/dashboard"
+	"headcount/internal/machine"
+	"headcount/internal/tracing"
+	"headcount/internal/tracing/otlp"
+	"headcount/internal/webhook"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/member"
-	"headcount/presence/memstore"
 	"headcount/presence/minutes"
 	"headcount/presence/node"
-	"headcount/presence/redisstore"
+	"headcount/presence/presencemem"
+	"headcount/presence/presenceredis"
 	"headcount/presence/region"
 	"headcount/presence/rpc"
-	"headcount/presence/unread"
-	"headcount/tracing"
-	"headcount/tracing/otlp"
+	"headcount/unread"
 	"headcount/web"
-	"headcount/webhook"
 )
 
 const (
@@ -69,12 +69,12 @@ type system struct {
 	member   *member.Member
 	parts    member.Parts
 	store    store
-	embedded *memstore.Store   // the same as store, if store is the embedded one; otherwise nil
-	where    string            // says in the log where the store is
-	redis    *redisstore.Store // likewise, if it is in Redis
-	network  *network          // nil over the embedded store
-	tracer   trace.Tracer      // nil: nothing is traced
-	closers  []func() error    // called in reverse order; nobody could act on their errors
+	embedded *presencemem.Store   // the same as store, if store is the embedded one; otherwise nil
+	where    string               // says in the log where the store is
+	redis    *presenceredis.Store // likewise, if it is in Redis
+	network  *network             // nil over the embedded store
+	tracer   trace.Tracer         // nil: nothing is traced
+	closers  []func() error       // called in reverse order; nobody could act on their errors
 
 	hashKey    []byte                 // of user hashes; nil: the cluster has it
 	identities *identity.Identities   // nil without the gateway's role, like the five below
@@ -198,15 +198,15 @@ func (s *system) watchStores() {
 // openEmbedded opens a store of this process's own, in memory or with a data
 // directory.
 func (s *system) openEmbedded() error {
-	config := memstore.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
-	var opened *memstore.Store
+	config := presencemem.Config{Region: s.cfg.Region, PageStats: s.cfg.KeptMinutes(), PresenceTimeout: s.cfg.PresenceTimeout, Log: s.log}
+	var opened *presencemem.Store
 	if s.cfg.DataDir == "" {
 		s.log.Info().Msg("--data-dir is not set: this process keeps follows, unread counts and, without --postgres, counters in memory, and they are lost when it ends")
-		opened = memstore.New(config)
+		opened = presencemem.New(config)
 		s.embedded, s.where = opened, "embedded, in memory"
 	} else {
 		var err error
-		if opened, err = memstore.Open(s.cfg.DataDir, config); err != nil {
+		if opened, err = presencemem.Open(s.cfg.DataDir, config); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 		s.closers = append(s.closers, func() error {
@@ -259,7 +259,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	if len(s.cfg.IDSecrets) == 0 {
 		s.cfg.IDSecrets = derivedIDSecrets(s.cfg.ClusterSecrets)
 	}
-	var hashKeys redisstore.HashKeys
+	var hashKeys presenceredis.HashKeys
 	if s.member.Has(presence.RoleGateway) {
 		hashKeys = s
 	}
@@ -267,7 +267,7 @@ func (s *system) openCluster(ctx context.Context, self presence.Process) error {
 	for _, secret := range s.cfg.IDSecrets {
 		idSecrets = append(idSecrets, []byte(secret))
 	}
-	opened, err := redisstore.Open(redisstore.Config{
+	opened, err := presenceredis.Open(presenceredis.Config{
 		IDSecrets: idSecrets, HashKeys: hashKeys,
 		URL:        s.cfg.Redis,
 		Facts:      s.cfg.facts(checkValue(keys)),
@@ -356,7 +356,7 @@ func (n *network) close() error {
 	return errors.Join(errs...)
 }
 
-// SetHashKey implements redisstore.HashKeys. The first lease, which comes with the
+// SetHashKey implements presenceredis.HashKeys. The first lease, which comes with the
 // key, is taken when the gateway is there.
 func (s *system) SetHashKey(key []byte) { s.identities.SetHashKey(key) }
 
@@ -377,7 +377,7 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 	s.registry.MustRegister(bytes)
 	for _, peer := range s.cfg.Peers {
 		name, url := region.SplitPeer(peer)
-		opened, err := redisstore.Open(redisstore.Config{
+		opened, err := presenceredis.Open(presenceredis.Config{
 			URL: url, Dial: peerDial, PageStats: s.cfg.KeptMinutes(), Log: s.log.With().Str("peer", name).Logger(),
 			OnBytes: traffic{bytes.WithLabelValues(name, "sent"), bytes.WithLabelValues(name, "received")},
 		})
@@ -385,7 +385,7 @@ func (s *system) openPeers() (peers []region.Peer, err error) {
 			return nil, fmt.Errorf("--peer %s: %w", name, err)
 		}
 		s.closers = append(s.closers, opened.Close)
-		peers = append(peers, region.Peer{Name: name, Remote: redisstore.NewPeer(opened, s.cfg.Region, name)})
+		peers = append(peers, region.Peer{Name: name, Remote: presenceredis.NewPeer(opened, s.cfg.Region, name)})
 	}
 	return peers, nil
 }

@@ -9,17 +9,17 @@ import (
 	"time"
 
 	"headcount/counter"
-	"headcount/counter/persistent"
-	"headcount/counter/pgtest"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
+	"headcount/counter/tiered"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // behind is a process with PostgreSQL behind Redis, that gathers only when it is told to.
-func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *redisstore.Store) {
+func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *counterredis.Store) {
 	t.Helper()
-	p, err := persistent.Open(t.Context(), persistent.Config{Redis: redis, Postgres: postgres, PersistInterval: 50 * time.Millisecond})
+	p, err := tiered.Open(t.Context(), tiered.Config{Redis: redis, Postgres: postgres, PersistInterval: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,14 +30,14 @@ func behind(t testing.TB, redis, postgres string) (s *Store, redisStore *redisst
 }
 
 // persisted waits until all that is in Redis is in PostgreSQL, too.
-func persisted(t testing.TB, redis *redisstore.Store) {
+func persisted(t testing.TB, redis *counterredis.Store) {
 	t.Helper()
 	testkit.Eventually(t, "all is persisted", func() bool {
 		all, err := redis.Status(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return !slices.ContainsFunc(all, func(b redisstore.Bucket) bool { return !b.Since.IsZero() || b.Taken != 0 })
+		return !slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Since.IsZero() || b.Taken != 0 })
 	})
 }
 

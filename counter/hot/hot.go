@@ -15,7 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 )
 
 const (
@@ -34,13 +34,13 @@ const (
 // for a while.
 type Owner interface{ Owns(bucket int) bool }
 
-// SubCounters are where hot sums are spread to: a redisstore.Store.
+// SubCounters are where hot sums are spread to: a counterredis.Store.
 type SubCounters interface {
-	AddParts(ctx context.Context, adds []redisstore.PartAdd) []redisstore.PartAdded
+	AddParts(ctx context.Context, adds []counterredis.PartAdd) []counterredis.PartAdded
 	OpenParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
 	CloseParts(ctx context.Context, key string, e counter.Epoch, parts []int) (out []counter.Part, updated time.Time, err error)
 	EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error
-	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]redisstore.PartOf, error)
+	Parts(ctx context.Context, keys []string) ([][counter.SubCounters]counterredis.PartOf, error)
 	Hot(ctx context.Context, buckets []int) ([]string, error)
 }
 
@@ -158,7 +158,7 @@ func (s *Store) learn(c counter.Counter) *sum {
 }
 
 // take notes a part that was read. It is called with mu.
-func (k *sum) take(i int, p redisstore.PartOf) {
+func (k *sum) take(i int, p counterredis.PartOf) {
 	if p.Epoch == k.spread.Epoch && p.Sequence >= k.parts[i].Sequence {
 		k.parts[i] = p.Part
 		if p.Sequence > 0 && p.Updated.After(k.updated) {
@@ -185,7 +185,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	}
 	results := make([]counter.Result, len(ops))
 	adds, to, rest := s.choose(ctx, ops)
-	var added []redisstore.PartAdded
+	var added []counterredis.PartAdded
 	var made []counter.Result
 	others := make([]counter.Op, len(rest))
 	for n, i := range rest {
@@ -228,7 +228,7 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 
 // choose parts operations into additions to parts, with their indexes, and others. Sums of which
 // the others need the whole are folded first.
-func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []redisstore.PartAdd, to, rest []int) {
+func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []counterredis.PartAdd, to, rest []int) {
 	var fold []string
 	s.mu.Lock()
 	apart := map[string]bool{} // keys of others: their order stays
@@ -255,7 +255,7 @@ func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []redisstore
 			rest = append(rest, i)
 			continue
 		}
-		adds = append(adds, redisstore.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
+		adds = append(adds, counterredis.PartAdd{Key: c.Key, Part: rand.IntN(counter.SubCounters), Epoch: k.spread.Epoch, Delta: c.Delta})
 		to = append(to, i)
 	}
 	s.mu.Unlock()
@@ -266,7 +266,7 @@ func (s *Store) choose(ctx context.Context, ops []counter.Op) (adds []redisstore
 }
 
 // answer is what became of an addition to a part.
-func (s *Store) answer(ctx context.Context, add *redisstore.PartAdd, added *redisstore.PartAdded) counter.Result {
+func (s *Store) answer(ctx context.Context, add *counterredis.PartAdd, added *counterredis.PartAdded) counter.Result {
 	fail := func(err error) counter.Result {
 		return counter.Result{Err: fmt.Errorf("hot: add to a part of %q: %w", add.Key, err)}
 	}
@@ -354,7 +354,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 		}
 		s.mu.Unlock()
 	}
-	parts := map[string]*[counter.SubCounters]redisstore.PartOf{}
+	parts := map[string]*[counter.SubCounters]counterredis.PartOf{}
 	var wg sync.WaitGroup
 	var fault error
 	if len(early) > 0 {
@@ -383,7 +383,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return out, err
 }
 
-func (s *Store) readParts(ctx context.Context, keys []string, into map[string]*[counter.SubCounters]redisstore.PartOf) error {
+func (s *Store) readParts(ctx context.Context, keys []string, into map[string]*[counter.SubCounters]counterredis.PartOf) error {
 	read, err := s.parts.Parts(ctx, keys)
 	if err != nil {
 		return err
@@ -396,7 +396,7 @@ func (s *Store) readParts(ctx context.Context, keys []string, into map[string]*[
 
 // whole adds to readings what parts have beyond them, and returns the keys whose parts are still
 // to be read.
-func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCounters]redisstore.PartOf, exact bool) (missing []string) {
+func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCounters]counterredis.PartOf, exact bool) (missing []string) {
 	for i := range out {
 		r := &out[i]
 		if r.Stale || r.Kind != counter.Sum && r.Kind != 0 {
@@ -428,7 +428,7 @@ func (s *Store) whole(out []counter.Reading, parts map[string]*[counter.SubCount
 				missing = append(missing, r.Key)
 				break
 			}
-			in, updated := redisstore.InEpoch(spread.Epoch, is)
+			in, updated := counterredis.InEpoch(spread.Epoch, is)
 			c := spread.With(r.Counter, in)
 			if c.Version != r.Version && updated.After(c.Updated) {
 				c.Updated = updated

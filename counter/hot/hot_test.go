@@ -16,10 +16,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/pgtest"
-	"headcount/counter/redisstore"
-	"headcount/presence/redistest"
-	"headcount/servertest"
+	"headcount/counter/counterredis"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 )
 
 func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop, pgtest.Stop) }
@@ -32,12 +32,12 @@ var (
 // process is a process that gathers only when it is told to.
 type process struct {
 	*Store
-	redis *redisstore.Store
+	redis *counterredis.Store
 }
 
 func begin(t testing.TB, url string) process {
 	t.Helper()
-	redis, err := redisstore.Open(redisstore.Config{URL: url})
+	redis, err := counterredis.Open(counterredis.Config{URL: url})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestASumIsSpreadAndFolded(t *testing.T) {
 			if c := made(t, a, add(key, 1)); c.Value != 201 || c.Approx || c.Version.Sequence != before.Version.Sequence+2 {
 				t.Fatalf("%+v after %+v", c, before)
 			}
-			if hot, err := a.redis.Hot(t.Context(), []int{redisstore.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
+			if hot, err := a.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
 				t.Fatalf("%v are hot, %v", hot, err)
 			}
 			// What it gained is in its history.
@@ -481,10 +481,10 @@ func (c *caller) Read(ctx context.Context, keys []string, member string, lag tim
 	return out, err
 }
 
-func (c *caller) AddParts(ctx context.Context, adds []redisstore.PartAdd) (out []redisstore.PartAdded) {
+func (c *caller) AddParts(ctx context.Context, adds []counterredis.PartAdd) (out []counterredis.PartAdded) {
 	err := c.call(nil, func([]int) error { out = c.SubCounters.AddParts(ctx, adds); return nil })
 	if err != nil {
-		out = make([]redisstore.PartAdded, len(adds))
+		out = make([]counterredis.PartAdded, len(adds))
 		for i := range out {
 			out[i].Err = err
 		}
@@ -512,7 +512,7 @@ func (c *caller) EndParts(ctx context.Context, key string, e counter.Epoch, part
 	return c.call(parts, func(parts []int) error { return c.SubCounters.EndParts(ctx, key, e, parts) })
 }
 
-func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]redisstore.PartOf, err error) {
+func (c *caller) Parts(ctx context.Context, keys []string) (out [][counter.SubCounters]counterredis.PartOf, err error) {
 	err = c.call(nil, func([]int) (err error) { out, err = c.SubCounters.Parts(ctx, keys); return err })
 	return out, err
 }
@@ -625,7 +625,7 @@ func TestAProcessDiesAtAnyStep(t *testing.T) {
 					if c := exactly(t, other.redis, key, want+9); c.Version != last.Version {
 						t.Fatalf("call %d: %+v, and it was %+v before it was folded", calls, c, last)
 					}
-					if hot, err := other.redis.Hot(t.Context(), []int{redisstore.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
+					if hot, err := other.redis.Hot(t.Context(), []int{counterredis.BucketOf(key)}); err != nil || strings.Contains(fmt.Sprint(hot), key) {
 						t.Fatalf("call %d: %v are hot, %v", calls, hot, err)
 					}
 					parts, err := other.redis.Parts(t.Context(), []string{key})

@@ -9,7 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 )
 
 var (
@@ -227,7 +227,7 @@ func (s *Store) within(ctx context.Context, do func(context.Context) error) erro
 }
 
 func (s *Store) owns(key string) bool {
-	return s.cfg.Owner == nil || s.cfg.Owner.Owns(redisstore.BucketOf(key))
+	return s.cfg.Owner == nil || s.cfg.Owner.Owns(counterredis.BucketOf(key))
 }
 
 // tick makes the next steps of all sums that are known, as far as they are this process's.
@@ -312,7 +312,7 @@ func (s *Store) cool(keys []string) (cold []string) {
 // lookAround finds hot sums of this process's buckets that others have left.
 func (s *Store) lookAround(ctx context.Context) error {
 	var buckets []int
-	for b := range redisstore.Buckets {
+	for b := range counterredis.Buckets {
 		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
 			buckets = append(buckets, b)
 		}

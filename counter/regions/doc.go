@@ -11,7 +11,7 @@
 //     what resets have taken away.
 //   - A set (kind members) is each region's own. The parts are the sizes of the others' sets, of their newest lives.
 //   - A unique is one: registers are merged, and the greater wins.
-//   - Exact counters are not told. They are in one PostgreSQL for all regions (package persistent), or a region's own without one.
+//   - Exact counters are not told. They are in one PostgreSQL for all regions (package tiered), or a region's own without one.
 //   - Limits, ledgers, identities and lists of what gained most are a region's own.
 //   - What was gained in steps of time, and counted under dimensions, is a region's own, too. Who asks for it asks all
 //     regions, and adds up; what a region does not tell within a second is missing, and the answer is stale.

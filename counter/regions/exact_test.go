@@ -12,11 +12,11 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/persistent"
-	"headcount/counter/pgstore"
-	"headcount/counter/pgtest"
-	"headcount/counter/redisstore"
-	"headcount/presence/redistest"
+	"headcount/counter/counterpg"
+	"headcount/counter/counterredis"
+	"headcount/counter/tiered"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
 )
 
 // The built-in rules: stock is exact, with the floor 0.
@@ -38,7 +38,7 @@ func sharing(t *testing.T) (us, eu *region, postgres *pgtest.Server, database st
 	list := []*region{{name: "us"}, {name: "eu"}}
 	for _, r := range list {
 		r.server = redistest.Start(t)
-		s, err := persistent.OpenBeside(t.Context(), persistent.BesideConfig{
+		s, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{
 			Redis: r.server.URL(), Postgres: database, Region: r.name, Rules: builtin, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.WarnLevel),
 		})
 		if err != nil {
@@ -169,11 +169,11 @@ func TestRegionsShareExactCounters(t *testing.T) {
 	t.Run("a front is no region's", func(t *testing.T) {
 		make1(t, us.store, ruled("views:front", counter.Add, 3))
 		eventually(t, "the region has its name", func() (bool, string) {
-			name := us.server.Do(t, "HGET", fmt.Sprintf("hc:{n%d}:s", redisstore.BucketOf("views:front")), "region")
+			name := us.server.Do(t, "HGET", fmt.Sprintf("hc:{n%d}:s", counterredis.BucketOf("views:front")), "region")
 			return name == "us", fmt.Sprint(name)
 		})
-		front := func(redis, database string) *persistent.Store {
-			s, err := persistent.Open(t.Context(), persistent.Config{Redis: redis, Postgres: database, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+		front := func(redis, database string) *tiered.Store {
+			s, err := tiered.Open(t.Context(), tiered.Config{Redis: redis, Postgres: database, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -188,8 +188,8 @@ func TestRegionsShareExactCounters(t *testing.T) {
 
 		fronted, redis := postgres.Database(t), redistest.Start(t)
 		make1(t, front(redis.URL(), fronted), ruled("views:front", counter.Add, 1))
-		_, err := persistent.OpenBeside(t.Context(), persistent.BesideConfig{Redis: redis.URL(), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
-		if !errors.Is(err, pgstore.ErrConfig) {
+		_, err := tiered.OpenBeside(t.Context(), tiered.BesideConfig{Redis: redis.URL(), Postgres: fronted, Region: "us", Rules: builtin, Log: zerolog.Nop()})
+		if !errors.Is(err, counterpg.ErrConfig) {
 			t.Errorf("beside a database with a front: %v", err)
 		}
 	})

@@ -13,14 +13,14 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 	"headcount/counter/regions"
-	"headcount/presence/redistest"
+	"headcount/internal/redistest"
 )
 
 const faulty = "v" // the counter of these tests
 
-var faultyBucket = redisstore.BucketOf(faulty)
+var faultyBucket = counterredis.BucketOf(faulty)
 
 // replicas are regions without links.
 func replicas(t *testing.T, names ...string) (list []*replica) {
@@ -35,9 +35,9 @@ func replicas(t *testing.T, names ...string) (list []*replica) {
 }
 
 // hear has a region take all that another one tells of the bucket.
-func (r *replica) hear(t *testing.T, from *replica) redisstore.Told {
+func (r *replica) hear(t *testing.T, from *replica) counterredis.Told {
 	t.Helper()
-	return tell(t, r.store, from.name, r.name, faultyBucket, redisstore.TellAll, from.lines(t, faultyBucket))
+	return tell(t, r.store, from.name, r.name, faultyBucket, counterredis.TellAll, from.lines(t, faultyBucket))
 }
 
 // hash is a field of a key of the bucket in Redis.
@@ -126,7 +126,7 @@ func TestALifeOfHearingEnds(t *testing.T) {
 					change(eu, 1)
 					lines := eu.lines(t, faultyBucket)
 					lines[0][5] += fmt.Sprintf(" us/%d/1/0/0/0", time.Now().Add(10*time.Minute).UnixMilli())
-					tell(t, us.store, "eu", "us", faultyBucket, redisstore.TellLog, lines)
+					tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellLog, lines)
 					wants(t, us, 1)
 					want := int64(0)
 					if changed {
@@ -161,15 +161,15 @@ func TestAProcessWithoutRegions(t *testing.T) {
 	make1(t, eu.store, add(faulty, 5))
 	us.hear(t, eu)
 	make1(t, us.store, add(faulty, 2))
-	look := func(at redisstore.Position) redisstore.Batch {
+	look := func(at counterredis.Position) counterredis.Batch {
 		t.Helper()
-		batches, err := us.store.Outgoing(t.Context(), []int{faultyBucket}, []redisstore.Position{at}, 10)
+		batches, err := us.store.Outgoing(t.Context(), []int{faultyBucket}, []counterredis.Position{at}, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return batches[0]
 	}
-	at := look(redisstore.Position{}).To
+	at := look(counterredis.Position{}).To
 	make1(t, us.store, add(faulty, 1))
 	us.hear(t, eu)
 	if b := look(at); b.All || len(b.Lines) != 1 {
@@ -231,11 +231,11 @@ func TestACopyOfARegion(t *testing.T) {
 			eu.hear(t, empty)
 			wants(t, eu, 6)
 			// Where it takes the place of what is there, the others tell all again.
-			tell(t, empty.store, "eu", "us", faultyBucket, redisstore.TellBegin, nil)
-			tell(t, empty.store, "eu", "us", faultyBucket, redisstore.TellEnd, nil)
+			tell(t, empty.store, "eu", "us", faultyBucket, counterredis.TellBegin, nil)
+			tell(t, empty.store, "eu", "us", faultyBucket, counterredis.TellEnd, nil)
 			copyTo(empty)
 			at, err := empty.store.Positions(t.Context(), "eu", []int{faultyBucket})
-			if err != nil || at[0] != (redisstore.Position{}) {
+			if err != nil || at[0] != (counterredis.Position{}) {
 				t.Errorf("after an import it has eu up to %+v, %v", at, err)
 			}
 		})
@@ -256,17 +256,17 @@ func TestTwoValuesOfOneSequence(t *testing.T) {
 	f := strings.Fields(us.hash(t, "c"))
 	f[1] = "3"
 	us.setHash(t, "c", strings.Join(f, " "))
-	look, err := eu.store.Outgoing(t.Context(), []int{faultyBucket}, make([]redisstore.Position, 1), 10)
+	look, err := eu.store.Outgoing(t.Context(), []int{faultyBucket}, make([]counterredis.Position, 1), 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tell(t, eu.store, "us", "eu", faultyBucket, redisstore.TellLog, us.lines(t, faultyBucket))
+	tell(t, eu.store, "us", "eu", faultyBucket, counterredis.TellLog, us.lines(t, faultyBucket))
 	wants(t, eu, 5)
-	back, err := eu.store.Outgoing(t.Context(), []int{faultyBucket}, []redisstore.Position{look[0].To}, 10)
+	back, err := eu.store.Outgoing(t.Context(), []int{faultyBucket}, []counterredis.Position{look[0].To}, 10)
 	if err != nil || len(back[0].Lines) != 1 {
 		t.Fatalf("eu does not say what us has forgotten: %+v, %v", back, err)
 	}
-	tell(t, us.store, "eu", "us", faultyBucket, redisstore.TellLog, back[0].Lines)
+	tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellLog, back[0].Lines)
 	wants(t, us, 5)
 	make1(t, us.store, add(faulty, 1))
 	eu.hear(t, us)
@@ -279,11 +279,11 @@ func TestARegionKeepsItsName(t *testing.T) {
 	t.Parallel()
 	us := replicas(t, "us")[0]
 	renamed := open(t, "usa", us.server.URL())
-	if _, err := renamed.Outgoing(t.Context(), []int{faultyBucket}, make([]redisstore.Position, 1), 1); err == nil || !strings.Contains(err.Error(), `"us"`) {
+	if _, err := renamed.Outgoing(t.Context(), []int{faultyBucket}, make([]counterredis.Position, 1), 1); err == nil || !strings.Contains(err.Error(), `"us"`) {
 		t.Errorf("it tells, %v", err)
 	}
 	make1(t, us.store, add(faulty, 1))
-	if err := renamed.EachLine(t.Context(), faultyBucket, 10, func(lines []redisstore.Line) error {
+	if err := renamed.EachLine(t.Context(), faultyBucket, 10, func(lines []counterredis.Line) error {
 		t.Errorf("it tells %q", lines)
 		return nil
 	}); err == nil {
@@ -316,7 +316,7 @@ func TestAnOldDeletion(t *testing.T) {
 	hear := func(ago time.Duration) string {
 		t.Helper()
 		died := strconv.FormatInt(time.Now().Add(-ago).UnixMilli(), 10)
-		tell(t, us.store, "eu", "us", faultyBucket, redisstore.TellAll, []redisstore.Line{{faulty, "", "0", died, "0", "", ""}})
+		tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellAll, []counterredis.Line{{faulty, "", "0", died, "0", "", ""}})
 		return died
 	}
 	hear(31 * 24 * time.Hour)
@@ -336,7 +336,7 @@ func TestAPartThatFindsNoRoomIsOdd(t *testing.T) {
 	for n := range 101 {
 		parts += fmt.Sprintf(" eu/%d/1/1/0/0", n+1)
 	}
-	told := tell(t, us.store, "eu", "us", faultyBucket, redisstore.TellAll, []redisstore.Line{{faulty, "sum", "0", "0", "0", parts, ""}})
+	told := tell(t, us.store, "eu", "us", faultyBucket, counterredis.TellAll, []counterredis.Line{{faulty, "sum", "0", "0", "0", parts, ""}})
 	if !told.Merged || told.Odd != 1 {
 		t.Errorf("%+v", told)
 	}
@@ -356,7 +356,7 @@ func TestPositionsThatCannotBeRead(t *testing.T) {
 func TestALinkThatFailsSaysSoOnce(t *testing.T) {
 	t.Parallel()
 	list := replicas(t, "us", "eu")
-	remote, err := redisstore.Open(redisstore.Config{URL: list[1].server.URL(), Log: zerolog.Nop()})
+	remote, err := counterredis.Open(counterredis.Config{URL: list[1].server.URL(), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,10 +398,10 @@ func TestPlacesThatFallTellOfLostMemory(t *testing.T) {
 		place uint64
 		lost  bool
 	}{{5, false}, {7, false}, {7, false}, {3, true}, {4, false}, {0, true}} {
-		to := redisstore.Position{Log: strconv.Itoa(i), Cursor: tc.place}
-		for _, mode := range []redisstore.Mode{redisstore.TellBegin, redisstore.TellEnd} {
-			told, err := us.store.Tell(t.Context(), "eu", "us", []redisstore.Telling{{Batch: redisstore.Batch{Bucket: faultyBucket, To: to}, Mode: mode, Word: "w"}})
-			if err != nil || !told[0].Merged || told[0].Older != (tc.lost && mode == redisstore.TellBegin) {
+		to := counterredis.Position{Log: strconv.Itoa(i), Cursor: tc.place}
+		for _, mode := range []counterredis.Mode{counterredis.TellBegin, counterredis.TellEnd} {
+			told, err := us.store.Tell(t.Context(), "eu", "us", []counterredis.Telling{{Batch: counterredis.Batch{Bucket: faultyBucket, To: to}, Mode: mode, Word: "w"}})
+			if err != nil || !told[0].Merged || told[0].Older != (tc.lost && mode == counterredis.TellBegin) {
 				t.Errorf("%s of a log up to %d: %+v, %v", mode, tc.place, told, err)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 )
 
 const (
@@ -52,9 +52,9 @@ type link struct {
 
 	mu    sync.Mutex // guards all below
 	dirty map[int]bool
-	since time.Time                   // since when dirty or whole have something; zero: they have not
-	at    map[int]redisstore.Position // how far the peer is; none: it has to be asked
-	whole map[int]bool                // buckets of which all is to be told, or is being told
+	since time.Time                     // since when dirty or whole have something; zero: they have not
+	at    map[int]counterredis.Position // how far the peer is; none: it has to be asked
+	whole map[int]bool                  // buckets of which all is to be told, or is being told
 }
 
 func newLink(s *Store, p Peer, m *metrics) *link {
@@ -62,7 +62,7 @@ func newLink(s *Store, p Peer, m *metrics) *link {
 		Peer: p, s: s, log: s.cfg.Log.With().Str("peer", p.Name).Logger(), wake: make(chan struct{}, 1), asked: make(chan struct{}, 1),
 		news: m.news.WithLabelValues(p.Name), odd: m.odd.WithLabelValues(p.Name), all: m.all.WithLabelValues(p.Name),
 		failures: m.failures.WithLabelValues(p.Name), lag: m.lag.WithLabelValues(p.Name),
-		dirty: map[int]bool{}, at: map[int]redisstore.Position{}, whole: map[int]bool{},
+		dirty: map[int]bool{}, at: map[int]counterredis.Position{}, whole: map[int]bool{},
 	}
 }
 
@@ -212,7 +212,7 @@ func (l *link) round(ctx context.Context, all bool) (more, later bool, err error
 	if err != nil {
 		return false, false, err
 	}
-	var tellings []redisstore.Telling
+	var tellings []counterredis.Telling
 	var rest []int
 	lines := 0
 	for i, b := range batches {
@@ -224,7 +224,7 @@ func (l *link) round(ctx context.Context, all bool) (more, later bool, err error
 			rest, more = append(rest, b.Bucket), true
 		default:
 			lines += len(b.Lines)
-			tellings = append(tellings, redisstore.Telling{Batch: batches[i], Mode: redisstore.TellLog})
+			tellings = append(tellings, counterredis.Telling{Batch: batches[i], Mode: counterredis.TellLog})
 		}
 	}
 	left = append([]int(nil), rest...)
@@ -244,7 +244,7 @@ func (l *link) round(ctx context.Context, all bool) (more, later bool, err error
 		b := tellings[i].Bucket
 		l.took(&told[i])
 		switch {
-		case told[i].Other != "" && told[i].Other != redisstore.NoRegion: // until the next look
+		case told[i].Other != "" && told[i].Other != counterredis.NoRegion: // until the next look
 			continue
 		case !told[i].Merged:
 			left, later = append(left, b), true
@@ -262,7 +262,7 @@ func (l *link) round(ctx context.Context, all bool) (more, later bool, err error
 }
 
 // positions is how far the peer has buckets. It is asked about those of which that is not known.
-func (l *link) positions(ctx context.Context, buckets []int) ([]redisstore.Position, error) {
+func (l *link) positions(ctx context.Context, buckets []int) ([]counterredis.Position, error) {
 	var ask []int
 	l.mu.Lock()
 	for _, b := range buckets {
@@ -282,7 +282,7 @@ func (l *link) positions(ctx context.Context, buckets []int) ([]redisstore.Posit
 		}
 		l.mu.Unlock()
 	}
-	at := make([]redisstore.Position, len(buckets))
+	at := make([]counterredis.Position, len(buckets))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, b := range buckets {
@@ -315,13 +315,13 @@ func (l *link) gauge() {
 }
 
 // took notes what became of a telling.
-func (l *link) took(t *redisstore.Told) {
+func (l *link) took(t *counterredis.Told) {
 	l.news.Add(float64(t.News))
 	l.odd.Add(float64(t.Odd))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case t.Other == redisstore.NoRegion:
+	case t.Other == counterredis.NoRegion:
 	case t.Other != l.said:
 		if l.said = t.Other; t.Other != "" {
 			l.log.Warn().Str("region", t.Other).Msg("counters are not shared with this peer: the region there has another name; correct --peer")
@@ -432,14 +432,14 @@ func (l *link) failed(ctx context.Context, err error) {
 // tellSmall tells all of those of buckets that have few counters, in one call, and returns the others.
 func (l *link) tellSmall(ctx context.Context, buckets []int) (large []int, err error) {
 	// What changes from here on is in the logs behind these positions.
-	batches, err := l.s.cfg.Local.Outgoing(ctx, buckets, make([]redisstore.Position, len(buckets)), 1)
+	batches, err := l.s.cfg.Local.Outgoing(ctx, buckets, make([]counterredis.Position, len(buckets)), 1)
 	if err != nil {
 		return nil, err
 	}
-	var tellings []redisstore.Telling
+	var tellings []counterredis.Telling
 	for i, b := range buckets {
-		whole, bytes := redisstore.Batch{Bucket: b, To: batches[i].To}, 0
-		err := l.s.cfg.Local.EachLine(ctx, b, linesAtOnce, func(lines []redisstore.Line) error {
+		whole, bytes := counterredis.Batch{Bucket: b, To: batches[i].To}, 0
+		err := l.s.cfg.Local.EachLine(ctx, b, linesAtOnce, func(lines []counterredis.Line) error {
 			for _, line := range lines {
 				bytes += line.Size()
 			}
@@ -456,8 +456,8 @@ func (l *link) tellSmall(ctx context.Context, buckets []int) (large []int, err e
 		default:
 			word := rand.Text()
 			tellings = append(tellings,
-				redisstore.Telling{Batch: redisstore.Batch{Bucket: b, To: whole.To}, Mode: redisstore.TellBegin, Word: word},
-				redisstore.Telling{Batch: whole, Mode: redisstore.TellEnd, Word: word})
+				counterredis.Telling{Batch: counterredis.Batch{Bucket: b, To: whole.To}, Mode: counterredis.TellBegin, Word: word},
+				counterredis.Telling{Batch: whole, Mode: counterredis.TellEnd, Word: word})
 		}
 	}
 	if len(tellings) == 0 {
@@ -478,11 +478,11 @@ func (l *link) tellSmall(ctx context.Context, buckets []int) (large []int, err e
 }
 
 // refused is why the peer has not taken a telling, or nil.
-func (l *link) refused(t *redisstore.Told) error {
+func (l *link) refused(t *counterredis.Told) error {
 	switch {
 	case t.Merged:
 		return nil
-	case t.Other == redisstore.NoRegion:
+	case t.Other == counterredis.NoRegion:
 		return errNobody
 	case t.Other != "":
 		return fmt.Errorf("%w: %q", errName, t.Other)
@@ -494,15 +494,15 @@ func (l *link) refused(t *redisstore.Told) error {
 func (l *link) tellBucket(ctx context.Context, b int) error {
 	word := rand.Text()
 	// What changes from here on is in the log behind this position.
-	batches, err := l.s.cfg.Local.Outgoing(ctx, []int{b}, []redisstore.Position{{}}, 1)
+	batches, err := l.s.cfg.Local.Outgoing(ctx, []int{b}, []counterredis.Position{{}}, 1)
 	if err != nil {
 		return err
 	}
 	to := batches[0].To
-	tell := func(mode redisstore.Mode, lines []redisstore.Line) error {
+	tell := func(mode counterredis.Mode, lines []counterredis.Line) error {
 		for {
-			told, err := l.Remote.Tell(ctx, l.s.cfg.Region, l.Name, []redisstore.Telling{{
-				Batch: redisstore.Batch{Bucket: b, To: to, Lines: lines}, Mode: mode, Word: word,
+			told, err := l.Remote.Tell(ctx, l.s.cfg.Region, l.Name, []counterredis.Telling{{
+				Batch: counterredis.Batch{Bucket: b, To: to, Lines: lines}, Mode: mode, Word: word,
 			}})
 			if err != nil {
 				return err
@@ -518,12 +518,12 @@ func (l *link) tellBucket(ctx context.Context, b int) error {
 			}
 		}
 	}
-	if err := tell(redisstore.TellBegin, nil); err != nil {
+	if err := tell(counterredis.TellBegin, nil); err != nil {
 		return err
 	}
 	l.all.Inc()
-	if err := l.s.cfg.Local.EachLine(ctx, b, linesAtOnce, func(lines []redisstore.Line) error { return tell(redisstore.TellAll, lines) }); err != nil {
+	if err := l.s.cfg.Local.EachLine(ctx, b, linesAtOnce, func(lines []counterredis.Line) error { return tell(counterredis.TellAll, lines) }); err != nil {
 		return err
 	}
-	return tell(redisstore.TellEnd, nil)
+	return tell(counterredis.TellEnd, nil)
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 	"headcount/counter/shares"
-	"headcount/presence/redistest"
-	"headcount/servertest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 )
 
 func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
@@ -25,9 +25,9 @@ var (
 )
 
 // open returns a store of a region that ends with the test.
-func open(t testing.TB, region, url string) *redisstore.Store {
+func open(t testing.TB, region, url string) *counterredis.Store {
 	t.Helper()
-	s, err := redisstore.Open(redisstore.Config{URL: url, Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+	s, err := counterredis.Open(counterredis.Config{URL: url, Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,15 +69,15 @@ func reset(rule *counter.Rule, key string) counter.Change {
 type replica struct {
 	name   string
 	server *redistest.Server
-	store  *redisstore.Store
+	store  *counterredis.Store
 	model  shares.Region
 	set    map[string]bool
 }
 
 // lines are all that a region tells of a key.
-func (r *replica) lines(t testing.TB, bucket int) (lines []redisstore.Line) {
+func (r *replica) lines(t testing.TB, bucket int) (lines []counterredis.Line) {
 	t.Helper()
-	err := r.store.EachLine(t.Context(), bucket, 10, func(some []redisstore.Line) error {
+	err := r.store.EachLine(t.Context(), bucket, 10, func(some []counterredis.Line) error {
 		lines = append(lines, some...)
 		return nil
 	})
@@ -90,15 +90,15 @@ func (r *replica) lines(t testing.TB, bucket int) (lines []redisstore.Line) {
 // begin has a region say in its Redis which one it is, as its links do.
 func (r *replica) begin(t testing.TB, bucket int) {
 	t.Helper()
-	if _, err := r.store.Outgoing(t.Context(), []int{bucket}, make([]redisstore.Position, 1), 1); err != nil {
+	if _, err := r.store.Outgoing(t.Context(), []int{bucket}, make([]counterredis.Position, 1), 1); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // tell has a region take lines of another one.
-func tell(t testing.TB, to *redisstore.Store, from, self string, bucket int, mode redisstore.Mode, lines []redisstore.Line) redisstore.Told {
+func tell(t testing.TB, to *counterredis.Store, from, self string, bucket int, mode counterredis.Mode, lines []counterredis.Line) counterredis.Told {
 	t.Helper()
-	told, err := to.Tell(t.Context(), from, self, []redisstore.Telling{{Batch: redisstore.Batch{Bucket: bucket, Lines: lines}, Mode: mode, Word: "w"}})
+	told, err := to.Tell(t.Context(), from, self, []counterredis.Telling{{Batch: counterredis.Batch{Bucket: bucket, Lines: lines}, Mode: mode, Word: "w"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,10 +118,10 @@ func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 		t.Run(fmt.Sprint(rule.Kind, seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 7))
 			key := "k" + strconv.Itoa(round)
-			bucket := redisstore.BucketOf(key)
+			bucket := counterredis.BucketOf(key)
 			type telling struct {
 				from  string
-				lines []redisstore.Line
+				lines []counterredis.Line
 				share shares.Share
 			}
 			var said []telling
@@ -142,7 +142,7 @@ func TestRedisMergesAsTheArithmeticDoes(t *testing.T) {
 			}
 			now := func() uint64 { return uint64(time.Now().UnixMilli()) }
 			hear := func(r *replica, said telling) {
-				if told := tell(t, r.store, said.from, r.name, bucket, redisstore.TellAll, said.lines); !told.Merged || told.Odd > 0 {
+				if told := tell(t, r.store, said.from, r.name, bucket, counterredis.TellAll, said.lines); !told.Merged || told.Odd > 0 {
 					t.Fatalf("%s takes nothing of %s: %+v", r.name, said.from, told)
 				}
 				r.model.Hear(said.share, now())

@@ -13,19 +13,19 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 )
 
 // Owner says whose a bucket is. Several processes, or none, may take themselves for the owner
 // for a while.
 type Owner interface{ Owns(bucket int) bool }
 
-// Remote is the Redis of another region: a redisstore.Store.
+// Remote is the Redis of another region: a counterredis.Store.
 type Remote interface {
 	History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error)
 	Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error)
-	Positions(ctx context.Context, of string, buckets []int) ([]redisstore.Position, error)
-	Tell(ctx context.Context, from, to string, tellings []redisstore.Telling) ([]redisstore.Told, error)
+	Positions(ctx context.Context, of string, buckets []int) ([]counterredis.Position, error)
+	Tell(ctx context.Context, from, to string, tellings []counterredis.Telling) ([]counterredis.Told, error)
 }
 
 // Peer is another region.
@@ -42,12 +42,12 @@ const silentFor = 2 * time.Second
 
 // Config tunes a Store. A zero field takes its default.
 type Config struct {
-	Region     string            // the name of this one; required
-	Local      *redisstore.Store // its Redis; required
-	Peers      []Peer            // whoever made them closes them, after Close
-	Rules      *counter.Rules    // say which counters are exact, of those that nobody has touched; required
-	Owner      Owner             // default: every bucket is this process's
-	Every      time.Duration     // least time between two rounds of a link; default 200ms
+	Region     string              // the name of this one; required
+	Local      *counterredis.Store // its Redis; required
+	Peers      []Peer              // whoever made them closes them, after Close
+	Rules      *counter.Rules      // say which counters are exact, of those that nobody has touched; required
+	Owner      Owner               // default: every bucket is this process's
+	Every      time.Duration       // least time between two rounds of a link; default 200ms
 	Registerer prometheus.Registerer
 	Log        zerolog.Logger
 }
@@ -80,7 +80,7 @@ func New(to counter.Store, cfg Config) *Store {
 	return s
 }
 
-// Changed implements redisstore.Listener.
+// Changed implements counterredis.Listener.
 func (s *Store) Changed(bucket int) {
 	for _, l := range s.links {
 		l.changed(bucket)
@@ -97,7 +97,7 @@ func (s *Store) Close() error {
 // owned are the buckets of this process.
 func (s *Store) owned() []int {
 	var list []int
-	for b := range redisstore.Buckets {
+	for b := range counterredis.Buckets {
 		if s.cfg.Owner == nil || s.cfg.Owner.Owns(b) {
 			list = append(list, b)
 		}

@@ -15,10 +15,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
-	"headcount/counter/redisstore"
+	"headcount/counter/counterredis"
 	"headcount/counter/regions"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // road is the way to another region. It may be cut; and a bad one loses answers, and carries what it has carried before
@@ -29,7 +29,7 @@ type road struct {
 
 	mu      sync.Mutex
 	cut     bool
-	carried []redisstore.Telling
+	carried []counterredis.Telling
 }
 
 var errCut = errors.New("the link is cut")
@@ -46,7 +46,7 @@ func (r *road) isCut() bool {
 	return r.cut
 }
 
-func (r *road) Positions(ctx context.Context, of string, buckets []int) ([]redisstore.Position, error) {
+func (r *road) Positions(ctx context.Context, of string, buckets []int) ([]counterredis.Position, error) {
 	if r.isCut() {
 		return nil, errCut
 	}
@@ -67,7 +67,7 @@ func (r *road) Dimension(ctx context.Context, key, name string) (counter.Counter
 	return r.Remote.Dimension(ctx, key, name)
 }
 
-func (r *road) Tell(ctx context.Context, from, to string, tellings []redisstore.Telling) ([]redisstore.Told, error) {
+func (r *road) Tell(ctx context.Context, from, to string, tellings []counterredis.Telling) ([]counterredis.Told, error) {
 	if r.isCut() {
 		return nil, errCut
 	}
@@ -96,7 +96,7 @@ func (r *road) Tell(ctx context.Context, from, to string, tellings []redisstore.
 type region struct {
 	name     string
 	server   *redistest.Server
-	local    *redisstore.Store
+	local    *counterredis.Store
 	inner    counter.Store // what the links stand in front of: local, or a store over it
 	store    *regions.Store
 	registry *prometheus.Registry
@@ -126,7 +126,7 @@ func link(t *testing.T, bad bool, list []*region) {
 			if other == r {
 				continue
 			}
-			remote, err := redisstore.Open(redisstore.Config{URL: other.server.URL(), Log: zerolog.Nop()})
+			remote, err := counterredis.Open(counterredis.Config{URL: other.server.URL(), Log: zerolog.Nop()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -345,7 +345,7 @@ func TestRegionsHaveOneTotal(t *testing.T) {
 		cut(true, all...)
 		var keys []string
 		for n := 0; len(keys) < 4200; n++ {
-			if key := "k" + strconv.Itoa(n); redisstore.BucketOf(key) == 3 {
+			if key := "k" + strconv.Itoa(n); counterredis.BucketOf(key) == 3 {
 				keys = append(keys, key)
 			}
 		}
@@ -380,7 +380,7 @@ func TestRegionsHaveOneTotal(t *testing.T) {
 	// What has arrived is told to nobody again.
 	eventually(t, "nothing is left to tell", func() (bool, string) {
 		for _, r := range all {
-			for b := range redisstore.Buckets {
+			for b := range counterredis.Buckets {
 				for name := range r.roads {
 					at, err := other(all, name).local.Positions(t.Context(), r.name, []int{b})
 					if err != nil {
@@ -537,12 +537,12 @@ func TestAPeerOfAnotherName(t *testing.T) {
 	t.Parallel()
 	us, wrong := redistest.Start(t), redistest.Start(t)
 	there := open(t, "ap", wrong.URL())
-	if _, err := there.Outgoing(t.Context(), []int{0}, make([]redisstore.Position, 1), 1); err != nil {
+	if _, err := there.Outgoing(t.Context(), []int{0}, make([]counterredis.Position, 1), 1); err != nil {
 		t.Fatal(err)
 	}
 	var log syncText
 	local := open(t, "us", us.URL())
-	remote, err := redisstore.Open(redisstore.Config{URL: wrong.URL(), Log: zerolog.Nop()})
+	remote, err := counterredis.Open(counterredis.Config{URL: wrong.URL(), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -550,7 +550,7 @@ func TestAPeerOfAnotherName(t *testing.T) {
 	s := regions.New(local, regions.Config{Region: "us", Rules: counter.BuiltinRules(), Local: local, Peers: []regions.Peer{{Name: "eu", Remote: remote}}, Log: zerolog.New(&log)})
 	defer s.Close()
 	key := "a"
-	for n := 0; redisstore.BucketOf(key) != 0; n++ {
+	for n := 0; counterredis.BucketOf(key) != 0; n++ {
 		key = "a" + strconv.Itoa(n)
 	}
 	make1(t, s, add(key, 1))

@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/presence"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
 // TestLostEndpointsAreAttachedAgain: when many endpoints are lost, all are attached
@@ -56,7 +56,7 @@ func TestLostEndpointsAreAttachedAgain(t *testing.T) {
 
 // calls is a store that counts the topics it is asked for, and that can be away.
 type calls struct {
-	*memstore.Store
+	*presencemem.Store
 	away           atomic.Bool
 	attach, detach atomic.Int64    // topics
 	failDetach     atomic.Int64    // this many times
@@ -95,7 +95,7 @@ func (c *calls) Detach(ctx context.Context, life string, topics []presence.Topic
 func withCalls(t *testing.T, test func(*testing.T, *Hub, *calls)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := &calls{Store: memstore.New(memstore.Config{})}
+		store := &calls{Store: presencemem.New(presencemem.Config{})}
 		h, err := New(Config{
 			Life: "g/1", Store: store, Shards: 1, Interval: time.Second, Budget: 1000, Ping: time.Minute, Pong: time.Minute, Log: zerolog.Nop(),
 		})

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 const (

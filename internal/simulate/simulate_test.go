@@ -18,8 +18,8 @@ import (
 
 	"headcount/client"
 	"headcount/cmd/headcount/flags"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 var program string

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"headcount/internal/setting"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 	"headcount/presence/ring"
-	"headcount/setting"
 )
 
 const (

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"headcount/presence"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
-// sharedStore is the store of one simulation: a memstore that can be away, can lose
+// sharedStore is the store of one simulation: a presencemem store that can be away, can lose
 // everything, and has the leases of the processes. Each life of a process uses it
 // through a handle.
 type sharedStore struct {
@@ -22,7 +22,7 @@ type sharedStore struct {
 	log                 func(format string, args ...any)
 
 	mu         sync.Mutex // guards all below, and every call of inner
-	inner      *memstore.Store
+	inner      *presencemem.Store
 	generation uint64
 	void       uint64 // of pages without data, once a loss was made good; else 0
 	away       bool
@@ -65,8 +65,8 @@ func newSharedStore(partitions, buckets int, broken, log func(string, ...any)) *
 	return s
 }
 
-func (s *sharedStore) fresh() *memstore.Store {
-	return memstore.New(memstore.Config{Partitions: s.partitions, Buckets: s.buckets})
+func (s *sharedStore) fresh() *presencemem.Store {
+	return presencemem.New(presencemem.Config{Partitions: s.partitions, Buckets: s.buckets})
 }
 
 // set changes the store and has every subscription begin anew.
@@ -117,7 +117,7 @@ var _ Store = (*handle)(nil)
 // ownStore is the store of a process that is alone: it stands still, and ends, with
 // the process.
 type ownStore struct {
-	*memstore.Store
+	*presencemem.Store
 	l *life
 }
 

@@ -32,8 +32,8 @@ import (
 	"headcount/internal/testkit"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/memstore"
 	"headcount/presence/node"
+	"headcount/presence/presencemem"
 	"headcount/presence/rpc"
 )
 
@@ -727,7 +727,7 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 	proxies, err := identity.NewProxies(nil)
 	must(err)
 	gw, err := gateway.New(gateway.Config{
-		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: memstore.New(memstore.Config{}),
+		Name: name, Incarnation: incarnation, Partitions: simPartitions, Store: store, Unread: presencemem.New(presencemem.Config{}),
 		Cluster:           p,
 		HeartbeatInterval: min(s.timeout/3, 2*time.Second),
 		LeaveGrace:        simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,

@@ -20,7 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"headcount/outage"
+	"headcount/internal/outage"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
 )

@@ -17,7 +17,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/memstore"
+	"headcount/presence/presencemem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,7 +43,9 @@ type streamKey struct {
 	partition int
 }
 
-func newStore() *memstore.Store { return memstore.New(memstore.Config{Partitions: testPartitions}) }
+func newStore() *presencemem.Store {
+	return presencemem.New(presencemem.Config{Partitions: testPartitions})
+}
 
 // start runs a node until the test ends or the returned function is called. It
 // waits for no gateways.
@@ -835,7 +837,7 @@ func TestInheritedMembersWaitForTheGateways(t *testing.T) {
 
 // forgetful is a store that loses the write that declares a partition complete.
 type forgetful struct {
-	*memstore.Store
+	*presencemem.Store
 	mu      sync.Mutex
 	forgets int // so many more completions are dropped
 }
@@ -1240,7 +1242,7 @@ func (s *slowLoad) Load(ctx context.Context, claims []presence.Claim) ([]presenc
 // others. It claims none before its turn: until then that partition is still its last
 // owner's.
 func TestTheFirstPartitionsServeEarly(t *testing.T) {
-	store := &slowLoad{&shaky{Store: memstore.New(memstore.Config{Partitions: 40}), generation: 1}, make(chan int), make(chan struct{})}
+	store := &slowLoad{&shaky{Store: presencemem.New(presencemem.Config{Partitions: 40}), generation: 1}, make(chan int), make(chan struct{})}
 	n, err := New(store, Config{Name: "n", Partitions: 40, Reply: replies(func(string, *heartbeat.Reply) {})})
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,7 @@ package node
 import (
 	"time"
 
-	"headcount/setting"
+	"headcount/internal/setting"
 )
 
 // CheckTimes refuses times that would remove a user who is still there. The

@@ -4,7 +4,7 @@ import (
 	"regexp"
 	"strings"
 
-	"headcount/setting"
+	"headcount/internal/setting"
 )
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)

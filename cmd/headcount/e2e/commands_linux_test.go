@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 // What top writes where there is no terminal has nothing that commands one. In a terminal it takes no more lines and columns

@@ -13,7 +13,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
 	"headcount/internal/testkit"
 )
 

@@ -27,9 +27,9 @@ import (
 	"testing"
 	"time"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 var program string // the path of the program

@@ -7,7 +7,7 @@ import (
 )
 
 // Every way in asks for the origin, of the scheme that a trusted proxy names. What origins
-// match, and the headers of each status, are tested in gateway/identity and gateway/policy.
+// match, and the headers of each status, are tested in gateway/identity and gateway/httppolicy.
 func TestOrigins(t *testing.T) {
 	t.Parallel()
 	plain := start(t, "--leave-grace=0s")

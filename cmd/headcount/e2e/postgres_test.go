@@ -11,10 +11,10 @@ import (
 	"sync"
 	"testing"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // TestPgBouncer: a pooler whose clients have a connection of PostgreSQL each is as good as PostgreSQL. Any other is refused,

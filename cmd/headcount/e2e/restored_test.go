@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // Redis comes back with an older memory, and gives versions again that had other contents.

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // ruleFile returns a file with the built-in rules of counters and one that has a dimension.

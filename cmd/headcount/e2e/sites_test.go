@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // The two sites of these tests. The first of them is that of calls that name none.

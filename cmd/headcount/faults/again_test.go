@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/presence/redistest"
+	"headcount/internal/redistest"
 )
 
 // TestFaultsAgain repeats faults, while users come and go, each on a cluster of its own. In test-all each comes once;

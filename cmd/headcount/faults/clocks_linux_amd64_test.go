@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"headcount/client"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // setClock has the process run with a wall clock that is wrong by offset.

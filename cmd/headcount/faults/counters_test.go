@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // rounds is how often each of the tests below kills something and looks whether all

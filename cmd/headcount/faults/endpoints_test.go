@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 const allRoles = "gateway,presence,dispatcher"

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"headcount/client"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // TestAKilledProcessKeepsItsPartitions: a process that is killed and started again before its

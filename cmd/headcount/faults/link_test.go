@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/servertest"
+	"headcount/internal/servertest"
 )
 
 // wire is a TCP link between two data centres. What is sent while it is cut arrives when

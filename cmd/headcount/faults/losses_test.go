@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"headcount/client"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 var (

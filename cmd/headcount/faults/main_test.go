@@ -15,8 +15,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 var program string // the program, built with -race

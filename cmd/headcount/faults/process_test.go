@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/servertest"
 )
 
 // member is one process of a cluster. It may be ended and started again: its addresses

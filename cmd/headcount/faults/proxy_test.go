@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"headcount/servertest"
+	"headcount/internal/servertest"
 )
 
 // proxy stands before a process's cluster address. It forwards TCP as it is. Of the

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"headcount/client"
-	"headcount/presence/redistest"
+	"headcount/internal/redistest"
 )
 
 // BenchmarkLoneJoinInAnotherRegion measures how long after a join in one region another

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"headcount/client"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 const (

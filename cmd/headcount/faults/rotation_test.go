@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"headcount/client"
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // person is one visitor with a connection to each of several gateways, who connects

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"headcount/internal/redistest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
 )
 
 // The Redis servers of these regions are set up as careful operators do it. They know

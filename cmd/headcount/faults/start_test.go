@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"headcount/client"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // trio is one process of each role.

@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"headcount/counter/pgtest"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
 	"headcount/internal/testkit"
-	"headcount/presence/redistest"
-	"headcount/servertest"
 )
 
 // These tests run other releases beside this one. make upgrade builds them and says which.

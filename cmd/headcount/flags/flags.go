@@ -26,7 +26,7 @@ import (
 	"time"
 	"unicode"
 
-	"headcount/setting"
+	"headcount/internal/setting"
 )
 
 // ErrShown says that the command line asked for the help or the version, which was written.

@@ -1,0 +1,245 @@
+package counterfile
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/counter"
+	"headcount/internal/boltfile"
+)
+
+var (
+	_ counter.Dumper   = (*Store)(nil)
+	_ counter.Restorer = (*Store)(nil)
+)
+
+// Deleted is as counter.Dumper says.
+func (s *Store) Deleted(context.Context) (deleted uint64, err error) {
+	err = s.view("deleted", func(tx *bbolt.Tx) error {
+		if b := tx.Bucket(boltfile.Meta).Get(deletedKey); len(b) == 8 {
+			deleted = binary.BigEndian.Uint64(b)
+		}
+		return nil
+	})
+	return deleted, err
+}
+
+// Dump is as counter.Dumper says: all is of one moment.
+func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	var refused error // what each has said
+	err := s.view("dump", func(tx *bbolt.Tx) error {
+		c := tx.Bucket(countersBucket).Cursor()
+		for k, v := c.Seek([]byte(after + "\x00")); k != nil; k, v = c.Next() {
+			one, err := dumpOne(tx, string(k), v)
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err != nil {
+				return err
+			}
+			if refused = each(one); refused != nil {
+				return refused
+			}
+		}
+		return nil
+	})
+	if refused != nil {
+		return refused
+	}
+	return err
+}
+
+func dumpOne(tx *bbolt.Tx, key string, v []byte) (one counter.Copy, err error) {
+	var r record
+	if err := r.parse(v); err != nil {
+		return one, fmt.Errorf("counter %q: %w", key, err)
+	}
+	one = counter.Copy{Key: key, State: r.State}
+	if r.set != 0 && r.Kind == counter.Unique {
+		in, err := r.registers(tx.Bucket(registersBucket))
+		if err != nil {
+			return one, fmt.Errorf("counter %q: %w", key, err)
+		}
+		one.Registers = in.Clone()
+	} else if r.set != 0 {
+		prefix := within(r.set, "")
+		c := tx.Bucket(membersBucket).Cursor()
+		for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+			one.Members = append(one.Members, string(k[8:]))
+		}
+	}
+	if r.ledger != 0 {
+		prefix := within(r.ledger, "")
+		c := tx.Bucket(ledgersBucket).Cursor()
+		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			e, err := parseEntry(k[8:], v)
+			if err != nil {
+				return one, fmt.Errorf("the ledger of %q: %w", key, err)
+			}
+			one.Ledger = append(one.Ledger, e)
+		}
+	}
+	if r.history != 0 {
+		prefix := within(r.history, "")
+		c := tx.Bucket(gainsBucket).Cursor()
+		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			if len(k) != 20 {
+				return one, fmt.Errorf("the history of %q: a key of %d bytes", key, len(k))
+			}
+			g, err := parseGain(int64(binary.BigEndian.Uint64(k[12:])), v)
+			if err != nil {
+				return one, fmt.Errorf("the history of %q: %w", key, err)
+			}
+			one.Steps = append(one.Steps, counter.StepCopy{Step: binary.BigEndian.Uint32(k[8:]), Number: g.Number, Value: g.Value, Seen: g.Seen})
+		}
+	}
+	return one, dumpDimensions(tx, r.history, &one)
+}
+
+// dumpDimensions reads what a counter with that history counted under its dimensions.
+func dumpDimensions(tx *bbolt.Tx, history uint64, one *counter.Copy) error {
+	if history == 0 {
+		return nil
+	}
+	prefix := within(history, "")
+	c := tx.Bucket(countedBucket).Cursor()
+	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		k = k[len(prefix):]
+		if len(k) == 0 || len(k) < 1+int(k[0]) || len(v) < 8 {
+			return fmt.Errorf("the dimensions of %q: a key of %d bytes", one.Key, len(k))
+		}
+		name, value := string(k[1:1+k[0]]), string(k[1+k[0]:])
+		counted, n := one.Dimension(name), int64(binary.BigEndian.Uint64(v))
+		if value == "" {
+			counted.Other = n
+		} else {
+			counted.Values[value] = n
+		}
+	}
+	slices.SortFunc(one.Dimensions, func(a, b counter.DimensionCopy) int { return cmp.Compare(a.Name, b.Name) }) // the shorter ones came first
+	return nil
+}
+
+// DumpIdentities is as counter.Dumper says.
+func (s *Store) DumpIdentities(_ context.Context, each func([]counter.IdentityCopy) error) error {
+	const atOnce = 1000
+	return s.view("identities", func(tx *bbolt.Tx) error {
+		var some []counter.IdentityCopy
+		now := s.cfg.Now()
+		err := tx.Bucket(idsBucket).ForEach(func(k, v []byte) error {
+			if len(k) != 16 || len(v) != 8 {
+				return fmt.Errorf("an identity of %d bytes", len(k))
+			}
+			if until := time.Unix(int64(binary.BigEndian.Uint64(v)), 0); until.After(now) {
+				some = append(some, counter.IdentityCopy{Identity: counter.Identity(k), Until: until})
+			}
+			if len(some) < atOnce {
+				return nil
+			}
+			err := each(some)
+			some = nil
+			return err
+		})
+		if err != nil || len(some) == 0 {
+			return err
+		}
+		return each(some)
+	})
+}
+
+// Restore is as counter.Restorer says: one transaction.
+func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	for i := range copies {
+		if err := copies[i].Named(); err != nil {
+			return 0, err
+		}
+	}
+	t := step{records: map[string]*record{}}
+	err = s.update(ctx, func(tx *bbolt.Tx) error {
+		t.now, restored = s.cfg.Now(), 0
+		t.begin(tx)
+		for i := range copies {
+			c := copies[i]
+			r := t.record(c.Key)
+			if !c.Replaces(r.Version, t.deleted) {
+				continue
+			}
+			restored++
+			t.discard(&r.set)
+			t.discard(&r.ledger)
+			t.discard(&r.history)
+			r.State = c.State
+			t.restore(r, &c, rules)
+		}
+		return t.end(0)
+	}, func() {})
+	if err != nil {
+		return 0, fmt.Errorf("counterfile: restore: %w: %w", counter.ErrUnavailable, err)
+	}
+	return restored, nil
+}
+
+// restore puts what stands beside the record of a counter.
+func (t *step) restore(r *record, c *counter.Copy, rules *counter.Rules) {
+	if len(c.Members) > 0 || !c.Registers.Empty() {
+		r.set = t.number()
+	}
+	for _, m := range c.Members {
+		t.check(t.members.Put(within(r.set, m), []byte{}))
+	}
+	if !c.Registers.Empty() {
+		t.check(t.registers.Put(within(r.set, ""), c.Registers.Bytes()))
+	}
+	if len(c.Ledger) > 0 {
+		r.ledger = t.number()
+	}
+	for _, e := range c.Ledger {
+		t.check(t.ledgers.Put(binary.BigEndian.AppendUint64(within(r.ledger, ""), e.Seq), appendEntry(nil, e)))
+	}
+	_, kept := c.Kept(rules)
+	for _, s := range c.Steps {
+		slot := counter.Slot{Number: uint32(s.Number), Step: s.Step}
+		value := binary.BigEndian.AppendUint64(nil, uint64(s.Value))
+		if s.Seen != nil {
+			value = s.Seen.Bytes()
+		}
+		t.keep(t.gainKey(c.Key, slot), value, slot, kept(s.Step))
+	}
+	for _, d := range c.Dimensions {
+		of := dimensionKey(t.history(c.Key), d.Name)
+		t.check(t.counted.Put(of, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(d.Other)), uint64(len(d.Values)))))
+		for value, n := range d.Values {
+			t.check(t.counted.Put(append(of[:len(of):len(of)], value...), binary.BigEndian.AppendUint64(nil, uint64(n))))
+		}
+	}
+}
+
+// RestoreIdentities is as counter.Restorer says.
+func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+	t := step{records: map[string]*record{}}
+	err := s.update(ctx, func(tx *bbolt.Tx) error {
+		t.now = s.cfg.Now()
+		t.begin(tx)
+		t.deleted = max(t.deleted, deleted)
+		for _, id := range identities {
+			until := binary.BigEndian.AppendUint64(nil, uint64(id.Until.Unix()))
+			if is := t.ids.Get(id.Identity[:]); bytes.Compare(is, until) >= 0 {
+				continue
+			}
+			t.check(t.ids.Put(id.Identity[:], until))
+			t.check(t.forget.Put(append(until[:8:8], id.Identity[:]...), nil))
+		}
+		return t.end(0)
+	}, func() {})
+	if err != nil {
+		return fmt.Errorf("counterfile: restore: %w: %w", counter.ErrUnavailable, err)
+	}
+	return nil
+}

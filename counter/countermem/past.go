@@ -1,0 +1,71 @@
+package countermem
+
+import (
+	"container/heap"
+	"time"
+
+	"headcount/counter"
+)
+
+// past is what a counter gained in the steps of one bucket that are over.
+type past struct {
+	step, kept time.Duration
+	gains      []counter.Gain // oldest first; empty when the counter was deleted
+	due        time.Time      // when somebody is to look for what may be forgotten
+	awaits     bool           // it is in Store.pasts
+}
+
+// past is that of a step, or nil.
+func (r *rest) past(step time.Duration) *past {
+	for _, p := range r.history {
+		if p.step == step {
+			return p
+		}
+	}
+	return nil
+}
+
+// pasts implements heap.Interface.
+type pasts []*past
+
+func (h pasts) Len() int           { return len(h) }
+func (h pasts) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
+func (h pasts) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *pasts) Push(p any)        { *h = append(*h, p.(*past)) }
+func (h *pasts) Pop() any {
+	last := len(*h) - 1
+	p := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return p
+}
+
+// await has p looked at when its oldest gain may be forgotten, and not for every single
+// one: a hundredth of the time later. It is called with mu.
+func (s *Store) await(p *past, now time.Time) {
+	if p.awaits {
+		return
+	}
+	oldest := time.Unix((p.gains[0].Number+2)*int64(p.step/time.Second), 0).Add(p.kept)
+	if later := now.Add(p.kept / 100); oldest.Before(later) {
+		oldest = later
+	}
+	p.due, p.awaits = oldest, true
+	heap.Push(&s.pasts, p)
+}
+
+// clear forgets what was kept long enough, of at most so many. It is called with mu.
+func (s *Store) clear(now time.Time, most int) {
+	for ; most > 0 && len(s.pasts) > 0 && !s.pasts[0].due.After(now); most-- {
+		p := heap.Pop(&s.pasts).(*past)
+		p.awaits = false
+		n := 0
+		for n < len(p.gains) && counter.Over(p.gains[n].Number, p.step, p.kept, now) {
+			n++
+		}
+		p.gains = append([]counter.Gain(nil), p.gains[n:]...)
+		if len(p.gains) > 0 {
+			s.await(p, now)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package countermem
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"headcount/counter"
+)
+
+// top is what is known of one rule's counters that gained most.
+type top struct {
+	marks map[int64]map[string]struct{}               // by steps that are not closed
+	lists map[time.Duration]map[int64]counter.TopList // of steps that are
+}
+
+func (t *step) Mark(match string, s counter.Slot, key string) {
+	is := t.store.top(match)
+	number := int64(s.Number)
+	if is.marks[number] == nil {
+		is.marks[number] = map[string]struct{}{}
+	}
+	if _, ok := is.marks[number][key]; !ok {
+		is.marks[number][strings.Clone(key)] = struct{}{}
+	}
+}
+
+// top is called with mu. There are as many as rules with top.
+func (s *Store) top(match string) *top {
+	is := s.tops[match]
+	if is == nil {
+		is = &top{map[int64]map[string]struct{}{}, map[time.Duration]map[int64]counter.TopList{}}
+		s.tops[strings.Clone(match)] = is
+	}
+	return is
+}
+
+// Marked is as counter.Topper says.
+func (s *Store) Marked(_ context.Context, match string) (map[int64][]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, s.unavailable("top")
+	}
+	out := map[int64][]string{}
+	for number, keys := range s.top(match).marks {
+		out[number] = slices.Collect(maps.Keys(keys))
+	}
+	return out, nil
+}
+
+// KeepTop is as counter.Topper says.
+func (s *Store) KeepTop(_ context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return s.unavailable("top")
+	}
+	is := s.top(match)
+	if is.lists[step] == nil {
+		is.lists[step] = map[int64]counter.TopList{}
+	}
+	now := s.now()
+	maps.DeleteFunc(is.lists[step], func(number int64, _ counter.TopList) bool { return counter.Over(number, step, kept, now) })
+	is.lists[step][list.Number] = list
+	for _, key := range marks {
+		delete(is.marks[list.Number], key)
+	}
+	if len(is.marks[list.Number]) == 0 {
+		delete(is.marks, list.Number)
+	}
+	return nil
+}
+
+// TopLists is as counter.Topper says.
+func (s *Store) TopLists(_ context.Context, match string, step time.Duration, from, to int64) ([]counter.TopList, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, s.unavailable("top")
+	}
+	var out []counter.TopList
+	lists := s.top(match).lists[step]
+	for number := from; number < to; number++ {
+		if l, ok := lists[number]; ok {
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,820 @@
+package counterpg
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+)
+
+const (
+	// now is the server's clock in unix milliseconds.
+	now = `(extract(epoch from clock_timestamp()) * 1000)::bigint`
+
+	// lockRows makes the rows that are missing and locks the others. ON CONFLICT
+	// ... WHERE false locks a row and does not write it.
+	lockRows = `insert into headcount_counters as c (key)
+		select key from unnest($1::text[]) key order by key collate "C"
+		on conflict (key) do update set kind = c.kind where false`
+	readRows = `select key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots, deleted, ` + now + `
+		from headcount_counters, headcount_meta where key = any($1::text[])`
+	readMembers = `select c.key, m.member
+		from unnest($1::text[], $2::text[]) u (key, member)
+		join headcount_counters c on c.key = u.key
+		join headcount_members m on m.set_id = c.set_id and m.member = u.member`
+	readRegisters = `select c.key, r.registers
+		from headcount_counters c join headcount_registers r on r.set_id = c.set_id where c.key = any($1::text[])`
+	// readSeen finds the running steps by the server's clock, which may go on until it is read for
+	// the judge, and steps of a cut by their numbers.
+	readSeen = `select c.key, g.step, g.number, g.registers from unnest($1::text[], $2::int[], $3::bigint[]) u (key, step, number)
+		join headcount_counters c on c.key = u.key
+		join headcount_gains g on g.history_id = c.history_id and g.step = u.step and `
+	runningSeen = readSeen + `g.number >= ` + now + ` / 1000 / u.step - u.number where c.history_id <> 0`
+	cutSeen     = readSeen + `g.number = u.number where c.history_id <> 0`
+	// The empty value has all that are not kept, and how many are.
+	readCounted = `select c.key, d.name, d.value, d.count, d.kept from unnest($1::text[], $2::text[], $3::text[]) u (key, name, value)
+		join headcount_counters c on c.key = u.key
+		join headcount_dimensions d on d.history_id = c.history_id and d.name = u.name and d.value = any(array['', u.value]) where c.history_id <> 0`
+	writeCounted = `insert into headcount_dimensions (history_id, name, value, count, kept)
+		select * from unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::int[])
+		on conflict (history_id, name, value) do update set count = excluded.count, kept = excluded.kept`
+	// claimIdentities returns those that are new; one whose day is over is new again.
+	claimIdentities = `insert into headcount_identities as i (id, until)
+		select id, ` + now + ` + $2 from unnest($1::uuid[]) id order by id
+		on conflict (id) do update set until = excluded.until where i.until <= excluded.until - $2
+		returning id`
+	nextIDs = `select nextval('headcount_ids')`
+
+	writeRows = `update headcount_counters c
+		set kind = u.kind, value = u.value, updated = u.updated, incarnation = u.incarnation, sequence = u.sequence,
+			entries = u.entries, set_id = u.set_id, ledger_id = u.ledger_id, kept = u.kept, history_id = u.history_id, slots = u.slots
+		from unnest($1::text[], $2::smallint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[],
+			$11::bigint[], $12::text[]) u (key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots)
+		where c.key = u.key`
+	dropRows = `delete from headcount_counters where key = any($1::text[])`
+	// A cut names who is a member now; one who left and came back since the cut before is one already.
+	insertMembers  = `insert into headcount_members (set_id, member) select * from unnest($1::bigint[], $2::text[]) on conflict do nothing`
+	writeRegisters = `insert into headcount_registers (set_id, registers) select * from unnest($1::bigint[], $2::bytea[])
+		on conflict (set_id) do update set registers = excluded.registers`
+	deleteMembers = `delete from headcount_members m using unnest($1::bigint[], $2::text[]) u (set_id, member)
+		where m.set_id = u.set_id and m.member = u.member`
+	insertEntries = `insert into headcount_ledger (ledger_id, seq, at, delta, before, op, reason, author)
+		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[])`
+	writeGains = `insert into headcount_gains (history_id, step, number, gain, registers)
+		select * from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::bytea[])
+		on conflict (history_id, step, number) do update set gain = excluded.gain, registers = excluded.registers`
+	// A history that is swept already is so no later, unless it is kept differently now.
+	sweepGains = `insert into headcount_sweeps (id, step, due, kept, garbage)
+		select distinct on (id, step) id, step, due, kept, false from unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[]) u (id, step, due, kept)
+		order by id, step, due
+		on conflict (id, step) do update set due = least(headcount_sweeps.due, excluded.due), kept = excluded.kept
+			where headcount_sweeps.kept <> excluded.kept`
+	writeSweeps = `insert into headcount_sweeps (id, due, kept, garbage)
+		select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::boolean[])
+		on conflict (id, step) do update set due = excluded.due, kept = excluded.kept, garbage = excluded.garbage`
+	forgetIdentities = `delete from headcount_identities where id = any($1::uuid[])`
+	writeDeleted     = `update headcount_meta set deleted = greatest(deleted, $1)`
+)
+
+// tries is how often a transaction is made that was surely rolled back.
+const tries = 4
+
+// Apply is as counter.Writer says: one transaction.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	w := s.newStep(ops)
+	var err error
+	if len(w.keys) > 0 {
+		for try := range tries {
+			if try > 0 {
+				w = s.newStep(ops)
+			}
+			err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
+			if err == nil || !again(err) {
+				break
+			}
+		}
+	} else {
+		w.judge(ops) // it refuses all of them
+	}
+	if err != nil {
+		for i := range w.results {
+			w.results[i] = counter.Result{Err: fmt.Errorf("counterpg: apply: %w", err)}
+			if fault := ops[i].Check(); fault != nil {
+				w.results[i].Err = fault
+			}
+		}
+		return w.results
+	}
+	s.publish(w)
+	return w.results
+}
+
+// publish tells of what w committed.
+func (s *Store) publish(w *step) {
+	if len(w.told) == 0 {
+		return
+	}
+	at := w.committing
+	for key := range w.told {
+		s.cache.put(w.records[key].Counter(key), "", false, at)
+	}
+	s.feed.committed(w.told)
+}
+
+// record is a row of headcount_counters.
+type record struct {
+	counter.State
+	set     int64 // its members or registers; 0: it never had any
+	ledger  int64 // 0: it never had one
+	kept    int64 // how long entries of the ledger are kept, milliseconds
+	history int64 // 0: it never had one
+}
+
+// row is a record with what belongs to it.
+type row struct {
+	record
+	was     record          // as the table has it
+	had     map[string]bool // of the members that are named: which were in the set was.set
+	members map[string]bool // which are in the set now
+	unique  hyperloglog.Registers
+	entries []counter.Entry // of the ledger, not written yet
+	past    []counter.Past  // of the history, not written yet
+	seen    map[counter.Slot]*seen
+	counted map[counter.Dimension]*counted // an empty value stands for those that are not kept
+}
+
+// counted is a row of headcount_dimensions.
+type counted struct {
+	count   int64
+	kept    int32
+	changed bool
+}
+
+// seen are the registers of a step of time.
+type seen struct {
+	registers hyperloglog.Registers
+	known     bool // the table has it
+	changed   bool // it is in past
+}
+
+// step is the counter.Step of one transaction: what the first round trip read,
+// changed by Judge, to be written by the second.
+type step struct {
+	store   *Store
+	results []counter.Result
+
+	// What the operations name, sorted.
+	keys       []string
+	edited     []string // with asked: pairs of key and member
+	asked      []string
+	observed   []string    // counters whose registers may be asked for
+	steps      stepColumns // their running steps
+	dimensions dimensionColumns
+	marks      markColumns
+	identities [][16]byte
+
+	records    map[string]*row
+	fresh      map[counter.Identity]bool // identities claimed by this transaction
+	taken      map[counter.Identity]bool // those of them that were needed
+	deleted    int64
+	wasDeleted int64
+	now        time.Time
+	nextID     int64 // the next free id of a set, a ledger or a history
+	lastID     int64 // the one after the last that is free
+	sweeps     sweeps
+	told       map[string][]change // what changed, by key
+	changed    bool                // there is something to write
+	committing time.Time           // when the second round trip began, by this process's clock
+
+	exactOnly      bool   // Redis has all others: an operation on one of these ends the step
+	deletedInFront uint64 // highest incarnation that was deleted in Redis
+}
+
+// sweeps are rows of headcount_sweeps, by id.
+type sweeps map[int64]sweepRow
+
+type sweepRow struct {
+	due, kept int64
+	garbage   bool
+}
+
+func (s *Store) newStep(ops []counter.Op) *step {
+	w := &step{store: s, results: make([]counter.Result, len(ops)), records: map[string]*row{}}
+	for i := range ops {
+		op := &ops[i]
+		if op.Check() != nil {
+			continue // Judge says so
+		}
+		if op.Identity != (counter.Identity{}) {
+			if w.fresh == nil {
+				w.fresh, w.taken = map[counter.Identity]bool{}, map[counter.Identity]bool{}
+			}
+			if _, ok := w.fresh[op.Identity]; !ok {
+				w.fresh[op.Identity] = false
+				w.identities = append(w.identities, op.Identity)
+			}
+		}
+		for j := range op.Changes {
+			c := &op.Changes[j]
+			if w.records[c.Key] == nil {
+				w.records[c.Key] = &row{}
+			}
+			for _, d := range c.Dimensions {
+				w.dimensions.add(c.Key, d.Name, d.Value)
+			}
+			if c.Verb == counter.Edit {
+				w.observed = append(w.observed, c.Key)
+				if c.Rule.Kind == counter.Unique {
+					for k := range c.Rule.Buckets {
+						w.steps.add(c.Key, int32(c.Rule.Buckets[k].Step/time.Second), 1)
+					}
+				}
+			}
+			for _, members := range [...][]string{c.Join, c.Leave} {
+				for _, m := range members {
+					w.edited, w.asked = append(w.edited, c.Key), append(w.asked, m)
+				}
+			}
+		}
+	}
+	w.keys = sortedKeys(w.records)
+	slices.SortFunc(w.identities, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
+	return w
+}
+
+// run makes the transaction.
+func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
+	if err := dead(ctx, w.read(ctx, c, ops)); err != nil {
+		return fmt.Errorf("locking and reading: %w", err)
+	}
+	w.judge(ops)
+	if !w.changed {
+		_, err := c.Exec(ctx, "rollback")
+		return err
+	}
+	w.committing = time.Now()
+	if err := w.write(ctx, c); err != nil {
+		return fmt.Errorf("writing: %w", err)
+	}
+	return nil
+}
+
+func (w *step) judge(ops []counter.Op) {
+	for i := range ops {
+		if w.exactOnly && !w.exact(&ops[i]) {
+			w.results = w.results[:i]
+			return
+		}
+		w.results[i] = counter.Judge(w, &ops[i], w.now)
+	}
+}
+
+// read is the first round trip.
+func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error {
+	b := &pgx.Batch{}
+	b.Queue("begin isolation level read committed")
+	w.queueRows(b)
+	if len(w.asked) > 0 {
+		b.Queue(readMembers, w.edited, w.asked).Query(func(rows pgx.Rows) error {
+			var key, member string
+			_, err := pgx.ForEachRow(rows, []any{&key, &member}, func() error {
+				row := w.records[key]
+				if row.had == nil {
+					row.had, row.members = map[string]bool{}, map[string]bool{}
+				}
+				row.had[member], row.members[member] = true, true
+				return nil
+			})
+			return err
+		})
+	}
+	if len(w.observed) > 0 {
+		b.Queue(readRegisters, w.observed).Query(func(rows pgx.Rows) error {
+			var key string
+			var bytes []byte
+			_, err := pgx.ForEachRow(rows, []any{&key, &bytes}, func() (err error) {
+				w.records[key].unique, err = parseRegisters(bytes)
+				bytes = nil // they are the row's now
+				return err
+			})
+			return err
+		})
+	}
+	w.queueSeen(b, runningSeen)
+	w.queueCounted(b)
+	if len(w.identities) > 0 {
+		b.Queue(claimIdentities, w.identities, counter.IdentityKept.Milliseconds()).Query(func(rows pgx.Rows) error {
+			var id [16]byte
+			_, err := pgx.ForEachRow(rows, []any{&id}, func() error { w.fresh[id] = true; return nil })
+			return err
+		})
+	}
+	need := int64(0) // a change makes at most a set, a ledger and a history
+	for i := range ops {
+		need += 3 * int64(len(ops[i].Changes))
+	}
+	if err := w.send(ctx, c, b, need); err != nil {
+		return err
+	}
+	w.wasDeleted = w.deleted
+	w.deleted = max(w.deleted, int64(w.deletedInFront))
+	return nil
+}
+
+// queueSeen reads whom uniques saw in steps.
+func (w *step) queueSeen(b *pgx.Batch, statement string) {
+	if len(w.steps.key) == 0 {
+		return
+	}
+	b.Queue(statement, w.steps.key, w.steps.step, w.steps.number).Query(func(rows pgx.Rows) error {
+		var key string
+		var step int32
+		var number int64
+		var bytes []byte
+		_, err := pgx.ForEachRow(rows, []any{&key, &step, &number, &bytes}, func() error {
+			registers, err := parseRegisters(bytes)
+			bytes = nil // they are the row's now
+			w.records[key].step(counter.Slot{Number: uint32(number), Step: uint32(step)}, &seen{registers: registers, known: true})
+			return err
+		})
+		return err
+	})
+}
+
+// queueCounted reads what was counted under the values that are named.
+func (w *step) queueCounted(b *pgx.Batch) {
+	if len(w.dimensions.key) == 0 {
+		return
+	}
+	b.Queue(readCounted, w.dimensions.key, w.dimensions.name, w.dimensions.value).Query(func(rows pgx.Rows) error {
+		var key string
+		var d counter.Dimension
+		var is counted
+		_, err := pgx.ForEachRow(rows, []any{&key, &d.Name, &d.Value, &is.count, &is.kept}, func() error {
+			found := is
+			w.records[key].count(d, &found)
+			return nil
+		})
+		return err
+	})
+}
+
+// count puts down what was counted.
+func (r *row) count(d counter.Dimension, is *counted) {
+	if r.counted == nil {
+		r.counted = map[counter.Dimension]*counted{}
+	}
+	r.counted[d] = is
+}
+
+// step is what is known of a step of time; what is not known yet is found.
+func (r *row) step(at counter.Slot, found *seen) *seen {
+	if r.seen == nil {
+		r.seen = map[counter.Slot]*seen{}
+	}
+	if r.seen[at] == nil {
+		r.seen[at] = found
+	}
+	return r.seen[at]
+}
+
+// queueRows locks and reads the rows of keys.
+func (w *step) queueRows(b *pgx.Batch) {
+	b.Queue(lockRows, w.keys)
+	b.Queue(readRows, w.keys).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var key string
+			var r record
+			var millis int64
+			if err := r.scan(rows, &key, &w.deleted, &millis); err != nil {
+				return err
+			}
+			w.now = time.UnixMilli(millis).UTC()
+			if row := w.records[key]; row != nil {
+				row.record, row.was = r, r
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// send carries out b, and has as many ids ready as are needed.
+func (w *step) send(ctx context.Context, c *pgxpool.Conn, b *pgx.Batch, need int64) error {
+	var got bool
+	if w.nextID, got = w.store.ids.take(need); !got {
+		b.Queue(nextIDs).QueryRow(func(row pgx.Row) error { return row.Scan(&w.nextID) })
+	}
+	if err := c.SendBatch(ctx, b).Close(); err != nil {
+		return err
+	}
+	if !got {
+		w.store.ids.add(w.nextID)
+		if w.nextID, got = w.store.ids.take(need); !got {
+			return errors.New("too many changes for one block of ids")
+		}
+	}
+	w.lastID = w.nextID + need
+	return nil
+}
+
+// scan reads the columns of a counter, and more that come after them.
+func (r *record) scan(rows pgx.Rows, key *string, more ...any) error {
+	var kind int16
+	var incarnation, sequence, entries int64
+	var slots string
+	to := append([]any{key, &kind, &r.Value, &r.Updated, &incarnation, &sequence, &entries, &r.set, &r.ledger, &r.kept, &r.history, &slots}, more...)
+	if err := rows.Scan(to...); err != nil {
+		return err
+	}
+	var err error
+	if err = r.ParseRest(slots); err != nil {
+		return callers{err}
+	}
+	r.Kind = counter.Kind(kind)
+	r.Version = counter.Version{Incarnation: uint64(incarnation), Sequence: uint64(sequence)}
+	r.Entries = uint64(entries)
+	return nil
+}
+
+// write is the second round trip.
+func (w *step) write(ctx context.Context, c *pgxpool.Conn) error {
+	b := &pgx.Batch{}
+	w.queueWrites(b)
+	b.Queue("commit")
+	return c.SendBatch(ctx, b).Close()
+}
+
+// parseRegisters reads registers of a row.
+func parseRegisters(bytes []byte) (hyperloglog.Registers, error) {
+	r, err := hyperloglog.Parse(bytes)
+	if err != nil {
+		err = callers{fmt.Errorf("registers in a row: %w", err)}
+	}
+	return r, err
+}
+
+// queueWrites writes what has changed.
+func (w *step) queueWrites(b *pgx.Batch) {
+	var rows columns
+	var uniques registerColumns
+	var gone []string
+	var joined, left pairs
+	var entries entryColumns
+	var gains gainColumns
+	var counts countColumns
+	for _, key := range w.keys {
+		r := w.records[key]
+		if r.Kind == counter.Unique && r.record != r.was && !r.unique.Empty() {
+			if r.set == 0 {
+				r.set = w.id()
+			}
+			uniques.set, uniques.registers = append(uniques.set, r.set), append(uniques.registers, r.unique.Bytes())
+		}
+		switch {
+		case r.State == (counter.State{}):
+			gone = append(gone, key) // also one that was made by lockRows and is not needed
+			r.record = record{}
+		case r.record != r.was:
+			rows.add(key, &r.record)
+		}
+		same := r.set == r.was.set
+		for m, in := range r.members {
+			if in && !(same && r.had[m]) {
+				joined.add(r.set, m)
+			}
+		}
+		if same {
+			for m, in := range r.had {
+				if in && !r.members[m] {
+					left.add(r.set, m)
+				}
+			}
+		}
+		for i := range r.entries {
+			entries.add(r.ledger, &r.entries[i])
+		}
+		for d, is := range r.counted {
+			if is.changed {
+				counts.add(r.history, d, is)
+			}
+		}
+		for i := range r.past {
+			p := &r.past[i]
+			known := r.seen[counter.Slot{Number: p.Number, Step: p.Step}]
+			gains.add(r.history, p, known == nil || !known.known)
+		}
+	}
+	if len(rows.key) > 0 {
+		b.Queue(writeRows, rows.key, rows.kind, rows.value, rows.updated, rows.incarnation, rows.sequence, rows.entries, rows.set, rows.ledger, rows.kept, rows.history, rows.slots)
+	}
+	if len(gone) > 0 {
+		b.Queue(dropRows, gone)
+	}
+	if len(left.id) > 0 {
+		b.Queue(deleteMembers, left.id, left.name)
+	}
+	if len(joined.id) > 0 {
+		b.Queue(insertMembers, joined.id, joined.name)
+	}
+	if len(uniques.set) > 0 {
+		b.Queue(writeRegisters, uniques.set, uniques.registers)
+	}
+	if len(entries.id) > 0 {
+		b.Queue(insertEntries, entries.id, entries.seq, entries.at, entries.delta, entries.before, entries.op, entries.reason, entries.by)
+	}
+	if len(gains.id) > 0 {
+		b.Queue(writeGains, gains.id, gains.step, gains.number, gains.gain, gains.registers)
+	}
+	if len(gains.swept) > 0 {
+		b.Queue(sweepGains, gains.swept, gains.sweptStep, gains.due, gains.kept)
+	}
+	if len(counts.id) > 0 {
+		b.Queue(writeCounted, counts.id, counts.name, counts.value, counts.count, counts.kept)
+	}
+	if len(w.marks.key) > 0 {
+		b.Queue(writeMarks, w.marks.match, w.marks.number, w.marks.key)
+	}
+	if len(w.sweeps) > 0 {
+		var ids, dues, kepts []int64
+		var garbage []bool
+		for id, r := range w.sweeps {
+			ids, dues, kepts, garbage = append(ids, id), append(dues, r.due), append(kepts, r.kept), append(garbage, r.garbage)
+		}
+		b.Queue(writeSweeps, ids, dues, kepts, garbage)
+	}
+	var forget [][16]byte
+	for id, fresh := range w.fresh {
+		if fresh && !w.taken[id] {
+			forget = append(forget, id)
+		}
+	}
+	if len(forget) > 0 {
+		b.Queue(forgetIdentities, forget)
+	}
+	if w.deleted != w.wasDeleted {
+		b.Queue(writeDeleted, w.deleted)
+	}
+}
+
+// The columns that arrays are made of.
+type (
+	columns struct {
+		key                                                                        []string
+		kind                                                                       []int16
+		value, updated, incarnation, sequence, entries, set, ledger, kept, history []int64
+		slots                                                                      []string
+	}
+	gainColumns struct {
+		id, number, gain []int64
+		step             []int32
+		registers        [][]byte
+		// Of those that are new: they are to be swept some day.
+		swept, due, kept []int64
+		sweptStep        []int32
+	}
+	dimensionColumns struct{ key, name, value []string }
+	countColumns     struct {
+		id, count   []int64
+		name, value []string
+		kept        []int32
+	}
+	stepColumns struct {
+		key    []string
+		step   []int32
+		number []int64
+	}
+	pairs struct {
+		id   []int64
+		name []string
+	}
+	registerColumns struct {
+		set       []int64
+		registers [][]byte
+	}
+	entryColumns struct {
+		id, seq, at, delta, before []int64
+		op                         []int16
+		reason, by                 []string
+	}
+)
+
+func (c *columns) add(key string, r *record) {
+	c.key, c.kind = append(c.key, key), append(c.kind, int16(r.Kind))
+	c.value, c.updated = append(c.value, r.Value), append(c.updated, r.Updated)
+	c.incarnation, c.sequence = append(c.incarnation, int64(r.Version.Incarnation)), append(c.sequence, int64(r.Version.Sequence))
+	c.entries = append(c.entries, int64(r.Entries))
+	c.set, c.ledger, c.kept = append(c.set, r.set), append(c.ledger, r.ledger), append(c.kept, r.kept)
+	c.history, c.slots = append(c.history, r.history), append(c.slots, string(r.AppendRest(nil)))
+}
+
+func (c *dimensionColumns) add(key, name, value string) {
+	c.key, c.name, c.value = append(c.key, key), append(c.name, name), append(c.value, value)
+}
+
+func (c *countColumns) add(history int64, d counter.Dimension, is *counted) {
+	c.id, c.name, c.value = append(c.id, history), append(c.name, d.Name), append(c.value, d.Value)
+	c.count, c.kept = append(c.count, is.count), append(c.kept, is.kept)
+}
+
+func (c *stepColumns) add(key string, step int32, number int64) {
+	c.key, c.step, c.number = append(c.key, key), append(c.step, step), append(c.number, number)
+}
+
+func (c *gainColumns) add(history int64, p *counter.Past, fresh bool) {
+	c.id, c.step = append(c.id, history), append(c.step, int32(p.Step))
+	c.number, c.gain = append(c.number, int64(p.Number)), append(c.gain, p.Value)
+	var registers []byte
+	if p.Seen != nil {
+		registers = p.Seen.Bytes()
+	}
+	c.registers = append(c.registers, registers)
+	if !fresh {
+		return
+	}
+	c.swept, c.sweptStep = append(c.swept, history), append(c.sweptStep, int32(p.Step))
+	kept := p.Kept.Milliseconds()
+	c.kept, c.due = append(c.kept, kept), append(c.due, (int64(p.Number)+2)*int64(p.Step)*1000+kept)
+}
+
+func (p *pairs) add(id int64, name string) { p.id, p.name = append(p.id, id), append(p.name, name) }
+
+func (c *entryColumns) add(ledger int64, e *counter.Entry) {
+	c.id, c.seq, c.at = append(c.id, ledger), append(c.seq, int64(e.Seq)), append(c.at, e.At.UnixMilli())
+	c.delta, c.before, c.op = append(c.delta, e.Delta), append(c.before, e.Before), append(c.op, int16(e.Op))
+	c.reason, c.by = append(c.reason, e.Reason), append(c.by, e.By)
+}
+
+func (w *step) State(key string) *counter.State { return &w.records[key].State }
+func (w *step) Deleted() uint64                 { return uint64(w.deleted) }
+
+func (w *step) Remembered(id counter.Identity) bool { return !w.fresh[id] || w.taken[id] }
+
+func (w *step) Remember(id counter.Identity) {
+	w.taken[id] = true
+	w.changed = true
+}
+
+func (w *step) id() int64 {
+	if w.nextID == w.lastID { // somebody else has the next one
+		panic("counterpg: a step gives out more ids than it took")
+	}
+	id := w.nextID
+	w.nextID++
+	return id
+}
+
+func (w *step) Join(key, member string) bool {
+	r := w.records[key]
+	if r.members[member] {
+		return false
+	}
+	if r.set == 0 {
+		r.set = w.id()
+	}
+	if r.members == nil {
+		r.members = map[string]bool{}
+	}
+	r.members[member] = true
+	return true
+}
+
+func (w *step) Leave(key, member string) bool {
+	r := w.records[key]
+	if !r.members[member] {
+		return false
+	}
+	delete(r.members, member)
+	return true
+}
+
+func (w *step) Registers(key string) *hyperloglog.Registers { return &w.records[key].unique }
+
+// Empty costs the same for a large set: its members are swept away later.
+func (w *step) Empty(key string) {
+	r := w.records[key]
+	w.discard(r.set, r.was.set)
+	r.set, r.members, r.unique = 0, nil, hyperloglog.Registers{}
+}
+
+// discard has the set or ledger id swept away, when the tables have any of it.
+func (w *step) discard(id, was int64) {
+	if id != 0 && id == was {
+		w.sweep(id, sweepRow{garbage: true})
+	} else {
+		delete(w.sweeps, id)
+	}
+}
+
+func (w *step) sweep(id int64, r sweepRow) {
+	if w.sweeps == nil {
+		w.sweeps = sweeps{}
+	}
+	w.sweeps[id] = r
+}
+
+// Enter also has the ledger swept when its first entries have been kept long
+// enough, or at once when that time has changed.
+func (w *step) Enter(key string, e counter.Entry, kept time.Duration) {
+	r := w.records[key]
+	millis := kept.Milliseconds()
+	isNew := r.ledger == 0
+	if isNew {
+		r.ledger = w.id()
+	}
+	if isNew && kept > 0 {
+		w.sweep(r.ledger, sweepRow{due: w.now.UnixMilli() + millis, kept: millis})
+	} else if !isNew && r.kept != millis {
+		due := w.now.UnixMilli()
+		if kept == 0 {
+			due = math.MaxInt64
+		}
+		w.sweep(r.ledger, sweepRow{due: due, kept: millis})
+	}
+	r.kept = millis
+	r.entries = append(r.entries, e)
+}
+
+func (w *step) Past(key string, s counter.Slot, kept time.Duration) {
+	w.past(key, counter.Past{Slot: s, Kept: kept})
+}
+
+func (w *step) past(key string, p counter.Past) {
+	r := w.records[key]
+	if r.history == 0 {
+		r.history = w.id()
+	}
+	r.past = append(r.past, p)
+}
+
+func (w *step) See(key string, s counter.Slot, members []string, kept time.Duration) {
+	if seen := w.records[key].step(s, &seen{}); seen.registers.Add(members...) {
+		w.keep(key, s, seen, kept)
+	}
+}
+
+// keep writes whom a unique saw in a step.
+func (w *step) keep(key string, s counter.Slot, seen *seen, kept time.Duration) {
+	w.changed = true
+	if !seen.changed {
+		seen.changed = true
+		w.past(key, counter.Past{Slot: s, Kept: kept, Seen: &seen.registers})
+	}
+}
+
+func (w *step) Count(key, name, value string, delta int64) {
+	r := w.records[key]
+	if r.history == 0 {
+		r.history = w.id()
+	}
+	all := counter.Dimension{Name: name}
+	other := r.counted[all]
+	if other == nil {
+		other = &counted{}
+		r.count(all, other)
+	}
+	is := other
+	if value != "" {
+		d := counter.Dimension{Name: name, Value: value}
+		if is = r.counted[d]; is == nil && other.kept < counter.MaxValues {
+			is = &counted{}
+			r.count(d, is)
+			other.kept, other.changed = other.kept+1, true
+		} else if is == nil {
+			is = other
+		}
+	}
+	is.count, is.changed = counter.Saturated(is.count, delta), true
+}
+
+func (w *step) Drop(key string, v counter.Version) {
+	w.deleted = max(w.deleted, int64(v.Incarnation))
+	r := w.records[key]
+	w.discard(r.set, r.was.set)
+	w.discard(r.ledger, r.was.ledger)
+	w.discard(r.history, r.was.history)
+	r.history, r.past, r.seen, r.counted = 0, nil, nil, nil
+	r.set, r.members, r.unique, r.ledger, r.kept, r.entries = 0, nil, hyperloglog.Registers{}, 0, 0, nil
+}
+
+func (w *step) Changed(key string, joined, left []string, all bool) {
+	w.changed = true
+	if w.told == nil {
+		w.told = map[string][]change{}
+	}
+	list := w.told[key]
+	if c := (change{version: w.records[key].Version, joined: joined, left: left, all: all}); len(list) == 0 || c.named() || list[len(list)-1].named() {
+		list = append(list, c)
+	} else { // of numbers the newest says all
+		list[len(list)-1].version = c.version
+	}
+	w.told[key] = list
+}

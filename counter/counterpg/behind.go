@@ -1,0 +1,381 @@
+package counterpg
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+)
+
+// This file is for package tiered, which says what stands in front.
+
+const (
+	// skipFront is for who persists, unless somebody does already; lockFront for who begins a generation. readFront is a
+	// statement of its own: the one that waits for the lock sees everything else as it was before the wait.
+	skipFront  = `select generation, epoch from headcount_front for no key update skip locked`
+	lockFront  = `select from headcount_front for update`
+	readFront  = `select generation, epoch, deleted, ` + now + `, exists (select from headcount_identities where until > ` + now + `) from headcount_front, headcount_meta`
+	writeFront = `update headcount_front set generation = $1, epoch = $2`
+	writeEpoch = `update headcount_front set epoch = $1`
+	readMade   = `select id from headcount_identities where id = any($1::uuid[]) and until > ` + now
+	readUnique = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots, r.registers
+		from headcount_counters c left join headcount_registers r on r.set_id = c.set_id where c.key = $1`
+	memberPage = `select member from headcount_members where set_id = $1 and member > $2 order by member limit $3`
+	repeatable = "begin isolation level repeatable read read only"
+	// A cut may be a quarter of a million members of one set, written by one statement, and Redis may be slow to tell of it.
+	takeTime    = `select set_config('statement_timeout', $1::bigint::text, true), set_config('idle_in_transaction_session_timeout', $2::bigint::text, true)`
+	setPage     = 5000 // members of one page of a set
+	persistFor  = 10 * time.Minute
+	cutRead     = 30 * time.Second // from Redis, of a part
+	aggregateIn = time.Minute
+)
+
+// exact reports whether op is made here: its counters are exact, or are made so.
+func (w *step) exact(op *counter.Op) bool {
+	if op.Check() != nil || op.Identity != (counter.Identity{}) && w.Remembered(op.Identity) {
+		return true
+	}
+	made := map[string]bool{} // by a change before
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		switch kind := w.records[c.Key].Kind; {
+		case made[c.Key]:
+		case kind == 0 && (c.Rule.Kind == counter.Exact || c.Verb == counter.Delete || c.Verb == counter.Reset):
+		case kind != counter.Exact:
+			return false
+		}
+		made[c.Key] = true
+	}
+	return true
+}
+
+// Made is what ApplyExact has made.
+type Made struct {
+	Results []counter.Result // fewer than operations: the next is on another counter
+	Gone    []string         // counters among them that have no row now
+	Deleted uint64           // highest incarnation that was deleted
+}
+
+// ApplyExact is Apply for operations on exact counters, up to the first that is on another. deleted is the highest
+// incarnation that was deleted in Redis.
+func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, deleted uint64) (Made, error) {
+	var w *step
+	var err error
+	for range tries {
+		w = s.newStep(ops)
+		w.exactOnly, w.deletedInFront = true, deleted
+		err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
+		if err == nil || !again(err) {
+			break
+		}
+	}
+	if err != nil {
+		return Made{}, fmt.Errorf("counterpg: apply: %w", err)
+	}
+	s.publish(w)
+	made := Made{Results: w.results, Deleted: uint64(w.deleted)}
+	for i := range w.results {
+		for j := range ops[i].Changes {
+			if key := ops[i].Changes[j].Key; w.records[key].State == (counter.State{}) {
+				made.Gone = append(made.Gone, key)
+			}
+		}
+	}
+	return made, nil
+}
+
+// Rows reads the states of counters; those without a row are zero.
+func (s *Store) Rows(ctx context.Context, keys []string) (map[string]counter.State, error) {
+	out := make(map[string]counter.State, len(keys))
+	err := s.read(ctx, keys, "", func(key string, r *record, _ bool) { out[key] = r.State })
+	if err != nil {
+		return nil, fmt.Errorf("counterpg: read: %w", err)
+	}
+	return out, nil
+}
+
+// Registers reads a counter with its registers.
+func (s *Store) Registers(ctx context.Context, key string) (st counter.State, registers hyperloglog.Registers, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		var r record
+		var bytes []byte
+		rows, err := c.Query(ctx, readUnique, key)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			if err := r.scan(rows, &key, &bytes); err != nil {
+				return err
+			}
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		st = r.State
+		registers, err = parseRegisters(bytes)
+		return err
+	})
+	return st, registers, err
+}
+
+// Set calls each with the members of a counter, a page at a time, and returns its state of
+// that moment.
+func (s *Store) Set(ctx context.Context, key string, each func([]string) error) (st counter.State, err error) {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		if _, err := c.Exec(ctx, repeatable); err != nil {
+			return err
+		}
+		var r record
+		rows, err := c.Query(ctx, readCounters, []string{key}, []string(nil))
+		if err != nil {
+			return err
+		}
+		for rows.Next() {
+			var mine bool
+			if err = r.scan(rows, &key, &mine); err != nil {
+				break
+			}
+		}
+		rows.Close()
+		if err = errors.Join(err, rows.Err()); err != nil {
+			return err
+		}
+		st = r.State
+		for last := ""; r.set != 0; {
+			rows, err := c.Query(ctx, memberPage, r.set, last, setPage)
+			if err != nil {
+				return err
+			}
+			page, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				return err
+			}
+			if len(page) > 0 {
+				last = page[len(page)-1]
+				if err := each(page); err != nil {
+					return callers{err}
+				}
+			}
+			if len(page) < setPage {
+				break
+			}
+		}
+		_, err = c.Exec(ctx, "commit")
+		return err
+	})
+	return st, err
+}
+
+// Known returns those of identities that are remembered.
+func (s *Store) Known(ctx context.Context, identities []counter.Identity) (known []counter.Identity, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		ids := make([][16]byte, len(identities))
+		for i, id := range identities {
+			ids[i] = id
+		}
+		rows, err := c.Query(ctx, readMade, ids)
+		if err != nil {
+			return err
+		}
+		known = nil
+		var id [16]byte
+		_, err = pgx.ForEachRow(rows, []any{&id}, func() error { known = append(known, id); return nil })
+		return err
+	})
+	return known, err
+}
+
+// Front is what PostgreSQL knows of Redis.
+type Front struct {
+	Generation, Epoch uint64
+	Deleted           uint64 // highest incarnation that was deleted
+	Now               time.Time
+	Identities        bool // some are remembered
+}
+
+// Regenerate calls judge with the front, which nobody changes and under which nobody
+// persists meanwhile, and begins the generation that it returns, unless that is 0. Judge has
+// ten minutes.
+func (s *Store) Regenerate(ctx context.Context, judge func(ctx context.Context, f Front) (uint64, error)) error {
+	return s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		b.Queue("begin isolation level read committed")
+		b.Queue(takeTime, persistFor.Milliseconds(), persistFor.Milliseconds())
+		b.Queue(lockFront)
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		var f Front
+		var generation, epoch, deleted, millis int64
+		if err := c.QueryRow(ctx, readFront).Scan(&generation, &epoch, &deleted, &millis, &f.Identities); err != nil {
+			return err
+		}
+		f.Generation, f.Epoch, f.Deleted, f.Now = uint64(generation), uint64(epoch), uint64(deleted), time.UnixMilli(millis)
+		next, err := judge(ctx, f)
+		if err != nil {
+			return callers{err}
+		}
+		if next != 0 {
+			if _, err := c.Exec(ctx, writeFront, int64(next), int64(0)); err != nil {
+				return err
+			}
+		}
+		_, err = c.Exec(ctx, "commit")
+		return err
+	})
+}
+
+// Persisting is a cut that is being written.
+type Persisting struct {
+	Generation, Epoch uint64 // the front's, before
+
+	s      *Store
+	c      *pgxpool.Conn
+	failed bool // PostgreSQL has, and not who reads the cut
+	// Refused are counters that were not written, because their rows are exact.
+	Refused []string
+}
+
+// Persist calls cut, which writes a cut and returns its epoch, or 0 when there is nothing to
+// write. All of it is committed together. busy: somebody else persists.
+func (s *Store) Persist(ctx context.Context, cut func(ctx context.Context, p *Persisting) (epoch, deleted uint64, err error)) (busy bool, err error) {
+	err = s.doLong(ctx, persistFor, func(ctx context.Context, c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		b.Queue("begin isolation level read committed")
+		b.Queue(takeTime, persistFor.Milliseconds(), cutRead.Milliseconds())
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		var generation, epoch int64
+		err := c.QueryRow(ctx, skipFront).Scan(&generation, &epoch)
+		if errors.Is(err, pgx.ErrNoRows) {
+			busy = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		p := &Persisting{Generation: uint64(generation), Epoch: uint64(epoch), s: s, c: c}
+		next, deleted, err := cut(ctx, p)
+		if err != nil && !p.failed {
+			return callers{err}
+		}
+		if err != nil || next == 0 {
+			return err
+		}
+		b = &pgx.Batch{}
+		b.Queue(writeEpoch, int64(next))
+		if deleted > 0 {
+			b.Queue(writeDeleted+" where deleted < $1", int64(deleted))
+		}
+		b.Queue("commit")
+		return c.SendBatch(ctx, b).Close()
+	})
+	return busy, err
+}
+
+// Identities writes identities.
+func (p *Persisting) Identities(ctx context.Context, identities []counter.Identity) error {
+	ids := make([][16]byte, len(identities))
+	for i, id := range identities {
+		ids[i] = id
+	}
+	slices.SortFunc(ids, func(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) })
+	_, err := p.c.Exec(ctx, claimIdentities, slices.Compact(ids), counter.IdentityKept.Milliseconds())
+	p.failed = p.failed || err != nil
+	return err
+}
+
+// Write writes counters: absolute values, one row each.
+func (p *Persisting) Write(ctx context.Context, cuts []counter.Cut) (err error) {
+	defer func() { p.failed = p.failed || err != nil }()
+	w := p.s.newStep(nil)
+	for i := range cuts {
+		w.records[cuts[i].Key] = &row{}
+		for _, d := range cuts[i].Counted {
+			w.dimensions.add(cuts[i].Key, d.Name, d.Value)
+		}
+		for j := range cuts[i].Past {
+			if p := &cuts[i].Past[j]; p.Seen != nil {
+				w.steps.add(cuts[i].Key, int32(p.Step), int64(p.Number))
+			}
+		}
+	}
+	w.keys = sortedKeys(w.records)
+	b := &pgx.Batch{}
+	w.queueRows(b)
+	w.queueSeen(b, cutSeen)
+	w.queueCounted(b)
+	if err := w.send(ctx, p.c, b, 3*int64(len(cuts))); err != nil {
+		return err
+	}
+	w.wasDeleted = w.deleted
+	for i := range cuts {
+		if !w.put(&cuts[i]) {
+			p.Refused = append(p.Refused, cuts[i].Key)
+		}
+	}
+	b = &pgx.Batch{}
+	w.queueWrites(b)
+	if b.Len() == 0 {
+		return nil
+	}
+	return p.c.SendBatch(ctx, b).Close()
+}
+
+// put makes the row what the cut says.
+func (w *step) put(cut *counter.Cut) bool {
+	r := w.records[cut.Key]
+	if r.Kind == counter.Exact {
+		return false
+	}
+	if (cut.Dropped || cut.State == (counter.State{})) && r.was.Kind != 0 {
+		w.Drop(cut.Key, r.was.Version)
+	}
+	if cut.State != (counter.State{}) && cut.State.Version.Compare(r.Version) < 0 {
+		return true // Redis has an older memory than what was persisted
+	}
+	r.State = cut.State
+	if cut.State == (counter.State{}) {
+		return true
+	}
+	if (cut.Emptied || r.Kind == counter.Unique && cut.Registers.Empty()) && r.set != 0 {
+		w.Empty(cut.Key)
+	}
+	r.unique = cut.Registers
+	if len(cut.Joined) > 0 && r.set == 0 {
+		r.set = w.id()
+	}
+	r.had, r.members = map[string]bool{}, map[string]bool{}
+	for _, m := range cut.Joined {
+		r.members[m], r.had[counter.Nameless(counter.MemberHash(m))] = true, true
+	}
+	for _, m := range cut.Left {
+		r.had[m], r.had[counter.Nameless(counter.MemberHash(m))] = true, true
+	}
+	for _, d := range cut.Counted {
+		w.Count(cut.Key, d.Name, d.Value, d.Count)
+	}
+	for _, p := range cut.Past {
+		if p.Seen == nil {
+			w.past(cut.Key, p)
+			continue
+		}
+		seen := r.step(p.Slot, &seen{})
+		seen.registers.Merge(*p.Seen)
+		w.keep(cut.Key, p.Slot, seen, p.Kept)
+	}
+	for _, e := range cut.Entries {
+		w.Enter(cut.Key, e, counter.DefaultLedger)
+	}
+	return true
+}

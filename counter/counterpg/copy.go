@@ -1,0 +1,336 @@
+package counterpg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+)
+
+const (
+	dumpRows = 500            // counters read at once, with all that is kept of them
+	dumpFor  = 24 * time.Hour // that an export may take
+
+	dumpCounters = `select key, kind, value, updated, incarnation, sequence, entries, set_id, ledger_id, kept, history_id, slots
+		from headcount_counters where key > $1 order by key limit $2`
+	dumpMembers   = `select set_id, member from headcount_members where set_id = any($1) order by set_id, member`
+	dumpRegisters = `select set_id, registers from headcount_registers where set_id = any($1)`
+	dumpEntries   = `select ledger_id, seq, at, delta, before, op, reason, author from headcount_ledger where ledger_id = any($1) order by ledger_id, seq`
+	dumpGains     = `select history_id, step, number, gain, registers from headcount_gains where history_id = any($1) order by history_id, step, number`
+	dumpCounted   = `select history_id, name, value, count from headcount_dimensions where history_id = any($1) order by history_id, name, value`
+	dumpIDs       = `select id, until from headcount_identities where id > $1 order by id limit $2`
+
+	restoreIDs = `insert into headcount_identities as i (id, until) select * from unnest($1::uuid[], $2::bigint[])
+		on conflict (id) do update set until = excluded.until where i.until < excluded.until`
+)
+
+var (
+	_ counter.Dumper   = (*Store)(nil)
+	_ counter.Restorer = (*Store)(nil)
+)
+
+// Deleted is as counter.Dumper says.
+func (s *Store) Deleted(ctx context.Context) (uint64, error) {
+	var deleted int64
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		return c.QueryRow(ctx, `select deleted from headcount_meta`).Scan(&deleted)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("counterpg: dump: %w", err)
+	}
+	return uint64(deleted), nil
+}
+
+// moment runs read in a transaction that sees one moment and may take long.
+func (s *Store) moment(ctx context.Context, read func(ctx context.Context, c *pgxpool.Conn) error) error {
+	err := s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
+		for _, sql := range []string{
+			`begin isolation level repeatable read read only`, `set local statement_timeout = 0`, `set local idle_in_transaction_session_timeout = 0`,
+		} {
+			if _, err := c.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		if err := read(ctx, c); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, "commit")
+		return err
+	})
+	var said callers // what a caller's function has said is not about PostgreSQL
+	if errors.As(err, &said) {
+		return said.error
+	}
+	if err != nil {
+		return fmt.Errorf("counterpg: dump: %w", err)
+	}
+	return nil
+}
+
+// Dump is as counter.Dumper says: all is of one moment.
+func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	return s.moment(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		for {
+			copies, err := dumpSome(ctx, c, after)
+			if err != nil || len(copies) == 0 {
+				return err
+			}
+			for _, one := range copies {
+				if err := each(*one); err != nil {
+					return callers{err}
+				}
+			}
+			after = copies[len(copies)-1].Key
+		}
+	})
+}
+
+// dumpSome reads the counters after a key.
+func dumpSome(ctx context.Context, c *pgxpool.Conn, after string) (copies []*counter.Copy, err error) {
+	sets, ledgers, histories := map[int64]*counter.Copy{}, map[int64]*counter.Copy{}, map[int64]*counter.Copy{}
+	rows, err := c.Query(ctx, dumpCounters, after, dumpRows)
+	if err != nil {
+		return nil, err
+	}
+	for rows.Next() {
+		var r record
+		one := &counter.Copy{}
+		if err := r.scan(rows, &one.Key); err != nil {
+			rows.Close()
+			return nil, err
+		}
+		one.State = r.State
+		copies = append(copies, one)
+		sets[r.set], ledgers[r.ledger], histories[r.history] = one, one, one
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	for _, part := range []struct {
+		of   map[int64]*counter.Copy
+		sql  string
+		scan func(pgx.Rows) error
+	}{
+		{sets, dumpMembers, func(rows pgx.Rows) error {
+			var id int64
+			var member string
+			err := rows.Scan(&id, &member)
+			sets[id].AddMember(member)
+			return err
+		}},
+		{sets, dumpRegisters, func(rows pgx.Rows) error {
+			var id int64
+			var bytes []byte
+			if err := rows.Scan(&id, &bytes); err != nil {
+				return err
+			}
+			sets[id].Registers, err = parseRegisters(bytes)
+			return err
+		}},
+		{ledgers, dumpEntries, func(rows pgx.Rows) error {
+			var id, seq, at int64
+			var op int16
+			var e counter.Entry
+			err := rows.Scan(&id, &seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By)
+			e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
+			ledgers[id].Ledger = append(ledgers[id].Ledger, e)
+			return err
+		}},
+		{histories, dumpGains, func(rows pgx.Rows) error {
+			var id int64
+			var step int32
+			var s counter.StepCopy
+			var bytes []byte
+			if err := rows.Scan(&id, &step, &s.Number, &s.Value, &bytes); err != nil {
+				return err
+			}
+			if s.Step = uint32(step); bytes != nil {
+				seen, err := parseRegisters(bytes)
+				if err != nil {
+					return err
+				}
+				s.Seen = &seen
+			}
+			histories[id].Steps = append(histories[id].Steps, s)
+			return nil
+		}},
+		{histories, dumpCounted, func(rows pgx.Rows) error {
+			var id, n int64
+			var name, value string
+			if err := rows.Scan(&id, &name, &value, &n); err != nil {
+				return err
+			}
+			if counted := histories[id].Dimension(name); value == "" {
+				counted.Other = n
+			} else {
+				counted.Values[value] = n
+			}
+			return nil
+		}},
+	} {
+		delete(part.of, 0)
+		if len(part.of) == 0 {
+			continue
+		}
+		ids := make([]int64, 0, len(part.of))
+		for id := range part.of {
+			ids = append(ids, id)
+		}
+		rows, err := c.Query(ctx, part.sql, ids)
+		if err != nil {
+			return nil, err
+		}
+		for rows.Next() {
+			if err := part.scan(rows); err != nil {
+				rows.Close()
+				return nil, err
+			}
+		}
+		if err := rows.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return copies, nil
+}
+
+// DumpIdentities is as counter.Dumper says.
+func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
+	const atOnce = 1000
+	return s.moment(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		for after := (counter.Identity{}); ; {
+			rows, err := c.Query(ctx, dumpIDs, [16]byte(after), atOnce)
+			if err != nil {
+				return err
+			}
+			var some []counter.IdentityCopy
+			for rows.Next() {
+				var id [16]byte
+				var until int64
+				if err := rows.Scan(&id, &until); err != nil {
+					rows.Close()
+					return err
+				}
+				after = counter.Identity(id)
+				some = append(some, counter.IdentityCopy{Identity: after, Until: time.UnixMilli(until)})
+			}
+			if err := rows.Err(); err != nil || len(some) == 0 {
+				return err
+			}
+			if err := each(some); err != nil {
+				return callers{err}
+			}
+		}
+	})
+}
+
+// Restore is as counter.Restorer says: one transaction.
+func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	if len(copies) == 0 {
+		return 0, nil
+	}
+	for i := range copies {
+		if s.cfg.Behind && !s.cfg.Beside { // Redis in front needs no names
+			copies[i].NameAll()
+		}
+		if err := copies[i].Named(); err != nil {
+			return 0, err
+		}
+	}
+	for range tries {
+		err = s.doLong(ctx, dumpFor, func(ctx context.Context, c *pgxpool.Conn) error {
+			restored, err = s.restore(ctx, c, copies, rules)
+			return err
+		})
+		if err == nil || !again(err) {
+			break
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("counterpg: restore: %w", err)
+	}
+	return restored, nil
+}
+
+func (s *Store) restore(ctx context.Context, c *pgxpool.Conn, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	w := &step{store: s, records: make(map[string]*row, len(copies))}
+	for _, one := range copies {
+		w.records[one.Key] = &row{}
+	}
+	w.keys = sortedKeys(w.records)
+	b := &pgx.Batch{}
+	b.Queue("begin isolation level read committed")
+	b.Queue("set local statement_timeout = 0")
+	w.queueRows(b)
+	if err := w.send(ctx, c, b, int64(3*len(copies))); err != nil {
+		return 0, dead(ctx, err)
+	}
+	w.wasDeleted = w.deleted
+	for i := range copies {
+		if one := copies[i]; one.Replaces(w.records[one.Key].Version, uint64(w.deleted)) {
+			w.restore(&one, rules)
+			restored++
+		}
+	}
+	if restored == 0 {
+		_, err := c.Exec(ctx, "rollback")
+		return 0, err
+	}
+	return restored, w.write(ctx, c)
+}
+
+// restore puts a copy in the place of what is there.
+func (w *step) restore(one *counter.Copy, rules *counter.Rules) {
+	w.Drop(one.Key, counter.Version{})
+	r := w.records[one.Key]
+	r.State, r.unique = one.State, one.Registers
+	if len(one.Members) > 0 {
+		r.set, r.had, r.members = w.id(), nil, make(map[string]bool, len(one.Members))
+		for _, m := range one.Members {
+			r.members[m] = true
+		}
+	}
+	ledger, kept := one.Kept(rules)
+	if r.entries = one.Ledger; len(one.Ledger) > 0 {
+		r.ledger, r.kept = w.id(), ledger.Milliseconds()
+		if r.kept > 0 {
+			w.sweep(r.ledger, sweepRow{due: one.Ledger[0].At.UnixMilli() + r.kept, kept: r.kept})
+		}
+	}
+	for _, st := range one.Steps {
+		w.past(one.Key, counter.Past{Slot: counter.Slot{Value: st.Value, Number: uint32(st.Number), Step: st.Step}, Kept: kept(st.Step), Seen: st.Seen})
+	}
+	for _, d := range one.Dimensions {
+		if r.history == 0 {
+			r.history = w.id()
+		}
+		r.count(counter.Dimension{Name: d.Name}, &counted{count: d.Other, kept: int32(len(d.Values)), changed: true})
+		for value, n := range d.Values {
+			r.count(counter.Dimension{Name: d.Name, Value: value}, &counted{count: n, changed: true})
+		}
+	}
+}
+
+// RestoreIdentities is as counter.Restorer says.
+func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+	ids, until := make([][16]byte, len(identities)), make([]int64, len(identities))
+	for i, id := range identities {
+		ids[i], until[i] = id.Identity, id.Until.UnixMilli()
+	}
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		b.Queue("begin")
+		b.Queue(restoreIDs, ids, until)
+		b.Queue(writeDeleted, int64(deleted))
+		b.Queue("commit")
+		return c.SendBatch(ctx, b).Close()
+	})
+	if err != nil {
+		return fmt.Errorf("counterpg: restore: %w", err)
+	}
+	return nil
+}

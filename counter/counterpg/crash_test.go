@@ -1,0 +1,294 @@
+package counterpg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/sony/gobreaker/v2"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/internal/pgtest"
+	"headcount/internal/testkit"
+)
+
+func TestClientKilledInALoop(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	rounds := 12
+	if testing.Short() {
+		rounds = 1
+	}
+	countertest.KilledInALoop(t, url, rounds, func() counter.Store { return open(t, url) })
+}
+
+func TestServerKilledInALoop(t *testing.T) {
+	const clients = 16
+	rounds := 6
+	if testing.Short() {
+		rounds = 1
+	}
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	stores := []*Store{open(t, url), open(t, url)}
+	ctx, stop := context.WithCancel(t.Context())
+	var made, refused atomic.Int64
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				for {
+					r := stores[c%2].Apply(t.Context(), []counter.Op{countertest.Moved(fmt.Sprintf("%d/%d", c, n))})[0]
+					if r.Err == nil {
+						made.Add(1)
+						break
+					}
+					if !errors.Is(r.Err, counter.ErrUnavailable) {
+						t.Error(r.Err)
+						return
+					}
+					refused.Add(1)
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+		})
+	}
+	more := func(n *atomic.Int64, by int64) {
+		before := n.Load()
+		testkit.Eventually(t, fmt.Sprintf("%d more", by), func() bool { return n.Load() >= before+by })
+	}
+	for range rounds {
+		more(&made, 50)
+		server.Kill()
+		more(&refused, 2*clients)
+		server.Restart(t)
+	}
+	more(&made, 50)
+	stop()
+	wg.Wait()
+	countertest.Whole(t, stores[0], made.Load())
+	t.Logf("%d operations, %d refused", made.Load(), refused.Load())
+}
+
+func TestStartsWithoutServer(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	server.Kill()
+	state := &states{}
+	s := open(t, url, func(c *Config) { c.OnState = state })
+	state.await(t, false)
+	watch := testkit.NewStopwatch(t)
+	if r := s.Apply(t.Context(), []counter.Op{with("", add("e:1", 1))})[0]; !errors.Is(r.Err, counter.ErrUnavailable) || errors.Is(r.Err, ErrConfig) {
+		t.Fatalf("%+v", r)
+	}
+	if d := watch.Elapsed(); d > time.Second {
+		t.Errorf("that took %s", d)
+	}
+	server.Restart(t)
+	state.await(t, true)
+	apply(t, s, with("", add("e:1", 1)))
+}
+
+// hears waits until s hears what another store commits. Until then its cache may be
+// emptied at any moment.
+func hears(t *testing.T, s, another *Store) {
+	t.Helper()
+	lagging := func() counter.Reading {
+		got, err := s.Read(t.Context(), []string{"e:0"}, "", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	lagging()
+	now := apply(t, another, with("", add("e:0", 1))).Counters[0].Value
+	testkit.Eventually(t, "a store hears another", func() bool { return lagging().Value == now })
+}
+
+// TestSilentServer: a server hangs. Calls fail, then fail at once, and work again when
+// the server goes on.
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	state := &states{}
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) { c.OnState = state })
+	state.await(t, true)
+	hears(t, s, open(t, url))
+	apply(t, s, with("", add("e:1", 1)))
+	lagging := func() counter.Reading {
+		t.Helper()
+		got, err := s.Read(t.Context(), []string{"e:1"}, "", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	server.Pause()
+	var tries sync.WaitGroup
+	for try := range tripAfter {
+		tries.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), dialTimeout+100*time.Millisecond)
+			defer cancel()
+			if r := s.Apply(ctx, []counter.Op{with(fmt.Sprint(try), add("e:1", 1))})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	tries.Wait()
+	watch := testkit.NewStopwatch(t)
+	if _, err := s.Read(t.Context(), []string{"e:2"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	if d := watch.Elapsed(); d > 100*time.Millisecond {
+		t.Errorf("it is known not to answer, and a call took %s", d)
+	}
+	if got := lagging(); got.Value != 1 || got.Stale {
+		t.Errorf("%+v", got)
+	}
+	s.cache.expire("e:1")
+	if got := lagging(); got.Value != 1 || !got.Stale {
+		t.Errorf("%+v", got)
+	}
+	if _, err := s.Read(t.Context(), []string{"e:1", "e:2"}, "", time.Minute); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("nothing is known of e:2: %v", err)
+	}
+	server.Resume()
+	state.await(t, true)
+	for try := range tripAfter {
+		apply(t, s, with(fmt.Sprint(try), add("e:1", 1)))
+	}
+	if got := apply(t, s, with("", add("e:1", 1))); got.Counters[0].Value != 2+tripAfter {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestALongCallIsNoProbe: while a cut is written after an outage, other calls are let
+// through.
+func TestALongCallIsNoProbe(t *testing.T) {
+	server := pgtest.Single(t)
+	s := open(t, server.Database(t), func(c *Config) { c.Behind = true })
+	exactly := func() error {
+		_, err := s.ApplyExact(t.Context(), []counter.Op{with("", add("e:1", 1))}, 0)
+		return err
+	}
+	if err := exactly(); err != nil {
+		t.Fatal(err)
+	}
+	server.Kill()
+	for s.breaker.State() == gobreaker.StateClosed {
+		if exactly() == nil {
+			t.Fatal("a change without a server")
+		}
+	}
+	server.Restart(t)
+	writing, free := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(free)
+	wg.Go(func() {
+		for {
+			_, err := s.Persist(t.Context(), func(context.Context, *Persisting) (uint64, uint64, error) {
+				close(writing)
+				<-free
+				return 0, 0, nil
+			})
+			if err == nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	<-writing
+	if err := exactly(); err != nil {
+		t.Errorf("while a cut is written: %v", err)
+	}
+}
+
+// TestRefusals: these servers answer and refuse to work.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t)
+	url := server.Database(t)
+	server.Exec(t, url, "create role app login; grant all on schema public to app; alter database d1 owner to app")
+	s := open(t, strings.Replace(url, "headcount@", "app@", 1))
+	apply(t, s, with("", add("e:1", 1)))
+	want := int64(1)
+	for _, tc := range []struct {
+		name, cut, mend string // statements of the superuser
+	}{
+		{name: "a server that only reads", cut: "alter database d1 set default_transaction_read_only = on", mend: "alter database d1 set default_transaction_read_only = off"},
+		{name: "a disk that is full", cut: `create function full_disk() returns trigger language plpgsql as $$ begin raise exception 'no space left on device' using errcode = '53100'; end $$;
+			create trigger full_disk before insert on headcount_ledger for each statement execute function full_disk()`, mend: "drop trigger full_disk on headcount_ledger"},
+		{name: "no more connections", cut: "alter role app connection limit 0", mend: "alter role app connection limit -1"},
+		{name: "no permission", cut: "alter table headcount_counters owner to headcount", mend: "alter table headcount_counters owner to app"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server.Exec(t, url, tc.cut)
+			hangUp(t, server, url)
+			op := with(tc.name, add("e:1", 1))
+			for range 2 * tripAfter {
+				if r := s.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
+					t.Fatalf("%+v", r)
+				}
+			}
+			server.Exec(t, url, "set default_transaction_read_only = off")
+			server.Exec(t, url, tc.mend)
+			want++
+			var r counter.Result
+			testkit.Eventually(t, "it works again", func() bool {
+				r = s.Apply(t.Context(), []counter.Op{op})[0]
+				return r.Err == nil
+			})
+			if r.Replay || r.Counters[0].Value != want {
+				t.Errorf("%+v, want %d", r, want)
+			}
+		})
+	}
+}
+
+// TestStuckWriter: a process stops while it holds locks. Others go on when the server
+// has released the locks, which it does after 5 s, and here sooner.
+func TestStuckWriter(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	s, stuck := open(t, url), open(t, url)
+	apply(t, s, with("", add("e:1", 1)))
+	locked, release := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ops := []counter.Op{with("", add("e:1", 1))}
+		w := stuck.newStep(ops)
+		err := stuck.do(context.Background(), func(ctx context.Context, c *pgxpool.Conn) error {
+			if err := w.read(ctx, c, ops); err != nil {
+				return err
+			}
+			w.judge(ops)
+			var is string
+			const limit = "idle_in_transaction_session_timeout"
+			if err := c.QueryRow(ctx, "select current_setting($1), set_config($1, '100', false)", limit).Scan(&is, new(string)); err != nil || is != "5s" {
+				t.Errorf("%s is %q, %v", limit, is, err)
+			}
+			close(locked)
+			<-release
+			return w.write(context.Background(), c)
+		})
+		if !errors.Is(err, counter.ErrUnavailable) {
+			t.Errorf("it wrote without its locks: %v", err)
+		}
+	})
+	<-locked
+	testkit.Eventually(t, "the lock is released", func() bool {
+		return s.Apply(t.Context(), []counter.Op{with("x", add("e:1", 1))})[0].Err == nil
+	})
+	close(release)
+	wg.Wait()
+	if got, err := s.Read(t.Context(), []string{"e:1"}, "", 0); err != nil || got[0].Value != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

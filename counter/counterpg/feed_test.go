@@ -1,0 +1,152 @@
+package counterpg
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/internal/pgtest"
+	"headcount/internal/testkit"
+)
+
+// untilVersion waits until e hears this version last.
+func untilVersion(t testing.TB, e *countertest.Ear, v counter.Version) []counter.Update {
+	t.Helper()
+	return e.Until(t, "version "+v.String(), func(heard []counter.Update) bool {
+		return len(heard) > 0 && heard[len(heard)-1].Counter.Version == v
+	})
+}
+
+// TestMembersOfPeersAreNamed: two processes edit one set. A watcher of either hears who
+// joined and left, and rereads nothing.
+func TestMembersOfPeersAreNamed(t *testing.T) {
+	t.Parallel()
+	// A server of its own: others have theirs fall silent, and a feed that reconnects knows no names.
+	url := pgtest.Start(t).Database(t)
+	patient := func(c *Config) { c.gapWait = time.Hour } // a notification may be late on a busy machine
+	stores := []*Store{open(t, url, patient), open(t, url, patient)}
+	hears(t, stores[0], stores[1]) // what is committed before is never named
+	hears(t, stores[1], stores[0])
+	first, _ := countertest.Listen(t, stores[0], "m:1")
+	second, _ := countertest.Listen(t, stores[1], "m:1")
+	ears := []*countertest.Ear{first, second}
+	const edits = 15 // of each store, with two changes each; a feed keeps all of them
+	var wg sync.WaitGroup
+	for i, s := range stores {
+		wg.Go(func() {
+			for n := range edits {
+				r := s.Apply(t.Context(), []counter.Op{with("", edit("m:1", []string{fmt.Sprintf("%d of %d", n, i)}, nil)), with("", edit("m:1", nil, []string{fmt.Sprintf("%d of %d", n-1, i)}))})
+				if r[0].Err != nil || r[1].Err != nil {
+					t.Error(r)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	want := map[string]bool{}
+	for i := range stores {
+		for n := range edits {
+			want[fmt.Sprintf("%d of %d", n, i)] = n == edits-1
+		}
+	}
+	for _, e := range ears {
+		e.Until(t, "the last members", func(heard []counter.Update) bool {
+			in := map[string]bool{}
+			for _, u := range heard {
+				if u.Reread {
+					t.Fatalf("%+v", u)
+				}
+				for _, m := range u.Joined {
+					in[m] = true
+				}
+				for _, m := range u.Left {
+					in[m] = false
+				}
+			}
+			// A member who joined and left between two updates may be in neither.
+			for m, is := range want {
+				if _, told := in[m]; !told && !is {
+					in[m] = false
+				}
+			}
+			return maps.Equal(in, want)
+		})
+	}
+	// This is more than a notification holds: the peer reads again.
+	var many []string
+	for n := range 100 {
+		many = append(many, fmt.Sprintf("%d%s", n, strings.Repeat("x", 100)))
+	}
+	v := apply(t, stores[0], with("", edit("m:1", many, nil))).Counters[0].Version
+	heard := untilVersion(t, second, v)
+	if last := heard[len(heard)-1]; !last.Reread {
+		t.Errorf("%d joined; %+v", len(many), last)
+	}
+}
+
+// TestWatchHealsAfterAnOutage: a watcher learns of changes that no notification told of.
+func TestWatchHealsAfterAnOutage(t *testing.T) {
+	server := pgtest.Single(t)
+	url := server.Database(t)
+	s := open(t, url, func(c *Config) { c.PollEvery = 400 * time.Millisecond })
+	peer := open(t, url)
+	apply(t, peer, with("", add("e:1", 1)))
+	e, _ := countertest.Listen(t, s, "e:1", "e:2")
+	// Its connections end while the peer changes something.
+	hangUp(t, server, url)
+	var r counter.Result
+	testkit.Eventually(t, "the peer changes something", func() bool {
+		r = peer.Apply(t.Context(), []counter.Op{with("again", add("e:1", 1))})[0]
+		return r.Err == nil
+	})
+	untilVersion(t, e, r.Counters[0].Version)
+	// This is a process that was killed between its commit and its notification.
+	server.Exec(t, url, "update headcount_counters set value = 7, sequence = sequence + 1 where key = 'e:1'")
+	v := r.Counters[0].Version
+	v.Sequence++
+	untilVersion(t, e, v)
+}
+
+func TestLaggingReadsAreAsOldAsAllowed(t *testing.T) {
+	url := pgtest.Single(t).Database(t)
+	s, peer := open(t, url), open(t, url)
+	read := func(key, member string, lag time.Duration) counter.Reading {
+		t.Helper()
+		got, err := s.Read(t.Context(), []string{key}, member, lag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[0]
+	}
+	apply(t, s, with("", add("e:1", 1)))
+	if got := read("e:1", "", time.Minute); got.Value != 1 || !got.Approx || got.Stale {
+		t.Errorf("just written, so it is known: %+v", got)
+	}
+	apply(t, peer, with("", add("e:1", 1)))
+	if got := read("e:1", "", 0); got.Value != 2 || got.Approx {
+		t.Errorf("an exact read: %+v", got)
+	}
+	if got := read("e:1", "", time.Minute); got.Value != 2 {
+		t.Errorf("it goes back: %+v", got)
+	}
+	apply(t, peer, with("", edit("m:1", []string{"a"}, nil)))
+	if got := read("m:1", "a", time.Minute); !got.Mine {
+		t.Errorf("%+v", got)
+	}
+	if got := read("m:1", "b", time.Minute); got.Mine || got.Value != 1 {
+		t.Errorf("%+v", got)
+	}
+	apply(t, s, with("", edit("m:1", nil, []string{"a"})))
+	if got := read("m:1", "a", time.Minute); got.Mine || got.Value != 0 {
+		t.Errorf("a left: %+v", got)
+	}
+	apply(t, s, with("", counter.Change{Key: "e:1", Rule: exact, Verb: counter.Delete}))
+	if got := read("e:1", "", time.Minute); got.Touched() {
+		t.Errorf("deleted here: %+v", got)
+	}
+}

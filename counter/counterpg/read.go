@@ -1,0 +1,411 @@
+package counterpg
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/big"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/presence"
+)
+
+const (
+	readCounters = `select c.key, c.kind, c.value, c.updated, c.incarnation, c.sequence, c.entries, c.set_id, c.ledger_id, c.kept, c.history_id, c.slots,
+			exists (select from headcount_members m where m.set_id = c.set_id and m.member = any($2::text[]))
+		from headcount_counters c where c.key = any($1::text[])`
+	readEntries = `select l.seq, l.at, l.delta, l.before, l.op, l.reason, l.author
+		from headcount_counters c join headcount_ledger l on l.ledger_id = c.ledger_id
+		where c.key = $1 and c.ledger_id <> 0 and l.seq > $2 order by l.seq limit $3`
+	readGains = `select g.number, g.gain, g.registers from headcount_counters c join headcount_gains g on g.history_id = c.history_id
+		where c.key = $1 and c.history_id <> 0 and g.step = $2 and g.number >= $3 and g.number < $4 order by g.number`
+	readDimension = `select f.generation, f.epoch, coalesce(d.value, ''), coalesce(d.count, 0) from headcount_front f left join (
+		select d.value, d.count from headcount_counters c join headcount_dimensions d on d.history_id = c.history_id
+		where c.key = $1 and c.history_id <> 0 and d.name = $2) d on true`
+	// A range of the key's index is all keys with a prefix: no key is longer than
+	// MaxKeyLength, and no character is greater than the one repeated.
+	readSum = `select count(*), count(*) filter (where kind = 4), coalesce(sum(value) filter (where kind <> 4), 0)::text
+		from headcount_counters where key >= $1 and key <= $2 and not key = any(coalesce($3::text[], '{}'))`
+	readSize   = `select count(*) from headcount_counters where key >= $1 and key <= $2`
+	readUnions = `select r.registers from headcount_counters c join headcount_registers r on r.set_id = c.set_id
+		where c.key >= $1 and c.key <= $2 and c.kind = 4`
+	// An aggregate is the one statement that may be better off reading all.
+	allowScan = `select set_config('enable_seqscan', 'on', true), set_config('plan_cache_mode', 'force_custom_plan', true)`
+)
+
+var afterAll = strings.Repeat("\U0010FFFF", counter.MaxKeyLength)
+
+// Read is as counter.Reader says: one statement, or none.
+func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	if lag > 0 && !s.closed.Load() {
+		if out := s.cache.get(keys, member, lag, false); out != nil {
+			return out, nil
+		}
+	}
+	out := make([]counter.Reading, len(keys))
+	at := time.Now()
+	err := s.read(ctx, keys, member, func(key string, r *record, mine bool) {
+		for i := range keys {
+			if keys[i] == key {
+				out[i] = counter.Reading{Counter: r.Counter(key), Mine: mine}
+			}
+		}
+	})
+	if err != nil {
+		if lag > 0 && !s.closed.Load() {
+			if out := s.cache.get(keys, member, math.MaxInt64, true); out != nil {
+				return out, nil
+			}
+		}
+		return nil, fmt.Errorf("counterpg: read: %w", err)
+	}
+	for i, key := range keys {
+		out[i].Counter.Key = key
+		s.cache.put(out[i].Counter, member, out[i].Mine, at)
+	}
+	return out, nil
+}
+
+// Remember takes what was read elsewhere at the moment at, for Recall and for reads that may lag.
+func (s *Store) Remember(read []counter.Reading, member string, at time.Time) {
+	for i := range read {
+		if read[i].Stale {
+			continue // it is less than what was known
+		}
+		s.cache.put(read[i].Counter, member, read[i].Mine, at)
+	}
+}
+
+// Recall is what is remembered of keys, stale, or nil when one of them is not.
+func (s *Store) Recall(keys []string, member string) []counter.Reading {
+	return s.cache.get(keys, member, math.MaxInt64, true)
+}
+
+// read calls each for the counters of keys that exist.
+func (s *Store) read(ctx context.Context, keys []string, member string, each func(key string, r *record, mine bool)) error {
+	var either []string // what may stand for the member
+	if member != "" {
+		either = []string{member, counter.Nameless(counter.MemberHash(member))}
+	}
+	return s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		rows, err := c.Query(ctx, readCounters, keys, either)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var key string
+			var r record
+			var mine bool
+			if err := r.scan(rows, &key, &mine); err != nil {
+				return err
+			}
+			each(key, &r, mine)
+		}
+		return rows.Err()
+	})
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	var page counter.Ledger
+	from := int64(min(after, math.MaxInt64))
+	err := s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		page = counter.Ledger{}
+		rows, err := c.Query(ctx, readEntries, key, from, limit+1)
+		if err != nil {
+			return err
+		}
+		var seq, at int64
+		var op int16
+		var e counter.Entry
+		_, err = pgx.ForEachRow(rows, []any{&seq, &at, &e.Delta, &e.Before, &op, &e.Reason, &e.By}, func() error {
+			if len(page.Entries) == limit {
+				page.More = true
+				return nil
+			}
+			e.Seq, e.At, e.Op, e.After = uint64(seq), time.UnixMilli(at).UTC(), counter.LedgerOp(op), e.Before+e.Delta
+			page.Entries = append(page.Entries, e)
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return counter.Ledger{}, fmt.Errorf("counterpg: ledger of %q: %w", key, err)
+	}
+	return page, nil
+}
+
+// History is as counter.Reader says.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	st, gains, err := s.Gains(ctx, key, step, from, to)
+	if err != nil {
+		return counter.Counter{}, nil, fmt.Errorf("counterpg: history of %q: %w", key, err)
+	}
+	return st.Counter(key), st.With(gains, step, from, to), nil
+}
+
+// Gains is the history of a counter without the steps that are running, and its state.
+func (s *Store) Gains(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gains []counter.Gain, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		st, gains = counter.State{}, nil
+		b := &pgx.Batch{} // the counter first: With knows a step that is over by then
+		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				var r record
+				var mine bool
+				if err := r.scan(rows, &key, &mine); err != nil {
+					return err
+				}
+				st = r.State
+			}
+			return rows.Err()
+		})
+		b.Queue(readGains, key, int32(step/time.Second), from, to).Query(func(rows pgx.Rows) error {
+			var g counter.Gain
+			var bytes []byte
+			_, err := pgx.ForEachRow(rows, []any{&g.Number, &g.Value, &bytes}, func() (err error) {
+				if g.Seen = nil; bytes != nil {
+					var seen hyperloglog.Registers
+					seen, err = parseRegisters(bytes)
+					g.Seen, bytes = &seen, nil
+				}
+				gains = append(gains, g)
+				return err
+			})
+			return err
+		})
+		return c.SendBatch(ctx, b).Close()
+	})
+	return st, gains, err
+}
+
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	out, counted, _, err := s.Counted(ctx, key, name)
+	if err != nil {
+		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterpg: dimension %q of %q: %w", name, key, err)
+	}
+	return out, counted, nil
+}
+
+// Counted is Dimension, with the front of that moment.
+func (s *Store) Counted(ctx context.Context, key, name string) (out counter.Counter, counted counter.Counted, f Front, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error {
+		out, counted = counter.Counter{Key: key}, counter.Counted{}
+		b := &pgx.Batch{}
+		b.Queue(readCounters, []string{key}, []string(nil)).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				var r record
+				var mine bool
+				if err := r.scan(rows, &key, &mine); err != nil {
+					return err
+				}
+				out = r.Counter(key)
+			}
+			return rows.Err()
+		})
+		b.Queue(readDimension, key, name).Query(func(rows pgx.Rows) error {
+			var generation, epoch, count int64
+			var value string
+			_, err := pgx.ForEachRow(rows, []any{&generation, &epoch, &value, &count}, func() error {
+				f.Generation, f.Epoch = uint64(generation), uint64(epoch)
+				counted.Add(value, count)
+				return nil
+			})
+			return err
+		})
+		return c.SendBatch(ctx, b).Close()
+	})
+	return out, counted, f, err
+}
+
+// Size is as counter.Reader says.
+func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		return c.QueryRow(ctx, readSize, presence.FirstWith(prefix), prefix+afterAll).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("counterpg: size of %q: %w", prefix, err)
+	}
+	return n, nil
+}
+
+// Aggregate is as counter.Reader says.
+func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	var total counter.Total
+	if err := s.AddTo(ctx, &total, prefix, nil); err != nil {
+		return counter.Aggregate{}, err
+	}
+	return total.Aggregate(prefix)
+}
+
+// AddTo adds the counters with prefix to total, but for those of but, as they are at one moment.
+func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string, but []string) error {
+	err := s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		b := &pgx.Batch{}
+		b.Queue(repeatable)
+		b.Queue(allowScan)
+		if err := c.SendBatch(ctx, b).Close(); err != nil {
+			return err
+		}
+		first, last := presence.FirstWith(prefix), prefix+afterAll
+		var counters, uniques int64
+		var text string
+		if err := c.QueryRow(ctx, readSum, first, last, but).Scan(&counters, &uniques, &text); err != nil {
+			return err
+		}
+		value, ok := new(big.Int).SetString(text, 10)
+		if !ok {
+			return fmt.Errorf("a sum of %q", text)
+		}
+		if total.AddSum(counters, uniques, value); uniques > 0 && !total.Mixed() {
+			rows, err := c.Query(ctx, readUnions, first, last)
+			if err != nil {
+				return err
+			}
+			var registers []byte
+			if _, err = pgx.ForEachRow(rows, []any{&registers}, func() error {
+				r, err := parseRegisters(registers)
+				total.Merge(r)
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+		_, err := c.Exec(ctx, "commit")
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("counterpg: aggregate of %q: %w", prefix, err)
+	}
+	return nil
+}
+
+const (
+	setsAtOnce = 1000
+	readSets   = `select key from headcount_counters where kind = 3 and key > $1 order by key limit $2`
+)
+
+// Sets is as counter.Reader says. The cursor is the key that came last.
+func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
+	err = s.doLong(ctx, aggregateIn, func(ctx context.Context, c *pgxpool.Conn) error {
+		rows, err := c.Query(ctx, readSets, cursor, setsAtOnce)
+		if err != nil {
+			return err
+		}
+		keys, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("counterpg: sets: %w", err)
+	}
+	if len(keys) == setsAtOnce {
+		next = keys[len(keys)-1]
+	}
+	return keys, next, nil
+}
+
+// cache remembers counters for reads that may lag, and for those that come
+// while PostgreSQL is away. What has not been asked for longest goes first.
+type cache struct {
+	mu  sync.Mutex // guards lru and what is in it
+	lru *simplelru.LRU[string, *cached]
+}
+
+// cached is a counter as it was, or is newer than, at the moment at.
+type cached struct {
+	counter counter.Counter
+	at      time.Time       // by this process's clock; zero: it is known to have changed since
+	mine    map[string]bool // of the members that were asked about; at most maxMine
+}
+
+const maxMine = 16
+
+func newCache(size int) *cache {
+	lru, err := simplelru.NewLRU[string, *cached](size, nil)
+	if err != nil { // a size under 1
+		panic(err)
+	}
+	return &cache{lru: lru}
+}
+
+// get returns the readings of keys when all of them are known and at most lag old.
+func (c *cache) get(keys []string, member string, lag time.Duration, stale bool) []counter.Reading {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		e, ok := c.lru.Get(key)
+		if !ok || !stale && now.Sub(e.at) > lag {
+			return nil
+		}
+		mine, known := e.mine[member]
+		if member != "" && !known && !stale {
+			return nil
+		}
+		out[i] = counter.Reading{Counter: e.counter, Mine: mine}
+		out[i].Approx, out[i].Stale = true, stale
+	}
+	return out
+}
+
+// put remembers what was read by a statement that began at the moment at, or
+// written by one. An older moment does not replace a newer one, nor an older
+// version a newer one of the same moment.
+func (c *cache) put(read counter.Counter, member string, mine bool, at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.lru.Get(read.Key)
+	switch {
+	case !ok:
+		e = &cached{counter: read, at: at}
+		c.lru.Add(strings.Clone(read.Key), e)
+	case !at.Before(e.at) || e.counter.Touched() && read.Version.Compare(e.counter.Version) > 0:
+		if read.Version != e.counter.Version {
+			e.mine = nil
+		}
+		e.counter = read
+		if at.After(e.at) {
+			e.at = at
+		}
+	case read.Version != e.counter.Version:
+		return
+	}
+	e.counter.Key = strings.Clone(read.Key)
+	if member == "" {
+		return
+	}
+	if e.mine == nil || len(e.mine) == maxMine {
+		e.mine = map[string]bool{}
+	}
+	e.mine[strings.Clone(member)] = mine
+}
+
+// expire has key read again, since another process changed it. What is known
+// may still be told while PostgreSQL is away.
+func (c *cache) expire(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e, ok := c.lru.Peek(key); ok {
+		e.at = time.Time{}
+	}
+}
+
+// expireAll is expire of all.
+func (c *cache) expireAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.lru.Values() {
+		e.at = time.Time{}
+	}
+}

@@ -1,0 +1,617 @@
+package counterredis
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/internal/redisconn"
+	"headcount/scripts"
+)
+
+const (
+	dumpAtOnce = 200  // counters in one pipeline
+	scanAtOnce = 1000 // keys in one step of a SCAN
+)
+
+var (
+	_ counter.Dumper   = (*Store)(nil)
+	_ counter.Restorer = (*Store)(nil)
+)
+
+// An export or import of a Redis without PostgreSQL behind it is made while no process changes counters:
+// it reads and writes some at a time, not all at one moment.
+
+// Deleted is as counter.Dumper says.
+func (s *Store) Deleted(ctx context.Context) (highest uint64, err error) {
+	all, err := s.deleted(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("counterredis: dump: %w", err)
+	}
+	return slices.Max(all), nil
+}
+
+// deleted is the highest incarnation that each bucket has deleted.
+func (s *Store) deleted(ctx context.Context) ([]uint64, error) {
+	all := make([]uint64, Buckets)
+	return all, s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		got := make([]*redis.StringCmd, Buckets)
+		for b := range got {
+			got[b] = pipe.HGet(ctx, stateKey(b), "deleted")
+		}
+		return func() error {
+			for b, g := range got {
+				if text, err := g.Result(); err == nil {
+					if all[b], err = strconv.ParseUint(text, 10, 64); err != nil {
+						return err
+					}
+				} else if !errors.Is(err, redis.Nil) {
+					return err
+				}
+			}
+			return nil
+		}
+	})
+}
+
+// pipeline runs the commands that queue gives, and then what it returned.
+func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.Context, redis.Pipeliner) func() error) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		then := queue(ctx, pipe)
+		s.conn.Metrics.Commands.Add(float64(commands))
+		if pipe.Len() > 0 {
+			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+		}
+		return then()
+	})
+}
+
+// Dump is as counter.Dumper says, but for the moment.
+func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
+	var keys []string
+	for b := range Buckets {
+		if err := s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+			got := pipe.HKeys(ctx, countersKey(b))
+			return func() error {
+				for _, key := range got.Val() {
+					if key > after {
+						keys = append(keys, key)
+					}
+				}
+				return got.Err()
+			}
+		}); err != nil {
+			return fmt.Errorf("counterredis: dump: %w", err)
+		}
+	}
+	slices.Sort(keys)
+	for some := range slices.Chunk(keys, dumpAtOnce) {
+		copies, err := s.dump(ctx, some)
+		if err != nil {
+			return fmt.Errorf("counterredis: dump: %w", err)
+		}
+		for _, one := range copies {
+			if err := each(one); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Store) states(ctx context.Context, keys []string) (texts []string, err error) {
+	texts = make([]string, len(keys))
+	return texts, s.pipeline(ctx, len(keys), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		got := make([]*redis.StringCmd, len(keys))
+		for i, key := range keys {
+			got[i] = pipe.HGet(ctx, countersKey(bucketOf(key)), key)
+		}
+		return func() error {
+			for i, g := range got {
+				if err := g.Err(); err != nil && !errors.Is(err, redis.Nil) {
+					return err
+				}
+				texts[i] = g.Val()
+			}
+			return nil
+		}
+	})
+}
+
+// dump reads counters with all that is kept of them.
+func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy, err error) {
+	texts, err := s.states(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	spread := map[string]counter.State{}
+	for i, key := range keys {
+		c, st, err := parseState(key, texts[i])
+		if err != nil {
+			return nil, err
+		}
+		if c.IsSpread() {
+			spread[key] = st
+		}
+		if st.Kind != 0 {
+			copies = append(copies, counter.Copy{Key: key, State: st})
+		}
+	}
+	if len(spread) > 0 {
+		if err := s.whole(ctx, spread); err != nil {
+			return nil, err
+		}
+		for i := range copies {
+			if st, ok := spread[copies[i].Key]; ok {
+				copies[i].State = st
+			}
+		}
+		copies = slices.DeleteFunc(copies, func(c counter.Copy) bool { return c.Version.Sequence == 0 }) // as if it were not there
+	}
+	seen := make([]*redis.StringSliceCmd, len(copies))
+	if err := s.pipeline(ctx, len(copies), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		var then []func() error
+		for i := range copies {
+			c := &copies[i]
+			then = append(then, dumpParts(ctx, pipe, c))
+			if c.Kind == counter.Unique {
+				seen[i] = pipe.ZRange(ctx, stepsKey(bucketOf(c.Key), c.Key), 0, -1)
+			}
+		}
+		return func() error {
+			for _, take := range then {
+				if err := take(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}); err != nil {
+		return nil, err
+	}
+	return copies, s.pipeline(ctx, len(copies), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		var then []func() error
+		for i := range copies {
+			if seen[i] != nil {
+				then = append(then, dumpSeen(ctx, pipe, &copies[i], seen[i].Val()))
+			}
+		}
+		return func() error {
+			for _, take := range then {
+				if err := take(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	})
+}
+
+// dumpParts reads what stands beside the state of a counter, but for the steps of a unique.
+func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take func() error) {
+	b := bucketOf(c.Key)
+	var ledger *redis.XMessageSliceCmd
+	var members, counted *redis.MapStringStringCmd
+	var registers *redis.StringCmd
+	var gains []*redis.StringCmd
+	far := pipe.HGet(ctx, farKey(b), c.Key)
+	if c.Entries > 0 {
+		ledger = pipe.XRange(ctx, ledgerKey(b, c.Key), "-", "+")
+	}
+	switch c.Kind {
+	case counter.Members:
+		members = pipe.HGetAll(ctx, membersKey(b, c.Key))
+	case counter.Unique:
+		registers = pipe.Get(ctx, registersKey(b, c.Key))
+	case counter.Sum:
+		counted = pipe.HGetAll(ctx, countedKey(b, c.Key))
+		for _, step := range counter.BucketSteps {
+			gains = append(gains, pipe.Get(ctx, gainsKey(b, step, c.Key)))
+		}
+	}
+	return func() (err error) {
+		if err := far.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		c.Elsewhere = far.Val()
+		if ledger != nil {
+			for _, m := range ledger.Val() {
+				e, err := parseEntry(m)
+				if err != nil {
+					return err
+				}
+				c.Ledger = append(c.Ledger, e)
+			}
+		}
+		if members != nil {
+			for part, text := range members.Val() {
+				for ; part != "parts" && len(text) >= memberWidth; text = text[memberWidth:] {
+					c.Hashes = append(c.Hashes, text[:memberWidth])
+				}
+			}
+			slices.Sort(c.Hashes)
+		}
+		if registers != nil {
+			if c.Registers, err = hyperloglog.Parse([]byte(registers.Val())); err != nil {
+				return fmt.Errorf("registers of %q: %w", c.Key, err)
+			}
+		}
+		if counted != nil {
+			for _, field := range slices.Sorted(maps.Keys(counted.Val())) {
+				name, value, _ := strings.Cut(field, ":")
+				text, _, _ := strings.Cut(counted.Val()[field], " ") // of the empty value there is more
+				n, err := strconv.ParseInt(text, 10, 64)
+				if err != nil {
+					return fmt.Errorf("the dimensions of %q: %w", c.Key, err)
+				}
+				if is := c.Dimension(name); value == "" {
+					is.Other = n
+				} else {
+					is.Values[value] = n
+				}
+			}
+			slices.SortFunc(c.Dimensions, func(a, b counter.DimensionCopy) int { return cmp.Compare(a.Name, b.Name) })
+		}
+		for i, g := range gains {
+			for _, field := range strings.Fields(g.Val()) {
+				number, value, _ := strings.Cut(field, ":")
+				n, err := strconv.ParseInt(number, 10, 64)
+				v, err1 := strconv.ParseInt(value, 10, 64)
+				if err := errors.Join(err, err1); err != nil {
+					return fmt.Errorf("the history of %q: %w", c.Key, err)
+				}
+				c.Steps = append(c.Steps, counter.StepCopy{Step: uint32(counter.BucketSteps[i] / time.Second), Number: n, Value: v})
+			}
+		}
+		return nil
+	}
+}
+
+// dumpSeen reads whom a unique saw in the steps of these names.
+func dumpSeen(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy, names []string) (take func() error) {
+	got := make([]*redis.StringCmd, len(names))
+	slots := make([]counter.Slot, len(names))
+	for i, name := range names {
+		step, number, _ := strings.Cut(name, ":")
+		length, err := strconv.ParseUint(step, 10, 32)
+		n, err1 := strconv.ParseUint(number, 10, 32)
+		if errors.Join(err, err1) == nil {
+			slots[i] = counter.Slot{Step: uint32(length), Number: uint32(n)}
+			got[i] = pipe.Get(ctx, stepKey(bucketOf(c.Key), slots[i], c.Key))
+		}
+	}
+	return func() error {
+		for i, g := range got {
+			if g == nil || g.Val() == "" { // it has expired
+				continue
+			}
+			registers, err := hyperloglog.Parse([]byte(g.Val()))
+			if err != nil {
+				return fmt.Errorf("the history of %q: %w", c.Key, err)
+			}
+			c.Steps = append(c.Steps, counter.StepCopy{Step: slots[i].Step, Number: int64(slots[i].Number), Seen: &registers})
+		}
+		slices.SortFunc(c.Steps, func(a, b counter.StepCopy) int {
+			return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.Number, b.Number))
+		})
+		return nil
+	}
+}
+
+// Restore is as counter.Restorer says, but each counter by itself is all or none.
+func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
+	fail := func(err error) (int, error) { return restored, fmt.Errorf("counterredis: restore: %w", err) }
+	deleted, err := s.deleted(ctx)
+	if err != nil {
+		return fail(err)
+	}
+	keys := make([]string, len(copies))
+	for i := range copies {
+		keys[i] = copies[i].Key
+	}
+	texts, err := s.states(ctx, keys)
+	if err != nil {
+		return fail(err)
+	}
+	var calls []*redisconn.Call
+	for i := range copies {
+		c := copies[i]
+		_, st, err := parseState(c.Key, texts[i])
+		if err != nil {
+			return fail(err)
+		}
+		if !c.Replaces(st.Version, deleted[bucketOf(c.Key)]) {
+			continue
+		}
+		cl, err := s.restoring(ctx, &c, texts[i], rules)
+		if err != nil {
+			return fail(err)
+		}
+		calls = append(calls, cl)
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return fail(err)
+	}
+	for _, cl := range calls {
+		if cl.Reply != int64(1) {
+			return fail(fmt.Errorf("%w: a counter has changed meanwhile; end all processes of this Redis, and import again", counter.ErrUnavailable))
+		}
+		restored++
+	}
+	if err := s.relog(ctx); err != nil { // no log has what was put there
+		return fail(err)
+	}
+	return restored, nil
+}
+
+// restoring is the run of counter_restore.lua for a copy.
+func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rules *counter.Rules) (*redisconn.Call, error) {
+	b, staged := bucketOf(c.Key), ""
+	hashes := slices.Clone(c.Hashes)
+	for _, m := range c.Members {
+		hashes = append(hashes, counter.MemberHash(m))
+	}
+	if len(hashes) > 0 {
+		var err error
+		if staged, err = s.stage(ctx, c.Key, "", 0, hashes); err != nil {
+			return nil, err
+		}
+	}
+	cl := &redisconn.Call{Script: scripts.CounterRestore, Keys: []string{
+		countersKey(b), membersKey(b, c.Key), registersKey(b, c.Key), ledgerKey(b, c.Key), stepsKey(b, c.Key), stagedKey(b, staged), countedKey(b, c.Key), farKey(b),
+	}}
+	isStaged := 0
+	if staged != "" {
+		isStaged = 1
+	}
+	cl.Args = []any{c.Key, was, formatState(c.State), c.Registers.Bytes(), isStaged, c.Elsewhere, len(c.Ledger)}
+	if c.Registers.Empty() {
+		cl.Args[3] = ""
+	}
+	for _, e := range c.Ledger {
+		cl.Args = append(cl.Args, fmt.Sprintf("%d-%d", e.Seq, e.At.UnixMilli()), e.Op.String(), e.Delta, e.After, e.Reason, e.By)
+	}
+	fields := []any{}
+	for _, d := range c.Dimensions {
+		fields = append(fields, d.Name+":", fmt.Sprintf("%d %d", d.Other, len(d.Values)))
+		for value, n := range d.Values {
+			fields = append(fields, d.Name+":"+value, n)
+		}
+	}
+	cl.Args = append(append(cl.Args, len(fields)/2), fields...)
+	_, kept := c.Kept(rules)
+	texts := make([]strings.Builder, len(counter.BucketSteps))
+	var seen []any
+	for _, step := range c.Steps {
+		length := time.Duration(step.Step) * time.Second
+		if step.Seen != nil {
+			ends := (step.Number+2)*int64(step.Step)*1000 + kept(step.Step).Milliseconds()
+			seen = append(seen, fmt.Sprintf("%d:%d", step.Step, step.Number), step.Seen.Bytes(), ends)
+		} else if i := slices.Index(counter.BucketSteps, length); i >= 0 {
+			fmt.Fprintf(&texts[i], "%d:%d ", step.Number, step.Value)
+		}
+	}
+	for i, step := range counter.BucketSteps {
+		cl.Keys = append(cl.Keys, gainsKey(b, step, c.Key))
+		cl.Args = append(cl.Args, texts[i].String(), (kept(uint32(step/time.Second)) + 3*step).Milliseconds())
+	}
+	cl.Args = append(cl.Args, seen...)
+	return cl, nil
+}
+
+// DumpIdentities is as counter.Dumper says.
+func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.IdentityCopy) error) error {
+	var mu sync.Mutex  // masters are read at once
+	var names []string // a SCAN may say one twice
+	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		names = names[:0]
+		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+			for cursor := uint64(0); ; {
+				s.conn.Metrics.Commands.Inc()
+				keys, next, err := m.Scan(ctx, cursor, "hc:{n*}:i:*", scanAtOnce).Result()
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				names = append(names, keys...)
+				mu.Unlock()
+				if cursor = next; cursor == 0 {
+					return nil
+				}
+			}
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("counterredis: dump: %w", err)
+	}
+	slices.Sort(names)
+	for some := range slices.Chunk(slices.Compact(names), scanAtOnce) {
+		var copies []counter.IdentityCopy
+		if err := s.pipeline(ctx, len(some), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+			left := make([]*redis.DurationCmd, len(some))
+			for i, name := range some {
+				left[i] = pipe.TTL(ctx, name)
+			}
+			return func() error {
+				now := time.Now()
+				for i, name := range some {
+					_, text, _ := strings.Cut(name, ":i:")
+					id, err := base64.RawURLEncoding.DecodeString(text)
+					if err == nil && len(id) == len(counter.Identity{}) && left[i].Val() > 0 {
+						copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(id), Until: now.Add(left[i].Val())})
+					}
+				}
+				return nil
+			}
+		}); err != nil {
+			return fmt.Errorf("counterredis: dump: %w", err)
+		}
+		if err := each(copies); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RestoreIdentities is as counter.Restorer says.
+func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.IdentityCopy, deleted uint64) error {
+	is, err := s.deleted(ctx)
+	if err == nil {
+		err = s.pipeline(ctx, len(identities)+Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+			for _, id := range identities {
+				if left := time.Until(id.Until); left > 0 {
+					pipe.SetNX(ctx, identityKey(identityBucket(id.Identity), id.Identity), "", left)
+				}
+			}
+			for b, before := range is {
+				if before < deleted {
+					pipe.HSet(ctx, stateKey(b), "deleted", deleted)
+				}
+			}
+			return func() error { return nil }
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("counterredis: restore: %w", err)
+	}
+	return nil
+}
+
+// Leases are those of the processes that use this Redis, as package presence has them.
+func (s *Store) Leases(ctx context.Context) (live []string, err error) {
+	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		all, err := c.HGetAll(ctx, "hc:{c}:leases").Result()
+		live = nil
+		for name, text := range all {
+			end, _, _ := strings.Cut(text, " ")
+			if ms, err := strconv.ParseInt(end, 10, 64); err == nil && time.UnixMilli(ms).After(time.Now()) {
+				live = append(live, name)
+			}
+		}
+		return err
+	})
+	return live, err
+}
+
+// Still calls then while no counter is changed, perhaps more than once; the last one holds.
+func (s *Store) Still(ctx context.Context, then func() error) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	select {
+	case s.adding <- struct{}{}:
+		defer func() { <-s.adding }()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", counter.ErrUnavailable, context.Cause(ctx))
+	}
+	id := rand.Text()
+	w := s.wait(ctx)
+	for {
+		right, err := s.hold(ctx, id)
+		if err == nil && right {
+			err = s.holding(ctx, id, then)
+		}
+		if thawErr := s.thaw(ctx, id); err == nil && thawErr != nil {
+			right = false // a bucket may have moved before its end
+		}
+		if err != nil || right {
+			return err
+		}
+		if err := w.locked(""); err != nil {
+			return err
+		}
+	}
+}
+
+// holding calls then, and holds all buckets on meanwhile.
+func (s *Store) holding(ctx context.Context, id string, then func() error) error {
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ticker := time.NewTicker(freezeFor / 4)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-ticker.C:
+				_, _, _ = s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
+			}
+		}
+	})
+	defer wg.Wait()
+	defer close(ended)
+	return then()
+}
+
+// Leave lets counters go whose rows are replaced, within Still. All that was changed in Redis must be persisted.
+func (s *Store) Leave(ctx context.Context, keys []string) error {
+	c, err := s.conn.Known(ctx)
+	if err != nil {
+		return err
+	}
+	by := map[int]*redisconn.Call{}
+	var calls []*redisconn.Call
+	for _, key := range keys {
+		b := bucketOf(key)
+		if by[b] == nil {
+			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.conn.DB)}}
+			calls = append(calls, by[b])
+		}
+		by[b].Args = append(by[b].Args, key)
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return err
+	}
+	for _, cl := range calls {
+		if cl.Reply == int64(-1) {
+			return ErrMoved
+		}
+	}
+	return nil
+}
+
+// Asks has Redis look behind for identities that it does not know, for as long as they are remembered, when some came
+// there; and notes the highest incarnation that was deleted there.
+func (s *Store) Asks(ctx context.Context, came bool, deleted uint64) error {
+	all, err := s.Status(ctx)
+	if err != nil {
+		return err
+	}
+	calls := make([]*redisconn.Call, Buckets)
+	for b := range calls {
+		calls[b] = &redisconn.Call{
+			Script: scripts.CounterNote, Keys: []string{countersKey(b), stateKey(b), tag(b) + "a"},
+			Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
+		}
+	}
+	if err := s.conn.Run(ctx, calls); err != nil || !came {
+		return err
+	}
+	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		for b := range Buckets {
+			pipe.HSet(ctx, stateKey(b), "asks", all[b].Now.Add(counter.IdentityKept).UnixMilli())
+		}
+		return func() error { return nil }
+	})
+}

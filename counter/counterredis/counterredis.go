@@ -1,0 +1,414 @@
+// Package counterredis keeps counters in Redis: single, Sentinel or Cluster, 6.2 or
+// newer, without modules. All changes are made by the scripts counter_*.lua of
+// package scripts, which judge as [counter.Judge] does.
+//
+// # Buckets
+//
+// A counter is in one of 64 buckets, by a hash of its key. A bucket is a hash tag:
+// all there is of a counter is in one slot, so one script may change it. Their
+// number is a constant, so no two processes can disagree about it. On a single
+// server (also behind Sentinel) all buckets are in one place, and one call of a
+// script makes all that one Apply brings; on a Cluster a call has the keys of one
+// bucket only, and calls of several buckets go in one pipeline.
+//
+//	hc:{n5}:c       hash: state of each counter: kind value updated incarnation sequence entries
+//	hc:{n5}:s       hash: deleted (highest incarnation ever deleted), told (publications),
+//	                freeze and until (who holds the bucket still, and how long)
+//	hc:{n5}:k       hash: counters that a transaction has locked: transaction home since
+//	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
+//	hc:{n5}:m:KEY   hash: members, see counter_set.lua
+//	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
+//	hc:{n5}:h       hash: sums of the bucket that are spread, or on their way
+//	hc:{n5}:h:KEY   string: a part of a sum that is spread, see counter_part.lua
+//	hc:{n5}:r:KEY   string: registers of a unique, Redis' own HyperLogLog
+//	hc:{n5}:v60:7:KEY string: registers of whom it saw in the step of 60 s with the number 7
+//	hc:{n5}:v:KEY   zset: these steps
+//	hc:{n5}:e:KEY   hash: what a sum counted under its dimensions, name:value
+//	hc:{n5}:z:MATCH set: number:key of counters that may have gained most in a step
+//	hc:top:60:7:MATCH string: what gained most in a step, in no bucket
+//	hc:{n5}:i:ID    string: an identity, for a day
+//	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
+//	hc:{n5}:n/0     channel of the bucket, with the number of the database
+//	hc:limit:…      string or list: the state of a limit, see counter_limit.lua
+//
+// # Members
+//
+// A member is kept as the first 84 bits of SHA-256 of its name: 14 characters. That
+// two of a million members share them has a chance of one in 4*10^13; who looks for
+// two such names on purpose has to try 2^42 names, and makes one of two members of
+// his own. Names are only published, to those who watch.
+//
+// # Registers
+//
+// A unique is a HyperLogLog of Redis' own: PFADD says whether an add changed a register, PFCOUNT
+// is the value, which is kept in the state like any other. Package hyperloglog reads the same bytes.
+//
+// # History
+//
+// The steps of time that are running stand in the state, so a change in the same step writes nothing
+// else. A step that is over is appended to a string, from which the oldest go in bulk; it expires
+// when all of it is old.
+//
+// Each step of a unique is a HyperLogLog by itself, to which PFADD adds at once; it expires. A list of
+// them is kept beside, so that a read or a DELETE finds those that exist.
+//
+// # Dimensions
+//
+// What a sum counted under values is a hash beside it, written by the script that makes the change. Only
+// changes with dimensions, a DELETE and who asks look at it.
+//
+// # Operations of several buckets
+//
+// On a Cluster, an operation whose counters and identity are in several buckets is a
+// transaction. One bucket is its home: that of the identity, else that of the first
+// change.
+//
+//  1. prepare: each other bucket judges its changes. When nothing refuses them it locks
+//     their counters and keeps the changes under the transaction's id. A locked
+//     counter can be read; who wants to change it waits.
+//  2. decide: the home judges its changes, makes them, remembers the identity, and notes
+//     "committed" with the list of the others, in one script. This is the moment in which
+//     the operation is made.
+//  3. commit: each other bucket makes what it kept and unlocks. Then the note is deleted,
+//     and the operation is acknowledged.
+//
+// When a bucket refuses, what is prepared is aborted; counters of one bucket are
+// judged apart from those of others, so the refusal of the earliest change is the
+// first at fault. A process may die between any two steps. Who then finds a lock
+// older than a second asks the home: what is not noted as committed is noted as
+// aborted, which a decision that comes late finds; and finishes all parts
+// accordingly. So a transaction is made whole or not at all, and once: its identity
+// is remembered in the same script that decides.
+//
+// [counter.IdentityOf] puts the bucket of its space into an identity, so a call on one
+// counter with an Idempotency-Key is in one bucket and no transaction.
+//
+// # Limits
+//
+// A limit's state is one key, in no bucket, and a call on it is one run of counter_limit.lua, which judges
+// as package limit does. Its time is that of the server, so processes whose clocks differ agree. A
+// key ends by itself when it counts for nothing any more; until then it takes about 150 bytes, and of
+// the algorithm log 40 for each call that passed, 10,000 of them at most. A Redis whose memory is
+// full refuses to make more, and those calls fail.
+//
+// # What an outage means
+//
+// A call that Redis did not answer may have been made: it is ErrUnavailable, and safe to
+// repeat with its identity. Redis that answers nothing, or refuses writes, makes all
+// calls fail at once; package redisconn looks when it is back. A call on a limit has no identity:
+// when it is not answered, its cost may have been counted. The store is as durable
+// as Redis: appendfsync always, or replicas and WAIT, are settings of the server.
+package counterredis
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/internal/redisconn"
+	"headcount/scripts"
+)
+
+// Buckets is the number of buckets. It never changes: it is part of what is in Redis.
+const Buckets = 64
+
+// Format is the number of the format of counters in Redis: keys, values, publications, and
+// what regions tell each other. It stands in the cluster facts, where the processes write and
+// compare it (package counterredis of presence). Facts without it are of a version that had no
+// number yet; the format was the first. A change that an older version could misread or
+// damage raises it.
+const Format = 1
+
+const (
+	factsKey   = "hc:{c}:facts"
+	formatFact = "counters"
+
+	// PostgresFact is the cluster fact that says where PostgreSQL is, for all processes that have counters.
+	PostgresFact   = "postgres"
+	PostgresNone   = "none"
+	PostgresBehind = "behind" // of Redis, as package tiered has it
+	PostgresBeside = "beside" // Redis, for regions
+)
+
+// ErrFront says that PostgreSQL stands behind the counters of a Redis that is to be used without it.
+var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQL; give its --postgres, too")
+
+// ErrLoose says that an older release has left counters that it changed without their rows.
+var ErrLoose = errors.New("a release before this one has changed counters while PostgreSQL was away, and not put them together yet; start that release once more, with PostgreSQL")
+
+// ErrFormat says that the counters in this Redis are of another format.
+var ErrFormat = errors.New("the counters in this Redis are of another format")
+
+// accept refuses counters of another format before anything is read or changed. Facts without
+// any number are of a release that is older than all of them.
+func accept(ctx context.Context, c *redisconn.Client) error {
+	facts, err := c.HMGet(ctx, factsKey, formatFact, "format", "seed").Result()
+	if err != nil {
+		return err
+	}
+	is, numbered := facts[0].(string)
+	if is == strconv.Itoa(Format) || !numbered && (facts[1] != nil || facts[2] == nil) {
+		return nil
+	}
+	return fmt.Errorf("%w: theirs is %q, this version knows %d; use the version that wrote them", ErrFormat, is, Format)
+}
+
+const (
+	memberWidth = 14   // characters of a member; WIDTH in counter_set.lua
+	maxTold     = 1000 // members that one update names; beyond, watchers read again
+	maxApply    = 4096 // changes in one run of a script
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	URL  string        // as redisconn.Config has it; required
+	Dial time.Duration // how long it may take to connect; default 1s
+	// Patience is how long a call waits for counters that others have locked;
+	// default 4s. Then it fails with ErrUnavailable and has changed nothing.
+	Patience   time.Duration
+	Registerer prometheus.Registerer // of the store's metrics; nil: none
+	Log        zerolog.Logger
+	OnState    counter.States   // optional
+	Marks      *redisconn.Marks // of the process in this Redis, which is watched for losses; optional
+	// Behind is what stands behind this store, nil for nothing. With it Redis is a
+	// front: package tiered says of what, and calls the methods of front.go.
+	Behind *Behind
+	// Region is the name of this region when there are others with which it shares its counters, see package
+	// regions; empty: there are none. It goes with no Behind.
+	Region string
+}
+
+// Store is a counter.Store in Redis. Its methods may be called from any goroutine.
+type Store struct {
+	cfg  Config
+	conn *redisconn.Conn
+	feed *feed
+
+	crossing chan struct{} // holds one: transactions of one process do not lock each other out
+	adding   chan struct{} // holds one: nor do imports
+
+	// step is called before each step of a transaction; with false the process is
+	// dead from here on. Tests alone set it.
+	step func(name string) bool
+
+	mu     sync.Mutex // guards closed
+	closed bool
+}
+
+var _ counter.Store = (*Store)(nil)
+
+// accept is what redisconn.Config.Accept asks for.
+func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
+	if err := accept(ctx, c); err != nil {
+		return err
+	}
+	pipe := c.Pipeline()
+	front, loose := make([]*redis.BoolCmd, Buckets), make([]*redis.StringCmd, Buckets)
+	for b := range Buckets {
+		front[b], loose[b] = pipe.HExists(ctx, stateKey(b), "generation"), pipe.HGet(ctx, stateKey(b), "loose")
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return err
+	}
+	switch {
+	case s.cfg.Behind == nil && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }):
+		return ErrFront
+	case slices.ContainsFunc(loose, func(n *redis.StringCmd) bool { return n.Val() != "" && n.Val() != "0" }):
+		return ErrLoose
+	}
+	return nil
+}
+
+// Open returns a store over the Redis of that URL. It fails when settings cannot
+// work, not when Redis does not answer. Close ends it.
+func Open(cfg Config) (*Store, error) {
+	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
+	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
+	conn, err := redisconn.Open(redisconn.Config{
+		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: s.accept,
+		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState, Marks: cfg.Marks,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: counters: %w", err)
+	}
+	s.conn = conn
+	s.feed = newFeed(s)
+	return s, nil
+}
+
+// Close is as counter.Store says.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	was := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if was {
+		return nil
+	}
+	s.feed.close()
+	return s.conn.Close()
+}
+
+// open says that the store is closed, or nothing.
+func (s *Store) open() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("%w: it is closed", counter.ErrUnavailable)
+	}
+	return nil
+}
+
+// client is what has been found out about Redis, or says that the store is closed or
+// Redis away.
+func (s *Store) client(ctx context.Context) (*redisconn.Client, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	return s.conn.Known(ctx)
+}
+
+func classify(err error) error {
+	if errors.Is(err, counter.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+}
+
+// probeWrite makes a write that changes nothing in every bucket.
+func probeWrite(ctx context.Context, c *redisconn.Client) (int, error) {
+	pipe := c.Pipeline()
+	for b := range Buckets {
+		pipe.HSetNX(ctx, stateKey(b), "deleted", 0)
+	}
+	_, err := pipe.Exec(ctx)
+	return Buckets, err
+}
+
+func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
+
+func countersKey(b int) string            { return tag(b) + "c" }
+func stateKey(b int) string               { return tag(b) + "s" }
+func locksKey(b int) string               { return tag(b) + "k" }
+func ledgerKey(b int, key string) string  { return tag(b) + "l:" + key }
+func membersKey(b int, key string) string { return tag(b) + "m:" + key }
+func gainsKey(b int, step time.Duration, key string) string {
+	return tag(b) + "g" + strconv.Itoa(int(step/time.Second)) + ":" + key
+}
+func hotKey(b int) string { return tag(b) + "h" }
+
+// partKey is that of a part of key, in the bucket b.
+func partKey(b int, key string) string { return tag(b) + "h:" + key }
+
+func countedKey(b int, key string) string   { return tag(b) + "e:" + key }
+func stepsKey(b int, key string) string     { return tag(b) + "v:" + key }
+func registersKey(b int, key string) string { return tag(b) + "r:" + key }
+func transactionKey(b int, id string) string {
+	return tag(b) + "x:" + id
+}
+func identityKey(b int, id counter.Identity) string {
+	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
+}
+
+// channel has the database in its name, because pub-sub knows no databases.
+func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
+
+func bucketOf(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buckets) }
+
+// identityBucket is that of the identity's space, see counter.IdentityOf.
+func identityBucket(id counter.Identity) int {
+	return int(binary.LittleEndian.Uint32(id[:4]) % Buckets)
+}
+
+// names are the keys of one call of a script, and where in it they stand.
+type names struct {
+	front   bool // a bucket has eight keys and not three
+	shared  bool // and three more, for other regions
+	list    []string
+	at      map[string]int // from 1
+	buckets map[int]int    // bucket: its place in the call, from 1
+	order   []int          // buckets
+}
+
+func (s *Store) newNames() *names {
+	return &names{front: s.cfg.Behind != nil, shared: s.cfg.Region != "", at: map[string]int{}, buckets: map[int]int{}}
+}
+
+func (n *names) key(name string) int {
+	at, ok := n.at[name]
+	if !ok {
+		n.list = append(n.list, name)
+		at = len(n.list)
+		n.at[name] = at
+	}
+	return at
+}
+
+func (n *names) bucket(b int) int {
+	at, ok := n.buckets[b]
+	if !ok {
+		for _, key := range bucketKeys(b, n.front) {
+			n.key(key)
+		}
+		if n.shared {
+			for _, key := range []string{farKey(b), logKey(b), goneKey(b)} {
+				n.key(key)
+			}
+		}
+		n.order = append(n.order, b)
+		at = len(n.order)
+		n.buckets[b] = at
+	}
+	return at
+}
+
+var errState = errors.New("a state that cannot be read")
+
+// parseState reads what counter_apply.lua writes; nothing is a counter never touched.
+func parseState(key, text string) (counter.Counter, counter.State, error) {
+	var st counter.State
+	if text == "" || text == absentState || text == behindState {
+		return counter.Counter{Key: key}, st, nil
+	}
+	var f [6]string
+	rest, more := text, true
+	for i := range f {
+		if !more {
+			return counter.Counter{}, st, fmt.Errorf("%w: %q of %q", errState, text, key)
+		}
+		f[i], rest, more = strings.Cut(rest, " ")
+	}
+	var ok bool
+	var errs [6]error
+	st.Kind, ok = counter.ParseKind(f[0])
+	st.Value, errs[0] = strconv.ParseInt(f[1], 10, 64)
+	st.Updated, errs[1] = strconv.ParseInt(f[2], 10, 64)
+	st.Version.Incarnation, errs[2] = strconv.ParseUint(f[3], 10, 64)
+	st.Version.Sequence, errs[3] = strconv.ParseUint(f[4], 10, 64)
+	st.Entries, errs[4] = strconv.ParseUint(f[5], 10, 64)
+	if more {
+		errs[5] = st.ParseRest(rest)
+	}
+	if err := errors.Join(errs[:]...); err != nil || !ok {
+		return counter.Counter{}, st, fmt.Errorf("%w: %q of %q: %w", errState, text, key, err)
+	}
+	c := st.Counter(key)
+	if st.Version.Sequence == 0 && !c.IsSpread() { // it was deleted elsewhere: see counter_merge.lua
+		return counter.Counter{Key: key, Spread: c.Spread}, counter.State{}, nil
+	}
+	return c, st, nil
+}

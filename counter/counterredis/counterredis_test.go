@@ -1,0 +1,147 @@
+package counterredis_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/counterredis"
+	"headcount/counter/countertest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+	"headcount/internal/testkit"
+)
+
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+
+// open returns a store that ends with the test, of a region with others when that has a name.
+func open(t testing.TB, url, region string) *counterredis.Store {
+	t.Helper()
+	s, err := counterredis.Open(counterredis.Config{URL: url, Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
+
+// instance is two stores over servers; a cut kills the servers. After a crash another
+// process goes on. The first crash and then one in every crashes also restarts a server,
+// which takes seconds until a master of a Cluster is let in again.
+func instance(t testing.TB, url, region string, servers []*redistest.Server, every int) countertest.Instance {
+	s := open(t, url, region)
+	crashes := 0
+	return countertest.Instance{
+		Store: s,
+		Peer:  open(t, url, region),
+		Crash: func(t testing.TB) counter.Store {
+			if crashes%every == 0 {
+				servers[crashes/every%len(servers)].Restart(t)
+			}
+			crashes++
+			s = open(t, url, region)
+			countertest.AwaitServed(t, s)
+			return s
+		},
+		Cut: func(t testing.TB) func() {
+			for _, server := range servers {
+				server.Kill()
+			}
+			return func() {
+				for _, server := range servers {
+					server.Restart(t)
+				}
+			}
+		},
+	}
+}
+
+// Counters of another format are neither read nor changed, also when Redis comes to have
+// them later, and whoever fills that Redis is told. When the format fits again, so does the store.
+func TestAnotherFormatIsRefused(t *testing.T) {
+	server := redistest.Single(t)
+	add := []counter.Op{{Changes: []counter.Change{{Key: "views:1", Rule: &counter.Rule{Kind: counter.Sum}, Verb: counter.Add, Delta: 1}}}}
+	refused := func(s *counterredis.Store) {
+		t.Helper()
+		_, positions := s.Positions(t.Context(), "us", []int{0})
+		_, leases := s.Leases(t.Context())
+		for call, err := range map[string]error{"Apply": s.Apply(t.Context(), add)[0].Err, "Positions": positions, "Leases": leases} {
+			// A store that keeps failing is not asked every time, as with any other failure.
+			if !errors.Is(err, counter.ErrUnavailable) || !errors.Is(err, counterredis.ErrFormat) && !strings.Contains(err.Error(), "a moment ago") {
+				t.Errorf("%s: %v", call, err)
+			}
+		}
+	}
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	s := open(t, server.URL(), "")
+	if err := s.Apply(t.Context(), add)[0].Err; !errors.Is(err, counterredis.ErrFormat) || !strings.Contains(err.Error(), `theirs is "2", this version knows 1`) {
+		t.Error(err)
+	}
+	refused(s)
+	if keys := server.Do(t, "KEYS", "*"); len(keys.([]any)) != 1 {
+		t.Errorf("beside the facts there are %v", keys)
+	}
+	server.Do(t, "DEL", "hc:{c}:facts")
+	server.Do(t, "HSET", "hc:{c}:facts", "seed", "1") // of a release before numbers
+	refused(s)
+	server.Do(t, "HSET", "hc:{c}:facts", "format", "5") // of one before this number
+	countertest.AwaitServed(t, s)
+	if r := s.Apply(t.Context(), add)[0]; r.Err != nil || r.Counters[0].Value != 1 {
+		t.Errorf("%+v", r)
+	}
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	if _, err := s.Positions(t.Context(), "us", []int{0}); !errors.Is(err, counterredis.ErrFormat) {
+		t.Errorf("another region is told of a format that it has no more: %v", err)
+	}
+}
+
+// What an older release left undone is refused, with a line that says what to do.
+func TestWhatAnOlderReleaseLeftIsRefused(t *testing.T) {
+	server := redistest.Start(t)
+	server.Do(t, "HSET", "hc:{n5}:s", "loose", "0")
+	server.Do(t, "HSET", "hc:{n6}:s", "loose", "1")
+	s := open(t, server.URL(), "")
+	testkit.Eventually(t, "the store says what to do", func() bool {
+		_, err := s.Leases(t.Context())
+		return errors.Is(err, counterredis.ErrLoose)
+	})
+	server.Do(t, "HDEL", "hc:{n6}:s", "loose")
+	countertest.AwaitServed(t, s)
+}
+
+// The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.
+func TestContractOnOneServer(t *testing.T) {
+	server := redistest.StartSecure(t, redistest.Durable...)
+	countertest.Run(t, countertest.Full, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		return instance(t, server.URL(), "", []*redistest.Server{server}, 4)
+	})
+}
+
+// The store is that of a region with others, which shares what it changes.
+func TestContractOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
+	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+		cluster.Flush(t)
+		return instance(t, cluster.URL(), "us", cluster.Masters, 12)
+	})
+}
+
+func TestCopies(t *testing.T) {
+	t.Parallel()
+	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
+		s, err := counterredis.Open(counterredis.Config{URL: redistest.Start(t).URL(), Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	})
+}

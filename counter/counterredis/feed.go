@@ -1,0 +1,219 @@
+package counterredis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/internal/redisconn"
+)
+
+const followFor = 3 * time.Second // how long Follow waits for the subscription
+
+// feed hears the channels of all buckets and tells the watchers of this process. Its
+// subscription begins with the first watch. It keeps no queue: the watches of the
+// hub keep the newest update of each key.
+type feed struct {
+	s   *Store
+	hub counter.Hub
+	ctx context.Context // ends with the store
+	// listener is nil, or told of publications; it is set before run starts.
+	listener Listener
+	stop     context.CancelFunc
+	once     sync.Once // starts run
+	wg       sync.WaitGroup
+
+	mu     sync.Mutex                 // guards all below
+	up     map[*redis.PubSub]struct{} // connections that hear all their channels; nil while any does not
+	change chan struct{}              // closed when up changes
+	pongs  map[string]func()          // by the text of the ping
+	pings  uint64
+
+	last    [Buckets]uint64            // sequence of the last publication of each bucket; 0: none since the subscription
+	missing int                        // channels that are not subscribed yet
+	hearing map[*redis.PubSub]struct{} // connections that hear some
+}
+
+func newFeed(s *Store) *feed {
+	f := &feed{s: s, change: make(chan struct{}), pongs: map[string]func(){}}
+	f.ctx, f.stop = context.WithCancel(context.Background())
+	return f
+}
+
+func (f *feed) close() {
+	f.stop()
+	f.once.Do(func() {}) // it does not start any more
+	f.wg.Wait()
+}
+
+// Watch is as counter.Feed says.
+func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
+	return &watch{Watch: s.feed.hub.Watch(told, lost), feed: s.feed}
+}
+
+// watch is the hub's, which follows when the subscription hears.
+type watch struct {
+	counter.Watch
+	feed *feed
+}
+
+// Follow also waits until all that was published before has arrived, so that the
+// watch hears only what comes after.
+func (w *watch) Follow(ctx context.Context, keys ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, followFor)
+	defer cancel()
+	if err := w.feed.sync(ctx); err != nil {
+		return fmt.Errorf("counterredis: follow %d counters: %w: %w", len(keys), counter.ErrUnavailable, err)
+	}
+	return w.Watch.Follow(ctx, keys...)
+}
+
+// sync returns when the subscription is there and has heard all that was published
+// before the call: what answers a ping comes after that.
+func (f *feed) sync(ctx context.Context) error {
+	for {
+		f.mu.Lock()
+		up, change := f.up, f.change
+		var answered chan struct{}
+		var text string
+		if up != nil {
+			f.pings++
+			text, answered = strconv.FormatUint(f.pings, 10), make(chan struct{})
+			left := len(up)
+			f.pongs[text] = func() { // called with mu
+				if left--; left == 0 {
+					close(answered)
+				}
+			}
+		}
+		f.mu.Unlock()
+		var err error
+		for ps := range up {
+			err = errors.Join(err, ps.Ping(ctx, text))
+		}
+		select {
+		case <-answered:
+		case <-change: // a ping that is lost was on a connection that is
+		case <-f.ctx.Done():
+			err = f.ctx.Err()
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		f.mu.Lock()
+		delete(f.pongs, text)
+		same := f.change == change
+		f.mu.Unlock()
+		switch {
+		case f.ctx.Err() != nil || ctx.Err() != nil:
+			return errors.Join(err, errors.New("redis tells of no changes"))
+		case answered != nil && same && err == nil:
+			return nil
+		}
+	}
+}
+
+// run keeps the subscription up until the store is closed.
+func (f *feed) run() {
+	channels := make(map[string]int, Buckets)
+	for b := range Buckets {
+		channels[channel(b, f.s.conn.DB)] = b
+	}
+	f.s.conn.Listen(f.ctx, redisconn.Subscription{Channels: channels, Listener: f})
+}
+
+// Begin implements redisconn.Listener.
+func (f *feed) Begin() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last, f.missing, f.hearing = [Buckets]uint64{}, Buckets, map[*redis.PubSub]struct{}{}
+	f.set(nil)
+}
+
+// set says which connections hear. It is called with mu.
+func (f *feed) set(up map[*redis.PubSub]struct{}) {
+	f.up = up
+	close(f.change)
+	f.change = make(chan struct{})
+}
+
+// Subscribed counts channels; when all are heard, what was missed before is lost.
+func (f *feed) Subscribed(on *redis.PubSub, _ int) {
+	f.mu.Lock()
+	f.hearing[on] = struct{}{}
+	f.missing--
+	ready := f.missing == 0
+	f.mu.Unlock()
+	if ready {
+		f.hub.Lose()
+		f.mu.Lock()
+		f.set(f.hearing)
+		f.mu.Unlock()
+	}
+}
+
+// Pong implements redisconn.Listener.
+func (f *feed) Pong(text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if pong := f.pongs[text]; pong != nil {
+		pong()
+	}
+}
+
+// update is one of a publication of counter_apply.lua.
+type update struct {
+	Key    string   `json:"key"`
+	State  string   `json:"state"`
+	All    bool     `json:"all"`
+	Joined []string `json:"joined"`
+	Left   []string `json:"left"`
+}
+
+// Heard tells of a publication, "sequence [updates]". After a gap all is lost.
+func (f *feed) Heard(b int, payload string) {
+	head, text, _ := strings.Cut(payload, " ")
+	sequence, err := strconv.ParseUint(head, 10, 64)
+	if err != nil {
+		return // not ours
+	}
+	f.mu.Lock()
+	gap := f.last[b] != 0 && sequence != f.last[b]+1
+	f.last[b] = sequence
+	f.mu.Unlock()
+	if f.listener != nil {
+		f.listener.Changed(b)
+	}
+	if gap {
+		f.s.conn.Metrics.Gaps.Inc()
+	}
+	var updates []update
+	if err := json.Unmarshal([]byte(text), &updates); err != nil {
+		f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
+		gap = true
+	}
+	told := make([]counter.Told, 0, len(updates))
+	counters := make(map[string]counter.Counter, len(updates))
+	for _, u := range updates {
+		c, _, err := parseState(u.Key, u.State)
+		if err != nil {
+			f.s.cfg.Log.Error().Err(err).Int("bucket", b).Msg("changes of counters that cannot be read")
+			gap = true
+			continue
+		}
+		counters[u.Key] = c
+		told = append(told, counter.Told{Key: u.Key, Joined: u.Joined, Left: u.Left, All: u.All})
+	}
+	f.hub.Tell(told, func(key string) counter.Counter { return counters[key] })
+	if gap {
+		f.hub.Lose()
+	}
+}

@@ -1,0 +1,128 @@
+package counterredis
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/internal/redisconn"
+)
+
+var _ counter.Gainers = (*Store)(nil)
+
+// fieldsAtOnce is how many states one command reads.
+const fieldsAtOnce = 1000
+
+// Running is as counter.Gainers says.
+func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
+	slots, _, err := s.RunningHot(ctx, keys, step)
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: top: %w", err)
+	}
+	return slots, nil
+}
+
+// RunningHot is Running, with the indexes of the keys of which Redis does not know all.
+func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, cold []int, err error) {
+	by := map[int][]int{} // indexes of keys by their buckets
+	for i, key := range keys {
+		b := bucketOf(key)
+		by[b] = append(by[b], i)
+	}
+	type some struct {
+		at   []int
+		read *redis.SliceCmd
+	}
+	slots = make([]counter.Slot, len(keys))
+	err = s.pipeline(ctx, len(by), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		var all []some
+		cold = nil
+		for b, at := range by {
+			for at := range slices.Chunk(at, fieldsAtOnce) {
+				fields := make([]string, len(at))
+				for n, i := range at {
+					fields[n] = keys[i]
+				}
+				all = append(all, some{at, pipe.HMGet(ctx, countersKey(b), fields...)})
+			}
+		}
+		return func() error {
+			for _, some := range all {
+				texts, err := some.read.Result()
+				if err != nil {
+					return err
+				}
+				for n, i := range some.at {
+					text, _ := texts[n].(string)
+					if text == "" || text == behindState {
+						cold = append(cold, i)
+						continue
+					}
+					_, st, err := parseState(keys[i], text)
+					if err != nil {
+						return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+					}
+					slots[i] = st.Slots.At(step)
+				}
+			}
+			return nil
+		}
+	})
+	return slots, cold, err
+}
+
+// Histories is as counter.Gainers says.
+func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+	fail := func(err error) ([][]counter.Gain, error) { return nil, fmt.Errorf("counterredis: top: %w", err) }
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	calls := make([]*redisconn.Call, len(keys))
+	for i, key := range keys {
+		calls[i] = historyCall(key, step, from, to)
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return fail(err)
+	}
+	out := make([][]counter.Gain, len(keys))
+	for i, key := range keys {
+		var err error
+		if _, out[i], err = parseHistory(calls[i], key, step, from, to); err != nil {
+			return fail(err)
+		}
+	}
+	return out, nil
+}
+
+// HistoryOf is what HistoryHot returns of one counter.
+type HistoryOf struct {
+	State      counter.State
+	Gained     map[int64]counter.Gain
+	Alone, Hot bool
+}
+
+// HistoriesHot is HistoryHot of several counters.
+func (s *Store) HistoriesHot(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]HistoryOf, error) {
+	if err := s.open(); err != nil {
+		return nil, err
+	}
+	calls := make([]*redisconn.Call, len(keys))
+	for i, key := range keys {
+		calls[i] = historyHotCall(key, step, from, to)
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, err
+	}
+	out := make([]HistoryOf, len(keys))
+	for i, key := range keys {
+		var err error
+		if out[i].State, out[i].Gained, out[i].Alone, out[i].Hot, err = parseHistoryHot(calls[i], key, step, from, to); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,421 @@
+package counterredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+)
+
+var (
+	stock = &counter.Rule{Match: "*", Kind: counter.Exact, Floor: new(int64), Ledger: counter.DefaultLedger}
+	likes = &counter.Rule{Match: "*", Kind: counter.Members}
+	views = &counter.Rule{Match: "*", Kind: counter.Sum}
+)
+
+func begin(t testing.TB, url string) *Store {
+	t.Helper()
+	s, err := Open(Config{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func add(rule *counter.Rule, key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}
+}
+
+func values(t testing.TB, s *Store, keys []string) (out []int64) {
+	t.Helper()
+	read, err := s.Read(t.Context(), keys, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range read {
+		out = append(out, r.Value)
+	}
+	return out
+}
+
+// TestADeadProcessLeavesAnOperationWhole ends the process between any two steps of an
+// operation on counters of several buckets. Others find all of it or nothing, and a
+// repetition makes it once. (Invariant 1.)
+func TestADeadProcessLeavesAnOperationWhole(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	for _, refused := range []bool{false, true} {
+		for stop := range 5 {
+			t.Run(fmt.Sprintf("step %d, refused %v", stop, refused), func(t *testing.T) {
+				t.Parallel()
+				dying, other := begin(t, url), begin(t, url)
+				keys := make([]string, 6)
+				op := counter.Op{Identity: counter.IdentityOf("*", "", t.Name())}
+				for i := range keys {
+					keys[i] = t.Name() + strconv.Itoa(i)
+					if r := other.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(stock, keys[i], 5)}}})[0]; r.Err != nil {
+						t.Fatal(r.Err)
+					}
+					op.Changes = append(op.Changes, add(stock, keys[i], -1))
+				}
+				if refused {
+					op.Changes = append(op.Changes, add(stock, keys[3], -5))
+				}
+				if len(bucketsOf(&op)) < 4 {
+					t.Fatal("the keys are in too few buckets")
+				}
+				steps := 0
+				dying.step = func(string) bool { steps++; return steps <= stop }
+				if r := dying.Apply(t.Context(), []counter.Op{op})[0]; steps > stop && !errors.Is(r.Err, errDead) {
+					t.Fatalf("%+v", r)
+				}
+				first := other.Apply(t.Context(), []counter.Op{op})[0] // meets the locks
+				if refused {
+					var c *counter.Conflict
+					if !errors.As(first.Err, &c) || c.Key != keys[3] || c.Value != 5 {
+						t.Fatalf("%+v", first)
+					}
+				} else if first.Err != nil {
+					t.Fatal(first.Err)
+				}
+				want := int64(4)
+				if refused {
+					want = 5
+				}
+				for i, got := range values(t, other, keys) {
+					if got != want {
+						t.Errorf("%q is %d, want %d", keys[i], got, want)
+					}
+					if l, err := other.Ledger(t.Context(), keys[i], 0, 10); err != nil || len(l.Entries) != int(6-want) {
+						t.Errorf("%q has %d entries, %v", keys[i], len(l.Entries), err)
+					}
+				}
+				testkit.Eventually(t, "nothing is locked, here nor beside", func() bool {
+					text, err := other.oldest(t.Context())
+					return err == nil && text == ""
+				})
+			})
+		}
+	}
+}
+
+// TestReadsFinishWhatADeadProcessLeft: a reader finds all of an operation, too.
+func TestReadsFinishWhatADeadProcessLeft(t *testing.T) {
+	url := redistest.ThreeMasters(t).URL()
+	dying, other := begin(t, url), begin(t, url)
+	keys := []string{"a", "b", "c", "d", "e"}
+	op := counter.Op{}
+	for _, key := range keys {
+		op.Changes = append(op.Changes, add(stock, key, 1))
+	}
+	dying.step = func(step string) bool { return step != "commit" }
+	if r := dying.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, errDead) {
+		t.Fatalf("%+v", r)
+	}
+	testkit.Eventually(t, "all of it is there", func() bool { return fmt.Sprint(values(t, other, keys)) == "[1 1 1 1 1]" })
+}
+
+// TestKillNineOfRedisLosesNothing: the value is what was acknowledged, plus what landed
+// unanswered. Repeating an operation shows whether it landed: then it is a replay.
+// (Invariant 1.)
+func TestKillNineOfRedisLosesNothing(t *testing.T) {
+	server := redistest.Start(t, redistest.Durable...)
+	s := begin(t, server.URL())
+	var made, repeated atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 4)
+	for c := range 4 {
+		go func() { // awaited below
+			ended <- func() error {
+				for n := 0; ctx.Err() == nil; n++ {
+					op := counter.Op{Changes: []counter.Change{add(stock, "k", 1)}, Identity: counter.IdentityOf("k", "", fmt.Sprint(c, n))}
+					for {
+						r := s.Apply(t.Context(), []counter.Op{op})[0]
+						if r.Err == nil {
+							made.Add(1)
+							if r.Replay {
+								repeated.Add(1)
+							}
+							break
+						}
+						if !errors.Is(r.Err, counter.ErrUnavailable) {
+							return r.Err
+						}
+						time.Sleep(time.Millisecond)
+					}
+				}
+				return nil
+			}()
+		}()
+	}
+	rounds := 8
+	if testing.Short() {
+		rounds = 2
+	}
+	for range rounds {
+		before := made.Load()
+		testkit.Eventually(t, "changes are made", func() bool { return made.Load() >= before+20 })
+		server.Kill()
+		server.Restart(t)
+	}
+	cancel()
+	for range 4 {
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := values(t, s, []string{"k"})[0]; got != made.Load() {
+		t.Errorf("the value is %d, %d were acknowledged", got, made.Load())
+	}
+	t.Logf("%d acknowledged, of them %d that had landed unanswered", made.Load(), repeated.Load())
+	l, err := s.Ledger(t.Context(), "k", uint64(made.Load()-1), 10)
+	if err != nil || len(l.Entries) != 1 || l.Entries[0].After != made.Load() {
+		t.Errorf("the ledger ends with %+v, %v", l, err)
+	}
+}
+
+// TestAMemberIsSmall: of a million members each takes at most 24 bytes. This test has
+// fewer; BenchmarkMembers has the million.
+func TestAMemberIsSmall(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	if got := fill(t, s, server, 30_000); got > 24 {
+		t.Errorf("a member costs %.1f bytes", got)
+	}
+	// Members that leave free their memory.
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "likes", Rule: likes, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	if n := server.Do(t, "EXISTS", membersKey(bucketOf("likes"), "likes")); n != int64(0) {
+		t.Error("the set is there after a reset")
+	}
+}
+
+// fill adds n members and returns how many bytes each takes.
+func fill(t testing.TB, s *Store, server *redistest.Server, n int) float64 {
+	t.Helper()
+	for from := 0; from < n; from += 1000 {
+		c := counter.Change{Key: "likes", Rule: likes, Verb: counter.Edit}
+		for m := from; m < from+1000; m++ {
+			c.Join = append(c.Join, "a member with a name of some length "+strconv.Itoa(m))
+		}
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{c}}})[0]; r.Err != nil || r.Counters[0].Value != int64(from+1000) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	bytes := server.Do(t, "MEMORY", "USAGE", membersKey(bucketOf("likes"), "likes"), "SAMPLES", 0).(int64)
+	return float64(bytes) / float64(n)
+}
+
+func BenchmarkMembers(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			for b.Loop() {
+				server := redistest.Single(b)
+				b.ReportMetric(fill(b, begin(b, server.URL()), server, n), "bytes/member")
+			}
+		})
+	}
+}
+
+// BenchmarkOneKey sends 20,000 increments a second of one key through a Combiner, for
+// three seconds, and reports how many of them reach Redis.
+func BenchmarkOneKey(b *testing.B) {
+	server := redistest.Single(b)
+	s := begin(b, server.URL())
+	for b.Loop() {
+		combiner := counter.NewCombiner(s, counter.CombinerConfig{})
+		before, _ := strconv.Atoi(commands(b, server))
+		var done atomic.Int64
+		start := time.Now()
+		const rate, seconds = 20_000, 3
+		ended := make(chan time.Duration, rate*seconds)
+		for sent := 0; sent < rate*seconds; {
+			for due := min(int(time.Since(start).Seconds()*rate), rate*seconds); sent < due; sent++ {
+				go func() { // awaited below
+					at := time.Now()
+					if r := combiner.Do(b.Context(), counter.Op{Changes: []counter.Change{add(views, "hot", 1)}}); r.Err == nil {
+						done.Add(1)
+					}
+					ended <- time.Since(at)
+				}()
+			}
+			time.Sleep(time.Millisecond)
+		}
+		var slow int
+		for range rate * seconds {
+			if <-ended > 10*time.Millisecond {
+				slow++
+			}
+		}
+		took := time.Since(start).Seconds()
+		after, _ := strconv.Atoi(commands(b, server))
+		b.ReportMetric(float64(after-before)/took, "commands/s")
+		b.ReportMetric(float64(done.Load())/took, "increments/s")
+		b.ReportMetric(100*float64(slow)/float64(rate*seconds), "%over10ms")
+		combiner.Close()
+	}
+}
+
+// commands is how many scripts the server has run.
+func commands(b testing.TB, server *redistest.Server) string {
+	_, rest, _ := strings.Cut(server.Do(b, "INFO", "commandstats").(string), "cmdstat_evalsha:calls=")
+	calls, _, _ := strings.Cut(rest, ",")
+	return calls
+}
+
+// TestRegistersAreRedisOwn: Redis and package hyperloglog add to the same bytes and count the same,
+// sparse and dense.
+func TestRegistersAreRedisOwn(t *testing.T) {
+	server := redistest.Single(t)
+	client := redis.NewClient(mustURL(t, server.URL()))
+	t.Cleanup(func() { client.Close() })
+	for _, size := range []int{1, 50, 700, 5000} {
+		members, theirs, ours := make([]string, size), make([]any, size), hyperloglog.Registers{}
+		for i := range members {
+			members[i] = fmt.Sprint("a member with a name of ", strings.Repeat("x", i%9), i)
+			theirs[i] = members[i]
+		}
+		ours.Add(members...)
+		client.Del(t.Context(), "theirs")
+		text, err := client.PFAdd(t.Context(), "theirs", theirs...).Uint64()
+		if err != nil || text != 1 {
+			t.Fatal(text, err)
+		}
+		bytes, err := client.Get(t.Context(), "theirs").Bytes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := hyperloglog.Parse(bytes)
+		if err != nil || read.Count() != ours.Count() || read.Add(members...) {
+			t.Errorf("%d members: Redis' registers count %d, ours %d, %v", size, read.Count(), ours.Count(), err)
+		}
+		if err := client.Set(t.Context(), "ours", ours.Bytes(), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := client.PFCount(t.Context(), "ours").Result(); err != nil || n != ours.Count() {
+			t.Errorf("%d members: Redis counts %d in ours, we %d, %v", size, n, ours.Count(), err)
+		}
+		if changed, err := client.PFAdd(t.Context(), "ours", theirs...).Result(); err != nil || changed != 0 {
+			t.Errorf("%d members: Redis adds what is in ours: %d, %v", size, changed, err)
+		}
+	}
+}
+
+func mustURL(t testing.TB, url string) *redis.Options {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// TestAFewUniquesAreSmall: a counter of few members costs no 12 KB.
+func TestAFewUniquesAreSmall(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	visitors := &counter.Rule{Match: "*", Kind: counter.Unique}
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: visitors, Verb: counter.Edit, Join: []string{"a", "b", "c"}}}}})[0]; r.Err != nil || r.Counters[0].Value != 3 {
+		t.Fatalf("%+v", r)
+	}
+	if n := server.Do(t, "MEMORY", "USAGE", registersKey(bucketOf("v"), "v")).(int64); n > 200 {
+		t.Errorf("three members cost %d bytes", n)
+	}
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: visitors, Verb: counter.Delete}}}})[0]; r.Err != nil {
+		t.Fatalf("%+v", r)
+	}
+	if n := server.Do(t, "EXISTS", registersKey(bucketOf("v"), "v")); n != int64(0) {
+		t.Error("the registers are there after a DELETE")
+	}
+}
+
+// TestStepsOfUniquesAreForgotten: whom a unique saw in a step expires; what is over leaves the list of
+// steps when the next one begins, and all of it goes with the counter.
+func TestStepsOfUniquesAreForgotten(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	rule := &counter.Rule{Match: "*", Kind: counter.Unique, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}}}
+	see := func(verb counter.Verb, members ...string) {
+		t.Helper()
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "w", Rule: rule, Verb: verb, Join: members}}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+	}
+	list, old := stepsKey(bucketOf("w"), "w"), stepKey(bucketOf("w"), counter.Slot{Step: 1, Number: 7}, "w")
+	server.Do(t, "ZADD", list, "8000", "1:7")
+	server.Do(t, "PFADD", old, "a")
+	see(counter.Edit, "a", "b")
+	names := server.Do(t, "ZRANGE", list, "0", "-1").([]any)
+	if len(names) != 1 || server.Do(t, "EXISTS", old) != int64(0) {
+		t.Fatalf("%v are kept", names)
+	}
+	_, number, _ := strings.Cut(names[0].(string), ":")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := stepKey(bucketOf("w"), counter.Slot{Step: 1, Number: uint32(n)}, "w")
+	for _, name := range []string{list, now} {
+		if ttl := server.Do(t, "TTL", name).(int64); ttl < 3600 || ttl > 3610 {
+			t.Errorf("%q expires in %d s", name, ttl)
+		}
+	}
+	see(counter.Delete)
+	for _, name := range []string{list, now} {
+		if server.Do(t, "EXISTS", name) != int64(0) {
+			t.Errorf("%q is there after a DELETE", name)
+		}
+	}
+}
+
+// TestHistoryIsForgotten: what was gained goes when it is kept long enough, with all of it when nobody
+// touches the counter any more, and with the counter.
+func TestHistoryIsForgotten(t *testing.T) {
+	server := redistest.Single(t)
+	s := begin(t, server.URL())
+	rule := &counter.Rule{Match: "*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
+	name := gainsKey(bucketOf("v"), time.Second, "v")
+	now := time.Now().Unix()
+	text := ""
+	for n := now - 5000; n < now-3000; n++ { // of 5,000 s ago and later; an hour is kept
+		text += strconv.FormatInt(n, 10) + ":-2 "
+	}
+	server.Do(t, "SET", name, text)
+	seconds := func() []counter.Gain {
+		_, gains, err := s.History(t.Context(), "v", time.Second, 0, 1<<40)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gains
+	}
+	for len(seconds()) > 1000 { // until a second is over
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(rule, "v", 1)}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if gains := seconds(); gains[0].Number < now-3605 || gains[0].Number > time.Now().Unix()-3590 || gains[0].Value != -2 {
+		t.Errorf("the oldest is of %d s ago, an hour is kept", now-gains[0].Number)
+	}
+	if ttl := server.Do(t, "TTL", name).(int64); ttl < 3600 || ttl > 3610 {
+		t.Errorf("it expires in %d s", ttl)
+	}
+	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: likes, Verb: counter.Delete}}}})[0]; r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	if n := server.Do(t, "EXISTS", name); n != int64(0) {
+		t.Error("its history is there after a DELETE")
+	}
+}

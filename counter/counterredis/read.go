@@ -1,0 +1,637 @@
+package counterredis
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/counter/hyperloglog"
+	"headcount/internal/redisconn"
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+const (
+	freezeFor = 2 * time.Second // how long a bucket is held still, unless that is renewed
+	scanCount = 1000            // counters in one step of an aggregate
+
+	unionAtOnce = 100 // registers in one step of an aggregate, of 12 KB each
+)
+
+// reading is what counter_read.lua is given.
+type reading struct {
+	Buckets []place   `json:"buckets"`
+	Keys    []readKey `json:"keys"`
+	Member  string    `json:"member"`
+	Touch   int64     `json:"touch,omitempty"`
+}
+
+type readKey struct {
+	Key    string `json:"key"`
+	Bucket int    `json:"bucket"`
+	Set    int    `json:"set"`
+}
+
+// Read is as counter.Reader says; no answer lags or is stale.
+func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+	out, _, err := s.read(ctx, keys, member, false)
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: read %d counters: %w", len(keys), err)
+	}
+	return out, nil
+}
+
+// read reads counters. Whole waits until none is locked, so that what was made
+// before is seen whole; else only locks that a dead process left are waited for. In
+// front it also says where the truth of each is.
+func (s *Store) read(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
+	c, err := s.client(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	hash := ""
+	if member != "" {
+		hash = counter.MemberHash(member)
+	}
+	type part struct {
+		names *names
+		call  reading
+		at    []int
+	}
+	parts := map[int]*part{}
+	for i, key := range keys {
+		b := bucketOf(key)
+		p := -1
+		if c.Cluster != nil {
+			p = b
+		}
+		if parts[p] == nil {
+			parts[p] = &part{names: s.newNames(), call: reading{Member: hash, Touch: s.touch()}}
+		}
+		in := parts[p]
+		in.call.Keys = append(in.call.Keys, readKey{Key: key, Bucket: in.names.bucket(b), Set: in.names.key(membersKey(b, key))})
+		in.at = append(in.at, i)
+	}
+	calls := make([]*redisconn.Call, 0, len(parts))
+	order := make([]*part, 0, len(parts))
+	for _, p := range parts {
+		for _, b := range p.names.order {
+			p.call.Buckets = append(p.call.Buckets, place{At: p.names.at[countersKey(b)]})
+		}
+		text, err := json.Marshal(p.call)
+		if err != nil {
+			return nil, nil, err
+		}
+		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: []any{string(text)}})
+		order = append(order, p)
+	}
+	w := s.wait(ctx)
+	for {
+		if err := s.conn.Run(ctx, calls); err != nil {
+			return nil, nil, err
+		}
+		out := make([]counter.Reading, len(keys))
+		places := &Places{Hot: make([]bool, len(keys))}
+		locked := ""
+		for i, cl := range calls {
+			if cl.Reply == lostReply {
+				return nil, nil, ErrLost
+			}
+			list, _ := cl.Reply.([]any)
+			if len(list) != len(order[i].at) {
+				return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+			}
+			for j, at := range order[i].at {
+				row, _ := list[j].([]any)
+				if len(row) < 3 {
+					return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
+				}
+				state, _ := row[0].(string)
+				lock, _ := row[1].(string)
+				mine, _ := row[2].(int64)
+				if l, ok := parseLock(lock); ok && (whole || l.age > abandoned) {
+					locked = lock
+				}
+				read, _, err := parseState(keys[at], state)
+				if err != nil {
+					return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+				}
+				out[at] = counter.Reading{Counter: read, Mine: mine == 1}
+				places.note(at, state, row[3:])
+			}
+		}
+		if locked == "" {
+			return out, places, nil
+		}
+		if err := w.locked(locked); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	fail := func(err error) (counter.Ledger, error) {
+		return counter.Ledger{}, fmt.Errorf("counterredis: ledger of %q: %w", key, err)
+	}
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	if after >= math.MaxInt64 {
+		return counter.Ledger{}, nil
+	}
+	var found []redis.XMessage
+	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+		s.conn.Metrics.Commands.Inc()
+		found, err = c.XRangeN(ctx, ledgerKey(bucketOf(key), key), strconv.FormatUint(after+1, 10), "+", int64(limit)+1).Result()
+		return err
+	})
+	if err != nil {
+		return fail(err)
+	}
+	var out counter.Ledger
+	if len(found) > limit {
+		found, out.More = found[:limit], true
+	}
+	for _, m := range found {
+		e, err := parseEntry(m)
+		if err != nil {
+			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+		}
+		out.Entries = append(out.Entries, e)
+	}
+	return out, nil
+}
+
+// History is as counter.Reader says.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	fail := func(err error) (counter.Counter, []counter.Gain, error) {
+		return counter.Counter{}, nil, fmt.Errorf("counterredis: history of %q: %w", key, err)
+	}
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	cl := historyCall(key, step, from, to)
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return fail(err)
+	}
+	c, gains, err := parseHistory(cl, key, step, from, to)
+	if err != nil {
+		return fail(err)
+	}
+	return c, gains, nil
+}
+
+// historyCall is a run of counter_history.lua.
+func historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
+	b := bucketOf(key)
+	return &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
+}
+
+func parseHistory(cl *redisconn.Call, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	fail := func(err error) (counter.Counter, []counter.Gain, error) { return counter.Counter{}, nil, err }
+	row, _ := cl.Reply.([]any)
+	if len(row) != 3 {
+		return fail(errReplied())
+	}
+	state, _ := row[0].(string)
+	text, _ := row[1].(string)
+	gains, err := parseSeen(row[2])
+	if err != nil {
+		return fail(err)
+	}
+	c, st, err := parseState(key, state)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+	}
+	gains = slices.Grow(gains, strings.Count(text, " ")+1)
+	for f := range strings.FieldsSeq(text) {
+		number, value, _ := strings.Cut(f, ":")
+		var g counter.Gain
+		g.Number, err = strconv.ParseInt(number, 10, 64)
+		if err == nil {
+			g.Value, err = strconv.ParseInt(value, 10, 64)
+		}
+		if err != nil {
+			return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+		}
+		if g.Number >= from && g.Number < to {
+			gains = append(gains, g)
+		}
+	}
+	return c, st.With(gains, step, from, to), nil
+}
+
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	fail := func(err error) (counter.Counter, counter.Counted, error) {
+		return counter.Counter{}, counter.Counted{}, fmt.Errorf("counterredis: dimension %q of %q: %w", name, key, err)
+	}
+	if err := s.open(); err != nil {
+		return fail(err)
+	}
+	b := bucketOf(key)
+	cl := &redisconn.Call{Script: scripts.CounterDimension, Keys: []string{countersKey(b), stateKey(b), countedKey(b, key)}, Args: []any{key, name}}
+	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
+		return fail(err)
+	}
+	row, _ := cl.Reply.([]any)
+	if len(row) != 2 {
+		return fail(errReplied())
+	}
+	state, _ := row[0].(string)
+	c, _, err := parseState(key, state)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", counter.ErrUnavailable, err))
+	}
+	list, err := parseCounts(row[1])
+	if err != nil {
+		return fail(err)
+	}
+	var counted counter.Counted
+	for _, is := range list {
+		counted.Add(is.Value, is.Count)
+	}
+	return c, counted, nil
+}
+
+// parseCounts reads values and what was counted under them.
+func parseCounts(reply any) ([]counter.Count, error) {
+	list, ok := reply.([]any)
+	if !ok || len(list)%2 != 0 {
+		return nil, errReplied()
+	}
+	out := make([]counter.Count, 0, len(list)/2)
+	for i := 0; i < len(list); i += 2 {
+		value, _ := list[i].(string)
+		text, _ := list[i+1].(string)
+		count, _, _ := strings.Cut(text, " ") // of the empty value there is more
+		n, err := strconv.ParseInt(count, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: what was counted: %w", counter.ErrUnavailable, err)
+		}
+		out = append(out, counter.Count{Value: value, Count: n})
+	}
+	return out, nil
+}
+
+// historyArgs are those of counter_history.lua.
+func historyArgs(key string, step time.Duration, from, to int64) []any {
+	return []any{key, strconv.Itoa(int(step / time.Second)), strconv.FormatInt(from, 10), strconv.FormatInt(to-1, 10)}
+}
+
+// parseSeen reads numbers of steps and registers, in no order, and puts them in order.
+func parseSeen(reply any) ([]counter.Gain, error) {
+	list, ok := reply.([]any)
+	if !ok || len(list)%2 != 0 {
+		return nil, errReplied()
+	}
+	var gains []counter.Gain
+	for i := 0; i < len(list); i += 2 {
+		number, _ := list[i].(string)
+		text, _ := list[i+1].(string)
+		n, err := strconv.ParseInt(number, 10, 64)
+		registers, err1 := hyperloglog.Parse([]byte(text))
+		if err := errors.Join(err, err1); err != nil {
+			return nil, fmt.Errorf("%w: registers of a step: %w", counter.ErrUnavailable, err)
+		}
+		gains = append(gains, counter.Gain{Number: n, Seen: &registers})
+	}
+	slices.SortFunc(gains, func(a, b counter.Gain) int { return cmp.Compare(a.Number, b.Number) })
+	return gains, nil
+}
+
+var ledgerOps = map[string]counter.LedgerOp{
+	"increment": counter.LedgerIncrement, "decrement": counter.LedgerDecrement, "adjust": counter.LedgerAdjust, "reset": counter.LedgerReset,
+}
+
+// parseEntry reads what counter_apply.lua appends.
+func parseEntry(m redis.XMessage) (counter.Entry, error) {
+	text := func(name string) string { v, _ := m.Values[name].(string); return v }
+	seq, at, _ := strings.Cut(m.ID, "-")
+	var e counter.Entry
+	var errs [4]error
+	var ms int64
+	e.Seq, errs[0] = strconv.ParseUint(seq, 10, 64)
+	ms, errs[1] = strconv.ParseInt(at, 10, 64)
+	e.Delta, errs[2] = strconv.ParseInt(text("delta"), 10, 64)
+	e.After, errs[3] = strconv.ParseInt(text("after"), 10, 64)
+	for _, err := range errs {
+		if err != nil {
+			return e, fmt.Errorf("entry %s: %w", m.ID, err)
+		}
+	}
+	e.At = time.UnixMilli(ms).UTC()
+	e.Before = e.After - e.Delta
+	e.Op, e.Reason, e.By = ledgerOps[text("op")], text("reason"), text("by")
+	return e, nil
+}
+
+// Aggregate is as counter.Reader says.
+func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+	total := &counter.Total{}
+	if err := s.AddTo(ctx, total, prefix); err != nil {
+		return counter.Aggregate{}, err
+	}
+	return total.Aggregate(prefix)
+}
+
+// AddTo adds the counters with prefix to total, each as it is at some moment of the call.
+func (s *Store) AddTo(ctx context.Context, total *counter.Total, prefix string) error {
+	states := map[string]string{}
+	match := escape(prefix) + "*"
+	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+		return pipe.HScan(ctx, countersKey(b), cursor, match, scanCount)
+	}, func(pairs []string) error {
+		for i := 0; i+1 < len(pairs); i += 2 {
+			if presence.HasPrefix(pairs[i], prefix) {
+				states[pairs[i]] = pairs[i+1]
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		err = s.add(ctx, total, states)
+	}
+	if err != nil {
+		return fmt.Errorf("counterredis: aggregate %q: %w", prefix, err)
+	}
+	return nil
+}
+
+// Size is as counter.Reader says. It reads the keys of one bucket after the other.
+func (s *Store) Size(ctx context.Context, prefix string) (n int64, err error) {
+	for b := range Buckets {
+		err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+			got := pipe.HKeys(ctx, countersKey(b))
+			return func() error {
+				for _, key := range got.Val() {
+					if presence.HasPrefix(key, prefix) {
+						n++
+					}
+				}
+				return got.Err()
+			}
+		})
+		if err != nil {
+			return 0, fmt.Errorf("counterredis: size of %q: %w", prefix, err)
+		}
+	}
+	return n, nil
+}
+
+// Sets is as counter.Reader says. The cursor is the number of a bucket. What is not
+// known to be a set or not, since PostgreSQL has it, is returned.
+func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next string, err error) {
+	b := 0
+	if cursor != "" {
+		if b, err = strconv.Atoi(cursor); err != nil {
+			return nil, "", fmt.Errorf("counterredis: sets: %w", err)
+		}
+	}
+	err = s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		got := pipe.HGetAll(ctx, countersKey(b))
+		return func() error {
+			for key, text := range got.Val() {
+				if c, _, err := parseState(key, text); err != nil || c.Kind == counter.Members {
+					keys = append(keys, key)
+				}
+			}
+			return got.Err()
+		}
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("counterredis: sets: %w", err)
+	}
+	if b++; b < Buckets {
+		next = strconv.Itoa(b)
+	}
+	return keys, next, nil
+}
+
+// add adds counters to total.
+func (s *Store) add(ctx context.Context, total *counter.Total, states map[string]string) error {
+	var uniques []string
+	spread := map[string]counter.State{}
+	for key, text := range states {
+		c, st, err := parseState(key, text)
+		if err != nil {
+			return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+		}
+		if c.IsSpread() {
+			spread[key] = st
+			continue
+		}
+		total.Add(st)
+		if st.Kind == counter.Unique {
+			uniques = append(uniques, key)
+		}
+	}
+	if err := s.addWhole(ctx, total, spread); err != nil {
+		return err
+	}
+	if total.Mixed() {
+		return nil // there is no union
+	}
+	for some := range slices.Chunk(uniques, unionAtOnce) {
+		err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+			pipe := c.Pipeline()
+			texts := make([]*redis.StringCmd, len(some))
+			for i, key := range some {
+				texts[i] = pipe.Get(ctx, registersKey(bucketOf(key), key))
+			}
+			s.conn.Metrics.Commands.Add(float64(len(texts)))
+			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+			for i, cmd := range texts {
+				text, err := cmd.Bytes()
+				if errors.Is(err, redis.Nil) {
+					continue // after a reset
+				}
+				if err != nil {
+					return err
+				}
+				r, err := hyperloglog.Parse(text)
+				if err != nil {
+					return fmt.Errorf("%q: %w", some[i], err)
+				}
+				total.Merge(r)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeze runs counter_freeze.lua for buckets, and returns how many counters are
+// locked in them, and whether all are ours.
+func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (locked int64, ours bool, err error) {
+	calls := make([]*redisconn.Call, 0, to-from)
+	for b := from; b < to; b++ {
+		calls = append(calls, &redisconn.Call{
+			Script: scripts.CounterFreeze, Keys: []string{stateKey(b), locksKey(b)}, Args: []any{id, what, freezeFor.Milliseconds()},
+		})
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return 0, false, err
+	}
+	ours = true
+	for _, cl := range calls {
+		n, ok := cl.Reply.(int64)
+		if !ok || n < 0 {
+			ours = false
+			continue
+		}
+		locked += n
+	}
+	return locked, ours, nil
+}
+
+var errThawed = fmt.Errorf("%w: a bucket was not held to the end", counter.ErrUnavailable)
+
+func (s *Store) thaw(ctx context.Context, id string) error {
+	_, ours, err := s.freeze(ctx, id, "thaw", 0, Buckets)
+	if err == nil && !ours {
+		err = errThawed
+	}
+	return err
+}
+
+// hold holds all buckets still, with no transaction under way. It is not right when one of them is not held.
+func (s *Store) hold(ctx context.Context, id string) (right bool, err error) {
+	// The first bucket is held first: of two that want all, one gets it.
+	if _, ours, err := s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
+		return false, err
+	}
+	if _, ours, err := s.freeze(ctx, id, "freeze", 1, Buckets); err != nil || !ours {
+		return false, err
+	}
+	// Nothing new is prepared now. What was is decided or aborted, and made.
+	for w := s.wait(ctx); ; {
+		locked, ours, err := s.freeze(ctx, id, "hold", 0, Buckets)
+		if err != nil || !ours {
+			return false, err
+		}
+		if locked == 0 {
+			return true, nil
+		}
+		lock, err := s.oldest(ctx)
+		if err == nil {
+			err = w.locked(lock)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}
+
+// scanBuckets scans all buckets at once, a page of each at a time: scan queues the next page of one, and each takes what
+// it has, of which a scan may tell twice.
+func (s *Store) scanBuckets(ctx context.Context, scan func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd, each func(page []string) error) error {
+	cursors := make(map[int]uint64, Buckets)
+	for b := range Buckets {
+		cursors[b] = 0
+	}
+	for len(cursors) > 0 {
+		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+			pipe := c.Pipeline()
+			scans := make(map[int]*redis.ScanCmd, len(cursors))
+			for b, cursor := range cursors {
+				scans[b] = scan(ctx, pipe, b, cursor)
+			}
+			s.conn.Metrics.Commands.Add(float64(len(scans)))
+			if _, err := pipe.Exec(ctx); err != nil {
+				return err
+			}
+			for b, of := range scans {
+				page, cursor, err := of.Result()
+				if err == nil {
+					err = each(page)
+				}
+				if err != nil {
+					return err
+				}
+				if cursors[b] = cursor; cursor == 0 {
+					delete(cursors, b)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scanHash calls each with the fields and values of a hash, a page at a time; a scan may tell of one twice.
+func (s *Store) scanHash(ctx context.Context, key string, count int64, each func(pairs []string) error) error {
+	for cursor := uint64(0); ; {
+		var pairs []string
+		err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
+			s.conn.Metrics.Commands.Inc()
+			pairs, cursor, err = c.HScan(ctx, key, cursor, "", count).Result()
+			return err
+		})
+		if err == nil {
+			err = each(pairs)
+		}
+		if err != nil || cursor == 0 {
+			return err
+		}
+	}
+}
+
+// oldest is the oldest lock of all, with the time, or nothing.
+func (s *Store) oldest(ctx context.Context) (string, error) {
+	var found lock
+	text := ""
+	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		locks := make([]*redis.StringSliceCmd, Buckets)
+		for b := range Buckets {
+			locks[b] = pipe.HVals(ctx, locksKey(b))
+		}
+		now := pipe.Time(ctx)
+		s.conn.Metrics.Commands.Add(Buckets + 1)
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		for _, cmd := range locks {
+			for _, v := range cmd.Val() {
+				v += " " + strconv.FormatInt(now.Val().UnixMilli(), 10)
+				if l, ok := parseLock(v); ok && (text == "" || l.age > found.age) {
+					found, text = l, v
+				}
+			}
+		}
+		return nil
+	})
+	return text, err
+}
+
+// escape is prefix as a pattern of Redis that fits it alone.
+func escape(prefix string) string {
+	var b strings.Builder
+	for i := range len(prefix) {
+		if strings.IndexByte(`*?[]^\`, prefix[i]) >= 0 {
+			b.WriteByte('\\')
+		}
+		b.WriteByte(prefix[i])
+	}
+	return b.String()
+}

@@ -1,0 +1,356 @@
+package counterredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/internal/redisconn"
+	"headcount/scripts"
+)
+
+// This file is for package regions, which says what regions share. Beside the keys of the package doc
+// a bucket has, in a region with others,
+//
+//	hc:{n5}:f       hash: what each counter has of other regions, and when it was deleted or emptied; see counter_far.lua
+//	hc:{n5}:log     zset: counters that changed here, by the place of their last change
+//	hc:{n5}:gone    zset: counters that were deleted, by when (ms); they are forgotten 30 days later
+//
+// and in its state region, the name of this one; log and logrun, the number of the log and the run of the server that it is
+// of; places, the last place in it; trimmed, the last one that was dropped; shared, how many publications are
+// of processes with regions, and alone, how many others there were when the log began; from:NAME, how far this region has the log of
+// that one.
+
+func farKey(b int) string  { return tag(b) + "f" }
+func logKey(b int) string  { return tag(b) + "log" }
+func goneKey(b int) string { return tag(b) + "gone" }
+
+const lineFields = 7
+
+// Line is what a region tells of a counter: counter_log.lua has the fields.
+type Line [lineFields]string
+
+// Size is how many bytes it has.
+func (l *Line) Size() (n int) {
+	for _, field := range l {
+		n += len(field)
+	}
+	return n
+}
+
+// Position is how far a region has the log of a bucket of another one; zero: it has to be told all.
+type Position struct {
+	Log    string
+	Cursor uint64
+}
+
+// parsePosition reads "log place"; a region that is being told all has another text.
+func parsePosition(text string) Position {
+	f := strings.Fields(text)
+	if len(f) != 2 {
+		return Position{}
+	}
+	n, err := strconv.ParseUint(f[1], 10, 64)
+	if err != nil {
+		return Position{}
+	}
+	return Position{f[0], n}
+}
+
+// Batch is what a region tells another one of a bucket.
+type Batch struct {
+	Bucket   int
+	From, To Position
+	All      bool // the log does not reach back to the position asked about: all counters are to be told
+	More     bool // the log goes on after To
+	Lines    []Line
+}
+
+// Outgoing is what this region has to tell who has the logs of buckets up to these positions: of each at most limit
+// counters.
+func (s *Store) Outgoing(ctx context.Context, buckets []int, at []Position, limit int) ([]Batch, error) {
+	calls := make([]*redisconn.Call, len(buckets))
+	for i, b := range buckets {
+		calls[i] = s.logCall(b, at[i].Log, at[i].Cursor, limit)
+	}
+	if err := s.told(ctx, calls); err != nil {
+		return nil, fmt.Errorf("counterredis: logs of %d buckets: %w", len(buckets), err)
+	}
+	out := make([]Batch, len(buckets))
+	for i, cl := range calls {
+		log, to, word, lines, err := s.parseLog(cl.Reply)
+		if err != nil {
+			return nil, fmt.Errorf("counterredis: log of bucket %d: %w", buckets[i], err)
+		}
+		out[i] = Batch{Bucket: buckets[i], From: at[i], To: Position{log, to}, All: word == "all", More: word == "more", Lines: lines}
+	}
+	return out, nil
+}
+
+// EachLine calls with all there is to tell of a bucket, some lines at a time. What changes meanwhile may be told as
+// it was, and is in the log.
+func (s *Store) EachLine(ctx context.Context, b, limit int, with func([]Line) error) error {
+	for _, key := range []string{countersKey(b), farKey(b)} { // of the latter what was deleted
+		if err := s.scanHash(ctx, key, int64(limit), func(pairs []string) error {
+			var keys []string
+			for i := 0; i < len(pairs); i += 2 {
+				if key == countersKey(b) || !strings.Contains(pairs[i+1], "/") {
+					keys = append(keys, pairs[i])
+				}
+			}
+			for len(keys) > 0 {
+				some := keys[:min(limit, len(keys))]
+				cl := s.logCall(b, "keys", 0, 0)
+				for _, key := range some {
+					cl.Args = append(cl.Args, key)
+				}
+				if err := s.told(ctx, []*redisconn.Call{cl}); err != nil {
+					return err
+				}
+				_, n, _, lines, err := s.parseLog(cl.Reply)
+				if err == nil && (n == 0 || n > uint64(len(some))) {
+					err = errReplied()
+				}
+				if err == nil && len(lines) > 0 {
+					err = with(lines)
+				}
+				if err != nil {
+					return err
+				}
+				keys = keys[n:]
+			}
+			return nil
+		}); err != nil {
+			return fmt.Errorf("counterredis: tell all of bucket %d: %w", b, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) told(ctx context.Context, calls []*redisconn.Call) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	return s.conn.Run(ctx, calls)
+}
+
+func (s *Store) logCall(b int, log string, cursor uint64, limit int) *redisconn.Call {
+	return &redisconn.Call{
+		Script: scripts.CounterLog, Keys: []string{countersKey(b), stateKey(b), farKey(b), logKey(b)},
+		Args: []any{s.cfg.Region, log, strconv.FormatUint(cursor, 10), limit},
+	}
+}
+
+func (s *Store) parseLog(reply any) (log string, to uint64, word string, lines []Line, err error) {
+	row, _ := reply.([]any)
+	if len(row) < 3 || (len(row)-3)%lineFields != 0 {
+		return "", 0, "", nil, errReplied()
+	}
+	texts := make([]string, len(row))
+	for i := range row {
+		texts[i], _ = row[i].(string)
+	}
+	if texts[2] == "other" {
+		return "", 0, "", nil, fmt.Errorf("this Redis has counted as region %q, and cannot count as %q: correct --region", texts[0], s.cfg.Region)
+	}
+	if texts[1] != "" {
+		if to, err = strconv.ParseUint(texts[1], 10, 64); err != nil {
+			return "", 0, "", nil, errReplied()
+		}
+	}
+	for i := 3; i < len(texts); i += lineFields {
+		lines = append(lines, Line(texts[i:i+lineFields]))
+	}
+	return texts[0], to, texts[2], lines, nil
+}
+
+// Positions is how far this region has the logs of another one, which is about to tell it more: so it looks
+// whether the format is still the same.
+func (s *Store) Positions(ctx context.Context, of string, buckets []int) ([]Position, error) {
+	out := make([]Position, len(buckets))
+	err := s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		if err := accept(ctx, c); err != nil {
+			return err
+		}
+		pipe := c.Pipeline()
+		got := make([]*redis.StringCmd, len(buckets))
+		for i, b := range buckets {
+			got[i] = pipe.HGet(ctx, stateKey(b), "from:"+of)
+		}
+		s.conn.Metrics.Commands.Add(float64(len(got)))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		for i := range got { // Exec has the first error only, which may be that there is no position
+			if err := got[i].Err(); err != nil && !errors.Is(err, redis.Nil) {
+				return err
+			}
+			out[i] = parsePosition(got[i].Val())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: positions of %d buckets: %w", len(buckets), err)
+	}
+	return out, nil
+}
+
+// Mode says what a Telling is.
+type Mode string
+
+// The modes.
+const (
+	TellLog   Mode = "log"   // what the log has from one position to another
+	TellBegin Mode = "begin" // all is going to be told, under a word
+	TellAll   Mode = "all"   // some of all
+	TellEnd   Mode = "end"   // all was told, under that word, and the log up to a position
+)
+
+// Telling is a Batch on its way.
+type Telling struct {
+	Batch
+	Mode Mode
+	Word string // of TellBegin and TellEnd
+}
+
+// Told is what became of a Telling.
+type Told struct {
+	Merged bool
+	// Other is the region that this one calls itself, when it is not the one that was meant. Without it, what is not
+	// merged is to be told later: a counter is locked, or the bucket is held still.
+	Other string
+	At    Position // how far it has the log now
+	News  int      // counters that were news
+	Odd   int      // counters that could not be taken: of another kind here, or with totals beyond 64 bits
+	Older bool     // of TellBegin: the teller was further on, so it has lost memory
+}
+
+// NoRegion is the other region's name while none of its processes has been there.
+const NoRegion = "?"
+
+// Tell has this region, which is to be the one called to, take what the region from tells; of one bucket in that order.
+func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) ([]Told, error) {
+	c, err := s.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	calls := make([]*redisconn.Call, len(tellings))
+	for i := range tellings {
+		calls[i] = s.tellCall(c, from, to, &tellings[i])
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, fmt.Errorf("counterredis: tell of %d buckets: %w", len(tellings), err)
+	}
+	out := make([]Told, len(tellings))
+	for i, cl := range calls {
+		row, _ := cl.Reply.([]any)
+		if len(row) < 4 {
+			return nil, errReplied()
+		}
+		more := ""
+		if len(row) > 4 {
+			more, _ = row[4].(string)
+			if l, ok := parseLock(more); ok && l.age > abandoned { // the next telling finds it gone
+				if err := s.finish(ctx, l); err != nil {
+					return nil, fmt.Errorf("counterredis: tell of %d buckets: %w", len(tellings), err)
+				}
+			}
+		}
+		status, _ := row[0].(string)
+		at, _ := row[1].(string)
+		news, _ := row[2].(int64)
+		odd, _ := row[3].(int64)
+		switch status {
+		case "unready":
+			out[i].Other = at
+			if at == "" {
+				out[i].Other = NoRegion
+			}
+		default:
+			out[i] = Told{Merged: status == "merged", At: parsePosition(at), News: int(news), Odd: int(odd), Older: more == "older"}
+		}
+	}
+	return out, nil
+}
+
+func (s *Store) tellCall(c *redisconn.Client, from, to string, t *Telling) *redisconn.Call {
+	b := t.Bucket
+	cl := &redisconn.Call{
+		Script: scripts.CounterMerge,
+		Keys:   []string{countersKey(b), stateKey(b), locksKey(b), farKey(b), logKey(b), goneKey(b), tag(b) + "free"},
+		Args:   []any{c.Publish, channel(b, s.conn.DB), from, to, string(t.Mode)},
+	}
+	place := strconv.FormatUint(t.To.Cursor, 10)
+	if t.Mode == TellLog {
+		cl.Args = append(cl.Args, t.To.Log, strconv.FormatUint(t.From.Cursor, 10), place)
+	} else {
+		cl.Args = append(cl.Args, t.Word, t.To.Log, place)
+	}
+	for _, l := range t.Lines {
+		key := l[0]
+		for _, field := range l {
+			cl.Args = append(cl.Args, field)
+		}
+		cl.Args = append(cl.Args, len(cl.Keys)+1)
+		cl.Keys = append(cl.Keys, membersKey(b, key), registersKey(b, key))
+		if l[3] == "0" { // it was never deleted
+			continue
+		}
+		cl.Keys = append(cl.Keys, ledgerKey(b, key), stepsKey(b, key), countedKey(b, key))
+		for _, step := range counter.BucketSteps {
+			cl.Keys = append(cl.Keys, gainsKey(b, step, key))
+		}
+	}
+	return cl
+}
+
+// Listener is told that counters of a bucket may have changed. It must not block.
+type Listener interface{ Changed(bucket int) }
+
+// Listen has a listener told, from a goroutine of the store's, until the store is closed. It is
+// called once, before any Watch. What is lost on the way is not told.
+func (s *Store) Listen(l Listener) {
+	s.feed.listener = l
+	s.feed.once.Do(func() { s.feed.wg.Go(s.feed.run) })
+}
+
+// relog has the next look at the logs begin new ones, and forgets how far this region has those of others: all is
+// told then, on both sides.
+func (s *Store) relog(ctx context.Context) error {
+	drop := make([][]string, Buckets)
+	if err := s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		got := make([]*redis.StringSliceCmd, Buckets)
+		for b := range got {
+			got[b] = pipe.HKeys(ctx, stateKey(b))
+		}
+		return func() error {
+			for b, g := range got {
+				if err := g.Err(); err != nil {
+					return err
+				}
+				for _, field := range g.Val() {
+					if field == "log" || strings.HasPrefix(field, "from:") {
+						drop[b] = append(drop[b], field)
+					}
+				}
+			}
+			return nil
+		}
+	}); err != nil {
+		return err
+	}
+	return s.pipeline(ctx, Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		for b, fields := range drop {
+			if len(fields) > 0 {
+				pipe.HDel(ctx, stateKey(b), fields...)
+			}
+		}
+		return func() error { return nil }
+	})
+}

@@ -1,0 +1,134 @@
+package counterredis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+	"headcount/internal/redisconn"
+)
+
+// marksPage is how many marks one command reads or drops.
+const marksPage = 1000
+
+func marksKey(b int, match string) string { return tag(b) + "z:" + match }
+
+// topKey has no bucket: each list has a place of its own.
+func topKey(match string, step time.Duration, number int64) string {
+	return "hc:top:" + strconv.Itoa(int(step/time.Second)) + ":" + strconv.FormatInt(number, 10) + ":" + match
+}
+
+// Marked is as counter.Topper says.
+func (s *Store) Marked(ctx context.Context, match string) (map[int64][]string, error) {
+	out := map[int64][]string{}
+	seen := map[string]bool{}
+	err := s.scanBuckets(ctx, func(ctx context.Context, pipe redis.Pipeliner, b int, cursor uint64) *redis.ScanCmd {
+		return pipe.SScan(ctx, marksKey(b, match), cursor, "", marksPage)
+	}, func(texts []string) error {
+		for _, text := range texts {
+			number, key, _ := strings.Cut(text, ":")
+			n, err := strconv.ParseInt(number, 10, 64)
+			if err != nil {
+				return err
+			}
+			if !seen[text] {
+				seen[text] = true
+				out[n] = append(out[n], key)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: top: %w", err)
+	}
+	return out, nil
+}
+
+func (s *Store) do(ctx context.Context, f func(context.Context, *redisconn.Client) error) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	return s.conn.Do(ctx, f)
+}
+
+// KeepTop is as counter.Topper says. A list expires.
+func (s *Store) KeepTop(ctx context.Context, match string, step time.Duration, list counter.TopList, kept time.Duration, marks []string) error {
+	text, err := json.Marshal(list.Most)
+	if err != nil { // strings and numbers always marshal
+		panic(err)
+	}
+	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		s.conn.Metrics.Commands.Inc()
+		return c.Set(ctx, topKey(match, step, list.Number), text, kept+3*step).Err()
+	})
+	if err == nil {
+		err = s.Unmark(ctx, match, list.Number, marks)
+	}
+	if err != nil {
+		return fmt.Errorf("counterredis: top: %w", err)
+	}
+	return nil
+}
+
+// Unmark forgets marks of a step.
+func (s *Store) Unmark(ctx context.Context, match string, number int64, marks []string) error {
+	if len(marks) == 0 {
+		return nil
+	}
+	by := map[int][]any{}
+	for _, key := range marks {
+		b := bucketOf(key)
+		by[b] = append(by[b], strconv.FormatInt(number, 10)+":"+key)
+	}
+	return s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		pipe := c.Pipeline()
+		for b, names := range by {
+			pipe.SRem(ctx, marksKey(b, match), names...)
+		}
+		s.conn.Metrics.Commands.Add(float64(len(by)))
+		_, err := pipe.Exec(ctx)
+		return err
+	})
+}
+
+// TopLists is as counter.Topper says.
+func (s *Store) TopLists(ctx context.Context, match string, step time.Duration, from, to int64) (out []counter.TopList, err error) {
+	err = s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {
+		out = nil
+		pipe := c.Pipeline()
+		texts := make([]*redis.StringCmd, 0, max(to-from, 0))
+		for number := from; number < to; number++ {
+			texts = append(texts, pipe.Get(ctx, topKey(match, step, number)))
+		}
+		s.conn.Metrics.Commands.Add(float64(len(texts)))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		for i, cmd := range texts {
+			text, err := cmd.Bytes()
+			if errors.Is(err, redis.Nil) {
+				continue // nobody gained anything
+			}
+			l := counter.TopList{Number: from + int64(i)}
+			if err == nil {
+				err = json.Unmarshal(text, &l.Most)
+			}
+			if err != nil {
+				return err
+			}
+			out = append(out, l)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("counterredis: top: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,238 @@
+package countertest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/internal/testkit"
+)
+
+// insist makes o under the identity id of its counter, as a client does on a machine so busy that a store takes
+// its server for dead: what was not answered is repeated, and counts once.
+func insist(t *testing.T, s counter.Writer, id string, o counter.Op) (r counter.Result) {
+	o.Identity = counter.IdentityOf(o.Changes[0].Key, "", id)
+	testkit.Eventually(t, "an answer", func() bool {
+		r = s.Apply(t.Context(), []counter.Op{o})[0]
+		return !errors.Is(r.Err, counter.ErrUnavailable)
+	})
+	return r
+}
+
+func fight(t *testing.T, i Instance) {
+	const clients, left, tries = 64, 10, 3
+	one(t, i.Store, add(stock, "k:1", left))
+	sellers := []counter.Store{i.Store, i.Store}
+	if i.Peer != nil {
+		sellers[1] = i.Peer
+	}
+	var got atomic.Int64
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	for c := range clients {
+		wg.Go(func() {
+			<-start
+			for n := range tries {
+				r := insist(t, sellers[c%2], fmt.Sprintf("%d of %d", n, c), op(add(stock, "k:1", -1)))
+				switch {
+				case r.Err == nil:
+					got.Add(1)
+				case !errors.Is(r.Err, counter.ErrBound):
+					t.Error(r.Err)
+				}
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	AwaitServed(t, i.Store)
+	if got.Load() != left {
+		t.Errorf("%d were sold, there were %d", got.Load(), left)
+	}
+	value(t, i.Store, "k:1", 0)
+	if n := len(chained(t, i.Store, "k:1")); n != left+1 {
+		t.Errorf("%d entries, want %d", n, left+1)
+	}
+}
+
+// concurrent has clients of two processes change counters of all kinds. Their batches name the
+// same keys in different orders: a store that locks keys in the order of a batch would stand still.
+func concurrent(t *testing.T, i Instance) {
+	const clients, rounds, keys = 12, 16, 6
+	stores := []counter.Store{i.Store, i.Store}
+	if i.Peer != nil {
+		stores[1] = i.Peer
+	}
+	var want [keys]atomic.Int64
+	in := make([]map[string]bool, clients) // each has members of its own
+	var wg sync.WaitGroup
+	for c := range clients {
+		in[c] = map[string]bool{}
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(c)))
+			s := stores[c%2]
+			for n := range rounds {
+				var ops []counter.Op
+				for range 1 + rng.IntN(3) {
+					var changes []counter.Change
+					for range 1 + rng.IntN(4) {
+						changes = append(changes, add(exact, "e:"+strconv.Itoa(rng.IntN(keys)), rng.Int64N(9)+1))
+					}
+					ops = append(ops, op(changes...))
+				}
+				numbers := ops
+				sums := []counter.Change{under(add(sum, "s:1", 1), "country", strconv.Itoa(n%2)), under(add(sum, "s:2", 2), "country", strconv.Itoa(c))}
+				if n%2 == 0 {
+					slices.Reverse(sums)
+				}
+				m, join := fmt.Sprintf("%d of %d", rng.IntN(5), c), rng.IntN(2) == 0
+				change := edit("m:1", []string{m}, nil)
+				if !join {
+					change = edit("m:1", nil, []string{m})
+				}
+				in[c][m] = join
+				from := (c*rounds/2 + n) * 20 // half of them overlap with the next client's
+				ops = append(ops, op(sums...), op(change), op(see("u:1", visitors(from, from+20)...)))
+				for _, r := range s.Apply(t.Context(), ops) {
+					if r.Err != nil {
+						t.Error(r.Err)
+						return
+					}
+				}
+				for _, o := range numbers {
+					for _, change := range o.Changes {
+						n, _ := strconv.Atoi(change.Key[2:])
+						want[n].Add(change.Delta)
+					}
+				}
+				k := rng.IntN(keys)
+				least := want[k].Load()
+				got, err := s.Read(t.Context(), []string{"e:" + strconv.Itoa(k)}, "", 0)
+				if err != nil || got[0].Value < least {
+					t.Errorf("read %+v, %v; %d were acknowledged before", got, err, least)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	s := i.Store
+	for n := range keys {
+		key := "e:" + strconv.Itoa(n)
+		value(t, s, key, want[n].Load())
+		chained(t, s, key)
+	}
+	counts(t, s, "s:1", "country", map[string]int64{"0": clients * rounds / 2, "1": clients * rounds / 2})
+	each := map[string]int64{}
+	size := int64(0)
+	for c := range clients {
+		each[strconv.Itoa(c)] = 2 * rounds
+		for m, is := range in[c] {
+			if readAll(t, s, m, "m:1")[0].Mine != is {
+				t.Errorf("%q: want a member %v", m, is)
+			}
+			if is {
+				size++
+			}
+		}
+	}
+	counts(t, s, "s:2", "country", each)
+	value(t, s, "m:1", size)
+	value(t, s, "u:1", estimate(visitors(0, ((clients-1)*rounds/2+rounds)*20)))
+}
+
+func crash(t *testing.T, i Instance) {
+	if i.Crash == nil {
+		return // it promises to live as long as its process, and no more
+	}
+	s := i.Store
+	one(t, s, add(sum, "s:1", 5))
+	one(t, s, edit("m:1", []string{"a", "b"}, nil))
+	one(t, s, see("u:1", visitors(0, 500)...))
+	one(t, s, adjust(stock, "k:1", 9))
+	one(t, s, add(exact, "e:gone", 1))
+	gone := one(t, s, add(exact, "e:gone", 1))
+	one(t, s, drop(exact, "e:gone"))
+	once := with("once", op(add(stock, "k:1", -2)))
+	do(t, s, once)
+	before := readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1")
+	for range 3 {
+		s = i.Crash(t)
+		for j, after := range readAll(t, s, "a", "s:1", "m:1", "k:1", "e:gone", "u:1") {
+			if !same(after.Counter, before[j].Counter) || after.Mine != before[j].Mine {
+				t.Fatalf("%+v before the crash, %+v after it", before[j], after)
+			}
+		}
+		if r := do(t, s, once)[0]; !r.Replay || r.Counters[0].Value != 7 {
+			t.Fatalf("%+v: an identity must outlive a crash", r)
+		}
+		unchanged(t, s, "u:1", func() { one(t, s, see("u:1", visitors(0, 500)...)) })
+		if n := len(chained(t, s, "k:1")); n != 2 {
+			t.Fatalf("%d entries", n)
+		}
+	}
+	if c := one(t, s, add(exact, "e:gone", 1)); c.Version.Incarnation <= gone.Version.Incarnation {
+		t.Errorf("incarnation %d after %d", c.Version.Incarnation, gone.Version.Incarnation)
+	}
+}
+
+// away cuts the store off while clients repeat everything that was not acknowledged, and
+// counts what arrived.
+func away(t *testing.T, i Instance) {
+	if i.Cut == nil {
+		return // it needs nothing that could go away
+	}
+	s := i.Store
+	one(t, s, add(exact, "e:1", 1))
+	heal := i.Cut(t)
+	asked := []counter.Op{with("a", op(add(exact, "e:1", 1))), with("b", op(edit("m:1", []string{"a"}, nil))), with("c", op(see("u:1", "a")))}
+	r := do(t, s, asked...)
+	for _, r := range r {
+		if !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Fatalf("the store is away, and Apply says %+v", r)
+		}
+	}
+	const clients, changes = 8, 20
+	var wg sync.WaitGroup
+	var refused atomic.Int64
+	for c := range clients {
+		wg.Go(func() {
+			for n := range changes {
+				o := with(fmt.Sprintf("%d of %d", n, c), op(add(exact, "e:1", 1)))
+				for {
+					r := s.Apply(t.Context(), []counter.Op{o})[0]
+					if r.Err == nil {
+						break
+					}
+					if !errors.Is(r.Err, counter.ErrUnavailable) {
+						t.Error(r.Err)
+						return
+					}
+					refused.Add(1)
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+		})
+	}
+	testkit.Eventually(t, "clients are refused", func() bool { return refused.Load() >= 2*clients })
+	heal()
+	wg.Wait()
+	for j, o := range asked {
+		if r := do(t, s, o)[0]; r.Err != nil {
+			t.Fatalf("repeated op %d: %+v", j, r)
+		}
+	}
+	value(t, s, "e:1", 2+clients*changes)
+	value(t, s, "m:1", 1)
+	value(t, s, "u:1", 1)
+	if n := len(chained(t, s, "e:1")); n != 2+clients*changes {
+		t.Errorf("%d entries", n)
+	}
+}

@@ -1,0 +1,284 @@
+package countertest
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"headcount/counter"
+)
+
+// CopyStore is a store that can be exported and imported into.
+type CopyStore interface {
+	counter.Store
+	counter.Dumper
+	counter.Restorer
+}
+
+// Fill gives a store some counters of every kind, with all that can be kept of them.
+func Fill(t testing.TB, s counter.Writer, counters int) {
+	t.Helper()
+	rules := counter.BuiltinRules()
+	sales := &counter.Rule{Match: "sales:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Dimensions: []string{"country", "by"}}
+	var ops []counter.Op
+	flush := func() {
+		t.Helper()
+		for i, r := range s.Apply(t.Context(), ops) {
+			if r.Err != nil {
+				t.Fatalf("%+v: %v", ops[i], r.Err)
+			}
+		}
+		ops = nil
+	}
+	do := func(key string, c counter.Change) {
+		c.Key = key
+		if c.Rule = rules.Find(key); len(c.Dimensions) > 0 {
+			c.Rule = sales
+		}
+		ops = append(ops, counter.Op{Changes: []counter.Change{c}, Identity: counter.IdentityOf(key, "", fmt.Sprint(len(ops)))})
+		if len(ops) == 2000 {
+			flush()
+		}
+	}
+	for i := range counters {
+		views, likes, visitors, stock := fmt.Sprint("views:", i), fmt.Sprint("likes:", i), fmt.Sprint("visitors:", i), fmt.Sprint("stock:", i)
+		do(views, counter.Change{Verb: counter.Add, Delta: int64(i + 1)})
+		switch i % 10 {
+		case 0:
+			do(likes, counter.Change{Verb: counter.Edit, Join: []string{"a", "é/ü", fmt.Sprint("user ", i)}})
+			do(likes, counter.Change{Verb: counter.Edit, Leave: []string{"a"}})
+		case 1:
+			do(visitors, counter.Change{Verb: counter.Edit, Join: []string{"x", fmt.Sprint(i)}})
+		case 2:
+			do(stock, counter.Change{Verb: counter.Add, Delta: 5})
+			do(stock, counter.Change{Verb: counter.Adjust, Delta: -2, Reason: "a \"broken\" one", By: "ops"})
+		case 4:
+			do(fmt.Sprint("sales:", i), counter.Change{Verb: counter.Add, Delta: 3, Dimensions: []counter.Dimension{{Name: "country", Value: "de"}, {Name: "by", Value: "a:b"}}})
+			do(fmt.Sprint("sales:", i), counter.Change{Verb: counter.Add, Delta: 2, Dimensions: []counter.Dimension{{Name: "country", Value: "fr"}}})
+		case 3:
+			do(views, counter.Change{Verb: counter.Reset, Reason: "anew", By: "ops"})
+		}
+	}
+	flush()
+}
+
+// Everything is all that an export of the store has.
+func Everything(t testing.TB, s counter.Dumper) (copies []counter.Copy, identities map[counter.Identity]time.Time) {
+	t.Helper()
+	if err := s.Dump(t.Context(), "", func(c counter.Copy) error {
+		slices.Sort(c.Members)
+		slices.Sort(c.Hashes)
+		copies = append(copies, c)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	identities = map[counter.Identity]time.Time{}
+	if err := s.DumpIdentities(t.Context(), func(some []counter.IdentityCopy) error {
+		for _, id := range some {
+			identities[id.Identity] = id.Until.Truncate(time.Second)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return copies, identities
+}
+
+// Transfer puts all of one store into another, some counters at a time.
+func Transfer(t testing.TB, from counter.Dumper, to counter.Restorer) (restored int) {
+	t.Helper()
+	put := func(some []counter.Copy) {
+		t.Helper()
+		n, err := to.Restore(t.Context(), some, counter.BuiltinRules())
+		if err != nil {
+			t.Fatal(err)
+		}
+		restored += n
+	}
+	var some []counter.Copy
+	if err := from.Dump(t.Context(), "", func(c counter.Copy) error {
+		text, err := c.MarshalJSON()
+		if err != nil {
+			return err
+		}
+		var read counter.Copy
+		if err := read.UnmarshalJSON(text); err != nil {
+			return err
+		}
+		if some = append(some, read); len(some) == 50 {
+			put(some)
+			some = nil
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	put(some)
+	deleted, err := from.Deleted(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := from.DumpIdentities(t.Context(), func(some []counter.IdentityCopy) error { return to.RestoreIdentities(t.Context(), some, deleted) }); err != nil {
+		t.Fatal(err)
+	}
+	return restored
+}
+
+// RunCopies tests that what a store gives and takes is whole. open returns an empty store.
+func RunCopies(t *testing.T, open func(t testing.TB) CopyStore) {
+	from, to, back := open(t), open(t), open(t)
+	Fill(t, from, 60)
+	rules := counter.BuiltinRules()
+	drop := counter.Op{Changes: []counter.Change{{Key: "views:5", Rule: rules.Find("views:5"), Verb: counter.Delete}}}
+	if r := from.Apply(t.Context(), []counter.Op{drop}); r[0].Err != nil {
+		t.Fatal(r[0].Err)
+	}
+	want, ids := Everything(t, from)
+	if len(want) < 70 || len(ids) < 80 {
+		t.Fatalf("%d counters, %d identities", len(want), len(ids))
+	}
+	same := func(what string, s counter.Dumper) {
+		t.Helper()
+		copies, identities := Everything(t, s)
+		if !reflect.DeepEqual(copies, want) {
+			for i := range min(len(copies), len(want)) {
+				if !reflect.DeepEqual(copies[i], want[i]) {
+					t.Fatalf("%s: %+v, want %+v", what, copies[i], want[i])
+				}
+			}
+			t.Fatalf("%s: %d counters, want %d", what, len(copies), len(want))
+		}
+		if len(identities) != len(ids) {
+			t.Errorf("%s: %d identities, want %d", what, len(identities), len(ids))
+		}
+		for id, until := range ids {
+			if off := identities[id].Sub(until).Abs(); off > 2*time.Second { // a store may know only how long is left
+				t.Fatalf("%s: an identity is remembered %s longer or shorter", what, off)
+			}
+		}
+	}
+	if n := Transfer(t, from, to); n != len(want) {
+		t.Errorf("%d counters were restored, want %d", n, len(want))
+	}
+	same("once", to)
+	if n := Transfer(t, from, to); n != 0 {
+		t.Errorf("twice: %d counters were restored", n)
+	}
+	same("twice", to)
+	Transfer(t, to, back)
+	same("and back", back)
+
+	// The store goes on where the other one was, and knows which changes that one made.
+	for id := range ids {
+		if !id.Of("views:1") {
+			continue
+		}
+		known := counter.Op{Identity: id, Changes: []counter.Change{{Key: "views:1", Rule: rules.Find("views:1"), Verb: counter.Add, Delta: 1}}}
+		for _, s := range []CopyStore{to, back} {
+			if r := s.Apply(t.Context(), []counter.Op{known}); r[0].Err != nil || !r[0].Replay || r[0].Counters[0].Value != 2 {
+				t.Errorf("a change that the other store made: %+v", r)
+			}
+		}
+	}
+	add := counter.Op{Changes: []counter.Change{{Key: "views:1", Rule: rules.Find("views:1"), Verb: counter.Add, Delta: 1}}}
+	if r := to.Apply(t.Context(), []counter.Op{add}); r[0].Err != nil || r[0].Counters[0].Value != 3 {
+		t.Errorf("an increment after: %+v", r)
+	}
+	if n := Transfer(t, from, to); n != 0 {
+		t.Error("an older copy came in the place of a counter that changed since")
+	}
+	again := counter.Op{Changes: []counter.Change{{Key: "views:5", Rule: rules.Find("views:5"), Verb: counter.Add, Delta: 1}}}
+	deleted, err := from.Deleted(context.Background())
+	if r := to.Apply(t.Context(), []counter.Op{again}); err != nil || r[0].Err != nil || r[0].Counters[0].Version.Incarnation <= deleted {
+		t.Errorf("a counter that was deleted comes back as %+v, %v", r, err)
+	}
+	// What was deleted here comes back with a greater incarnation.
+	gone := counter.Op{Changes: []counter.Change{{Key: "views:2", Rule: rules.Find("views:2"), Verb: counter.Delete}}}
+	if r := to.Apply(t.Context(), []counter.Op{gone}); r[0].Err != nil {
+		t.Fatal(r[0].Err)
+	}
+	before, err := to.Deleted(t.Context())
+	if n := Transfer(t, from, to); n != 1 || err != nil {
+		t.Errorf("%d counters were restored after one was deleted, %v", n, err)
+	}
+	got, err := to.Read(t.Context(), []string{"views:2"}, "", 0)
+	if err != nil || got[0].Value != 3 || got[0].Version.Incarnation <= before {
+		t.Errorf("%+v, %v", got, err)
+	}
+	longHistories(t, to)
+}
+
+// longHistories: whatever part of a long history is asked for, it is whole, of one sum as of many at once.
+func longHistories(t *testing.T, s CopyStore) {
+	now := time.Now()
+	newest := now.Unix()/60 - 1
+	var keys []string
+	var copies []counter.Copy
+	for i, steps := range []int64{0, 1, 7, 600} {
+		c := counter.Copy{Key: fmt.Sprint("views:long ", i), State: counter.State{Kind: counter.Sum, Updated: now.UnixMilli(), Version: counter.Version{Incarnation: uint64(now.UnixMilli()), Sequence: 1}}}
+		for n := newest - 2*steps; n < newest; n += 2 {
+			c.Steps = append(c.Steps, counter.StepCopy{Step: 60, Number: n, Value: n%1000 - 100})
+			c.Value += n%1000 - 100
+		}
+		c.Slots[0] = counter.Slot{Step: 60, Number: uint32(newest), Value: int64(i) + 1}
+		keys, copies = append(keys, c.Key), append(copies, c)
+	}
+	if _, err := s.Restore(t.Context(), copies, counter.BuiltinRules()); err != nil {
+		t.Fatal(err)
+	}
+	keys = append(keys, "views:never", "views:7")
+	for _, span := range [][2]int64{{0, math.MaxUint32}, {newest, newest + 1}, {newest - 1, newest + 1}, {newest - 2, newest}, {newest - 40, newest + 5}, {newest - 333, newest - 300}, {newest + 1, newest + 2}} {
+		for i, c := range copies {
+			var want []counter.Gain
+			for _, st := range append(slices.Clone(c.Steps), counter.StepCopy{Step: 60, Number: newest, Value: int64(i) + 1}) {
+				if st.Number >= span[0] && st.Number < span[1] {
+					want = append(want, counter.Gain{Number: st.Number, Value: st.Value})
+				}
+			}
+			_, got, err := s.History(t.Context(), c.Key, time.Minute, span[0], span[1])
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%q from %d: %v, want %v, %v", c.Key, span[0]-newest, got, want, err)
+			}
+		}
+		sameAsOneByOne(t, s, keys, time.Minute, span[0], span[1])
+	}
+}
+
+// sameAsOneByOne compares what a store on a server of its own reads of many sums at once.
+func sameAsOneByOne(t *testing.T, s counter.Reader, keys []string, step time.Duration, from, to int64) {
+	t.Helper()
+	many, ok := s.(counter.Gainers)
+	if !ok {
+		return
+	}
+	all, err := many.Histories(t.Context(), keys, step, from, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots, err := many.Running(t.Context(), keys, step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, key := range keys {
+		_, want, err := s.History(t.Context(), key, step, from, to)
+		if err != nil || !slices.Equal(all[i], want) {
+			t.Errorf("%q among others: %v, want %v, %v", key, all[i], want, err)
+		}
+		_, ever, err := s.History(t.Context(), key, step, 0, math.MaxUint32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		newest := counter.Gain{}
+		if len(ever) > 0 {
+			newest = ever[len(ever)-1]
+		}
+		if got := slots[i]; int64(got.Number) != newest.Number || got.Value != newest.Value {
+			t.Errorf("%q gained %+v in the newest step, want %+v", key, got, newest)
+		}
+	}
+}

@@ -1,0 +1,725 @@
+// Package countertest is the contract of a store of counters, as tests. Every store
+// runs all of it; with -short only a store in memory and one on one Redis do.
+package countertest
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/limit"
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+// Instance is an empty store under test.
+type Instance struct {
+	Store counter.Store
+	// Peer is the same store as another process sees it; nil when only one process
+	// can open it.
+	Peer counter.Store
+	// Crash ends Store as kill -9 would and returns what is there after a start. It
+	// is nil only for a store that promises to live as long as its process.
+	Crash func(t testing.TB) counter.Store
+	// Cut takes away what the store needs (its disk, its server) until heal. It is
+	// nil only for a store that needs nothing.
+	Cut func(t testing.TB) (heal func())
+}
+
+// Factory returns an empty store, cleaned up with the test.
+type Factory func(t testing.TB) Instance
+
+// Rules of the tests.
+var (
+	sum = &counter.Rule{Match: "s:*", Kind: counter.Sum, Ledger: counter.DefaultLedger, Stale: time.Second, Dimensions: []string{"country", "os"},
+		Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Minute, Kept: 24 * time.Hour}, {Step: time.Hour, Kept: 90 * 24 * time.Hour}}}
+	exact   = &counter.Rule{Match: "e:*", Kind: counter.Exact, Ledger: counter.DefaultLedger}
+	stock   = &counter.Rule{Match: "k:*", Kind: counter.Exact, Floor: number(0), Ceiling: number(100), Ledger: counter.DefaultLedger}
+	members = &counter.Rule{Match: "m:*", Kind: counter.Members, Ledger: counter.DefaultLedger}
+)
+
+func number(n int64) *int64 { return &n }
+
+// Extent is how much of the contract a way to set up a store takes with -short. Without -short
+// each takes everything.
+type Extent int
+
+const (
+	// Core is for a set-up of stores that other set-ups test: the model, crashes, and many clients.
+	Core Extent = iota
+	// Brief is for a store with code of its own.
+	Brief
+	// Full is for the store in memory, and for one on one Redis server.
+	Full
+)
+
+// A part is one of the contract.
+type part struct {
+	name string
+	in   Extent // the least that has it
+	test func(*testing.T, Instance)
+}
+
+// parts are the contract. What a store does with one operation after the other is the
+// model's; the others are what a model does not see: bounds of numbers and sizes, several
+// clients at once, crashes, and what is told.
+var parts = []part{
+	{"any history ends with the model's counters", Core, model},
+	{"64 bits are kept to the last", Brief, wide},
+	{"bounds", Full, bounds},
+	{"many members and changes at once", Brief, large},
+	{"a unique with many members", Full, manyUniques},
+	{"unions", Full, unions},
+	{"steps of time add up", Brief, histories},
+	{"marks of what gained most", Brief, tops},
+	{"dimensions", Brief, dimensions},
+	{"more values than are kept", Full, manyValues},
+	{"ledger", Full, ledgers},
+	{"ledger in pages", Brief, ledgerPages},
+	{"a merged change", Full, merged},
+	{"one identity at the same time", Brief, identityRace},
+	{"reads of several keys", Full, reads},
+	{"keys are compared byte by byte", Full, bytewise},
+	{"aggregates", Brief, aggregates},
+	{"sets are listed", Full, listed},
+	{"a peer reads what was acknowledged", Full, peers},
+	{"a watcher hears what it follows", Brief, watch},
+	{"a watcher hears members", Full, watchMembers},
+	{"a watcher hears a delete once", Full, watchDelete},
+	{"a slow watcher hears the newest", Full, watchSlow},
+	{"64 clients fight for the last 10", Brief, fight},
+	{"changes at the same time add up", Core, concurrent},
+	{"what no caller may ask for", Full, badOps},
+	{"a crash loses nothing that was acknowledged", Core, crash},
+	{"a store that is away", Brief, away},
+	{"a closed store is unavailable, and says so", Full, closed},
+	{"limits", Full, limits},
+	{"limits end as the model's", Brief, limitModel},
+	{"limits come back", Full, limitReturns},
+	{"64 clients fight for 100", Brief, limitFight},
+	{"limits outlive a crash", Full, limitCrash},
+	{"limits of a store that is away", Full, limitAway},
+}
+
+// Run tests the contract, with -short that extent of it.
+func Run(t *testing.T, short Extent, open Factory) {
+	extent := Full
+	if testing.Short() {
+		extent = short
+	}
+	if short < Full {
+		checks := flag.Lookup("rapid.checks")
+		all := checks.Value.String()
+		setFlag(t, checks, strconv.Itoa(fewChecks))
+		t.Cleanup(func() { setFlag(t, checks, all) })
+	}
+	for _, p := range parts {
+		if p.in <= extent {
+			t.Run(p.name, func(t *testing.T) { p.test(t, open(t)) })
+		}
+	}
+}
+
+// fewChecks are the histories of the model for set-ups of which another one has them all. Of them
+// rapid takes a fifth with -short.
+const fewChecks = 20
+
+func setFlag(t testing.TB, f *flag.Flag, value string) {
+	t.Helper()
+	if err := f.Value.Set(value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func add(rule *counter.Rule, key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Add, Delta: delta}
+}
+
+func adjust(rule *counter.Rule, key string, delta int64) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Adjust, Delta: delta, Reason: "bots \"x\" \\ ü", By: "ops"}
+}
+
+func reset(rule *counter.Rule, key string) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Reset, Reason: "a new year", By: "me"}
+}
+
+func edit(key string, join, leave []string) counter.Change {
+	return counter.Change{Key: key, Rule: members, Verb: counter.Edit, Join: join, Leave: leave}
+}
+
+func drop(rule *counter.Rule, key string) counter.Change {
+	return counter.Change{Key: key, Rule: rule, Verb: counter.Delete}
+}
+
+func op(changes ...counter.Change) counter.Op { return counter.Op{Changes: changes} }
+
+// apply makes one op of changes, which must succeed.
+func apply(t testing.TB, s counter.Writer, changes ...counter.Change) []counter.Counter {
+	t.Helper()
+	r := do(t, s, op(changes...))[0]
+	if r.Err != nil || r.Replay || len(r.Counters) != len(changes) {
+		t.Fatalf("Apply(%+v) = %+v", changes, r)
+	}
+	return r.Counters
+}
+
+func one(t testing.TB, s counter.Writer, c counter.Change) counter.Counter {
+	t.Helper()
+	return apply(t, s, c)[0]
+}
+
+func do(t testing.TB, s counter.Writer, ops ...counter.Op) []counter.Result {
+	t.Helper()
+	results := s.Apply(t.Context(), ops)
+	if len(results) != len(ops) {
+		t.Fatalf("%d results of %d ops", len(results), len(ops))
+	}
+	for i, r := range results {
+		if r.Err == nil && len(r.Counters) != len(ops[i].Changes) || r.Err != nil && (r.Counters != nil || r.Replay) {
+			t.Fatalf("op %d: %+v", i, r)
+		}
+		for j, c := range r.Counters {
+			if c.Key != ops[i].Changes[j].Key || c.Kind == 0 {
+				t.Fatalf("op %d, change %d: %+v", i, j, c)
+			}
+		}
+	}
+	return results
+}
+
+// refused makes one op, which must be a conflict of the kind is, with the key and its value.
+func refused(t testing.TB, s counter.Writer, is error, key string, value int64, changes ...counter.Change) {
+	t.Helper()
+	conflict(t, do(t, s, op(changes...))[0].Err, is, key, value)
+}
+
+func conflict(t testing.TB, err, is error, key string, value int64) {
+	t.Helper()
+	var c *counter.Conflict
+	if !errors.As(err, &c) || !errors.Is(err, is) || c.Key != key || c.Value != value || c.Text == "" {
+		t.Fatalf("got %+v, want a conflict %q of %q with value %d", err, is, key, value)
+	}
+}
+
+func read(t testing.TB, s counter.Reader, key string) counter.Counter {
+	t.Helper()
+	return readAll(t, s, "", key)[0].Counter
+}
+
+func readAll(t testing.TB, s counter.Reader, member string, keys ...string) []counter.Reading {
+	t.Helper()
+	var out []counter.Reading
+	var err error
+	testkit.Eventually(t, "a read", func() bool { // a busy machine's server may be silent for a while
+		out, err = s.Read(t.Context(), keys, member, 0)
+		return !errors.Is(err, counter.ErrUnavailable)
+	})
+	if err != nil || len(out) != len(keys) {
+		t.Fatalf("Read(%q) = %v, %v", keys, out, err)
+	}
+	for i := range out {
+		if c := out[i].Counter; c.Key != keys[i] || c.Approx || c.Stale {
+			t.Fatalf("an exact Read of %q: %+v", keys[i], c)
+		}
+	}
+	return out
+}
+
+func value(t testing.TB, s counter.Reader, key string, want int64) counter.Counter {
+	t.Helper()
+	c := read(t, s, key)
+	if c.Value != want {
+		t.Fatalf("%q is %d, want %d", key, c.Value, want)
+	}
+	return c
+}
+
+// unchanged runs f, after which key must be as before, to the last entry.
+func unchanged(t testing.TB, s counter.Store, key string, f func()) {
+	t.Helper()
+	before, entries := read(t, s, key), allEntries(t, s, key)
+	f()
+	if after := read(t, s, key); !same(after, before) {
+		t.Fatalf("%q was %+v, is %+v", key, before, after)
+	}
+	if n := len(allEntries(t, s, key)); n != len(entries) {
+		t.Fatalf("the ledger of %q had %d entries, has %d", key, len(entries), n)
+	}
+}
+
+func same(a, b counter.Counter) bool {
+	ok := a.Updated.Equal(b.Updated)
+	a.Updated, b.Updated = time.Time{}, time.Time{}
+	return ok && a == b
+}
+
+// allEntries is the whole ledger, which must have no gaps.
+func allEntries(t testing.TB, s counter.Reader, key string) []counter.Entry {
+	t.Helper()
+	var all []counter.Entry
+	for after := uint64(0); ; {
+		page, err := s.Ledger(t.Context(), key, after, counter.MaxLedger)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range page.Entries {
+			if e.Seq != after+1 || e.Before+e.Delta != e.After || e.At.IsZero() || e.Op.String() == "" {
+				t.Fatalf("the ledger of %q after %d: %+v", key, after, e)
+			}
+			after = e.Seq
+		}
+		all = append(all, page.Entries...)
+		if !page.More {
+			return all
+		}
+		if len(page.Entries) == 0 {
+			t.Fatal("more entries, and none came")
+		}
+	}
+}
+
+// chained says that an exact counter's ledger leads from 0 to its value.
+func chained(t testing.TB, s counter.Reader, key string) []counter.Entry {
+	t.Helper()
+	all, at := allEntries(t, s, key), int64(0)
+	for _, e := range all {
+		if e.Before != at {
+			t.Fatalf("the ledger of %q: entry %d begins at %d, the one before ends at %d", key, e.Seq, e.Before, at)
+		}
+		at = e.After
+	}
+	value(t, s, key, at)
+	return all
+}
+
+// wide finds stores that count in floating point, or past the end of 64 bits.
+func wide(t *testing.T, i Instance) {
+	s := i.Store
+	for _, r := range []*counter.Rule{sum, exact} {
+		key, other := r.Match[:2]+"w", r.Match[:2]+"z"
+		one(t, s, adjust(r, key, 1<<53))
+		if c := one(t, s, add(r, key, 1)); c.Value != 1<<53+1 {
+			t.Fatalf("2^53 + 1 = %d", c.Value)
+		}
+		one(t, s, adjust(r, key, math.MaxInt64-(1<<53)-2))
+		if c := one(t, s, add(r, key, 1)); c.Value != math.MaxInt64 {
+			t.Fatalf("got %d", c.Value)
+		}
+		unchanged(t, s, key, func() {
+			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, key, 1))
+			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, adjust(r, key, math.MaxInt64))
+			refused(t, s, counter.ErrOverflow, key, math.MaxInt64, add(r, other, 1), add(r, key, -1), add(r, key, 2))
+		})
+		one(t, s, adjust(r, key, -math.MaxInt64))
+		if c := one(t, s, adjust(r, key, math.MinInt64)); c.Value != math.MinInt64 {
+			t.Fatalf("got %d", c.Value)
+		}
+		unchanged(t, s, key, func() {
+			refused(t, s, counter.ErrOverflow, key, math.MinInt64, add(r, key, -1))
+			refused(t, s, counter.ErrOverflow, key, math.MinInt64, reset(r, key)) // no entry can say what it took
+		})
+		value(t, s, other, 0)
+	}
+	limits := &counter.Rule{Match: "l", Kind: counter.Exact, Floor: number(-(1<<53 + 1)), Ceiling: number(1<<53 + 1)}
+	one(t, s, adjust(limits, "l", 1<<53+1))
+	refused(t, s, counter.ErrBound, "l", 1<<53+1, add(limits, "l", 1))
+	one(t, s, adjust(limits, "l", -2*(1<<53+1)))
+	refused(t, s, counter.ErrBound, "l", -(1<<53 + 1), add(limits, "l", -1))
+	chained(t, s, "l")
+}
+
+func bounds(t *testing.T, i Instance) {
+	s := i.Store
+	one(t, s, add(stock, "k:b", 10))
+	unchanged(t, s, "k:b", func() {
+		refused(t, s, counter.ErrBound, "k:b", 10, add(stock, "k:b", -11))
+		refused(t, s, counter.ErrBound, "k:b", 10, add(stock, "k:b", 91))
+		refused(t, s, counter.ErrBound, "k:b", 10, adjust(stock, "k:b", -11))
+		refused(t, s, counter.ErrBound, "k:b", 10, adjust(stock, "k:b", math.MinInt64))
+	})
+	one(t, s, add(stock, "k:b", 90))
+	refused(t, s, counter.ErrBound, "k:b", 100, add(stock, "k:b", 1))
+	one(t, s, add(stock, "k:b", -100))
+	refused(t, s, counter.ErrBound, "k:b", 0, add(stock, "k:b", -1))
+	if n := len(chained(t, s, "k:b")); n != 3 {
+		t.Errorf("%d entries, want 3", n)
+	}
+	// Only an exact counter has bounds: a sum has none.
+	loose := *stock
+	loose.Kind = counter.Sum
+	one(t, s, add(&loose, "s:b", -1000))
+}
+
+func large(t *testing.T, i Instance) {
+	s := i.Store
+	var join, leave []string
+	for n := range counter.MaxMembers {
+		join = append(join, fmt.Sprintf("member %d of a set that is large", n))
+	}
+	leave = join[:counter.MaxMembers/2]
+	if c := one(t, s, edit("m:1", join, nil)); c.Value != counter.MaxMembers {
+		t.Fatal(c)
+	}
+	if c := one(t, s, edit("m:1", join[:1], leave[1:])); c.Value != counter.MaxMembers/2+1 {
+		t.Fatal(c)
+	}
+	var changes []counter.Change
+	for n := range counter.MaxChanges {
+		changes = append(changes, add(exact, "e:"+strconv.Itoa(n%700), int64(n+1)))
+	}
+	apply(t, s, changes...)
+	changes[999] = add(stock, "k:1", -1)
+	refused(t, s, counter.ErrBound, "k:1", 0, changes...)
+	var total int64
+	for n := range 700 {
+		want := int64(n + 1)
+		if n < 300 {
+			want += int64(n + 701)
+		}
+		total += want
+		if n%100 == 0 {
+			value(t, s, "e:"+strconv.Itoa(n), want)
+			chained(t, s, "e:"+strconv.Itoa(n))
+		}
+	}
+	if a, err := s.Aggregate(t.Context(), "e:"); err != nil || a != (counter.Aggregate{Counters: 700, Value: total}) {
+		t.Fatalf("Aggregate = %+v, %v, want 700, %d", a, err, total)
+	}
+}
+
+func ledgers(t *testing.T, i Instance) {
+	s := i.Store
+	// Operations that come together have one entry each.
+	var ops []counter.Op
+	for n := range 20 {
+		ops = append(ops, op(add(exact, "e:1", int64(n%2*2-1))), op(add(sum, "s:1", 1)))
+	}
+	do(t, s, ops...)
+	one(t, s, reset(exact, "e:1")) // of 0: no entry
+	apply(t, s, add(exact, "e:1", 5), add(exact, "e:1", -2), add(exact, "e:2", 1))
+	one(t, s, reset(exact, "e:1"))
+	one(t, s, adjust(exact, "e:1", 9))
+	all := chained(t, s, "e:1")
+	if len(all) != 24 {
+		t.Fatalf("%d entries, want 24", len(all))
+	}
+	for n, want := range []counter.LedgerOp{20: counter.LedgerIncrement, 21: counter.LedgerDecrement, 22: counter.LedgerReset, 23: counter.LedgerAdjust} {
+		if n < 20 {
+			want = []counter.LedgerOp{counter.LedgerDecrement, counter.LedgerIncrement}[n%2]
+		}
+		if all[n].Op != want || (all[n].Reason != "") != (n >= 22) || (all[n].By != "") != (n >= 22) {
+			t.Errorf("entry %d: %+v, want %s", n+1, all[n], want)
+		}
+		if at := all[n].At; at.Before(time.Now().Add(-5*time.Minute)) || at.After(time.Now().Add(5*time.Minute)) {
+			t.Errorf("entry %d at %s", n+1, at)
+		}
+	}
+	if n := len(allEntries(t, s, "s:1")); n != 0 {
+		t.Errorf("%d entries of a sum", n)
+	}
+}
+
+func ledgerPages(t *testing.T, i Instance) {
+	var ops []counter.Op
+	for range 250 {
+		ops = append(ops, op(add(exact, "e:1", 1)))
+	}
+	do(t, i.Store, ops...)
+	for _, tc := range []struct {
+		after uint64
+		limit int
+		first uint64
+		n     int
+		more  bool
+	}{
+		{0, 100, 1, 100, true}, {100, 100, 101, 100, true}, {200, 100, 201, 50, false}, {150, 100, 151, 100, false},
+		{0, 1, 1, 1, true}, {249, 1, 250, 1, false}, {250, 1, 0, 0, false}, {251, 1000, 0, 0, false}, {math.MaxInt64, 10, 0, 0, false}, {math.MaxUint64, 10, 0, 0, false}, {0, 1000, 1, 250, false},
+	} {
+		page, err := i.Store.Ledger(t.Context(), "e:1", tc.after, tc.limit)
+		if err != nil || len(page.Entries) != tc.n || page.More != tc.more || tc.n > 0 && page.Entries[0].Seq != tc.first {
+			t.Errorf("after %d, %d: %d entries, more %v, %v", tc.after, tc.limit, len(page.Entries), page.More, err)
+		}
+	}
+}
+
+func merged(t *testing.T, i Instance) {
+	c := add(sum, "s:1", 3*counter.MaxDelta) // three of them may be more than one
+	c.Merged = 3
+	if got := one(t, i.Store, c); got.Value != 3*counter.MaxDelta {
+		t.Errorf("%+v", got)
+	}
+	one(t, i.Store, add(exact, "e:1", 1))
+	c.Key = "e:1"
+	unchanged(t, i.Store, "e:1", func() { refused(t, i.Store, counter.ErrKind, "e:1", 1, c) })
+}
+
+func with(key string, o counter.Op) counter.Op {
+	o.Identity = counter.IdentityOf("space", "", key)
+	return o
+}
+
+func identityRace(t *testing.T, i Instance) {
+	const clients, rounds = 16, 20
+	for round := range rounds {
+		var made atomic.Int64
+		var wg sync.WaitGroup
+		for range clients {
+			wg.Go(func() {
+				r := i.Store.Apply(t.Context(), []counter.Op{with(strconv.Itoa(round), op(add(exact, "e:1", 1)))})[0]
+				if r.Err != nil {
+					t.Error(r.Err)
+				} else if !r.Replay {
+					made.Add(1)
+				} else if r.Counters[0].Value < int64(round+1) {
+					t.Errorf("a replay that does not see what it repeats: %+v", r)
+				}
+			})
+		}
+		wg.Wait()
+		if made.Load() != 1 {
+			t.Fatalf("made %d times", made.Load())
+		}
+	}
+	value(t, i.Store, "e:1", rounds)
+	chained(t, i.Store, "e:1")
+}
+
+func reads(t *testing.T, i Instance) {
+	s := i.Store
+	var keys []string
+	for n := range counter.MaxKeys {
+		keys = append(keys, "s:"+strconv.Itoa(n))
+		if n%2 == 0 {
+			one(t, s, add(sum, keys[n], int64(n+1)))
+		}
+	}
+	one(t, s, edit("m:1", []string{"me"}, nil))
+	one(t, s, edit("m:2", []string{"you"}, nil))
+	keys[5], keys[6], keys[7] = "m:2", "m:1", "m:3"
+	for n, got := range readAll(t, s, "me", keys...) {
+		want := int64(0)
+		switch {
+		case n == 5, n == 6:
+			want = 1
+		case n%2 == 0:
+			want = int64(n + 1)
+		}
+		if got.Value != want || got.Mine != (n == 6) || got.Touched() != (want != 0) {
+			t.Errorf("%+v, want %d", got, want)
+		}
+	}
+	if got := readAll(t, s, "", "m:1"); got[0].Mine {
+		t.Error("nobody is in the set")
+	}
+	lagging, err := s.Read(t.Context(), keys[:1], "", time.Minute)
+	if err != nil || lagging[0].Key != keys[0] {
+		t.Errorf("%+v, %v", lagging, err)
+	}
+}
+
+func bytewise(t *testing.T, i Instance) {
+	s := i.Store
+	keys := []string{"s:a", "s:A", "s:ä", "s:a\u0308", "s:a ", "s:a  ", " s:a", "s:ß", "s:ss", "s:%41", "s:a%", "s:a_", "s:a\\", "s:a'", "s:a\"", "s:{a}", "s:a}", "s:😀"}
+	for n, key := range keys {
+		one(t, s, add(exact, key, int64(n+1)))
+		one(t, s, edit("m"+key, []string{key}, nil))
+	}
+	for n, key := range keys {
+		value(t, s, key, int64(n+1))
+		if got := chained(t, s, key); len(got) != 1 {
+			t.Errorf("%q has %d entries", key, len(got))
+		}
+		for _, other := range keys {
+			if got := readAll(t, s, other, "m"+key)[0]; got.Mine != (other == key) || got.Value != 1 {
+				t.Errorf("%q of %q: %+v", other, key, got)
+			}
+		}
+	}
+	one(t, s, drop(exact, "s:a"))
+	for n, key := range keys[1:] {
+		value(t, s, key, int64(n+2))
+	}
+}
+
+func aggregates(t *testing.T, i Instance) {
+	s := i.Store
+	for key, delta := range map[string]int64{"s:a1": 1, "s:a2": 10, "s:b": -100, "s:a%": 1000, "s:aé": 10_000, "s:A1": 100_000, "s:a_x": 1_000_000} {
+		one(t, s, add(sum, key, delta))
+	}
+	one(t, s, add(exact, "e:1", 5))
+	one(t, s, edit("m:1", []string{"a", "b"}, nil))
+	one(t, s, add(sum, "s:a9", 7))
+	one(t, s, drop(sum, "s:a9"))
+	one(t, s, add(sum, "s:a0", 1))
+	one(t, s, add(sum, "s:a0", -1)) // it exists, with 0
+	for prefix, want := range map[string]counter.Aggregate{
+		"":      {Counters: 10, Value: 1_110_918},
+		"s:":    {Counters: 8, Value: 1_110_911},
+		"s:a":   {Counters: 6, Value: 1_011_011},
+		"s:a1":  {Counters: 1, Value: 1},
+		"s:a%":  {Counters: 1, Value: 1000},
+		"s:a_":  {Counters: 1, Value: 1_000_000},
+		"s:A":   {Counters: 1, Value: 100_000},
+		"s:aé":  {Counters: 1, Value: 10_000},
+		"m":     {Counters: 1, Value: 2},
+		"x":     {},
+		"s:a11": {},
+	} {
+		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
+			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
+		}
+		testkit.Eventually(t, fmt.Sprintf("the size of %q is %d", prefix, want.Counters), func() bool {
+			n, err := s.Size(t.Context(), prefix)
+			return err == nil && n == want.Counters
+		})
+	}
+	shop := presence.SiteOf("s") // the aggregates of another site have nothing to do with these
+	one(t, s, add(sum, shop.Qualify("s:a1"), 3))
+	one(t, s, add(sum, shop.Qualify("t"), 4))
+	one(t, s, add(sum, presence.SiteOf("st").Qualify("s:a1"), 9))
+	for prefix, want := range map[string]counter.Aggregate{
+		"": {Counters: 10, Value: 1_110_918}, "s": {Counters: 8, Value: 1_110_911},
+		shop.Qualify(""): {Counters: 2, Value: 7}, shop.Qualify("s:"): {Counters: 1, Value: 3}, shop.Qualify("x"): {},
+	} {
+		if got, err := s.Aggregate(t.Context(), prefix); err != nil || got != want {
+			t.Errorf("%q: %+v, %v, want %+v", prefix, got, err, want)
+		}
+	}
+	one(t, s, adjust(sum, "o:1", math.MaxInt64))
+	one(t, s, adjust(sum, "o:2", math.MaxInt64))
+	_, err := s.Aggregate(t.Context(), "o:")
+	conflict(t, err, counter.ErrOverflow, "o:*", 0)
+	one(t, s, adjust(sum, "o:3", math.MinInt64)) // it leaves 64 bits and comes back
+	if got, err := s.Aggregate(t.Context(), "o:"); err != nil || got != (counter.Aggregate{Counters: 3, Value: math.MaxInt64 - 1}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// listed finds every set, whatever else there is, and none that was deleted.
+func listed(t *testing.T, i Instance) {
+	s, want := i.Store, map[string]bool{}
+	for n := range 30 {
+		key := fmt.Sprintf("m:%d", n)
+		one(t, s, edit(key, []string{"a"}, nil))
+		one(t, s, add(sum, fmt.Sprintf("s:%d", n), 1))
+		want[key] = true
+	}
+	one(t, s, drop(members, "m:7"))
+	delete(want, "m:7")
+	found := map[string]bool{}
+	for cursor, n := "", 0; ; n++ {
+		keys, next, err := s.Sets(t.Context(), cursor)
+		if err != nil || n > 1000 {
+			t.Fatalf("call %d: %v", n, err)
+		}
+		for _, key := range keys {
+			if readAll(t, s, "a", key)[0].Mine {
+				found[key] = true
+			}
+		}
+		if cursor = next; cursor == "" {
+			break
+		}
+	}
+	if !maps.Equal(found, want) {
+		t.Errorf("found %v, want %v", found, want)
+	}
+}
+
+func peers(t *testing.T, i Instance) {
+	peer := i.Peer
+	if peer == nil {
+		peer = i.Store
+	}
+	for n := range 50 {
+		a := one(t, i.Store, add(exact, "e:1", 1))
+		if b := value(t, peer, "e:1", int64(2*n+1)); !same(a, b) {
+			t.Fatalf("one process has %+v, the other %+v", a, b)
+		}
+		one(t, peer, add(exact, "e:1", 1))
+		value(t, i.Store, "e:1", int64(2*n+2))
+	}
+	one(t, peer, edit("m:1", []string{"a"}, nil))
+	if !readAll(t, i.Store, "a", "m:1")[0].Mine {
+		t.Error("a is a member")
+	}
+	o := with("p", op(add(exact, "e:1", 1)))
+	do(t, i.Store, o)
+	if r := do(t, peer, o)[0]; !r.Replay {
+		t.Errorf("%+v", r)
+	}
+	if n := len(chained(t, peer, "e:1")); n != 101 {
+		t.Errorf("%d entries", n)
+	}
+}
+
+func badOps(t *testing.T, i Instance) {
+	many := make([]counter.Change, counter.MaxChanges+1)
+	for n := range many {
+		many[n] = add(sum, "s:1", 1)
+	}
+	for name, o := range map[string]counter.Op{
+		"no change":          {},
+		"no rule":            op(counter.Change{Key: "s:1", Verb: counter.Add, Delta: 1}),
+		"no verb":            op(counter.Change{Key: "s:1", Rule: sum, Delta: 1}),
+		"a change by 0":      op(add(sum, "s:1", 0)),
+		"two resets":         op(reset(sum, "s:1"), reset(sum, "s:1")),
+		"too many changes":   op(many...),
+		"no member":          op(edit("m:1", nil, nil)),
+		"too many members":   op(edit("m:1", make([]string, 600), make([]string, 401))),
+		"a verb that is not": op(counter.Change{Key: "s:1", Rule: sum, Verb: 200, Delta: 1}),
+	} {
+		if err := do(t, i.Store, o)[0].Err; !errors.Is(err, counter.ErrOp) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if c := read(t, i.Store, "s:1"); c.Touched() {
+		t.Errorf("%+v", c)
+	}
+}
+
+func closed(t *testing.T, i Instance) {
+	one(t, i.Store, add(sum, "s:1", 1))
+	if err := i.Store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := do(t, i.Store, op(add(sum, "s:1", 1)))[0].Err; !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("Apply: %v", err)
+	}
+	if _, err := i.Store.Read(t.Context(), []string{"s:1"}, "", 0); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("Read: %v", err)
+	}
+	if _, err := i.Store.Ledger(t.Context(), "s:1", 0, 1); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("Ledger: %v", err)
+	}
+	if _, _, err := i.Store.History(t.Context(), "s:1", time.Second, 0, 1); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("History: %v", err)
+	}
+	if _, err := i.Store.Aggregate(t.Context(), ""); !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("Aggregate: %v", err)
+	}
+	if err := i.Store.Limit(t.Context(), []limit.Call{asks("k", limit.Log, 1, 1)})[0].Err; !errors.Is(err, counter.ErrUnavailable) {
+		t.Errorf("Limit: %v", err)
+	}
+}
+
+// AwaitServed waits until a store has noticed that all of its servers are back.
+func AwaitServed(t testing.TB, s counter.Reader) {
+	t.Helper()
+	keys := make([]string, 64) // some on each master of a Cluster
+	for n := range keys {
+		keys[n] = fmt.Sprint("probe ", n)
+	}
+	testkit.Eventually(t, "all servers are back", func() bool {
+		_, err := s.Read(t.Context(), keys, "", 0)
+		return err == nil
+	})
+}

@@ -1,0 +1,223 @@
+package countertest
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/limit"
+)
+
+var algorithms = []limit.Algorithm{limit.Fixed, limit.Sliding, limit.Log}
+
+// month is a window that does not end during a test, but for those who test at its very end.
+var month = limit.MaxWindow.Milliseconds()
+
+func asks(key string, a limit.Algorithm, most, cost int64) limit.Call {
+	return limit.Call{Name: limit.Name{Key: key, Algorithm: a, Window: month}, Limit: most, Cost: cost}
+}
+
+func take(t testing.TB, s counter.Limiter, calls ...limit.Call) []counter.LimitResult {
+	t.Helper()
+	results := s.Limit(t.Context(), calls)
+	if len(results) != len(calls) {
+		t.Fatalf("%d results of %d calls", len(results), len(calls))
+	}
+	for i, r := range results {
+		if r.Err != nil || r.Remaining < 0 || r.Reset <= 0 || r.Reset > 2*calls[i].Window {
+			t.Fatalf("%+v: %+v", calls[i], r)
+		}
+	}
+	return results
+}
+
+// takes makes one call, and compares its answer but for the time.
+func takes(t testing.TB, s counter.Limiter, c limit.Call, allowed bool, remaining int64) {
+	t.Helper()
+	if r := take(t, s, c)[0]; r.Allowed != allowed || r.Remaining != remaining {
+		t.Fatalf("%+v: %+v, want allowed %t with %d remaining", c, r, allowed, remaining)
+	}
+}
+
+func limits(t *testing.T, i Instance) {
+	for _, a := range algorithms {
+		takes(t, i.Store, asks("k", a, 10, 4), true, 6)
+		takes(t, i.Store, asks("k", a, 10, 7), false, 6) // and costs nothing
+		takes(t, i.Store, asks("k", a, 10, 6), true, 0)
+		takes(t, i.Store, asks("k", a, 10, 1), false, 0)
+		takes(t, i.Store, asks("k", a, 5, 1), false, 0)   // its limit is passed already
+		takes(t, i.Store, asks("k", a, 12, 1), true, 1)   // what passed under another limit counts
+		takes(t, i.Store, asks("k2", a, 10, 10), true, 0) // another key
+		hour := asks("k", a, 10, 10)
+		hour.Window = time.Hour.Milliseconds()
+		takes(t, i.Store, hour, true, 0) // another window
+		// Several of one name in one call, judged in order.
+		got := take(t, i.Store, asks("k3", a, 3, 2), asks("k3", a, 3, 2), asks("k4", a, 3, 3), asks("k3", a, 3, 1))
+		if !got[0].Allowed || got[1].Allowed || got[1].Remaining != 1 || !got[2].Allowed || !got[3].Allowed || got[3].Remaining != 0 {
+			t.Fatalf("%s: %+v", a, got)
+		}
+	}
+	for _, key := range []string{"a{b}c", "{}", "ü %", "K", "k "} { // keys are taken as they are
+		takes(t, i.Store, asks(key, limit.Log, 1, 1), true, 0)
+		takes(t, i.Store, asks(key, limit.Log, 1, 1), false, 0)
+	}
+	// What passed stands apart from counters of the same key.
+	one(t, i.Store, add(sum, "s:1", 5))
+	takes(t, i.Store, asks("s:1", limit.Sliding, limit.MaxLimit, limit.MaxLimit-1), true, 1)
+	takes(t, i.Store, asks("s:1", limit.Sliding, limit.MaxLimit, 2), false, 1)
+	value(t, i.Store, "s:1", 5)
+	one(t, i.Store, drop(sum, "s:1"))
+	takes(t, i.Store, asks("s:1", limit.Sliding, limit.MaxLimit, 1), true, 0)
+}
+
+// limitModel compares with the arithmetic of package limit. Within one window nothing hangs on
+// the time.
+func limitModel(t *testing.T, i Instance) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	states := map[limit.Name]*limit.State{}
+	for range 40 {
+		var calls []limit.Call
+		for range 1 + rng.IntN(4) {
+			most := []int64{1, 7, 100, limit.MaxLog}[rng.IntN(4)]
+			calls = append(calls, asks("m"+strconv.Itoa(rng.IntN(2)), algorithms[rng.IntN(3)], most, 1+rng.Int64N(most)))
+		}
+		now := time.Now().UnixMilli()
+		for n, got := range take(t, i.Store, calls...) {
+			name := calls[n].Name
+			if states[name] == nil {
+				states[name] = &limit.State{}
+			}
+			if want := states[name].Take(calls[n], now); got.Allowed != want.Allowed || got.Remaining != want.Remaining {
+				t.Fatalf("%+v: got %+v, want %+v", calls[n], got, want)
+			}
+		}
+	}
+}
+
+// limitReturns waits for as long as it is told, after which the call passes.
+func limitReturns(t *testing.T, i Instance) {
+	var wg sync.WaitGroup
+	for _, a := range algorithms {
+		wg.Go(func() {
+			c := limit.Call{Name: limit.Name{Key: "r", Algorithm: a, Window: 1000}, Limit: 2, Cost: 2}
+			for refused := false; !refused; { // the first may be at the end of a window
+				for _, r := range i.Store.Limit(t.Context(), []limit.Call{c, c}) {
+					if r.Err != nil {
+						t.Error(r.Err)
+						return
+					}
+					if refused = !r.Allowed; refused {
+						time.Sleep(time.Duration(r.Reset) * time.Millisecond)
+					}
+				}
+			}
+			if r := i.Store.Limit(t.Context(), []limit.Call{c})[0]; r.Err != nil || !r.Allowed {
+				t.Errorf("%s: %+v after the time that it said", a, r)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// limitFight has two processes ask as the program does: calls gather, and name the same limits in
+// whatever order they come.
+func limitFight(t *testing.T, i Instance) {
+	const clients, left, tries = 64, 100, 3
+	doors := []*counter.Limits{counter.NewLimits(i.Store, counter.CombinerConfig{})}
+	if i.Peer != nil {
+		doors = append(doors, counter.NewLimits(i.Peer, counter.CombinerConfig{}))
+	}
+	var passed, unanswered [limit.Log + 1]atomic.Int64
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	for c := range clients {
+		wg.Go(func() {
+			<-start
+			for n := range tries * len(algorithms) {
+				a := algorithms[(c+n)%len(algorithms)]
+				for {
+					answer, err := doors[c%len(doors)].Do(t.Context(), asks("f", a, left, 1))
+					if errors.Is(err, counter.ErrUnavailable) { // a machine too busy to answer; the call may be counted
+						unanswered[a].Add(1)
+						time.Sleep(5 * time.Millisecond)
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+					} else if answer.Allowed {
+						passed[a].Add(1)
+					}
+					break
+				}
+			}
+		})
+	}
+	close(start)
+	wg.Wait()
+	for _, door := range doors {
+		door.Close()
+	}
+	for _, a := range algorithms {
+		if n, u := passed[a].Load(), unanswered[a].Load(); n > left || n+u < left {
+			t.Errorf("%s: %d passed and %d were not answered, the limit is %d", a, n, u, left)
+		}
+	}
+}
+
+func limitCrash(t *testing.T, i Instance) {
+	if i.Crash == nil {
+		return // it promises to live as long as its process, and no more
+	}
+	for _, a := range algorithms {
+		takes(t, i.Store, asks("c", a, 10, 7), true, 3)
+	}
+	s := i.Crash(t)
+	for _, a := range algorithms {
+		takes(t, s, asks("c", a, 10, 4), false, 3)
+		takes(t, s, asks("c", a, 10, 3), true, 0)
+	}
+}
+
+// limitAway cuts the store off: what it does not answer is an error, and in the end no more
+// has passed than the limit.
+func limitAway(t *testing.T, i Instance) {
+	if i.Cut == nil {
+		return // it needs nothing that could go away
+	}
+	for _, a := range algorithms {
+		takes(t, i.Store, asks("a", a, 10, 6), true, 4)
+	}
+	heal := i.Cut(t)
+	for _, a := range algorithms {
+		if r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]; !errors.Is(r.Err, counter.ErrUnavailable) || r.Allowed {
+			t.Errorf("%s: the store is away, and Limit says %+v", a, r)
+		}
+	}
+	heal()
+	for _, a := range algorithms {
+		passed, unanswered := 6, 1 // some of these may be counted
+		for passed < 20 {
+			r := i.Store.Limit(t.Context(), []limit.Call{asks("a", a, 10, 1)})[0]
+			if r.Err != nil {
+				if !errors.Is(r.Err, counter.ErrUnavailable) {
+					t.Fatal(r.Err)
+				}
+				unanswered++
+				time.Sleep(5 * time.Millisecond)
+				continue
+			}
+			if !r.Allowed {
+				break
+			}
+			passed++
+		}
+		if passed > 10 || passed+unanswered < 10 {
+			t.Errorf("%s: %d passed and %d were not answered, the limit is 10", a, passed, unanswered)
+		}
+	}
+}

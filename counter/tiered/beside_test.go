@@ -1,0 +1,72 @@
+package tiered_test
+
+import (
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/counter/tiered"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+)
+
+func openBeside(t testing.TB, cfg tiered.BesideConfig) *tiered.Beside {
+	t.Helper()
+	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)
+	s, err := tiered.OpenBeside(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closes(t, s)
+	return s
+}
+
+func TestCopiesBeside(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
+	pg := pgtest.Single(t)
+	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
+		return openBeside(t, tiered.BesideConfig{Redis: redistest.Start(t).URL(), Postgres: pg.Database(t), Region: "us", Rules: counter.BuiltinRules()})
+	})
+}
+
+func TestContractBeside(t *testing.T) {
+	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*","kind":"exact"},{"match":"l","kind":"exact"},{"match":"*","kind":"sum"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := redistest.Start(t, redistest.Durable...)
+	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		pg := pgtest.Single(t)
+		cfg := tiered.BesideConfig{Redis: server.URL(), Postgres: pg.Database(t), Region: "us", Rules: rules}
+		crashes := 0
+		return countertest.Instance{
+			Store: openBeside(t, cfg),
+			Peer:  openBeside(t, cfg),
+			Crash: func(t testing.TB) counter.Store {
+				switch crashes % 12 {
+				case 0:
+					server.Restart(t)
+				case 6:
+					pg.Restart(t)
+				}
+				crashes++
+				s := openBeside(t, cfg)
+				countertest.AwaitServed(t, s)
+				return s
+			},
+			Cut: func(t testing.TB) func() {
+				server.Kill()
+				pg.Kill()
+				return func() {
+					pg.Restart(t)
+					server.Restart(t)
+				}
+			},
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package tiered
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/counterredis"
+)
+
+var _ counter.Gainers = (*Store)(nil)
+
+// Running is as counter.Gainers says.
+func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) ([]counter.Slot, error) {
+	slots, at, err := s.redis.RunningHot(ctx, keys, step)
+	if err == nil && len(at) > 0 {
+		cold := make([]string, len(at))
+		for n, i := range at {
+			cold[n] = keys[i]
+		}
+		var behind []counter.Slot
+		if behind, err = s.pg.Running(ctx, cold, step); err == nil {
+			for n, i := range at {
+				slots[i] = behind[n]
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tiered: top: %w", unavailable(err))
+	}
+	return slots, nil
+}
+
+// Histories is as counter.Gainers says.
+func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration, from, to int64) ([][]counter.Gain, error) {
+	fail := func(err error) ([][]counter.Gain, error) {
+		return nil, fmt.Errorf("tiered: top: %w", unavailable(err))
+	}
+	// First what is not persisted: what is missing in it is in PostgreSQL by then.
+	var front []counterredis.HistoryOf
+	err := s.mend(ctx, func() (err error) {
+		front, err = s.redis.HistoriesHot(ctx, keys, step, from, to)
+		return err
+	})
+	if err != nil {
+		return fail(err)
+	}
+	out, states, err := s.pg.GainsOf(ctx, keys, step, from, to)
+	if err != nil {
+		return fail(err)
+	}
+	for i := range keys {
+		f := &front[i]
+		if f.Alone {
+			out[i] = nil
+		}
+		if !f.Hot {
+			f.State = states[i]
+		}
+		out[i] = f.State.With(merged(f.Gained, out[i]), step, from, to)
+	}
+	return out, nil
+}

@@ -1,0 +1,116 @@
+package tiered_test
+
+import (
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/counter/countertest"
+	"headcount/counter/tiered"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+)
+
+// TestMain is also the process that a test starts to kill.
+func TestMain(m *testing.M) {
+	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
+		client(url, os.Getenv("PERSISTENT_POSTGRES"))
+		return
+	}
+	servertest.Main(m, redistest.Stop, pgtest.Stop)
+}
+
+// open returns a store that ends with the test.
+func open(t testing.TB, cfg tiered.Config) *tiered.Store {
+	t.Helper()
+	cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)
+	s, err := tiered.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closes(t, s)
+	return s
+}
+
+// closes has a store end with the test.
+func closes(t testing.TB, s io.Closer) {
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+}
+
+// instance is two stores. After a crash another process goes on. The first crash and
+// then one in every crashes also kills Redis or PostgreSQL.
+func instance(t testing.TB, cfg tiered.Config, redis []*redistest.Server, pg *pgtest.Server, every int) countertest.Instance {
+	s := open(t, cfg)
+	crashes := 0
+	return countertest.Instance{
+		Store: s,
+		Peer:  open(t, cfg),
+		Crash: func(t testing.TB) counter.Store {
+			switch {
+			case crashes%every != 0:
+			case crashes/every%2 == 0:
+				redis[crashes/every/2%len(redis)].Restart(t)
+			default:
+				pg.Restart(t)
+			}
+			crashes++
+			if err := s.Close(); err != nil { // it leaves in Redis what is not persisted, as a killed process does
+				t.Error(err)
+			}
+			s = open(t, cfg)
+			countertest.AwaitServed(t, s)
+			return s
+		},
+		Cut: func(t testing.TB) func() {
+			for _, server := range redis {
+				server.Kill()
+			}
+			pg.Kill()
+			return func() {
+				pg.Restart(t)
+				for _, server := range redis {
+					server.Restart(t)
+				}
+			}
+		},
+	}
+}
+
+func TestContractOnOneServer(t *testing.T) {
+	server := redistest.StartSecure(t, redistest.Durable...)
+	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+		server.Flush(t)
+		pg := pgtest.Single(t)
+		cfg := tiered.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
+		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
+	})
+}
+
+func TestContractOnCluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
+	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
+		cluster.Flush(t)
+		pg := pgtest.Single(t)
+		cfg := tiered.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
+		return instance(t, cfg, cluster.Masters, pg, 12)
+	})
+}
+
+func TestCopies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
+	pg := pgtest.Single(t)
+	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
+		return open(t, tiered.Config{Redis: redistest.Start(t).URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond})
+	})
+}

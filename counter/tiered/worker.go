@@ -1,0 +1,391 @@
+package tiered
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/counter"
+	"headcount/counter/counterpg"
+	"headcount/counter/counterredis"
+	"headcount/counter/hyperloglog"
+)
+
+const (
+	leastTick = 5 * time.Millisecond
+	hurries   = 10 * time.Millisecond // the least time between two cuts that somebody waits for
+	evictMost = 30 * time.Second      // the most time between two rounds of evicting
+	lastRound = 3 * time.Second       // for persistLast
+)
+
+// metrics are the store's.
+type metrics struct {
+	lag         *atomic.Int64 // nanoseconds
+	persisted   prometheus.Counter
+	generations prometheus.Counter
+}
+
+func newMetrics(to prometheus.Registerer) metrics {
+	m := metrics{
+		lag: &atomic.Int64{},
+		persisted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_persisted_counters_total", Help: "Counters that this process wrote from Redis to PostgreSQL.",
+		}),
+		generations: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_persist_generations_total", Help: "Times in which this process found that Redis had lost its memory.",
+		}),
+	}
+	if to != nil {
+		to.MustRegister(m.persisted, m.generations, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "headcount_persist_lag_seconds", Help: "Age of the oldest change of a counter that is in Redis and not in PostgreSQL.",
+		}, func() float64 { return time.Duration(m.lag.Load()).Seconds() }))
+	}
+	return m
+}
+
+// hurry has the worker cut soon.
+func (s *Store) hurry() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// persist is the worker: it persists what is old enough, and lets cold counters go,
+// until ctx ends. Its tick leaves a cut the last tenth of the interval.
+func (s *Store) persist(ctx context.Context) {
+	ticker := time.NewTicker(max(s.cfg.PersistInterval/10, leastTick))
+	defer ticker.Stop()
+	evicting := min(max(s.cfg.ColdAfter/8, s.cfg.PersistInterval), evictMost)
+	evicted := time.Now()
+	failed := false
+	for {
+		hurry := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-s.kick:
+			hurry = true
+		}
+		err := s.round(ctx, hurry)
+		if ctx.Err() != nil {
+			return
+		}
+		if (err != nil) != failed && !errors.Is(err, counterpg.ErrAway) {
+			if failed = err != nil; failed {
+				s.cfg.Log.Warn().Err(err).Msg("counters: what is in Redis cannot be persisted now")
+			} else {
+				s.cfg.Log.Info().Msg("counters: what is in Redis is persisted again")
+			}
+		}
+		if err == nil && time.Since(evicted) >= evicting {
+			evicted = time.Now()
+			for more := true; more && ctx.Err() == nil; {
+				var gone int
+				// While PostgreSQL is away nothing that is there leaves Redis.
+				if _, err = s.pg.Rows(ctx, nil); err == nil {
+					gone, more, err = s.redis.Evict(ctx, s.cfg.ColdAfter)
+				}
+				if more = more && gone > 0; err != nil {
+					break
+				}
+			}
+		}
+		pause := time.Duration(0)
+		switch {
+		case s.Ready() != nil:
+			pause = time.Second
+		case hurry:
+			pause = hurries
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// persistLast persists what is left in Redis when the process ends in an orderly way, so that PostgreSQL alone has
+// everything after the last one. What it does not reach stays in Redis for the next process.
+func (s *Store) persistLast() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastRound)
+	defer cancel()
+	for range 2 { // the first may only finish the cut of a process that has died
+		all, err := s.redis.Status(ctx)
+		if err == nil && slices.ContainsFunc(all, func(b counterredis.Bucket) bool { return !b.Good }) {
+			return // to find out what Redis has lost, or to adopt what it has, is for a process that stays
+		}
+		if err == nil {
+			err = s.round(ctx, true)
+		}
+		if err != nil {
+			s.cfg.Log.Info().Err(err).Msg("counters: what changed last is in Redis alone; the next server persists it")
+			return
+		}
+	}
+}
+
+// round persists what is old enough, or all, when somebody waits for it.
+func (s *Store) round(ctx context.Context, hurry bool) error {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return err
+	}
+	due, lag := hurry, time.Duration(0)
+	for _, b := range all {
+		if !b.Good {
+			return s.heal(ctx, true)
+		}
+		if !b.Since.IsZero() {
+			lag = max(lag, b.Now.Sub(b.Since))
+		}
+		due = due || b.Taken != 0 && lag > s.cfg.PersistInterval // somebody died over it
+	}
+	s.metrics.lag.Store(int64(lag))
+	s.unready.Store(nil)
+	if !due && lag < s.cfg.PersistInterval*17/20 {
+		return nil
+	}
+	var generation, done uint64
+	busy, err := s.pg.Persist(ctx, func(ctx context.Context, p *counterpg.Persisting) (epoch, deleted uint64, err error) {
+		epoch, deleted, err = s.cut(ctx, p)
+		generation, done = p.Generation, epoch
+		return epoch, deleted, err
+	})
+	if errors.Is(err, counterredis.ErrLost) {
+		return s.heal(ctx, true)
+	}
+	if err != nil || busy || done == 0 {
+		return err
+	}
+	// Who does not come to this leaves it to the next cut.
+	if err := s.redis.Done(ctx, generation, done); err != nil {
+		return err
+	}
+	s.metrics.lag.Store(0)
+	return nil
+}
+
+// cut writes the next cut, and returns its epoch.
+func (s *Store) cut(ctx context.Context, p *counterpg.Persisting) (epoch, deleted uint64, err error) {
+	all, err := s.redis.Status(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	dirty := false
+	for _, b := range all {
+		if !b.Good || b.Generation != p.Generation || b.Epoch <= p.Epoch {
+			return 0, 0, counterredis.ErrLost
+		}
+		if b.Taken != 0 && b.Taken == p.Epoch { // it is persisted: who did so has died
+			if err := s.redis.Done(ctx, p.Generation, p.Epoch); err != nil {
+				return 0, 0, err
+			}
+			return 0, 0, nil // and what came after it is for the next round
+		}
+		dirty = dirty || !b.Since.IsZero()
+		deleted = max(deleted, b.Deleted)
+	}
+	if !dirty {
+		return 0, 0, nil
+	}
+	epoch = p.Epoch + 1
+	if err := s.redis.Cut(ctx, p.Generation, epoch); err != nil {
+		return 0, 0, err
+	}
+	n := 0
+	err = s.redis.Take(ctx, epoch, func(cuts []counter.Cut) error {
+		n += len(cuts)
+		return p.Write(ctx, cuts)
+	}, func(ids []counter.Identity) error { return p.Identities(ctx, ids) })
+	if err != nil {
+		return 0, 0, err
+	}
+	// A bucket that has lost its memory meanwhile has told of counters as if they did not exist.
+	if all, err = s.redis.Status(ctx); err != nil {
+		return 0, 0, err
+	}
+	for _, b := range all {
+		if !b.Good || b.Generation != p.Generation || b.Taken != epoch {
+			return 0, 0, counterredis.ErrLost
+		}
+	}
+	if len(p.Refused) > 0 {
+		s.cfg.Log.Error().Strs("counters", p.Refused).Msg("counters that are exact in PostgreSQL were not persisted from Redis: the rules of two processes differ")
+	}
+	s.metrics.persisted.Add(float64(n))
+	return epoch, deleted, nil
+}
+
+// heal finds out whether Redis has lost its memory, and begins a new generation if it has. One
+// call at a time does so. The worker's also adopts counters that Redis had alone.
+func (s *Store) heal(ctx context.Context, adopts bool) error {
+	if err := s.Ready(); err != nil && !adopts {
+		return err
+	}
+	select {
+	case s.healing <- struct{}{}:
+		defer func() { <-s.healing }()
+	case <-ctx.Done():
+		return unavailable(context.Cause(ctx))
+	}
+	good := func(all []counterredis.Bucket, f counterpg.Front) (good, whole bool) {
+		good, whole = true, true
+		for _, b := range all {
+			good = good && b.Good
+			whole = whole && b.Generation == f.Generation && b.Generation != 0 && b.Epoch > f.Epoch && b.Generation == all[0].Generation
+		}
+		return good, whole
+	}
+	err := s.pg.Regenerate(ctx, func(ctx context.Context, f counterpg.Front) (uint64, error) {
+		all, err := s.redis.Status(ctx)
+		if err != nil {
+			return 0, err
+		}
+		next := max(uint64(f.Now.UnixMilli()), f.Generation+1, f.Deleted+1)
+		for _, b := range all {
+			next = max(next, b.Generation+1, b.Deleted+1, b.Life+1)
+		}
+		switch good, whole := good(all, f); {
+		case good && whole:
+			return 0, nil // somebody was faster
+		case whole:
+			return 0, s.redis.Adopt(ctx, f.Generation, next)
+		}
+		unmarked, err := s.redis.Unmarked(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if unmarked {
+			if !adopts {
+				s.hurry()
+				return 0, errCarrying
+			}
+			if err := s.adopt(ctx); err != nil {
+				return 0, err
+			}
+		}
+		asks, deleted := time.Time{}, f.Deleted
+		if unmarked { // it brought what Redis has deleted, and identities
+			for _, b := range all {
+				deleted = max(deleted, b.Deleted)
+			}
+		}
+		if f.Identities || unmarked {
+			asks = all[0].Now.Add(counter.IdentityKept)
+		}
+		if err := s.redis.Begin(ctx, next, deleted, asks, unmarked); err != nil {
+			return 0, err
+		}
+		if unmarked {
+			return next, nil
+		}
+		s.metrics.generations.Inc()
+		s.cfg.Log.Warn().Uint64("generation", next).Msg("counters: Redis has no memory of them, or an old one; what is persisted comes back from PostgreSQL")
+		return next, nil
+	})
+	if err != nil {
+		return fmt.Errorf("tiered: looking whether Redis has lost its memory: %w", unavailable(err))
+	}
+	return nil
+}
+
+// tickets are those of the buckets of keys, and the generation.
+type tickets struct {
+	of         map[int]string
+	generation uint64
+}
+
+func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
+	var numbers []int
+	seen := map[int]bool{}
+	for _, key := range keys {
+		if b := counterredis.BucketOf(key); !seen[b] {
+			seen[b] = true
+			numbers = append(numbers, b)
+		}
+	}
+	buckets, err := s.redis.Status(ctx, numbers...)
+	if err != nil {
+		return tickets{}, err
+	}
+	t := tickets{of: map[int]string{}}
+	for i := range buckets {
+		if !buckets[i].Good {
+			return tickets{}, counterredis.ErrLost
+		}
+		t.of[buckets[i].Number] = buckets[i].Ticket()
+		t.generation = max(t.generation, buckets[i].Generation)
+	}
+	return t, nil
+}
+
+// load says in Redis of counters that are cold where their truth is, and brings it there when
+// that is Redis. kinds are those of rules, for counters that do not
+// exist; wanted says that these are to be known, too.
+func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
+	t, err := s.tickets(ctx, keys)
+	if err != nil {
+		return err
+	}
+	rows, err := s.pg.Rows(ctx, keys)
+	if err != nil {
+		return err
+	}
+	done := map[string]bool{}
+	var entries []counterredis.Entry
+	for _, key := range keys {
+		st := rows[key]
+		if done[key] || st.Kind == 0 && !wanted {
+			continue
+		}
+		done[key] = true
+		e := counterredis.Entry{Key: key, Way: counterredis.Hot}
+		switch {
+		case st.Kind == counter.Exact, st.Kind == 0 && kinds[key] == counter.Exact:
+			e.Way = counterredis.Pg
+		case st.Kind == counter.Members:
+			n := 0
+			st, err = s.pg.Set(ctx, key, func(members []string) (err error) {
+				e.Staged, err = s.redis.Stage(ctx, key, e.Staged, n, members)
+				n += len(members)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if st.Kind != counter.Members {
+				return counterredis.ErrMoved
+			}
+		case st.Kind == counter.Unique:
+			var registers hyperloglog.Registers
+			if st, registers, err = s.pg.Registers(ctx, key); err != nil {
+				return err
+			}
+			if st.Kind != counter.Unique {
+				return counterredis.ErrMoved
+			}
+			if e.Staged, err = s.redis.StageRegisters(ctx, key, registers); err != nil {
+				return err
+			}
+		}
+		st.Version = since(st.Version, t.generation)
+		e.State = st
+		entries = append(entries, e)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	dirty, err := s.redis.Load(ctx, t.of, entries)
+	if err == nil && dirty && wanted {
+		s.hurry()
+		return counterredis.ErrMoved
+	}
+	return err
+}

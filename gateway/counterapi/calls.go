@@ -1,0 +1,408 @@
+package counterapi
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/counter"
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/presence"
+)
+
+func answer(c *gin.Context, body []byte) {
+	httppolicy.Answer(c.Writer, "application/json", append(body, '\n'))
+}
+
+func writeOne(c *gin.Context, one counter.Counter) {
+	buffer := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	*buffer = append(one.AppendJSON((*buffer)[:0]), '\n')
+	httppolicy.Answer(c.Writer, "application/json", *buffer)
+}
+
+// writeMember answers with a counter and whether the member is in it.
+func writeMember(c *gin.Context, one counter.Counter, member bool) {
+	b := append(make([]byte, 0, 256), '{')
+	b = one.AppendMembers(b)
+	b = append(b, `,"member":`...)
+	b = strconv.AppendBool(b, member)
+	answer(c, append(b, '}'))
+}
+
+// buffers are those of answers, up to maxList bytes each.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+const maxList = 512 << 10
+
+func writeList(c *gin.Context, n int, at func(int) counter.Counter) {
+	buffer := buffers.Get().(*[]byte)
+	defer func() {
+		if cap(*buffer) <= maxList {
+			buffers.Put(buffer)
+		}
+	}()
+	b := append(slices.Grow((*buffer)[:0], 16+160*n), `{"counters":[`...)
+	for i := range n {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = at(i).AppendJSON(b)
+	}
+	*buffer = append(b, "]}\n"...)
+	httppolicy.Answer(c.Writer, "application/json", *buffer)
+}
+
+// postStep increments or decrements.
+func (a *API) postStep(c *gin.Context, down bool) {
+	need := counter.PublicIncrement
+	if down {
+		need = nobody
+	}
+	one, ok := a.begin(c, need)
+	if !ok {
+		return
+	}
+	op, ok := a.change(c, one, func(text []byte, key string, rule *counter.Rule) (counter.Change, error) {
+		if !one.server {
+			return counter.ParseOpenStep(text, key, rule)
+		}
+		return counter.ParseStep(text, key, rule, down)
+	})
+	if !ok {
+		return
+	}
+	if change := &op.Changes[0]; !one.server && (change.Delta != 1 || len(change.Dimensions) > 0) {
+		forbidden(c, " but by 1 and without dimensions")
+		return
+	}
+	if a.limited(c, one, &op.Changes[0]) {
+		return
+	}
+	if made, ok := a.make(c, op); ok {
+		a.issue(c, one)
+		writeOne(c, made[0])
+	}
+}
+
+// issue has a caller without API key keep the identity.
+func (a *API) issue(c *gin.Context, one call) {
+	if !one.server {
+		a.callers.Issue(c, one.id)
+	}
+}
+
+// postReasoned makes a change that only servers make.
+func (a *API) postReasoned(c *gin.Context, parse func([]byte, string, *counter.Rule) (counter.Change, error)) {
+	one, ok := a.begin(c, nobody)
+	if !ok {
+		return
+	}
+	op, ok := a.change(c, one, parse)
+	if !ok {
+		return
+	}
+	if made, ok := a.make(c, op); ok {
+		writeOne(c, made[0])
+	}
+}
+
+// postBatch makes several changes.
+func (a *API) postBatch(c *gin.Context) {
+	server, ok := a.server(c)
+	if !ok {
+		return
+	}
+	if !server {
+		forbidden(c, "")
+		return
+	}
+	text, ok := a.body(c, server)
+	if !ok {
+		return
+	}
+	var op counter.Op
+	var err error
+	site := a.callers.Site(c)
+	if op.Changes, err = counter.ParseBatch(text, a.cfg.Rules.In(site)); err != nil {
+		badBody(c, err)
+		return
+	}
+	for i := range op.Changes {
+		op.Changes[i].Key = site.Qualify(op.Changes[i].Key)
+	}
+	if op.Identity, ok = remembered(c, site.Qualify("*"), ""); !ok {
+		return
+	}
+	if made, ok := a.make(c, op); ok {
+		writeList(c, len(made), func(i int) counter.Counter { return made[i] })
+	}
+}
+
+// delete deletes a counter.
+func (a *API) delete(c *gin.Context) {
+	one, ok := a.begin(c, nobody)
+	if !ok {
+		return
+	}
+	if _, ok := a.make(c, counter.Op{Changes: []counter.Change{{Key: one.key, Rule: one.rule, Verb: counter.Delete}}}); ok {
+		c.Header("Cache-Control", "no-store")
+		c.Status(http.StatusNoContent)
+		c.Writer.WriteHeaderNow()
+	}
+}
+
+// member finds out which member of which counter the path names, and whether the
+// caller may. The member is empty for a caller without an identity, who is in no set.
+// If ok is false, it has written the error answer.
+func (a *API) member(c *gin.Context, issues bool) (one call, member string, ok bool) {
+	if one, ok = a.named(c); !ok {
+		return one, "", false
+	}
+	member, err := param(c, "member")
+	if err == nil && member != me {
+		err = counter.CheckMember(member)
+	}
+	if err != nil {
+		problem(c, http.StatusBadRequest, "This cannot be a member: "+strings.TrimPrefix(err.Error(), counter.ErrMember.Error()+": ")+". Send 1 to 128 characters without control characters, percent-encoded.")
+		return one, "", false
+	}
+	need := nobody
+	if member == me {
+		need = counter.PublicMember
+	}
+	if !a.allowed(c, one.server, one.rule, need) {
+		return one, "", false
+	}
+	if member != me {
+		return one, member, true
+	}
+	if one.id, ok = a.callers.Identify(c); !ok {
+		return one, "", false
+	}
+	switch {
+	case one.id.Fresh && one.server:
+		problem(c, http.StatusUnauthorized, "A server has no identity of its own, so there is no member me; name the member, or send the id of a user in the header "+identity.Header+".")
+		return one, "", false
+	case one.id.Fresh && !issues:
+		return one, "", true
+	}
+	if err := counter.CheckMember(one.id.User); err != nil {
+		problem(c, http.StatusBadRequest, "The user of the token cannot be a member: "+err.Error()+".")
+		return one, "", false
+	}
+	return one, one.id.User, true
+}
+
+// changeMember has a member join or leave a set.
+func (a *API) changeMember(c *gin.Context, join bool) {
+	one, member, ok := a.member(c, join)
+	if !ok {
+		return
+	}
+	change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Edit}
+	switch {
+	case join:
+		change.Join = []string{member}
+	case member == "": // nobody leaves
+		a.readMember(c, one, "")
+		return
+	default:
+		change.Leave = []string{member}
+	}
+	if a.limited(c, one, &change) {
+		return
+	}
+	if made, ok := a.make(c, counter.Op{Changes: []counter.Change{change}}); ok {
+		if one.id.User != "" {
+			a.callers.Issue(c, one.id)
+		}
+		writeMember(c, made[0], join)
+	}
+}
+
+func (a *API) getMember(c *gin.Context) {
+	if one, member, ok := a.member(c, false); ok {
+		a.readMember(c, one, member)
+	}
+}
+
+// readMember answers whether a member is in a set; an empty one is in none.
+func (a *API) readMember(c *gin.Context, one call, member string) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+	read, err := a.read(ctx, []string{one.key}, member, 0)
+	if err != nil {
+		a.unavailable(c, err)
+		return
+	}
+	// Who may ask about a member is who may take it away.
+	change := counter.Change{Key: one.key, Rule: one.rule, Verb: counter.Edit, Leave: []string{member}}
+	if conflict := change.Refusal(read[0].Counter); conflict != nil {
+		writeConflict(c, conflict)
+		return
+	}
+	writeMember(c, read[0].Counter, read[0].Mine)
+}
+
+// getOne reads a counter. An exact read has everything that was acknowledged.
+func (a *API) getOne(c *gin.Context, exact bool) {
+	one, ok := a.begin(c, counter.PublicRead)
+	if !ok {
+		return
+	}
+	lag := one.rule.Stale
+	if exact {
+		lag = 0
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	read, err := a.read(ctx, []string{one.key}, "", lag)
+	if err != nil {
+		a.unavailable(c, err)
+		return
+	}
+	writeOne(c, read[0].Counter)
+}
+
+// getSeveral reads several counters. No one of them is older than its rule allows.
+func (a *API) getSeveral(c *gin.Context) {
+	server, ok := a.server(c)
+	if !ok {
+		return
+	}
+	values, ok := Query(c, "?key=a&key=b")
+	if !ok {
+		return
+	}
+	keys := distinct(values["key"])
+	lag, open := counter.DefaultStale, true
+	for i, key := range keys {
+		name, rule, err := a.Find(a.callers.Site(c), key)
+		if err != nil {
+			badKey(c, err)
+			return
+		}
+		keys[i] = name
+		open = open && rule.Allows(counter.PublicRead)
+		if i == 0 || rule.Stale < lag {
+			lag = rule.Stale
+		}
+	}
+	switch {
+	case len(keys) == 0 || len(keys) > counter.MaxKeys:
+		problem(c, http.StatusBadRequest, fmt.Sprintf("Ask for 1 to %d distinct counters, as ?key=a&key=b.", counter.MaxKeys))
+		return
+	case !server && !open:
+		forbidden(c, ", or that on another one of those asked for")
+		return
+	case !server && !a.callers.Public(c):
+		return
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	read, err := a.read(ctx, keys, "", lag)
+	if err != nil {
+		a.unavailable(c, err)
+		return
+	}
+	writeList(c, len(read), func(i int) counter.Counter { return read[i].Counter })
+}
+
+func (a *API) getLedger(c *gin.Context) {
+	one, ok := a.begin(c, nobody)
+	if !ok {
+		return
+	}
+	values, ok := Query(c, "?after=7&limit=100")
+	if !ok {
+		return
+	}
+	after, ok := number(c, values, "after", 0, 0, math.MaxUint64)
+	if !ok {
+		return
+	}
+	limit, ok := number(c, values, "limit", defaultLedger, 1, counter.MaxLedger)
+	if !ok {
+		return
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	page, err := a.cfg.Store.Ledger(ctx, one.key, after, int(limit))
+	if err != nil {
+		a.unavailable(c, err)
+		return
+	}
+	answer(c, page.AppendJSON(nil))
+}
+
+// getAggregate adds up all counters with a prefix.
+func (a *API) getAggregate(c *gin.Context) {
+	server, ok := a.server(c)
+	if !ok {
+		return
+	}
+	match, err := param(c, "key")
+	if err == nil {
+		err = counter.CheckMatch(match)
+	}
+	prefix, open := strings.CutSuffix(match, "*")
+	if err != nil || !open {
+		why := "it has no *"
+		if err != nil {
+			why = err.Error()
+		}
+		problem(c, http.StatusBadRequest, "An aggregate is over a prefix with a * at its end, such as views:*, or * for all: "+why+".")
+		return
+	}
+	if !server {
+		forbidden(c, "")
+		return
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	sum, err := a.cfg.Store.Aggregate(ctx, a.callers.Site(c).Qualify(prefix))
+	var conflict *counter.Conflict
+	switch {
+	case errors.As(err, &conflict):
+		writeConflict(c, conflict)
+		return
+	case err != nil:
+		a.unavailable(c, err)
+		return
+	}
+	b := append([]byte(nil), `{"match":`...)
+	b = presence.AppendString(b, match)
+	b = append(b, `,"counters":`...)
+	b = strconv.AppendInt(b, sum.Counters, 10)
+	b = append(b, `,"value":`...)
+	b = strconv.AppendInt(b, sum.Value, 10)
+	answer(c, append(b, '}'))
+}
+
+// Readable returns the counter whose event stream the request asks for, if it may, and if
+// anything is known of it.
+// It does not look at tokens. If ok is false, it has written the error answer.
+func (a *API) Readable(c *gin.Context) (key string, ok bool) {
+	one, ok := a.named(c)
+	if !ok || !a.allowed(c, one.server, one.rule, counter.PublicRead) {
+		return "", false
+	}
+	if _, known := a.live.last(one.key); !known {
+		ctx, cancel := a.within(c)
+		defer cancel()
+		if _, err := a.read(ctx, []string{one.key}, "", max(one.rule.Stale, 1)); err != nil {
+			a.unavailable(c, err)
+			return "", false
+		}
+	}
+	return one.key, true
+}

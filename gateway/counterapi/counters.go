@@ -1,0 +1,571 @@
+// Package counters serves counters that last: their HTTP calls, and their changes for
+// who looks at them live. It knows neither connections nor pages.
+//
+// # A call
+//
+// Every call is judged in one order: the path and the method (the router), an API key
+// that is wrong (401), the key (400), whether the caller may (403, and 401 without the
+// token that the settings ask for), the body (413, 415, 400), then the change itself
+// (409, 429). A change becomes a counter.Op and goes through the process's one
+// Combiner; its answer is written when it is safe.
+//
+// # Who may
+//
+// A request with an API key may do everything. Others may do what the rule of the
+// counter opens. What they change is bounded for each user and for each address, and so is
+// how many new counters they make, see publicBounds. A change that a bound would refuse is 409 also beyond that limit; to
+// know, the counter is then read as it may lag.
+//
+// # Reading
+//
+// A read that may lag is answered from memory when this process hears the counter
+// because somebody here looks at it live, and the store is a server of its own; else
+// it is one call to the store. While the store is away such reads are answered with
+// what was last known, as stale. Exact reads are 503 then.
+//
+// A range, a window and a top list are questions that may cost much. Equal ones are computed once, and the public ones one at a time:
+// see questions.go.
+//
+// # Live
+//
+// Live follows the counters that somebody here looks at, and hands each newest one to
+// the fan-out as a topic of the kind "counter"; see its own doc.
+//
+// # Limits
+//
+// A call on a limit asks whether so much may pass now. A limit is no counter: its key needs no rule,
+// and a counter of the same key has nothing to do with it. Nothing of it is public. The call itself
+// says limit, window, cost and algorithm, and each key, algorithm and window has a state of its
+// own in the store (package counter/limit has the arithmetic). A call has no Idempotency-Key: one
+// that is repeated costs again. A region keeps its own limits.
+//
+// The limit of public changes above is a token bucket in the memory of each gateway, and not one of
+// these: "10 a second, 20 at once" gives one change back every 100 ms, which no window does, and
+// a call that everybody may make must not cost a call to the store. What both have in common is the
+// answer, 429 with Retry-After.
+package counterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/internal/tracing"
+	"headcount/presence"
+)
+
+const (
+	// Root is the path of all counters.
+	Root = "/api/v1/counters"
+
+	me = "me" // the member that is the caller
+
+	maxBody       = 256 << 10        // bytes of a request
+	smallBody     = 4 << 10          // bytes of a request, and more than a caller without API key has to say
+	largeBodies   = 64               // larger bodies of callers without API key that are read at a time
+	patience      = 12 * time.Second // how long a request waits for the store: more than the store itself
+	comeBack      = time.Second      // Retry-After of a 503
+	defaultLedger = 100              // entries of one page
+	defaultValues = 20               // values of a dimension
+	defaultTop    = 10               // counters that gained most
+)
+
+// Callers finds out who a request is from.
+type Callers interface {
+	// Site is the site that a request is for.
+	Site(c *gin.Context) presence.Site
+	// HasKey reports whether key is an API key.
+	HasKey(key string) bool
+	// Public refuses a request that carries a bad token. If it returns false, it has
+	// written the error answer.
+	Public(c *gin.Context) bool
+	// Identify returns the caller's identity, issued if need be. If ok is false, it has
+	// written the error answer.
+	Identify(c *gin.Context) (id identity.Identity, ok bool)
+	// Issue has the caller keep the identity.
+	Issue(c *gin.Context, id identity.Identity)
+	// Addr is the address of the caller.
+	Addr(r *http.Request) netip.Addr
+}
+
+// Store is what is read of a store; changes go through the Combiner.
+type Store interface {
+	counter.Reader
+	counter.Feed
+}
+
+// State says whether the store can be reached. When that changes, somebody calls
+// Live.StateChanged.
+type State interface{ Up() bool }
+
+// Config tunes the counters of a process. All of it is required, but where it says
+// otherwise.
+type Config struct {
+	Rules    *counter.Rules
+	Combiner *counter.Combiner
+	Limits   *counter.Limits
+	Tops     *counter.Tops
+	Store    Store
+	// State is nil for a store within the process, which is always there.
+	State      State
+	Registerer prometheus.Registerer // nil: metrics are not registered
+	Log        zerolog.Logger
+}
+
+// API serves the HTTP calls. Its methods may be called from any goroutine.
+type API struct {
+	cfg       Config
+	callers   Callers
+	live      *Live
+	bounds    *publicBounds
+	metrics   *metrics
+	archive   *counter.Archive
+	questions *questions
+	large     chan struct{} // holds one for each large body of a caller without API key; at the bound a further one is 503
+
+	mu      sync.Mutex
+	differs map[*counter.Rule]bool // rules of which a log line said that a counter is of another kind; guarded by mu
+}
+
+// New returns the API of counters that live follows.
+func New(cfg Config, callers Callers, live *Live) *API {
+	return &API{
+		cfg: cfg, callers: callers, live: live, bounds: newPublicBounds(),
+		archive: counter.NewArchive(cfg.Store), questions: newQuestions(),
+		large:   make(chan struct{}, largeBodies),
+		differs: map[*counter.Rule]bool{}, metrics: newMetrics(cfg.Registerer, live),
+	}
+}
+
+// Routes adds the routes.
+func (a *API) Routes(e *gin.Engine) {
+	const one = Root + "/:key"
+	httppolicy.Get(e, Root, a.getSeveral)
+	e.POST(Root, a.postBatch)
+	httppolicy.Get(e, one, func(c *gin.Context) { a.getOne(c, false) })
+	e.DELETE(one, a.delete)
+	httppolicy.Get(e, one+"/exact", func(c *gin.Context) { a.getOne(c, true) })
+	e.POST(one+"/increment", func(c *gin.Context) { a.postStep(c, false) })
+	e.POST(one+"/decrement", func(c *gin.Context) { a.postStep(c, true) })
+	e.POST(one+"/reset", func(c *gin.Context) { a.postReasoned(c, counter.ParseReset) })
+	e.POST(one+"/adjust", func(c *gin.Context) { a.postReasoned(c, counter.ParseAdjust) })
+	e.POST(one+"/members", func(c *gin.Context) { a.postReasoned(c, counter.ParseMembers) })
+	e.PUT(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, true) })
+	e.DELETE(one+"/members/:member", func(c *gin.Context) { a.changeMember(c, false) })
+	httppolicy.Get(e, one+"/members/:member", a.getMember)
+	httppolicy.Get(e, one+"/ledger", a.getLedger)
+	httppolicy.Get(e, one+"/aggregate", a.getAggregate)
+	httppolicy.Get(e, one+"/range", a.getRange)
+	httppolicy.Get(e, one+"/window", a.getWindow)
+	httppolicy.Get(e, one+"/dimensions/:name", a.getDimension)
+	httppolicy.Get(e, TopRoot, a.getTop)
+	e.POST(LimitsRoot+"/:key", a.postLimit)
+}
+
+// nobody is what a call needs that no rule opens: an API key.
+const nobody counter.Public = 0
+
+// call is a request on one counter that may be carried out.
+type call struct {
+	key    string // with the site: see presence.Site.Qualify
+	rule   *counter.Rule
+	server bool              // it has an API key
+	id     identity.Identity // of a caller without API key who changes something
+}
+
+// server reports whether the request has an API key. If ok is false, the key is
+// wrong, and server has written the error answer.
+func (a *API) server(c *gin.Context) (server, ok bool) {
+	key := httppolicy.APIKey(c.Request)
+	switch {
+	case key == "":
+		return false, true
+	case a.callers.HasKey(key):
+		return true, true
+	}
+	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "The API key in the header "+httppolicy.APIKeyHeader+" is wrong; send one of --api-key, or none for what is public.", httppolicy.Because(httppolicy.ReasonAPIKey))
+	return false, false
+}
+
+// Find returns the name of a site's counter and its rule, or says why there is none.
+func (a *API) Find(site presence.Site, key string) (name string, rule *counter.Rule, err error) {
+	if err := counter.CheckKey(key); err != nil {
+		return "", nil, err
+	}
+	if rule = a.cfg.Rules.In(site).Find(key); rule == nil {
+		return "", nil, fmt.Errorf("%w: no rule of --counters fits it", counter.ErrKey)
+	}
+	return site.Qualify(key), rule, nil
+}
+
+// param returns a part of the path, which was matched as it was sent.
+func param(c *gin.Context, name string) (string, error) { return url.PathUnescape(c.Param(name)) }
+
+// begin finds out which counter the path names and whether the caller may do what
+// asks for p. If ok is false, it has written the error answer.
+func (a *API) begin(c *gin.Context, p counter.Public) (one call, ok bool) {
+	if one, ok = a.named(c); !ok || !a.allowed(c, one.server, one.rule, p) {
+		return one, false
+	}
+	if one.server {
+		return one, true
+	}
+	if p == counter.PublicRead {
+		return one, a.callers.Public(c)
+	}
+	one.id, ok = a.callers.Identify(c)
+	return one, ok
+}
+
+// named finds out which counter the path names.
+func (a *API) named(c *gin.Context) (one call, ok bool) {
+	if one.server, ok = a.server(c); !ok {
+		return one, false
+	}
+	key, err := param(c, "key")
+	if err == nil {
+		one.key, one.rule, err = a.Find(a.callers.Site(c), key)
+	}
+	if err != nil {
+		badKey(c, err)
+	}
+	return one, err == nil
+}
+
+// badKey answers 400 of a key.
+func badKey(c *gin.Context, err error) {
+	problem(c, http.StatusBadRequest, "This cannot be the key of a counter: "+strings.TrimPrefix(err.Error(), counter.ErrKey.Error()+": ")+". Send 1 to 128 characters without control characters and *, percent-encoded, that fit a rule.")
+}
+
+// allowed reports whether a caller may do what asks for p.
+func (a *API) allowed(c *gin.Context, server bool, rule *counter.Rule, p counter.Public) bool {
+	if server || p != nobody && rule.Allows(p) {
+		return true
+	}
+	forbidden(c, "")
+	return false
+}
+
+func forbidden(c *gin.Context, why string) {
+	problem(c, http.StatusForbidden, "This call on this counter is not public"+why+"; send an API key in the header "+httppolicy.APIKeyHeader+", or open it in the rule of the counter.")
+}
+
+func problem(c *gin.Context, status int, detail string) { httppolicy.Problem(c.Writer, status, detail) }
+
+// body reads the body. If it returns false, it has written the error answer.
+func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
+	for _, given := range c.Request.Header["Content-Type"] {
+		if given == "application/json" {
+			continue
+		}
+		if media, _, err := mime.ParseMediaType(given); given != "" && (err != nil || media != "application/json") {
+			problem(c, http.StatusUnsupportedMediaType, "The body must be JSON; send the header Content-Type: application/json, or none.")
+			return nil, false
+		}
+	}
+	if coding := c.GetHeader("Content-Encoding"); coding != "" && coding != "identity" {
+		problem(c, http.StatusUnsupportedMediaType, "The body may not be compressed; send it without Content-Encoding.")
+		return nil, false
+	}
+	const tooLong = "A body has at most 262144 bytes; send the rest in another call."
+	if c.Request.ContentLength > maxBody { // a client that waits for 100 Continue gets this before it sends the body
+		httppolicy.TooLarge(c.Writer, tooLong)
+		return nil, false
+	}
+	text, err := a.readBody(c, server)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		httppolicy.TooLarge(c.Writer, tooLong)
+	case errors.Is(err, errLargeBodies):
+		httppolicy.Unread(c.Writer, http.StatusServiceUnavailable, "Too many large bodies of callers without API key are being read; send less than 4096 bytes, or try again.", httppolicy.RetryAfter(comeBack))
+	case err != nil:
+		problem(c, http.StatusBadRequest, "The body could not be read.")
+	}
+	return text, err == nil
+}
+
+var errLargeBodies = errors.New("too many large bodies")
+
+// readBody reads a body of at most maxBody. What a client holds back costs memory until the time
+// for the body is over, so of callers without API key only largeBodies may be large at a time.
+func (a *API) readBody(c *gin.Context, server bool) ([]byte, error) {
+	n, r := c.Request.ContentLength, c.Request.Body
+	if r == nil || n == 0 {
+		return nil, nil
+	}
+	if n < 0 {
+		r = http.MaxBytesReader(c.Writer, r, maxBody)
+	}
+	if server || n >= 0 && n <= smallBody {
+		return readAll(nil, r, n)
+	}
+	begin, err := readAll(nil, io.LimitReader(r, smallBody), -1)
+	if err != nil || len(begin) < smallBody {
+		return begin, err
+	}
+	select {
+	case a.large <- struct{}{}:
+		defer func() { <-a.large }()
+		return readAll(begin, r, n)
+	default:
+		return nil, errLargeBodies
+	}
+}
+
+// readAll reads the rest of n bytes of which begin is the beginning, or to the end if n is
+// negative.
+func readAll(begin []byte, r io.Reader, n int64) ([]byte, error) {
+	if n < 0 {
+		rest, err := io.ReadAll(r)
+		return append(begin, rest...), err
+	}
+	b := append(make([]byte, 0, n), begin...)[:n] // it ends there
+	_, err := io.ReadFull(r, b[len(begin):])
+	return b, err
+}
+
+// change reads the body of a change of one counter, and its Idempotency-Key. If it
+// returns false, it has written the error answer.
+func (a *API) change(c *gin.Context, one call, parse func([]byte, string, *counter.Rule) (counter.Change, error)) (counter.Op, bool) {
+	text, ok := a.body(c, one.server)
+	if !ok {
+		return counter.Op{}, false
+	}
+	change, err := parse(text, one.key, one.rule)
+	if err != nil {
+		badBody(c, err)
+		return counter.Op{}, false
+	}
+	op := counter.Op{Changes: []counter.Change{change}}
+	op.Identity, ok = remembered(c, one.key, one.id.User)
+	return op, ok
+}
+
+func badBody(c *gin.Context, err error) {
+	problem(c, http.StatusBadRequest, "The body cannot be used: "+strings.TrimPrefix(err.Error(), counter.ErrBody.Error()+": ")+".")
+}
+
+// remembered is the identity of the request's Idempotency-Key, if it has one.
+func remembered(c *gin.Context, space, caller string) (id counter.Identity, ok bool) {
+	key, why := httppolicy.IdempotencyKey(c.Request)
+	if why != "" {
+		problem(c, http.StatusBadRequest, why)
+		return id, false
+	}
+	if key != "" {
+		id = counter.IdentityOf(space, caller, key)
+	}
+	return id, true
+}
+
+// within is the time that a request has. A store within the process answers by itself.
+func (a *API) within(c *gin.Context) (context.Context, context.CancelFunc) {
+	if a.cfg.State == nil {
+		return c.Request.Context(), func() {}
+	}
+	return context.WithTimeout(c.Request.Context(), patience)
+}
+
+// make makes op. If ok is false, it has written the error answer.
+func (a *API) make(c *gin.Context, op counter.Op) (counters []counter.Counter, ok bool) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+	began := time.Now()
+	ctx, span := tracing.Start(ctx, "change of counters")
+	result := a.cfg.Combiner.Do(ctx, op)
+	span.End()
+	a.metrics.acknowledged.Observe(time.Since(began).Seconds())
+	if result.Err != nil {
+		a.refused(c, op.Changes, result.Err)
+		return nil, false
+	}
+	if result.Replay {
+		a.metrics.replayed.Inc()
+		c.Header("Idempotent-Replay", "true")
+	} else {
+		a.metrics.made.Inc()
+	}
+	for i := range result.Counters {
+		a.live.note(result.Counters[i])
+	}
+	return result.Counters, true
+}
+
+// refused answers a change that was not made.
+func (a *API) refused(c *gin.Context, changes []counter.Change, err error) {
+	var conflict *counter.Conflict
+	switch {
+	case errors.As(err, &conflict):
+		for i := range changes {
+			if ch := &changes[i]; ch.Key == conflict.Key && errors.Is(conflict.Is, counter.ErrKind) && ch.Refusal(counter.Counter{}) == nil {
+				a.isDifferent(ch.Rule)
+			}
+		}
+		a.metrics.refused.Inc()
+		writeConflict(c, conflict)
+	case errors.Is(err, counter.ErrUnavailable):
+		a.unavailable(c, err)
+	default: // a defect: whoever made the Op has checked it
+		a.defect(c, err)
+	}
+}
+
+// defect answers 500.
+func (a *API) defect(c *gin.Context, err error) {
+	a.cfg.Log.Error().Err(err).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Msg("counters: a call could not be carried out")
+	problem(c, http.StatusInternalServerError, "The server has a defect; it has been logged.")
+}
+
+func writeConflict(c *gin.Context, conflict *counter.Conflict) {
+	said, mend := "Nothing was changed: ", "use the calls of its kind, or another key"
+	read := c.Request.Method == http.MethodGet || c.Request.Method == http.MethodHead
+	if read {
+		said = "There is no answer: "
+	}
+	switch {
+	case errors.Is(conflict.Is, counter.ErrBound):
+		mend = "send a change that stays within its bounds"
+	case errors.Is(conflict.Is, counter.ErrOverflow) && read:
+		mend = "ask for the aggregate of fewer counters, by a longer prefix"
+	case errors.Is(conflict.Is, counter.ErrOverflow):
+		mend = "a value has 64 bits; send a smaller change, or reset the counter before"
+	}
+	httppolicy.Conflict(c.Writer, said+conflict.Is.Error()+": "+conflict.Text+"; "+mend+".", presence.KeyOf(conflict.Key), conflict.Value)
+}
+
+// unavailable answers 503.
+func (a *API) unavailable(c *gin.Context, err error) {
+	detail := "The store of counters cannot be reached now; try again."
+	switch {
+	case errors.Is(err, counter.ErrBusy):
+		detail = "Too many changes are waiting, and this one was not made; send it again."
+	case c.Request.Method != http.MethodGet && c.Request.Method != http.MethodHead:
+		detail = "The store of counters cannot be reached now. The change was not made, or it is unknown whether it was; send it again with the same Idempotency-Key."
+	}
+	a.away(c, err, detail)
+}
+
+// away answers 503 with a detail.
+func (a *API) away(c *gin.Context, err error, detail string) {
+	a.metrics.unavailable.Inc()
+	a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Msg("counters: the store did not carry out a request")
+	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, detail, httppolicy.RetryAfter(comeBack))
+}
+
+// isDifferent logs, once for each rule, that a counter was made as another kind.
+func (a *API) isDifferent(rule *counter.Rule) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.differs[rule] {
+		a.differs[rule] = true
+		a.cfg.Log.Warn().Str("match", rule.Written()).Stringer("kind", rule.Kind).
+			Msg("counters: a counter of this rule was made as another kind and keeps that; calls of the rule's kind are refused for it. Delete such counters, or give the rule its former kind. This is logged once for each rule")
+	}
+}
+
+// read reads counters, distinct and each with a rule. With lag it may answer what it
+// knows.
+func (a *API) read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	if lag > 0 && member == "" && a.cfg.State != nil {
+		if heard := a.live.heardAll(keys); heard != nil {
+			return heard, nil
+		}
+	}
+	readings, err := a.cfg.Store.Read(ctx, keys, member, lag)
+	if err != nil {
+		if lag > 0 && member == "" {
+			if known := a.known(keys); known != nil {
+				return known, nil
+			}
+		}
+		return nil, err
+	}
+	for i := range readings {
+		r := &readings[i]
+		if !r.Stale {
+			a.live.note(r.Counter)
+		}
+		rule := a.cfg.Rules.Find(r.Key)
+		if r.Kind != 0 && r.Kind != rule.Kind {
+			a.isDifferent(rule)
+		}
+		r.Counter = r.Or(rule.Kind)
+		// The store has answered from what it remembers. Reads say what subscribers are told.
+		if lag > 0 && !a.live.up() || r.Approx && a.live.toldStale(r.Key) {
+			r.Stale, r.Approx = true, true
+		}
+	}
+	return readings, nil
+}
+
+// known is what was last known of counters, as stale; nil when that is not all.
+func (a *API) known(keys []string) []counter.Reading {
+	known := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		c, ok := a.live.last(key)
+		if !ok {
+			return nil
+		}
+		c = c.Or(a.cfg.Rules.Find(key).Kind)
+		c.Stale, c.Approx = true, true
+		known[i].Counter = c
+	}
+	return known
+}
+
+// Query returns the parameters of the request. If it returns false, it has written
+// the error answer.
+func Query(c *gin.Context, example string) (url.Values, bool) {
+	values, err := url.ParseQuery(c.Request.URL.RawQuery)
+	if err != nil {
+		problem(c, http.StatusBadRequest, "The query cannot be read: "+err.Error()+". Ask as "+example+", percent-encoded.")
+	}
+	return values, err == nil
+}
+
+// number returns a parameter that is a whole number from least to most, or what it
+// is when it was not sent.
+func number(c *gin.Context, values url.Values, name string, otherwise, least, most uint64) (uint64, bool) {
+	given := values[name]
+	if len(given) == 0 {
+		return otherwise, true
+	}
+	n, err := strconv.ParseUint(given[0], 10, 64)
+	if err != nil || len(given) > 1 || n < least || n > most {
+		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one whole number from %d to %d, or left out.", name, least, most))
+		return 0, false
+	}
+	return n, true
+}
+
+// distinct drops what stands before in list.
+func distinct(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			if out = append(out, s); len(out) > counter.MaxKeys {
+				break
+			}
+		}
+	}
+	return out
+}

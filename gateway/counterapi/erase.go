@@ -1,0 +1,62 @@
+package counterapi
+
+import (
+	"context"
+	"slices"
+
+	"headcount/counter"
+	"headcount/presence"
+)
+
+// ofSets is the rule of a set that no rule fits any more.
+var ofSets = &counter.Rule{Kind: counter.Members}
+
+// Erase takes a user out of all sets of a site; unless server, only out of those which their rule
+// lets members leave by themselves. An error is ErrUnavailable, and then the user may still
+// be in some.
+func (a *API) Erase(ctx context.Context, site presence.Site, user string, server bool) error {
+	if counter.CheckMember(user) != nil {
+		return nil // who cannot be a member
+	}
+	for cursor := ""; ; {
+		keys, next, err := a.cfg.Store.Sets(ctx, cursor)
+		if err != nil {
+			return err
+		}
+		rules := make(map[string]*counter.Rule, len(keys))
+		keys = slices.DeleteFunc(keys, func(key string) bool {
+			if of, _ := presence.SplitName(key); of != site {
+				return true
+			}
+			rule := a.cfg.Rules.Find(key)
+			if !server && (rule == nil || !rule.Allows(counter.PublicMember)) {
+				return true
+			}
+			if rule == nil || rule.Kind != counter.Members { // the rules have changed since the set was made
+				rule = ofSets
+			}
+			_, twice := rules[key]
+			rules[key] = rule
+			return twice
+		})
+		for some := range slices.Chunk(keys, counter.MaxKeys) {
+			readings, err := a.cfg.Store.Read(ctx, some, user, 0)
+			if err != nil {
+				return err
+			}
+			for _, r := range readings {
+				if !r.Mine {
+					continue
+				}
+				made := a.cfg.Combiner.Do(ctx, counter.Op{Changes: []counter.Change{{Key: r.Key, Rule: rules[r.Key], Verb: counter.Edit, Leave: []string{user}}}})
+				if made.Err != nil {
+					return made.Err
+				}
+				a.live.note(made.Counters[0])
+			}
+		}
+		if cursor = next; cursor == "" {
+			return nil
+		}
+	}
+}

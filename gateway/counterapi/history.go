@@ -1,0 +1,192 @@
+package counterapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/counter"
+	"headcount/gateway/httppolicy"
+	"headcount/presence"
+)
+
+// getRange answers what a counter gained, step by step.
+func (a *API) getRange(c *gin.Context) {
+	const example = "?from=2030-10-10T12:00:00Z&to=2030-10-10T13:00:00Z&step=5m"
+	one, ok := a.begin(c, counter.PublicRead)
+	if !ok {
+		return
+	}
+	values, ok := Query(c, example)
+	if !ok {
+		return
+	}
+	from, ok := moment(c, values, "from")
+	if !ok {
+		return
+	}
+	to, ok := moment(c, values, "to")
+	if !ok {
+		return
+	}
+	step, ok := Duration(c, values, "step")
+	if !ok {
+		return
+	}
+	q, err := one.rule.Range(from, to, step, time.Now())
+	if all, stale, ok := a.history(c, one, q, err); ok {
+		answer(c, staled(all.AppendJSON(nil, one.key), stale))
+	}
+}
+
+// getWindow answers what a counter gained in the time before now.
+func (a *API) getWindow(c *gin.Context) {
+	one, ok := a.begin(c, counter.PublicRead)
+	if !ok {
+		return
+	}
+	values, ok := Query(c, "?last=1h")
+	if !ok {
+		return
+	}
+	last, ok := Duration(c, values, "last")
+	if !ok {
+		return
+	}
+	if last == 0 {
+		problem(c, http.StatusBadRequest, `"last" is missing; ask as ?last=1h.`)
+		return
+	}
+	q, err := one.rule.Window(last, time.Now())
+	all, stale, ok := a.history(c, one, q, err)
+	if !ok {
+		return
+	}
+	b := append(make([]byte, 0, 128), `{"key":`...)
+	b = presence.AppendString(b, presence.KeyOf(one.key))
+	b = append(b, `,"last":`...)
+	b = presence.AppendString(b, values.Get("last"))
+	b = append(b, `,"value":`...)
+	b = strconv.AppendInt(b, all.Total, 10)
+	answer(c, staled(append(b, '}'), stale))
+}
+
+// staled is an answer that says so when it is stale: a region that did not answer is missing.
+func staled(b []byte, stale bool) []byte {
+	if stale {
+		b = append(b[:len(b)-1], `,"stale":true}`...)
+	}
+	return b
+}
+
+// getDimension answers what a counter counted under the values of a dimension.
+func (a *API) getDimension(c *gin.Context) {
+	one, ok := a.begin(c, nobody)
+	if !ok {
+		return
+	}
+	name, err := param(c, "name")
+	if err != nil || !slices.Contains(one.rule.Dimensions, name) {
+		known := "it has none"
+		if len(one.rule.Dimensions) > 0 {
+			known = "ask for " + strings.Join(one.rule.Dimensions, ", ")
+		}
+		problem(c, http.StatusBadRequest, "The rule "+strconv.Quote(one.rule.Written())+" has no such dimension; "+known+".")
+		return
+	}
+	values, ok := Query(c, "?n=20")
+	if !ok {
+		return
+	}
+	n, ok := number(c, values, "n", defaultValues, 1, counter.MaxValues)
+	if !ok {
+		return
+	}
+	ctx, cancel := a.within(c)
+	defer cancel()
+	is, counted, err := a.cfg.Store.Dimension(ctx, one.key, name)
+	switch {
+	case err != nil:
+		a.unavailable(c, err)
+	case is.Kind != 0 && is.Kind != counter.Sum:
+		a.isDifferent(one.rule)
+		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which has no dimensions.", presence.KeyOf(one.key), is.Value)
+	default:
+		answer(c, staled(counted.AppendJSON(nil, one.key, name, int(n)), is.Stale))
+	}
+}
+
+// history answers the question q, or says why it cannot be asked; stale: a region is missing in the answer. If ok is false, it has
+// written the error answer.
+func (a *API) history(c *gin.Context, one call, q counter.Question, err error) (all counter.Answer, stale, ok bool) {
+	ctx, cancel := a.within(c)
+	defer cancel()
+	switch {
+	case errors.Is(err, counter.ErrHistory):
+		read, err := a.read(ctx, []string{one.key}, "", one.rule.Stale)
+		if err != nil {
+			a.unavailable(c, err)
+			return all, false, false
+		}
+		httppolicy.Conflict(c.Writer, "The counter has no history: the rule "+strconv.Quote(one.rule.Written())+" keeps none; add buckets to the rule.", presence.KeyOf(one.key), read[0].Value)
+		return all, false, false
+	case err != nil:
+		problem(c, http.StatusBadRequest, "The history cannot be asked for that: "+strings.TrimPrefix(err.Error(), counter.ErrTime.Error()+": ")+".")
+		return all, false, false
+	}
+	found, err := a.questions.ask(ctx, question{of: one.key, q: q}, one.rule.Stale, one.server, func(ctx context.Context) (outcome, error) {
+		all, is, err := a.archive.Ask(ctx, one.rule, one.key, q)
+		return outcome{all: all, is: is}, err
+	})
+	switch is := found.is; {
+	case errors.Is(err, errTurn):
+		a.crowded(c)
+		return all, false, false
+	case err != nil:
+		a.unavailable(c, err)
+		return all, false, false
+	case is.Kind != 0 && is.Kind != one.rule.Kind:
+		a.isDifferent(one.rule)
+		httppolicy.Conflict(c.Writer, "The counter is of kind "+is.Kind.String()+", which keeps no history under this rule.", presence.KeyOf(one.key), is.Value)
+		return all, false, false
+	}
+	return found.all, found.is.Stale, true
+}
+
+// moment returns a parameter that is a time, zero when it was not sent. If ok is false, it
+// has written the error answer.
+func moment(c *gin.Context, values url.Values, name string) (at time.Time, ok bool) {
+	given := values[name]
+	if len(given) == 0 {
+		return at, true
+	}
+	at, err := time.Parse(time.RFC3339, given[0])
+	if err != nil || len(given) > 1 || at.IsZero() {
+		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one time such as 2030-10-10T12:00:00Z, percent-encoded, or left out.", name))
+		return at, false
+	}
+	return at, true
+}
+
+// Duration returns a parameter that is a duration, 0 when it was not sent. If ok is false,
+// it has written the error answer.
+func Duration(c *gin.Context, values url.Values, name string) (d time.Duration, ok bool) {
+	given := values[name]
+	if len(given) == 0 {
+		return 0, true
+	}
+	d, err := counter.ParseDuration(given[0])
+	if err != nil || len(given) > 1 || d <= 0 {
+		problem(c, http.StatusBadRequest, fmt.Sprintf("%q is one duration such as 5m, 1h or 7d, or left out.", name))
+		return 0, false
+	}
+	return d, true
+}

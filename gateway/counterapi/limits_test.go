@@ -1,0 +1,146 @@
+package counterapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"headcount/counter"
+	"headcount/counter/countermem"
+)
+
+// limited is the answer to a call on a limit.
+type limited struct {
+	Allowed    bool
+	Limit      int64
+	Remaining  int64
+	ResetAfter int64 `json:"reset_after_ms"`
+}
+
+var limitBody = regexp.MustCompile(`^\{"allowed":(true|false),"limit":\d+,"remaining":\d+,"reset_after_ms":\d+\}\n$`)
+
+// parseLimit checks the form of an answer, and that its headers say what its body says.
+func parseLimit(t *testing.T, w *httptest.ResponseRecorder, window int64) (got limited) {
+	t.Helper()
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || !limitBody.MatchString(w.Body.String()) {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	h, wait := w.Header(), strconv.FormatInt((got.ResetAfter+999)/1000, 10)
+	retry := wait
+	if got.Allowed {
+		retry = "" // nothing has to be tried again
+	}
+	for name, want := range map[string]string{
+		"RateLimit":        fmt.Sprintf(`"default";r=%d;t=%s`, got.Remaining, wait),
+		"RateLimit-Policy": fmt.Sprintf(`"default";q=%d;w=%d`, got.Limit, window),
+		"Retry-After":      retry, "Content-Type": "application/json", "Cache-Control": "no-store",
+	} {
+		if is := strings.Join(h[name], ","); is != want {
+			t.Errorf("%s of a %d: %q, want %q", name, w.Code, is, want)
+		}
+	}
+	if status := map[bool]int{true: 200, false: 429}[got.Allowed]; w.Code != status {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	return got
+}
+
+func TestLimits(t *testing.T) {
+	s := serve(t, nil)
+	const day = 24 * 60 * 60
+	for i, step := range []struct {
+		key, body string
+		window    int64
+		want      limited // but for the time
+	}{
+		{"a", `{"limit":100,"window":"31d"}`, 31 * day, limited{true, 100, 99, 0}},
+		{"a", `{"limit":100,"window":"31d","cost":43,"algorithm":"sliding"}`, 31 * day, limited{true, 100, 56, 0}},
+		{"a", `{"limit":100,"window":"31d","cost":57}`, 31 * day, limited{false, 100, 56, 0}},
+		{"a", `{"limit":100,"window":"31d","cost":56}`, 31 * day, limited{true, 100, 0, 0}},
+		{"a", `{"algorithm":"fixed","window":"31d","limit":100}`, 31 * day, limited{true, 100, 99, 0}},
+		{"a", `{"limit":100,"window":"31d","algorithm":"log"}`, 31 * day, limited{true, 100, 99, 0}},
+		{"a", `{"limit":10000,"window":"744h","algorithm":"log","cost":9999}`, 31 * day, limited{true, 10000, 0, 0}},
+		{"a", `{"limit":100,"window":"30d"}`, 30 * day, limited{true, 100, 99, 0}},
+		{"no%20rule%2Ffits", `{"limit":1000000000000,"window":"1m"}`, 60, limited{true, 1e12, 1e12 - 1, 0}},
+		{"b", `{"limit":1,"window":"1.5s"}`, 2, limited{true, 1, 0, 0}},
+	} {
+		got := parseLimit(t, s.do("POST "+LimitsRoot+"/"+step.key, step.body, key, "Idempotency-Key: x"), step.window)
+		if got.ResetAfter <= 0 || got.ResetAfter > 2000*step.window {
+			t.Errorf("step %d: back after %d ms", i, got.ResetAfter)
+		}
+		if got.ResetAfter = 0; got != step.want {
+			t.Errorf("step %d: %+v, want %+v", i, got, step.want)
+		}
+	}
+}
+
+func TestProblemsOfLimits(t *testing.T) {
+	s := serve(t, nil)
+	const good, path = `{"limit":100,"window":"1m"}`, "POST " + LimitsRoot + "/k"
+	long, many := strings.Repeat("k", 129), strings.Repeat(" ", maxBody+1)
+	for _, tc := range []struct {
+		call, body string
+		lines      []string
+		status     int
+		detail     string
+	}{
+		{"POST " + LimitsRoot + "/" + long, "{", []string{"X-API-Key: x"}, 401, "API key"},
+		{"POST " + LimitsRoot + "/" + long, "{", nil, 400, "128 characters"},
+		{"POST " + LimitsRoot + "/a*", good, []string{key}, 400, "Send 1 to 128"},
+		{"POST " + LimitsRoot + "/-", good, []string{key}, 400, "Send 1 to 128"},
+		{path, many, nil, 403, "send an API key"},
+		{path, good, []string{"User: ann"}, 403, "send an API key"},
+		{path, many, []string{key}, 413, "262144"},
+		{path, good, []string{key, "Content-Type: text/plain"}, 415, "application/json"},
+		{path, "", []string{key}, 400, "want an object"},
+		{path, good + "x", []string{key}, 400, "nothing more"},
+		{path, `{"window":"1m"}`, []string{key}, 400, "limit: send a whole number from 1 to 1000000000000"},
+		{path, `{"limit":100}`, []string{key}, 400, "window: send a duration from 1s to 31d"},
+		{path, `{"limit":0,"window":"1m"}`, []string{key}, 400, "from 1 to 1000000000000"},
+		{path, `{"limit":1000000000001,"window":"1m"}`, []string{key}, 400, "from 1 to 1000000000000"},
+		{path, `{"limit":1e3,"window":"1m"}`, []string{key}, 400, "limit: want a whole number"},
+		{path, `{"limit":5,"window":60}`, []string{key}, 400, "window: at byte"},
+		{path, `{"limit":5,"window":"60"}`, []string{key}, 400, "is no duration"},
+		{path, `{"limit":5,"window":"999ms"}`, []string{key}, 400, "from 1s to 31d"},
+		{path, `{"limit":5,"window":"31d1s"}`, []string{key}, 400, "from 1s to 31d"},
+		{path, `{"limit":5,"window":"1.0000005s"}`, []string{key}, 400, "whole milliseconds"},
+		{path, `{"limit":5,"window":"1m","cost":0}`, []string{key}, 400, "cost: send a whole number from 1 to the limit, 5"},
+		{path, `{"limit":5,"window":"1m","cost":6}`, []string{key}, 400, "cost: send a whole number from 1 to the limit, 5"},
+		{path, `{"limit":5,"window":"1m","cost":1.5}`, []string{key}, 400, "cost: want a whole number"},
+		{path, `{"limit":5,"window":"1m","algorithm":"Log"}`, []string{key}, 400, "send fixed, sliding or log"},
+		{path, `{"limit":10001,"window":"1m","algorithm":"log"}`, []string{key}, 400, "remembers at most 10000"},
+		{path, `{"limit":5,"window":"1m","costs":1}`, []string{key}, 400, `"costs" is unknown; the body has limit, window, cost and algorithm`},
+		{path, `{"limit":5,"limit":5,"window":"1m"}`, []string{key}, 400, "twice"},
+	} {
+		t.Run(fmt.Sprintf("%.40s %.40s %d", tc.call, tc.body, tc.status), func(t *testing.T) {
+			wantProblem(t, s.do(tc.call, tc.body, tc.lines...), tc.status, tc.detail)
+		})
+	}
+	for call, status := range map[string]int{"GET " + LimitsRoot + "/k": 405, "PUT " + LimitsRoot + "/k": 405, "POST " + LimitsRoot: 404, "POST " + LimitsRoot + "/a/b": 404} {
+		if w := s.do(call, "", key); w.Code != status {
+			t.Errorf("%s: %d, want %d", call, w.Code, status)
+		}
+	}
+	if got := parseLimit(t, s.do(path, good, key), 60); got.Remaining != 99 {
+		t.Errorf("what was refused cost something: %+v", got)
+	}
+}
+
+func TestTheStoreOfLimitsIsAway(t *testing.T) {
+	store := &outage{Store: countermem.New(countermem.Config{})}
+	s := serve(t, func(cfg *Config) {
+		cfg.Store, cfg.State, cfg.Limits = store, store, counter.NewLimits(store, counter.CombinerConfig{})
+	})
+	const call, body = "POST " + LimitsRoot + "/k", `{"limit":2,"window":"31d"}`
+	parseLimit(t, s.do(call, body, key), 31*24*60*60)
+	store.away.Store(true)
+	wantProblem(t, s.do(call, body, key), 503, "decide whether to let it pass")
+	store.away.Store(false)
+	if got := parseLimit(t, s.do(call, body, key), 31*24*60*60); !got.Allowed || got.Remaining != 0 {
+		t.Errorf("%+v", got)
+	}
+}

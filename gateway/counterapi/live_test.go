@@ -1,0 +1,455 @@
+package counterapi
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/counter"
+	"headcount/presence"
+)
+
+// scripted is a store whose feed says what the test has it say.
+type scripted struct {
+	mu       sync.Mutex // guards all below
+	counters map[string]counter.Counter
+	members  map[string]bool // "key/member"
+	followed map[string]bool
+	away     bool
+	part     bool // stock cannot be read, and all else can
+	reads    int
+	during   func() // a read, after it has seen what it answers; once
+
+	told func([]counter.Update)
+	lost func()
+}
+
+func (s *scripted) Up() bool { s.mu.Lock(); defer s.mu.Unlock(); return !s.away }
+
+func (s *scripted) Read(_ context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
+	s.mu.Lock()
+	s.reads++
+	if s.away || s.part && slices.Contains(keys, "stock:1") {
+		s.mu.Unlock()
+		return nil, counter.ErrUnavailable
+	}
+	var out []counter.Reading
+	for _, key := range keys {
+		c := s.counters[key]
+		c.Key = key
+		out = append(out, counter.Reading{Counter: c, Mine: s.members[key+"/"+member]})
+	}
+	during := s.during
+	s.during = nil
+	s.mu.Unlock()
+	if during != nil {
+		during()
+	}
+	return out, nil
+}
+
+func (s *scripted) Ledger(context.Context, string, uint64, int) (counter.Ledger, error) {
+	panic("not asked for")
+}
+
+func (s *scripted) History(context.Context, string, time.Duration, int64, int64) (counter.Counter, []counter.Gain, error) {
+	panic("not asked for")
+}
+
+func (s *scripted) Dimension(context.Context, string, string) (counter.Counter, counter.Counted, error) {
+	panic("not asked for")
+}
+
+func (s *scripted) Sets(context.Context, string) ([]string, string, error) { panic("not called") }
+
+func (s *scripted) Size(context.Context, string) (int64, error) { panic("not asked for") }
+
+func (s *scripted) Aggregate(context.Context, string) (counter.Aggregate, error) {
+	panic("not asked for")
+}
+
+func (s *scripted) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	s.told, s.lost = told, lost
+	return s
+}
+
+func (s *scripted) Follow(_ context.Context, keys ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away {
+		return counter.ErrUnavailable
+	}
+	for _, key := range keys {
+		s.followed[key] = true
+	}
+	return nil
+}
+
+func (s *scripted) Unfollow(keys ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, key := range keys {
+		delete(s.followed, key)
+	}
+}
+
+func (s *scripted) Close() {}
+
+// set has the store have a counter of that version; sequence 0 has none.
+func (s *scripted) set(incarnation, sequence uint64, members ...string) counter.Counter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := counter.Counter{Key: "likes:1"}
+	if sequence > 0 {
+		c.Kind, c.Value, c.Version = counter.Members, int64(sequence), counter.Version{Incarnation: incarnation, Sequence: sequence}
+	}
+	s.counters[c.Key] = c
+	clear(s.members)
+	for _, m := range members {
+		s.members[c.Key+"/"+m] = true
+	}
+	return c
+}
+
+// pages is a Hub and a Viewer that note what they are told, in order.
+type pages struct {
+	mu  sync.Mutex
+	log []string
+	seq presence.Version
+}
+
+func (p *pages) Update(u presence.Update) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if u.Stale {
+		p.log = append(p.log, "stale")
+		return
+	}
+	members, version, _ := Members(u)
+	if strings.HasSuffix(members, `,"stale":true`) {
+		version += " as it was"
+	}
+	if u.Version.Compare(p.seq) <= 0 {
+		version = "an update that the hub would drop: " + version
+	}
+	p.seq = u.Version
+	p.log = append(p.log, version)
+}
+
+func (p *pages) Mine(_ string, is, again bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.log = append(p.log, fmt.Sprintf("mine %t again %t", is, again))
+}
+
+// lively runs a test of a Live that follows likes:1.
+func lively(t *testing.T, test func(t *testing.T, l *Live, s *scripted, want func(...string))) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{counters: map[string]counter.Counter{}, members: map[string]bool{}, followed: map[string]bool{}}
+		p := &pages{}
+		l := NewLive(Config{Rules: counter.BuiltinRules(), Store: s, State: s, Log: zerolog.Nop()}, p)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); l.Run(ctx) }()
+		defer func() { stop(); <-done }()
+		synctest.Wait()
+		test(t, l, s, func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if !slices.Equal(p.log, want) {
+				t.Errorf("told %q, want %q", p.log, want)
+			}
+			p.log = nil
+		})
+	})
+}
+
+var likes = Topic("likes:1")
+
+func (s *scripted) tell(c counter.Counter, joined ...string) {
+	s.told([]counter.Update{{Counter: c, Joined: joined}})
+}
+
+func TestFollowing(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.set(1, 5)
+		l.Want(likes)
+		want("1-5")
+		s.tell(s.set(1, 6))
+		s.tell(s.set(1, 8))
+		want("1-6", "1-8")
+		s.tell(s.set(0, 0)) // deleted
+		want("0-0")
+		s.tell(s.set(2, 1))
+		want("2-1")
+		s.set(2, 9)
+		s.lost()
+		want("2-9")
+		l.Unwant(likes)
+		synctest.Wait()
+		if n := len(s.followed); n > 0 {
+			t.Errorf("%d are still followed", n)
+		}
+		s.tell(s.set(2, 10))
+		want()
+		l.Want(likes)
+		l.Unwant(likes)
+		l.Want(likes)
+		want("2-10")
+		if !maps.Equal(s.followed, map[string]bool{"likes:1": true}) {
+			t.Errorf("followed: %v", s.followed)
+		}
+	})
+}
+
+// Exact counters may have a store of their own: while it is away, all others are shown as before.
+func TestOnlyExactCountersAreAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.part = true
+		s.set(1, 5)
+		l.Want(Topic("stock:1"))
+		l.Want(likes)
+		want("1-5")
+		s.tell(s.set(1, 6))
+		time.Sleep(5 * time.Second) // it is tried again and again
+		want("1-6")
+		s.mu.Lock()
+		s.part = false
+		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
+		s.mu.Unlock()
+		time.Sleep(2 * retryMost)
+		want("7-1")
+	})
+}
+
+// A read and an update from the store may overtake each other. Nobody is shown an older
+// version, or the end of a counter that was made again.
+func TestReadsAndUpdatesOvertakeEachOther(t *testing.T) {
+	for name, tc := range map[string]struct {
+		play func(l *Live, s *scripted)
+		want []string
+	}{
+		"told while it is read": {func(l *Live, s *scripted) {
+			s.set(1, 5)
+			s.during = func() { s.tell(s.set(1, 6)) }
+			l.Want(likes)
+		}, []string{"1-6"}},
+		"an old one told while it is read": {func(l *Live, s *scripted) {
+			old := s.set(1, 4)
+			s.set(1, 5)
+			s.during = func() { s.tell(old) }
+			l.Want(likes)
+		}, []string{"1-4", "1-5"}},
+		"deleted while it is read": {func(l *Live, s *scripted) {
+			s.set(1, 5)
+			s.during = func() { s.tell(s.set(0, 0)) }
+			l.Want(likes)
+		}, []string{"0-0"}},
+		"told late": {func(l *Live, s *scripted) {
+			old := s.set(1, 4)
+			now := s.set(1, 5)
+			l.Want(likes)
+			synctest.Wait()
+			s.tell(old)
+			s.tell(now)
+		}, []string{"1-5"}},
+		"the end told late": {func(l *Live, s *scripted) {
+			now := s.set(2, 1)
+			l.Want(likes)
+			synctest.Wait()
+			s.tell(counter.Counter{Key: "likes:1"})
+			synctest.Wait()
+			s.tell(now)
+		}, []string{"2-1"}},
+		"the end after a read": {func(l *Live, s *scripted) {
+			s.set(2, 1)
+			l.Want(likes)
+			synctest.Wait()
+			s.tell(s.set(0, 0))
+		}, []string{"2-1", "0-0"}},
+		"never told": {func(l *Live, s *scripted) {
+			s.set(1, 1)
+			l.Want(likes)
+			synctest.Wait()
+			s.set(1, 2)
+			time.Sleep(pulseEvery + time.Millisecond)
+		}, []string{"1-1", "1-2"}},
+		"lost what it had": {func(l *Live, s *scripted) {
+			s.set(1, 7)
+			l.Want(likes)
+			synctest.Wait()
+			s.set(1, 3)
+			s.lost()
+		}, []string{"1-7", "1-3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lively(t, func(_ *testing.T, l *Live, s *scripted, want func(...string)) {
+				tc.play(l, s)
+				want(tc.want...)
+			})
+		})
+	}
+}
+
+func TestMembership(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.set(1, 1, "ann")
+		ann, bob, tab := &pages{}, &pages{}, &pages{}
+		told := func(v *pages, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			if !slices.Equal(v.log, want) {
+				t.Errorf("told %q, want %q", v.log, want)
+			}
+			v.log = nil
+		}
+		l.View("likes:1", "ann", ann) // it does not look yet
+		l.Want(likes)
+		l.View("likes:1", "ann", ann)
+		l.View("likes:1", "bob", bob)
+		want("1-1")
+		told(ann, "mine true again true")
+		told(bob, "mine false again true")
+		reads := s.reads
+		l.View("likes:1", "ann", tab)
+		told(tab, "mine true again true")
+		if s.reads != reads {
+			t.Error("the store was asked about a member who is known")
+		}
+		s.tell(s.set(1, 2, "ann", "bob"), "bob")
+		told(bob, "mine true again false")
+		told(ann)
+		s.told([]counter.Update{{Counter: s.set(1, 3, "bob"), Left: []string{"ann"}}})
+		told(ann, "mine false again false")
+		told(tab, "mine false again false")
+		s.told([]counter.Update{{Counter: s.set(1, 4, "ann"), Reread: true}})
+		told(ann, "mine true again true")
+		told(bob, "mine false again true")
+		told(tab, "mine true again true")
+		l.Unview("likes:1", "ann", tab)
+		empty := s.set(1, 5)
+		empty.Value = 0 // by a reset: no frame may say that somebody is a member of it
+		s.told([]counter.Update{{Counter: empty, Reread: true}})
+		told(ann, "mine false again false")
+		told(bob, "mine false again false")
+		s.tell(s.set(0, 0))
+		told(ann, "mine false again false")
+		told(bob, "mine false again false")
+		told(tab)
+		// A read has overtaken what the store tells: the frame must be sent again.
+		now := s.set(2, 1, "ann")
+		s.lost()
+		want("1-2", "1-3", "1-4", "1-5", "0-0", "2-1")
+		told(ann, "mine true again true")
+		told(bob, "mine false again true")
+		s.tell(now, "ann")
+		told(ann, "mine true again true")
+		for _, v := range []*pages{ann, bob} {
+			l.Unview("likes:1", map[*pages]string{ann: "ann", bob: "bob"}[v], v)
+		}
+		if k := l.keys["likes:1"]; len(k.viewers) > 0 {
+			t.Errorf("%d viewers are left", len(k.viewers))
+		}
+	})
+}
+
+// While the store is away, everything is stale. A client that comes meanwhile hears when
+// the store is back.
+func TestAwayAndBack(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		s.set(1, 1, "ann")
+		l.Want(likes)
+		want("1-1")
+		away := func(is bool) { s.mu.Lock(); s.away = is; s.mu.Unlock() }
+		away(true)
+		time.Sleep(pulseEvery + time.Millisecond) // nobody says that it has gone
+		want("stale")
+		if l.heardAll([]string{"likes:1"}) != nil {
+			t.Error("what is stale is taken for new")
+		}
+		ann := &pages{}
+		l.View("likes:1", "ann", ann)
+		l.Want(Topic("views:1"))
+		time.Sleep(10 * time.Second)
+		want()
+		away(false)
+		l.StateChanged()
+		synctest.Wait()
+		time.Sleep(2 * retryMost)
+		synctest.Wait()
+		if got := strings.Join(ann.log, ","); got != "mine true again true" {
+			t.Errorf("told %q", got)
+		}
+		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Approx || all[1].Kind != counter.Sum {
+			t.Errorf("heard %+v", all)
+		}
+	})
+}
+
+// Who begins to look while the store is away is told what was last read, as stale.
+func TestKnownWhileAway(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		c := s.set(1, 1)
+		l.note(c)
+		s.mu.Lock()
+		s.away = true
+		s.mu.Unlock()
+		l.StateChanged()
+		l.Want(likes)
+		want("1-1 as it was")
+		time.Sleep(10 * time.Second)
+		want()
+		s.mu.Lock()
+		s.away = false
+		s.mu.Unlock()
+		l.StateChanged()
+		want("1-1")
+	})
+}
+
+// A store that knows only what one counter was knows the others.
+func TestOneIsStale(t *testing.T) {
+	lively(t, func(t *testing.T, l *Live, s *scripted, want func(...string)) {
+		c := s.set(1, 1)
+		c.Approx, c.Stale = true, true
+		s.mu.Lock()
+		s.counters[c.Key] = c
+		s.mu.Unlock()
+		l.Want(Topic("views:1"))
+		want("0-0")
+		l.Want(likes)
+		want("1-1 as it was")
+		time.Sleep(10 * time.Second)
+		want()
+		if all := l.heardAll([]string{"likes:1", "views:1"}); len(all) != 2 || !all[0].Stale || all[1].Stale {
+			t.Errorf("heard %+v", all)
+		}
+		s.set(1, 1) // the store knows it again, and does not say so
+		time.Sleep(pulseEvery)
+		want("1-1")
+		s.tell(s.set(1, 3))
+		want("1-3")
+		c.Version.Sequence, c.Value = 2, 2 // what it was is older than what was told
+		s.mu.Lock()
+		s.counters[c.Key] = c
+		s.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		want("stale")
+		s.set(1, 3)
+		time.Sleep(pulseEvery)
+		want("1-3")
+	})
+}

@@ -1,0 +1,122 @@
+package counterapi
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/counter"
+)
+
+// vote has as many users of one address change a counter each, and returns how many were let.
+func (s *served) vote(t *testing.T, from, users int, key func(n int) string, lines func(n int) []string) (made int) {
+	t.Helper()
+	for n := from; n < from+users; n++ {
+		w := s.do("POST /"+key(n)+"/increment", "", append(lines(n), "User: "+strconv.Itoa(n))...)
+		switch w.Code {
+		case 200:
+			made++
+		case 429:
+			wantProblem(t, w, 429, "")
+		default:
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+	}
+	return made
+}
+
+func anonymous(n int) []string { return []string{fmt.Sprintf("Headcount-Id: id %d", n)} }
+func withToken(int) []string   { return nil }
+func same(int) string          { return "votes:same" }
+func fresh(n int) string       { return fmt.Sprintf("votes:%d", n) }
+
+// Identities cost nothing: however many one address brings, it does not change more.
+func TestAnAddressIsBoundedWhoeverItSaysItIs(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key      func(int) string
+		lines    func(int) []string
+		atOnce   int
+		inASec   int
+		users    int
+		existing bool
+	}{
+		"anonymous users of one counter": {same, anonymous, identityBurst, identityRate, 2000, true},
+		"users with tokens":              {same, withToken, addressBurst, addressRate, 3000, true},
+		"new counters":                   {fresh, withToken, newBurst, newRate, 900, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := serve(t, nil)
+				if made := s.vote(t, 0, tc.users, tc.key, tc.lines); made != tc.atOnce {
+					t.Errorf("%d changes were made at once, want %d", made, tc.atOnce)
+				}
+				time.Sleep(time.Second)
+				if made := s.vote(t, tc.users, tc.users, tc.key, tc.lines); made != tc.inASec {
+					t.Errorf("%d changes were made a second later, want %d", made, tc.inASec)
+				}
+				if w := s.do("POST /votes:same/increment", "", key); w.Code != 200 {
+					t.Errorf("with an API key: %d", w.Code)
+				}
+				time.Sleep(10 * time.Second)
+				if made := s.vote(t, 0, 10, tc.key, tc.lines); made != 10 {
+					t.Errorf("%d of the first 10 users may go on", made)
+				}
+			})
+		})
+	}
+}
+
+// A rule that is open has as many counters as its max; those go on, and servers make more.
+func TestTheNumberOfOpenCountersIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		parsed, err := counter.ParseRules([]byte(`{"rules":[{"match":"votes:*","kind":"sum","public":["increment"],"max":5},{"match":"*","kind":"sum"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry := prometheus.NewRegistry()
+		s := serve(t, func(cfg *Config) { cfg.Rules, cfg.Registerer = parsed, registry })
+		for _, key := range []string{"votes:a", "votes:b", "others:1", "others:2"} {
+			s.want("POST /"+key+"/increment", "", 200, one(key, "sum", 1, "1"))
+		}
+		if made := s.vote(t, 0, 10, fresh, withToken); made != 3 {
+			t.Errorf("%d counters were made beside two, want 3", made)
+		}
+		if made := s.vote(t, 0, 3, fresh, withToken); made != 3 {
+			t.Errorf("%d of 3 counters can still be changed", made)
+		}
+		s.want("POST /votes:c/increment", "", 200, one("votes:c", "sum", 1, "1"))
+		wantProblem(t, s.do("POST /votes:x/increment", "", "User: x"), 429, "see max")
+		if full := callsWith(t, registry, "full"); full != 8 {
+			t.Errorf("%v calls are counted as full", full)
+		}
+		for _, key := range []string{"votes:a", "votes:b", "votes:c"} {
+			s.want("DELETE /"+key, "", 204, "")
+		}
+		time.Sleep(sizeAge + time.Second)
+		if made := s.vote(t, 10, 10, fresh, withToken); made != 2 {
+			t.Errorf("after 3 of 6 were deleted %d were made, want 2", made)
+		}
+	})
+}
+
+// callsWith returns how many changes had that outcome.
+func callsWith(t *testing.T, from prometheus.Gatherer, name string) float64 {
+	t.Helper()
+	families, err := from.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "headcount_counter_calls_total" && m.GetLabel()[0].GetValue() == name {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	t.Fatal("there is no such metric")
+	return 0
+}

@@ -1,0 +1,240 @@
+package counterapi
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/counter"
+)
+
+// takes is how long a slow store takes for a history.
+const takes = 400 * time.Millisecond
+
+// slow is a store that is slow.
+type slow struct {
+	Store
+	histories atomic.Int32
+	stale     bool // a region is missing
+}
+
+func (s *slow) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	s.histories.Add(1)
+	is, gains, err := s.Store.History(ctx, key, step, from, to)
+	time.Sleep(takes)
+	is.Stale = s.stale
+	return is, gains, err
+}
+
+// slowly serves a slow store, by a clock of its own.
+func slowly(t *testing.T, test func(t *testing.T, s *served, store *slow)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		store := &slow{}
+		s := serve(t, func(cfg *Config) {
+			store.Store = cfg.Store
+			cfg.Store = store
+		})
+		test(t, s, store)
+	})
+}
+
+func text(w *httptest.ResponseRecorder) string { return strings.TrimSpace(w.Body.String()) }
+
+// atOnce makes calls at the same time.
+func (s *served) atOnce(calls []string) []*httptest.ResponseRecorder {
+	s.t.Helper()
+	out := make([]*httptest.ResponseRecorder, len(calls))
+	var wg sync.WaitGroup
+	for i, call := range calls {
+		wg.Go(func() { out[i] = s.do(call, "") })
+	}
+	wg.Wait()
+	return out
+}
+
+// TestEqualQuestions: they are one computation, and its answer is kept for the rule's stale, from when it began.
+func TestEqualQuestions(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, store *slow) {
+		s.want("POST /hits:1/increment", `{"delta":5}`, 200, one("hits:1", "sum", 5, "1"))
+		calls := make([]string, 64)
+		for i := range calls {
+			calls[i] = "GET /hits:1/window?last=24h"
+			if i%2 == 1 {
+				calls[i] = "GET /hits:1/window?last=1d"
+			}
+		}
+		began := time.Now()
+		for i, w := range s.atOnce(calls) {
+			want := `{"key":"hits:1","last":"24h","value":5}`
+			if i%2 == 1 {
+				want = `{"key":"hits:1","last":"1d","value":5}`
+			}
+			if w.Code != 200 || text(w) != want {
+				t.Fatalf("%d %s", w.Code, w.Body)
+			}
+		}
+		if n := store.histories.Load(); n != 1 || time.Since(began) != takes {
+			t.Errorf("%d computations in %s, want 1", n, time.Since(began))
+		}
+		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 6, "2"))
+		for _, when := range []struct {
+			after time.Duration
+			value int
+		}{{5*time.Second - takes - time.Nanosecond, 5}, {time.Nanosecond, 6}} {
+			time.Sleep(when.after)
+			if w := s.do(calls[0], ""); text(w) != fmt.Sprintf(`{"key":"hits:1","last":"24h","value":%d}`, when.value) {
+				t.Errorf("%s after the first question: %s, want %d", time.Since(began), w.Body, when.value)
+			}
+		}
+		s.want("POST /hits:1/increment", "", 200, one("hits:1", "sum", 7, "3"))
+		s.want("GET /hits:1/window?last=24h", "", 200, `{"key":"hits:1","last":"24h","value":7}`) // a server sees its own change
+	})
+}
+
+// TestStaleAnswers: an answer in which a region is missing is kept for a second only.
+// Long answers are written one after the other, also when all wait for one computation.
+func TestLongAnswersTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers, points = 64, 1000
+		s, q := newQuestions(), question{of: "likes:1"}
+		long := func(context.Context) (outcome, error) {
+			time.Sleep(takes)
+			return outcome{all: counter.Answer{Values: make([]int64, points)}}, nil
+		}
+		var mu sync.Mutex
+		at := map[time.Duration]int{}
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				_, err := s.ask(t.Context(), q, time.Hour, false, long)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					t.Error(err)
+				}
+				at[time.Since(start)]++
+			})
+		}
+		wg.Wait()
+		if last := takes + (callers-1)*points*perPoint; len(at) != callers || at[takes] != 1 || at[last] != 1 {
+			t.Errorf("answers at %v, want one each %s up to %s", at, points*perPoint, last)
+		}
+		if _, err := s.ask(t.Context(), q, time.Hour, true, long); err != nil || time.Since(start) < takes {
+			t.Error("a server with an API key:", err)
+		}
+		time.Sleep(time.Second) // for the pause
+	})
+}
+
+func TestStaleAnswers(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, store *slow) {
+		store.stale = true
+		for _, when := range []struct {
+			after time.Duration
+			want  string
+		}{{0, `,"stale":true`}, {time.Second - takes - time.Nanosecond, `,"stale":true`}, {time.Nanosecond, ""}} {
+			time.Sleep(when.after)
+			if w := s.do("GET /hits:1/window?last=1h", ""); text(w) != `{"key":"hits:1","last":"1h","value":0`+when.want+`}` {
+				t.Errorf("%d %s, want %q", w.Code, w.Body, when.want)
+			}
+			store.stale = false
+		}
+	})
+}
+
+// TestFreshQuestions: under a rule with stale 0 an answer has everything that was acknowledged before it was asked for, and
+// the questions that wait meanwhile share the next computation.
+func TestFreshQuestions(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, store *slow) {
+		var wg sync.WaitGroup
+		asking := func(want int) {
+			wg.Go(func() {
+				if w := s.do("GET /fresh:1/window?last=24h", ""); text(w) != fmt.Sprintf(`{"key":"fresh:1","last":"24h","value":%d}`, want) {
+					t.Errorf("%d %s, want %d", w.Code, w.Body, want)
+				}
+			})
+		}
+		asking(0)
+		time.Sleep(takes / 2)
+		s.want("POST /fresh:1/increment", "", 200, one("fresh:1", "sum", 1, "1"))
+		time.Sleep(takes/2 - time.Nanosecond)
+		for range 10 {
+			asking(1)
+		}
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		wg.Wait()
+		if n := store.histories.Load(); n > 2 {
+			t.Errorf("%d computations, want 2", n)
+		}
+	})
+}
+
+// TestManyQuestions: of different public questions one is answered at a time, some wait a little, and the others are 429. Servers and
+// ordinary calls notice nothing, and later all is as before.
+func TestManyQuestions(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, store *slow) {
+		var calls []string
+		for i := range 100 {
+			calls = append(calls, fmt.Sprintf("GET /hits:1/window?last=%dh", 30+i))
+		}
+		began := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			counts := map[int]int{}
+			for _, w := range s.atOnce(calls) {
+				if counts[w.Code]++; w.Code != 200 {
+					wantProblem(t, w, 429, "ask again later")
+				}
+			}
+			if counts[200] != 3 || counts[429] != 97 || time.Since(began) != 3*takes+2*maxPause { // three times as long as a computation would be longer
+				t.Errorf("%v after %s", counts, time.Since(began))
+			}
+		})
+		synctest.Wait()
+		if n := store.histories.Load(); n != 1 {
+			t.Errorf("%d computations are under way, want 1", n)
+		}
+		s.want("POST /votes:1/increment", "", 200, one("votes:1", "sum", 1, "1"))
+		s.want("GET /votes:1", "", 200, one("votes:1", "sum", 1, "1"))
+		if time.Since(began) != 0 {
+			t.Errorf("ordinary calls took %s", time.Since(began))
+		}
+		s.want("GET /hits:1/window?last=2d", "", 200, `{"key":"hits:1","last":"2d","value":0}`)
+		if time.Since(began) != takes {
+			t.Errorf("a server waited for the public: %s", time.Since(began))
+		}
+		wg.Wait()
+		if w := s.do("GET /hits:1/range?step=1h", ""); w.Code != 200 || time.Since(began) != 4*takes+3*maxPause {
+			t.Errorf("after the pause: %d after %s", w.Code, time.Since(began))
+		}
+	})
+}
+
+// TestPublicTop: the questions about what gained most are questions, too, and a few less of them are the same one.
+func TestPublicTop(t *testing.T) {
+	slowly(t, func(t *testing.T, s *served, _ *slow) {
+		for n := range 3 {
+			s.want(fmt.Sprintf("POST /hits:%d/increment", n), fmt.Sprintf(`{"delta":%d}`, n+1), 200, one(fmt.Sprint("hits:", n), "sum", n+1, "1"))
+		}
+		get := func(n int, want string) {
+			t.Helper()
+			if w := s.do(fmt.Sprint("GET ", TopRoot, "?match=hits:*&last=1h&n=", n), ""); text(w) != `{"match":"hits:*","last":"1h","top":[`+want+`]}` {
+				t.Errorf("%d %s, want %s", w.Code, w.Body, want)
+			}
+		}
+		get(1, `{"key":"hits:2","value":3}`)
+		s.want("POST /hits:0/increment", `{"delta":9}`, 200, one("hits:0", "sum", 10, "2"))
+		get(2, `{"key":"hits:2","value":3},{"key":"hits:1","value":2}`)
+		time.Sleep(5 * time.Second)
+		get(2, `{"key":"hits:0","value":10},{"key":"hits:2","value":3}`)
+	})
+}

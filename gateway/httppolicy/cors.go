@@ -1,0 +1,122 @@
+package httppolicy
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+)
+
+// What a browser may do across origins. These are lists, since "*" is not valid for
+// requests with credentials.
+const (
+	corsMethods = "GET, HEAD, PUT, POST, DELETE"
+	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, Cache-Control, Headcount-Site"
+	corsExposed = "Retry-After, RateLimit, RateLimit-Policy, Headcount-Id, Idempotent-Replay"
+	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
+)
+
+// Origins decides which pages' scripts may use the server.
+type Origins interface {
+	// Allowed reports whether r may write or keep a connection open. secure says
+	// whether the client speaks TLS.
+	Allowed(r *http.Request, secure bool) bool
+	// Refusal says why Allowed has refused the request.
+	Refusal(r *http.Request) string
+}
+
+// Proxies knows what stands between a client and the server.
+type Proxies interface {
+	Secure(*http.Request) bool // whether the client speaks TLS
+}
+
+// CORS returns a handler that sets the CORS headers for allowed origins, on answers
+// and errors alike, and answers their preflights. Requests from other origins get
+// 403, except those that only read: the browser keeps that answer from the page.
+func CORS(origins Origins, proxies Proxies) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		r, h := c.Request, c.Writer.Header()
+		from := r.Header.Get("Origin")
+		// An answer to a request without an Origin varies too, since a cache may keep it.
+		// No cache keeps the answer of a counter.
+		if from != "" || !strings.HasSuffix(r.URL.Path, "/counter") {
+			AddVary(h, "Origin")
+		}
+		preflight := r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+		switch {
+		case from == "" && len(r.Header["Origin"]) <= 1:
+			c.Next()
+		case !origins.Allowed(r, proxies.Secure(r)):
+			if !preflight && isRead(r) {
+				c.Next()
+				return
+			}
+			Problem(c.Writer, http.StatusForbidden, origins.Refusal(r), Because(ReasonOrigin))
+			c.Abort()
+		default:
+			h.Set("Access-Control-Allow-Origin", from)
+			h.Set("Access-Control-Allow-Credentials", "true")
+			if preflight {
+				h.Set("Access-Control-Allow-Methods", corsMethods)
+				h.Set("Access-Control-Allow-Headers", corsHeaders)
+				h.Set("Access-Control-Max-Age", corsMaxAge)
+				c.AbortWithStatus(http.StatusNoContent)
+				return
+			}
+			h.Set("Access-Control-Expose-Headers", corsExposed)
+			c.Next()
+		}
+	}
+}
+
+// isRead reports whether r only reads and ends with one answer, unlike WebSocket and
+// SSE.
+func isRead(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead:
+		path := r.URL.EscapedPath() // the router matches the same form
+		return path != "/-/ws" && !isStream(path) && r.Header.Get("Upgrade") == ""
+	case http.MethodOptions:
+		return true
+	}
+	return false
+}
+
+// isStream reports whether the path is that of an event stream.
+func isStream(path string) bool {
+	counter, under := strings.CutPrefix(path, "/api/v1/counters/")
+	return strings.HasSuffix(path, "/counter/events") || under && strings.HasSuffix(counter, "/events")
+}
+
+// AddVary adds names to the Vary header. The header then has one line with each name
+// once, and Origin comes last.
+func AddVary(h http.Header, names ...string) {
+	if len(names) == 1 && names[0] == "Origin" && h["Vary"] == nil {
+		h["Vary"] = varyOrigin
+		return
+	}
+	var all []string
+	last := ""
+	add := func(name string) {
+		switch {
+		case name == "" || slices.ContainsFunc(all, func(s string) bool { return strings.EqualFold(s, name) }):
+		case strings.EqualFold(name, "Origin"):
+			last = name
+		default:
+			all = append(all, name)
+		}
+	}
+	for _, line := range h["Vary"] {
+		for name := range strings.SplitSeq(line, ",") {
+			add(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range names {
+		add(name)
+	}
+	if last != "" {
+		all = append(all, last)
+	}
+	h["Vary"] = []string{strings.Join(all, ", ")}
+}

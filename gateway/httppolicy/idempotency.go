@@ -1,0 +1,24 @@
+package httppolicy
+
+import (
+	"fmt"
+	"net/http"
+)
+
+// MaxIdempotencyKey is the longest Idempotency-Key, in bytes.
+const MaxIdempotencyKey = 255
+
+const idempotencyHeader = "Idempotency-Key"
+
+// IdempotencyKey returns the request's Idempotency-Key, empty when it has none. The
+// problem, if there is one, is for the client.
+func IdempotencyKey(r *http.Request) (key, problem string) {
+	keys := r.Header[idempotencyHeader]
+	switch {
+	case len(keys) == 0:
+		return "", ""
+	case len(keys) > 1 || keys[0] == "" || len(keys[0]) > MaxIdempotencyKey:
+		return "", fmt.Sprintf("An %s is one value of 1 to %d bytes; correct it, or leave it out.", idempotencyHeader, MaxIdempotencyKey)
+	}
+	return keys[0], ""
+}

@@ -1,0 +1,196 @@
+// Package policy holds the HTTP rules that are the same for every route: which
+// clients are accepted, from which origin and how often, in which form a client
+// wants its answer, and how errors are written.
+package httppolicy
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"iter"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// headerList returns a list header as one value, even if it has several lines.
+func headerList(h http.Header, name string) string {
+	switch lines := h[http.CanonicalHeaderKey(name)]; len(lines) {
+	case 0:
+		return ""
+	case 1:
+		return lines[0]
+	default:
+		return strings.Join(lines, ", ")
+	}
+}
+
+// A preference is how much a client wants a media type: the quality in thousandths,
+// and how exactly the client named the type (2 type/subtype, 1 type/*, 0 */*).
+type preference struct{ quality, exact int }
+
+func (p preference) compare(o preference) int {
+	return cmp.Or(cmp.Compare(p.quality, o.quality), cmp.Compare(p.exact, o.exact))
+}
+
+// WantsHTML reports whether r wants a page for people rather than JSON.
+func WantsHTML(r *http.Request) bool { return wantsHTML(headerList(r.Header, "Accept")) }
+
+// WantsGzip reports whether r accepts gzip and does not prefer no encoding to it.
+func WantsGzip(r *http.Request) bool { return wantsGzip(headerList(r.Header, "Accept-Encoding")) }
+
+// wantsHTML reports whether an Accept header prefers text/html to application/json
+// and to */*. It compares the qualities, and if they are equal, how exactly each type
+// was named. A browser's header prefers HTML. No header, "*/*" and equal preferences
+// mean JSON. Parameters other than q are ignored.
+func wantsHTML(accept string) bool {
+	if accept == "" {
+		return false
+	}
+	var html, json, anything bestMatch
+	for value, quality := range qualities(accept) {
+		switch {
+		case equalFold(value, "text/html"):
+			html.offer(preference{quality, 2})
+		case equalFold(value, "text/*"):
+			html.offer(preference{quality, 1})
+		case equalFold(value, "application/json"):
+			json.offer(preference{quality, 2})
+		case equalFold(value, "application/*"):
+			json.offer(preference{quality, 1})
+		case value == "*/*" || value == "*": // old Java clients send "*"
+			html.offer(preference{quality, 0})
+			json.offer(preference{quality, 0})
+			anything.offer(preference{quality, 0})
+		}
+	}
+	return html.quality > 0 && html.compare(json.preference) > 0 && html.compare(anything.preference) > 0
+}
+
+// bestMatch keeps the most exact preference that matches one type. Of equally exact
+// ones it keeps the one with the greatest quality.
+type bestMatch struct {
+	preference
+	known bool
+}
+
+func (b *bestMatch) offer(p preference) {
+	if !b.known || p.exact > b.exact || p.exact == b.exact && p.quality > b.quality {
+		b.preference, b.known = p, true
+	}
+}
+
+// wantsGzip reports whether an Accept-Encoding header accepts gzip, and does
+// not prefer no encoding to it.
+func wantsGzip(acceptEncoding string) bool {
+	if acceptEncoding == "" {
+		return false
+	}
+	gz, identity, anything := -1, -1, -1 // -1: the header does not name it
+	for value, quality := range qualities(acceptEncoding) {
+		switch {
+		case equalFold(value, "gzip"), equalFold(value, "x-gzip"):
+			gz = max(gz, quality)
+		case equalFold(value, "identity"):
+			identity = max(identity, quality)
+		case value == "*":
+			anything = max(anything, quality)
+		}
+	}
+	if gz < 0 {
+		gz = anything
+	}
+	return gz > 0 && gz >= identity
+}
+
+// qualities yields the elements of an Accept header without their parameters, each
+// with its quality in thousandths. The default quality is 1000. An element whose
+// quality cannot be read is left out.
+func qualities(list string) iter.Seq2[string, int] {
+	return func(yield func(string, int) bool) {
+		for list != "" {
+			var element string
+			element, list = cutUnquoted(list, ',')
+			value, params := cutUnquoted(element, ';')
+			value = strings.TrimSpace(value)
+			quality, ok := 1000, value != ""
+			for params != "" && ok {
+				var param string
+				param, params = cutUnquoted(params, ';')
+				name, weight, _ := strings.Cut(param, "=")
+				if equalFold(strings.TrimSpace(name), "q") {
+					quality, ok = parseQuality(strings.TrimSpace(weight))
+				}
+			}
+			if ok && !yield(value, quality) {
+				return
+			}
+		}
+	}
+}
+
+// cutUnquoted cuts s around the first sep that is not in a quoted string.
+func cutUnquoted(s string, sep byte) (before, after string) {
+	quoted := false
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '"':
+			quoted = !quoted
+		case s[i] == '\\' && quoted:
+			i++
+		case s[i] == sep && !quoted:
+			return s[:i], s[i+1:]
+		}
+	}
+	return s, ""
+}
+
+// parseQuality reads a qvalue in thousandths. It also accepts ".5", which some
+// clients send, and more than three digits, but only the first three count.
+func parseQuality(s string) (int, bool) {
+	whole, fraction, _ := strings.Cut(s, ".")
+	quality := 0
+	switch {
+	case whole == "1":
+		quality = 1000
+	case whole == "0", whole == "" && fraction != "":
+	default:
+		return 0, false
+	}
+	place := 100
+	for i := range len(fraction) {
+		digit := int(fraction[i]) - '0'
+		if digit < 0 || digit > 9 {
+			return 0, false
+		}
+		quality += digit * place
+		place /= 10
+	}
+	return quality, quality <= 1000
+}
+
+// equalFold compares s with an ASCII word without regard to case. Unlike
+// strings.EqualFold it matches no letters beyond ASCII.
+func equalFold(s, word string) bool { return len(s) == len(word) && strings.EqualFold(s, word) }
+
+// gzipWriters keeps writers for reuse, since a new one costs hundreds of kilobytes.
+var gzipWriters = sync.Pool{New: func() any {
+	w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
+	if err != nil {
+		panic(err) // the level is a constant
+	}
+	return w
+}}
+
+// Gzip appends src, compressed, to dst. Any goroutine may call it; the
+// same src always yields the same bytes.
+func Gzip(dst, src []byte) []byte {
+	buf := bytes.NewBuffer(dst)
+	w := gzipWriters.Get().(*gzip.Writer)
+	w.Reset(buf)
+	w.Write(src) // a Buffer takes everything
+	w.Close()
+	w.Reset(nil) // the pool must not keep the answer
+	gzipWriters.Put(w)
+	return buf.Bytes()
+}

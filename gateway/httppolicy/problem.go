@@ -1,0 +1,195 @@
+package httppolicy
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/json"
+	"maps"
+	"math"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"headcount/counter/limit"
+)
+
+// maxDetail bounds the detail of a problem, in bytes, since a detail may repeat what
+// a client sent. A longer detail is cut and ends in an ellipsis.
+const maxDetail = 512
+
+// RequestIDHeader is the header of an answer with the id under which the log knows the request.
+const RequestIDHeader = "X-Request-Id"
+
+// RequestID returns the id of the request that is answered with these headers. Only a request that
+// somebody may ask about, a refused or a traced one, has an id.
+func RequestID(h http.Header) string {
+	id := h.Get(RequestIDHeader)
+	if id == "" {
+		id = rand.Text()[:16]
+		h.Set(RequestIDHeader, id)
+	}
+	return id
+}
+
+// An Option changes the answer of Problem.
+type Option func(http.Header)
+
+// RetryAfter tells the client to try again after d, which is rounded up to whole
+// seconds and is at least 1 s.
+func RetryAfter(d time.Duration) Option {
+	return func(h http.Header) { h.Set("Retry-After", retrySeconds(d)) }
+}
+
+// Limited tells the client that it has used up its rate, and gets one back after wait.
+func Limited(rate limit.Rate, wait time.Duration) Option {
+	return func(h http.Header) {
+		TellLimit(h, int64(rate.Burst), rate.Window(), 0, wait)
+		RetryAfter(wait)(h)
+	}
+}
+
+// TellLimit sets the headers that an answer has whether the limit lets it pass or not: so many in a
+// window, what is left, and when something happens to that. A refusal adds RetryAfter.
+func TellLimit(h http.Header, most int64, window time.Duration, left int64, reset time.Duration) {
+	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + retrySeconds(reset)} // Set would write Ratelimit
+	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(most, 10) + `;w=` + retrySeconds(window)}
+}
+
+func retrySeconds(d time.Duration) string {
+	return strconv.FormatInt(max(1, int64(math.Ceil(d.Seconds()))), 10)
+}
+
+// Problem answers with status and a problem of RFC 9457: type, title, status and,
+// unless it is empty, detail, and request_id. detail may repeat what a client sent: it is escaped,
+// also for HTML, and cut to 512 bytes. Problem keeps the headers that are already
+// set, such as those of CORS, and removes only headers that describe another body.
+// A 401 gets a challenge unless it has one. net/http sends no body for HEAD.
+func Problem(w http.ResponseWriter, status int, detail string, opts ...Option) {
+	writeProblem(w, problem{Status: status, Detail: detail}, opts...)
+}
+
+// Conflict answers 409 with a problem that also has the counter at fault, and its value.
+func Conflict(w http.ResponseWriter, detail, key string, value int64) {
+	writeProblem(w, problem{Status: http.StatusConflict, Detail: detail, Key: &key, Value: &value})
+}
+
+type problem struct {
+	Type   string  `json:"type"`
+	Title  string  `json:"title"`
+	Status int     `json:"status"`
+	Detail string  `json:"detail,omitempty"`
+	Key    *string `json:"key,omitempty"`
+	Value  *int64  `json:"value,omitempty"`
+	ID     string  `json:"request_id"`
+}
+
+// Reasons of refusals whose status does not say enough. Each is a label of a metric.
+const (
+	ReasonAPIKey      = "api_key"     // it is missing or wrong
+	ReasonNoToken     = "no_token"    //
+	ReasonBadToken    = "bad_token"   // or an expired one
+	ReasonOrigin      = "origin"      // it is not allowed
+	ReasonSite        = "site"        // the API key, or the page that asks, is of another one
+	ReasonConnections = "connections" // there are as many as may be
+	ReasonAddress     = "address"     // its connections are as many as may be
+	ReasonMemory      = "memory"      // the process has little left
+)
+
+// statusReasons are the reasons of all other refusals.
+var statusReasons = map[int]string{
+	http.StatusBadRequest: "bad_request", http.StatusUnauthorized: "unauthorized", http.StatusForbidden: "forbidden", http.StatusNotFound: "not_found",
+	http.StatusMethodNotAllowed: "method", http.StatusConflict: "conflict", http.StatusRequestEntityTooLarge: "too_large",
+	http.StatusUnsupportedMediaType: "media_type", http.StatusUpgradeRequired: "no_upgrade", http.StatusTooManyRequests: "rate",
+	http.StatusInternalServerError: "defect", http.StatusServiceUnavailable: "unavailable",
+}
+
+const otherReason = "other"
+
+// Reasons returns all that Refusal may return.
+func Reasons() []string {
+	return append(slices.Collect(maps.Values(statusReasons)), otherReason,
+		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
+}
+
+// What the header of an answer has for the log. It is put there after the header was sent, so no client gets it.
+const (
+	reasonKey = "Reason"
+	detailKey = "Detail"
+)
+
+// Because names the reason of a refusal.
+func Because(reason string) Option { return func(h http.Header) { h.Set(reasonKey, reason) } }
+
+// Refusal returns why Problem refused the request that was answered with this header: a reason for a metric, and the
+// detail. reason is empty when it did not.
+func Refusal(h http.Header) (reason, detail string) {
+	return h.Get(reasonKey), h.Get(detailKey)
+}
+
+var quotation = regexp.MustCompile(`"(?:[^"\\]|\\.)*(?:"|$)`)
+
+// Unquoted is a detail for the log, which has no user, page or key: a detail quotes whatever a client sent.
+func Unquoted(detail string) string { return quotation.ReplaceAllString(detail, `"…"`) }
+
+func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
+	h := w.Header()
+	h.Del("Content-Encoding")
+	h.Del("ETag")
+	h.Del("Last-Modified")
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if p.Status == http.StatusUnauthorized && h.Get("WWW-Authenticate") == "" {
+		h.Set("WWW-Authenticate", `Bearer realm="headcount"`)
+	}
+	for _, opt := range opts {
+		opt(h)
+	}
+	reason := cmp.Or(h.Get(reasonKey), statusReasons[p.Status], otherReason)
+	h.Del(reasonKey)
+	p.ID = RequestID(h)
+	p.Type, p.Title, p.Detail = "about:blank", http.StatusText(p.Status), shorten(p.Detail, maxDetail)
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // plain members
+	}
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(p.Status)
+	w.Write(body) // the client may be gone
+	h.Set(reasonKey, reason)
+	h.Set(detailKey, p.Detail)
+}
+
+// shorten cuts s to at most n bytes, and never in the middle of a character.
+func shorten(s string, n int) string {
+	const ellipsis = "…"
+	if len(s) <= n {
+		return s
+	}
+	end := n - len(ellipsis)
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + ellipsis
+}
+
+// bodyPatience is how long a client whose body is not wanted may go on sending,
+// before the connection is reset.
+const bodyPatience = time.Second
+
+// TooLarge answers 413 as Unread does.
+func TooLarge(w http.ResponseWriter, detail string) {
+	Unread(w, http.StatusRequestEntityTooLarge, detail)
+}
+
+// Unread answers a request whose body is not wanted, and ends the connection. net/http would
+// first read the rest of a body that is not much too large, for as long as the client takes to
+// send it.
+func Unread(w http.ResponseWriter, status int, detail string, opts ...Option) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyPatience)) // without one the connection ends later
+	Problem(w, status, detail, opts...)
+}

@@ -1,0 +1,100 @@
+package httppolicy
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+func TestWriteProblem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		status  int
+		detail  string
+		opts    []Option
+		body    string
+		headers map[string]string
+	}{
+		"plain": {400, "The page is empty.", nil,
+			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"The page is empty."}`, nil},
+		"no detail": {404, "", nil, `{"type":"about:blank","title":"Not Found","status":404}`, nil},
+		"escaped": {400, "<script>\"\x00\u2028\xff", nil,
+			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"\u003cscript\u003e\"\u0000\u2028\ufffd"}`, nil},
+		"retry": {429, "", []Option{RetryAfter(1500 * time.Millisecond)},
+			`{"type":"about:blank","title":"Too Many Requests","status":429}`, map[string]string{"Retry-After": "2"}},
+		"retry soon": {503, "", []Option{RetryAfter(0)},
+			`{"type":"about:blank","title":"Service Unavailable","status":503}`, map[string]string{"Retry-After": "1"}},
+		"challenge": {401, "", nil,
+			`{"type":"about:blank","title":"Unauthorized","status":401}`, map[string]string{"WWW-Authenticate": `Bearer realm="headcount"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			w.Header().Set("Content-Encoding", "gzip")
+			w.Header().Set(RequestIDHeader, "r")
+			w.Header().Set("Content-Length", "7")
+			w.Header().Set("Access-Control-Allow-Origin", "https://a.example")
+			Problem(w, tc.status, tc.detail, tc.opts...)
+			if got := w.Body.String(); w.Code != tc.status || got != strings.TrimSuffix(tc.body, "}")+`,"request_id":"r"}` {
+				t.Fatalf("%d %s\nwant %s", w.Code, got, tc.body)
+			}
+			want := map[string]string{
+				"Content-Type":                "application/problem+json",
+				"Cache-Control":               "no-store",
+				"Content-Encoding":            "",
+				"Access-Control-Allow-Origin": "https://a.example",
+			}
+			for k, v := range tc.headers {
+				want[k] = v
+			}
+			for k, v := range want {
+				if got := w.Header().Get(k); got != v {
+					t.Errorf("%s: %q, want %q", k, got, v)
+				}
+			}
+		})
+	}
+}
+
+func TestProblemOfHeadHasNoBody(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		Problem(w, http.StatusNotFound, "There is nothing here.")
+	}))
+	defer s.Close()
+	resp, err := http.Head(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || len(body) != 0 || resp.StatusCode != 404 || resp.Header.Get("Content-Type") != "application/problem+json" {
+		t.Fatalf("%v %q %v", resp, body, err)
+	}
+}
+
+func FuzzProblemDetail(f *testing.F) {
+	f.Add("plain")
+	f.Add(strings.Repeat("é", maxDetail))
+	f.Add(strings.Repeat("\x80", maxDetail+1))
+	f.Add("\"}</script>\u202e\r\n")
+	f.Fuzz(func(t *testing.T, detail string) {
+		w := httptest.NewRecorder()
+		Problem(w, 400, detail)
+		var got struct{ Detail string }
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+			t.Fatalf("%q: %v", w.Body, err)
+		}
+		if utf8.ValidString(detail) && len(detail) <= maxDetail && got.Detail != detail {
+			t.Fatalf("%q became %q", detail, got.Detail)
+		}
+		if w.Body.Len() > 6*maxDetail+200 || strings.ContainsAny(w.Body.String(), "<>\r\n") {
+			t.Fatalf("unsafe body %q", w.Body)
+		}
+		if short := shorten(detail, maxDetail); len(short) > maxDetail || utf8.ValidString(detail) && !utf8.ValidString(short) {
+			t.Fatalf("cut to %q", short)
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package httppolicy
+
+import (
+	"bytes"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+)
+
+// clientConn is a *net.TCPConn that rewrites the HTTP server's own refusals as
+// problems. It also knows whether its client has sent anything.
+type clientConn struct {
+	*net.TCPConn
+	spoke *atomic.Bool // the server has read something from the client
+}
+
+func (c clientConn) Read(p []byte) (int, error) {
+	n, err := c.TCPConn.Read(p)
+	if n > 0 && !c.spoke.Load() {
+		c.spoke.Store(true)
+	}
+	return n, err
+}
+
+// said reports whether the client has sent anything, even if it is not read yet.
+func said(c net.Conn) bool {
+	client, ok := c.(clientConn)
+	return ok && client.spoke.Load() || unreadBytes(c)
+}
+
+// refusal follows the status line in the HTTP server's own refusals, each of which is
+// one write. No answer of a handler begins so.
+var refusal = []byte("Content-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
+
+func (c clientConn) Write(p []byte) (int, error) {
+	line, rest, _ := bytes.Cut(p, []byte("\r\n"))
+	if !bytes.HasPrefix(rest, refusal) || len(line) < len("HTTP/1.1 400") {
+		return c.TCPConn.Write(p)
+	}
+	status, err := strconv.Atoi(string(line[9:12]))
+	if err != nil {
+		return c.TCPConn.Write(p)
+	}
+	h := headerOnly{h: http.Header{"Connection": {"close"}}}
+	Problem(&h, status, unreadable(status))
+	var b bytes.Buffer
+	b.Write(line)
+	b.WriteString("\r\n")
+	_ = h.h.Write(&b) // a Buffer takes everything
+	b.WriteString("\r\n")
+	b.Write(h.body)
+	if _, err := c.TCPConn.Write(b.Bytes()); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// unreadable says why the HTTP server itself refused a request with this status.
+func unreadable(status int) string {
+	switch status {
+	case http.StatusRequestHeaderFieldsTooLarge:
+		return "The header of the request is too large; send fewer or shorter cookies and header lines."
+	case http.StatusNotImplemented:
+		return "The server does not know the Transfer-Encoding of the request; it knows only chunked."
+	case http.StatusHTTPVersionNotSupported:
+		return "The server supports only HTTP/1.0 and HTTP/1.1."
+	case http.StatusExpectationFailed:
+		return "The server supports only the expectation 100-continue."
+	}
+	return "The request cannot be read; is its path percent-encoded, each % followed by two hexadecimal digits?"
+}
+
+// headerOnly is an http.ResponseWriter that keeps the answer in memory.
+type headerOnly struct {
+	h    http.Header
+	body []byte
+}
+
+func (w *headerOnly) Header() http.Header { return w.h }
+func (w *headerOnly) WriteHeader(int)     {}
+func (w *headerOnly) Write(p []byte) (int, error) {
+	w.body = append(w.body, p...)
+	return len(p), nil
+}

@@ -1,0 +1,61 @@
+package httppolicy
+
+import (
+	"net/netip"
+	"sync"
+)
+
+// AddressSlots bounds the long connections of one address; an IPv6 /64 counts as one
+// address. It keeps only the addresses that have connections. It is safe for use by
+// many goroutines.
+type AddressSlots struct {
+	most int // connections of one address; 0: any number
+
+	mu    sync.Mutex
+	slots map[netip.Addr]*AddressSlot
+}
+
+// AddressSlot counts the connections of one address.
+type AddressSlot struct {
+	of   *AddressSlots
+	addr netip.Addr
+	n    int // guarded by of.mu
+}
+
+// NewAddressSlots allows each address most connections; 0 allows any number.
+func NewAddressSlots(most int) *AddressSlots {
+	return &AddressSlots{most: most, slots: map[netip.Addr]*AddressSlot{}}
+}
+
+// Enter adds a connection of addr, or returns false if there are too many. At its
+// end the connection must call Leave of the AddressSlot, which is nil if there is no bound.
+func (c *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
+	if c.most == 0 {
+		return nil, true
+	}
+	addr = limitKey(addr)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slot := c.slots[addr]
+	switch {
+	case slot == nil:
+		slot = &AddressSlot{of: c, addr: addr}
+		c.slots[addr] = slot
+	case slot.n >= c.most:
+		return nil, false
+	}
+	slot.n++
+	return slot, true
+}
+
+// Leave removes a connection. On a nil AddressSlot it does nothing.
+func (c *AddressSlot) Leave() {
+	if c == nil {
+		return
+	}
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	if c.n--; c.n == 0 {
+		delete(c.of.slots, c.addr)
+	}
+}

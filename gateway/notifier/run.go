@@ -1,0 +1,145 @@
+package notifier
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"headcount/unread"
+)
+
+// Run reads what has changed, until ctx ends.
+func (s *Sums) Run(ctx context.Context) {
+	retry := time.NewTimer(time.Hour)
+	retry.Stop()
+	for failed := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		case <-retry.C:
+		}
+		if err := s.catchUp(ctx); err != nil && ctx.Err() == nil {
+			failed++
+			pause := min(50*time.Millisecond<<min(failed, 6), 2*time.Second)
+			if failed == 1 {
+				s.log.Warn().Err(err).Msg("unread counts could not be read; trying again")
+			}
+			retry.Reset(pause/2 + rand.N(pause/2))
+		} else {
+			failed = 0
+		}
+	}
+}
+
+// catchUp reads everything that is to be read. Work that fails is kept for
+// the next call.
+func (s *Sums) catchUp(ctx context.Context) error {
+	for {
+		users, pages := s.todo()
+		if len(users)+len(pages) == 0 {
+			return nil
+		}
+		if err := s.readUsers(ctx, users); err != nil {
+			return err
+		}
+		for _, p := range pages {
+			if err := s.readAuthors(ctx, p); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// todo returns a part of the work: at most readUsers users, and all pages.
+func (s *Sums) todo() (users []*Sum, pages []*page) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.staleUsers {
+		if len(users) == readUsers {
+			break
+		}
+		users = append(users, f)
+	}
+	for p := range s.stalePages {
+		pages = append(pages, p)
+	}
+	return users, pages
+}
+
+func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
+	if len(users) == 0 {
+		return nil
+	}
+	ids := make([]unread.User, len(users))
+	s.mu.Lock()
+	for i, f := range users {
+		ids[i] = f.user
+		delete(s.staleUsers, f) // before the read, so that a change from now on marks the user again
+	}
+	s.mu.Unlock()
+	rctx, cancel := context.WithTimeout(ctx, bookPatience)
+	defer cancel()
+	states, err := s.book.Read(rctx, ids...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, f := range users {
+		if s.users[f.user] != f {
+			continue
+		}
+		if err != nil {
+			s.staleUsers[f] = struct{}{}
+		} else {
+			s.adopt(f, states[i])
+		}
+	}
+	return err
+}
+
+func (s *Sums) readAuthors(ctx context.Context, p *page) error {
+	s.mu.Lock()
+	delete(s.stalePages, p)
+	if s.pages[p.page] != p {
+		s.mu.Unlock()
+		return nil
+	}
+	since := p.authors
+	if p.newest.Incarnation != p.level.Incarnation {
+		since = 0
+	}
+	p.lowest = math.MaxInt64 // a follow that comes during the read may lower it again
+	users := make([]unread.User, len(p.follows))
+	for i, fo := range p.follows {
+		users[i] = fo.of.user
+	}
+	s.mu.Unlock()
+	rctx, cancel := context.WithTimeout(ctx, bookPatience)
+	defer cancel()
+	l, owns, err := s.store.Authors(rctx, p.page, since, users)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pages[p.page] != p {
+		return err
+	}
+	if err != nil {
+		s.stalePages[p] = struct{}{}
+		return err
+	}
+	if !p.level.Newer(l) {
+		s.apply(p, l, owns)
+		p.authors = min(p.lowest, l.By)
+	}
+	s.level(p, l, math.MaxInt64)
+	return nil
+}
+
+// StoreBack makes Run read every user again: the store was away, or has lost data.
+func (s *Sums) StoreBack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.users {
+		s.staleUsers[f] = struct{}{}
+	}
+	s.wakeUp()
+}

@@ -1,0 +1,348 @@
+package notifier
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+	"headcount/presence/presencemem"
+	"headcount/unread"
+)
+
+// busyStore is a store in which others do something before and after each read.
+type busyStore struct {
+	unread.Store
+	meanwhile func()
+}
+
+func (s *busyStore) Levels(ctx context.Context, u unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
+	s.meanwhile()
+	defer s.meanwhile()
+	return s.Store.Levels(ctx, u, pages)
+}
+
+func (s *busyStore) Authors(ctx context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+	s.meanwhile()
+	defer s.meanwhile()
+	return s.Store.Authors(ctx, page, since, users)
+}
+
+func (s *busyStore) Records(ctx context.Context, users []unread.User) ([]unread.Record, error) {
+	s.meanwhile()
+	defer s.meanwhile()
+	return s.Store.Records(ctx, users)
+}
+
+// wants is a Hub that counts how often each topic is wanted.
+type wants map[presence.Topic]int
+
+func (w wants) Want(t presence.Topic) (presence.Update, bool) {
+	w[t]++
+	return presence.Update{}, false
+}
+
+func (w wants) Unwant(t presence.Topic) { w[t]-- }
+
+func quiet(store unread.Store) *Sums {
+	return New(Config{Store: store, Hub: wants{}, Group: &sync.WaitGroup{}, Log: zerolog.Nop()})
+}
+
+// inline runs what it is given at once.
+type inline struct{}
+
+func (inline) Go(f func()) { f() }
+
+// TestSumsFollowTheStore: publications come late, twice, in any order, or never except
+// for the last one. Meanwhile users come and go and others change everything. When all
+// is quiet the sums are those of the store. No sum was ever negative.
+func TestSumsFollowTheStore(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		store := presencemem.New(presencemem.Config{})
+		users := []unread.User{{1}, {2}, {3}}
+		pages := []string{"p", "q", "r"}
+		outside := unread.NewFollowService(store)
+		var waiting []presence.Update
+		must := func(err error) {
+			if err != nil {
+				rt.Fatal(err)
+			}
+		}
+		published := func(topic presence.Topic) {
+			updates, err := store.Updates(t.Context(), []presence.Topic{topic})
+			must(err)
+			waiting = append(waiting, updates...)
+		}
+		act := func() {
+			u, page := rapid.SampledFrom(users).Draw(rt, "user"), rapid.SampledFrom(pages).Draw(rt, "page")
+			switch rapid.SampledFrom([]string{"change", "own", "follow", "unfollow", "reset", "reset page"}).Draw(rt, "act") {
+			case "change":
+				must(store.Change(t.Context(), page, unread.Change{}))
+				published(unread.LevelTopic(page))
+			case "own":
+				must(store.Change(t.Context(), page, unread.Change{By: &u}))
+				published(unread.LevelTopic(page))
+			case "follow":
+				must(outside.Follow(t.Context(), u, page))
+				published(unread.RecordTopic(u))
+			case "unfollow":
+				must(outside.Unfollow(t.Context(), u, page))
+				published(unread.RecordTopic(u))
+			case "reset":
+				_, err := outside.Reset(t.Context(), u)
+				must(err)
+				published(unread.RecordTopic(u))
+			case "reset page":
+				_, err := outside.Reset(t.Context(), u, page)
+				must(err)
+				published(unread.RecordTopic(u))
+			}
+		}
+		var s *Sums
+		here := map[unread.User]*Sum{}
+		deliver := func() {
+			if len(waiting) == 0 {
+				return
+			}
+			i := rapid.IntRange(0, len(waiting)-1).Draw(rt, "which")
+			s.Update(waiting[i])
+			if rapid.Bool().Draw(rt, "lost or late") {
+				waiting = append(waiting[:i], waiting[i+1:]...)
+			}
+		}
+		move := func(ctx context.Context) {
+			u := rapid.SampledFrom(users).Draw(rt, "who")
+			if f := here[u]; f != nil {
+				delete(here, u)
+				s.Leave(f, nil)
+			} else if f := s.Enter(ctx, u); here[u] == nil {
+				here[u] = f
+			} else {
+				s.Leave(f, nil)
+			}
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		depth := 0 // how many things happen while others are under way
+		s = quiet(&busyStore{store, func() {
+			if depth == 2 {
+				return
+			}
+			depth++
+			switch rapid.IntRange(0, 5).Draw(rt, "meanwhile") {
+			case 0:
+				act()
+			case 1:
+				act()
+				deliver()
+			case 2:
+				move(gone) // who comes during a read does not wait for the next
+			}
+			depth--
+		}})
+		s.cfg.Group = inline{}
+		check := func() {
+			for _, f := range here {
+				if f.sum < 0 {
+					rt.Fatalf("a sum of %d", f.sum)
+				}
+			}
+		}
+		for range rapid.IntRange(1, 40).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 5).Draw(rt, "step") {
+			case 0:
+				move(t.Context())
+			case 1, 2:
+				act()
+			case 3, 4:
+				deliver()
+			case 5:
+				must(s.catchUp(t.Context()))
+			}
+			check()
+		}
+		depth = 2
+		for _, u := range users { // the newest publication of each topic arrives
+			published(unread.RecordTopic(u))
+		}
+		for _, page := range pages {
+			published(unread.LevelTopic(page))
+		}
+		for _, u := range waiting {
+			s.Update(u)
+		}
+		must(s.catchUp(t.Context()))
+		check()
+		for _, u := range users {
+			f := here[u]
+			if f == nil {
+				continue
+			}
+			want, _, err := outside.Unread(t.Context(), u)
+			must(err)
+			if !f.known || f.sum != want {
+				rt.Fatalf("user %x has %d (%v), want %d", u[0], f.sum, f.known, want)
+			}
+		}
+		for _, f := range here {
+			s.Leave(f, nil)
+		}
+		if len(s.users)+len(s.pages)+len(s.staleUsers)+len(s.stalePages) != 0 {
+			rt.Fatalf("%d users and %d pages are left", len(s.users), len(s.pages))
+		}
+		for topic, n := range s.hub.(wants) {
+			if n != 0 {
+				rt.Fatalf("%d still want %q", n, topic)
+			}
+		}
+	})
+}
+
+// awayStore is a store that is away while away is set.
+type awayStore struct {
+	unread.Store
+	away bool
+}
+
+func (s *awayStore) Records(ctx context.Context, users []unread.User) ([]unread.Record, error) {
+	if s.away {
+		return nil, fmt.Errorf("test: %w", presence.ErrUnavailable)
+	}
+	return s.Store.Records(ctx, users)
+}
+
+// While the store is away nobody is told 0, and what is not known is read later.
+func TestUnreadIsNotKnownWhileTheStoreIsAway(t *testing.T) {
+	store := &awayStore{Store: presencemem.New(presencemem.Config{}), away: true}
+	s := quiet(store)
+	f := s.Enter(t.Context(), unread.User{1})
+	if _, known := s.Unread(f); known {
+		t.Error("an unread count is known that nobody could read")
+	}
+	if err := s.catchUp(t.Context()); err == nil {
+		t.Error("caught up with a store that is away")
+	}
+	store.away = false
+	if err := s.catchUp(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n, known := s.Unread(f); n != 0 || !known {
+		t.Errorf("unread %d, %v", n, known)
+	}
+	s.Leave(f, nil)
+}
+
+// Users that come while the store reads others are read together, so that a slot of
+// newcomers does not wait for one call each.
+func TestNewcomersAreReadTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads, slow := 0, make(chan struct{})
+		store := &busyStore{Store: presencemem.New(presencemem.Config{})}
+		store.meanwhile = func() {
+			reads++ // one read at a time, and a synctest bubble sees races
+			<-slow
+		}
+		s := quiet(store)
+		var entered sync.WaitGroup
+		const users = 100
+		for i := range users {
+			entered.Go(func() {
+				if _, known := s.Unread(s.Enter(t.Context(), unread.User{byte(i)})); !known {
+					t.Errorf("user %d: the count is not known", i)
+				}
+			})
+		}
+		synctest.Wait()
+		close(slow)
+		entered.Wait()
+		if want := 2 * 2; reads != want { // meanwhile is called before and after a read
+			t.Errorf("%d calls around the reads of %d users, want %d", reads, users, want)
+		}
+	})
+}
+
+// A connection waits for a slow store only for a moment; its count comes later.
+func TestSlowStoreHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := make(chan struct{})
+		s := quiet(&busyStore{Store: presencemem.New(presencemem.Config{}), meanwhile: func() { <-slow }})
+		began := time.Now()
+		var entered sync.WaitGroup
+		for i := range 3 { // the first reads, the others gather
+			entered.Go(func() {
+				s.Enter(t.Context(), unread.User{byte(i)})
+			})
+		}
+		time.Sleep(enterPatience)
+		synctest.Wait()
+		s.mu.Lock()
+		waiting := len(s.staleUsers)
+		s.mu.Unlock()
+		if waiting != 2 {
+			t.Errorf("%d have stopped waiting after %s, want both that gathered", waiting, time.Since(began))
+		}
+		close(slow)
+		entered.Wait()
+	})
+}
+
+// tab is a connection.
+type tab struct{ told []int64 }
+
+func (c *tab) Tell(n int64, _ bool) { c.told = append(c.told, n) }
+
+// A read message is about its page; those that come within the pause are one reset, and a message about all pages is about
+// all.
+func TestReadOfPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := presencemem.New(presencemem.Config{})
+		var group sync.WaitGroup
+		s := New(Config{Store: store, Hub: wants{}, Group: &group, Rest: time.Second, Log: zerolog.Nop()})
+		u := unread.User{1}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, page := range []string{"p", "q", "r", "s"} {
+			must(s.book.Follow(t.Context(), u, page))
+			must(store.Change(t.Context(), page, unread.Change{}))
+		}
+		f, c := s.Enter(t.Context(), u), &tab{}
+		s.Add(f, c)
+		read := func(want int64, pages ...string) {
+			t.Helper()
+			for _, page := range pages {
+				s.Read(f, c, page)
+			}
+			group.Wait()
+			if n, _ := s.Unread(f); n != want || c.told[len(c.told)-1] != want {
+				t.Errorf("after a read of %q: %d, told %d, want %d", pages, n, c.told, want)
+			}
+		}
+		read(4, "not followed")
+		read(3, "p")
+		read(3, "p")
+		read(1, "r", "q")
+		read(0, "p", "")
+		s.Read(f, c, "p")
+		synctest.Wait() // the goroutine that resets has taken this page, and rests
+		for i := range maxPages + 50 {
+			s.Read(f, c, fmt.Sprintf("page %d", i))
+		}
+		s.mu.Lock()
+		n := len(f.reset.pages)
+		s.mu.Unlock()
+		if n != maxPages {
+			t.Errorf("%d pages wait, want %d", n, maxPages)
+		}
+		group.Wait()
+	})
+}

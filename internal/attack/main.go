@@ -1,0 +1,272 @@
+//go:build linux
+
+// Hostile attacks servers of its own on the loopback, one attack after the other, and
+// tells what each costs others: the memory of the server and of Redis, how soon a join
+// is seen, how soon a newcomer has its first count, and how long a like takes. Each attack is bounded in rate
+// and time. The exit status is 1 when a bound is broken.
+//
+// It needs Linux and two cores, one for the server and one for this program. With
+// --redis it needs redis-server(1) as well.
+package main
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"headcount/internal/benchenv"
+	"headcount/internal/servertest"
+)
+
+// The bounds that each attack is held to.
+const (
+	slowerTimes    = 1.2                   // an ordinary client's p99 may become so many times as long
+	slowerBy       = 20 * time.Millisecond // or longer by this
+	mostGrowth     = 300 << 20             // bytes, of any process while it is attacked
+	leftGrowth     = 30 << 20              // bytes, after the rest
+	leftGoroutines = 50                    // after the rest
+)
+
+func main() {
+	h := &run{}
+	var only string
+	flag.StringVar(&h.program, "program", "bin/headcount", "the server")
+	flag.DurationVar(&h.lasts, "lasts", 8*time.Second, "how long each attack lasts")
+	flag.DurationVar(&h.rests, "rests", time.Minute, "how long after it the memory must be back")
+	flag.BoolVar(&h.redis, "redis", false, "a server over Redis, not the embedded store")
+	flag.StringVar(&only, "only", "", "names of attacks, separated by commas")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	broken, err := h.run(ctx, only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "hostile:", err)
+	}
+	if broken || err != nil {
+		os.Exit(1)
+	}
+}
+
+// run is one run of attacks.
+type run struct {
+	program      string
+	lasts, rests time.Duration
+	redis        bool
+}
+
+func (h *run) run(ctx context.Context, only string) (broken bool, err error) {
+	if err := benchenv.Cores(); err != nil {
+		return false, err
+	}
+	var mine unix.CPUSet
+	mine.Set(benchenv.ClientCore)
+	if err := unix.SchedSetaffinity(0, &mine); err != nil {
+		return false, err
+	}
+	fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", "attack", "server MB before, most, after", "Redis MB before, most, after", "join seen p50/p99, attacked", "first count p99, attacked", "like p99, attacked", "verdict")
+	for _, a := range attacks {
+		if only != "" && !slices.Contains(strings.Split(only, ","), a.name) {
+			continue
+		}
+		r, err := h.attack(ctx, a)
+		if err != nil {
+			return broken, fmt.Errorf("%s: %w", a.name, err)
+		}
+		why := r.broken()
+		broken = broken || why != ""
+		if why == "" {
+			why = "held"
+		}
+		fmt.Printf("%-22s %30s %30s %26s %26s %20s  %s\n", a.name, r.server, r.store,
+			fmt.Sprintf("%s, %s", r.felt[0].seen, r.felt[1].seen), fmt.Sprintf("%.1f, %.1f ms", r.felt[0].first.at(99), r.felt[1].first.at(99)),
+			fmt.Sprintf("%.1f, %.1f ms", r.felt[0].liked.at(99), r.felt[1].liked.at(99)), why)
+	}
+	return broken, nil
+}
+
+// memory is that of one process, in bytes, before, at most and after.
+type memory struct{ before, most, after int64 }
+
+// back reports whether what the attack took has been given back.
+func (m memory) back() bool { return m.after-m.before <= leftGrowth }
+
+func (m memory) String() string {
+	return fmt.Sprintf("%d, %d, %d", m.before>>20, m.most>>20, m.after>>20)
+}
+
+// times are sorted.
+type times []time.Duration
+
+func (t times) at(percent int) float64 {
+	if len(t) == 0 {
+		return 0
+	}
+	return float64(t[(len(t)-1)*percent/100]) / 1e6
+}
+
+func (t times) String() string { return fmt.Sprintf("%.1f/%.1f ms", t.at(50), t.at(99)) }
+
+// result is what an attack cost. Of two values the first is from before the attack.
+type result struct {
+	server, store memory
+	goroutines    [2]int      // the second one from after the rest
+	felt          [2]measured // of these the first has lost nobody
+	wrong         string      // count at the end, in words; "" when it is right
+}
+
+func (r *result) broken() string {
+	var why []string
+	for name, m := range map[string]memory{"server": r.server, "Redis": r.store} {
+		if m.most-m.before > mostGrowth {
+			why = append(why, name+" grows")
+		}
+		if !m.back() {
+			why = append(why, name+" keeps memory")
+		}
+	}
+	slices.Sort(why)
+	if r.goroutines[1]-r.goroutines[0] > leftGoroutines {
+		why = append(why, fmt.Sprintf("%d goroutines, and %d after it", r.goroutines[0], r.goroutines[1]))
+	}
+	for what, t := range map[string][2]times{
+		"joins are seen late": {r.felt[0].seen, r.felt[1].seen}, "newcomers wait": {r.felt[0].first, r.felt[1].first}, "likes wait": {r.felt[0].liked, r.felt[1].liked},
+	} {
+		// Both bounds must be broken: 1.2 times, and 20 ms.
+		if t[1].at(99) > max(t[0].at(99)*slowerTimes, t[0].at(99)+slowerBy.Seconds()*1e3) {
+			why = append(why, what)
+		}
+	}
+	if lost := r.felt[1].lost; lost > 0 {
+		why = append(why, fmt.Sprintf("%d ordinary clients failed", lost))
+	}
+	if r.wrong != "" {
+		why = append(why, r.wrong)
+	}
+	return strings.Join(why, "; ")
+}
+
+// goroutines is how many the server has.
+func goroutines(admin string) (n int) {
+	resp, err := http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		return 0
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if count, found := strings.CutPrefix(lines.Text(), "go_goroutines "); found {
+			n, _ = strconv.Atoi(count)
+		}
+	}
+	return n
+}
+
+// attack runs a server of its own for one attack.
+func (h *run) attack(ctx context.Context, a attack) (r result, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var flags []string
+	storePID := 0
+	if h.redis {
+		redis := servertest.FreeAddr()
+		_, port, _ := net.SplitHostPort(redis)
+		var store servertest.Process
+		if err := store.Start(benchenv.On(ctx, benchenv.ServerCore, "redis-server", "--port", port, "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--loglevel", "warning")); err != nil {
+			return r, err
+		}
+		defer store.End(benchenv.EndTime)
+		storePID = store.PID()
+		flags = []string{"--redis", "redis://" + redis, "--cluster-listen", servertest.FreeAddr()}
+	}
+	dir, err := os.MkdirTemp("", "headcount-hostile-")
+	if err != nil {
+		return r, err
+	}
+	defer os.RemoveAll(dir)
+	if a.past {
+		if !h.redis {
+			flags = append(flags, "--data-dir", filepath.Join(dir, "data"))
+		}
+		if err := h.fillPast(ctx, dir, flags[:2]...); err != nil {
+			return r, err
+		}
+	}
+	if a.flags != nil {
+		further, err := a.flags(ctx)
+		if err != nil {
+			return r, err
+		}
+		flags = append(flags, further...)
+	}
+	if a.rules != "" {
+		rules := filepath.Join(dir, "rules.json")
+		if err := os.WriteFile(rules, []byte(a.rules), 0o600); err != nil {
+			return r, err
+		}
+		flags = append(flags, "--counters", rules)
+	}
+	if a.tls {
+		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+		if err := benchenv.WriteCertificate(cert, key); err != nil {
+			return r, err
+		}
+		flags = append(flags, "--tls-cert", cert, "--tls-key", key)
+	}
+	public, admin, server, err := benchenv.Serve(ctx, h.program, flags...)
+	if err != nil {
+		return r, err
+	}
+	defer server.End(benchenv.EndTime)
+	if a.tls {
+		public = secure + public
+	}
+	pid := server.PID()
+	o := newOrdinary(public)
+	if err := o.open(); err != nil {
+		return r, err
+	}
+	defer o.close()
+	r.felt[0] = o.measure(ctx, h.lasts/2)
+	r.goroutines[0] = goroutines(admin)
+	r.server, r.store = memory{before: servertest.Memory(pid)}, memory{before: servertest.Memory(storePID)}
+
+	watching, watched := context.WithCancel(ctx)
+	var watch, attacking sync.WaitGroup
+	watch.Go(func() { // ends with watched
+		for watching.Err() == nil {
+			r.server.most, r.store.most = max(r.server.most, servertest.Memory(pid)), max(r.store.most, servertest.Memory(storePID))
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	attacked, over := context.WithTimeout(ctx, h.lasts)
+	attacking.Go(func() { a.run(attacked, public) })
+	time.Sleep(h.lasts / 8) // the attack has to begin first
+	r.felt[1] = o.measure(attacked, h.lasts)
+	attacking.Wait()
+	over()
+	for end := time.Now().Add(h.rests); ; time.Sleep(time.Second) {
+		r.server.after, r.store.after = servertest.Memory(pid), servertest.Memory(storePID)
+		if r.goroutines[1] = goroutines(admin); r.server.back() && r.store.back() && r.goroutines[1]-r.goroutines[0] <= leftGoroutines || time.Now().After(end) || ctx.Err() != nil {
+			break
+		}
+	}
+	watched()
+	watch.Wait()
+	if n, err := o.count(); err != nil || n != 1 {
+		r.wrong = fmt.Sprintf("the count is %d and not 1 (%v)", n, err)
+	}
+	return r, ctx.Err()
+}

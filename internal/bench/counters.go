@@ -1,0 +1,627 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"headcount/internal/benchenv"
+	"headcount/internal/pgtest"
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+)
+
+const (
+	callers  = 64 // clients that change counters, each waiting for its answer
+	callTime = 4 * time.Second
+	manyKeys = 1_000_000
+	apiKey   = "the API key of the benchmark"
+)
+
+// counted runs a server with flags, and clients who change its counters.
+func counted(serve []string, client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+		err = b.withServer(ctx, append([]string{"--api-key", apiKey}, serve...), func(url string, pid int) (err error) {
+			figures, err = b.calls(ctx, url, pid, client...)
+			return err
+		})
+		return figures, err
+	}
+}
+
+// calls runs clients on a core of their own.
+func (b *bench) calls(ctx context.Context, url string, pid int, client ...string) (figures map[string]float64, err error) {
+	err = output(benchenv.On(ctx, benchenv.ClientCore, b.self, append([]string{"calls", "-url", url, "-pid", strconv.Itoa(pid)}, client...)...), &figures)
+	return figures, err
+}
+
+// increments measures increments of one key and of many keys beside the floor of a call: a handler that
+// reads the body as JSON and answers with a counter, and does nothing else. The three take turns, since the machine
+// is not as fast in every second, and the figures are medians of their turns.
+func increments(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	const turns, turn = 5, "1500ms"
+	type server struct {
+		name, url string
+		pid       int
+		flags     []string
+	}
+	measure := func(servers ...server) (map[string]float64, error) {
+		all := map[string][]float64{}
+		for range turns {
+			now := map[string]float64{}
+			for _, s := range servers {
+				one, err := b.calls(ctx, s.url, s.pid, append([]string{"-for", turn}, s.flags...)...)
+				if err != nil {
+					return nil, err
+				}
+				for name, value := range one {
+					now[s.name+"_"+name] = value
+				}
+			}
+			for _, name := range []string{"one", "many"} {
+				now[name+"_times"] = now[name+"_cpu_us_per_call"] / now["gin_cpu_us_per_call"]
+			}
+			for name, value := range now {
+				all[name] = append(all[name], value)
+			}
+		}
+		medians := map[string]float64{}
+		for name, values := range all {
+			medians[name] = median(values)
+		}
+		return medians, nil
+	}
+	flags := []string{"--api-key", apiKey}
+	err = b.beside(ctx, benchenv.ServerCore, "gin", func(addr string, gin int) error {
+		c, err := dial(addr) // waits until the server listens
+		if err != nil {
+			return err
+		}
+		_ = c.Close()
+		return b.withServer(ctx, flags, func(one string, onePID int) error {
+			return b.withServer(ctx, flags, func(many string, manyPID int) error {
+				figures, err = measure(server{name: "gin", url: "http://" + addr, pid: gin}, server{name: "one", url: one, pid: onePID},
+					server{name: "many", url: many, pid: manyPID, flags: []string{"-keys", "views:*"}})
+				return err
+			})
+		})
+	})
+	return figures, err
+}
+
+// bare is the server that is the floor of increments.
+func bare(args []string) error {
+	gin.SetMode(gin.ReleaseMode)
+	e := gin.New()
+	var value atomic.Int64
+	e.POST("/api/v1/counters/:key/increment", func(c *gin.Context) {
+		var body struct{ Delta int64 }
+		if err := c.ShouldBindJSON(&body); err != nil {
+			c.Status(http.StatusBadRequest)
+			return
+		}
+		c.JSON(http.StatusOK, struct {
+			Key       string    `json:"key"`
+			Kind      string    `json:"kind"`
+			Value     int64     `json:"value"`
+			UpdatedAt time.Time `json:"updated_at"`
+			Version   string    `json:"version"`
+			Exact     bool      `json:"exact"`
+		}{c.Param("key"), "sum", value.Add(body.Delta), time.Now().UTC().Truncate(time.Second), "1700000000000-42", true})
+	})
+	return http.ListenAndServe(args[0], e)
+}
+
+// topOfMany has a million keys gain, and then asks what gained most.
+func topOfMany(ctx context.Context, b *bench, serve ...string) (figures map[string]float64, err error) {
+	err = b.withServer(ctx, append([]string{"--api-key", apiKey}, serve...), func(url string, pid int) (err error) {
+		if _, err := b.calls(ctx, url, pid, "-keys", "views:*", "-batch", "1000", "-callers", "4"); err != nil {
+			return err
+		}
+		figures, err = b.calls(ctx, url, pid, "-top", "-callers", "1")
+		return err
+	})
+	return figures, err
+}
+
+func topInMemory(ctx context.Context, b *bench) (map[string]float64, error) { return topOfMany(ctx, b) }
+
+func topInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) (err error) {
+		figures, err = topOfMany(ctx, b, "--redis", redistest.Start(t).URL())
+		return err
+	})
+	return figures, err
+}
+
+func topInPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) (err error) {
+		figures, err = topOfMany(ctx, b, "--postgres", pgtest.Start(t, "shared_buffers=256MB").Database(t))
+		return err
+	})
+	return figures, err
+}
+
+// divided is a rule with a dimension.
+const divided = `{"rules":[{"match":"sales:*","kind":"sum","buckets":["1m:24h"],"dimensions":["country"]}]}`
+
+// underDimensions measures changes of one sum that are counted under 200 values of a dimension.
+func underDimensions(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) error {
+		rules := filepath.Join(t.TempDir(), "rules.json")
+		if err := os.WriteFile(rules, []byte(divided), 0o600); err != nil {
+			return err
+		}
+		figures, err = counted([]string{"--counters", rules}, "-keys", "sales:1", "-values", "200")(ctx, b)
+		return err
+	})
+	return figures, err
+}
+
+// inFile measures changes of counters in a data directory, and beside them what one
+// fsync costs there.
+func inFile(client ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (map[string]float64, error) {
+		dir, err := os.MkdirTemp(".", "bench") // /tmp may be memory
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		floor, err := syncs(filepath.Join(dir, "floor"))
+		if err != nil {
+			return nil, err
+		}
+		figures, err := counted([]string{"--data-dir", filepath.Join(dir, "data")}, client...)(ctx, b)
+		if err == nil {
+			figures["fsyncs_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
+		}
+		return figures, err
+	}
+}
+
+// syncs returns how many times a second a page of a file can be written and synced,
+// one after the other.
+func syncs(name string) (float64, error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	page, n, began := make([]byte, 4096), 0, time.Now()
+	for ; time.Since(began) < callTime/4; n++ {
+		if _, err := f.WriteAt(page, int64(n%64)*4096); err != nil {
+			return 0, err
+		}
+		if err := f.Sync(); err != nil {
+			return 0, err
+		}
+	}
+	return float64(n) / time.Since(began).Seconds(), nil
+}
+
+// inPostgres measures changes of one exact counter in PostgreSQL, and beside them
+// plain updates of one row, each from as many connections as there are clients.
+func inPostgres(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) error {
+		server := pgtest.Start(t, "fsync=on", "shared_buffers=256MB")
+		floor, err := updates(ctx, server.Database(t))
+		if err != nil {
+			return err
+		}
+		if figures, err = counted([]string{"--postgres", server.Database(t)}, "-keys", "stock:1")(ctx, b); err != nil {
+			return err
+		}
+		figures["updates_per_s"], figures["times"] = floor, figures["changes_per_s"]/floor
+		return nil
+	})
+	return figures, err
+}
+
+func updates(ctx context.Context, url string) (float64, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return 0, err
+	}
+	cfg.MaxConns, cfg.MinConns = callers, callers
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, "create table plain (key text primary key, value bigint not null) with (fillfactor = 50); insert into plain values ('k', 0)"); err != nil {
+		return 0, err
+	}
+	var n atomic.Int64
+	var group sync.WaitGroup
+	errs := make(chan error, callers)
+	began := time.Now()
+	for range callers {
+		group.Go(func() {
+			for time.Since(began) < callTime {
+				if _, err := pool.Exec(ctx, "update plain set value = value + 1 where key = 'k'"); err != nil {
+					errs <- err
+					return
+				}
+				n.Add(1)
+			}
+		})
+	}
+	group.Wait()
+	close(errs)
+	return float64(n.Load()) / time.Since(began).Seconds(), <-errs
+}
+
+// inRedis measures changes of one counter at steady rates, of as much as a core carries and of more, and how many scripts
+// Redis runs for them.
+func inRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	figures = map[string]float64{}
+	err = withStandIn(func(t *standIn) error {
+		server := redistest.Start(t)
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
+			time.Sleep(callTime) // until a process that has just begun has its partitions
+			idle, began := scripts(t, server), time.Now()
+			time.Sleep(callTime / 2)
+			rest := (scripts(t, server) - idle) / time.Since(began).Seconds()
+			for _, load := range []struct {
+				prefix string
+				client []string
+			}{
+				{"5000_", []string{"-rate", "5000"}},
+				{"10000_", []string{"-rate", "10000"}},
+				{"batches_", []string{"-rate", "200", "-batch", "100"}},
+				{"", []string{"-rate", "20000"}},
+			} {
+				before, began := scripts(t, server), time.Now()
+				got, err := b.calls(ctx, url, pid, append(load.client, "-callers", "500")...)
+				if err != nil {
+					return err
+				}
+				got["scripts_per_s"] = (scripts(t, server)-before)/time.Since(began).Seconds() - rest
+				got["core_percent"] = got["calls_per_s"] * got["cpu_us_per_call"] / 1e4
+				for name, v := range got {
+					figures[load.prefix+name] = v
+				}
+			}
+			return nil
+		})
+	})
+	return figures, err
+}
+
+// persisted measures how many rows are written in PostgreSQL, behind Redis, for changes of some
+// counters at a steady rate.
+func persisted(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	const keys, rate = 200, 4000
+	err = withStandIn(func(t *standIn) error {
+		redis, postgres := redistest.Start(t), pgtest.Start(t)
+		database := postgres.Database(t)
+		// Each row of a counter is written by an update; what makes it is written once.
+		rows := func() float64 {
+			time.Sleep(2 * time.Second) // the last cut, and what PostgreSQL counts a second late
+			return float64(pgtest.Query[int64](t, database, "select coalesce(sum(n_tup_upd), 0)::bigint from pg_stat_user_tables where relname = 'headcount_counters'"))
+		}
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", redis.URL(), "--postgres", database}, func(url string, pid int) error {
+			client := []string{"-keys", "votes:*", "-many", strconv.Itoa(keys), "-rate", strconv.Itoa(rate), "-callers", "100"}
+			if _, err := b.calls(ctx, url, pid, client...); err != nil { // all counters exist
+				return err
+			}
+			before := rows()
+			if figures, err = b.calls(ctx, url, pid, client...); err != nil {
+				return err
+			}
+			figures["rows"] = rows() - before
+			figures["changes"] = figures["changes_per_s"] * callTime.Seconds()
+			figures["each"] = figures["rows"] / keys / callTime.Seconds() // --persist-interval is 1s
+			return nil
+		})
+	})
+	return figures, err
+}
+
+// hotInCluster measures a sum that is spread over three masters: where its scripts run, and what an
+// exact read takes beside one of a sum that is not spread.
+func hotInCluster(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) error {
+		cluster := redistest.StartCluster(t, 3, 0)
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", cluster.URL(), "--hot-rate", "20"}, func(url string, pid int) error {
+			change := []string{"-rate", "2000", "-keys", "votes:hot"}
+			if _, err := b.calls(ctx, url, pid, change...); err != nil { // until it is spread
+				return err
+			}
+			var before, ran [3]float64
+			for i, m := range cluster.Masters {
+				before[i] = scripts(t, m)
+			}
+			began := time.Now()
+			if figures, err = b.calls(ctx, url, pid, change...); err != nil {
+				return err
+			}
+			sum := 0.0
+			for i, m := range cluster.Masters {
+				ran[i] = scripts(t, m) - before[i]
+				sum += ran[i]
+			}
+			figures["scripts_per_s"] = sum / time.Since(began).Seconds()
+			figures["busiest_percent"] = 100 * slices.Max(ran[:]) / sum
+			if figures["one_p50_ms"], err = exactReads(ctx, url, "votes:other"); err == nil {
+				figures["exact_p50_ms"], err = exactReads(ctx, url, "votes:hot")
+			}
+			return err
+		})
+	})
+	return figures, err
+}
+
+// exactReads returns the median of exact reads of a counter, one after the other, in ms.
+func exactReads(ctx context.Context, url, key string) (float64, error) {
+	var took []time.Duration
+	for range 500 {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/api/v1/counters/"+key+"/exact", nil)
+		if err != nil {
+			return 0, err
+		}
+		request.Header.Set("X-API-Key", apiKey)
+		began := time.Now()
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return 0, err
+		}
+		text, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil || answer.StatusCode != http.StatusOK {
+			return 0, fmt.Errorf("an exact read: %s %s, %w", answer.Status, text, err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return took[len(took)/2].Seconds() * 1e3, nil
+}
+
+// membersInRedis measures what a member of a set takes in Redis.
+func membersInRedis(ctx context.Context, b *bench) (figures map[string]float64, err error) {
+	err = withStandIn(func(t *standIn) error {
+		server := redistest.Start(t)
+		return b.withServer(ctx, []string{"--api-key", apiKey, "--redis", server.URL()}, func(url string, pid int) error {
+			before := memory(t, server)
+			if _, err := b.calls(ctx, url, pid, "-members", strconv.Itoa(manyKeys)); err != nil {
+				return err
+			}
+			figures = map[string]float64{"bytes_each": (memory(t, server) - before) / manyKeys}
+			return nil
+		})
+	})
+	return figures, err
+}
+
+// scripts is how many scripts Redis has run. Every change is made by one.
+func scripts(t *standIn, s *redistest.Server) float64 {
+	return info(t, s, "commandstats", "cmdstat_evalsha:calls=")
+}
+
+func memory(t *standIn, s *redistest.Server) float64 { return info(t, s, "memory", "used_memory:") }
+
+func info(t *standIn, s *redistest.Server, section, field string) float64 {
+	text, _ := s.Do(t, "INFO", section).(string)
+	_, rest, _ := strings.Cut(text, "\n"+field)
+	line := rest[:max(0, strings.IndexAny(rest, ",\r"))]
+	n, err := strconv.ParseFloat(line, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// standIn is in the place of a test, so that the servers of tests can run here. It
+// panics where a test would fail.
+type standIn struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (t *standIn) Helper()                   {}
+func (t *standIn) Context() context.Context  { return context.Background() }
+func (t *standIn) Cleanup(f func())          { t.cleanups = append(t.cleanups, f) }
+func (t *standIn) Errorf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
+func (t *standIn) Fatalf(f string, a ...any) { panic(fmt.Errorf(f, a...)) }
+func (t *standIn) Fatal(a ...any)            { panic(errors.New(fmt.Sprint(a...))) }
+
+func (t *standIn) TempDir() string {
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// withStandIn runs f and ends the servers that it started.
+func withStandIn(f func(*standIn) error) (err error) {
+	t := &standIn{}
+	defer func() {
+		if failed, ok := recover().(error); ok {
+			err = failed
+		}
+		for _, c := range slices.Backward(t.cleanups) {
+			c()
+		}
+	}()
+	return f(t)
+}
+
+// calls is the clients: each sends a change and waits for the answer before the next.
+func calls(args []string) error {
+	f := flag.NewFlagSet("calls", flag.ContinueOnError)
+	target := f.String("url", "", "the server")
+	pid := f.Int("pid", 0, "its process")
+	keys := f.String("keys", "views:1", "the key, or a prefix and * for many keys")
+	many := f.Int("many", manyKeys, "how many keys the * of -keys stands for")
+	batch := f.Int("batch", 0, "changes of a call; 0: one, by the call for one")
+	members := f.Int("members", 0, "add so many members to one set, instead of changes")
+	limit := f.Bool("limit", false, "ask for a limit, instead of changes")
+	values := f.Int("values", 0, "count changes under so many values of the dimension country")
+	unique := f.Int("unique", 0, "add one of so many members to a unique, instead of changes")
+	top := f.Bool("top", false, "ask for what gained most, instead of changes")
+	rate := f.Float64("rate", 0, "calls a second, together; 0: as many as go")
+	clients := f.Int("callers", callers, "clients")
+	lasts := f.Duration("for", callTime, "how long")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	u, err := url.Parse(*target)
+	if err != nil {
+		return err
+	}
+	r := &caller{host: u.Host, keys: *keys, many: *many, batch: *batch, values: *values, unique: *unique, limit: *limit, top: *top}
+	var group sync.WaitGroup
+	var turn, left atomic.Int64
+	left.Store(int64(*members))
+	took, errs := make([][]time.Duration, *clients), make([]error, *clients)
+	conns := make([]net.Conn, *clients)
+	for i := range conns { // connecting is not a part of the first calls
+		if conns[i], err = dial(u.Host); err != nil {
+			return err
+		}
+		defer conns[i].Close()
+	}
+	before, cpu, began := servertest.Memory(*pid), cpuTime(*pid), time.Now()
+	for i, c := range conns {
+		group.Go(func() {
+			in := bufio.NewReaderSize(c, 64<<10)
+			for {
+				due := time.Now()
+				if *rate > 0 { // late calls are measured from when they were due
+					due = began.Add(time.Duration(float64(turn.Add(1)) / *rate * float64(time.Second)))
+					time.Sleep(time.Until(due))
+				}
+				from := -1
+				if *members > 0 {
+					if from = int(left.Add(-1000)); from < 0 {
+						return
+					}
+				} else if time.Since(began) > *lasts {
+					return
+				}
+				if errs[i] = r.call(c, in, from); errs[i] != nil {
+					return
+				}
+				took[i] = append(took[i], time.Since(due))
+			}
+		})
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	seconds, used := time.Since(began).Seconds(), cpuTime(*pid)-cpu
+	all := slices.Sorted(slices.Values(slices.Concat(took...)))
+	n := float64(len(all))
+	changes := n * float64(max(*batch, 1))
+	return tell(map[string]float64{
+		"calls_per_s": n / seconds, "changes_per_s": changes / seconds, "cpu_us_per_call": used / n * 1e6, "changes_per_cpu_s": changes / used,
+		"p50_ms": all[len(all)/2].Seconds() * 1e3, "p99_ms": all[len(all)*99/100].Seconds() * 1e3,
+		"grown_mb": float64(servertest.Memory(*pid)-before) / 1e6,
+	})
+}
+
+// caller makes the calls of all clients.
+type caller struct {
+	host, keys     string
+	many, batch    int
+	values, unique int
+	limit, top     bool
+}
+
+// key is one that fits keys.
+func (r *caller) key() string {
+	if prefix, many := strings.CutSuffix(r.keys, "*"); many {
+		return prefix + strconv.Itoa(rand.IntN(r.many))
+	}
+	return r.keys
+}
+
+// call makes one call and reads its answer. from is the first of the members to add.
+func (r *caller) call(c net.Conn, in *bufio.Reader, from int) error {
+	path, body := "/api/v1/counters/"+r.key()+"/increment", []byte(`{"delta":1}`)
+	switch {
+	case r.limit:
+		path, body = "/api/v1/limits/"+r.key(), []byte(`{"limit":1000000000,"window":"1m"}`)
+	case r.values > 0:
+		body = fmt.Appendf(nil, `{"delta":1,"dimensions":{"country":"c%d"}}`, rand.IntN(r.values))
+	case r.unique > 0:
+		path = "/api/v1/counters/" + r.key() + "/members"
+		body = fmt.Appendf(nil, `{"add":["user%d"]}`, rand.IntN(r.unique))
+	case from >= 0:
+		add := make([]string, 1000)
+		for i := range add {
+			add[i] = "user" + strconv.Itoa(from+i)
+		}
+		path = "/api/v1/counters/likes:1/members"
+		body, _ = json.Marshal(map[string]any{"add": add}) // strings
+	case r.batch > 0:
+		b := append(make([]byte, 0, 64*r.batch), `{"changes":[`...)
+		for i := range r.batch {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = fmt.Appendf(b, `{"key":%q,"delta":1}`, r.key())
+		}
+		path, body = "/api/v1/counters", append(b, `]}`...)
+	}
+	method := "POST"
+	if r.top {
+		method, path, body = "GET", "/api/v1/top?match=views:*&last=1h&n=10", nil
+	}
+	request := fmt.Appendf(nil, method+" %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nX-API-Key: %s\r\nContent-Length: %d\r\n\r\n%s", path, r.host, apiKey, len(body), body)
+	if _, err := c.Write(request); err != nil {
+		return err
+	}
+	status, err := in.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	ok := bytes.Contains(status, []byte(" 200 "))
+	said, length := string(status), 0
+	for {
+		line, err := in.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if len(line) <= 2 {
+			break
+		}
+		if name, value, _ := bytes.Cut(line, []byte(": ")); bytes.EqualFold(name, []byte("Content-Length")) {
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
+				return err
+			}
+		}
+	}
+	if !ok {
+		text, _ := io.ReadAll(io.LimitReader(in, int64(length)))
+		return fmt.Errorf("%s: %s%s", path, said, text)
+	}
+	_, err = in.Discard(length)
+	return err
+}

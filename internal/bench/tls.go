@@ -1,0 +1,120 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/internal/benchenv"
+	"headcount/internal/servertest"
+)
+
+// fannedOutOverTLS runs a scenario of the simulator against a server without TLS, then against one
+// that has TLS of its own, and then against one without whose TLS nginx ends, on the same core.
+func fannedOutOverTLS(args ...string) func(ctx context.Context, b *bench) (map[string]float64, error) {
+	return func(ctx context.Context, b *bench) (map[string]float64, error) {
+		dir, err := os.MkdirTemp("", "headcount-bench-")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+		if err := benchenv.WriteCertificate(cert, key); err != nil {
+			return nil, err
+		}
+		var plain, secured, proxied map[string]float64
+		if err := b.withServer(ctx, quick("35ms"), func(url string, pid int) (err error) {
+			plain, err = b.simulate(ctx, "", url, pid, args...)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		if err := b.withServer(ctx, append(quick("35ms"), "--tls-cert", cert, "--tls-key", key), func(url string, pid int) (err error) {
+			secured, err = b.simulate(ctx, cert, strings.Replace(url, "http:", "https:", 1), pid, args...)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		if err := b.withServer(ctx, quick("35ms"), func(url string, pid int) (err error) {
+			proxied, err = b.throughNginx(ctx, dir, url, pid, args...)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		const cpu, rss = "server_cpu_s_per_million_counts", "server_rss_bytes_per_connection"
+		return map[string]float64{
+			"cpu_s_per_million": secured[cpu], "plain_cpu_s_per_million": plain[cpu], "times": secured[cpu] / plain[cpu],
+			"rss_kb_each": secured[rss] / 1e3, "plain_rss_kb_each": plain[rss] / 1e3,
+			"nginx_cpu_s_per_million": proxied[cpu], "nginx_times": proxied[cpu] / plain[cpu], "nginx_rss_kb_each": proxied["nginx_rss_kb_each"],
+		}, nil
+	}
+}
+
+// nginxConf is an nginx in front of a server, of one process. dir has the certificate.
+const nginxConf = `daemon off; master_process off; worker_rlimit_nofile 50000; pid {dir}/nginx.pid; error_log {dir}/error.log crit;
+events { worker_connections 40000; }
+http {
+	access_log off;
+	client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi; uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
+	map $http_upgrade $upgrading { default upgrade; '' ''; }
+	server {
+		listen {listen} ssl backlog=8192;
+		ssl_certificate {dir}/cert.pem; ssl_certificate_key {dir}/key.pem;
+		location / {
+			proxy_pass http://{server};
+			proxy_http_version 1.1;
+			proxy_set_header Upgrade $http_upgrade;
+			proxy_set_header Connection $upgrading;
+			proxy_set_header Host $http_host;
+			proxy_buffering off;
+			proxy_read_timeout 60s;
+		}
+	}
+}
+`
+
+// throughNginx is simulate of clients who reach the server through nginx, which speaks TLS with them.
+// CPU time is that of both processes.
+func (b *bench) throughNginx(ctx context.Context, dir, url string, pid int, args ...string) (map[string]float64, error) {
+	program, err := exec.LookPath("nginx")
+	if err != nil {
+		program = "/usr/sbin/nginx" // which a user's PATH may lack
+	}
+	listen, conf := servertest.FreeAddr(), filepath.Join(dir, "nginx.conf")
+	text := strings.NewReplacer("{dir}", dir, "{listen}", listen, "{server}", strings.TrimPrefix(url, "http://")).Replace(nginxConf)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	var proxy servertest.Process
+	if err := proxy.Start(benchenv.On(ctx, benchenv.ServerCore, program, "-p", dir, "-c", conf)); err != nil {
+		return nil, err
+	}
+	defer proxy.End(benchenv.EndTime)
+	wait, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	if err := servertest.Await(wait, &proxy, func(ctx context.Context) error {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "tcp", listen)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}); err != nil {
+		return nil, fmt.Errorf("nginx does not listen (make setup installs it): %w", err)
+	}
+	before := mostMemory(proxy.PID())
+	figures, err := b.simulate(ctx, filepath.Join(dir, "cert.pem"), "https://"+listen, pid, append([]string{"--pid", strconv.Itoa(proxy.PID())}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	figures["nginx_rss_kb_each"] = (mostMemory(proxy.PID()) - before) / subscribers / 1e3
+	return figures, nil
+}

@@ -1,0 +1,405 @@
+// Package pgtest starts real PostgreSQL servers for tests. They listen on free
+// ports of the loopback, live in folders of their own, and die with the test
+// process. PostgreSQL refuses to run as root: root starts it as the user
+// postgres, or nobody when there is no such user.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"headcount/internal/servertest"
+)
+
+// startTimeout bounds what a server may take to answer on a busy machine, also
+// when it mends what a crash left.
+const startTimeout = 60 * time.Second
+
+// Server is one PostgreSQL. Its address stays the same over restarts.
+type Server struct {
+	Addr string
+
+	dir  string
+	args []string
+
+	process   servertest.Process
+	databases atomic.Int64 // made so far
+}
+
+// Start starts a server that ends with the test. settings are lines of
+// postgresql.conf, such as "fsync=on": without it a commit does not wait for the
+// disk, which a killed process survives and a machine without power does not.
+func Start(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	dir, err := folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s, err := newServer(dir, settings...)
+	if err == nil {
+		t.Cleanup(s.Kill)
+		err = s.start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// folder is a new one that the server's user owns. It is not in the test's own
+// folder, into which only the test's user may look.
+func folder() (string, error) {
+	dir, err := os.MkdirTemp("", "pgtest")
+	if err != nil {
+		return "", err
+	}
+	who, err := credential()
+	if err == nil && who != nil {
+		err = os.Chown(dir, int(who.Uid), int(who.Gid))
+	}
+	return dir, err
+}
+
+// credential is the user that runs servers; nil when it is the test's own.
+func credential() (*syscall.Credential, error) {
+	if os.Getuid() != 0 {
+		return nil, nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err := strconv.ParseUint(u.Uid, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		gid, err := strconv.ParseUint(u.Gid, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid), NoSetGroups: true}, nil
+	}
+	return nil, errors.New("pgtest: there is neither a user postgres nor nobody, and PostgreSQL does not run as root")
+}
+
+// program is the path of PgBouncer, or of a program of PostgreSQL; of several versions the newest.
+func program(name string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	var found []string
+	for _, pattern := range []string{"/usr/sbin/", "/usr/lib/postgresql/*/bin/", "/usr/libexec/postgresql*/", "/usr/pgsql-*/bin/", "/opt/homebrew/opt/postgresql*/bin/"} {
+		paths, _ := filepath.Glob(pattern + name)
+		found = append(found, paths...)
+	}
+	if len(found) == 0 {
+		return "", fmt.Errorf("pgtest: %s is missing: run make setup", name)
+	}
+	slices.SortFunc(found, func(a, b string) int { return len(a) - len(b) }) // version 9 before version 10
+	return found[len(found)-1], nil
+}
+
+func command(name string, args ...string) (*exec.Cmd, error) {
+	path, err := program(name)
+	if err != nil {
+		return nil, err
+	}
+	who, err := credential()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: who}
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	return cmd, nil
+}
+
+func newServer(dir string, settings ...string) (*Server, error) {
+	port := strconv.Itoa(servertest.FreePort())
+	data := filepath.Join(dir, "data")
+	initdb, err := command("initdb", "--pgdata", data, "--username", "headcount", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync")
+	if err != nil {
+		return nil, err
+	}
+	if text, err := initdb.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("pgtest: initdb: %w\n%s", err, text)
+	}
+	s := &Server{Addr: net.JoinHostPort("127.0.0.1", port), dir: dir, args: []string{"-D", data, "-h", "127.0.0.1", "-p", port, "-k", dir}}
+	for _, setting := range append([]string{"fsync=off", "max_connections=200", "shared_buffers=32MB"}, settings...) {
+		s.args = append(s.args, "-c", setting)
+	}
+	return s, nil
+}
+
+// start waits until the server answers. One that was killed a moment ago may
+// have left its shared memory to the last of its children, so a start is tried
+// again until that is gone.
+func (s *Server) start() error {
+	return s.startWith(s.args, func(ctx context.Context) error {
+		c, err := pgx.Connect(ctx, s.URL("postgres"))
+		if err != nil {
+			return err
+		}
+		return c.Close(ctx)
+	})
+}
+
+// startWith is start with other arguments, until answers returns no error.
+func (s *Server) startWith(args []string, answers func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		output := filepath.Join(s.dir, "output")
+		if err := s.run(output, args); err != nil {
+			return err
+		}
+		err := servertest.Await(ctx, &s.process, answers)
+		if err == nil {
+			return nil
+		}
+		text, _ := os.ReadFile(output)
+		if !strings.Contains(string(text), "still in use") || ctx.Err() != nil {
+			return fmt.Errorf("pgtest: postgres %s: %w\n%s", strings.Join(args, " "), err, text)
+		}
+		s.Kill()
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// run starts the server, whose output is that of this run alone.
+func (s *Server) run(output string, args []string) error {
+	cmd, err := command("postgres", args...)
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(output)
+	if err != nil {
+		return err
+	}
+	defer out.Close() // the process has it as its own
+	cmd.Stdout, cmd.Stderr = out, out
+	return s.process.Start(cmd)
+}
+
+// URL is that of a database.
+func (s *Server) URL(database string) string {
+	return "postgres://headcount@" + s.Addr + "/" + database + "?sslmode=disable"
+}
+
+// Database makes an empty one and returns its URL.
+func (s *Server) Database(t testing.TB) string {
+	t.Helper()
+	name := "d" + strconv.FormatInt(s.databases.Add(1), 10)
+	s.Exec(t, s.URL("postgres"), "CREATE DATABASE "+name)
+	return s.URL(name)
+}
+
+// Exec runs statements in the database of url and fails the test when they fail.
+func (s *Server) Exec(t testing.TB, url, sql string) {
+	t.Helper()
+	err := ask(t, url, func(c *pgx.Conn) error {
+		_, err := c.Exec(t.Context(), sql)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// Query runs a statement that returns one value.
+func Query[T any](t testing.TB, url, sql string, args ...any) (v T) {
+	t.Helper()
+	err := ask(t, url, func(c *pgx.Conn) error { return c.QueryRow(t.Context(), sql, args...).Scan(&v) })
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// connections are open ones by URL: tests ask the same thing until it is so, and for each
+// new connection the server starts a process. One that a test or a crash has ended is
+// replaced.
+var connections = struct {
+	sync.Mutex
+	open map[string]*pgx.Conn
+}{open: map[string]*pgx.Conn{}}
+
+func ask(t testing.TB, url string, do func(*pgx.Conn) error) error {
+	connections.Lock()
+	defer connections.Unlock()
+	c := connections.open[url]
+	if c != nil && c.Ping(t.Context()) != nil {
+		_ = c.Close(context.Background())
+		c = nil
+	}
+	if c == nil {
+		var err error
+		if c, err = pgx.Connect(t.Context(), url); err != nil {
+			delete(connections.open, url)
+			return err
+		}
+		connections.open[url] = c
+	}
+	return do(c)
+}
+
+// Kill ends the server and all of its connections at once, as a crash does.
+func (s *Server) Kill() { s.process.Kill() }
+
+// Pause has the server hang: its connections stay, and it says nothing.
+func (s *Server) Pause() { s.process.Signal(syscall.SIGSTOP) }
+
+// Resume ends Pause.
+func (s *Server) Resume() { s.process.Signal(syscall.SIGCONT) }
+
+// Restart starts the server again after Kill, with all that was committed.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Kill()
+	if err := s.start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// StartUp starts the server again after Kill, into a start that lasts: it answers that it is starting up, until end. It is
+// a standby that lets nobody in and waits for its primary.
+func (s *Server) StartUp(t testing.TB) (end func()) {
+	t.Helper()
+	s.Kill()
+	data := filepath.Join(s.dir, "data")
+	file := func(name string) {
+		if err := os.WriteFile(filepath.Join(data, name), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file("standby.signal")
+	err := s.startWith(append(slices.Clip(s.args), "-c", "hot_standby=off"), func(ctx context.Context) error {
+		_, err := pgx.Connect(ctx, s.URL("postgres"))
+		if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) && refused.Code == "57P03" {
+			return nil
+		}
+		return fmt.Errorf("it does not start up: %w", err)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		file("promote")
+		_ = syscall.Kill(s.process.PID(), syscall.SIGUSR1)
+	}
+}
+
+// Bouncer starts a PgBouncer in front of the server, and returns the URL of the same database there. It ends with the test.
+func (s *Server) Bouncer(t testing.TB, url, mode string) string {
+	t.Helper()
+	addr := servertest.FreeAddr()
+	host, port, _ := net.SplitHostPort(addr)
+	_, behind, _ := net.SplitHostPort(s.Addr)
+	dir := filepath.Join(s.dir, "bouncer"+port)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	users, conf := filepath.Join(dir, "users"), filepath.Join(dir, "conf")
+	for file, text := range map[string]string{users: `"headcount" ""`, conf: strings.Join([]string{
+		"[databases]", "* = host=" + host + " port=" + behind,
+		"[pgbouncer]", "listen_addr=" + host, "listen_port=" + port, "unix_socket_dir=", "auth_type=trust", "auth_file=" + users, "pool_mode=" + mode,
+	}, "\n")} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd, err := command("pgbouncer", conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log servertest.Log
+	cmd.Stdout, cmd.Stderr = &log, &log
+	var bouncer servertest.Process
+	if err := bouncer.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(bouncer.Kill)
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	url = strings.Replace(url, s.Addr, addr, 1)
+	if err := servertest.Await(ctx, &bouncer, func(ctx context.Context) error {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}); err != nil {
+		t.Fatalf("pgbouncer: %v\n%s", err, &log)
+	}
+	return url
+}
+
+// shared lives as long as the test process: starting a server takes longer
+// than making a database.
+var shared struct {
+	sync.Mutex
+	server *Server
+}
+
+// Single is this test process's shared server. Who kills it restarts it.
+func Single(t testing.TB) *Server {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server != nil {
+		return shared.server
+	}
+	dir, err := folder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newServer(dir)
+	if err == nil {
+		err = s.start()
+	}
+	if err != nil {
+		if s != nil {
+			s.Kill()
+		}
+		_ = os.RemoveAll(dir)
+		t.Fatal(err)
+	}
+	shared.server = s
+	return s
+}
+
+// Stop ends the shared server. TestMain calls it after the tests.
+func Stop() {
+	connections.Lock()
+	for _, c := range connections.open {
+		_ = c.Close(context.Background())
+	}
+	connections.Unlock()
+	shared.Lock()
+	defer shared.Unlock()
+	if s := shared.server; s != nil {
+		s.Kill()
+		_ = os.RemoveAll(s.dir)
+		shared.server = nil
+	}
+}

@@ -1,0 +1,448 @@
+// Package redistest starts real Redis servers for tests: single, with Sentinel,
+// and as a Cluster. They listen on free ports of the loopback, keep nothing
+// unless asked, and die with the test process.
+package redistest
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/servertest"
+	"headcount/internal/testkit"
+)
+
+// clusterBus is by how much the port of the Cluster bus is above the server's.
+const clusterBus = 10000
+
+// Server is one redis-server. Its address stays the same over restarts.
+type Server struct {
+	Addr string
+
+	dir  string
+	args []string
+	env  []string // beside that of the test
+	text string   // a configuration file, for those that need one
+
+	tls   *tls.Config // of those that speak TLS alone
+	login string      // user:password of URL; "" for nobody in particular
+
+	process servertest.Process
+}
+
+// Durable are the options of a server that loses nothing when it is killed.
+var Durable = []string{"--appendonly", "yes", "--appendfsync", "always"}
+
+// Start starts a server that ends with the test. args are options of
+// redis-server that replace the defaults, such as "--appendonly", "yes".
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return newServer(t.TempDir(), args...).startFor(t)
+}
+
+// startFor starts the server for a test, with which it ends.
+func (s *Server) startFor(t testing.TB) *Server {
+	t.Helper()
+	t.Cleanup(s.Kill)
+	if err := s.start(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newServer(dir string, args ...string) *Server {
+	port := strconv.Itoa(servertest.FreePort(clusterBus))
+	return &Server{
+		Addr: net.JoinHostPort("127.0.0.1", port),
+		dir:  dir,
+		args: append([]string{"--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", "", "--appendonly", "no"}, args...),
+	}
+}
+
+func (s *Server) start() error {
+	args := s.args
+	if s.text != "" {
+		file := filepath.Join(s.dir, "redis.conf")
+		if _, err := os.Stat(file); err != nil { // a sentinel writes into its own
+			if err := os.WriteFile(file, []byte(s.text), 0o600); err != nil {
+				return err
+			}
+		}
+		args = append([]string{file}, args...)
+	}
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return errors.New("redistest: install redis-server: run make setup")
+	}
+	output := filepath.Join(s.dir, "output")
+	out, err := os.OpenFile(output, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close() // the process has it as its own
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), s.env...)
+	if err := s.process.Start(cmd); err != nil {
+		return err
+	}
+	c := s.Client()
+	defer c.Close()
+	if err := await(&s.process, func(ctx context.Context) error { return c.Ping(ctx).Err() }); err != nil {
+		text, _ := os.ReadFile(output)
+		return fmt.Errorf("redistest: redis-server %s: %w\n%s", strings.Join(args, " "), err, text)
+	}
+	return nil
+}
+
+// await asks until ok, or the process has ended, or it is too late.
+func await(p *servertest.Process, ok func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
+	defer cancel()
+	return servertest.Await(ctx, p, ok)
+}
+
+// URL is the server's, as presenceredis.Config wants it.
+func (s *Server) URL() string { return s.origin() + "/0" }
+
+// origin is the URL without a path.
+func (s *Server) origin() string {
+	u := "redis://"
+	if s.tls != nil {
+		u = "rediss://"
+	}
+	if s.login != "" {
+		u += s.login + "@"
+	}
+	return u + s.Addr
+}
+
+// Client returns a client of this server alone, as the user that may do
+// everything; the caller closes it.
+func (s *Server) Client() *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: s.Addr, TLSConfig: s.tls, DialTimeout: time.Second, MaxRetries: -1, DisableIdentity: true, Protocol: 2})
+}
+
+// Do runs one command on this server and fails the test when it fails.
+func (s *Server) Do(t testing.TB, args ...any) any {
+	t.Helper()
+	v, err := s.do(args...)
+	if err != nil {
+		t.Fatalf("redis: %v: %v", args, err)
+	}
+	return v
+}
+
+func (s *Server) do(args ...any) (any, error) {
+	c := s.Client()
+	defer c.Close()
+	return c.Do(context.Background(), args...).Result()
+}
+
+// Flush empties the server, with the scripts it knows left.
+func (s *Server) Flush(t testing.TB) { t.Helper(); s.Do(t, "FLUSHALL") }
+
+// Kill ends the server at once, as a crash does.
+func (s *Server) Kill() { s.process.Kill() }
+
+// Pause has the server hang: its connections stay, and it says nothing.
+func (s *Server) Pause() { s.process.Signal(syscall.SIGSTOP) }
+
+// Resume ends Pause.
+func (s *Server) Resume() { s.process.Signal(syscall.SIGCONT) }
+
+// Restart starts the server again after Kill: empty, unless it keeps its data.
+func (s *Server) Restart(t testing.TB) {
+	t.Helper()
+	s.Kill()
+	if err := s.start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Cluster is a Redis Cluster of real servers.
+type Cluster struct {
+	Masters  []*Server // those at the beginning
+	Replicas []*Server // replica i follows master i mod masters
+}
+
+// StartCluster starts a Cluster that ends with the test. args are as for Start.
+func StartCluster(t testing.TB, masters, replicas int, args ...string) *Cluster {
+	t.Helper()
+	c, err := startCluster(t.TempDir(), masters, replicas, func(dir string, more ...string) (*Server, error) {
+		return newServer(dir, append(more, args...)...), nil
+	})
+	if c != nil {
+		t.Cleanup(c.Kill)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func startCluster(dir string, masters, replicas int, newServer func(dir string, args ...string) (*Server, error)) (*Cluster, error) {
+	c := &Cluster{}
+	timeout := "15000" // on a busy machine one must not be taken for dead
+	if replicas > 0 {
+		timeout = "1500" // here it is to be noticed soon
+	}
+	for i := range masters + replicas {
+		sub := filepath.Join(dir, "node"+strconv.Itoa(i))
+		if err := os.Mkdir(sub, 0o700); err != nil {
+			return c, err
+		}
+		s, err := newServer(sub, "--cluster-enabled", "yes", "--cluster-node-timeout", timeout, "--repl-diskless-sync-delay", "0")
+		if err != nil {
+			return c, err
+		}
+		if i < masters {
+			c.Masters = append(c.Masters, s)
+		} else {
+			c.Replicas = append(c.Replicas, s)
+		}
+		if err := s.start(); err != nil {
+			return c, err
+		}
+	}
+	for i, s := range c.Masters {
+		first, last := 16384*i/masters, 16384*(i+1)/masters-1
+		if _, err := s.do("CLUSTER", "ADDSLOTSRANGE", first, last); err != nil {
+			return c, err
+		}
+		if _, err := s.do("CLUSTER", "SET-CONFIG-EPOCH", i+1); err != nil {
+			return c, err
+		}
+	}
+	host, port, err := net.SplitHostPort(c.Masters[0].Addr)
+	if err != nil {
+		return c, err
+	}
+	for _, s := range c.all()[1:] {
+		if _, err := s.do("CLUSTER", "MEET", host, port); err != nil {
+			return c, err
+		}
+	}
+	for i, s := range c.Replicas {
+		id, err := c.Masters[i%masters].do("CLUSTER", "MYID")
+		if err != nil {
+			return c, err
+		}
+		err = await(nil, func(context.Context) error {
+			_, err := s.do("CLUSTER", "REPLICATE", id)
+			return err
+		})
+		if err != nil {
+			return c, err
+		}
+	}
+	return c, c.await()
+}
+
+// await waits until every server finds the Cluster whole.
+func (c *Cluster) await() error {
+	all := c.all()
+	return await(nil, func(context.Context) error {
+		for _, s := range all {
+			info, err := s.do("CLUSTER", "INFO")
+			if err != nil {
+				return err
+			}
+			text := info.(string)
+			if !strings.Contains(text, "cluster_state:ok") || !strings.Contains(text, "cluster_known_nodes:"+strconv.Itoa(len(all))+"\r") {
+				return fmt.Errorf("redistest: cluster: %s", text)
+			}
+		}
+		for _, s := range c.Replicas {
+			info, err := s.do("INFO", "replication")
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(info.(string), "master_link_status:up") {
+				return errors.New("redistest: cluster: a replica has not caught up")
+			}
+		}
+		return nil
+	})
+}
+
+func (c *Cluster) all() []*Server { return append(append([]*Server(nil), c.Masters...), c.Replicas...) }
+
+// URL names all masters.
+func (c *Cluster) URL() string {
+	u := c.Masters[0].origin() + "/?"
+	for i, s := range c.Masters[1:] {
+		if i > 0 {
+			u += "&"
+		}
+		u += "addr=" + s.Addr
+	}
+	return u
+}
+
+// Flush empties all masters there were at the beginning.
+func (c *Cluster) Flush(t testing.TB) {
+	t.Helper()
+	for _, s := range c.Masters {
+		s.Flush(t)
+	}
+}
+
+// Kill ends all servers.
+func (c *Cluster) Kill() {
+	for _, s := range c.all() {
+		s.Kill()
+	}
+}
+
+// Sentinel is a master with a replica, watched by three sentinels.
+type Sentinel struct {
+	Master, Replica *Server // at the beginning
+	Sentinels       []*Server
+}
+
+// MasterName is what the sentinels call the master.
+const MasterName = "headcount"
+
+// StartSentinel starts them; they end with the test. args are for the master and
+// its replica, as those of Start.
+func StartSentinel(t testing.TB, args ...string) *Sentinel {
+	t.Helper()
+	s := &Sentinel{Master: Start(t, append([]string{"--repl-diskless-sync-delay", "0"}, args...)...)}
+	host, port, err := net.SplitHostPort(s.Master.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Replica = Start(t, append([]string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"}, args...)...)
+	for range 3 {
+		sn := newServer(t.TempDir())
+		sn.text = fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\nsentinel down-after-milliseconds %[1]s 1000\nsentinel failover-timeout %[1]s 5000\n", MasterName, host, port)
+		_, own, err := net.SplitHostPort(sn.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sn.args = []string{"--sentinel", "--bind", "127.0.0.1", "--port", own, "--dir", sn.dir}
+		s.Sentinels = append(s.Sentinels, sn.startFor(t))
+	}
+	err = await(nil, func(context.Context) error {
+		info, err := s.Replica.do("INFO", "replication")
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(info.(string), "master_link_status:up") {
+			return errors.New("redistest: the replica has not caught up")
+		}
+		for _, sn := range s.Sentinels {
+			info, err := sn.do("INFO", "sentinel")
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(info.(string), "slaves=1,sentinels=3") {
+				return fmt.Errorf("redistest: sentinels do not know each other: %s", info)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// URL names the sentinels and the master.
+func (s *Sentinel) URL() string {
+	u := fmt.Sprintf("redis://%s/0?master_name=%s&addr=%s&addr=%s", s.Sentinels[0].Addr, MasterName, s.Sentinels[1].Addr, s.Sentinels[2].Addr)
+	if name, password, ok := strings.Cut(s.Master.login, ":"); ok { // a user before the @ is one of the sentinels
+		u += "&username=" + name + "&password=" + password
+	}
+	return u
+}
+
+// shared servers live as long as the test process: starting one takes longer
+// than emptying it.
+var shared struct {
+	sync.Mutex
+	dir       string
+	single    *Server
+	cluster   *Cluster
+	authority *Authority // it stays: Go reads SSL_CERT_FILE once
+}
+
+// Single is this test process's shared server, emptied.
+func Single(t testing.TB) *Server {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.single == nil {
+		s := newServer(sharedDir(t, "single"))
+		if err := s.start(); err != nil {
+			t.Fatal(err)
+		}
+		shared.single = s
+	}
+	shared.single.Flush(t)
+	return shared.single
+}
+
+// ThreeMasters is this test process's shared Cluster, emptied.
+func ThreeMasters(t testing.TB) *Cluster {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.cluster == nil {
+		c, err := startCluster(sharedDir(t, "cluster"), 3, 0, func(dir string, args ...string) (*Server, error) {
+			return newServer(dir, args...), nil
+		})
+		if err != nil {
+			c.Kill()
+			t.Fatal(err)
+		}
+		shared.cluster = c
+	}
+	shared.cluster.Flush(t)
+	return shared.cluster
+}
+
+func sharedDir(t testing.TB, name string) string {
+	if shared.dir == "" {
+		dir, err := os.MkdirTemp("", "redistest")
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.dir = dir
+	}
+	dir := filepath.Join(shared.dir, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Stop ends the shared servers. TestMain calls it after the tests.
+func Stop() {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.single != nil {
+		shared.single.Kill()
+	}
+	if shared.cluster != nil {
+		shared.cluster.Kill()
+	}
+	if shared.dir != "" {
+		_ = os.RemoveAll(shared.dir)
+	}
+	shared.single, shared.cluster, shared.dir = nil, nil, ""
+}

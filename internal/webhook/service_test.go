@@ -1,0 +1,477 @@
+package webhook_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"headcount/counter"
+	"headcount/counter/countermem"
+	"headcount/internal/webhook"
+	"headcount/internal/webhook/webhookmem"
+	"headcount/presence"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const settle = 5 * time.Second
+
+var keys = [][]byte{[]byte("a key of twenty-four bytes")}
+
+// receiver is the other side of HTTP. It notes what it takes.
+type receiver struct {
+	t *testing.T
+
+	mu       sync.Mutex
+	status   int // of its answers; 0: there is none
+	messages map[string]string
+	attempts int
+	events   []string        // in their order: type, page or counter, number
+	taken    map[string]bool // ids of events
+}
+
+func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	r.attempts++
+	id := req.Header.Get("Webhook-Id")
+	at, _ := strconv.ParseInt(req.Header.Get("Webhook-Timestamp"), 10, 64)
+	if at != time.Now().Unix() || req.Header.Get("Webhook-Signature") != webhook.Sign(keys, id, at, body) {
+		r.t.Errorf("the signature does not fit: %v", req.Header)
+	}
+	if was, again := r.messages[id]; again && was != string(body) {
+		r.t.Errorf("%s came as %s and as %s", id, was, body)
+	}
+	r.messages[id] = string(body)
+	if r.status == 0 {
+		return nil, errors.New("no answer")
+	}
+	if r.status/100 != 2 {
+		return &http.Response{StatusCode: r.status, Header: http.Header{"Location": {"http://elsewhere.test/"}}, Body: http.NoBody, Request: req}, nil
+	}
+	var m struct {
+		Data struct{ Events []webhook.Event }
+	}
+	if err := json.Unmarshal(body, &m); err != nil || len(m.Data.Events) == 0 {
+		r.t.Errorf("%s: %v", body, err)
+	}
+	for _, e := range m.Data.Events {
+		if r.taken[e.ID] {
+			r.t.Errorf("%s came twice", e.ID)
+		}
+		r.taken[e.ID] = true
+		number := e.Count
+		if e.Counter != "" {
+			number = e.Value
+		}
+		text := fmt.Sprint(e.Type, " ", e.Page, e.Counter, " ", *number)
+		if e.Site != "default" {
+			text = e.Site + " " + text
+		}
+		r.events = append(r.events, text)
+	}
+	return &http.Response{StatusCode: r.status, Body: http.NoBody, Request: req}, nil
+}
+
+func (r *receiver) answers(status int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status = status
+}
+
+// tried is how many messages there were, and attempts.
+func (r *receiver) tried() (messages, attempts int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.messages), r.attempts
+}
+
+// want is everything that came since the last want, in any order.
+func (r *receiver) want(events ...string) {
+	r.t.Helper()
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Sort(events)
+	slices.Sort(r.events)
+	if !slices.Equal(events, r.events) {
+		r.t.Fatalf("told\n%s\nwant\n%s", strings.Join(r.events, "\n"), strings.Join(events, "\n"))
+	}
+	r.events = nil
+}
+
+// house is the counts of pages, as a store has them.
+type house struct {
+	mu      sync.Mutex
+	counts  map[string]presence.Count
+	version uint64
+	err     error
+}
+
+func (h *house) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make([]presence.Count, len(pages))
+	for i, page := range pages {
+		all[i] = h.counts[page]
+		all[i].Page = page
+	}
+	return all, h.err
+}
+
+func (h *house) Pages(_ context.Context, fn func(pages []string)) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	fn(slices.Collect(maps.Keys(h.counts)))
+	return nil
+}
+
+// put sets a count and returns its publication.
+func (h *house) put(page string, users int64, stale bool) []presence.Update {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.version++
+	c := presence.Count{Page: page, Users: users, Version: presence.Version{Incarnation: 1, Sequence: h.version}, Stale: stale}
+	h.counts[page] = c
+	return []presence.Update{c.Update()}
+}
+
+// world is one receiver, and the counts and the outbox that services share.
+type world struct {
+	t *testing.T
+	*receiver
+	*house
+	store    webhook.Store
+	hooks    []*webhook.Hook
+	counters counter.Store
+	registry *prometheus.Registry // of the service started last
+	service  *webhook.Service
+}
+
+func newWorld(t *testing.T, hooks ...string) *world {
+	t.Helper()
+	parsed, err := webhook.Parse(hooks, []presence.Site{presence.DefaultSite, presence.SiteOf("shop")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &world{
+		t: t, hooks: parsed, store: webhookmem.New(), counters: countermem.New(countermem.Config{}),
+		receiver: &receiver{t: t, status: http.StatusNoContent, messages: map[string]string{}, taken: map[string]bool{}},
+		house:    &house{counts: map[string]presence.Count{}},
+	}
+}
+
+// start starts a process that serves everything.
+func (w *world) start() (stop func()) {
+	w.registry = prometheus.NewRegistry()
+	s := webhook.New(webhook.Config{
+		Hooks: w.hooks, Keys: keys, Store: w.store, Pages: w.house, Counters: w.counters, Settle: settle, Transport: w.receiver, Registerer: w.registry, Log: zerolog.Nop(),
+	})
+	w.service = s
+	var all []int
+	for b := range presence.DefaultBuckets {
+		all = append(all, b)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); s.Run(ctx) }() // ends with stop
+	s.Serve(all)
+	return func() { cancel(); <-done }
+}
+
+// set sets a count, and waits until what is told at once is told.
+func (w *world) set(page string, users int64) {
+	w.service.Heard(w.put(page, users, false))
+	time.Sleep(3 * time.Second)
+}
+
+func (w *world) metric(name, label, value string) float64 {
+	w.t.Helper()
+	families, err := w.registry.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name && len(m.GetLabel()) == 1 && m.GetLabel()[0].GetName() == label && m.GetLabel()[0].GetValue() == value {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func TestPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:p/*=http://r.test/", "page:p/*>2=http://r.test/", "site=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+		shop := presence.SiteOf("shop")
+		w.set("p/1", 1)
+		w.set("p/1", 2)
+		w.set("other", 1)
+		w.set(shop.Qualify("p/1"), 1)
+		w.set(presence.AllPages, 3)
+		w.want("page.occupied p/1 1", "shop page.occupied p/1 1", "page.occupied * 3")
+		w.set("p/1", 3)
+		w.set("p/1", 9)
+		w.want("page.over p/1 3")
+
+		// Who comes back in time was not away.
+		w.set("p/1", 0)
+		w.set("p/1", 9)
+		time.Sleep(2 * settle)
+		w.want()
+		// A count that is stale says nothing, until it is not any more.
+		w.service.Heard(w.put("p/1", 0, true))
+		time.Sleep(2 * settle)
+		w.want()
+		w.put("p/1", 0, false) // which nobody hears
+		time.Sleep(2 * settle)
+		w.want("page.vacated p/1 0")
+		// A threshold is told again after the count was back for a while.
+		w.set("p/1", 3)
+		w.want("page.occupied p/1 3", "page.over p/1 3")
+		w.set("p/1", 2)
+		w.set("p/1", 3)
+		w.set("p/1", 2)
+		time.Sleep(2 * settle)
+		w.set("p/1", 3)
+		w.want("page.over p/1 3")
+	})
+}
+
+func TestPeaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*>peak=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+		w.set("p", 1)
+		w.set("p", 4)
+		w.set("p", 2)
+		time.Sleep(settle)
+		w.want("page.peak p 4")
+		w.set("p", 4)
+		time.Sleep(settle)
+		w.want()
+		w.set("p", 5)
+		w.service.Heard(w.put("q", 1, false))
+		time.Sleep(time.Second)
+		w.put("q", 0, false)
+		stop()
+		stop = w.start() // what gathered is gathered again, if it lasts
+		time.Sleep(2 * settle)
+		w.set("p", 3)
+		w.want("page.peak p 5")
+		w.set("q", 1)
+		time.Sleep(settle)
+		w.want("page.peak q 1")
+		w.set("q", 0)
+		// Each day begins with the count of its first moment.
+		time.Sleep(24 * time.Hour)
+		w.want("page.peak p 3")
+		if told, err := w.store.Told(t.Context(), w.hooks[0].ID); err != nil || len(told) != 1 {
+			t.Errorf("what is empty is remembered: %v, %v", told, err)
+		}
+	})
+}
+
+// A process that takes over tells what changed while nobody looked, and nothing that was told.
+func TestTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*=http://r.test/")
+		stop := w.start()
+		w.set("stays", 1)
+		w.set("goes", 1)
+		w.want("page.occupied stays 1", "page.occupied goes 1")
+		stop()
+		w.put("goes", 0, false)
+		w.put("came", 1, false)
+		stop = w.start()
+		defer func() { stop() }()
+		w.service.Heard(w.put("stays", 2, false))
+		time.Sleep(2 * settle)
+		w.want("page.occupied came 1", "page.vacated goes 0")
+		// What a gap in the publications hid is found.
+		w.put("came", 0, false)
+		w.put("late", 1, false)
+		w.service.Lost()
+		time.Sleep(time.Minute + 2*settle)
+		w.want("page.vacated came 0", "page.occupied late 1")
+	})
+}
+
+// unsure is a store that makes changes, and whose answers are lost.
+type unsure struct {
+	webhook.Store
+	mu   sync.Mutex
+	lose int
+}
+
+func (u *unsure) Tell(ctx context.Context, changes []webhook.Change) ([]string, int, error) {
+	told, dropped, err := u.Store.Tell(ctx, changes)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.lose > 0 {
+		u.lose--
+		return nil, 0, webhook.ErrUnavailable
+	}
+	return told, dropped, err
+}
+
+// A step whose answer is lost is made once, and what comes after it is told.
+func TestLostAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*=http://r.test/")
+		w.store = &unsure{Store: w.store, lose: 3}
+		stop := w.start()
+		defer func() { stop() }()
+		w.set("p", 1)
+		w.set("q", 1)
+		w.set("p", 0)
+		time.Sleep(4 * settle)
+		w.want("page.occupied p 1", "page.occupied q 1", "page.vacated p 0")
+	})
+}
+
+func TestReceivers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+		// The first attempts fail in all ways; events gather meanwhile, and the message stays as it is.
+		w.answers(0)
+		w.set("a", 1)
+		for i, status := range []int{500, 302, 404, 429} {
+			w.answers(status)
+			w.set(fmt.Sprint("b", i), 1)
+			time.Sleep(time.Minute)
+		}
+		w.want()
+		if messages, attempts := w.tried(); messages != 1 || attempts < 5 {
+			t.Errorf("%d messages in %d attempts, want one in several", messages, attempts)
+		}
+		w.answers(200)
+		stop()
+		stop = w.start() // whoever sends it
+		time.Sleep(time.Minute)
+		w.want("page.occupied a 1", "page.occupied b0 1", "page.occupied b1 1", "page.occupied b2 1", "page.occupied b3 1")
+		if messages, _ := w.tried(); messages != 2 {
+			t.Errorf("%d messages, want that of the first event, and one with the others", messages)
+		}
+
+		// Who says that a message is bad gets no more of it.
+		w.answers(http.StatusGone)
+		w.set("c", 1)
+		w.answers(200)
+		time.Sleep(time.Hour)
+		w.want()
+		if n := w.metric("headcount_webhook_dropped_total", "reason", "refused"); n != 1 {
+			t.Errorf("%v are counted as refused, want 1", n)
+		}
+
+		// Pauses grow to minutes, and what is too old goes.
+		w.answers(503)
+		w.set("d", 1)
+		_, before := w.tried()
+		time.Sleep(23 * time.Hour)
+		_, after := w.tried()
+		if n := after - before; n < 23*60/6 || n > 23*60/2 {
+			t.Errorf("%d attempts in 23 hours", n)
+		}
+		w.set("e", 1)
+		time.Sleep(2 * time.Hour)
+		w.answers(200)
+		time.Sleep(10 * time.Minute)
+		w.want("page.occupied e 1")
+		if n := w.metric("headcount_webhook_dropped_total", "reason", "old"); n != 1 {
+			t.Errorf("%v are counted as too old, want 1", n)
+		}
+	})
+}
+
+// An outbox has a bound; beyond it the oldest go, and are counted.
+func TestOutboxIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "page:*=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+		w.answers(503)
+		w.set("first", 1)
+		const more = webhook.MaxQueue + 50
+		for i := range more {
+			w.service.Heard(w.put(fmt.Sprint("p", i), 1, false))
+		}
+		time.Sleep(3 * time.Second)
+		if events, waiting, err := w.store.Take(t.Context(), w.hooks[0].ID); err != nil || waiting != webhook.MaxQueue {
+			t.Errorf("%d wait, %d at once, %v", waiting, len(events), err)
+		}
+		w.answers(200)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if len(w.events) != webhook.MaxQueue {
+			t.Errorf("%d came, want %d", len(w.events), webhook.MaxQueue)
+		}
+		if n := w.metric("headcount_webhook_dropped_total", "reason", "full"); n != more+1-webhook.MaxQueue {
+			t.Errorf("%v are counted as dropped, want %d", n, more+1-webhook.MaxQueue)
+		}
+	})
+}
+
+func TestCounters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "counter:likes:*>100=http://r.test/", "counter:*>1000=http://r.test/")
+		stop := w.start()
+		defer func() { stop() }()
+		rules := counter.BuiltinRules()
+		add := func(key string, n int64) {
+			t.Helper()
+			op := counter.Op{Changes: []counter.Change{{Key: key, Rule: rules.Of("*"), Verb: counter.Add, Delta: n}}}
+			for _, r := range w.service.Writer(w.counters).Apply(t.Context(), []counter.Op{op}) {
+				if r.Err != nil {
+					t.Fatal(r.Err)
+				}
+			}
+			time.Sleep(3 * time.Second)
+		}
+		add("likes:1", 100)
+		add("views:1", 1000)
+		w.want()
+		add("likes:1", 1)
+		add("likes:1", 1)
+		w.want("counter.over likes:1 101")
+		stop()
+		stop = w.start()
+		add("likes:1", 900)
+		add(presence.SiteOf("shop").Qualify("likes:1"), 101)
+		w.want("counter.over likes:1 1002", "shop counter.over likes:1 101")
+		// It is told again after it was back for a while, by whichever process.
+		add("likes:1", -2)
+		add("likes:1", 2)
+		time.Sleep(2 * settle)
+		w.want()
+		add("likes:1", -2)
+		time.Sleep(2 * settle)
+		add("likes:1", 2)
+		w.want("counter.over likes:1 1002")
+	})
+}

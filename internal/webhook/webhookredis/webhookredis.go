@@ -1,0 +1,180 @@
+// Package webhookredis is the webhook.Store that the processes of a region share, in Redis. Every step
+// is a script, hook_*.lua of package scripts. All keys of a hook are in one slot:
+//
+//	hc:{w:HOOK}:t  hash: what was told of each subject
+//	hc:{w:HOOK}:q  list: the outbox, oldest first
+//	hc:{w:HOOK}:s  string: how many of the oldest are a batch that is under way
+//	hc:{w:HOOK}:p  hash: of a write that finds out whether Redis takes any
+//
+// They end webhook.KeptFor after the last process that served the hook.
+package webhookredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/webhook"
+	"headcount/scripts"
+)
+
+// Format is the number of the format of what is kept of webhooks in Redis: keys, values, and how
+// scripts use them. It stands in the cluster facts (field webhooks of hc:{c}:facts), which a process
+// with webhooks compares before it gets its lease. Data that was there before it had a number is of
+// format 1. A change that another version could misread takes the next number.
+const Format = 1
+
+// Config tunes a Store.
+type Config struct {
+	URL        string                // as redisconn.Config has it; required
+	Hooks      []*webhook.Hook       // required
+	Registerer prometheus.Registerer // of the connection's metrics; nil: none
+	Log        zerolog.Logger
+}
+
+// Store is a webhook.Store in Redis. Its methods may be called from any goroutine.
+type Store struct{ conn *redisconn.Conn }
+
+var _ webhook.Store = (*Store)(nil)
+
+// Open returns a Store over the Redis of that URL. It fails when settings cannot work, not when
+// Redis does not answer. Close ends it.
+func Open(cfg Config) (*Store, error) {
+	probe := func(ctx context.Context, c *redisconn.Client) (int, error) {
+		pipe := c.Pipeline()
+		for _, h := range cfg.Hooks {
+			pipe.HSetNX(ctx, key(h.ID, "p"), "write", 0)
+			pipe.Expire(ctx, key(h.ID, "p"), webhook.KeptFor)
+		}
+		_, err := pipe.Exec(ctx)
+		return 2 * len(cfg.Hooks), err
+	}
+	conn, err := redisconn.Open(redisconn.Config{
+		URL: cfg.URL, Scripts: scripts.Webhooks, Unavailable: webhook.ErrUnavailable, Classify: classify, ProbeWrite: probe,
+		Registerer: cfg.Registerer, Metrics: "headcount_webhook_redis", Log: cfg.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("webhookredis: webhooks: %w", err)
+	}
+	return &Store{conn}, nil
+}
+
+// Close ends the connections.
+func (s *Store) Close() error { return s.conn.Close() }
+
+func classify(err error) error {
+	if errors.Is(err, webhook.ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", webhook.ErrUnavailable, err)
+}
+
+func key(hook, what string) string { return "hc:{w:" + hook + "}:" + what }
+
+func kept() int64 { return int64(webhook.KeptFor / time.Second) }
+
+var errAnswer = fmt.Errorf("%w: an answer that cannot be read", webhook.ErrUnavailable)
+
+// Tell is as webhook.Store says: one script for each hook. With an error it returns nothing,
+// although changes of some hooks may have been made.
+func (s *Store) Tell(ctx context.Context, changes []webhook.Change) (told []string, dropped int, err error) {
+	of := map[string]*redisconn.Call{}
+	at := map[string][]int{} // indexes of changes, in their order
+	var calls []*redisconn.Call
+	for i, c := range changes {
+		call := of[c.Hook]
+		if call == nil {
+			call = &redisconn.Call{
+				Script: scripts.HookTell, Keys: []string{key(c.Hook, "t"), key(c.Hook, "q"), key(c.Hook, "s")}, Args: []any{webhook.MaxQueue, kept()},
+			}
+			of[c.Hook], calls = call, append(calls, call)
+		}
+		call.Args = append(call.Args, c.Subject, c.Was, c.Is, c.Event)
+		at[c.Hook] = append(at[c.Hook], i)
+	}
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, 0, err
+	}
+	told = make([]string, len(changes))
+	for hook, call := range of {
+		n, list, err := answer(call.Reply)
+		if err != nil || len(list) != len(at[hook]) {
+			return nil, 0, errAnswer
+		}
+		dropped += n
+		for i, last := range list {
+			told[at[hook][i]] = last
+		}
+	}
+	return told, dropped, nil
+}
+
+// answer reads a number and a list.
+func answer(reply any) (n int, list []string, err error) {
+	both, _ := reply.([]any)
+	if len(both) != 2 {
+		return 0, nil, errAnswer
+	}
+	number, ok := both[0].(int64)
+	if list, ok = texts(both[1], ok); !ok {
+		return 0, nil, errAnswer
+	}
+	return int(number), list, nil
+}
+
+func texts(reply any, ok bool) ([]string, bool) {
+	all, is := reply.([]any)
+	list := make([]string, len(all))
+	for i, one := range all {
+		text, is := one.(string)
+		list[i], ok = text, ok && is
+	}
+	return list, ok && is
+}
+
+// Told is as webhook.Store says.
+func (s *Store) Told(ctx context.Context, hook string) (map[string]string, error) {
+	told := map[string]string{}
+	for cursor := "0"; ; {
+		call := &redisconn.Call{Script: scripts.HookTold, Keys: []string{key(hook, "t")}, Args: []any{cursor}}
+		if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
+			return nil, err
+		}
+		both, _ := call.Reply.([]any)
+		if len(both) != 2 {
+			return nil, errAnswer
+		}
+		next, ok := both[0].(string)
+		pairs, ok := texts(both[1], ok)
+		if !ok || len(pairs)%2 != 0 {
+			return nil, errAnswer
+		}
+		for i := 0; i < len(pairs); i += 2 {
+			told[pairs[i]] = pairs[i+1]
+		}
+		if cursor = next; cursor == "0" {
+			return told, nil
+		}
+	}
+}
+
+// Take is as webhook.Store says.
+func (s *Store) Take(ctx context.Context, hook string) (events []string, waiting int, err error) {
+	call := &redisconn.Call{Script: scripts.HookTake, Keys: []string{key(hook, "q"), key(hook, "s"), key(hook, "t")}, Args: []any{webhook.MaxBatch, kept()}}
+	if err := s.conn.Run(ctx, []*redisconn.Call{call}); err != nil {
+		return nil, 0, err
+	}
+	waiting, events, err = answer(call.Reply)
+	return events, waiting, err
+}
+
+// Done is as webhook.Store says.
+func (s *Store) Done(ctx context.Context, hook, first string) error {
+	call := &redisconn.Call{Script: scripts.HookDone, Keys: []string{key(hook, "q"), key(hook, "s")}, Args: []any{first}}
+	return s.conn.Run(ctx, []*redisconn.Call{call})
+}

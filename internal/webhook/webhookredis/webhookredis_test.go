@@ -1,0 +1,54 @@
+package webhookredis
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"headcount/internal/redistest"
+	"headcount/internal/servertest"
+	"headcount/internal/webhook"
+	"headcount/internal/webhook/webhooktest"
+)
+
+func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
+
+func open(t *testing.T, url string) *Store {
+	t.Helper()
+	s, err := Open(Config{URL: url, Hooks: webhooktest.Hooks(t), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestInRedis(t *testing.T) {
+	server := redistest.Single(t)
+	webhooktest.Run(t, func(t *testing.T) webhook.Store { return open(t, server.URL()) })
+	for _, key := range server.Client().Keys(t.Context(), "*").Val() {
+		if ttl := server.Client().TTL(t.Context(), key).Val(); ttl <= 0 || ttl > webhook.KeptFor {
+			t.Errorf("%s stays for %s", key, ttl)
+		}
+	}
+}
+
+func TestOverACluster(t *testing.T) {
+	cluster := redistest.ThreeMasters(t)
+	webhooktest.Run(t, func(t *testing.T) webhook.Store { return open(t, cluster.URL()) })
+}
+
+func TestRedisIsAway(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, server.URL())
+	hook := webhooktest.Hooks(t)[0].ID
+	server.Kill()
+	if _, _, err := s.Take(t.Context(), hook); !errors.Is(err, webhook.ErrUnavailable) {
+		t.Errorf("Take: %v", err)
+	}
+	if _, _, err := s.Tell(t.Context(), []webhook.Change{{Hook: hook, Subject: "a/1", Is: "1"}}); !errors.Is(err, webhook.ErrUnavailable) {
+		t.Errorf("Tell: %v", err)
+	}
+}

@@ -1,0 +1,165 @@
+package presencemem
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rs/zerolog"
+	"pgregory.net/rapid"
+
+	"headcount/unread"
+)
+
+// TestCrashes ends the store at every step of its writing: before, in the middle of and
+// after every transaction. bbolt writes into pages that the transaction before does not
+// use, and then one of two head pages. So a file whose writer was stopped in the middle
+// is one whose newest head is torn. Whenever the end comes, the file has a whole number
+// of operations: all that were answered, and none that were refused.
+func TestCrashes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		root, err := os.MkdirTemp("", "crash")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(root)
+		dir := filepath.Join(root, "data")
+		s := New(Config{})
+		d, _, err := openDisk(dir, &s.notices, &s.book, zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.db.NoSync = true // the tests below check what was written, not whether it is on the disk
+		s.notices.disk = d
+		defer d.db.Close()
+		before := fingerprint(&s.notices)
+		page := rapid.SampledFrom([]string{"p", "q", "r"})
+		user := rapid.Custom(func(t *rapid.T) unread.User { return unread.User{rapid.Byte().Draw(t, "user") % 4} })
+		operation := rapid.Custom(func(t *rapid.T) func(*draft) error {
+			p, u := page.Draw(t, "page"), user.Draw(t, "user")
+			switch rapid.IntRange(0, 3).Draw(t, "what") {
+			case 0: // follow or unfollow
+				return func(d *draft) error {
+					old := unread.Record{}
+					if r := s.notices.records[u]; r != nil {
+						old = *r
+					}
+					r := old.Clone()
+					if i, found := r.Find(p); found {
+						r.Follows = append(r.Follows[:i:i], r.Follows[i+1:]...)
+					} else {
+						r.Follows = append(r.Follows[:i:i], append([]unread.Follow{{Page: p}}, r.Follows[i:]...)...)
+					}
+					_, err := d.save(u, old, r)
+					return err
+				}
+			case 1:
+				return func(d *draft) error { d.change(p, unread.Change{By: &u}); return nil }
+			default:
+				key := fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "key"))
+				return func(d *draft) error { d.change(p, unread.Change{Key: key, By: &u}); return nil }
+			}
+		})
+		for range rapid.IntRange(1, 8).Draw(t, "transactions") {
+			var ops []*op
+			for range rapid.IntRange(1, 6).Draw(t, "operations") {
+				ops = append(ops, &op{do: operation.Draw(t, "operation"), done: make(chan struct{})})
+			}
+			refused := rapid.IntRange(0, 3).Draw(t, "refused") == 0
+			mend := func() {}
+			if refused {
+				mend = breakFile(t, dir)
+			}
+			stats := d.db.Stats()
+			s.commit(ops)
+			mend()
+			now := d.db.Stats()
+			wrote := now.TxStats.GetWrite() > stats.TxStats.GetWrite()
+			after := fingerprint(&s.notices)
+			file, err := os.ReadFile(filepath.Join(dir, dataFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := recovered(t, root, file); got != after {
+				t.Fatalf("after a transaction the file has\n%s\nmemory\n%s", got, after)
+			}
+			if d.writable() != nil {
+				if after != before {
+					t.Fatalf("a refused transaction left\n%s\nbefore it\n%s", after, before)
+				}
+				d.probe()
+				if err := d.writable(); err != nil {
+					t.Fatal(err)
+				}
+				if file, err = os.ReadFile(filepath.Join(dir, dataFile)); err != nil {
+					t.Fatal(err)
+				}
+				if got := recovered(t, root, file); got != before {
+					t.Fatalf("after a probe the file has\n%s\nmemory\n%s", got, before)
+				}
+			} else if wrote {
+				if got := recovered(t, root, tear(t, file)); got != before {
+					t.Fatalf("a torn transaction has left\n%s\nbefore it\n%s", got, before)
+				}
+			}
+			before = after
+		}
+	})
+}
+
+// tear returns the file without the end of its newest head page.
+func tear(t *rapid.T, file []byte) []byte {
+	const head, transaction, size = 16, 48, 64 // bytes before the head, to its transaction, and of it
+	second := os.Getpagesize()
+	newest := 0
+	if binary.NativeEndian.Uint64(file[second+head+transaction:]) > binary.NativeEndian.Uint64(file[head+transaction:]) {
+		newest = second
+	}
+	torn := bytes.Clone(file)
+	copy(torn[newest+head+transaction:newest+head+size], make([]byte, size-transaction))
+	return torn
+}
+
+// recovered is what a store finds that is opened over a copy of the file.
+func recovered(t *rapid.T, root string, file []byte) string {
+	dir, err := os.MkdirTemp(root, "copy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, dataFile), file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := newNotices()
+	var log bytes.Buffer
+	d, _, err := openDisk(dir, &n, &book{}, zerolog.New(&log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if log.Len() > 0 {
+		t.Fatalf("a crash needed a repair: %s", &log)
+	}
+	if err := d.db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return fingerprint(&n)
+}
+
+// fingerprint is everything that notices contain and a file must have, as text.
+func fingerprint(n *notices) string {
+	var b bytes.Buffer
+	levels, owns, records := map[string]unread.Level{}, map[string]string{}, map[unread.User]string{}
+	for page, p := range n.pages {
+		levels[page], owns[page] = p.level, fmt.Sprint(p.owns)
+	}
+	for u, r := range n.records {
+		if len(r.Follows) == 0 && r.Updated.IsZero() {
+			continue // it says nothing, and is in no file
+		}
+		records[u] = fmt.Sprintf("%v %v %v", r.Version, r.Updated, r.Follows)
+	}
+	fmt.Fprintf(&b, "%v\n%v\n%v\n%v", levels, owns, records, n.keys)
+	return b.String()
+}

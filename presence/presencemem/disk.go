@@ -1,0 +1,546 @@
+package presencemem
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.etcd.io/bbolt"
+
+	"headcount/internal/boltfile"
+	"headcount/presence"
+	"headcount/presence/hashkey"
+	"headcount/unread"
+)
+
+// What a data directory holds: one file of these buckets.
+//
+//	meta     format -> 1; id-secret -> the secret of anonymous ids; hash-key -> see HashKey;
+//	         probe -> see probe
+//	pages    page -> "incarnation all by at"
+//	notes    page -> "all title", a line break, URL: see unread.Note
+//	owns     page, a zero byte, 16 bytes of user -> "changes last before"
+//	records  16 bytes of user -> "incarnation sequence updated"
+//	follows  16 bytes of user, page -> see unread.Follow
+//	keys     16 bytes of hash -> 8 bytes: unix seconds when it is forgotten
+//	minutes  what pages remember, see minutes.go
+const dataFile = "headcount.db"
+
+var (
+	pagesBucket   = []byte("pages")
+	notesBucket   = []byte("notes")
+	ownsBucket    = []byte("owns")
+	recordsBucket = []byte("records")
+	followsBucket = []byte("follows")
+	keysBucket    = []byte("keys")
+	minutesBucket = []byte("minutes")
+
+	buckets = [][]byte{pagesBucket, notesBucket, ownsBucket, recordsBucket, followsBucket, keysBucket, minutesBucket}
+
+	secretKey = []byte("id-secret")
+	probeKey  = []byte("probe")
+	hashKey   = []byte("hash-key")
+	format    = []byte("1")
+)
+
+const (
+	probeEvery = time.Second // while the file cannot be written
+	probeBytes = 256 << 10   // more than most transactions need
+	// maxWaiting is how many operations may wait while a transaction is written. A
+	// further operation is refused at once with presence.ErrUnavailable. A transaction
+	// also has at most maxWaiting operations.
+	maxWaiting = 4096
+)
+
+// disk is the file. Its goroutine is the writer of the notices: it takes all waiting
+// operations and commits them in one transaction with one fsync. When the commit
+// fails, disk refuses these operations, and all later ones at once, until it has
+// written a probe.
+type disk struct {
+	db      *bbolt.DB
+	log     zerolog.Logger
+	waiting chan *op
+	closing chan struct{}         // closed by close
+	ended   chan struct{}         // closed when run has returned
+	trouble atomic.Pointer[error] // why the file cannot be written; nil: it can
+
+	// owed are the entries that the next probe also writes, so that the file has what
+	// memory has. The writer owns owed.
+	owed []put
+}
+
+// put sets or deletes one entry of the file.
+type put struct {
+	bucket, key, value []byte // value nil: the key is deleted
+}
+
+// openDisk opens the file in dir, creates it when it is missing, and fills n and b from it.
+// secret is the secret of anonymous ids. No operation is written before run.
+func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, secret string, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, "", fmt.Errorf("data directory: %w", err)
+	}
+	path := filepath.Join(dir, dataFile)
+	d = &disk{log: log, waiting: make(chan *op, maxWaiting), closing: make(chan struct{}), ended: make(chan struct{})}
+	d.db, err = boltfile.Open(path, nil, format, buckets, func(db *bbolt.DB) (err error) {
+		d.db = db
+		secret, err = d.load(n, b)
+		return err
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("data directory: %w", err)
+	}
+	return d, secret, nil
+}
+
+// load reads the whole file into n and b, and repairs entries that do not fit together.
+// When a repair cannot be written, the file counts as not writable.
+func (d *disk) load(n *notices, b *book) (secret string, err error) {
+	if secret, err = d.secret(); err != nil {
+		return "", err
+	}
+	l := loader{n: n, book: b, now: time.Now()}
+	if err := d.db.View(l.load); err != nil {
+		return "", err
+	}
+	if l.repaired > 0 {
+		d.log.Warn().Int("entries", l.repaired).Str("first", l.first).Msg("the data directory has entries that do not fit together; they have been repaired")
+	}
+	if len(l.puts) > 0 {
+		if err := d.update(l.puts, nil); err != nil {
+			d.owed = l.puts
+			d.fail(err)
+		}
+	}
+	return secret, nil
+}
+
+// secret returns the secret of anonymous ids that is kept, or keeps a new one.
+func (d *disk) secret() (secret string, err error) {
+	read := func(tx *bbolt.Tx) error {
+		secret = string(tx.Bucket(boltfile.Meta).Get(secretKey))
+		return nil
+	}
+	if err = d.db.View(read); err != nil || secret != "" { // a disk that is full can be read
+		return secret, err
+	}
+	secret = rand.Text()
+	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
+}
+
+// loader fills n and book from a file, and notes the repairs that must be written.
+type loader struct {
+	n        *notices
+	book     *book
+	now      time.Time
+	puts     []put
+	repaired int    // entries that did not fit
+	first    string // how the first of them was repaired
+}
+
+func (l *loader) repair(bucket, key, value []byte, did string, args ...any) {
+	l.puts = append(l.puts, put{bucket, bytes.Clone(key), value})
+	if l.repaired++; l.repaired == 1 {
+		l.first = fmt.Sprintf(did, args...)
+	}
+}
+
+func (l *loader) load(tx *bbolt.Tx) error {
+	for _, b := range []struct {
+		name  []byte
+		entry func(k, v []byte)
+	}{
+		{pagesBucket, l.page}, {notesBucket, l.note}, {ownsBucket, l.own}, {recordsBucket, l.record}, {followsBucket, l.follow}, {keysBucket, l.key},
+	} {
+		if err := tx.Bucket(b.name).ForEach(func(k, v []byte) error { b.entry(k, v); return nil }); err != nil {
+			return err
+		}
+	}
+	if l.book.kept > 0 {
+		l.loadMinutes(tx)
+	}
+	l.raise()
+	slices.SortFunc(l.n.oldest, func(a, b rememberedKey) int { return int(a.until - b.until) })
+	return nil
+}
+
+func (l *loader) page(k, v []byte) {
+	f, err := numbers(string(v), 4)
+	if err != nil {
+		l.repair(pagesBucket, k, nil, "the changes of %q cannot be read and are dropped: %v", k, err)
+		return
+	}
+	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
+	l.n.pages[string(k)] = &changed{
+		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: atTime(f[3])},
+		owns:  map[unread.User]unread.Own{},
+	}
+}
+
+func (l *loader) note(k, v []byte) {
+	p := l.n.pages[string(k)]
+	if p == nil {
+		l.repair(notesBucket, k, nil, "a note of %q is without page, and is dropped: %q", k, v)
+		return
+	}
+	p.note = unread.NoteOf(string(v))
+}
+
+func (l *loader) own(k, v []byte) {
+	page, user, _ := strings.Cut(string(k), "\x00")
+	f, err := numbers(string(v), 3)
+	p := l.n.pages[page]
+	if err != nil || len(user) != len(unread.User{}) || p == nil {
+		l.repair(ownsBucket, k, nil, "own changes of %q are without page or cannot be read, and are dropped: %q", page, v)
+		return
+	}
+	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: atTime(f[2])}
+}
+
+// raise counts own changes that a page's level lacks: the own changes had been
+// written, their level had not.
+func (l *loader) raise() {
+	for page, p := range l.n.pages {
+		by, last := int64(0), int64(0)
+		for _, own := range p.owns {
+			by, last = by+own.Changes, max(last, own.Last)
+		}
+		missing := max(by-p.level.By, 0)
+		all := max(p.level.All+missing, last)
+		if all == p.level.All {
+			continue
+		}
+		p.level.By, p.level.All = p.level.By+missing, all
+		l.repair(pagesBucket, []byte(page), levelValue(p.level), "changes of %q were not counted; there are %d now", page, all)
+	}
+}
+
+func (l *loader) record(k, v []byte) {
+	f, err := numbers(string(v), 3)
+	if err != nil || len(k) != len(unread.User{}) {
+		l.repair(recordsBucket, k, nil, "a record cannot be read and is dropped: %q", v)
+		return
+	}
+	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
+	l.n.records[unread.User(k)] = &unread.Record{
+		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: atTime(f[2]),
+	}
+}
+
+// follow reads one follow. The follows come after all records, sorted by user and
+// then by page.
+func (l *loader) follow(k, v []byte) {
+	if len(k) <= len(unread.User{}) {
+		l.repair(followsBucket, k, nil, "a follow of nobody is dropped: %q", v)
+		return
+	}
+	user := unread.User(k[:len(unread.User{})])
+	f, err := unread.ParseFollow(string(k[len(user):]), string(v))
+	if err != nil {
+		l.repair(followsBucket, k, nil, "a follow cannot be read and is dropped: %v", err)
+		return
+	}
+	r := l.n.records[user]
+	if r == nil {
+		l.n.incarnation = max(l.n.incarnation+1, uint64(l.now.UnixMilli()))
+		r = &unread.Record{Version: presence.Version{Incarnation: l.n.incarnation, Sequence: 1}}
+		l.n.records[user] = r
+		l.repair(recordsBucket, user[:], recordValue(*r), "a follow of %q was without its record, which is made", f.Page)
+	}
+	r.Follows = append(r.Follows, f)
+}
+
+func (l *loader) key(k, v []byte) {
+	if len(k) != 16 || len(v) != 8 {
+		l.repair(keysBucket, k, nil, "an idempotency key cannot be read and is dropped: %q", k)
+		return
+	}
+	key := rememberedKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
+	if key.until <= l.now.Unix() {
+		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
+		return
+	}
+	l.n.keys[key.hash] = struct{}{}
+	l.n.oldest = append(l.n.oldest, key)
+}
+
+// hashKey returns the key that is kept, or keeps one: former where there are
+// records, or changes with an author, else a new one.
+func (d *disk) hashKey(former []byte) (key []byte, err error) {
+	err = d.db.View(func(tx *bbolt.Tx) error { // a disk that is full can be read
+		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
+		return nil
+	})
+	if err != nil || key != nil {
+		return key, err
+	}
+	return key, d.db.Update(func(tx *bbolt.Tx) error {
+		key = hashkey.New()
+		for _, users := range [][]byte{recordsBucket, ownsBucket} {
+			if first, _ := tx.Bucket(users).Cursor().First(); first != nil {
+				key = bytes.Clone(former)
+			}
+		}
+		return tx.Bucket(boltfile.Meta).Put(hashKey, key)
+	})
+}
+
+// numbers reads n whole numbers, none of them negative.
+func numbers(text string, n int) ([]int64, error) {
+	fields := strings.Split(text, " ")
+	if len(fields) != n {
+		return nil, fmt.Errorf("%q has not %d numbers", text, n)
+	}
+	out := make([]int64, n)
+	for i, f := range fields {
+		u, err := strconv.ParseUint(f, 10, 63)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = int64(u)
+	}
+	return out, nil
+}
+
+// atTime is the time of unix seconds; 0 is none.
+func atTime(seconds int64) time.Time {
+	if seconds == 0 {
+		return time.Time{}
+	}
+	return time.Unix(seconds, 0).UTC()
+}
+
+func seconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.Unix()
+}
+
+func levelValue(l unread.Level) []byte {
+	return fmt.Appendf(nil, "%d %d %d %d", l.Incarnation, l.All, l.By, seconds(l.At))
+}
+
+func recordValue(r unread.Record) []byte {
+	return fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
+}
+
+// puts returns the draft's changes of the file. They are sorted, since neighbours
+// share pages of the file.
+func (d *draft) puts() []put {
+	var all []put
+	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
+	for page, p := range d.pages {
+		add(pagesBucket, page, levelValue(p.level))
+		if p.note != (unread.Note{}) {
+			add(notesBucket, page, fmt.Appendf(nil, "%d %s\n%s", p.note.All, p.note.Title, p.note.URL))
+		}
+		for user, o := range p.owns {
+			add(ownsBucket, page+"\x00"+string(user[:]), fmt.Appendf(nil, "%d %d %d", o.Changes, o.Last, seconds(o.Before)))
+		}
+	}
+	for user, r := range d.records {
+		value := recordValue(*r)
+		if len(r.Follows) == 0 && r.Updated.IsZero() {
+			value = nil // it says nothing but who it was; its version ends with this process, and the next one is greater
+		}
+		add(recordsBucket, string(user[:]), value)
+		old := unread.Record{}
+		if is := d.was.records[user]; is != nil {
+			old = *is
+		}
+		set, gone := r.Differences(old)
+		for _, f := range set {
+			add(followsBucket, string(user[:])+f.Page, f.AppendValue(nil))
+		}
+		for _, page := range gone {
+			add(followsBucket, string(user[:])+page, nil)
+		}
+	}
+	for _, k := range d.newest {
+		add(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
+	}
+	for _, k := range d.was.oldest[:d.forgotten] {
+		add(keysBucket, string(k.hash[:]), nil)
+	}
+	slices.SortFunc(all, func(a, b put) int {
+		if c := bytes.Compare(a.bucket, b.bucket); c != 0 {
+			return c
+		}
+		return bytes.Compare(a.key, b.key)
+	})
+	return all
+}
+
+// submit hands o to the writer and returns its outcome.
+func (d *disk) submit(ctx context.Context, o *op) error {
+	select {
+	case <-d.closing:
+		return errClosed
+	default:
+	}
+	if err := d.writable(); err != nil {
+		return refused(err)
+	}
+	select {
+	case d.waiting <- o:
+	default:
+		return refused(fmt.Errorf("%d operations wait for the disk already", maxWaiting))
+	}
+	select {
+	case <-o.done:
+		return o.err
+	case <-d.ended:
+		if o.take() {
+			return errClosed
+		}
+		<-o.done
+		return o.err
+	case <-ctx.Done():
+		if o.take() {
+			return refused(fmt.Errorf("it was not carried out: %w", ctx.Err()))
+		}
+		return refused(fmt.Errorf("it is being written, and may be kept: %w", ctx.Err()))
+	}
+}
+
+var errClosed = refused(errors.New("it is closed"))
+
+// writable says why the file cannot be written, or returns nil. A nil disk is always
+// writable.
+func (d *disk) writable() error {
+	if d == nil {
+		return nil
+	}
+	if err := d.trouble.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// run is the writer, until close. It carries out the operations that wait by then.
+func (d *disk) run(commit func([]*op)) {
+	defer close(d.ended)
+	for {
+		var probe <-chan time.Time
+		if d.writable() != nil {
+			probe = time.After(probeEvery)
+		}
+		select {
+		case o := <-d.waiting:
+			commit(d.batch(o))
+		case <-probe:
+			d.probe()
+		case <-d.closing:
+			if rest := d.batch(); len(rest) > 0 {
+				commit(rest)
+			}
+			return
+		}
+	}
+}
+
+// batch returns ops together with the waiting operations.
+func (d *disk) batch(ops ...*op) []*op {
+	for len(ops) < maxWaiting {
+		select {
+		case o := <-d.waiting:
+			ops = append(ops, o)
+		default:
+			return ops
+		}
+	}
+	return ops
+}
+
+// write writes the draft to the file in one transaction, or returns
+// presence.ErrUnavailable and leaves the file as it was. A nil disk does nothing.
+func (d *disk) write(draft *draft) error {
+	if d == nil {
+		return nil
+	}
+	if err := d.writable(); err != nil {
+		return refused(err)
+	}
+	puts := draft.puts()
+	if len(puts) == 0 {
+		return nil
+	}
+	var before []put
+	if err := d.update(puts, &before); err != nil {
+		d.owed = before
+		d.fail(err)
+		return refused(err)
+	}
+	return nil
+}
+
+func refused(err error) error { return fmt.Errorf("presencemem: %w: %w", presence.ErrUnavailable, err) }
+
+// fail notes that the file cannot be written.
+func (d *disk) fail(err error) {
+	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
+	err = fmt.Errorf("the data directory cannot be written: %w", err)
+	d.trouble.Store(&err)
+}
+
+// probe tries whether the file can be written again, with room for further
+// transactions. A transaction that failed at its very end may be in the file all the
+// same, so the probe also writes the entries from before it (owed).
+func (d *disk) probe() {
+	filler := put{boltfile.Meta, probeKey, make([]byte, probeBytes)}
+	if d.update(append([]put{filler}, d.owed...), nil) != nil {
+		return
+	}
+	filler.value = nil
+	if d.update([]put{filler}, nil) != nil {
+		return
+	}
+	d.owed = nil
+	d.trouble.Store(nil)
+	d.log.Info().Msg("the data directory can be written again")
+}
+
+// update writes puts in one transaction. It appends the former entries to before,
+// unless before is nil.
+func (d *disk) update(puts []put, before *[]put) error {
+	return d.db.Update(func(tx *bbolt.Tx) error {
+		for _, p := range puts {
+			b := tx.Bucket(p.bucket)
+			if before != nil {
+				*before = append(*before, put{p.bucket, p.key, bytes.Clone(b.Get(p.key))})
+			}
+			var err error
+			if p.value == nil {
+				err = b.Delete(p.key)
+			} else {
+				err = b.Put(p.key, p.value)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// close carries out the waiting operations and closes the file.
+func (d *disk) close() error {
+	if d == nil {
+		return nil
+	}
+	close(d.closing)
+	<-d.ended
+	return d.db.Close()
+}

@@ -1,0 +1,135 @@
+package presencemem
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/unread"
+)
+
+// breakFile puts a device that is always full in the place of the open file of
+// the data directory: all its writes end with ENOSPC, until mend.
+func breakFile(t testingT, dir string) (mend func()) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := filepath.EvalSymlinks(filepath.Join(dir, dataFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + entry.Name()); err != nil || to != path {
+			continue
+		}
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept, err := syscall.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer full.Close()
+		if err := syscall.Dup3(int(full.Fd()), fd, syscall.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := syscall.Dup3(kept, fd, syscall.O_CLOEXEC); err != nil {
+				t.Fatal(err)
+			}
+			_ = syscall.Close(kept)
+		}
+	}
+	t.Fatalf("%s is not open", path)
+	return nil
+}
+
+// testingT has the methods that a test and a rapid check share.
+type testingT interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
+// What cannot be written is refused at once, and nothing of it is kept, even when it is
+// sent again, until the file can be written.
+func TestDiskFails(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	u := unread.User{1}
+	if err := errors.Join(s.Change(t.Context(), "p", unread.Change{}), s.Writable()); err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan presence.Publication, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		_ = s.Watch(ctx, []int{unread.LevelTopic("p").Bucket(presence.DefaultBuckets)}, func(p presence.Publication) { heard <- p })
+	})
+	<-heard // it watches: read all
+	mend := breakFile(t, dir)
+	begin := testkit.NewStopwatch(t)
+	for range 300 {
+		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); !errors.Is(err, presence.ErrUnavailable) {
+			t.Fatalf("a change that is not on disk: %v", err)
+		}
+		if _, err := s.Save(t.Context(), u, unread.Record{}, unread.Record{Follows: []unread.Follow{{Page: "p"}}}); !errors.Is(err, presence.ErrUnavailable) {
+			t.Fatalf("a follow that is not on disk: %v", err)
+		}
+	}
+	if took := begin.Elapsed(); took > 10*time.Second {
+		t.Errorf("600 refusals took %s", took)
+	}
+	if err := s.Writable(); err == nil || !strings.Contains(err.Error(), "the data directory cannot be written: ") {
+		t.Errorf("Writable says %v", err)
+	}
+	state := func() (int64, int) {
+		levels, _, _ := s.Levels(t.Context(), u, []string{"p"})
+		records, _ := s.Records(t.Context(), []unread.User{u})
+		return levels[0].All, len(records[0].Follows)
+	}
+	if all, follows := state(); all != 1 || follows != 0 {
+		t.Errorf("%d changes and %d follows after all were refused", all, follows)
+	}
+	mend()
+	testkit.Eventually(t, "Writable, as the disk is well", func() bool { return s.Writable() == nil })
+	for range 2 {
+		if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	watching.Wait()
+	close(heard)
+	for p := range heard {
+		if p.Updates[0].Version.Sequence != 2 {
+			t.Errorf("a watcher heard of %+v", p)
+		}
+	}
+	for range 2 {
+		if all, follows := state(); all != 2 || follows != 0 {
+			t.Errorf("%d changes and %d follows", all, follows)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = reopen(t, dir)
+	}
+	_ = s.Close()
+}

@@ -1,0 +1,472 @@
+package presencemem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.etcd.io/bbolt"
+
+	"headcount/presence"
+	"headcount/unread"
+)
+
+func reopen(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestDirectoryKeepsEverything(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	s := reopen(t, dir)
+	secret := s.Secret()
+	u, author := unread.User{1}, unread.User{2, 0, 0xff}
+	b := unread.NewFollowService(s)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pages := []string{"p", "ü \"\\", "never changed"}
+	for _, page := range pages {
+		must(b.Follow(t.Context(), u, page))
+	}
+	must(b.Follow(t.Context(), u, "ended"))
+	must(b.Unfollow(t.Context(), u, "ended"))
+	for range 3 {
+		must(s.Change(t.Context(), "p", unread.Change{Key: "k"}))
+		must(s.Change(t.Context(), pages[1], unread.Change{By: &author}))
+	}
+	if _, err := b.Reset(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	must(s.Change(t.Context(), pages[1], unread.Change{Title: "ü", URL: "/a b"}))
+	type all struct {
+		records []unread.Record
+		levels  []unread.Level
+		owns    []unread.Own
+		unread  int64
+		updated time.Time
+		list    []unread.Notification
+	}
+	read := func(s *Store) (a all) {
+		t.Helper()
+		var err error
+		a.records, err = s.Records(t.Context(), []unread.User{u, author})
+		must(err)
+		a.levels, a.owns, err = s.Levels(t.Context(), author, pages)
+		must(err)
+		a.unread, a.updated, err = unread.NewFollowService(s).Unread(t.Context(), u)
+		must(err)
+		a.list, _, err = unread.NewFollowService(s).Notifications(t.Context(), u, 50)
+		must(err)
+		return a
+	}
+	before := read(s)
+	must(s.Close())
+	s = reopen(t, dir)
+	if after := read(s); fmt.Sprint(after) != fmt.Sprint(before) || after.unread != 1 || after.list[0].URL != "/a b" {
+		t.Errorf("%+v was %+v", after, before)
+	}
+	if s.Secret() != secret || secret == "" {
+		t.Errorf("the secret %q was %q", s.Secret(), secret)
+	}
+	must(s.Change(t.Context(), "p", unread.Change{Key: "k"}))
+	if a := read(s); a.levels[0].All != 1 {
+		t.Errorf("a key is forgotten: %+v", a.levels[0])
+	}
+	must(s.Close())
+}
+
+func TestDirectoryServesOneProcess(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	if _, err := Open(dir, Config{}); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+		t.Errorf("the second: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, dir)
+	_ = s.Close()
+}
+
+func TestBadDirectories(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	garbage := t.TempDir()
+	if err := os.WriteFile(filepath.Join(garbage, dataFile), []byte(strings.Repeat("garbage", 2000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, dir := range map[string]string{"a file": file, "below a file": filepath.Join(file, "d"), "garbage": garbage} {
+		if s, err := Open(dir, Config{}); err == nil {
+			_ = s.Close()
+			t.Errorf("%s: opened", name)
+		} else if !strings.Contains(err.Error(), "data directory") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, tc := range map[string]struct{ bucket, key, value, want string }{
+		"another format":         {"meta", "format", "2", `its format is "2", this version knows "1"; use the version that wrote it`},
+		"another program's file": {"theirs", "k", "v", "another program's file"},
+	} {
+		dir := t.TempDir()
+		inFile(t, dir, func(tx *bbolt.Tx) error {
+			b, err := tx.CreateBucketIfNotExists([]byte(tc.bucket))
+			if err != nil {
+				return err
+			}
+			return b.Put([]byte(tc.key), []byte(tc.value))
+		})
+		if s, err := Open(dir, Config{}); err == nil {
+			_ = s.Close()
+			t.Errorf("%s: opened", name)
+		} else if !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// inFile changes the file of a data directory behind the store's back.
+func inFile(t *testing.T, dir string, fn func(*bbolt.Tx) error) {
+	t.Helper()
+	db, err := bbolt.Open(filepath.Join(dir, dataFile), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(fn), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Of a user who was erased, or follows nothing and had nothing unread, the file knows nothing, and
+// a record that comes later has a greater version.
+func TestNothingIsKeptOfAnErasedUser(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	erased, ended := unread.User{1}, unread.User{2}
+	book := unread.NewFollowService(s)
+	for _, user := range []unread.User{erased, ended} {
+		if err := book.Follow(t.Context(), user, "p"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Change(t.Context(), "p", unread.Change{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := book.Reset(t.Context(), erased); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(book.Forget(t.Context(), erased), book.Follow(t.Context(), ended, "q"), book.Forget(t.Context(), ended)); err != nil {
+		t.Fatal(err)
+	}
+	former, err := s.Records(t.Context(), []unread.User{erased})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	inFile(t, dir, func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{recordsBucket, followsBucket} {
+			if n := tx.Bucket(name).Stats().KeyN; n != 0 {
+				t.Errorf("%d entries in %s", n, name)
+			}
+		}
+		return nil
+	})
+	s = reopen(t, dir)
+	if err := unread.NewFollowService(s).Follow(t.Context(), erased, "p"); err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.Records(t.Context(), []unread.User{erased})
+	if err != nil || again[0].Version.Compare(former[0].Version) <= 0 {
+		t.Errorf("version %s after %s, %v", again[0].Version, former[0].Version, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Data that does not fit together is repaired. The log says so once, and the data stays
+// repaired.
+func TestRepairs(t *testing.T) {
+	u, author := unread.User{1}, unread.User{2}
+	for name, tc := range map[string]struct {
+		bucket, key, value string
+		all, by            int64 // of the page "p" after it
+		follows            []string
+		says               string
+	}{
+		"own changes without page":     {"owns", "q\x00" + string(author[:]), "1 1 0", 3, 1, []string{"p"}, `own changes of \"q\" are without page`},
+		"own changes before the level": {"owns", "p\x00" + string(author[:]), "2 4 0", 4, 2, []string{"p"}, `changes of \"p\" were not counted; there are 4 now`},
+		"a follow without its record":  {"follows", string(author[:]) + "z", "0 0 0 0", 3, 1, []string{"p"}, `a follow of \"z\" was without its record`},
+		"a page that cannot be read":   {"pages", "p", "1 2", 0, 0, []string{"p"}, "cannot be read"},
+		"a record of nobody":           {"records", "short", "1 1 0", 3, 1, []string{"p"}, "a record cannot be read"},
+		"a follow of nobody":           {"follows", "short", "0 0 0 0", 3, 1, []string{"p"}, "a follow of nobody"},
+		"a follow that cannot be read": {"follows", string(u[:]) + "q", "0", 3, 1, []string{"p"}, "a follow cannot be read"},
+		"a key of another length":      {"keys", "k", "v", 3, 1, []string{"p"}, "an idempotency key cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := reopen(t, dir)
+			if err := errors.Join(
+				unread.NewFollowService(s).Follow(t.Context(), u, "p"),
+				s.Change(t.Context(), "p", unread.Change{}),
+				s.Change(t.Context(), "p", unread.Change{}),
+				s.Change(t.Context(), "p", unread.Change{By: &author}),
+				s.Close(),
+			); err != nil {
+				t.Fatal(err)
+			}
+			inFile(t, dir, func(tx *bbolt.Tx) error { return tx.Bucket([]byte(tc.bucket)).Put([]byte(tc.key), []byte(tc.value)) })
+			for _, says := range []string{tc.says, ""} {
+				var log strings.Builder
+				s, err := Open(dir, Config{Log: zerolog.New(&log)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				levels, _, _ := s.Levels(t.Context(), u, []string{"p"})
+				records, _ := s.Records(t.Context(), []unread.User{u, author})
+				if levels[0].All != tc.all || levels[0].By != tc.by || !slices.Equal(records[0].Pages(), tc.follows) {
+					t.Errorf("%+v, %+v", levels[0], records[0])
+				}
+				if tc.bucket == "follows" && strings.HasSuffix(tc.key, "z") && !slices.Equal(records[1].Pages(), []string{"z"}) {
+					t.Errorf("the follow is lost: %+v", records[1])
+				}
+				if got := log.String(); says == "" && got != "" || !strings.Contains(got, says) {
+					t.Errorf("the log says %q, want %q", got, says)
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// A transaction that fails after its last write is in the file. The probe takes
+// it out again.
+func TestProbeUndoesWhatFailedLate(t *testing.T) {
+	dir := t.TempDir()
+	s := reopen(t, dir)
+	if err := s.Change(t.Context(), "p", unread.Change{Key: "first"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = New(Config{})
+	d, _, err := openDisk(dir, &s.notices, &s.book, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	draft := newDraft(&s.notices, time.Now())
+	draft.change("p", unread.Change{Key: "k", By: &unread.User{1}})
+	draft.change("q", unread.Change{})
+	if err := d.update(draft.puts(), &d.owed); err != nil {
+		t.Fatal(err)
+	}
+	d.fail(errors.New("the last step"))
+	d.probe()
+	if err := errors.Join(d.writable(), d.db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, dir)
+	defer s.Close()
+	levels, owns, _ := s.Levels(t.Context(), unread.User{1}, []string{"p", "q"})
+	if levels[0].All != 1 || levels[0].By != 0 || owns[0] != (unread.Own{}) || levels[1] != (unread.Level{}) || len(s.notices.keys) != 1 {
+		t.Errorf("%+v %+v, %d keys", levels, owns, len(s.notices.keys))
+	}
+}
+
+// stopped returns a store with a directory whose writer does not run.
+func stopped(t *testing.T) *Store {
+	t.Helper()
+	s := New(Config{})
+	var err error
+	if s.notices.disk, _, err = openDisk(t.TempDir(), &s.notices, &s.book, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// A caller that gives up before the writer comes to its change is not counted.
+func TestGivingUp(t *testing.T) {
+	s := stopped(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "it was not carried out") {
+		t.Errorf("gave up: %v", err)
+	}
+	go s.notices.disk.run(s.commit)
+	if err := errors.Join(s.Change(t.Context(), "p", unread.Change{}), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != 1 {
+		t.Errorf("%+v", l)
+	}
+	if err := s.Change(t.Context(), "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// There is a bound on what waits, and everything that waits at the end is kept.
+func TestWaitingIsBounded(t *testing.T) {
+	s := stopped(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	errs := make(chan error)
+	for range maxWaiting + 7 {
+		go func() { errs <- s.Change(ctx, "p", unread.Change{}) }()
+	}
+	for range 7 {
+		if err := <-errs; !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "wait for the disk already") {
+			t.Errorf("beyond the bound: %v", err)
+		}
+	}
+	go s.notices.disk.run(s.commit)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range maxWaiting {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	if l, _, _ := s.Levels(t.Context(), unread.User{}, []string{"p"}); l[0].All != maxWaiting {
+		t.Errorf("%+v", l)
+	}
+}
+
+// Many calls share few transactions.
+func TestCallsShareTransactions(t *testing.T) {
+	s := reopen(t, t.TempDir())
+	defer s.Close()
+	transactions := func() (n int) {
+		if err := s.notices.disk.db.View(func(tx *bbolt.Tx) error { n = tx.ID(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := transactions()
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			if err := s.Change(t.Context(), fmt.Sprint("p", i%10), unread.Change{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	levels, _, err := s.Levels(t.Context(), unread.User{}, []string{"p0", "p9"})
+	if err != nil || levels[0].All != 20 || levels[1].All != 20 {
+		t.Errorf("%+v, %v", levels, err)
+	}
+	if n := transactions() - before; n < 1 || n > 150 {
+		t.Errorf("200 changes at once took %d transactions", n)
+	}
+}
+
+func TestKeysAreForgottenAfterADay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{})
+		count := func() int64 {
+			if err := s.Change(t.Context(), "p", unread.Change{Key: "k"}); err != nil {
+				t.Fatal(err)
+			}
+			l, _, err := s.Levels(t.Context(), unread.User{}, []string{"p"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l[0].All
+		}
+		count()
+		time.Sleep(unread.KeyFor - time.Second)
+		if n := count(); n != 1 {
+			t.Errorf("forgotten within its day: %d changes", n)
+		}
+		if err := s.Change(t.Context(), "q", unread.Change{Key: "another"}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		if err := s.Change(t.Context(), "q", unread.Change{Key: "one more"}); err != nil {
+			t.Fatal(err)
+		}
+		if n := count(); n != 2 {
+			t.Errorf("remembered after its day: %d changes", n)
+		}
+		if len(s.notices.keys) != 3 || len(s.notices.oldest) != 3 {
+			t.Errorf("%d keys", len(s.notices.keys))
+		}
+	})
+}
+
+func TestRecordsAreCopies(t *testing.T) {
+	s := New(Config{})
+	b := unread.NewFollowService(s)
+	for _, page := range []string{"b", "c", "a"} {
+		if err := b.Follow(t.Context(), unread.User{}, page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := s.Records(t.Context(), []unread.User{{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Unfollow(t.Context(), unread.User{}, "a"); err != nil {
+		t.Fatal(err)
+	}
+	if got := r[0].Pages(); !slices.Equal(got, []string{"a", "b", "c"}) {
+		t.Errorf("a record that was read has become %q", got)
+	}
+}
+
+// A directory has one key of user hashes. If users are already known by the key of its
+// former version, it is that one; otherwise it is a key of its own, whatever secrets
+// come later.
+func TestADirectoryKeepsItsHashKey(t *testing.T) {
+	for name, used := range map[string]bool{"new": false, "of a former version": true} {
+		dir := t.TempDir()
+		key := func(former string, first bool) string {
+			s, err := Open(dir, Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if first && used {
+				if err := unread.NewFollowService(s).Follow(t.Context(), unread.User{1}, "p"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k, err := s.HashKey([]byte(former))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(k)
+		}
+		first := key("the last id secret", true)
+		if (first == "the last id secret") != used {
+			t.Errorf("%s: the key is %q", name, first)
+		}
+		if again := key("another id secret", false); again != first {
+			t.Errorf("%s: the key changed", name)
+		}
+	}
+}

@@ -1,0 +1,359 @@
+package presencemem
+
+import (
+	"bytes"
+	"container/list"
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"headcount/counter/hyperloglog"
+	"headcount/presence"
+	"headcount/presence/minutes"
+)
+
+const (
+	// minuteBytes is about what a remembered minute takes beside its registers, and
+	// pageBytes what a page takes beside its name and its minutes.
+	minuteBytes = 96
+	pageBytes   = 256
+
+	rememberBatch = 4096 // entries in one transaction of the data directory
+)
+
+// book is what pages remember; Store.mu guards it. Its size is bounded in bytes: beyond
+// that, the page that has not changed for the longest time is forgotten. (The registers
+// of the running minute are not counted yet.)
+type book struct {
+	kept  int64 // minutes; 0: nothing is remembered
+	most  int   // bytes
+	bytes int
+	pages map[string]*remembered
+	order *list.List // of *remembered; the one that has not changed for the longest time comes first
+	disk  bool       // there is a data directory
+
+	// Of a data directory: pages with minutes that it lacks, and entries that it still
+	// has. They are bounded like the pages and their minutes.
+	dirty map[*remembered]struct{}
+	gone  [][]byte
+}
+
+// remembered is what one page remembers. The last minute may be the running one; its
+// arrivals are in running.
+type remembered struct {
+	page    string
+	minutes []minutes.Minute // never empty outside of book.minute
+	running minutes.Visits
+	bytes   int
+	written int64 // minutes up to this one are in the data directory
+	element *list.Element
+}
+
+func newBook(cfg Config) book {
+	return book{
+		kept: int64(cfg.PageStats / time.Minute), most: cfg.PageStatsBytes,
+		pages: map[string]*remembered{}, order: list.New(), dirty: map[*remembered]struct{}{},
+	}
+}
+
+// remember notes the counts that a Write changed, and who arrived with it.
+func (b *book) remember(touched map[*page]struct{}, arrivals []presence.Arrival, now time.Time) {
+	if b.kept == 0 {
+		return
+	}
+	at := minutes.Of(now)
+	for pg := range touched {
+		m := b.minute(pg.count.Page, at).last()
+		m.Max, m.Last = max(m.Max, pg.count.Users), pg.count.Users
+	}
+	for _, a := range arrivals {
+		b.minute(a.Page, at).running.Add(a.User)
+	}
+	b.bound(at)
+}
+
+func (r *remembered) last() *minutes.Minute { return &r.minutes[len(r.minutes)-1] }
+
+// minute returns the page with its running minute, which begins now if need be.
+func (b *book) minute(page string, at int64) *remembered {
+	r := b.pages[page]
+	if r == nil {
+		r = b.add(page)
+	}
+	b.order.MoveToBack(r.element)
+	b.soil(r)
+	users := int64(0)
+	if len(r.minutes) > 0 {
+		if r.last().At >= at { // greater if the clock was set back
+			return r
+		}
+		b.weigh(r, r.close())
+		users = r.last().Last
+	}
+	b.append(r, minutes.Minute{At: at, Counted: true, Max: users, Last: users})
+	b.trim(r, at-b.kept)
+	return r
+}
+
+func (b *book) add(page string) *remembered {
+	r := &remembered{page: page}
+	r.element = b.order.PushBack(r)
+	b.pages[page] = r
+	b.weigh(r, pageBytes+len(page))
+	return r
+}
+
+// soil notes that the data directory lacks a minute of the page.
+func (b *book) soil(r *remembered) {
+	if b.disk {
+		b.dirty[r] = struct{}{}
+	}
+}
+
+func (b *book) append(r *remembered, m minutes.Minute) {
+	r.minutes = append(r.minutes, m)
+	b.weigh(r, minuteBytes+len(m.Visitors.Bytes()))
+}
+
+func (b *book) weigh(r *remembered, bytes int) {
+	r.bytes += bytes
+	b.bytes += bytes
+}
+
+// close puts the arrivals of the last minute into it, and returns by how many bytes it
+// has grown.
+func (r *remembered) close() int {
+	last := r.last()
+	before := len(last.Visitors.Bytes())
+	last.Joins, last.Visitors = last.Joins+r.running.Joins, r.visitors()
+	r.running = minutes.Visits{}
+	return len(last.Visitors.Bytes()) - before
+}
+
+// visitors are registers of the last minute that nobody changes.
+func (r *remembered) visitors() hyperloglog.Registers {
+	fresh := r.running.Registers()
+	all := fresh.Clone()
+	all.Merge(r.last().Visitors)
+	return all
+}
+
+// trim forgets the minutes before oldest, but not the last one of them: the time after
+// it begins with its count.
+func (b *book) trim(r *remembered, oldest int64) {
+	n := 0
+	for n+1 < len(r.minutes) && r.minutes[n+1].At <= oldest {
+		b.erase(r, n)
+		n++
+	}
+	r.minutes = slices.Delete(r.minutes, 0, n)
+}
+
+// erase takes note that a minute is forgotten.
+func (b *book) erase(r *remembered, i int) {
+	m := &r.minutes[i]
+	b.weigh(r, -minuteBytes-len(m.Visitors.Bytes()))
+	if b.disk && m.At <= r.written {
+		b.gone = append(b.gone, minuteKey(r.page, m.At))
+	}
+}
+
+// bound forgets pages without users that have not changed as long as minutes are kept,
+// and those beyond the bound.
+func (b *book) bound(at int64) {
+	for front := b.order.Front(); front != nil; front = b.order.Front() {
+		r := front.Value.(*remembered)
+		if b.bytes <= b.most && (r.last().Last > 0 || r.last().At > at-b.kept) {
+			return
+		}
+		for i := range r.minutes {
+			b.erase(r, i)
+		}
+		b.bytes -= r.bytes
+		b.order.Remove(front)
+		delete(b.dirty, r)
+		delete(b.pages, r.page)
+	}
+}
+
+var _ minutes.Store = (*Store)(nil)
+
+// Minutes implements minutes.Store.
+func (s *Store) Minutes(_ context.Context, page string, from int64) ([]minutes.Minute, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.book.pages[page]
+	if r == nil {
+		return nil, nil
+	}
+	first, found := slices.BinarySearchFunc(r.minutes, from, func(m minutes.Minute, at int64) int { return int(m.At - at) })
+	if !found {
+		first = max(0, first-1)
+	}
+	list := slices.Clone(r.minutes[first:])
+	last := &list[len(list)-1]
+	last.Joins, last.Visitors = last.Joins+r.running.Joins, r.visitors()
+	return list, nil
+}
+
+// In the data directory, the bucket minutes has page, a zero byte, 4 bytes of minute ->
+// greatest count, last count, arrivals. untilKey has the minute in which it was last
+// written.
+
+var untilKey = []byte{0}
+
+func minuteKey(page string, at int64) []byte {
+	return binary.BigEndian.AppendUint32(append([]byte(page), 0), uint32(at))
+}
+
+func minuteValue(m minutes.Minute) []byte {
+	b := binary.AppendUvarint(nil, uint64(m.Max))
+	b = binary.AppendUvarint(b, uint64(m.Last))
+	return minutes.AppendVisits(b, m.Joins, m.Visitors)
+}
+
+func parseMinute(k, v []byte) (page string, m minutes.Minute, err error) {
+	n := len(k) - 5
+	if n < 1 || k[n] != 0 {
+		return "", m, errors.New("it is of no page")
+	}
+	m = minutes.Minute{At: int64(binary.BigEndian.Uint32(k[n+1:])), Counted: true}
+	for _, to := range []*int64{&m.Max, &m.Last} {
+		u, size := binary.Uvarint(v)
+		if size <= 0 {
+			return "", m, errors.New("it is cut off")
+		}
+		*to, v = int64(u), v[size:]
+	}
+	m.Joins, m.Visitors, err = minutes.ParseVisits(bytes.Clone(v))
+	return string(k[:n]), m, err
+}
+
+// minute reads one entry. The entries are sorted by page and then by time.
+func (l *loader) minute(k, v []byte) {
+	if bytes.Equal(k, untilKey) {
+		return
+	}
+	page, m, err := parseMinute(k, v)
+	if err != nil {
+		l.repair(minutesBucket, k, nil, "a minute of a page cannot be read and is dropped: %v", err)
+		return
+	}
+	b := l.book
+	r := b.pages[page]
+	if r == nil {
+		r = b.add(page)
+	}
+	b.append(r, m)
+	r.written = m.At
+}
+
+// reopen ends what pages remember of an earlier process: nobody is there any more, since
+// the minute up to which it has written.
+func (b *book) reopen(until int64, now time.Time) {
+	b.disk = true
+	at := minutes.Of(now)
+	all := make([]*remembered, 0, len(b.pages))
+	for _, r := range b.pages {
+		if last := r.last(); last.Last > 0 {
+			if end := min(max(until, last.At), at); end > last.At {
+				b.append(r, minutes.Minute{At: end, Counted: true, Max: last.Last})
+			} else {
+				last.Last, r.written = 0, min(r.written, last.At-1)
+			}
+			b.soil(r)
+		}
+		b.trim(r, at-b.kept)
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b *remembered) int { return int(a.last().At - b.last().At) })
+	for _, r := range all {
+		b.order.MoveToBack(r.element)
+	}
+	b.bound(at)
+}
+
+// unwritten returns the entries that the data directory lacks, the running minute's only
+// at the end. done says that they are written.
+func (b *book) unwritten(at int64, end bool) (puts []put, done func()) {
+	before := at
+	if end {
+		before++
+	}
+	for _, key := range b.gone {
+		puts = append(puts, put{minutesBucket, key, nil})
+	}
+	erased := len(b.gone)
+	written := map[*remembered]int64{}
+	for r := range b.dirty {
+		for i := len(r.minutes) - 1; i >= 0 && r.minutes[i].At > r.written; i-- {
+			m := r.minutes[i]
+			if m.At >= before {
+				continue
+			}
+			if i == len(r.minutes)-1 {
+				m.Joins, m.Visitors = m.Joins+r.running.Joins, r.visitors()
+			}
+			puts = append(puts, put{minutesBucket, minuteKey(r.page, m.At), minuteValue(m)})
+			written[r] = max(written[r], m.At)
+		}
+	}
+	slices.SortStableFunc(puts, func(a, b put) int { return bytes.Compare(a.key, b.key) })
+	puts = append(puts, put{minutesBucket, untilKey, binary.BigEndian.AppendUint32(nil, uint32(at))})
+	return puts, func() {
+		b.gone = b.gone[erased:]
+		for r, at := range written {
+			if r.written = at; r.written >= r.last().At {
+				delete(b.dirty, r)
+			}
+		}
+	}
+}
+
+// remembering writes finished minutes, once a minute, until Close.
+func (s *Store) remembering() {
+	for {
+		now := time.Now()
+		next := time.NewTimer(now.Truncate(time.Minute).Add(time.Minute + time.Second).Sub(now))
+		select {
+		case <-next.C:
+			s.writeMinutes(false)
+		case <-s.closing:
+			next.Stop()
+			s.writeMinutes(true)
+			return
+		}
+	}
+}
+
+// writeMinutes writes the minutes that the data directory lacks. What cannot be written
+// now is written with the next minute.
+func (s *Store) writeMinutes(end bool) {
+	s.mu.Lock()
+	puts, done := s.book.unwritten(minutes.Of(time.Now()), end)
+	s.mu.Unlock()
+	for part := range slices.Chunk(puts, rememberBatch) {
+		if err := s.notices.disk.update(part, nil); err != nil {
+			s.cfg.Log.Warn().Err(err).Msg("what pages remember could not be written to the data directory; trying again with the next minute")
+			return
+		}
+	}
+	s.mu.Lock()
+	done()
+	s.mu.Unlock()
+}
+
+// loadMinutes fills the book from the file.
+func (l *loader) loadMinutes(tx *bbolt.Tx) {
+	bucket := tx.Bucket(minutesBucket)
+	_ = bucket.ForEach(func(k, v []byte) error { l.minute(k, v); return nil }) // minute has no error
+	until := int64(0)
+	if v := bucket.Get(untilKey); len(v) == 4 {
+		until = int64(binary.BigEndian.Uint32(v))
+	}
+	l.book.reopen(until, l.now)
+}

@@ -1,0 +1,171 @@
+package presencemem
+
+import (
+	"fmt"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/minutes"
+)
+
+// crowd writes the users of one page, from one partition.
+type crowd struct {
+	t     *testing.T
+	s     *Store
+	claim presence.Claim
+	seq   uint64
+}
+
+func newCrowd(t *testing.T, s *Store) *crowd {
+	t.Helper()
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &crowd{t: t, s: s, claim: claims[0]}
+}
+
+func (c *crowd) set(page string, users int64, arrivals ...presence.User) {
+	c.t.Helper()
+	c.seq++
+	change := presence.Change{Claim: c.claim, Sequence: c.seq, Counts: []presence.PageUsers{{Page: page, Users: users}}}
+	for _, u := range arrivals {
+		change.Arrivals = append(change.Arrivals, presence.Arrival{User: u, Page: page})
+	}
+	if o := c.s.Write(c.t.Context(), []presence.Change{change}); o[0].Err != nil {
+		c.t.Fatal(o[0].Err)
+	}
+}
+
+// text is what a page says of each of the last minutes, oldest first: the greatest count,
+// + and the joins, and behind them the visitors of all.
+func text(t *testing.T, s *Store, page string, last int, users int64) string {
+	t.Helper()
+	now := time.Now()
+	q, err := minutes.Ask(time.Duration(last-1)*time.Minute, time.Minute, 24*time.Hour, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.Minutes(t.Context(), page, q.From)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, out := q.Answer(page, list, users, now), ""
+	for _, p := range a.Points {
+		out += fmt.Sprintf("%d+%d ", p.Max, p.Joins)
+	}
+	return out + fmt.Sprint(a.Visitors)
+}
+
+func TestMinutesFollowEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{PageStats: time.Hour})
+		c := newCrowd(t, s)
+		c.set("p", 2, 1, 2)
+		c.set("p", 1)
+		time.Sleep(2 * time.Minute)
+		c.set("p", 3, 3, 4)
+		c.set("p", 0)
+		time.Sleep(time.Minute)
+		c.set("p", 1, 1)
+		if is := text(t, s, "p", 5, 1); is != "0+0 2+2 1+0 3+2 1+1 4" {
+			t.Error(is)
+		}
+		for minute := range 100 { // the oldest minutes are forgotten
+			time.Sleep(time.Minute)
+			c.set("p", int64(1+minute%2))
+		}
+		if n := len(s.book.pages["p"].minutes); n > 62 {
+			t.Errorf("%d minutes are kept of an hour", n)
+		}
+		c.set("p", 0)
+		time.Sleep(2 * time.Hour)
+		c.set("q", 1)
+		if s.book.pages["p"] != nil {
+			t.Error("a page that was left two hours ago still remembers")
+		}
+	})
+}
+
+func TestMinutesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 100_000
+		s := New(Config{PageStats: 24 * time.Hour, PageStatsBytes: most})
+		c := newCrowd(t, s)
+		for i := range 1000 {
+			c.set(fmt.Sprint(i), 1, presence.User(i))
+			time.Sleep(time.Second)
+		}
+		if s.book.bytes > most || len(s.book.pages) < 200 || s.book.pages["999"] == nil || s.book.pages["0"] != nil {
+			t.Errorf("%d bytes, %d pages; want the newest pages in %d bytes", s.book.bytes, len(s.book.pages), most)
+		}
+		sum := 0
+		for _, r := range s.book.pages {
+			sum += r.bytes
+		}
+		if sum != s.book.bytes || s.book.order.Len() != len(s.book.pages) {
+			t.Errorf("the pages have %d bytes, the book says %d", sum, s.book.bytes)
+		}
+	})
+}
+
+func TestDirectoryKeepsMinutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "d")
+		open := func() *Store {
+			s, err := Open(dir, Config{PageStats: time.Hour})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		s := open()
+		c := newCrowd(t, s)
+		c.set("p", 2, 1, 2)
+		c.set("q", 1, 1)
+		time.Sleep(time.Minute)
+		c.set("p", 1, 3)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = open() // in the same minute
+		c = newCrowd(t, s)
+		c.set("p", 3, 4)
+		time.Sleep(2 * time.Minute)
+		c.set("p", 4, 5)
+		time.Sleep(time.Minute)
+		if is := text(t, s, "p", 5, 4); is != "2+2 3+2 3+0 4+1 4+0 5" {
+			t.Errorf("after a restart: %s", is)
+		}
+		if is := text(t, s, "q", 5, 0); is != "1+1 1+0 0+0 0+0 0+0 1" {
+			t.Errorf("nobody came back to this page: %s", is)
+		}
+		// A process that is killed has written the minutes before the running one.
+		time.Sleep(2 * time.Second)
+		s.writeMinutes(false)
+		s.notices.disk.db.Close() // nothing is written any more
+		defer s.Close()
+		time.Sleep(time.Minute)
+		s = open()
+		if is := text(t, s, "p", 6, 0); is != "2+2 3+2 3+0 4+1 4+0 0+0 5" {
+			t.Errorf("after a kill: %s", is)
+		}
+		newCrowd(t, s).set("p", 0)
+		time.Sleep(2 * time.Hour)
+		newCrowd(t, s).set("r", 1)
+		s.writeMinutes(true)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = open()
+		if len(s.book.pages) != 1 || s.book.pages["r"] == nil {
+			t.Errorf("%d pages are kept, want the one that changed within an hour", len(s.book.pages))
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

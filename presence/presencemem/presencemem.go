@@ -1,0 +1,459 @@
+// Package presencemem is the embedded store: all of presence.Store and unread.Store
+// in the memory of one process. It is the default. It keeps every promise of the
+// contracts except durability: its data ends with the process. With a data directory
+// changes and follows (unread.Store) survive, and who was present is remembered over a
+// restart.
+package presencemem
+
+import (
+	"cmp"
+	"container/list"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/presence"
+	"headcount/presence/hashkey"
+)
+
+// Config tunes a Store. A zero field takes its default.
+type Config struct {
+	Partitions int    // P; default presence.DefaultPartitions
+	Buckets    int    // B; default presence.DefaultBuckets
+	Region     string // this region's name, for Parts
+	// The store remembers a page without users, with the time of its last change, for
+	// RememberFor (default 24h). It remembers at most Remember such pages (default
+	// 100,000) and forgets the page first that was left longest ago. A forgotten page
+	// looks like one nobody ever joined, and comes back under a new incarnation.
+	RememberFor time.Duration
+	Remember    int
+	// PageStats is how long minutes of pages are remembered; 0: not at all. They take at
+	// most PageStatsBytes (default 64 MiB, which is 600,000 quiet minutes of pages);
+	// beyond, the page that has not changed for the longest time is forgotten.
+	PageStats      time.Duration
+	PageStatsBytes int
+	// Backlog is how many publications wait for one watcher (default 4,096).
+	// Further ones are dropped, and the watcher gets a Lost.
+	Backlog int
+	// With a data directory, who is present is remembered over a restart for
+	// PresenceTimeout; 0: not at all.
+	PresenceTimeout time.Duration
+	Log             zerolog.Logger
+}
+
+// Store is the embedded store. Its methods may be called from any goroutine.
+type Store struct {
+	cfg     Config
+	notices notices
+	secret  string
+
+	mu          sync.Mutex // guards all below
+	epoch       uint64
+	incarnation uint64 // highest given to a page
+	incomplete  int    // partitions whose owner has not written all of them
+	partitions  []partition
+	pages       map[string]*page
+	empty       *list.List                          // of each *page without users; the page left longest ago comes first
+	endpoints   []map[presence.Topic]presence.Lives // by bucket: topic -> gateways
+	watchers    map[*watcher]struct{}
+	leases      map[string]lease // by process
+	book        book
+
+	moved bool // somebody came or went since who is present was written
+
+	dir      string         // the data directory; "": none
+	closing  chan struct{}  // closed by Close
+	writers  sync.WaitGroup // of minutes, and of who is present
+	recalled bool           // see Recalled; set by Open
+}
+
+type partition struct {
+	owner    string
+	epoch    uint64
+	claimed  time.Time // when epoch was given out; zero: in a former life, or never
+	sequence uint64
+	complete bool
+	// members have the end of the hold in unix milliseconds, or 0. It is negative when only
+	// the hold keeps the user there.
+	members map[member]int64
+}
+
+type member struct {
+	user presence.User
+	page string
+}
+
+type page struct {
+	count presence.Count
+	users map[int]int64 // by partition; partitions without users are not in it
+	empty *list.Element // in Store.empty while nobody is on it
+	left  time.Time
+}
+
+var (
+	_ presence.Store     = (*Store)(nil)
+	_ presence.Processes = (*Store)(nil)
+)
+
+// New returns an empty store.
+func New(cfg Config) *Store {
+	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
+	cfg.Buckets = cmp.Or(cfg.Buckets, presence.DefaultBuckets)
+	cfg.RememberFor = cmp.Or(cfg.RememberFor, 24*time.Hour)
+	cfg.Remember = cmp.Or(cfg.Remember, 100_000)
+	cfg.PageStatsBytes = cmp.Or(cfg.PageStatsBytes, 64<<20)
+	cfg.Backlog = cmp.Or(cfg.Backlog, 4096)
+	s := &Store{
+		cfg:        cfg,
+		partitions: make([]partition, cfg.Partitions),
+		pages:      map[string]*page{},
+		empty:      list.New(),
+		incomplete: cfg.Partitions,
+		endpoints:  make([]map[presence.Topic]presence.Lives, cfg.Buckets),
+		watchers:   map[*watcher]struct{}{},
+		leases:     map[string]lease{},
+		notices:    newNotices(),
+		book:       newBook(cfg),
+		closing:    make(chan struct{}),
+	}
+	for i := range s.partitions {
+		s.partitions[i].members = map[member]int64{}
+	}
+	for i := range s.endpoints {
+		s.endpoints[i] = map[presence.Topic]presence.Lives{}
+	}
+	return s
+}
+
+// Open returns a store that keeps its changes, idempotency keys and follows in the
+// directory dir, and remembers who is present there; it creates dir when it is missing. One process at a time may use a
+// directory. The caller must Close the store.
+func Open(dir string, cfg Config) (*Store, error) {
+	s := New(cfg)
+	var err error
+	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, &s.book, cfg.Log); err != nil {
+		return nil, err
+	}
+	s.dir = dir
+	go s.notices.disk.run(s.commit) // ends with Close
+	if s.book.kept > 0 {
+		s.writers.Go(s.remembering)
+	}
+	if s.cfg.PresenceTimeout > 0 {
+		s.loadPresent(time.Now())
+		s.writers.Go(s.keepPresent)
+	}
+	return s, nil
+}
+
+// Writable says why changes and follows cannot be written to the data directory
+// now, or returns nil. Without a directory it returns nil.
+func (s *Store) Writable() error { return s.notices.disk.writable() }
+
+// Secret is a random text that lasts as long as the data directory; without one
+// it is empty.
+func (s *Store) Secret() string { return s.secret }
+
+// HashKey is the key of the user hashes in the data directory, made when it is
+// used for the first time. A directory of a version that kept none has former as
+// its key, under which it knows its users. Without a directory it is random.
+func (s *Store) HashKey(former []byte) ([]byte, error) {
+	if s.notices.disk == nil {
+		return hashkey.New(), nil
+	}
+	key, err := s.notices.disk.hashKey(former)
+	if err != nil {
+		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
+	}
+	return key, nil
+}
+
+// Close carries out the waiting operations and closes the data directory. It is
+// called once; after it changes and follows are refused.
+func (s *Store) Close() error {
+	close(s.closing)
+	s.writers.Wait()
+	return s.notices.disk.close()
+}
+
+// Generation implements presence.Partitions: memory loses nothing.
+func (s *Store) Generation(context.Context) (uint64, error) { return 0, nil }
+
+// Claim implements presence.Partitions.
+func (s *Store) Claim(_ context.Context, owner string, partitions []int, again bool) ([]presence.Claim, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.epoch++
+	claims := make([]presence.Claim, len(partitions))
+	now := time.Now()
+	for i, id := range partitions {
+		p := &s.partitions[id]
+		if again && p.owner != "" && p.owner != owner {
+			claims[i] = presence.Claim{Partition: id}
+			continue
+		}
+		claims[i] = presence.Claim{Partition: id, Epoch: s.epoch, Former: p.epoch, Whole: p.complete}
+		if !p.claimed.IsZero() {
+			claims[i].Held = now.Sub(p.claimed)
+		}
+		p.owner, p.epoch, p.claimed, p.sequence = owner, s.epoch, now, 0
+	}
+	return claims, nil
+}
+
+// Load implements presence.Partitions. This store writes members and counts in one
+// step, so Snapshot.Pages needs only the site's total, which no member names.
+func (s *Store) Load(_ context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	snaps := make([]presence.Snapshot, len(claims))
+	for i, c := range claims {
+		p := &s.partitions[c.Partition]
+		if p.epoch != c.Epoch {
+			return nil, presence.ErrFenced
+		}
+		for m, hold := range p.members {
+			member := presence.Member{User: m.user, Page: m.page}
+			if hold != 0 {
+				member.Hold, member.Alone = time.UnixMilli(max(hold, -hold)), hold < 0
+			}
+			snaps[i].Members = append(snaps[i].Members, member)
+		}
+	}
+	return snaps, nil
+}
+
+// Write implements presence.Partitions.
+func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.Outcome {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	touched := map[*page]struct{}{}
+	var arrivals []presence.Arrival
+	outcomes := make([]presence.Outcome, len(changes))
+	for i, c := range changes {
+		p := &s.partitions[c.Partition]
+		if c.Epoch != p.epoch {
+			outcomes[i].Err = presence.ErrFenced
+			continue
+		}
+		if c.Sequence <= p.sequence {
+			continue // a repetition: the change was applied, or a newer one was
+		}
+		p.sequence = c.Sequence
+		arrivals = append(arrivals, c.Arrivals...)
+		s.moved = s.moved || c.Reset || len(c.Members) > 0
+		if c.Reset {
+			clear(p.members)
+		}
+		for _, m := range c.Members {
+			key := member{m.User, m.Page}
+			switch {
+			case m.Gone:
+				delete(p.members, key)
+			case m.Hold.IsZero():
+				p.members[key] = 0
+			case m.Alone:
+				p.members[key] = -m.Hold.UnixMilli()
+			default:
+				p.members[key] = m.Hold.UnixMilli()
+			}
+		}
+		for _, pu := range c.Counts {
+			if pg := s.set(c.Partition, pu, now); pg != nil {
+				touched[pg] = struct{}{}
+			}
+		}
+	}
+	if s.complete(changes, outcomes) {
+		for b := range s.cfg.Buckets {
+			s.tell(presence.Publication{Bucket: b, Lost: true})
+		}
+	}
+	s.publish(touched)
+	s.book.remember(touched, arrivals, now)
+	for i, c := range changes {
+		if outcomes[i].Err == nil {
+			outcomes[i].Counts = make([]presence.Count, len(c.Counts))
+			for j, pu := range c.Counts {
+				outcomes[i].Counts[j] = s.count(pu.Page)
+			}
+		}
+	}
+	s.forget(now)
+	return outcomes
+}
+
+// Incomplete implements presence.Partitions. It always looks at the whole store.
+func (s *Store) Incomplete(_ context.Context, partitions []int, _ bool) (missing []int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range partitions {
+		if !s.partitions[id].complete {
+			missing = append(missing, id)
+		}
+	}
+	return missing, nil
+}
+
+// complete notes which partitions are complete, and reports whether the changes made
+// the last one complete.
+func (s *Store) complete(changes []presence.Change, outcomes []presence.Outcome) bool {
+	before := s.incomplete
+	for i, c := range changes {
+		if p := &s.partitions[c.Partition]; c.Complete && outcomes[i].Err == nil && !p.complete {
+			p.complete = true
+			s.incomplete--
+		}
+	}
+	return before > 0 && s.incomplete == 0
+}
+
+// set stores the partition's number of users on the page, and returns the page when
+// its total changed.
+func (s *Store) set(partition int, pu presence.PageUsers, now time.Time) *page {
+	pg := s.pages[pu.Page]
+	if pg == nil {
+		if pu.Users == 0 {
+			return nil
+		}
+		s.incarnation = max(s.incarnation+1, uint64(now.UnixMilli()))
+		pg = &page{
+			count: presence.Count{Page: pu.Page, Version: presence.Version{Incarnation: s.incarnation}},
+			users: map[int]int64{},
+		}
+		s.pages[pu.Page] = pg
+	}
+	delta := pu.Users - pg.users[partition]
+	if delta == 0 {
+		return nil
+	}
+	if pu.Users == 0 {
+		delete(pg.users, partition)
+	} else {
+		pg.users[partition] = pu.Users
+	}
+	pg.count.Users += delta
+	pg.count.Updated = now.UTC().Truncate(time.Second)
+	pg.count.Version.Sequence++
+	switch {
+	case pg.count.Users == 0:
+		pg.left, pg.empty = now, s.empty.PushBack(pg)
+	case pg.empty != nil:
+		s.empty.Remove(pg.empty)
+		pg.empty = nil
+	}
+	return pg
+}
+
+// forget drops the pages that were left too long ago, and those beyond the bound.
+func (s *Store) forget(now time.Time) {
+	for front := s.empty.Front(); front != nil; front = s.empty.Front() {
+		pg := front.Value.(*page)
+		if s.empty.Len() <= s.cfg.Remember && now.Sub(pg.left) < s.cfg.RememberFor {
+			return
+		}
+		s.empty.Remove(front)
+		delete(s.pages, pg.count.Page)
+	}
+}
+
+func (s *Store) count(name string) presence.Count {
+	c := presence.Count{Page: name}
+	if pg := s.pages[name]; pg != nil {
+		c = pg.count
+	}
+	c.Stale = s.incomplete > 0
+	return c
+}
+
+// Counts implements presence.Counters.
+func (s *Store) Counts(_ context.Context, pages []string) ([]presence.Count, error) {
+	counts := make([]presence.Count, len(pages))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, name := range pages {
+		counts[i] = s.count(name)
+	}
+	return counts, nil
+}
+
+// Pages implements presence.Lister.
+func (s *Store) Pages(_ context.Context, fn func(pages []string)) error {
+	var names []string
+	s.mu.Lock()
+	for name, pg := range s.pages {
+		if pg.count.Users > 0 {
+			names = append(names, name)
+		}
+	}
+	s.mu.Unlock()
+	fn(names)
+	return nil
+}
+
+// Attach implements presence.Endpoints.
+func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+	s.mu.Lock()
+	for _, t := range topics {
+		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway})
+	}
+	s.mu.Unlock()
+	return s.Updates(ctx, topics) // read last: the watchers know the endpoint before any later change
+}
+
+// Detach implements presence.Endpoints.
+func (s *Store) Detach(_ context.Context, gateway string, topics []presence.Topic) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range topics {
+		s.endpoint(presence.Endpoint{Topic: t, Gateway: gateway, Gone: true})
+	}
+	return nil
+}
+
+// Missing implements presence.Endpoints.
+func (s *Store) Missing(_ context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var missing []presence.Topic
+	for _, t := range topics {
+		if !s.endpoints[t.Bucket(s.cfg.Buckets)][t].Has(gateway) {
+			missing = append(missing, t)
+		}
+	}
+	return missing, nil
+}
+
+// endpoint adds or removes the endpoint and tells the bucket's watchers.
+func (s *Store) endpoint(e presence.Endpoint) {
+	b := e.Topic.Bucket(s.cfg.Buckets)
+	gateways := s.endpoints[b][e.Topic]
+	if gateways.Has(e.Gateway) != e.Gone {
+		return
+	}
+	if !e.Gone {
+		s.endpoints[b][e.Topic] = gateways.With(e.Gateway)
+	} else if rest := gateways.Without(e.Gateway); rest != (presence.Lives{}) {
+		s.endpoints[b][e.Topic] = rest
+	} else {
+		delete(s.endpoints[b], e.Topic)
+	}
+	s.tell(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
+}
+
+// Attached implements presence.Endpoints.
+func (s *Store) Attached(_ context.Context, bucket int) ([]presence.Endpoint, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []presence.Endpoint
+	for topic, gateways := range s.endpoints[bucket] {
+		for gw := range gateways.All() {
+			all = append(all, presence.Endpoint{Topic: topic, Gateway: gw})
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,217 @@
+package presencemem
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"headcount/presence"
+)
+
+// A data directory also remembers who was on which page, so that the counts of a process
+// that was started again are right from the first moment on: whoever does not come back
+// is gone after the presence timeout, as with any node that takes a partition over. All
+// of it is in one file, which is replaced as a whole. It is not synced to the disk: it
+// matters for the length of a presence timeout, and a file that a power failure has torn
+// has a wrong sum and counts as none.
+const (
+	presentFile  = "present"
+	presentMagic = "headcount present 1\n"
+	// The file is written when somebody came or went, at most once per presentEvery, and
+	// so rarely that writing takes at most one part in presentShare of the time. While
+	// nobody moves only its time is set anew: it says until when the file held.
+	presentEvery = time.Second
+	presentShare = 20
+	presentHold  = 3 // presence timeouts that a hold lasts at most
+)
+
+// keepPresent writes who is present, until Close.
+func (s *Store) keepPresent() {
+	wait := time.NewTimer(presentEvery)
+	defer wait.Stop()
+	failing := false
+	for {
+		closing := false
+		select {
+		case <-wait.C:
+		case <-s.closing:
+			closing = true
+		}
+		began := time.Now()
+		switch err := s.writePresent(began); {
+		case err != nil && !failing:
+			s.cfg.Log.Warn().Err(err).Msg("who is present cannot be written to the data directory; after a restart counts would begin at zero")
+		case err == nil && failing:
+			s.cfg.Log.Info().Msg("who is present can be written to the data directory again")
+			fallthrough
+		default:
+			failing = err != nil
+		}
+		if closing {
+			return
+		}
+		wait.Reset(max(presentEvery, presentShare*time.Since(began)))
+	}
+}
+
+// writePresent replaces the file if somebody came or went since it was written, and else
+// notes in its time of modification that it still holds.
+func (s *Store) writePresent(now time.Time) error {
+	s.mu.Lock()
+	moved := s.moved
+	s.mu.Unlock()
+	path := filepath.Join(s.dir, presentFile)
+	if !moved && os.Chtimes(path, now, now) == nil {
+		return nil
+	}
+	b := append([]byte(presentMagic), 0, 0, 0, 0)
+	b = binary.AppendVarint(b, now.UnixMilli())
+	b = binary.AppendUvarint(b, uint64(len(s.partitions)))
+	s.mu.Lock()
+	s.moved = false // what moves while this is written is written again
+	s.mu.Unlock()
+	for id := range s.partitions {
+		s.mu.Lock() // one at a time: joins wait no longer than that
+		b = appendPresent(b, id, s.partitions[id].members)
+		s.mu.Unlock()
+	}
+	binary.BigEndian.PutUint32(b[len(presentMagic):], crc32.ChecksumIEEE(b[len(presentMagic)+4:]))
+	err := os.WriteFile(path+".new", b, 0o600)
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		s.mu.Lock()
+		s.moved = true
+		s.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// appendPresent appends a partition: its number, how many members it has, and these.
+func appendPresent(b []byte, id int, members map[member]int64) []byte {
+	b = binary.AppendUvarint(b, uint64(id))
+	b = binary.AppendUvarint(b, uint64(len(members)))
+	for m, hold := range members {
+		b = binary.BigEndian.AppendUint64(b, uint64(m.user))
+		b = binary.AppendVarint(b, hold)
+		b = binary.AppendUvarint(b, uint64(len(m.page)))
+		b = append(b, m.page...)
+	}
+	return b
+}
+
+// Recalled reports whether the store began with everybody who was present before: counts
+// lack nobody who stays.
+func (s *Store) Recalled() bool { return s.recalled }
+
+// loadPresent fills the partitions from the file, if it is young enough that those who
+// were present may still be. Holds last until their own end.
+func (s *Store) loadPresent(now time.Time) {
+	s.moved = true // the file is of another life, and must not look as if it still held
+	path := filepath.Join(s.dir, presentFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var partitions []map[member]int64
+	var written time.Time
+	if err == nil {
+		written, partitions, err = parsePresent(b)
+	}
+	if is, err := os.Stat(path); err == nil && is.ModTime().After(written) {
+		written = is.ModTime()
+	}
+	if err == nil && len(partitions) != len(s.partitions) {
+		err = fmt.Errorf("it is of %d partitions, and there are %d", len(partitions), len(s.partitions))
+	}
+	if err != nil {
+		s.cfg.Log.Warn().Err(err).Msg("who was present cannot be read from the data directory; counts begin at zero")
+		return
+	}
+	// A clock that was set back makes the file look as if it came from the future, and holds as if
+	// they lasted longer than any does.
+	recent := now.Sub(written).Abs() <= s.cfg.PresenceTimeout
+	s.recalled = recent
+	latest := now.Add(presentHold * s.cfg.PresenceTimeout).UnixMilli()
+	for id, members := range partitions {
+		for m, hold := range members {
+			if end := max(hold, -hold); recent || end > now.UnixMilli() && end <= latest {
+				s.partitions[id].members[m] = max(-latest, min(hold, latest))
+			}
+		}
+	}
+}
+
+var errTorn = errors.New("the file is torn or damaged")
+
+// parsePresent is the opposite of writePresent.
+func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, err error) {
+	b, ok := bytes.CutPrefix(b, []byte(presentMagic))
+	if !ok || len(b) < 4 || binary.BigEndian.Uint32(b) != crc32.ChecksumIEEE(b[4:]) {
+		return written, nil, errTorn
+	}
+	r := bytes.NewReader(b[4:])
+	millis, err := binary.ReadVarint(r)
+	if err != nil {
+		return written, nil, errTorn
+	}
+	count, err := binary.ReadUvarint(r)
+	if err != nil || count > uint64(r.Len()) { // each takes two bytes at least
+		return written, nil, errTorn
+	}
+	partitions = make([]map[member]int64, count)
+	for range partitions {
+		id, err := binary.ReadUvarint(r)
+		if err != nil || id >= count || partitions[id] != nil {
+			return written, nil, errTorn
+		}
+		if partitions[id], err = readPresent(r); err != nil {
+			return written, nil, err
+		}
+	}
+	if r.Len() != 0 {
+		return written, nil, errTorn
+	}
+	return time.UnixMilli(millis), partitions, nil
+}
+
+// leastPresent is how many bytes a member takes at least: a user, a hold, a length and a page.
+const leastPresent = 8 + 1 + 1 + 1
+
+// readPresent reads the members of a partition.
+func readPresent(r *bytes.Reader) (map[member]int64, error) {
+	n, err := binary.ReadUvarint(r)
+	if err != nil || n > uint64(r.Len())/leastPresent {
+		return nil, errTorn
+	}
+	members := make(map[member]int64, n)
+	for range n {
+		var user [8]byte
+		if k, _ := r.Read(user[:]); k != len(user) {
+			return nil, errTorn
+		}
+		hold, err := binary.ReadVarint(r)
+		if err != nil {
+			return nil, errTorn
+		}
+		size, err := binary.ReadUvarint(r)
+		if err != nil || size > uint64(r.Len()) {
+			return nil, errTorn
+		}
+		page := make([]byte, size)
+		_, _ = r.Read(page) // they are there
+		if presence.CheckName(string(page)) != nil {
+			return nil, errTorn
+		}
+		members[member{presence.User(binary.BigEndian.Uint64(user[:])), string(page)}] = hold
+	}
+	return members, nil
+}

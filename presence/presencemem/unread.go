@@ -1,0 +1,357 @@
+package presencemem
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"headcount/presence"
+	"headcount/unread"
+)
+
+// maxKeys is how many idempotency keys are remembered. When there are more, the
+// oldest is forgotten before its day is over. A key takes 24 bytes, and as much again
+// in the map, so all of them take some 50 MB.
+const maxKeys = 1_000_000
+
+// notices are changes and follows: unread.Store in memory. Memory follows the
+// disk: a writer applies operations to a draft, has the draft written, and only then
+// installs the draft in memory, tells the watchers and answers. So a refused
+// operation leaves no trace, and a reader never waits for the disk.
+//
+// There is one writer at a time: with a data directory the goroutine of disk,
+// without one the goroutine that holds turn.
+type notices struct {
+	disk *disk      // nil: nothing survives
+	turn sync.Mutex // for writers without a disk
+
+	// mu guards all below. The writer holds mu to install a draft, and other
+	// goroutines hold mu to read. The writer reads without mu, since only it writes.
+	mu          sync.RWMutex
+	pages       map[string]*changed
+	records     map[unread.User]*unread.Record // replaced, never written to
+	keys        map[[16]byte]struct{}
+	oldest      []rememberedKey // the keys, in the order in which they are forgotten
+	incarnation uint64          // highest given to anything
+}
+
+// changed is a page that has changed, with the own changes of its authors.
+type changed struct {
+	level unread.Level
+	owns  map[unread.User]unread.Own // at most unread.MaxAuthors
+	note  unread.Note
+}
+
+type rememberedKey struct {
+	hash  [16]byte
+	until int64 // unix seconds
+}
+
+var _ unread.Store = (*Store)(nil)
+
+func newNotices() notices {
+	return notices{
+		pages:   map[string]*changed{},
+		records: map[unread.User]*unread.Record{},
+		keys:    map[[16]byte]struct{}{},
+	}
+}
+
+// draft is the result of one transaction's operations on the notices. It has only
+// what they change; the rest is in was. The writer owns the draft.
+type draft struct {
+	was         *notices
+	now         time.Time
+	pages       map[string]*draftPage
+	records     map[unread.User]*unread.Record
+	keys        map[[16]byte]struct{}
+	newest      []rememberedKey // keys, in their order
+	forgotten   int             // number of keys forgotten from the front of was.oldest
+	incarnation uint64
+}
+
+type draftPage struct {
+	level   unread.Level
+	owns    map[unread.User]unread.Own // of the authors whose own changes change
+	authors int                        // number of all authors, with those in memory
+	note    unread.Note                // zero: it does not change
+}
+
+func newDraft(was *notices, now time.Time) *draft {
+	return &draft{
+		was: was, now: now, incarnation: was.incarnation,
+		pages:   map[string]*draftPage{},
+		records: map[unread.User]*unread.Record{},
+		keys:    map[[16]byte]struct{}{},
+	}
+}
+
+func (d *draft) newIncarnation() uint64 {
+	d.incarnation = max(d.incarnation+1, uint64(d.now.UnixMilli()))
+	return d.incarnation
+}
+
+// change counts a change of the page, unless its key is known.
+func (d *draft) change(page string, c unread.Change) {
+	if c.Key != "" && !d.remember(unread.KeyHash(page, c.Key)) {
+		return
+	}
+	was, p := d.was.pages[page], d.pages[page]
+	if p == nil {
+		p = &draftPage{owns: map[unread.User]unread.Own{}}
+		if was != nil {
+			p.level, p.authors = was.level, len(was.owns)
+		} else {
+			p.level.Incarnation = d.newIncarnation()
+		}
+		d.pages[page] = p
+	}
+	old := p.level
+	p.level.All++
+	p.level.At = d.now.UTC().Truncate(time.Second)
+	if c.Value() != "" {
+		p.note = unread.Note{All: p.level.All, Title: c.Title, URL: c.URL}
+	}
+	if c.By == nil {
+		return
+	}
+	own, known := p.owns[*c.By]
+	if !known && was != nil {
+		own, known = was.owns[*c.By]
+	}
+	switch {
+	case !known && p.authors >= unread.MaxAuthors:
+		return
+	case !known:
+		p.authors++
+	}
+	p.level.By++
+	p.owns[*c.By] = own.Next(old)
+}
+
+// remember notes the key and reports whether it is new. It forgets only keys that
+// were in memory before: a transaction has fewer keys than maxKeys, and lasts less
+// than KeyFor.
+func (d *draft) remember(key [16]byte) bool {
+	if _, known := d.was.keys[key]; known {
+		return false
+	}
+	if _, known := d.keys[key]; known {
+		return false
+	}
+	d.keys[key] = struct{}{}
+	d.newest = append(d.newest, rememberedKey{key, d.now.Add(unread.KeyFor).Unix()})
+	for oldest := d.was.oldest[d.forgotten:]; len(oldest) > 0; oldest = oldest[1:] {
+		if len(oldest)+len(d.newest) <= maxKeys && oldest[0].until > d.now.Unix() {
+			break
+		}
+		d.forgotten++
+	}
+	return true
+}
+
+// save replaces old by r and returns r's new version.
+func (d *draft) save(user unread.User, old, r unread.Record) (presence.Version, error) {
+	is := d.records[user]
+	if is == nil {
+		is = d.was.records[user]
+	}
+	version := presence.Version{}
+	if is != nil {
+		version = is.Version
+	}
+	if version != old.Version {
+		return presence.Version{}, unread.ErrConflict
+	}
+	if version == (presence.Version{}) {
+		version.Incarnation = d.newIncarnation()
+	}
+	version.Sequence++
+	r = r.Clone()
+	r.Version = version
+	d.records[user] = &r
+	return version, nil
+}
+
+// install puts the draft into memory.
+func (n *notices) install(d *draft) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for page, p := range d.pages {
+		is := n.pages[page]
+		if is == nil {
+			is = &changed{owns: p.owns}
+			n.pages[page] = is
+		}
+		is.level = p.level
+		if p.note != (unread.Note{}) {
+			is.note = p.note
+		}
+		for user, own := range p.owns {
+			is.owns[user] = own
+		}
+	}
+	for user, r := range d.records {
+		n.records[user] = r
+	}
+	for _, k := range n.oldest[:d.forgotten] {
+		delete(n.keys, k.hash)
+	}
+	n.oldest = append(n.oldest[d.forgotten:], d.newest...)
+	for key := range d.keys {
+		n.keys[key] = struct{}{}
+	}
+	n.incarnation = d.incarnation
+}
+
+// updates returns the newest update of each topic that the draft changes, by bucket.
+func (d *draft) updates(buckets int) map[int][]presence.Update {
+	all := map[int][]presence.Update{}
+	add := func(u presence.Update) {
+		b := u.Topic.Bucket(buckets)
+		all[b] = append(all[b], u)
+	}
+	for page, p := range d.pages {
+		add(p.level.Update(page))
+	}
+	for user, r := range d.records {
+		add(r.Update(user))
+	}
+	return all
+}
+
+// op is one call that changes something.
+type op struct {
+	do    func(*draft) error // leaves the draft unchanged when it fails
+	taken atomic.Bool        // taken by the writer, which carries it out, or by the caller, which gave up
+	done  chan struct{}      // closed when err is set; only if the writer took the op
+	err   error
+}
+
+// take reports whether the caller has taken op, to carry it out or to give it up.
+func (o *op) take() bool { return o.taken.CompareAndSwap(false, true) }
+
+// carryOut has the writer run do, and returns nil when the result is kept. A refused
+// operation leaves no trace.
+func (s *Store) carryOut(ctx context.Context, do func(*draft) error) error {
+	n := &s.notices
+	o := &op{do: do, done: make(chan struct{})}
+	if n.disk != nil {
+		return n.disk.submit(ctx, o)
+	}
+	n.turn.Lock()
+	defer n.turn.Unlock()
+	s.commit([]*op{o})
+	return o.err
+}
+
+// commit carries out ops in one transaction, all of them or none. Only the
+// writer calls it.
+func (s *Store) commit(ops []*op) {
+	n := &s.notices
+	d := newDraft(n, time.Now())
+	taken := ops[:0]
+	for _, o := range ops {
+		if o.take() {
+			o.err = o.do(d)
+			taken = append(taken, o)
+		}
+	}
+	err := n.disk.write(d)
+	if err == nil {
+		n.install(d)
+		s.mu.Lock()
+		for b, updates := range d.updates(s.cfg.Buckets) {
+			s.tell(presence.Publication{Bucket: b, Updates: updates})
+		}
+		s.mu.Unlock()
+	}
+	for _, o := range taken {
+		if err != nil {
+			o.err = err
+		}
+		close(o.done)
+	}
+}
+
+// Change implements unread.Store. When two calls have one key, both return after the
+// change is kept.
+func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
+	return s.carryOut(ctx, func(d *draft) error {
+		d.change(page, c)
+		return nil
+	})
+}
+
+// Save implements unread.Store.
+func (s *Store) Save(ctx context.Context, user unread.User, old, r unread.Record) (presence.Version, error) {
+	saved := make(chan presence.Version, 1) // the writer may go on when the caller has given up
+	err := s.carryOut(ctx, func(d *draft) error {
+		version, err := d.save(user, old, r)
+		saved <- version
+		return err
+	})
+	if err != nil {
+		return presence.Version{}, err
+	}
+	return <-saved, nil
+}
+
+// Levels implements unread.Store.
+func (s *Store) Levels(_ context.Context, user unread.User, pages []string) ([]unread.Level, []unread.Own, error) {
+	s.notices.mu.RLock()
+	defer s.notices.mu.RUnlock()
+	levels, owns := make([]unread.Level, len(pages)), make([]unread.Own, len(pages))
+	for i, page := range pages {
+		if p := s.notices.pages[page]; p != nil {
+			levels[i], owns[i] = p.level, p.owns[user]
+		}
+	}
+	return levels, owns, nil
+}
+
+// Notes implements unread.Store.
+func (s *Store) Notes(_ context.Context, pages []string) ([]unread.Note, error) {
+	s.notices.mu.RLock()
+	defer s.notices.mu.RUnlock()
+	notes := make([]unread.Note, len(pages))
+	for i, page := range pages {
+		if p := s.notices.pages[page]; p != nil {
+			notes[i] = p.note
+		}
+	}
+	return notes, nil
+}
+
+// Authors implements unread.Store.
+func (s *Store) Authors(_ context.Context, page string, since int64, users []unread.User) (unread.Level, map[unread.User]unread.Own, error) {
+	s.notices.mu.RLock()
+	defer s.notices.mu.RUnlock()
+	p := s.notices.pages[page]
+	if p == nil {
+		return unread.Level{}, nil, nil
+	}
+	owns := map[unread.User]unread.Own{}
+	if p.level.By > since {
+		for _, u := range users {
+			if own, ok := p.owns[u]; ok {
+				owns[u] = own
+			}
+		}
+	}
+	return p.level, owns, nil
+}
+
+// Records implements unread.Store.
+func (s *Store) Records(_ context.Context, users []unread.User) ([]unread.Record, error) {
+	s.notices.mu.RLock()
+	defer s.notices.mu.RUnlock()
+	records := make([]unread.Record, len(users))
+	for i, u := range users {
+		if r := s.notices.records[u]; r != nil {
+			records[i] = *r
+		}
+	}
+	return records, nil
+}

@@ -1,0 +1,268 @@
+package presenceredis
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+const (
+	readBatch = 500  // topics in one run of a script that reads or detaches them
+	scanBatch = 1000 // endpoints looked at in one step
+)
+
+// Counts implements presence.Counters.
+func (s *Store) Counts(ctx context.Context, pages []string) ([]presence.Count, error) {
+	updates, err := s.read(ctx, "", presence.CountTopics(pages))
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: counts of %d pages: %w", len(pages), err)
+	}
+	counts := make([]presence.Count, len(updates))
+	for i, u := range updates {
+		counts[i], _ = presence.CountOf(u)
+	}
+	return counts, nil
+}
+
+// Updates implements presence.Updates.
+func (s *Store) Updates(ctx context.Context, topics []presence.Topic) ([]presence.Update, error) {
+	updates, err := s.read(ctx, "", topics)
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: read %d topics: %w", len(topics), err)
+	}
+	return updates, nil
+}
+
+// Attach implements presence.Endpoints.
+func (s *Store) Attach(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+	if gateway == "" || strings.Contains(gateway, "\x00") {
+		return nil, fmt.Errorf("presenceredis: attach: %q is no gateway", gateway)
+	}
+	updates, err := s.read(ctx, gateway, topics)
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: attach %s to %d topics: %w", gateway, len(topics), err)
+	}
+	return updates, nil
+}
+
+// batch is what the topics of one call have in common.
+type batch struct {
+	bucket int
+	site   presence.Site // when read
+	kind   presence.Kind // when read
+}
+
+// batches calls fn with the places of topics, by bucket and, to be read, by site
+// and kind, at most readBatch at a time.
+func (s *Store) batches(topics []presence.Topic, read bool, fn func(b batch, places []int)) {
+	all := map[batch][]int{}
+	for i, t := range topics {
+		b := batch{bucket: t.Bucket(s.cfg.Buckets)}
+		if read {
+			b.site, b.kind = t.Site, t.Kind
+		}
+		all[b] = append(all[b], i)
+	}
+	for b, list := range all {
+		for places := range slices.Chunk(list, readBatch) {
+			fn(b, places)
+		}
+	}
+}
+
+// read returns the updates of topics and, when gateway is not empty, attaches it
+// to them. A kind that is not known here reads as never published: a newer process
+// may have attached a gateway to it.
+func (s *Store) read(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Update, error) {
+	if len(topics) == 0 {
+		return nil, nil
+	}
+	c, err := s.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	updates := make([]presence.Update, len(topics))
+	for i, t := range topics {
+		updates[i].Topic = t
+	}
+	var calls []*call
+	var places [][]int
+	s.batches(topics, true, func(b batch, at []int) {
+		if reader := kinds[b.kind]; reader != nil {
+			calls = append(calls, reader(s, reading{bucket: b.bucket, publish: c.Publish, gateway: gateway, topics: topics, at: at}))
+			places = append(places, at)
+		}
+	})
+	if err := s.run(ctx, calls); err != nil {
+		return nil, err
+	}
+	generations := make([]string, len(calls))
+	for k, cl := range calls {
+		generations[k] = cl.Reply.([]any)[1].(string)
+	}
+	repaired, err := s.repaired(ctx, generations...)
+	if err != nil {
+		return nil, err
+	}
+	for k, cl := range calls {
+		reply := cl.Reply.([]any)
+		for j, i := range places[k] {
+			updates[i] = s.update(topics[i], reply[2+j].(string), reply[0] == "1" || !repaired[k])
+		}
+	}
+	return updates, nil
+}
+
+// update reads "incarnation sequence value".
+func (s *Store) update(t presence.Topic, text string, stale bool) presence.Update {
+	inc, rest, _ := strings.Cut(text, " ")
+	seq, value, _ := strings.Cut(rest, " ")
+	u := presence.Update{Topic: t, Stale: stale, Value: value}
+	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
+	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
+	s.seen(u.Version.Incarnation)
+	return u
+}
+
+// Parts is the count of a page and each region's share of it: this one's first,
+// without those that are left out, the others by name.
+func (s *Store) Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error) {
+	topic := presence.CountTopic(page)
+	c, err := s.known(ctx)
+	if err != nil {
+		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
+	}
+	cl := countsRead(s, reading{
+		bucket: topic.Bucket(s.cfg.Buckets), publish: c.Publish, topics: []presence.Topic{topic}, at: []int{0}, parts: true,
+	})
+	if err := s.run(ctx, []*call{cl}); err != nil {
+		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
+	}
+	reply := cl.Reply.([]any)
+	repaired, err := s.repaired(ctx, reply[1].(string))
+	if err != nil {
+		return presence.Count{}, nil, fmt.Errorf("presenceredis: parts of a count: %w", err)
+	}
+	count, _ := presence.CountOf(s.update(topic, reply[2].(string), reply[0] == "1" || !repaired[0]))
+	return count, s.parts(reply[3].(string)), nil
+}
+
+// parts reads what read.lua says of the regions: "users name=users …".
+func (s *Store) parts(text string) []presence.Part {
+	fields := strings.Fields(text)
+	if len(fields) == 0 {
+		return nil
+	}
+	own, _ := strconv.ParseInt(fields[0], 10, 64)
+	parts := []presence.Part{{Region: s.cfg.Facts.Region, Users: own}}
+	slices.Sort(fields[1:])
+	for _, f := range fields[1:] {
+		name, users, _ := strings.Cut(f, "=")
+		n, _ := strconv.ParseInt(users, 10, 64)
+		parts = append(parts, presence.Part{Region: name, Users: n})
+	}
+	return parts
+}
+
+// Detach implements presence.Endpoints.
+func (s *Store) Detach(ctx context.Context, gateway string, topics []presence.Topic) error {
+	if len(topics) == 0 {
+		return nil
+	}
+	c, err := s.known(ctx)
+	if err == nil {
+		var calls []*call
+		s.batches(topics, false, func(b batch, at []int) {
+			cl := &call{
+				Script: scripts.Detach,
+				Keys:   []string{stateKey(b.bucket), endpointsKey(b.bucket)},
+				Args:   append(make([]any, 0, 3+len(at)), channel(b.bucket, s.db), c.Publish, gateway),
+			}
+			for _, i := range at {
+				cl.Args = append(cl.Args, topics[i].String())
+			}
+			calls = append(calls, cl)
+		})
+		err = s.run(ctx, calls)
+	}
+	if err != nil {
+		return fmt.Errorf("presenceredis: detach %s from %d topics: %w", gateway, len(topics), err)
+	}
+	return nil
+}
+
+// Missing implements presence.Endpoints.
+func (s *Store) Missing(ctx context.Context, gateway string, topics []presence.Topic) ([]presence.Topic, error) {
+	var missing []presence.Topic
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		missing = missing[:0]
+		pipe := c.Pipeline()
+		var places [][]int
+		var replies []*redis.BoolSliceCmd
+		s.batches(topics, false, func(b batch, at []int) {
+			members := make([]any, len(at))
+			for j, i := range at {
+				members[j] = gateway + "\x00" + topics[i].String()
+			}
+			s.conn.Metrics.Commands.Inc()
+			replies = append(replies, pipe.SMIsMember(ctx, endpointsKey(b.bucket), members...))
+			places = append(places, at)
+		})
+		if len(replies) == 0 {
+			return nil
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return err
+		}
+		for k, r := range replies {
+			for j, is := range r.Val() {
+				if !is {
+					missing = append(missing, topics[places[k][j]])
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: whether %s is attached to %d topics: %w", gateway, len(topics), err)
+	}
+	return missing, nil
+}
+
+// Attached implements presence.Endpoints. An endpoint that comes or goes while
+// the set is read is published, so it may be in the answer or not.
+func (s *Store) Attached(ctx context.Context, bucket int) ([]presence.Endpoint, error) {
+	seen := map[string]struct{}{} // SSCAN may say one twice
+	var all []presence.Endpoint
+	for cursor := uint64(0); ; {
+		var members []string
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
+			var err error
+			s.conn.Metrics.Commands.Inc()
+			members, cursor, err = c.SScan(ctx, endpointsKey(bucket), cursor, "*", scanBatch).Result()
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("presenceredis: endpoints of bucket %d: %w", bucket, err)
+		}
+		for _, m := range members {
+			gateway, text, _ := strings.Cut(m, "\x00")
+			topic, err := presence.ParseTopic(text)
+			if _, twice := seen[m]; twice || err != nil {
+				continue
+			}
+			seen[m] = struct{}{}
+			all = append(all, presence.Endpoint{Topic: topic, Gateway: gateway})
+		}
+		if cursor == 0 {
+			return all, nil
+		}
+	}
+}

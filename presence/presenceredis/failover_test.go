@@ -1,0 +1,124 @@
+package presenceredis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+// failover writes, has a master fail, and then does the same as nodes do: they see
+// another generation, or ErrLost, and write everything again.
+func failover(t *testing.T, url string, kill func()) {
+	c := start(t, open(t, url))
+	var mu sync.Mutex
+	newest := map[string]presence.Count{}
+	take := func(n presence.Count) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n.Newer(newest[n.Page]) && !n.Stale {
+			newest[n.Page] = n
+		}
+	}
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	var pages []string
+	for i := range 100 {
+		pages = append(pages, fmt.Sprint("page ", i))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+			for _, u := range p.Updates {
+				n, _ := presence.CountOf(u)
+				take(n)
+			}
+			if !p.Lost {
+				return
+			}
+			var mine []string
+			for _, page := range pages {
+				if presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
+					mine = append(mine, page)
+				}
+			}
+			got, err := c.s.Counts(ctx, mine)
+			for ; err != nil && ctx.Err() == nil; got, err = c.s.Counts(ctx, mine) {
+				time.Sleep(20 * time.Millisecond)
+			}
+			for _, n := range got {
+				take(n)
+			}
+		})
+	}()
+	defer func() { stop(); <-done }()
+
+	for i := range 400 {
+		c.set(i%presence.DefaultPartitions, pages[i%100], int64(i%7+1))
+	}
+	before := c.versions()
+	gen := c.claims[0].Generation
+	kill()
+	testkit.Eventually(t, "another generation", func() bool {
+		g, err := c.s.Generation(t.Context())
+		if err != nil && !errors.Is(err, presence.ErrUnavailable) {
+			t.Fatalf("Generation: %v", err)
+		}
+		return err == nil && g != gen
+	})
+	testkit.Eventually(t, "everything to be written again", func() bool { return c.tryClaim(true) == nil })
+	c.right(before)
+	c.users[pages[5]][3] = 40
+	testkit.Eventually(t, "a write", func() bool { return c.try(3, pages[5], 40).Err == nil })
+	testkit.Eventually(t, "the watcher to know all counts", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for page, users := range c.users {
+			want := int64(0)
+			for _, n := range users {
+				want += n
+			}
+			if newest[page].Users != want {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestSentinelFailover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	failover(t, s.URL(), s.Master.Kill)
+}
+
+func TestClusterFailover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-all")
+	}
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 3)
+	failover(t, c.URL(), c.Masters[1].Kill)
+}
+
+// A plain URL is enough when the server says that it is part of a Cluster.
+func TestClusterIsFoundOut(t *testing.T) {
+	s := start(t, open(t, redistest.ThreeMasters(t).Masters[2].URL()))
+	for i := range 50 {
+		s.set(i, fmt.Sprint(i), 1)
+	}
+	s.right(nil)
+}

@@ -1,0 +1,640 @@
+package presenceredis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/presence/presenceredis"
+)
+
+// cluster owns all partitions of a store, as running nodes do.
+type cluster struct {
+	t      testing.TB
+	s      *presenceredis.Store
+	claims []presence.Claim
+	seq    uint64
+	users  map[string]map[int]int64 // page -> partition -> users
+}
+
+func start(t testing.TB, s *presenceredis.Store) *cluster {
+	t.Helper()
+	c := &cluster{t: t, s: s, users: map[string]map[int]int64{}}
+	c.claim(false)
+	return c
+}
+
+// claim takes all partitions and writes everything that there is of them.
+func (c *cluster) claim(again bool) {
+	c.t.Helper()
+	if err := c.tryClaim(again); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) tryClaim(again bool) error {
+	all := make([]int, presence.DefaultPartitions)
+	for i := range all {
+		all[i] = i
+	}
+	claims, err := c.s.Claim(c.t.Context(), "node", all, again)
+	if err != nil {
+		return err
+	}
+	c.claims = claims
+	c.seq++
+	changes := make([]presence.Change, len(claims))
+	for i, cl := range claims {
+		changes[i] = presence.Change{Claim: cl, Sequence: c.seq, Reset: true, Complete: true}
+		for page, users := range c.users {
+			if n := users[cl.Partition]; n > 0 {
+				changes[i].Counts = append(changes[i].Counts, presence.PageUsers{Page: page, Users: n})
+				changes[i].Members = append(changes[i].Members, presence.MemberChange{Member: presence.Member{User: user(cl.Partition), Page: page}})
+			}
+		}
+	}
+	var errs []error
+	for _, o := range c.s.Write(c.t.Context(), changes) {
+		errs = append(errs, o.Err)
+	}
+	return errors.Join(errs...)
+}
+
+// user is one of the partition.
+func user(partition int) presence.User {
+	return presence.User(partition + 7*presence.DefaultPartitions)
+}
+
+// try writes a number of users of one partition.
+func (c *cluster) try(partition int, page string, users int64) presence.Outcome {
+	c.seq++
+	return c.s.Write(c.t.Context(), []presence.Change{{
+		Claim: c.claims[partition], Sequence: c.seq,
+		Members: []presence.MemberChange{{Member: presence.Member{User: user(partition), Page: page}, Gone: users == 0}},
+		Counts:  []presence.PageUsers{{Page: page, Users: users}},
+	}})[0]
+}
+
+func (c *cluster) set(partition int, page string, users int64) presence.Count {
+	c.t.Helper()
+	o := c.try(partition, page, users)
+	if o.Err != nil {
+		c.t.Fatal(o.Err)
+	}
+	if c.users[page] == nil {
+		c.users[page] = map[int]int64{}
+	}
+	c.users[page][partition] = users
+	return o.Counts[0]
+}
+
+func counts(t testing.TB, s *presenceredis.Store, pages ...string) []presence.Count {
+	t.Helper()
+	got, err := s.Counts(t.Context(), pages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// right checks that the counts of all pages are right, that none is stale, and that all
+// versions are newer than before.
+func (c *cluster) right(before map[string]presence.Count) {
+	c.t.Helper()
+	for page, users := range c.users {
+		want := int64(0)
+		for _, n := range users {
+			want += n
+		}
+		got := counts(c.t, c.s, page)[0]
+		if got.Users != want || got.Stale {
+			c.t.Errorf("%q: %+v, want %d", page, got, want)
+		}
+		if old, ok := before[page]; ok && !got.Newer(old) {
+			c.t.Errorf("%q: version %s after %s", page, got.Version, old.Version)
+		}
+	}
+}
+
+func (c *cluster) versions() map[string]presence.Count {
+	before := map[string]presence.Count{}
+	for page := range c.users {
+		before[page] = counts(c.t, c.s, page)[0]
+	}
+	return before
+}
+
+func TestEmptiedRedisIsFilledAgain(t *testing.T) {
+	for name, servers := range map[string]func() (string, []*redistest.Server){
+		"one server": func() (string, []*redistest.Server) {
+			s := redistest.Single(t)
+			return s.URL(), []*redistest.Server{s}
+		},
+		"cluster": func() (string, []*redistest.Server) {
+			c := redistest.ThreeMasters(t)
+			return c.URL(), c.Masters
+		},
+		"one master of three": func() (string, []*redistest.Server) {
+			c := redistest.ThreeMasters(t)
+			return c.URL(), c.Masters[1:2]
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, flush := servers()
+			c := start(t, open(t, url))
+			for i := range 300 {
+				c.set(i%presence.DefaultPartitions, fmt.Sprint("page ", i%60), int64(i%5+1))
+			}
+			c.set(1, "gone with the data", 3)
+			before := c.versions()
+			gen, err := c.s.Generation(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range flush {
+				s.Flush(t)
+			}
+			after, err := c.s.Generation(t.Context())
+			if err != nil || after == gen {
+				t.Fatalf("generation %d after %d, %v", after, gen, err)
+			}
+			if name != "one master of three" { // whose page 5 is, is chance
+				if o := c.try(5, "page 5", 9); !errors.Is(o.Err, presence.ErrLost) {
+					t.Fatalf("a write after the loss: %v, want ErrLost", o.Err)
+				}
+				if got := counts(t, c.s, "page 5")[0]; !got.Stale {
+					t.Fatalf("a read after the loss: %+v, want it stale", got)
+				}
+			}
+			delete(c.users, "gone with the data")
+			c.claim(true)
+			c.right(before)
+			got := counts(t, c.s, "gone with the data")[0]
+			if got.Users != 0 || !got.Newer(before["gone with the data"]) {
+				t.Fatalf("a page nobody wrote again: %+v, want 0 and newer than %+v", got, before["gone with the data"])
+			}
+			if got := counts(t, c.s, "never seen")[0]; got.Users != 0 || got.Stale {
+				t.Fatalf("a page nobody ever joined: %+v", got)
+			}
+			if back := c.set(3, "gone with the data", 1); !back.Newer(got) {
+				t.Fatalf("it came back as %+v after %+v", back, got)
+			}
+		})
+	}
+}
+
+func TestRegressedRedisIsRebuilt(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := start(t, open(t, server.URL()))
+	c.set(1, "p", 2)
+	c.set(2, "p", 3)
+	c.set(3, "left since", 4)
+	c.set(4, "left for good", 4)
+	server.Do(t, "SAVE")
+	for i := range 50 {
+		c.set(1, "p", int64(i+10))
+	}
+	c.set(3, "left since", 0)
+	c.set(5, "new since", 5)
+	before := c.versions()
+	gen := c.claims[0].Generation
+
+	server.Kill()
+	server.Restart(t) // with the data that SAVE kept
+	testkit.Eventually(t, "redis back", func() bool { _, err := c.s.Generation(t.Context()); return err == nil })
+	if after, _ := c.s.Generation(t.Context()); after == gen {
+		t.Fatal("the generation is the same after a restart")
+	}
+	delete(c.users, "left for good")
+	zombie := c.claims
+	c.claim(true)
+	c.right(before)
+	for _, page := range []string{"left since", "left for good"} {
+		if got := counts(t, c.s, page)[0]; got.Users != 0 || !got.Newer(before[page]) {
+			t.Errorf("%q, written by nobody since: %+v, want 0 and newer than %+v", page, got, before[page])
+		}
+	}
+	o := c.s.Write(t.Context(), []presence.Change{{Claim: zombie[1], Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}}})
+	if !errors.Is(o[0].Err, presence.ErrFenced) {
+		t.Errorf("a write of the claim before: %v, want ErrFenced", o[0].Err)
+	}
+}
+
+// Until all owners have claimed again, owners that have not must not write into the
+// counts that are being rebuilt.
+func TestAnOldGenerationWritesNothing(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := start(t, open(t, server.URL()))
+	c.set(1, "p", 2)
+	c.set(2, "p", 3)
+	server.Do(t, "SAVE")
+	server.Kill()
+	server.Restart(t)
+	other := open(t, server.URL())
+	var claims []presence.Claim
+	testkit.Eventually(t, "a claim of the other node", func() (ok bool) {
+		var err error
+		claims, err = other.Claim(t.Context(), "other", []int{2}, true)
+		return err == nil
+	})
+	testkit.Eventually(t, "a write under the old generation to be ErrLost", func() bool {
+		return errors.Is(c.try(1, "p", 7).Err, presence.ErrLost)
+	})
+	o := other.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 4}}}})
+	if o[0].Err != nil || o[0].Counts[0].Users != 4 || !o[0].Counts[0].Stale {
+		t.Fatalf("the first write under the new one: %+v, want 4, stale", o[0])
+	}
+}
+
+// A process that claims again after a loss leaves alone what another one has claimed since.
+func TestANewerOwnerIsNotClaimedOver(t *testing.T) {
+	server := redistest.Single(t)
+	c, other := start(t, open(t, server.URL())), open(t, server.URL())
+	newer, err := other.Claim(t.Context(), "other", []int{2}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := c.s.Claim(t.Context(), "node", []int{1, 2}, true)
+	if err != nil || again[0].Epoch <= c.claims[1].Epoch || again[1].Epoch != 0 {
+		t.Fatalf("claims %+v, %v; want 1 again and 2 refused", again, err)
+	}
+	for what, tc := range map[string]struct {
+		s     *presenceredis.Store
+		claim presence.Claim
+	}{"of the newer owner": {other, newer[0]}, "of what was claimed again": {c.s, again[0]}} {
+		o := tc.s.Write(t.Context(), []presence.Change{{Claim: tc.claim, Sequence: 1000, Counts: []presence.PageUsers{{Page: "p", Users: 1}}}})
+		if o[0].Err != nil {
+			t.Errorf("a write %s: %v", what, o[0].Err)
+		}
+	}
+	if taken, err := c.s.Claim(t.Context(), "node", []int{2}, false); err != nil || taken[0].Epoch <= newer[0].Epoch {
+		t.Errorf("a first claim: %+v, %v; want a newer one", taken, err)
+	}
+}
+
+func TestUnknownScriptsAreLoaded(t *testing.T) {
+	for name, tc := range map[string]struct {
+		url    string
+		server []*redistest.Server
+	}{
+		"one server": {redistest.Single(t).URL(), []*redistest.Server{redistest.Single(t)}},
+		"cluster":    {redistest.ThreeMasters(t).URL(), redistest.ThreeMasters(t).Masters},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := start(t, open(t, tc.url))
+			for round := range 3 {
+				for _, s := range tc.server {
+					s.Do(t, "SCRIPT", "FLUSH")
+				}
+				change := presence.Change{Claim: c.claims[1], Sequence: 100 + uint64(round)}
+				for i := range 2000 {
+					page := fmt.Sprint("p", i)
+					change.Members = append(change.Members, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
+					change.Counts = append(change.Counts, presence.PageUsers{Page: page, Users: int64(round + 1)})
+				}
+				o := c.s.Write(t.Context(), []presence.Change{change})
+				if o[0].Err != nil {
+					t.Fatal(o[0].Err)
+				}
+				for _, n := range o[0].Counts {
+					if n.Users != int64(round+1) {
+						t.Fatalf("%+v, want %d", n, round+1)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestADeadSubscriptionIsMadeAnew(t *testing.T) {
+	for name, tc := range map[string]struct {
+		url     string
+		servers []*redistest.Server
+	}{
+		"one server": {redistest.Single(t).URL(), []*redistest.Server{redistest.Single(t)}},
+		"cluster":    {redistest.ThreeMasters(t).URL(), redistest.ThreeMasters(t).Masters},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := start(t, open(t, tc.url))
+			var mu sync.Mutex
+			lost, told := map[int]int{}, map[string]int64{}
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			all := make([]int, presence.DefaultBuckets)
+			for i := range all {
+				all[i] = i
+			}
+			go func() {
+				defer close(done)
+				_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+					mu.Lock()
+					defer mu.Unlock()
+					if p.Lost {
+						lost[p.Bucket]++
+					}
+					for _, u := range p.Updates {
+						n, _ := presence.CountOf(u)
+						told[n.Page] = n.Users
+					}
+				})
+			}()
+			defer func() { stop(); <-done }()
+			times := func(n int) func() bool {
+				return func() bool {
+					mu.Lock()
+					defer mu.Unlock()
+					return len(lost) == len(all) && !slices.ContainsFunc(slices.Collect(maps.Values(lost)), func(v int) bool { return v < n })
+				}
+			}
+			testkit.Eventually(t, "the first Lost", times(1))
+			for _, s := range tc.servers {
+				s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
+			}
+			testkit.Eventually(t, "Lost after the connection was killed", times(2))
+			users := int64(0)
+			testkit.Eventually(t, "a publication on the new subscription", func() bool {
+				users++
+				c.set(1, "after", users)
+				mu.Lock()
+				defer mu.Unlock()
+				return told["after"] > 0
+			})
+		})
+	}
+}
+
+// states holds what a store has said of Redis.
+type states chan bool
+
+func (s states) StoreState(up bool) { s <- up }
+
+func TestRedisComesAndGoes(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	server.Kill()
+	states := make(states, 16)
+	s := open(t, server.URL(), func(c *presenceredis.Config) { c.OnState = states })
+	if _, err := s.Generation(t.Context()); !errors.Is(err, presence.ErrUnavailable) {
+		t.Fatalf("Generation before Redis is there: %v, want ErrUnavailable", err)
+	}
+	for i := range 10 {
+		if _, err := s.Counts(t.Context(), []string{"p"}); !errors.Is(err, presence.ErrUnavailable) {
+			t.Fatalf("Counts %d: %v, want ErrUnavailable", i, err)
+		}
+	}
+	want := func(up bool) {
+		t.Helper()
+		select {
+		case got := <-states:
+			if got != up {
+				t.Fatalf("told up=%t, want %t", got, up)
+			}
+		case <-time.After(testkit.Timeout):
+			t.Fatalf("not told up=%t", up)
+		}
+	}
+	server.Restart(t)
+	want(true) // though nobody calls
+	c := start(t, s)
+	c.set(1, "p", 2)
+
+	server.Kill()
+	var begin *testkit.Stopwatch
+	testkit.Eventually(t, "writes to fail at once", func() bool {
+		begin = testkit.NewStopwatch(t)
+		o := c.try(1, "p", 3)
+		if !errors.Is(o.Err, presence.ErrUnavailable) {
+			t.Fatalf("Write without Redis: %v", o.Err)
+		}
+		return len(states) > 0
+	})
+	if took := begin.Elapsed(); took > time.Second {
+		t.Errorf("a write without Redis took %s", took)
+	}
+	want(false)
+	server.Restart(t)
+	want(true)
+	if o := c.try(1, "p", 3); !errors.Is(o.Err, presence.ErrLost) {
+		t.Fatalf("a write into a Redis that is back and empty: %v, want ErrLost", o.Err)
+	}
+	c.claim(true)
+	c.right(nil)
+}
+
+func TestForeignDataIsNamed(t *testing.T) {
+	server := redistest.Single(t)
+	c := start(t, open(t, server.URL()))
+	b := presence.Bucket("p", presence.DefaultBuckets)
+	for _, key := range []string{
+		"hc:{p1}:o", "hc:{p1}:d", "hc:{p1}:m:0", fmt.Sprintf("hc:{b%d}:c:p", b), fmt.Sprintf("hc:{b%d}:f", b), fmt.Sprintf("hc:{b%d}:s", b), fmt.Sprintf("hc:{b%d}:r", b),
+	} {
+		t.Run(key, func(t *testing.T) {
+			was, _ := server.Do(t, "EXISTS", key).(int64)
+			if was == 1 {
+				server.Do(t, "RENAME", key, key+"~")
+			}
+			server.Do(t, "ZADD", key, 1, "foreign")
+			o := c.try(1, "p", 3)
+			if !errors.Is(o.Err, presenceredis.ErrForeign) || !errors.Is(o.Err, presence.ErrUnavailable) {
+				t.Errorf("Write: %v, want ErrForeign", o.Err)
+			}
+			server.Do(t, "DEL", key)
+			if was == 1 {
+				server.Do(t, "RENAME", key+"~", key)
+			}
+			if o := c.try(1, "p", 3); o.Err != nil || o.Counts[0].Users != 3 {
+				t.Errorf("Write when it is put right: %+v", o)
+			}
+			c.set(1, "p", 0)
+		})
+	}
+	server.Do(t, "SET", "hc:{c}:facts", "foreign")
+	if _, err := c.s.Renew(t.Context(), presence.Process{Name: "a"}, time.Second); !errors.Is(err, presenceredis.ErrForeign) {
+		t.Errorf("Renew: %v, want ErrForeign", err)
+	}
+}
+
+// What was begun and not finished, the next owner has to finish.
+func TestUnwrittenPagesAreLoaded(t *testing.T) {
+	server := redistest.Single(t)
+	c := start(t, open(t, server.URL()))
+	c.set(1, "a", 1)
+	c.set(1, "b", 1)
+	page := fmt.Sprintf("hc:{b%d}:c:a", presence.Bucket("a", presence.DefaultBuckets))
+	server.Do(t, "RENAME", page, page+"~")
+	server.Do(t, "SET", page, "so that the count cannot be written")
+	if o := c.try(1, "a", 0); o.Err == nil {
+		t.Fatal("the count could be written")
+	}
+	c.set(1, "b", 2)
+	c.set(1, "b", 3)
+	server.Do(t, "RENAME", page+"~", page)
+
+	next := open(t, server.URL())
+	for range 2 { // the next owner may die as well
+		claims, err := next.Claim(t.Context(), "next", []int{1}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snaps, err := next.Load(t.Context(), claims)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(snaps[0].Pages, "a") {
+			t.Fatalf("Load = %+v; nobody would ever set a right", snaps[0])
+		}
+		o := next.Write(t.Context(), []presence.Change{{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "b", Users: 1}}}})
+		if o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	claims, _ := next.Claim(t.Context(), "next", []int{1}, false)
+	if _, err := next.Load(t.Context(), claims); err != nil {
+		t.Fatal(err)
+	}
+	write := func(seq uint64, pages ...string) {
+		change := presence.Change{Claim: claims[0], Sequence: seq}
+		for _, p := range pages {
+			change.Counts = append(change.Counts, presence.PageUsers{Page: p})
+		}
+		if o := next.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	write(1, "a", "b")
+	write(2, "c")
+	snaps, err := next.Load(t.Context(), claims)
+	if err != nil || !slices.Equal(snaps[0].Pages, []string{"c"}) {
+		t.Fatalf("Load = %+v, %v; want only the pages of the last change", snaps, err)
+	}
+	if got := counts(t, next, "a")[0]; got.Users != 0 {
+		t.Fatalf("a has %d users", got.Users)
+	}
+}
+
+func TestEmptyPagesAreForgotten(t *testing.T) {
+	server := redistest.Single(t)
+	c := start(t, open(t, server.URL(), func(c *presenceredis.Config) { c.RememberFor = time.Second }))
+	first := c.set(1, "p", 2)
+	c.set(1, "p", 0)
+	c.set(1, "kept", 1)
+	c.set(1, "kept", 0)
+	c.set(2, "kept", 1)
+	testkit.Eventually(t, "p forgotten", func() bool { return counts(t, c.s, "p")[0] == presence.Count{Page: "p"} })
+	if got := counts(t, c.s, "kept")[0]; got.Users != 1 {
+		t.Fatalf("a page that is used again: %+v", got)
+	}
+	if back := c.set(1, "p", 1); !back.Newer(first) || back.Version.Incarnation == first.Version.Incarnation {
+		t.Fatalf("it came back as %s after %s", back.Version, first.Version)
+	}
+}
+
+func TestHoldsInThePastAreNone(t *testing.T) {
+	c := start(t, open(t, redistest.Single(t).URL()))
+	m := presence.Member{User: 1, Page: "p", Hold: time.Now().Add(-time.Second)}
+	if o := c.s.Write(t.Context(), []presence.Change{{Claim: c.claims[1], Sequence: 5, Members: []presence.MemberChange{{Member: m}}}}); o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	snaps, err := c.s.Load(t.Context(), c.claims[1:2])
+	if err != nil || len(snaps[0].Members) != 1 || !snaps[0].Members[0].Hold.IsZero() {
+		t.Fatalf("Load = %+v, %v; want the member without a hold", snaps, err)
+	}
+}
+
+// Version 6.2 is the oldest that is supported. Every command that we send must exist
+// there.
+func TestOneServerNeedsNothingNewerThan62(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, server.URL())
+	c := start(t, s)
+	c.set(1, "p", 1)
+	c.set(1, "p", 0)
+	c.claim(true)
+	if _, err := s.Load(t.Context(), c.claims); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := s.Missing(t.Context(), "g", presence.CountTopics([]string{"p", "q"})); err != nil || len(missing) != 1 {
+		t.Fatalf("Missing = %v, %v; want one", missing, err)
+	}
+	if err := s.Detach(t.Context(), "g", presence.CountTopics([]string{"p"})); err != nil {
+		t.Fatal(err)
+	}
+	s2 := open(t, server.URL(), func(c *presenceredis.Config) { c.FactsWait = time.Millisecond })
+	if _, err := renew(t, s2, presence.Process{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s2.Leave(t.Context(), presence.Process{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	known := strings.Fields("eval evalsha script|load info ping get setnx set hmget hget hset hdel hlen hgetall hincrby sadd srem scard smismember sscan unlink expire persist ttl getrange setrange append strlen mget mset zadd zcard zrange zrangebyscore zrem scan publish time client|setname hello select")
+	for line := range strings.Lines(server.Do(t, "INFO", "commandstats").(string)) {
+		name, _, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
+		if ok && strings.HasPrefix(line, "cmdstat_") && !slices.Contains(known, name) {
+			t.Errorf("sends %s", name)
+		}
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cfg  presenceredis.Config
+		want error
+	}{
+		"single":        {presenceredis.Config{URL: "redis://127.0.0.1:1/0"}, nil},
+		"cluster":       {presenceredis.Config{URL: "redis://127.0.0.1:1/?addr=127.0.0.1:2"}, nil},
+		"sentinel":      {presenceredis.Config{URL: "redis://127.0.0.1:1/0?master_name=m"}, nil},
+		"no URL":        {presenceredis.Config{}, presenceredis.ErrConfig},
+		"not a Redis":   {presenceredis.Config{URL: "http://127.0.0.1:1"}, presenceredis.ErrConfig},
+		"bad option":    {presenceredis.Config{URL: "redis://127.0.0.1:1/?nonsense=1"}, presenceredis.ErrConfig},
+		"no partitions": {presenceredis.Config{URL: "redis://127.0.0.1:1", Partitions: -1}, presenceredis.ErrConfig},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := presenceredis.Open(tc.cfg)
+			if !errors.Is(err, tc.want) {
+				t.Fatalf("Open = %v, want %v", err, tc.want)
+			}
+			if s != nil {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// The clock of a Redis that has lost its data may be behind the one of before: what processes know keeps versions growing.
+func TestVersionsGrowAfterALossAlthoughTheClockWentBack(t *testing.T) {
+	server := redistest.Single(t)
+	c := start(t, open(t, server.URL()))
+	ahead := uint64(time.Now().Add(time.Hour).UnixMilli())
+	for _, key := range server.Do(t, "KEYS", "hc:{b*}:s").([]any) { // as if counts had begun in an hour
+		server.Do(t, "HSET", key, "base", ahead)
+	}
+	first := c.set(1, "p", 1)
+	if first.Version.Incarnation < ahead {
+		t.Fatalf("the version is %s, want an incarnation of at least %d", first.Version, ahead)
+	}
+	server.Flush(t)
+	c.claim(true)
+	if back := counts(t, c.s, "p")[0]; back.Users != 1 || !back.Newer(first) {
+		t.Fatalf("after the loss %+v, before %+v; want the same users and a newer version", back, first)
+	}
+	if fresh := c.set(1, "q", 1); !(presence.Count{Version: fresh.Version}).Newer(presence.Count{Version: first.Version}) {
+		t.Fatalf("a page that nobody knows has version %s, which may be one from before the loss: %s", fresh.Version, first.Version)
+	}
+}

@@ -1,0 +1,473 @@
+package presenceredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"pgregory.net/rapid"
+
+	"headcount/internal/redisconn"
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+// Any run of any script of a change may be repeated and may come late. So the test cuts
+// a history of changes into its runs. After each run it repeats some earlier ones.
+func TestLateAndRepeatedRunsChangeNothing(t *testing.T) {
+	server := redistest.Single(t)
+	s := open(t, Config{URL: server.URL()})
+	round := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		round++
+		claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		want := map[string]map[int]int64{}
+		present := map[string]bool{}
+		var earlier []*call
+		rerun := func() {
+			for range rapid.IntRange(0, 3).Draw(rt, "late") {
+				if len(earlier) > 0 {
+					late := *rapid.SampledFrom(earlier).Draw(rt, "run")
+					late.Reply, late.Err = nil, nil
+					if err := s.run(t.Context(), []*call{&late}); err != nil {
+						rt.Fatal(err)
+					}
+				}
+			}
+		}
+		for seq := range uint64(rapid.IntRange(1, 8).Draw(rt, "changes")) {
+			claim := rapid.SampledFrom(claims).Draw(rt, "claim")
+			c := presence.Change{Claim: claim, Sequence: seq + 1}
+			for i := range rapid.IntRange(1, 3).Draw(rt, "pages") {
+				page := pageIn(7, fmt.Sprintf("%d/%d", round, i)) // all in one bucket: there they meet
+				users := rapid.Int64Range(0, 3).Draw(rt, "users")
+				c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: users})
+				c.Members = append(c.Members, presence.MemberChange{
+					Member: presence.Member{User: presence.User(claim.Partition), Page: page}, Gone: users == 0,
+				})
+				if want[page] == nil {
+					want[page] = map[int]int64{}
+				}
+				want[page][claim.Partition] = users
+				present[fmt.Sprint(claim.Partition, page)] = users > 0
+			}
+			calls := memberCalls(c, s.unwritten(c), 1, 0)
+			outcomes := make([]presence.Outcome, 1)
+			for b, groups := range s.byBucket([]presence.Change{c}, outcomes) {
+				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+					s.number(cc, []presence.Change{c})
+					calls = append(calls, &cc.call)
+				}
+			}
+			for _, cl := range calls {
+				if err := s.run(t.Context(), []*call{cl}); err != nil {
+					rt.Fatal(err)
+				}
+				earlier = append(earlier, cl)
+				rerun()
+			}
+		}
+		for page, users := range want {
+			sum := int64(0)
+			for _, n := range users {
+				sum += n
+			}
+			got, err := s.Counts(t.Context(), []string{page})
+			if err != nil || got[0].Users != sum {
+				rt.Fatalf("%q: %+v, %v; want %d", page, got, err, sum)
+			}
+		}
+		snaps, err := s.Load(t.Context(), claims)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for i, snap := range snaps {
+			n := 0
+			for _, m := range snap.Members {
+				if _, ours := want[m.Page]; !ours {
+					continue // of a round before
+				}
+				n++
+				if !present[fmt.Sprint(claims[i].Partition, m.Page)] {
+					rt.Fatalf("%+v is loaded and not present", m)
+				}
+			}
+			for page := range want {
+				if present[fmt.Sprint(claims[i].Partition, page)] {
+					n--
+				}
+			}
+			if n != 0 {
+				rt.Fatalf("%d members too many are loaded", n)
+			}
+		}
+	})
+}
+
+// pageIn returns a page of the bucket.
+func pageIn(bucket int, name string) string {
+	for i := 0; ; i++ {
+		if page := fmt.Sprint(name, ".", i); presence.Bucket(page, presence.DefaultBuckets) == bucket {
+			return page
+		}
+	}
+}
+
+// The parts of one change that were not applied are never skipped over.
+func TestAMissingPartIsNoticed(t *testing.T) {
+	server := redistest.Single(t)
+	s := open(t, Config{URL: server.URL()})
+	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: claims[0], Sequence: 1}
+	for i := 0; len(c.Counts) < countBatch+50; i++ {
+		page := fmt.Sprint("p", i)
+		c.Members = append(c.Members, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
+		if presence.Bucket(page, s.cfg.Buckets) == 7 {
+			c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: 1})
+		}
+	}
+	members := memberCalls(c, pageList{}, sharesFor(len(c.Members)), 0)
+	if err := s.run(t.Context(), members[1:2]); err != nil || members[1].Reply.([]any)[0] != int64(statusGap-'0') {
+		t.Fatalf("the second batch without the first: %v, %v", members[1].Reply, err)
+	}
+	groups := s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1))[7]
+	parts := s.countCalls(7, "PUBLISH", []presence.Change{c}, groups)
+	for _, part := range parts {
+		s.number(part, []presence.Change{c})
+	}
+	if err := s.run(t.Context(), []*call{&parts[1].call}); err != nil || fmt.Sprint(parts[1].Reply) != "[gap]" {
+		t.Fatalf("the second part without the first: %v, %v", parts[1].Reply, err)
+	}
+	// A repetition may be divided in another way, since other changes go with it.
+	if err := s.run(t.Context(), []*call{&parts[0].call}); err != nil {
+		t.Fatal(err)
+	}
+	other := presence.Change{Claim: claims[0], Sequence: 1, Counts: c.Counts}
+	o := s.Write(t.Context(), []presence.Change{other})
+	if o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	for _, n := range o[0].Counts {
+		if n.Users != 1 {
+			t.Fatalf("%+v, want 1", n)
+		}
+	}
+}
+
+// A part that cannot be written leaves the partition incomplete, although its next part
+// and other changes can be.
+func TestNothingGoesOnFromAPartThatFailed(t *testing.T) {
+	server := redistest.Single(t)
+	s := open(t, Config{URL: server.URL()})
+	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: claims[0], Sequence: 1, Complete: true}
+	for i := range countBatch + 50 {
+		c.Counts = append(c.Counts, presence.PageUsers{Page: pageIn(7, fmt.Sprint("part", i)), Users: 1})
+	}
+	other := presence.Change{Claim: claims[1], Sequence: 1, Counts: c.Counts[countBatch : countBatch+1], Complete: true}
+	server.Do(t, "SADD", pagePrefix(7)+c.Counts[0].Page, "foreign")
+	o := s.Write(t.Context(), []presence.Change{c, other})
+	if !errors.Is(o[0].Err, ErrForeign) || o[1].Err != nil {
+		t.Fatalf("%v and %v, want the first alone to fail", o[0].Err, o[1].Err)
+	}
+	complete := func() string { return fmt.Sprint(server.Do(t, "SMISMEMBER", readyKey(7), 1, 2)) }
+	if got := complete(); got != "[0 1]" {
+		t.Fatalf("partitions 1 and 2 are complete: %s, want only the second", got)
+	}
+	server.Do(t, "DEL", pagePrefix(7)+c.Counts[0].Page)
+	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil || complete() != "[1 1]" {
+		t.Fatalf("%v, %s when it is put right", o[0].Err, complete())
+	}
+}
+
+// A node is suspended between its two steps and wakes up after another node has claimed
+// the partition. It writes no count, on any page, also when it wrote there before and
+// found itself the owner.
+func TestAZombieWritesNoCount(t *testing.T) {
+	for _, wrote := range []bool{false, true} {
+		t.Run(fmt.Sprint("wrote before: ", wrote), func(t *testing.T) {
+			s := open(t, Config{URL: redistest.Single(t).URL()})
+			zombie, err := s.Claim(t.Context(), "n", []int{1}, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := presence.Change{Claim: zombie[0], Sequence: 1, Complete: true}
+			if wrote {
+				if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+					t.Fatal(o[0].Err)
+				}
+			}
+			c.Sequence, c.Counts = 2, []presence.PageUsers{{Page: "p", Users: 3}}
+			var calls []*call
+			for b, groups := range s.byBucket([]presence.Change{c}, make([]presence.Outcome, 1)) {
+				for _, cc := range s.countCalls(b, "PUBLISH", []presence.Change{c}, groups) {
+					s.number(cc, []presence.Change{c})
+					if knows := cc.Args[sealAt] != noSeal; knows != wrote {
+						t.Fatalf("it knows the seal of bucket %d: %t", b, knows)
+					}
+					calls = append(calls, &cc.call)
+				}
+			}
+			if _, err := s.Claim(t.Context(), "other", []int{1}, false); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.run(t.Context(), calls); err != nil || len(calls) != s.cfg.Buckets {
+				t.Fatal(len(calls), err)
+			}
+			for _, cl := range calls {
+				if got := cl.Reply.([]any)[1]; got != string(statusFenced) {
+					t.Fatalf("%v: status %v, want it fenced", cl.Keys, got)
+				}
+			}
+			if got, err := s.Counts(t.Context(), []string{"p"}); err != nil || got[0].Users != 0 {
+				t.Fatalf("%+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// A process claims, and claims again; its first claim arrives late and takes nothing
+// back. The same claim twice gives the same epoch.
+func TestALateClaimDoesNothing(t *testing.T) {
+	s := open(t, Config{URL: redistest.Single(t).URL()})
+	claim := func(number int) string {
+		cl := &call{Script: scripts.Claim, Keys: []string{ownerKey(1), dirtyKey(1)}, Args: []any{"n", "7", "self", number}}
+		if err := s.run(t.Context(), []*call{cl}); err != nil {
+			t.Fatal(err)
+		}
+		return cl.Reply.([]any)[0].(string)
+	}
+	first, second := claim(1), claim(2)
+	if first >= second {
+		t.Fatalf("epoch %s after %s", second, first)
+	}
+	if got := claim(1); got != "" {
+		t.Errorf("the late claim got epoch %s", got)
+	}
+	if got := claim(2); got != second {
+		t.Errorf("the claim again got epoch %s, want %s", got, second)
+	}
+}
+
+// open returns a store that ends with the test.
+func open(t testing.TB, cfg Config) *Store {
+	t.Helper()
+	s, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// ear collects what a watcher of all buckets is told.
+func ear(t *testing.T, s *Store) (told func(func(presence.Publication) bool)) {
+	t.Helper()
+	all := make([]int, s.cfg.Buckets)
+	for i := range all {
+		all[i] = i
+	}
+	heard := make(chan presence.Publication, 1024)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, all, func(p presence.Publication) { heard <- p })
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	return func(ok func(presence.Publication) bool) {
+		t.Helper()
+		for limit := time.After(testkit.Timeout); ; {
+			select {
+			case p := <-heard:
+				if ok(p) {
+					return
+				}
+			case <-limit:
+				t.Fatal("the watcher was not told")
+			}
+		}
+	}
+}
+
+func lost(times int) func(presence.Publication) bool {
+	buckets := map[int]int{}
+	return func(p presence.Publication) bool {
+		if p.Lost {
+			buckets[p.Bucket]++
+		}
+		n := 0
+		for _, v := range buckets {
+			if v >= times {
+				n++
+			}
+		}
+		return n == presence.DefaultBuckets
+	}
+}
+
+// A connection that is silent, because the server hangs or the network drops everything,
+// is given up and made anew.
+func TestASilentSubscriptionIsNoticed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: server.URL()})
+	s.ping = 200 * time.Millisecond
+	told := ear(t, s)
+	told(lost(1))
+	server.Pause()
+	time.Sleep(5 * s.ping)
+	server.Resume()
+	topics, gateways := presence.CountTopics([]string{"p"}), 0
+	told(func(p presence.Publication) bool { // the bucket is lost before it is heard again, too
+		if p.Lost && p.Bucket == topics[0].Bucket(presence.DefaultBuckets) {
+			gateways++
+			if _, err := s.Attach(t.Context(), fmt.Sprint("g", gateways), topics); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return len(p.Endpoints) == 1
+	})
+}
+
+// Before version 7 a Cluster has no sharded channels.
+func TestAnOldClusterHearsClassicChannels(t *testing.T) {
+	s := open(t, Config{URL: redistest.ThreeMasters(t).URL()})
+	c, err := s.known(t.Context())
+	if err != nil || c.Publish != "SPUBLISH" {
+		t.Fatalf("known = %+v, %v", c, err)
+	}
+	c.Publish = "PUBLISH"
+	told := ear(t, s)
+	told(lost(1))
+	for i := range 20 {
+		page := fmt.Sprint("p", i)
+		if _, err := s.Attach(t.Context(), "g", presence.CountTopics([]string{page})); err != nil {
+			t.Fatal(err)
+		}
+		told(func(p presence.Publication) bool {
+			return len(p.Endpoints) == 1 && p.Endpoints[0].Topic == presence.CountTopic(page)
+		})
+	}
+}
+
+func newWatcher(backlog int) *watcher {
+	conn := &redisconn.Conn{Metrics: &redisconn.Metrics{Gaps: prometheus.NewCounter(prometheus.CounterOpts{Name: "gaps"})}}
+	return &watcher{
+		s: &Store{cfg: Config{Backlog: backlog}, conn: conn}, wake: make(chan struct{}, 1),
+		feeds: map[int]*feed{1: {}, 2: {}},
+	}
+}
+
+func TestWatcherTellsWhatItLost(t *testing.T) {
+	for name, tc := range map[string]struct {
+		hear []string // of bucket 1
+		lost bool
+		todo int
+	}{
+		"in order":              {[]string{"1 0 0 \n", "2 0 0 \n", "3 0 0 \n"}, false, 3},
+		"any beginning":         {[]string{"17 0 0 \n", "18 0 0 \n"}, false, 2},
+		"a gap":                 {[]string{"1 0 0 \n", "3 0 0 \n"}, true, 0},
+		"from the beginning":    {[]string{"5 0 0 \n", "1 0 0 \n"}, true, 0},
+		"twice":                 {[]string{"1 0 0 \n", "1 0 0 \n"}, true, 0},
+		"more than there is to": {[]string{"1 0 0 \n", "2 0 0 \nmore than the backlog has room for"}, true, 0},
+		"after that nothing":    {[]string{"1 0 0 \n", "3 0 0 \n", "4 0 0 \n"}, true, 0},
+		"not ours":              {[]string{"hello"}, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWatcher(30)
+			for _, p := range tc.hear {
+				w.Heard(1, p)
+			}
+			w.Heard(3, "1 0 0 \n")
+			lost, todo := w.take()
+			if slices.Contains(lost, 1) != tc.lost || len(todo) != tc.todo {
+				t.Fatalf("lost %v, %d publications; want %t, %d", lost, len(todo), tc.lost, tc.todo)
+			}
+		})
+	}
+}
+
+// Publications from before a loss must not be told after the bucket was read again: they
+// would bring back endpoints that have gone since.
+func TestLostDropsWhatWaits(t *testing.T) {
+	w := newWatcher(100)
+	w.Heard(1, "1 0 0 \n")
+	w.Heard(2, "1 0 0 \n")
+	w.Subscribed(nil, 1)
+	w.Heard(2, "2 0 0 \n")
+	lost, todo := w.take()
+	if !slices.Equal(lost, []int{1}) || len(todo) != 2 || todo[0].bucket != 2 || w.bytes != 0 {
+		t.Fatalf("lost %v, waiting %+v", lost, todo)
+	}
+}
+
+func FuzzParsePublication(f *testing.F) {
+	f.Add("1 0 0 \nu 10 12 1700000000000 7\ncount//a b5 1700000000+ 8 2\ncount//pgw- 8 2\ncount//pgw")
+	f.Add("1 1 1 \n")
+	f.Add("1 0 1 eu\n" + aCount + aCount)
+	f.Add("1 0 0 \nu 9 5 1 7\nshort")
+	f.Add("1 0 0 \n+ 18446744073709551615 1\nx")
+	f.Fuzz(func(t *testing.T, payload string) {
+		p, err := parsePublication(3, payload)
+		if err != nil && !errors.Is(err, errPublication) {
+			t.Fatal(err)
+		}
+		if err != nil {
+			return
+		}
+		for _, u := range p.Updates {
+			if u.Topic.Check() != nil || len(u.Key) > len(payload) {
+				t.Fatalf("%+v out of nothing", u)
+			}
+		}
+	})
+}
+
+// aCount is the record of the count of page "pq", see publish.lua.
+const aCount = "c\x00\x02pq" + "\x00\x00\x00\x01\x02" + "\x00\x65\x53\xf1\x00" + "\x00\x01\x8b\xcf\xe5\x68\x00" + "\x00\x00\x00\x00\x02\x03"
+
+func TestParsePublication(t *testing.T) {
+	p, err := parsePublication(3, "9 1 1 eu,u\nu 11 8 1700000000000 7\nlevel/s/a/b5 1 17 1"+aCount+"- 8 2\ncount//pgw+ 8 2\nlevel//qgw")
+	if err != nil || !p.Lost || p.Bucket != 3 || len(p.Updates) != 2 || len(p.Endpoints) != 2 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	level := presence.Update{
+		Topic: presence.Topic{Site: presence.SiteOf("s"), Kind: presence.KindOf("level"), Key: "a/b"}, Stale: true, Value: "5 1 17 1",
+		Version: presence.Version{Incarnation: 1700000000000, Sequence: 7},
+	}
+	count := presence.Update{
+		Topic: presence.CountTopic("pq"), Stale: true, Value: "258 1700000000 eu,u",
+		Version: presence.Version{Incarnation: 1700000000000, Sequence: 515},
+	}
+	if p.Updates[0] != level || p.Updates[1] != count {
+		t.Errorf("%+v, want %+v and %+v", p.Updates, level, count)
+	}
+	if e := p.Endpoints; e[0] != (presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "gw", Gone: true}) ||
+		e[1] != (presence.Endpoint{Topic: presence.Topic{Kind: presence.KindOf("level"), Key: "q"}, Gateway: "gw"}) {
+		t.Errorf("%+v", e)
+	}
+	for _, bad := range []string{
+		"", "1 0 \n", "1 0 0 ", "1 0 0 \n" + aCount[:len(aCount)-1], "1 0 0 \nc\x00\x00" + aCount[5:], "1 0 0 \nc", "1 0 0 \nu 1 1 1\nab", "1 0 0 \nu 8 1 1 1 1\ncount//pv", "1 0 0 \nx 8 1\ncount//pv", "1 0 0 \n+ 8 2 3 4\ncount//pgw",
+		"1 0 0 \nu 5 1 1 1\ncountv", "1 0 0 \nu 8 9 1 1\ncount//pv", "1 0 0 \nu 8 18446744073709551615 1 1\ncount//pv",
+	} {
+		if p, err := parsePublication(3, bad); !errors.Is(err, errPublication) {
+			t.Errorf("%q is read as %+v, %v", bad, p, err)
+		}
+	}
+}

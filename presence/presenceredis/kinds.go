@@ -1,0 +1,59 @@
+package presenceredis
+
+import (
+	"headcount/presence"
+	"headcount/scripts"
+	"headcount/unread"
+)
+
+// reading is one run of a script that reads the updates of topics of one kind
+// and bucket and, unless gateway is empty, attaches it to them.
+type reading struct {
+	bucket  int
+	publish string // PUBLISH or SPUBLISH
+	gateway string
+	topics  []presence.Topic
+	at      []int // places in topics
+	parts   bool  // the regions' shares, too: of counts only
+}
+
+// kinds has, per kind of topic, the call that reads its updates. The reply is a
+// list: "1" when the updates are stale, or "0"; the bucket's generation; then "incarnation
+// sequence value" per topic, empty when there is none.
+var kinds = map[presence.Kind]func(s *Store, r reading) *call{
+	presence.KindCount: countsRead,
+	unread.KindLevel:   kept(historyKey, levelField),
+	unread.KindRecord:  kept(recordKey, recordField),
+}
+
+// countsRead reads counts, which are sums. All topics are of one site.
+func countsRead(s *Store, r reading) *call {
+	site := r.topics[r.at[0]].Site
+	prefix := pagePrefix(r.bucket) + site.Qualify("")
+	countHead := presence.Topic{Site: site, Kind: presence.KindCount}.String() // what the topics begin with; the page follows
+	cl := &call{
+		Script: scripts.Read,
+		Keys:   append(make([]string, 0, 3+len(r.at)), stateKey(r.bucket), readyKey(r.bucket), endpointsKey(r.bucket)),
+		Args:   []any{channel(r.bucket, s.db), r.publish, s.cfg.Partitions, len(prefix), countHead, r.gateway, flag(r.parts)},
+	}
+	for _, i := range r.at {
+		cl.Keys = append(cl.Keys, prefix+r.topics[i].Key)
+	}
+	return cl
+}
+
+// kept reads updates that are kept as they are published: in a field of a hash.
+func kept(name func(bucket int, key string) string, field string) func(*Store, reading) *call {
+	return func(s *Store, r reading) *call {
+		cl := &call{
+			Script: scripts.Values,
+			Keys:   append(make([]string, 0, 2+len(r.at)), stateKey(r.bucket), endpointsKey(r.bucket)),
+			Args:   append(make([]any, 0, 4+len(r.at)), channel(r.bucket, s.db), r.publish, r.gateway, field),
+		}
+		for _, i := range r.at {
+			cl.Keys = append(cl.Keys, name(r.bucket, r.topics[i].Name()))
+			cl.Args = append(cl.Args, r.topics[i].String())
+		}
+		return cl
+	}
+}

@@ -1,0 +1,307 @@
+package presenceredis
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+// A user moves to another hash only when the user's own hash is divided or ends.
+// resize.lua moves the members to where share looks for them.
+func TestSharesMoveOneAtATime(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2)) // users are keyed hashes
+	users := make([]presence.User, 20_000)
+	for i := range users {
+		users[i] = presence.User(random.Uint64())
+	}
+	for n := 1; n < 300; n++ {
+		used := map[int]bool{}
+		for _, u := range users {
+			was, is := share(u, n), share(u, n+1)
+			if was != is && (was != neighbour(n+1) || is != n) {
+				t.Fatalf("from %d to %d hashes user %d moves from %d to %d", n, n+1, u, was, is)
+			}
+			used[was] = true
+		}
+		if len(used) != n {
+			t.Fatalf("%d of %d hashes are used", len(used), n)
+		}
+	}
+}
+
+// lain is everything that a partition's owner finds: the members, and their hashes.
+func lain(t *rapid.T, s *Store, claim presence.Claim) (members map[presence.Member]bool, shares int) {
+	snaps, err := s.Load(context.Background(), []presence.Claim{claim})
+	if err != nil {
+		t.Fatal(err)
+	}
+	members = map[presence.Member]bool{}
+	for _, m := range snaps[0].Members {
+		if members[m] {
+			t.Fatalf("%+v is found twice", m)
+		}
+		members[m] = true
+	}
+	return members, s.partitions[claim.Partition].shares
+}
+
+// Whatever comes and goes, all members are found, by this owner and by the next one, in
+// as many hashes as suit them.
+func TestMembersAreFoundInAnyNumberOfShares(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	open := func() *Store {
+		s, err := Open(Config{URL: server.URL()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	s, next := open(), open()
+	seq := uint64(0)
+	rapid.Check(t, func(rt *rapid.T) {
+		owner := s
+		claims, err := owner.Claim(t.Context(), "n", []int{1}, false)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		seq++
+		want := map[presence.Member]bool{}
+		write := func(c presence.Change) {
+			seq++
+			c.Claim, c.Sequence = claims[0], seq
+			if o := owner.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+				rt.Fatal(o[0].Err)
+			}
+		}
+		write(presence.Change{Reset: true})
+		number := presence.User(0)
+		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
+			c := presence.Change{Reset: rapid.IntRange(0, 5).Draw(rt, "reset") == 0}
+			if c.Reset {
+				for m := range want {
+					c.Members = append(c.Members, presence.MemberChange{Member: m})
+				}
+			}
+			for range rapid.SampledFrom([]int{0, 10, 900, 3000}).Draw(rt, "come") {
+				number++
+				m := presence.Member{User: number * 0x9E3779B97F4A7C15, Page: fmt.Sprint("/", number%7)}
+				want[m] = true
+				c.Members = append(c.Members, presence.MemberChange{Member: m})
+			}
+			go_ := rapid.SampledFrom([]int{0, 10, 2500}).Draw(rt, "go")
+			for m := range want {
+				if go_--; go_ < 0 {
+					break
+				}
+				delete(want, m)
+				c.Members = append(c.Members, presence.MemberChange{Member: m, Gone: true})
+			}
+			write(c)
+			if rapid.IntRange(0, 3).Draw(rt, "another owner") == 0 {
+				owner = map[*Store]*Store{s: next, next: s}[owner]
+				if claims, err = owner.Claim(t.Context(), "n", []int{1}, false); err != nil {
+					rt.Fatal(err)
+				}
+			}
+			got, shares := lain(rt, owner, claims[0])
+			if !maps.Equal(got, want) {
+				rt.Fatalf("%d members are found in %d hashes, %d are there", len(got), shares, len(want))
+			}
+			if most := len(want) / shares; most > perShare {
+				rt.Fatalf("%d members in %d hashes", len(want), shares)
+			}
+		}
+		for range 200 { // hashes that are not needed any more end, some with each change
+			write(presence.Change{})
+		}
+		if got, shares := lain(rt, owner, claims[0]); !maps.Equal(got, want) || shares > 3*sharesFor(len(want)) {
+			rt.Fatalf("at rest %d of %d members are found in %d hashes", len(got), len(want), shares)
+		}
+	})
+}
+
+// A crash between any two runs leaves all members to the next owner. So does a crash
+// within the runs that change the number of hashes.
+func TestACrashWhileSharesGrowLosesNobody(t *testing.T) {
+	s := open(t, Config{URL: redistest.Single(t).URL()})
+	claims, err := s.Claim(t.Context(), "n", []int{1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: claims[0], Sequence: 1}
+	for i := range presence.User(1500) {
+		c.Members = append(c.Members, presence.MemberChange{Member: presence.Member{User: i * 0x9E3779B97F4A7C15, Page: "p"}})
+	}
+	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	from := s.partitions[1].shares
+	for _, to := range []int{from + 100, 3} {
+		for _, cl := range resizeCalls(claims[0], from, to) {
+			cl.Args[0] = claims[0].Epoch
+			if err := s.run(t.Context(), []*call{cl}); err != nil || cl.Reply.(int64) != 0 {
+				t.Fatal(cl.Reply, err)
+			}
+			if claims, err = s.Claim(t.Context(), "n", []int{1}, false); err != nil {
+				t.Fatal(err)
+			}
+			snaps, err := s.Load(t.Context(), claims)
+			if err != nil || len(snaps[0].Members) != len(c.Members) {
+				t.Fatalf("on the way from %d to %d hashes %d members are found: %v", from, to, len(snaps[0].Members), err)
+			}
+			late := *cl
+			late.Args = append([]any{claims[0].Epoch}, cl.Args[1:]...)
+			if err := s.run(t.Context(), []*call{&late}); err != nil || late.Reply.(int64) != statusShares-'0' {
+				t.Fatalf("again: %v, %v", late.Reply, err)
+			}
+		}
+		from = s.partitions[1].shares
+	}
+}
+
+// empties returns how many pages of ours Redis holds, and how many of them never expire.
+func empties(t *testing.T, s *Store) (pages, forever int) {
+	t.Helper()
+	err := s.do(t.Context(), func(ctx context.Context, c *client) error {
+		keys, err := c.Keys(ctx, prefix+"{b*}:c:page*").Result()
+		for _, key := range keys {
+			pages++
+			if c.TTL(ctx, key).Val() < 0 {
+				forever++
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages, forever
+}
+
+// own claims all partitions, and completes them with these counts.
+func own(t *testing.T, s *Store, again bool, seq uint64, pages map[string]int64) []presence.Claim {
+	t.Helper()
+	all := make([]int, s.cfg.Partitions)
+	for i := range all {
+		all[i] = i
+	}
+	claims, err := s.Claim(t.Context(), "n", all, again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := make([]presence.Change, len(claims))
+	for i, c := range claims {
+		changes[i] = presence.Change{Claim: c, Sequence: seq, Reset: true, Complete: true}
+	}
+	for page, n := range pages {
+		changes[1].Counts = append(changes[1].Counts, presence.PageUsers{Page: page, Users: n})
+	}
+	for _, o := range s.Write(t.Context(), changes) {
+		if o.Err != nil {
+			t.Fatal(o.Err)
+		}
+	}
+	return claims
+}
+
+// Pages that became empty while Redis was away are never written again. They expire all
+// the same; pages with users do not.
+func TestPagesThatEmptiedUnseenExpire(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Durable...)
+	s := open(t, Config{URL: server.URL()})
+	pages := map[string]int64{}
+	for i := range 800 {
+		pages[fmt.Sprint("page", i)] = 2
+	}
+	own(t, s, false, 1, pages)
+	if n, forever := empties(t, s); n != 800 || forever != 800 {
+		t.Fatalf("%d pages, of which %d never expire", n, forever)
+	}
+	server.Restart(t)
+	stay := map[string]int64{"page7": 1, "page8": 2}
+	testkit.Eventually(t, "Redis is back", func() bool { _, err := s.Generation(t.Context()); return err == nil })
+	own(t, s, true, 2, stay)
+	testkit.Eventually(t, "all but two pages expire", func() bool { n, forever := empties(t, s); return n == 800 && forever == 2 })
+	got, err := s.Counts(t.Context(), []string{"page7", "page9"})
+	if err != nil || got[0].Users != 1 || got[1].Users != 0 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+}
+
+// A page that a rebuild finds at 0, or that is written at 0 again, expires, too.
+func TestPagesWrittenAtZeroExpire(t *testing.T) {
+	s := open(t, Config{URL: redistest.Single(t).URL()})
+	claims := own(t, s, false, 1, map[string]int64{"page": 3})
+	write := func(seq uint64, n int64) {
+		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: "page", Users: n}}}})
+		if o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	write(2, 0)
+	key := pagePrefix(presence.Bucket("page", s.cfg.Buckets)) + "page"
+	c, err := s.known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Persist(t.Context(), key) // as after a failover that lost the expiry
+	write(3, 0)
+	if _, forever := empties(t, s); forever != 0 {
+		t.Fatal("a page that is at 0 never expires")
+	}
+	write(4, 1)
+	if _, forever := empties(t, s); forever != 1 {
+		t.Fatal("a page that somebody is on expires")
+	}
+}
+
+// The number of pages with nobody on them is bounded. Those that have been empty longest
+// are forgotten, and come back under a higher version.
+func TestEmptyPagesAreBounded(t *testing.T) {
+	s := open(t, Config{URL: redistest.Single(t).URL(), Buckets: 1, EmptyPages: 100})
+	claims := own(t, s, false, 1, nil)
+	write := func(seq uint64, page string, n int64) presence.Count {
+		o := s.Write(t.Context(), []presence.Change{{Claim: claims[1], Sequence: seq, Counts: []presence.PageUsers{{Page: page, Users: n}}}})
+		if o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+		return o[0].Counts[0]
+	}
+	seq := uint64(1)
+	first := presence.Count{}
+	for i := range 300 {
+		page := fmt.Sprintf("page%03d", i)
+		write(seq+1, page, 1)
+		seq += 2
+		if c := write(seq, page, 0); i == 0 {
+			first = c
+		}
+	}
+	seq++
+	write(seq, "page stays", 1)
+	testkit.Eventually(t, "the pages are within their bound", func() bool { n, _ := empties(t, s); return n <= 101 })
+	c, err := s.known(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Exists(t.Context(), pagePrefix(0)+"page000").Val() != 0 || c.Exists(t.Context(), pagePrefix(0)+"page299").Val() != 1 {
+		t.Error("it is not the page that is empty longest that was forgotten")
+	}
+	if got, err := s.Counts(t.Context(), []string{"page stays"}); err != nil || got[0].Users != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if again := write(seq+1, "page000", 1); !again.Newer(first) {
+		t.Errorf("the page came back as %+v after %+v", again, first)
+	}
+}

@@ -1,0 +1,86 @@
+package presenceredis
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/internal/redisconn"
+)
+
+// lookEvery is how soon a loss of data is found, however it came about.
+const lookEvery = time.Second
+
+// What Redis lost, as the metric names it.
+const (
+	lostWrites     = "writes" // the last ones
+	lostEverything = "everything"
+)
+
+func newLosses(registerer prometheus.Registerer) *prometheus.CounterVec {
+	losses := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_store_losses_total", Help: "Times Redis had lost what it acknowledged to this process: its last writes, or everything.",
+	}, []string{"lost"})
+	for _, what := range []string{lostWrites, lostEverything} {
+		losses.WithLabelValues(what) // so that the first loss is an increase
+	}
+	if registerer != nil {
+		registerer.MustRegister(losses)
+	}
+	return losses
+}
+
+// watchLosses says, once this process takes part, whether Redis kept its data when another run of a server answers,
+// and whatever else it loses. Nothing depends on that: presence nodes write everything again in any case. It runs until ctx ends.
+func (s *Store) watchLosses(ctx context.Context) {
+	defer close(s.lossesEnded)
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	var tokens []string
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.factsMode() != wasAccepted {
+			continue
+		}
+		var found redisconn.Kept
+		emptied, what := false, "Redis"
+		_ = s.do(ctx, func(ctx context.Context, c *client) error { // the next look finds what this one does not
+			if c.Cluster != nil {
+				what = "a master of the Redis Cluster"
+			}
+			var err error
+			if found, err = s.marks.Look(ctx, c); err != nil {
+				return err
+			}
+			is, err := s.readTokens(ctx, c)
+			for i, was := range tokens {
+				emptied = emptied || err == nil && was != "" && was != is[i]
+			}
+			if err == nil && emptied == found.Missing { // otherwise it was emptied between the two
+				tokens = is
+			}
+			return err
+		})
+		switch lost := found.Lost.Round(time.Millisecond); {
+		case emptied && found.Missing:
+			s.losses.WithLabelValues(lostEverything).Inc()
+			s.cfg.Log.Warn().Msg(what + " has been emptied: follows, unread counts and counters that only Redis had are gone; presence is written again")
+		case found.Lost > 0:
+			s.losses.WithLabelValues(lostWrites).Inc()
+			how := ""
+			if found.Missing {
+				how = " or more"
+			}
+			s.cfg.Log.Warn().Stringer("lost", lost).Msg(fmt.Sprintf(
+				"%s has lost the writes of its last %s%s: follows, unread counts and counters that only Redis has lack what changed then; presence is written again", what, lost, how))
+		case found.Restarted:
+			s.cfg.Log.Info().Msg("Redis was restarted, or another server took its place: it has everything that it acknowledged to this process")
+		}
+	}
+}

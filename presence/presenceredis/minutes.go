@@ -1,0 +1,322 @@
+package presenceredis
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/minutes"
+	"headcount/scripts"
+)
+
+const (
+	// maxMemory bounds the minutes of pages that wait to be written, of counts and of
+	// arrivals each. Beyond it further ones are not remembered.
+	maxMemory = 65_536
+
+	memoryBatch = 200             // minutes in one run of remember.lua
+	memoryEvery = time.Second     // between two looks at what waits
+	memoryLast  = 2 * time.Second // for the last write, at Close
+	entryBytes  = 14              // of a minute, see remember.lua
+)
+
+// memory is what this process has to write of what pages remember. Scripts that change
+// counts keep the greatest count of a page's minute beside its count. They say when it is
+// over, so this process writes it, once. Arrivals are collected here, and written once a
+// minute for each page, as absolute numbers of this process.
+type memory struct {
+	store *Store
+	kept  int64         // minutes; 0: nothing is remembered
+	end   func()        // ends run
+	ended chan struct{} // closed when run has returned
+
+	mu     sync.Mutex
+	latest int64   // the last minute that arrivals were collected for
+	counts []ended // in the order in which they ended
+	visits map[visit]*minutes.Visits
+}
+
+// ended is a minute of a page that is over; entry is what Redis has of it.
+type ended struct {
+	bucket      int
+	page, entry string
+}
+
+// visit is a page in one minute.
+type visit struct {
+	page string
+	at   int64
+}
+
+func (m *memory) start(s *Store) {
+	m.store, m.kept = s, int64(s.cfg.PageStats/time.Minute)
+	if m.kept == 0 {
+		return
+	}
+	m.visits = map[visit]*minutes.Visits{}
+	ctx, end := context.WithCancel(context.Background())
+	m.end, m.ended = end, make(chan struct{})
+	go m.run(ctx) // ends with stop
+}
+
+// stop writes everything, also of the running minute.
+func (m *memory) stop() {
+	if m.kept > 0 {
+		m.end()
+		<-m.ended
+	}
+}
+
+func (m *memory) run(ctx context.Context) {
+	defer close(m.ended)
+	look := time.NewTicker(memoryEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+			m.write(ctx, minutes.Of(time.Now()))
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.Background(), memoryLast)
+			defer cancel()
+			m.write(last, minutes.Of(time.Now())+1)
+			return
+		}
+	}
+}
+
+// over takes the minutes that are over, from a run of counts.lua.
+func (m *memory) over(cc *countsCall, text string) {
+	if text == "" || m.kept == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for ; len(text) >= 2+entryBytes; text = text[2+entryBytes:] {
+		if page := int(text[0])<<8 | int(text[1]); page < len(cc.names) {
+			m.note(ended{cc.bucket, cc.names[page], text[2 : 2+entryBytes]})
+		}
+	}
+}
+
+// overElsewhere takes the minutes that are over, from a run of merge.lua.
+func (m *memory) overElsewhere(bucket int, text string) {
+	if m.kept == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for len(text) >= 2 {
+		end := 2 + int(text[0])<<8 + int(text[1])
+		if len(text) < end+entryBytes {
+			return
+		}
+		m.note(ended{bucket, text[2:end], text[end : end+entryBytes]})
+		text = text[end+entryBytes:]
+	}
+}
+
+func (m *memory) note(e ended) {
+	if len(m.counts) < maxMemory {
+		m.counts = append(m.counts, e)
+	}
+}
+
+// arrived collects arrivals that are written.
+func (m *memory) arrived(arrivals []presence.Arrival) {
+	if len(arrivals) == 0 || m.kept == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.latest = max(m.latest, minutes.Of(time.Now())) // never one that is written already
+	for _, a := range arrivals {
+		key := visit{a.Page, m.latest}
+		v := m.visits[key]
+		if v == nil {
+			if len(m.visits) == maxMemory {
+				continue
+			}
+			v = &minutes.Visits{}
+			m.visits[key] = v
+		}
+		v.Add(a.User)
+	}
+}
+
+// pageMemory is what one page has to write.
+type pageMemory struct {
+	entries []byte
+	visits  []visit
+}
+
+// write writes the counts that wait, and the arrivals of the minutes before the minute
+// before. What cannot be written waits for the next time, as long as it is kept.
+func (m *memory) write(ctx context.Context, before int64) {
+	m.mu.Lock()
+	m.latest = max(m.latest, before)
+	counts := m.counts
+	m.counts = nil
+	buckets := map[int]map[string]*pageMemory{}
+	of := func(bucket int, page string) *pageMemory {
+		pages := buckets[bucket]
+		if pages == nil {
+			pages = map[string]*pageMemory{}
+			buckets[bucket] = pages
+		}
+		if pages[page] == nil {
+			pages[page] = &pageMemory{}
+		}
+		return pages[page]
+	}
+	for _, e := range counts {
+		p := of(e.bucket, e.page)
+		p.entries = append(p.entries, e.entry...)
+	}
+	written := map[visit]*minutes.Visits{}
+	for key, v := range m.visits {
+		switch {
+		case key.at < before-m.kept:
+			delete(m.visits, key)
+		case key.at < before:
+			p := of(presence.Bucket(key.page, m.store.cfg.Buckets), key.page)
+			p.visits = append(p.visits, key)
+			written[key] = v
+		}
+	}
+	var calls []*call
+	for b, pages := range buckets {
+		for names := range slices.Chunk(sorted(pages), memoryBatch) {
+			calls = append(calls, m.call(b, names, pages, written))
+		}
+	}
+	m.mu.Unlock()
+	if len(calls) == 0 {
+		return
+	}
+	err := m.store.run(ctx, calls)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.store.cfg.Log.Debug().Err(err).Msg("what pages remember could not be written; trying again")
+		m.counts = append(counts[:min(len(counts), maxMemory-len(m.counts))], m.counts...)
+		return
+	}
+	for key := range written {
+		delete(m.visits, key)
+	}
+}
+
+func sorted(pages map[string]*pageMemory) []string {
+	names := make([]string, 0, len(pages))
+	for page := range pages {
+		names = append(names, page)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// call is a run of remember.lua for pages of one bucket.
+func (m *memory) call(bucket int, names []string, pages map[string]*pageMemory, visits map[visit]*minutes.Visits) *call {
+	cl := &call{Script: scripts.Remember}
+	var entries, fields []any
+	for _, page := range names {
+		if p := pages[page]; len(p.entries) > 0 {
+			cl.Keys = append(cl.Keys, minutesKey(bucket, page))
+			entries = append(entries, p.entries)
+		}
+	}
+	for _, page := range names {
+		for _, v := range pages[page].visits {
+			cl.Keys = append(cl.Keys, visitsKey(bucket, v.at/60, page))
+			field := append(binary.BigEndian.AppendUint32(nil, uint32(v.at)), m.store.self...)
+			fields = append(fields, field, minutes.AppendVisits(nil, visits[v].Joins, visits[v].Registers()))
+		}
+	}
+	cl.Args = append([]any{m.kept*60 + 3600, m.kept * entryBytes, len(entries)}, entries...)
+	cl.Args = append(cl.Args, fields...)
+	return cl
+}
+
+var _ minutes.Store = (*Store)(nil)
+
+// Minutes implements minutes.Store. Arrivals that this process has not written yet are in
+// it; those of other processes come once a minute.
+func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes.Minute, error) {
+	bucket := presence.Bucket(page, s.cfg.Buckets)
+	running := s.memory.unwritten(page, from) // before Redis is read: what is in both is the same
+	cl := &call{Script: scripts.Minutes, Keys: []string{stateKey(bucket), pagePrefix(bucket) + page, minutesKey(bucket, page)}}
+	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
+		cl.Keys = append(cl.Keys, visitsKey(bucket, hour, page))
+	}
+	if err := s.run(ctx, []*call{cl}); err != nil {
+		return nil, fmt.Errorf("presenceredis: minutes of a page: %w", err)
+	}
+	reply := cl.Reply.([]any)
+	list, err := countedMinutes(reply, from)
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: minutes of a page: %w: %w", presence.ErrUnavailable, err)
+	}
+	for _, hash := range reply[4:] {
+		fields := hash.([]any)
+		for i := 0; i+1 < len(fields); i += 2 {
+			name, value := fields[i].(string), fields[i+1].(string)
+			if len(name) <= 4 {
+				continue
+			}
+			m := minutes.Minute{At: int64(binary.BigEndian.Uint32([]byte(name)))}
+			if _, here := running[m.At]; here && name[4:] == s.self || m.At < from {
+				continue
+			}
+			if m.Joins, m.Visitors, err = minutes.ParseVisits([]byte(value)); err != nil {
+				return nil, fmt.Errorf("presenceredis: arrivals on a page: %w: %w", presence.ErrUnavailable, err)
+			}
+			list = append(list, m)
+		}
+	}
+	for _, m := range running {
+		list = append(list, m)
+	}
+	slices.SortStableFunc(list, func(a, b minutes.Minute) int { return int(a.At - b.At) })
+	return list, nil
+}
+
+// countedMinutes are the minutes with counts since from, and the last one before.
+func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) {
+	text := []byte(reply[3].(string))
+	if len(text)%entryBytes != 0 {
+		return nil, fmt.Errorf("%w: minutes of %d bytes", ErrForeign, len(text))
+	}
+	number := func(b []byte) int64 { return int64(binary.BigEndian.Uint64(append(make([]byte, 3, 8), b...))) }
+	for ; len(text) > 0; text = text[entryBytes:] {
+		list = append(list, minutes.Minute{
+			At: int64(binary.BigEndian.Uint32(text)), Counted: true, Max: number(text[4:9]), Last: number(text[9:14]),
+		})
+	}
+	if at := reply[0].(int64); at > 0 {
+		list = append(list, minutes.Minute{At: at, Counted: true, Max: reply[1].(int64), Last: reply[2].(int64)})
+	}
+	slices.SortStableFunc(list, func(a, b minutes.Minute) int { return int(a.At - b.At) })
+	first := 0
+	for first+1 < len(list) && list[first+1].At <= from {
+		first++
+	}
+	return list[first:], nil
+}
+
+// unwritten are the arrivals on a page that wait, by minute.
+func (m *memory) unwritten(page string, from int64) map[int64]minutes.Minute {
+	waiting := map[int64]minutes.Minute{}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for at := max(from, m.latest-m.kept); at <= m.latest; at++ {
+		if v := m.visits[visit{page, at}]; v != nil {
+			registers := v.Registers()
+			waiting[at] = minutes.Minute{At: at, Joins: v.Joins, Visitors: registers.Clone()}
+		}
+	}
+	return waiting
+}

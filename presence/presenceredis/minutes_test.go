@@ -1,0 +1,205 @@
+package presenceredis
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/presence/minutes"
+	"headcount/presence/pncounter"
+)
+
+// A minute that is over is written by the process that changes the count next, and
+// arrivals by every process for itself. Each process answers for all of them, also after
+// they have ended.
+func TestMinutesOfSeveralProcesses(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	cfg := Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour}
+	reader := open(t, cfg)
+	var both [2]*Store // they end before the test does
+	for i := range both {
+		var err error
+		if both[i], err = Open(cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := both[0], both[1]
+	b := presence.Bucket("p", first.cfg.Buckets)
+	key := pagePrefix(b) + "p"
+	set := func(s *Store, partition int, users int64, arrivals ...presence.User) {
+		t.Helper()
+		claims, err := s.Claim(t.Context(), "n", []int{partition}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		change := presence.Change{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: users}}}
+		for _, u := range arrivals {
+			change.Arrivals = append(change.Arrivals, presence.Arrival{User: u, Page: "p"})
+		}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	back := func(minutes int) { older(t, server, key, minutes) }
+	answer := func(s *Store) minutes.Answer { return remembers(t, s) }
+	set(first, 1, 5, 1, 2, 3, 4, 5)
+	set(second, 2, 2, 6, 7)
+	set(first, 1, 1) // 3 in all are left
+	back(30)
+	set(second, 2, 0)
+	back(20) // 1 in all since 20 minutes
+	set(second, 2, 1, 7)
+	want := func(when string, a minutes.Answer) {
+		t.Helper()
+		n := len(a.Points)
+		ago := func(minutes int) int64 { return a.Points[n-1-minutes].Max }
+		// The clock may have gone on to the next minute between two steps of the test.
+		if a.Now != 2 || ago(40) != 0 || max(ago(29), ago(30), ago(31), ago(32)) != 7 || ago(25) != 3 || ago(10) != 1 || ago(0) != 2 {
+			t.Errorf("%s: %+v", when, a)
+		}
+	}
+	testkit.Eventually(t, "the minutes that ended are written", func() bool { return answer(reader).Peak.Max == 7 })
+	want("another process", answer(reader))
+	if a := answer(second); a.Joins != 3 || a.Visitors != 7 {
+		t.Errorf("a process knows its own arrivals of the running minute: %d joins, %d visitors", a.Joins, a.Visitors)
+	}
+	for _, s := range both {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a := answer(reader); a.Joins != 8 || a.Visitors != 7 {
+		t.Errorf("after both have ended: %d joins, %d visitors; want 8, 7", a.Joins, a.Visitors)
+	}
+	for _, key := range []string{minutesKey(b, "p"), visitsKey(b, minutes.Of(time.Now())/60, "p")} {
+		if left := server.Do(t, "TTL", key); fmt.Sprint(left) == "-1" {
+			t.Errorf("%s does not expire", key)
+		}
+	}
+}
+
+// older makes the page's last change so many minutes older, as if that time had passed.
+func older(t testing.TB, server *redistest.Server, key string, minutes int) {
+	t.Helper()
+	text := server.Do(t, "GETRANGE", key, "9", "13").(string)
+	at := binary.BigEndian.Uint64(append(make([]byte, 3), text...)) - uint64(minutes*60)
+	server.Do(t, "SETRANGE", key, "9", string(binary.BigEndian.AppendUint64(nil, at)[3:]))
+}
+
+// remembers is what the page p remembers of the last 50 minutes.
+func remembers(t testing.TB, s *Store) minutes.Answer {
+	t.Helper()
+	now := time.Now()
+	q, err := minutes.Ask(50*time.Minute, time.Minute, time.Hour, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.Minutes(t.Context(), "p", q.From)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts, err := s.Counts(t.Context(), []string{"p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q.Answer("p", list, counts[0].Users, now)
+}
+
+// What another region reports changes the total, so a minute may end with it.
+func TestMinutesOfAnotherRegion(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "us", Secret: "k"}, Peers: []string{"eu"}, PageStats: time.Hour, Partitions: 1})
+	claims, err := s.Claim(t.Context(), "n", []int{0}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := presence.Change{Claim: claims[0], Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true}
+	if o := s.Write(t.Context(), []presence.Change{c}); o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	b := presence.Bucket("p", s.cfg.Buckets)
+	peer := NewPeer(s, "eu", "us")
+	merge := func(to uint64, up, down int64) {
+		t.Helper()
+		acks, err := peer.Merge(t.Context(), []pncounter.Batch{{
+			Region: "eu", Bucket: b, Log: 5, From: to - 1, To: to, Floor: 1, Complete: true,
+			Pages: []pncounter.PagePair{{Page: "p", Pair: pncounter.Pair{Incarnation: 5, Increments: up, Decrements: down}}},
+		}})
+		if err != nil || acks[0].Status != pncounter.Merged {
+			t.Fatalf("%+v, %v", acks, err)
+		}
+	}
+	older(t, server, pagePrefix(b)+"p", 20)
+	merge(1, 4, 0) // 6 in all
+	older(t, server, pagePrefix(b)+"p", 10)
+	merge(2, 4, 3)
+	var a minutes.Answer
+	ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
+	testkit.Eventually(t, "the minutes that ended are written", func() bool {
+		a = remembers(t, s)
+		return ago(15) == 2 && ago(5) == 6
+	})
+	if a.Now != 3 || a.Peak.Max != 6 || ago(15) != 2 || ago(5) != 6 || ago(30) != 0 {
+		t.Errorf("%+v", a)
+	}
+	older(t, server, pagePrefix(b)+"p", 2)
+	server.Do(t, "DEL", tokenKey(0)) // as a restart does, this begins a generation
+	if _, err := s.Claim(t.Context(), "n", []int{0}, true); err != nil {
+		t.Fatal(err)
+	}
+	merge(3, 5, 3)
+	testkit.Eventually(t, "the page remembers what was before", func() bool {
+		a = remembers(t, s)
+		return a.Now == 2 && a.Peak.Max == 6 && ago(15) == 2 && ago(5) == 6 && ago(1) == 3
+	})
+}
+
+// Redis was restarted, and its nodes write all counts again: what it still has of the minutes stays.
+func TestMinutesAreKeptOverARestart(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Durable...)
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, PageStats: time.Hour, Partitions: 1})
+	key := pagePrefix(presence.Bucket("p", s.cfg.Buckets)) + "p"
+	var claims []presence.Claim
+	claim := func() (err error) {
+		claims, err = s.Claim(t.Context(), "n", []int{0}, true)
+		return err
+	}
+	set := func(users int64) {
+		t.Helper()
+		change := presence.Change{Claim: claims[0], Sequence: uint64(time.Now().UnixNano()), Counts: []presence.PageUsers{{Page: "p", Users: users}}}
+		if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	want := func(when string) {
+		t.Helper()
+		testkit.Eventually(t, "the minutes that ended are written", func() bool {
+			a := remembers(t, s)
+			ago := func(minutes int) int64 { return a.Points[len(a.Points)-1-minutes].Max }
+			return a.Peak.Max == 7 && ago(40) == 0 && max(ago(20), ago(21)) == 7 && ago(10) == 3
+		})
+		if a := remembers(t, s); a.Now > 0 && a.Now != 3 {
+			t.Errorf("%s: %+v", when, a)
+		}
+	}
+	if err := claim(); err != nil {
+		t.Fatal(err)
+	}
+	set(7)
+	set(3)
+	older(t, server, key, 20)
+	want("before")
+	server.Restart(t)
+	testkit.Eventually(t, "a claim", func() bool { return claim() == nil })
+	want("before the counts are written again")
+	set(2)
+	set(3)
+	want("after")
+}

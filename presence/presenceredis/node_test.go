@@ -1,0 +1,73 @@
+package presenceredis_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+	"headcount/presence/node"
+)
+
+// A real node runs over a real Redis, which is emptied and restarted meanwhile. The
+// counts are right again within ten seconds, without anyone's help.
+func TestANodeHealsRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, server.URL())
+	n, err := node.New(s, node.Config{Name: "node", Reply: replies(func(string, *heartbeat.Reply) {}), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = n.Run(ctx) }()
+	defer func() { stop(); <-done }()
+	all := make([]int, presence.DefaultPartitions)
+	for i := range all {
+		all[i] = i
+	}
+	n.Gateways(nil)
+	n.Own(all)
+	const users, pages = 200, 7
+	for i := range users {
+		testkit.Eventually(t, "a hold", func() bool {
+			return n.Hold(ctx, presence.User(i)*0x9E3779B97F4A7C15, fmt.Sprint("p", i%pages), true) == nil
+		})
+	}
+	right := func() bool {
+		sum := int64(0)
+		for i := range pages {
+			got, err := s.Counts(ctx, []string{fmt.Sprint("p", i)})
+			if err != nil || got[0].Stale {
+				return false
+			}
+			sum += got[0].Users
+		}
+		site, err := s.Counts(ctx, []string{presence.AllPages})
+		return err == nil && sum == users && site[0].Users == users
+	}
+	testkit.Eventually(t, "right counts", right)
+	for name, fault := range map[string]func(){
+		"emptied": func() { server.Flush(t) },
+		"restarted": func() {
+			server.Kill()
+			testkit.Eventually(t, "the store misses Redis", func() bool { _, err := s.Generation(ctx); return err != nil })
+			server.Restart(t)
+		},
+	} {
+		fault()
+		testkit.Within(t, 10*time.Second, "right counts after Redis was "+name, right)
+	}
+}
+
+// replies is a function as node.Replies.
+type replies func(gateway string, r *heartbeat.Reply)
+
+func (f replies) SendReply(gateway string, r *heartbeat.Reply) { f(gateway, r) }

@@ -1,0 +1,60 @@
+package presenceredis_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/presence"
+	"headcount/unread"
+)
+
+// A change of a page counts once although the connection is cut before its answer. Each
+// change is on a page of its own. Package presenceredis of counter tests what else is sent.
+func TestAChangeCountsOnceWhenAnswersAreCutOff(t *testing.T) {
+	t.Parallel()
+	cuts := 300
+	if testing.Short() {
+		cuts = 30
+	}
+	url, left := redistest.StartCluster(t, 3, 0).Cut(t, cuts)
+	s := open(t, url)
+	var mu sync.Mutex
+	acknowledged := map[string]bool{}
+	var wg sync.WaitGroup
+	for client := range 4 {
+		wg.Go(func() {
+			for n := 0; left.Left() > 0; n++ {
+				page := fmt.Sprint("page ", client, " ", n)
+				err := s.Change(t.Context(), page, unread.Change{})
+				if err != nil && !errors.Is(err, presence.ErrUnavailable) {
+					t.Error(err)
+				}
+				if err != nil {
+					time.Sleep(time.Millisecond) // the store may refuse at once for half a second
+				}
+				mu.Lock()
+				acknowledged[page] = err == nil
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	read, unknown := open(t, url), 0
+	for page, ok := range acknowledged {
+		levels, _, err := read.Levels(t.Context(), unread.User{}, []string{page})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := levels[0].All; n > 1 || ok && n != 1 {
+			t.Errorf("%s: %d changes, acknowledged: %v", page, n, ok)
+		}
+		if !ok {
+			unknown++
+		}
+	}
+	t.Logf("%d changes, %d not acknowledged", len(acknowledged), unknown)
+}

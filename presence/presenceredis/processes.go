@@ -1,0 +1,183 @@
+package presenceredis
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"headcount/presence"
+	"headcount/scripts"
+)
+
+// seed tells hashes of pages apart: processes with another would look for a page
+// in another bucket.
+var seed = strconv.Itoa(presence.Bucket("headcount", 1<<30))
+
+// format is the number of the format of what is in Redis: keys, fields, values
+// and publications. 1, of which the facts said nothing, had other fields; 2 had a
+// field for each partition of a page, and 64 hashes of members for each partition; 3
+// had a hash for each page, and a set of pages that are not written; 4 had in the
+// fences of a bucket how far each partition's last change was written.
+const format = 5
+
+const webhooksMend = "run the version that wrote it, or delete the keys hc:{w:* and the field webhooks of hc:{c}:facts while nothing of it runs"
+
+// postgresMend says what to do when PostgreSQL is elsewhere for the counters of this Redis.
+func postgresMend(theirs, ours string) string {
+	switch {
+	case theirs == "none" && ours == "behind":
+		return "processes without --postgres use this Redis; end all of them, then start them with --postgres, and its counters are carried into PostgreSQL"
+	case theirs == "behind" && ours == "none":
+		return "the counters of this Redis are persisted in PostgreSQL; give this process their --postgres, or carry them over (headcount export --redis URL --postgres URL) and import them into an empty Redis"
+	}
+	return "the counters of this Redis were kept with other --postgres and --peer flags; give this process the same, or export them and import them into an empty Redis"
+}
+
+// facts are what renew.lua compares, in pairs.
+func (s *Store) facts() []any {
+	facts := []any{
+		"format", format,
+		"partitions", s.cfg.Partitions, "buckets", s.cfg.Buckets,
+		"region", s.cfg.Facts.Region, "seed", seed, "secret", s.cfg.Facts.Secret,
+	}
+	if n := s.cfg.Facts.Counters; n != 0 {
+		facts = append(facts, "counters", n)
+	}
+	if is := s.cfg.Facts.Postgres; is != "" {
+		facts = append(facts, "postgres", is)
+	}
+	if n := s.cfg.Facts.Webhooks; n != 0 {
+		facts = append(facts, "webhooks", n)
+	}
+	return facts
+}
+
+// Renew implements presence.Processes. The facts are in the memory of every
+// running process: when they are missing from Redis, because it was emptied, the
+// running ones write them again. A starting one gives them Config.FactsWait to do
+// so, from its first call on, without a lease.
+func (s *Store) Renew(ctx context.Context, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
+	if p.Name == "" || strings.ContainsAny(strings.Join(p.Roles, ""), ", ") {
+		return nil, fmt.Errorf("presenceredis: renew: %q with roles %q is no process", p.Name, p.Roles)
+	}
+	processes, err := s.renew(ctx, p, ttl)
+	if err != nil {
+		return nil, fmt.Errorf("presenceredis: renew the lease of %s: %w", p.Name, err)
+	}
+	return processes, nil
+}
+
+// What renew.lua may do with facts that are missing.
+const (
+	mayNotWrite = "0"
+	mayWrite    = "1"
+	wasAccepted = "2" // it may write, and need not compare
+)
+
+func (s *Store) factsMode() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.factsHeld:
+		return wasAccepted
+	case !s.factsMissing.IsZero() && time.Since(s.factsMissing) >= s.cfg.FactsWait:
+		return mayWrite
+	}
+	return mayNotWrite
+}
+
+func (s *Store) renew(ctx context.Context, p presence.Process, ttl time.Duration) (processes []presence.Process, err error) {
+	restore, add := s.ourSeals()
+	args := []any{
+		p.Name, strconv.FormatUint(p.Incarnation, 10), strings.Join(p.Roles, ","), ttl.Milliseconds(), s.factsMode(),
+		len(restore) / 2, len(add) / 2,
+	}
+	cl := &call{Script: scripts.Renew, Keys: []string{factsKey, leasesKey}, Args: slices.Concat(args, restore, add, s.facts())}
+	if err := s.run(ctx, []*call{cl}); err != nil {
+		return nil, err
+	}
+	reply := make([]string, 0, 16)
+	for _, v := range cl.Reply.([]any) {
+		reply = append(reply, v.(string))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch reply[0] {
+	case "missing":
+		if s.factsMissing.IsZero() {
+			s.factsMissing = time.Now()
+		}
+		if s.sealsMissing.IsZero() {
+			s.sealsMissing = time.Now()
+		}
+		return nil, presence.ErrNoFacts
+	case "differs":
+		switch reply[1] {
+		case "region":
+			return nil, fmt.Errorf("%w: --region is %q here and %q in Redis", presence.ErrFacts, s.cfg.Facts.Region, reply[2])
+		case "secret":
+			return nil, fmt.Errorf("%w: --cluster-secret differs; give every process the same", presence.ErrFacts)
+		case "format":
+			return nil, fmt.Errorf("%w: the data in Redis is of format %q, this version knows %d; run the version that wrote it, or empty this Redis while nothing of it runs",
+				presence.ErrFacts, cmp.Or(reply[2], "1"), format)
+		case "counters":
+			return nil, fmt.Errorf("%w: the counters in Redis are of format %q, this version knows %d; run the version that wrote them, or move them by its export",
+				presence.ErrFacts, reply[2], s.cfg.Facts.Counters)
+		case "postgres":
+			return nil, fmt.Errorf("%w: %s", presence.ErrFacts, postgresMend(reply[2], s.cfg.Facts.Postgres))
+		case "webhooks":
+			return nil, fmt.Errorf("%w: what Redis keeps of webhooks is of format %q, this version knows %d; %s",
+				presence.ErrFacts, reply[2], s.cfg.Facts.Webhooks, webhooksMend)
+		}
+		ours := s.facts()
+		i := slices.Index(ours, any(reply[1]))
+		return nil, fmt.Errorf("%w: %s is %q here and %q in Redis", presence.ErrFacts, reply[1], fmt.Sprint(ours[i+1]), reply[2])
+	case "taken":
+		return nil, fmt.Errorf("%w: another process called %s has a lease for %s ms more", presence.ErrNameTaken, p.Name, reply[1])
+	}
+	sealed, _ := strconv.Atoi(reply[1])
+	leases := 2 + 2*sealed
+	if err := s.takeSeals(reply[2:leases]); err != nil {
+		return nil, err
+	}
+	s.factsHeld, s.factsMissing = true, time.Time{}
+	for i := leases; i+1 < len(reply); i += 2 {
+		q, err := parseLease(reply[i], reply[i+1])
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
+		}
+		processes = append(processes, q)
+	}
+	slices.SortFunc(processes, func(a, b presence.Process) int { return strings.Compare(a.Name, b.Name) })
+	return processes, nil
+}
+
+// parseLease reads "end incarnation roles".
+func parseLease(name, lease string) (presence.Process, error) {
+	fields := strings.SplitN(lease, " ", 3)
+	if len(fields) != 3 {
+		return presence.Process{}, fmt.Errorf("%w: a lease of %q", ErrForeign, name)
+	}
+	incarnation, err := strconv.ParseUint(fields[1], 10, 64)
+	if err != nil {
+		return presence.Process{}, fmt.Errorf("%w: a lease of %q: %w", ErrForeign, name, err)
+	}
+	p := presence.Process{Name: name, Incarnation: incarnation}
+	if fields[2] != "" {
+		p.Roles = strings.Split(fields[2], ",")
+	}
+	return p, nil
+}
+
+// Leave implements presence.Processes.
+func (s *Store) Leave(ctx context.Context, p presence.Process) error {
+	err := s.run(ctx, []*call{{Script: scripts.Leave, Keys: []string{leasesKey}, Args: []any{p.Name, strconv.FormatUint(p.Incarnation, 10)}}})
+	if err != nil {
+		return fmt.Errorf("presenceredis: end the lease of %s: %w", p.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,247 @@
+package presenceredis_test
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/presence"
+	"headcount/presence/presenceredis"
+)
+
+func quick(c *presenceredis.Config) { c.FactsWait = 50 * time.Millisecond }
+
+// renew renews a lease for a minute; it tries until there are facts.
+func renew(t testing.TB, s *presenceredis.Store, p presence.Process) ([]presence.Process, error) {
+	t.Helper()
+	for {
+		all, err := s.Renew(t.Context(), p, time.Minute)
+		if !errors.Is(err, presence.ErrNoFacts) {
+			return all, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func TestDifferentSettingsAreRefused(t *testing.T) {
+	url := redistest.Single(t).URL()
+	p := presence.Process{Name: "a", Incarnation: 1}
+	if _, err := renew(t, open(t, url, quick), p); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		change func(*presenceredis.Config)
+		want   string // in the text; empty: no error
+	}{
+		"same":       {func(*presenceredis.Config) {}, ""},
+		"partitions": {func(c *presenceredis.Config) { c.Partitions = 300 }, `partitions is "300" here and "271" in Redis`},
+		"buckets":    {func(c *presenceredis.Config) { c.Buckets = 32 }, `buckets is "32" here and "64" in Redis`},
+		"region":     {func(c *presenceredis.Config) { c.Facts.Region = "eu" }, `--region is "eu" here and "local" in Redis`},
+		"secret":     {func(c *presenceredis.Config) { c.Facts.Secret = "x" }, `--cluster-secret differs`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := renew(t, open(t, url, quick, tc.change), p)
+			if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+				t.Fatalf("Renew = %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestAnotherFormatIsRefused: the format may be older than numbered formats, or a later
+// one.
+func TestAnotherFormatIsRefused(t *testing.T) {
+	for is, says := range map[string]string{"": `is of format "1"`, "4": `is of format "4"`, "6": `is of format "6"`} {
+		server := redistest.Single(t)
+		p := presence.Process{Name: "a", Incarnation: 1}
+		if _, err := renew(t, open(t, server.URL(), quick), p); err != nil {
+			t.Fatal(err)
+		}
+		if is == "" {
+			server.Do(t, "HDEL", "hc:{c}:facts", "format")
+		} else {
+			server.Do(t, "HSET", "hc:{c}:facts", "format", is)
+		}
+		p.Name = "b"
+		_, err := renew(t, open(t, server.URL(), quick), p)
+		if !errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), says+", this version knows 5; run the version that wrote it") {
+			t.Errorf("%q: %v", is, err)
+		}
+	}
+}
+
+// Who does not know the number of the format of counters, or of webhooks, goes by, and neither
+// writes nor changes it. The first process that knows it writes it.
+func TestAnotherFormatOfWhatElseIsInRedisIsRefused(t *testing.T) {
+	server := redistest.Single(t)
+	for fact, of := range map[string]struct {
+		set  func(f *presenceredis.Facts, n int)
+		want string
+	}{
+		"counters": {func(f *presenceredis.Facts, n int) { f.Counters = n }, `counters in Redis are of format "1", this version knows 2; run the version that wrote them`},
+		"webhooks": {func(f *presenceredis.Facts, n int) { f.Webhooks = n }, `what Redis keeps of webhooks is of format "1", this version knows 2; run the version that wrote it, or delete the keys`},
+	} {
+		for i, tc := range []struct {
+			knows    int
+			is, want string
+		}{{0, "", ""}, {1, "1", ""}, {0, "1", ""}, {2, "1", of.want}} {
+			s := open(t, server.URL(), quick, func(c *presenceredis.Config) { of.set(&c.Facts, tc.knows) })
+			_, err := renew(t, s, presence.Process{Name: fact + strconv.Itoa(i), Incarnation: 1})
+			if tc.want == "" && err != nil || tc.want != "" && (!errors.Is(err, presence.ErrFacts) || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("%s, %d: Renew = %v, want %q", fact, i, err, tc.want)
+			}
+			if is, _ := server.Do(t, "HMGET", "hc:{c}:facts", fact).([]any)[0].(string); is != tc.is {
+				t.Errorf("%s, %d: the facts have %q, want %q", fact, i, is, tc.is)
+			}
+		}
+	}
+}
+
+// A secret rotates: a process that knows both secrets may start. From then on the first
+// secret that it names is the one that others must know.
+func TestSecretsRotate(t *testing.T) {
+	url := redistest.Single(t).URL()
+	for i, tc := range []struct {
+		secret string
+		want   error
+	}{{"k", nil}, {"k,x", nil}, {"x,k", nil}, {"k", presence.ErrFacts}, {"x", nil}} {
+		p := presence.Process{Name: "a" + strconv.Itoa(i), Incarnation: 1}
+		s := open(t, url, quick, func(c *presenceredis.Config) { c.Facts.Secret = tc.secret })
+		for range 2 {
+			if _, err := renew(t, s, p); !errors.Is(err, tc.want) {
+				t.Fatalf("secret %q: Renew = %v, want %v", tc.secret, err, tc.want)
+			}
+		}
+	}
+}
+
+// In an emptied Redis the facts of the running processes win, even when a starting
+// process asks first.
+func TestRunningProcessesWriteTheFactsAgain(t *testing.T) {
+	server := redistest.Single(t)
+	wait := func(c *presenceredis.Config) { c.FactsWait = 2 * time.Second }
+	old := open(t, server.URL(), quick)
+	p, q := presence.Process{Name: "old"}, presence.Process{Name: "starting"}
+	if _, err := renew(t, old, p); err != nil {
+		t.Fatal(err)
+	}
+	server.Flush(t)
+	starting := open(t, server.URL(), wait, func(c *presenceredis.Config) { c.Facts.Region = "other" })
+	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrNoFacts) {
+		t.Fatalf("Renew with no facts: %v, want ErrNoFacts", err)
+	}
+	got, err := old.Renew(t.Context(), p, time.Minute)
+	if err != nil || len(got) != 1 {
+		t.Fatalf("Renew = %+v, %v; want old alone, without the one that waits", got, err)
+	}
+	if _, err := starting.Renew(t.Context(), q, time.Minute); !errors.Is(err, presence.ErrFacts) {
+		t.Fatalf("Renew = %v, want ErrFacts", err)
+	}
+}
+
+// Only the facts are lost: their key was deleted, or a failover lost it. The running
+// processes write them again although their leases are there, and no process with other
+// settings gets in.
+func TestFactsThatAreMissingAreWrittenAgain(t *testing.T) {
+	server := redistest.Single(t)
+	old := open(t, server.URL(), quick)
+	p := presence.Process{Name: "old"}
+	if _, err := renew(t, old, p); err != nil {
+		t.Fatal(err)
+	}
+	facts := server.Do(t, "HGETALL", "hc:{c}:facts")
+	for _, lose := range [][]any{{"DEL", "hc:{c}:facts"}, {"HDEL", "hc:{c}:facts", "format", "secret"}, {"HDEL", "hc:{c}:facts", "region"}} {
+		server.Do(t, lose...)
+		if _, err := old.Renew(t.Context(), p, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if got := server.Do(t, "HGETALL", "hc:{c}:facts"); len(got.([]any)) != len(facts.([]any)) {
+			t.Errorf("after %v: %v, want %v", lose, got, facts)
+		}
+		stranger := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Region, c.Facts.Secret = "other", "x" })
+		if _, err := renew(t, stranger, presence.Process{Name: "stranger"}); !errors.Is(err, presence.ErrFacts) {
+			t.Errorf("after %v another region and secret: %v, want ErrFacts", lose, err)
+		}
+	}
+}
+
+// A later version may have a fact that this one does not know. The first process of that
+// version finds that the fact is not there yet.
+func TestFactsOfLaterVersions(t *testing.T) {
+	server := redistest.Single(t)
+	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	server.Do(t, "HSET", "hc:{c}:facts", "later", "v")
+	server.Do(t, "HDEL", "hc:{c}:facts", "seed") // as if the version of a did not know it
+	if _, err := renew(t, open(t, server.URL(), quick), presence.Process{Name: "b"}); err != nil {
+		t.Fatalf("a fact that is not known here, and one that is not there yet: %v", err)
+	}
+	for _, fact := range []string{"later", "seed"} {
+		if v, _ := server.Do(t, "HGET", "hc:{c}:facts", fact).(string); v == "" {
+			t.Errorf("%s is not there", fact)
+		}
+	}
+	other := open(t, server.URL(), quick, func(c *presenceredis.Config) { c.Facts.Region = "other" })
+	if _, err := renew(t, other, presence.Process{Name: "c"}); !errors.Is(err, presence.ErrFacts) {
+		t.Errorf("another region: %v", err)
+	}
+}
+
+// hashKeys are the keys that processes were told, in order.
+type hashKeys []string
+
+func (k *hashKeys) SetHashKey(key []byte) { *k = append(*k, string(key)) }
+
+// The key of user hashes is made once. A process that knows one of the secrets has it,
+// through every step of a rotation and after a loss. Other processes are refused.
+func TestTheHashKeyOutlivesItsSecrets(t *testing.T) {
+	server := redistest.Single(t)
+	var keys hashKeys
+	gateway := func(name string, secrets ...string) (*presenceredis.Store, error) {
+		s := open(t, server.URL(), quick, func(c *presenceredis.Config) {
+			for _, secret := range secrets {
+				c.IDSecrets = append(c.IDSecrets, []byte(secret))
+			}
+			c.HashKeys = &keys
+		})
+		_, err := renew(t, s, presence.Process{Name: name})
+		return s, err
+	}
+	node := open(t, server.URL(), quick)
+	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	for i, secrets := range [][]string{{"a"}, {"a"}, {"a", "b"}, {"b", "a"}, {"b"}} {
+		g, err := gateway("g"+strconv.Itoa(i), secrets...)
+		if err != nil {
+			t.Fatalf("%q: %v", secrets, err)
+		}
+		if _, err := renew(t, g, presence.Process{Name: "g" + strconv.Itoa(i)}); err != nil { // adds its seal
+			t.Fatal(err)
+		}
+	}
+	if _, err := gateway("stranger", "c"); !errors.Is(err, presence.ErrFacts) {
+		t.Fatalf("a secret that opens nothing: %v, want ErrFacts", err)
+	}
+	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	server.Flush(t) // no gateway runs any more: the node keeps what it cannot open
+	if _, err := renew(t, node, presence.Process{Name: "node"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{"a", "b"} {
+		if _, err := gateway("after "+secret, secret); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, key := range keys {
+		if key != keys[0] {
+			t.Fatalf("%d keys were told, not all the same", len(keys))
+		}
+	}
+}

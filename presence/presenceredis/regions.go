@@ -1,0 +1,412 @@
+package presenceredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/presence"
+	"headcount/presence/pncounter"
+	"headcount/scripts"
+)
+
+const (
+	selfField = ".self" // in regionsKey: the region's identity
+	outField  = ".out"  // in regionsKey: peers left out of totals
+
+	// nameHeld is how long a region must be silent until another one may have its
+	// name: its own next life, after its Redis lost data.
+	nameHeld = 3 * time.Second
+
+	relogBatch = 500 // pages in one run of relog.lua
+)
+
+// Outgoing reads, for each position, what this region has to tell after it: at
+// most limit pages. A batch whose Log is 0 says that the bucket has no log that
+// has all pages; BeginLogs makes one.
+func (s *Store) Outgoing(ctx context.Context, positions []pncounter.Position, limit int) ([]pncounter.Batch, error) {
+	calls := make([]*call, len(positions))
+	for i, p := range positions {
+		calls[i] = &call{Script: scripts.Log, Keys: []string{stateKey(p.Bucket), logKey(p.Bucket), readyKey(p.Bucket)},
+			Args: []any{s.cfg.Partitions, p.Log, p.Cursor, limit}}
+	}
+	if err := s.run(ctx, calls); err != nil && noneRan(calls) {
+		return nil, fmt.Errorf("presenceredis: read %d logs: %w", len(positions), err)
+	}
+	batches := make([]pncounter.Batch, len(positions))
+	var owns []*call
+	var of []int // -> batches
+	for i, cl := range calls {
+		if cl.Err != nil { // a bucket that cannot be read holds up no other
+			batches[i] = pncounter.Batch{Bucket: positions[i].Bucket, Log: positions[i].Log, Partial: true}
+			continue
+		}
+		reply := cl.Reply.([]any)
+		b, n := &batches[i], numbers(reply[:3])
+		*b = pncounter.Batch{Region: s.cfg.Facts.Region, Bucket: positions[i].Bucket, Log: n[0], To: n[1], Floor: n[2]}
+		if b.Log == 0 {
+			continue
+		}
+		if b.Log == positions[i].Log {
+			b.From = positions[i].Cursor
+		}
+		pages := reply[4:]
+		b.Complete, b.Forgotten, b.Partial = reply[3].(int64) == 1, reply[3].(int64) == 2, reply[3].(int64) == 0
+		if b.Partial {
+			continue
+		}
+		if len(pages) == 2*limit { // perhaps there is more
+			b.To, b.Complete, b.More = numbers(pages[len(pages)-1:])[0], false, true
+		}
+		if len(pages) == 0 {
+			continue
+		}
+		names := make([]string, 0, len(pages)/2)
+		for j := 0; j < len(pages); j += 2 {
+			names = append(names, pages[j].(string))
+		}
+		owns, of = append(owns, ownCall(b.Bucket, names)), append(of, i)
+	}
+	if err := s.run(ctx, owns); err != nil && noneRan(owns) {
+		return nil, fmt.Errorf("presenceredis: read pairs: %w", err)
+	}
+	for k, own := range owns {
+		b := &batches[of[k]]
+		if own.Err != nil {
+			b.Partial = true
+			continue
+		}
+		prefix := len(pagePrefix(b.Bucket))
+		for j, text := range own.Reply.([]any) {
+			if p, ok := parsePair(text.(string)); ok {
+				b.Pages = append(b.Pages, pncounter.PagePair{Page: own.Keys[2+j][prefix:], Pair: p})
+			}
+		}
+	}
+	return batches, nil
+}
+
+// aboutTheKey reports whether err says nothing of the server, only that the key
+// is not there, or another program's.
+func aboutTheKey(err error) bool {
+	return errors.Is(err, redis.Nil) || redis.HasErrorPrefix(err, "WRONGTYPE")
+}
+
+func noneRan(calls []*call) bool {
+	return !slices.ContainsFunc(calls, func(cl *call) bool { return cl.Err == nil })
+}
+
+func numbers(texts []any) []uint64 {
+	n := make([]uint64, len(texts))
+	for i, t := range texts {
+		n[i], _ = strconv.ParseUint(t.(string), 10, 64)
+	}
+	return n
+}
+
+// parsePair reads "incarnation increments decrements".
+func parsePair(text string) (p pncounter.Pair, ok bool) {
+	f := strings.Fields(text)
+	if len(f) != 3 {
+		return p, false
+	}
+	var errs [3]error
+	p.Incarnation, errs[0] = strconv.ParseUint(f[0], 10, 64)
+	p.Increments, errs[1] = strconv.ParseInt(f[1], 10, 64)
+	p.Decrements, errs[2] = strconv.ParseInt(f[2], 10, 64)
+	return p, errors.Join(errs[:]...) == nil
+}
+
+// BeginLogs makes logs of buckets that have none, because a process without
+// peers wrote to them: all pages there are go into them.
+func (s *Store) BeginLogs(ctx context.Context, buckets []int) error {
+	for _, b := range buckets {
+		if err := s.relog(ctx, b, 0, nil, "1"); err != nil {
+			return err
+		}
+	}
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		return c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error { return s.relogAll(ctx, m, buckets) })
+	})
+	if err != nil {
+		return fmt.Errorf("presenceredis: begin %d logs: %w", len(buckets), err)
+	}
+	for _, b := range buckets {
+		if err := s.relog(ctx, b, 0, nil, "0"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// relogAll puts all pages of one master into their logs.
+func (s *Store) relogAll(ctx context.Context, m redis.Cmdable, buckets []int) error {
+	return s.eachPage(ctx, m, func(bucket int, pages []string) error {
+		if !slices.Contains(buckets, bucket) {
+			return nil
+		}
+		return s.relog(ctx, bucket, 0, pages, "")
+	})
+}
+
+func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []string, word string) error {
+	prefix := pagePrefix(bucket)
+	var calls []*call
+	for first := 0; first == 0 || first < len(pages); first += relogBatch {
+		cl := &call{Script: scripts.Relog, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{high, len(prefix), word}}
+		for _, page := range pages[first:min(first+relogBatch, len(pages))] {
+			cl.Keys = append(cl.Keys, prefix+page)
+		}
+		calls = append(calls, cl)
+	}
+	if err := s.run(ctx, calls); err != nil {
+		return fmt.Errorf("presenceredis: log of bucket %d: %w", bucket, err)
+	}
+	return nil
+}
+
+// Raise gives the pages' pairs, or when there are no pages the bucket's log, a
+// number above high, and above what this process has seen.
+func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
+	s.seen(high)
+	return s.relog(ctx, bucket, s.floor.Load(), pages, "")
+}
+
+// sweepPages is how many pages of a log one call of Sweep looks at.
+const sweepPages = 200
+
+// Sweep takes pages that have been forgotten out of a bucket's log. It looks at
+// some from a rank on and returns the next rank, 0 after the last.
+func (s *Store) Sweep(ctx context.Context, bucket, rank int) (next int, err error) {
+	var pages []string
+	err = s.do(ctx, func(ctx context.Context, c *client) error {
+		var err error
+		s.conn.Metrics.Commands.Inc()
+		pages, err = c.ZRange(ctx, logKey(bucket), int64(rank), int64(rank+sweepPages-1)).Result()
+		return err
+	})
+	if err == nil && len(pages) > 0 {
+		err = s.run(ctx, []*call{ownCall(bucket, pages)})
+	}
+	if err != nil {
+		return 0, fmt.Errorf("presenceredis: sweep the log of bucket %d: %w", bucket, err)
+	}
+	if len(pages) < sweepPages {
+		return 0, nil
+	}
+	return rank + sweepPages, nil
+}
+
+func ownCall(bucket int, pages []string) *call {
+	prefix := pagePrefix(bucket)
+	cl := &call{Script: scripts.Own, Keys: []string{stateKey(bucket), logKey(bucket)}, Args: []any{len(prefix)}}
+	for _, page := range pages {
+		cl.Keys = append(cl.Keys, prefix+page)
+	}
+	return cl
+}
+
+// ApplyPeers makes buckets count the peers that are in, and leave out those that
+// are out. Peers in neither are forgotten.
+func (s *Store) ApplyPeers(ctx context.Context, buckets []int, in, out []string) error {
+	c, err := s.known(ctx)
+	if err != nil {
+		return err
+	}
+	calls := make([]*call, len(buckets))
+	for i, b := range buckets {
+		cl := &call{Script: scripts.Peers, Keys: []string{stateKey(b), readyKey(b), logKey(b)}, Args: []any{channel(b, s.db), c.Publish, s.cfg.Partitions}}
+		for _, name := range in {
+			cl.Args = append(cl.Args, name, 1)
+		}
+		for _, name := range out {
+			cl.Args = append(cl.Args, name, 0)
+		}
+		calls[i] = cl
+	}
+	if err := s.run(ctx, calls); err != nil {
+		return fmt.Errorf("presenceredis: peers of %d buckets: %w", len(buckets), err)
+	}
+	return nil
+}
+
+// Regions reads what is known of other regions.
+func (s *Store) Regions(ctx context.Context) (pncounter.Regions, error) {
+	r := pncounter.Regions{Heard: map[string]string{}}
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		s.conn.Metrics.Commands.Inc()
+		fields, err := c.HGetAll(ctx, regionsKey).Result()
+		for name, value := range fields {
+			switch name {
+			case selfField:
+				r.Identity = value
+			case outField:
+				r.Out = strings.FieldsFunc(value, func(c rune) bool { return c == ',' })
+			default:
+				r.Heard[name] = value
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return pncounter.Regions{}, fmt.Errorf("presenceredis: regions: %w", err)
+	}
+	return r, nil
+}
+
+// Identify gives the region its identity, unless it has one, and returns the one
+// it has.
+func (s *Store) Identify(ctx context.Context, identity string) (string, error) {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		s.conn.Metrics.Commands.Add(2)
+		if err := c.HSetNX(ctx, regionsKey, selfField, identity).Err(); err != nil {
+			return err
+		}
+		var err error
+		identity, err = c.HGet(ctx, regionsKey, selfField).Result()
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("presenceredis: identity of the region: %w", err)
+	}
+	return identity, nil
+}
+
+// DecideOut notes the region's decision which peers are left out.
+func (s *Store) DecideOut(ctx context.Context, out []string) error {
+	err := s.do(ctx, func(ctx context.Context, c *client) error {
+		s.conn.Metrics.Commands.Inc()
+		return c.HSet(ctx, regionsKey, outField, strings.Join(out, ",")).Err()
+	})
+	if err != nil {
+		return fmt.Errorf("presenceredis: decide about regions: %w", err)
+	}
+	return nil
+}
+
+// Peer is the Redis of another region as this one sees it. Its methods may be
+// called from any goroutine.
+type Peer struct {
+	s *Store
+	// self is this region, name the other one.
+	self, name string
+}
+
+// NewPeer returns the region of that name, whose Redis s is; self is this
+// region's. s must have the same partitions and buckets as this region's store.
+func NewPeer(s *Store, self, name string) *Peer { return &Peer{s, self, name} }
+
+// Hello says that this region is there, and checks that the other one is what
+// the settings say: else pncounter.ErrRefused is in the error. presence.ErrUnavailable:
+// again later.
+func (p *Peer) Hello(ctx context.Context, identity string) error {
+	cl := &call{Script: scripts.Hello, Keys: []string{factsKey, regionsKey}, Args: []any{p.self, identity, nameHeld.Milliseconds()}}
+	if err := p.s.run(ctx, []*call{cl}); err != nil {
+		return err
+	}
+	reply := cl.Reply.([]any)
+	switch reply[0].(string) {
+	case "missing":
+		return fmt.Errorf("%w: none of its processes has been there yet", presence.ErrUnavailable)
+	case "taken":
+		return fmt.Errorf("%w: another region called %q writes there; give each region a --region of its own", pncounter.ErrRefused, p.self)
+	}
+	facts := map[string]string{}
+	for i := 1; i+1 < len(reply); i += 2 {
+		facts[reply[i].(string)] = reply[i+1].(string)
+	}
+	if got := facts["region"]; got != p.name {
+		return fmt.Errorf("%w: the region there calls itself %q, not %q; correct --peer", pncounter.ErrRefused, presence.Excerpt(got), p.name)
+	}
+	for _, fact := range [][2]string{
+		{"format", strconv.Itoa(format)}, {"partitions", strconv.Itoa(p.s.cfg.Partitions)}, {"buckets", strconv.Itoa(p.s.cfg.Buckets)}, {"seed", seed},
+	} {
+		if got := facts[fact[0]]; got != fact[1] {
+			return fmt.Errorf("%w: %s is %q here and %q there; all regions must run with the same", pncounter.ErrRefused, fact[0], fact[1], presence.Excerpt(got))
+		}
+	}
+	return nil
+}
+
+// Positions is how far the peer has this region's logs of buckets. A bucket of
+// which it has nothing is at 0.
+func (p *Peer) Positions(ctx context.Context, buckets []int) ([]pncounter.Position, error) {
+	positions := make([]pncounter.Position, len(buckets))
+	err := p.s.do(ctx, func(ctx context.Context, c *client) error {
+		pipe := c.Pipeline()
+		got := make([]*redis.StringCmd, len(buckets))
+		for i, b := range buckets {
+			got[i] = pipe.HGet(ctx, stateKey(b), peerField+p.self)
+		}
+		p.s.conn.Metrics.Commands.Add(float64(len(buckets)))
+		if _, err := pipe.Exec(ctx); err != nil && !aboutTheKey(err) {
+			return err
+		}
+		for i, g := range got {
+			if err := g.Err(); err != nil && !aboutTheKey(err) {
+				return err
+			}
+			positions[i].Bucket = buckets[i]
+			if f := strings.Fields(g.Val()); len(f) == 4 {
+				n := numbers([]any{f[0], f[1]})
+				positions[i].Log, positions[i].Cursor, positions[i].Done = n[0], n[1], f[3] == "1"
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return positions, nil
+}
+
+// Merge hands batches, of different buckets each, to the peer. An error is about
+// all of them.
+func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounter.Ack, error) {
+	c, err := p.s.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	calls := make([]*call, len(batches))
+	for i, b := range batches {
+		prefix := pagePrefix(b.Bucket)
+		cl := &call{
+			Script: scripts.Merge,
+			Keys:   append(make([]string, 0, 3+len(b.Pages)), stateKey(b.Bucket), readyKey(b.Bucket), emptiesKey(b.Bucket)),
+			Args: append(make([]any, 0, 12+3*len(b.Pages)), channel(b.Bucket, p.s.db), c.Publish, p.s.cfg.Partitions,
+				int(p.s.cfg.RememberFor.Seconds()), len(prefix), b.Region, b.Log, b.From, b.To, b.Floor, flag(b.Complete)),
+		}
+		for _, pp := range b.Pages {
+			cl.Keys = append(cl.Keys, prefix+pp.Page)
+			cl.Args = append(cl.Args, pp.Incarnation, pp.Increments, pp.Decrements)
+		}
+		calls[i] = cl
+	}
+	if err := p.s.run(ctx, calls); err != nil && noneRan(calls) {
+		return nil, err
+	}
+	acks := make([]pncounter.Ack, len(batches))
+	for i, cl := range calls {
+		if cl.Err != nil {
+			acks[i] = pncounter.Ack{Status: pncounter.Failed, Err: cl.Err}
+			continue
+		}
+		reply := cl.Reply.([]any)
+		n := numbers(reply[1:4])
+		acks[i] = pncounter.Ack{
+			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],
+			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
+		}
+		p.s.memory.overElsewhere(batches[i].Bucket, reply[7].(string))
+		for _, at := range reply[8:] {
+			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))
+		}
+	}
+	return acks, nil
+}

@@ -1,0 +1,150 @@
+package presenceredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/redistest"
+	"headcount/presence"
+	"headcount/scripts"
+	"headcount/unread"
+)
+
+// TestEveryScriptMayRunTwice holds each script to what its head says: a run that
+// is repeated at once changes nothing in Redis and publishes nothing. What moves
+// with the time (a lease, a greeting) is told apart.
+//
+// The invariants by script, and where else they are held:
+//
+//	claim, members, resize, counts, fence, load  single writer, and late runs: TestLateAndRepeatedRunsChangeNothing,
+//	                                     TestALateClaimDoesNothing, TestAZombieWritesNoCount, presencetest
+//	log, own, relog, peers, merge        regions converge, a pair never falls: TestMergeEqualsThePureType, TestRegionsShareCounts
+//	read, values, detach                 an endpoint is told once; a change after the read is told to it: presencetest
+//	change, save                         once per key; no lost update: presencetest's unread contract
+//	renew, leave, hello                  one owner of a name; facts agree: presencetest, TestDifferentSettingsAreRefused
+func TestEveryScriptMayRunTwice(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: server.URL(), Facts: Facts{Region: "local", Secret: "k"}, FactsWait: time.Millisecond, Buckets: 4})
+	ctx := t.Context()
+	process := presence.Process{Name: "a", Incarnation: 1, Roles: []string{"gateway"}}
+	err := presence.ErrNoFacts
+	for errors.Is(err, presence.ErrNoFacts) {
+		_, err = s.Renew(ctx, process, time.Minute)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims, err := s.Claim(ctx, "n", []int{1}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := claims[0]
+	b, gen := presence.Bucket("p", s.cfg.Buckets), fmt.Sprint(c.Generation)
+	state, pageKey, bell := stateKey(b), pagePrefix(b)+"p", channel(b, 0)
+	level, u := unread.LevelTopic("p").String(), unread.User{1}
+	ub := s.userBucket(u)
+	change := presence.Change{Claim: c, Sequence: 1, Counts: []presence.PageUsers{{Page: "p", Users: 2}}, Complete: true,
+		Members: []presence.MemberChange{{Member: presence.Member{User: 1, Page: "p"}}}}
+	var calls []*call
+	add := func(name scripts.Name, keys []string, args ...any) {
+		calls = append(calls, &call{Script: name, Keys: keys, Args: args})
+	}
+	add(scripts.Claim, []string{ownerKey(2), dirtyKey(2)}, "n", gen, "other", 7)
+	add(scripts.Fence, []string{state, fenceKey(b), readyKey(b), logKey(b)}, gen, 0, 0, "eu", "a seal, 16 bytes", 2, c.Epoch+1)
+	add(scripts.Peers, []string{state, readyKey(b), logKey(b)}, bell, "PUBLISH", s.cfg.Partitions, "eu", 1)
+	add(scripts.Relog, []string{state, logKey(b)}, 0, len(pagePrefix(b)), "0")
+	calls = append(calls, memberCalls(change, pageList{text: []byte("\x00\x01p")}, 1, 0)...)
+	for bucket, groups := range s.byBucket([]presence.Change{change}, make([]presence.Outcome, 1)) {
+		for _, cc := range s.countCalls(bucket, "PUBLISH", []presence.Change{change}, groups) {
+			s.number(cc, []presence.Change{change})
+			calls = append(calls, &cc.call)
+		}
+	}
+	add(scripts.Load, []string{ownerKey(1), dirtyKey(1), memberKey(1, 0)}, c.Epoch, gen, 1, 1)
+	add(scripts.Resize, []string{ownerKey(1), memberKey(1, 0), memberKey(1, 1)}, c.Epoch, gen, 1, 2)
+	add(scripts.Log, []string{state, logKey(b), readyKey(b)}, s.cfg.Partitions, 0, 0, 10)
+	add(scripts.Own, []string{state, logKey(b), pageKey}, len(pagePrefix(b)))
+	add(scripts.Merge, []string{state, readyKey(b), emptiesKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, 60, len(pagePrefix(b)),
+		"eu", 5, 0, 1, 5, 1, 5, 3, 1)
+	add(scripts.Sweep, []string{state, emptiesKey(b), pageKey}, len(pagePrefix(b)), 60, 0, "1")
+	add(scripts.Change, []string{state, historyKey(b, "p"), onceKey(b, "k")}, bell, "PUBLISH", level, u.String(), 10, 60)
+	add(scripts.Save, []string{stateKey(ub), recordKey(ub, u.String())}, channel(ub, 0), "PUBLISH", unread.RecordTopic(u).String(), "0 0", 5, 60, 1, "p", "0 0 0")
+	add(scripts.Read, []string{state, readyKey(b), endpointsKey(b), pageKey}, bell, "PUBLISH", s.cfg.Partitions, len(pagePrefix(b)), presence.CountTopic("").String(), "gw", 1)
+	add(scripts.Values, []string{state, endpointsKey(b), historyKey(b, "p")}, bell, "PUBLISH", "gw", levelField, level)
+	add(scripts.Remember, []string{minutesKey(b, "p"), visitsKey(b, 0, "p")}, 60, 10*entryBytes, 1, make([]byte, entryBytes), "1234writer", "\x01")
+	add(scripts.Minutes, []string{state, pageKey, minutesKey(b, "p"), visitsKey(b, 0, "p")})
+	add(scripts.Detach, []string{state, endpointsKey(b)}, bell, "PUBLISH", "gw", level)
+	add(scripts.Hello, []string{factsKey, regionsKey}, "eu", "me", 3000)
+	add(scripts.Renew, []string{factsKey, leasesKey}, append([]any{"b", "1", "gateway", 60000, 1, 0, 0}, s.facts()...)...)
+	add(scripts.Leave, []string{leasesKey}, "a", "1")
+
+	ran := map[scripts.Name]bool{}
+	moves := map[scripts.Name]bool{scripts.Hello: true, scripts.Renew: true, scripts.Remember: true} // a minute that stands twice is read once
+	for _, cl := range calls {
+		ran[cl.Script] = true
+		var after [2]map[string]string
+		for i := range after {
+			again := *cl
+			if err := s.run(ctx, []*call{&again}); err != nil {
+				t.Fatalf("%s: %v", cl.Script, err)
+			}
+			after[i] = everything(t, s)
+		}
+		if !moves[cl.Script] && !maps.Equal(after[0], after[1]) {
+			t.Errorf("%s changed something when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
+		}
+		if moves[cl.Script] && !slices.Equal(slices.Sorted(maps.Keys(after[0])), slices.Sorted(maps.Keys(after[1]))) {
+			t.Errorf("%s added something when it ran again:\n%v\n%v", cl.Script, after[0], after[1])
+		}
+	}
+	for _, name := range scripts.Presence {
+		if !ran[name] {
+			t.Errorf("%s is not run", name)
+		}
+	}
+}
+
+// everything returns all that Redis holds: from key, or key and field, to value.
+func everything(t *testing.T, s *Store) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := s.do(t.Context(), func(ctx context.Context, c *client) error {
+		keys, err := c.Keys(ctx, prefix+"*").Result()
+		if err != nil {
+			return err
+		}
+		for _, key := range keys {
+			switch kind := c.Type(ctx, key).Val(); kind {
+			case "hash":
+				for field, value := range c.HGetAll(ctx, key).Val() {
+					all[key+" "+field] = value
+				}
+			case "set":
+				for _, member := range c.SMembers(ctx, key).Val() {
+					all[key+" "+member] = ""
+				}
+			case "zset":
+				for _, z := range c.ZRangeWithScores(ctx, key, 0, -1).Val() {
+					all[fmt.Sprint(key, " ", z.Member)] = fmt.Sprint(z.Score)
+				}
+			case "string":
+				all[key] = c.Get(ctx, key).Val()
+			default:
+				return fmt.Errorf("%s is a %s: %w", key, kind, redis.Nil)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}

@@ -1,0 +1,61 @@
+package presenceredis
+
+import (
+	"fmt"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/hashkey"
+)
+
+// The key of user hashes is in the facts, sealed with the id secrets. Every
+// process keeps the seals in memory, so that those who run write them again when
+// Redis has lost them. Who needs the key opens one, adds one for its own first
+// secret, and when there are none for long enough makes the key.
+
+// ourSeals are the seals that renew.lua is to write when there are none, and those
+// to add when there are some: id, seal, ….
+func (s *Store) ourSeals() (restore, add []any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, seal := range s.seals {
+		restore = append(restore, id, seal)
+	}
+	if s.cfg.HashKeys == nil {
+		return restore, nil
+	}
+	first := s.cfg.IDSecrets[0]
+	switch id := hashkey.ID(first); {
+	case s.hashKey != nil && s.seals[id] == "":
+		add = append(add, id, hashkey.Seal(first, s.hashKey))
+	case s.hashKey == nil && len(s.seals) == 0 && !s.sealsMissing.IsZero() && time.Since(s.sealsMissing) >= s.cfg.FactsWait:
+		restore = append(restore, id, hashkey.Seal(first, hashkey.New()))
+	}
+	return restore, add
+}
+
+// takeSeals takes the seals that are in Redis, and the key from one of them; under mu.
+func (s *Store) takeSeals(pairs []string) error {
+	if len(pairs) > 0 {
+		s.seals = map[string]string{}
+		for i := 0; i < len(pairs); i += 2 {
+			s.seals[pairs[i]] = pairs[i+1]
+		}
+		s.sealsMissing = time.Time{}
+	} else if s.sealsMissing.IsZero() {
+		s.sealsMissing = time.Now()
+	}
+	if s.cfg.HashKeys == nil || s.hashKey != nil {
+		return nil
+	}
+	if len(s.seals) == 0 {
+		return presence.ErrNoFacts
+	}
+	key, err := hashkey.Open(s.cfg.IDSecrets, s.seals)
+	if err != nil {
+		return fmt.Errorf("%w: %w; give this process an --id-secret of the others, too", presence.ErrFacts, err)
+	}
+	s.hashKey = key
+	s.cfg.HashKeys.SetHashKey(key)
+	return nil
+}

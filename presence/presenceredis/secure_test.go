@@ -1,0 +1,110 @@
+package presenceredis_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/presence/presenceredis"
+	"headcount/presence/presencetest"
+)
+
+// secure is a Redis behind TLS that must not refuse the documented user anything.
+func secure(t *testing.T) *redistest.Server {
+	s := redistest.StartSecure(t)
+	nothingDenied(t, s)
+	return s
+}
+
+// nothingDenied checks, when the test ends, what a server has refused its users.
+func nothingDenied(t *testing.T, s *redistest.Server) {
+	t.Cleanup(func() {
+		for _, denied := range s.Denied(t) {
+			t.Errorf("deploy/redis.acl does not permit: %s", denied)
+		}
+	})
+}
+
+// Everything that the store does works over TLS for the user that deploy/redis.acl
+// documents, and Redis has refused that user nothing.
+func TestContractOverTLSAsTheDocumentedUser(t *testing.T) {
+	t.Parallel()
+	server := secure(t)
+	presencetest.Run(t, presencetest.Core, func(t testing.TB) presencetest.Store {
+		server.Flush(t)
+		return open(t, server.URL(), forContract)
+	})
+}
+
+// Regions share counts when each reaches its own Redis and the other's over TLS as the documented
+// user, one of them a Cluster, whose clients use other commands.
+func TestRegionsOverTLSOnCluster(t *testing.T) {
+	t.Parallel()
+	cluster, single := redistest.StartSecureCluster(t, 3), secure(t)
+	for _, s := range cluster.Masters {
+		nothingDenied(t, s)
+	}
+	us, eu := newWorld(t, cluster.URL(), "us"), newWorld(t, single.URL(), "eu", "us")
+	us.fill(2000, 1) // before there is a log
+	heard := listening(t, us.Store)
+	testkit.Eventually(t, "a publication of the Cluster", func() bool { // one may be sent before the subscription
+		us.set("p", 1)
+		us.set("p", 2)
+		return heard()
+	})
+	us.share(0, map[string]string{"eu": single.URL()})
+	eu.share(0, map[string]string{"us": cluster.URL()})
+	eu.set("p", 3)
+	for _, w := range []*world{us, eu} {
+		w.shows("p", 5)
+		w.shows("page/0", 1)
+		w.shows("page/1999", 1)
+	}
+	us.set("p", 0)
+	eu.shows("p", 3)
+}
+
+// listening watches all buckets until the test ends; heard says whether the
+// count of a page came.
+func listening(t *testing.T, s *presenceredis.Store) (heard func() bool) {
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	var came atomic.Bool
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, all, func(p presence.Publication) {
+			if len(p.Updates) > 0 {
+				came.Store(true)
+			}
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	return came.Load
+}
+
+// A client of a rediss:// URL accepts no certificate for another host, and sends nothing
+// without TLS.
+func TestTLSIsVerified(t *testing.T) {
+	t.Parallel()
+	server := secure(t)
+	for name, url := range map[string]string{
+		"another host": strings.Replace(server.URL(), "127.0.0.1", "localhost", 1),
+		"without TLS":  strings.Replace(server.URL(), "rediss://", "redis://", 1),
+	} {
+		if _, err := open(t, url).Counts(t.Context(), []string{"p"}); !errors.Is(err, presence.ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := open(t, server.URL()).Counts(t.Context(), []string{"p"}); err != nil {
+		t.Errorf("as documented: %v", err)
+	}
+}

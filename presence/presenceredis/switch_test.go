@@ -1,0 +1,95 @@
+package presenceredis_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"headcount/internal/redistest"
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+// A former master that was not demoted keeps its connections, and receives nothing that
+// is published on the new master.
+func TestSubscriptionsLeaveAFormerMasterThatLivesOn(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	failover(t, s.URL(), func() {
+		s.Master.Do(t, "ACL", "SETUSER", "default", "-slaveof", "-replicaof")
+		s.Sentinels[0].Do(t, "SENTINEL", "FAILOVER", redistest.MasterName)
+	})
+}
+
+// follow watches all buckets until the test ends, reads those that are lost as a dispatcher does,
+// and returns what it knows of a page.
+func (c *cluster) follow(pages ...string) (users func(page string) int64) {
+	var mu sync.Mutex
+	newest := map[string]presence.Count{}
+	take := func(n presence.Count) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n.Newer(newest[n.Page]) {
+			newest[n.Page] = n
+		}
+	}
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = c.s.Watch(ctx, all, func(p presence.Publication) {
+			for _, u := range p.Updates {
+				n, _ := presence.CountOf(u)
+				take(n)
+			}
+			for _, page := range pages {
+				if p.Lost && presence.Bucket(page, presence.DefaultBuckets) == p.Bucket {
+					if got, err := c.s.Counts(ctx, []string{page}); err == nil {
+						take(got[0])
+					}
+				}
+			}
+		})
+	}()
+	c.t.Cleanup(func() { stop(); <-done })
+	return func(page string) int64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return newest[page].Users
+	}
+}
+
+// A follower that cannot subscribe reads what it would hear.
+func TestAFollowerThatHearsNothingReads(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := start(t, open(t, server.URL()))
+	users := c.follow("p")
+	c.set(0, "p", 1)
+	testkit.Eventually(t, "the first count", func() bool { return users("p") == 1 })
+	server.Do(t, "ACL", "SETUSER", "default", "-subscribe")
+	server.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
+	c.set(0, "p", 2)
+	testkit.Within(t, 10*time.Second, "a count that nobody hears", func() bool { return users("p") == 2 })
+}
+
+// A slot that moves takes its channel along.
+func TestSubscriptionsFollowASlotThatMoves(t *testing.T) {
+	t.Parallel()
+	servers := redistest.StartCluster(t, 2, 0)
+	c := start(t, open(t, servers.URL()))
+	users := c.follow("p")
+	key := fmt.Sprintf("{b%d}", presence.Bucket("p", presence.DefaultBuckets))
+	slot := int(servers.Masters[0].Do(t, "CLUSTER", "KEYSLOT", key).(int64))
+	for n := range int64(4) {
+		c.set(0, "p", n+1)
+		testkit.Within(t, 10*time.Second, "the count after a move", func() bool { return users("p") == n+1 })
+		servers.Migrate(t, slot, int(n%2))
+	}
+}

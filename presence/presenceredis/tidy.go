@@ -1,0 +1,222 @@
+package presenceredis
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/scripts"
+)
+
+const (
+	tidyBatch = 500         // pages in one run of sweep.lua
+	tidyPause = time.Second // at most, before a sweep: of several processes one may do it for all
+)
+
+// chores are the buckets where pages that nobody is on have work to be done. Scripts
+// that change counts say so; one goroutine of the Store does it. A bucket is in each
+// set once, so they are bounded.
+type chores struct {
+	wake chan struct{} // holds one
+
+	mu    sync.Mutex
+	over  map[int]bool // there are too many: those that are empty longest are forgotten
+	sweep map[int]bool // some may have been left without an end: all pages are looked at
+}
+
+// tidy notes what a script said of a bucket.
+func (s *Store) tidy(bucket, empties int, sweep bool) {
+	over := empties > s.mostEmpty()
+	if !over && !sweep {
+		return
+	}
+	s.chores.mu.Lock()
+	if over {
+		s.chores.over[bucket] = true
+	}
+	if sweep {
+		s.chores.sweep[bucket] = true
+	}
+	s.chores.mu.Unlock()
+	select {
+	case s.chores.wake <- struct{}{}:
+	default:
+	}
+}
+
+// mostEmpty is how many pages that nobody is on a bucket may have.
+func (s *Store) mostEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
+
+// doChores forgets pages and sweeps until ctx ends. What fails waits for a second, and
+// is then tried again.
+func (s *Store) doChores(ctx context.Context) {
+	defer close(s.choresEnded)
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	failed := func(chore map[int]bool, bucket int, err error) {
+		s.chores.mu.Lock()
+		defer s.chores.mu.Unlock()
+		chore[bucket] = true
+		retry.Reset(tidyPause)
+		s.cfg.Log.Debug().Err(err).Int("bucket", bucket).Msg("pages that nobody is on could not be looked after; trying again")
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.chores.wake:
+		case <-retry.C:
+		}
+		s.chores.mu.Lock()
+		over, sweep := s.chores.over, s.chores.sweep
+		s.chores.over, s.chores.sweep = map[int]bool{}, map[int]bool{}
+		s.chores.mu.Unlock()
+		for b := range over {
+			if err := s.forget(ctx, b); err != nil {
+				failed(s.chores.over, b, err)
+			}
+		}
+		if len(sweep) == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(rand.N(tidyPause)):
+		}
+		if err := s.sweep(ctx, slices.Collect(maps.Keys(sweep))); err != nil {
+			for b := range sweep {
+				failed(s.chores.sweep, b, err)
+			}
+		}
+	}
+}
+
+// forget drops those pages of a bucket that nobody has been on for longest, so that
+// there are a tenth fewer than there may be.
+func (s *Store) forget(ctx context.Context, bucket int) error {
+	for {
+		var pages []string
+		err := s.do(ctx, func(ctx context.Context, c *client) error {
+			s.conn.Metrics.Commands.Add(2)
+			n, err := c.ZCard(ctx, emptiesKey(bucket)).Result()
+			most := int64(s.mostEmpty())
+			if excess := n - (most - most/10); err == nil && excess > 0 {
+				pages, err = c.ZRange(ctx, emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
+			}
+			return err
+		})
+		if err != nil || len(pages) == 0 {
+			return err
+		}
+		if err := s.run(ctx, []*call{s.sweepCall(bucket, pages, true, "")}); err != nil {
+			return err
+		}
+	}
+}
+
+// sweep looks at all pages of the buckets that still want it.
+func (s *Store) sweep(ctx context.Context, buckets []int) error {
+	calls := make([]*call, len(buckets))
+	for i, b := range buckets {
+		calls[i] = s.sweepCall(b, nil, false, "")
+	}
+	if err := s.run(ctx, calls); err != nil {
+		return err
+	}
+	numbers := map[int]string{}
+	for i, b := range buckets {
+		if reply := calls[i].Reply.([]any); reply[0] != reply[1] {
+			numbers[b] = reply[0].(string)
+		}
+	}
+	if len(numbers) == 0 {
+		return nil
+	}
+	c, err := s.known(ctx)
+	if err != nil {
+		return err
+	}
+	err = c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+		return s.eachPage(ctx, m, func(bucket int, pages []string) error {
+			if numbers[bucket] == "" {
+				return nil
+			}
+			return s.run(ctx, []*call{s.sweepCall(bucket, pages, false, "")})
+		})
+	})
+	if err != nil {
+		return err
+	}
+	calls = calls[:0]
+	for b, number := range numbers {
+		calls = append(calls, s.sweepCall(b, nil, false, number))
+	}
+	return s.run(ctx, calls)
+}
+
+// sweepCall is a run of sweep.lua; done is the number of the sweep that ends with it.
+func (s *Store) sweepCall(bucket int, pages []string, forget bool, done string) *call {
+	prefix := pagePrefix(bucket)
+	cl := &call{Script: scripts.Sweep, Keys: []string{stateKey(bucket), emptiesKey(bucket)},
+		Args: []any{len(prefix), int(s.cfg.RememberFor.Seconds()), flag(forget), done}}
+	for _, page := range pages {
+		cl.Keys = append(cl.Keys, prefix+page)
+	}
+	return cl
+}
+
+// Pages implements presence.Lister: it looks through all keys.
+func (s *Store) Pages(ctx context.Context, fn func(pages []string)) error {
+	c, err := s.known(ctx)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex // masters are read at once
+	if err := c.Masters(ctx, func(ctx context.Context, m redis.Cmdable) error {
+		return s.eachPage(ctx, m, func(_ int, pages []string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			fn(pages)
+			return nil
+		})
+	}); err != nil {
+		return classify(err)
+	}
+	return nil
+}
+
+// eachPage calls fn with all pages of one master, some of a bucket at a time.
+func (s *Store) eachPage(ctx context.Context, m redis.Cmdable, fn func(bucket int, pages []string) error) error {
+	for cursor := uint64(0); ; {
+		s.conn.Metrics.Commands.Inc()
+		keys, next, err := m.Scan(ctx, cursor, prefix+"{b*}:c:*", scanBatch).Result()
+		if err != nil {
+			return err
+		}
+		pages := map[int][]string{}
+		for _, key := range keys {
+			head, page, _ := strings.Cut(strings.TrimPrefix(key, prefix+"{b"), "}:c:")
+			if b, err := strconv.Atoi(head); err == nil && b >= 0 && b < s.cfg.Buckets {
+				pages[b] = append(pages[b], page)
+			}
+		}
+		for b, list := range pages {
+			for part := range slices.Chunk(list, tidyBatch) {
+				if err := fn(b, part); err != nil {
+					return err
+				}
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package presenceredis
+
+import (
+	"net"
+	"net/url"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/setting"
+)
+
+// CheckURL says what is wrong with a Redis URL and what to do about it, or
+// nothing. It dials nobody. It repeats
+// nothing of the URL but the names of its options: a password may be anywhere
+// in one that does not parse.
+func CheckURL(raw string) (problem string) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "redis" && u.Scheme != "rediss" || u.Hostname() == "" || u.Fragment != "" {
+		return "not a Redis URL; write redis://[user:password@]host[:port][/database] (rediss:// for TLS), with special characters of the password percent-encoded"
+	}
+	if p := u.Port(); p != "" {
+		if _, _, err := setting.SplitAddress(net.JoinHostPort("h", p)); err != nil {
+			return "the port of the URL is not a number from 0 to 65535; correct it"
+		}
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return "the options after ? do not parse; percent-encode special characters"
+	}
+	for _, addr := range query["addr"] {
+		if host, port, err := setting.SplitAddress(addr); err != nil || host == "" || port == 0 {
+			return "an addr= in the URL is no address; write addr=host:port"
+		}
+	}
+	switch {
+	case query.Has("master_name"):
+		if query.Get("master_name") == "" {
+			return "master_name= in the URL is empty; name the master the Sentinels watch"
+		}
+		_, err = redis.ParseFailoverURL(raw)
+	case query.Has("addr"):
+		if db := strings.Trim(u.Path, "/"); db != "" && db != "0" {
+			return "a cluster has only database 0; leave the path of the URL out"
+		}
+		_, err = redis.ParseClusterURL(raw)
+	default:
+		_, err = redis.ParseURL(raw)
+	}
+	if err != nil {
+		return "the database or an option after ? of the URL is wrong; the path is a database number, and the options are those of go-redis"
+	}
+	return ""
+}

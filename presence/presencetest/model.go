@@ -1,0 +1,233 @@
+package presencetest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/presence"
+)
+
+// owner is a partition, and what its owners have written.
+type owner struct {
+	*writer
+	past    []presence.Claim  // of earlier owners
+	sent    []presence.Change // under the present claim, in this history
+	run     int               // the history it has members of
+	members map[place]presence.Member
+}
+
+// place is a user on a page.
+type place struct {
+	user presence.User
+	page string
+}
+
+// history is one random history, and what must be true in it.
+type history struct {
+	*rapid.T
+	s       presence.Store
+	owners  []*owner // by partition
+	run     int
+	pages   []string
+	users   map[string]map[int]int64 // by page and partition
+	seen    map[string]presence.Count
+	changed map[string]bool // the pages of the last step
+}
+
+// model plays random histories against maps. Owners write counts and members, of one partition or
+// of many at once, take over from each other, and repeat what they wrote; former owners write on.
+// After each step the counts are sums, and the versions of those that changed have grown. In the end
+// a watcher knows all counts, and the owners find their members.
+func model(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
+	var owners []*owner
+	for _, c := range claimAll(t, s, false) {
+		owners = append(owners, &owner{writer: &writer{t: t, s: s, claim: c}})
+	}
+	// Pages are compared byte by byte, also at their ends.
+	names := []string{"é", "e\u0301", "E", "e", "{e}", "a:b", "a|b", "日本", "*x", "q|:{}\"", "\U0001F600"}
+	run := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		run++
+		h := &history{T: rt, s: s, owners: owners, run: run, users: map[string]map[int]int64{}, seen: map[string]presence.Count{}}
+		for _, name := range rapid.Permutation(names).Draw(rt, "pages")[:4] {
+			site := presence.SiteOf([]string{"", "shop"}[len(h.pages)/3])
+			h.pages = append(h.pages, site.Qualify(fmt.Sprint(name, run, name)))
+		}
+		few := rapid.SliceOfN(rapid.IntRange(0, len(owners)-1), 1, 3).Draw(rt, "partitions")
+		for range rapid.IntRange(1, 25).Draw(rt, "steps") {
+			h.step(few)
+			h.check()
+		}
+		for _, p := range few {
+			h.load(p)
+		}
+		e.until(t, "the last counts", func() bool {
+			for page, c := range h.seen {
+				if c.Version != (presence.Version{}) && e.counts[page] != c {
+					return false
+				}
+			}
+			return true
+		})
+	})
+}
+
+func (h *history) step(few []int) {
+	p := rapid.SampledFrom(few).Draw(h.T, "partition")
+	o := h.owners[p]
+	h.changed = map[string]bool{}
+	switch rapid.SampledFrom([]string{"write", "write", "write", "many", "many", "repeat", "claim", "load"}).Draw(h.T, "step") {
+	case "write":
+		c := h.change(p, 4)
+		out := h.write(c)[0]
+		for i, got := range out.Counts {
+			if want := c.Counts[i]; got.Page != want.Page || got.Users != h.total(got.Page) || got != count(h, h.s, got.Page) {
+				h.Fatalf("after %+v: the answer is %+v, the store has %+v", want, got, count(h, h.s, got.Page))
+			}
+		}
+	case "many":
+		most := rapid.SampledFrom([]int{1, 6, 120, len(h.owners)}).Draw(h.T, "most")
+		size := rapid.SampledFrom([]int64{0, 3, 1 << 9, 1 << 17, 1 << 31}).Draw(h.T, "size")
+		var changes []presence.Change
+		partitions := rapid.SliceOfN(rapid.IntRange(0, len(h.owners)-1), 1, most) // one may come twice
+		for _, p := range partitions.Draw(h.T, "partitions") {
+			changes = append(changes, h.change(p, size))
+		}
+		if len(o.past) > 0 { // a former owner writes beside them
+			late := presence.Change{
+				Claim: rapid.SampledFrom(o.past).Draw(h.T, "former"), Sequence: 1 << 40,
+				Members: []presence.MemberChange{{Member: presence.Member{User: 1, Page: h.pages[0]}}},
+				Counts:  []presence.PageUsers{{Page: h.pages[0], Users: 9}, {Page: "never written", Users: 9}},
+			}
+			changes = slices.Insert(changes, rapid.IntRange(0, len(changes)).Draw(h.T, "place"), late)
+		}
+		h.write(changes...)
+		wantUsers(h, h.s, "never written", 0)
+	case "repeat": // the last one, or one that others have overtaken
+		if o.run == h.run && len(o.sent) > 0 {
+			again := rapid.SampledFrom(o.sent).Draw(h.T, "again")
+			if out := h.s.Write(h.Context(), []presence.Change{again}); out[0].Err != nil {
+				h.Fatal(out[0].Err)
+			}
+			for _, c := range again.Counts {
+				if got := count(h, h.s, c.Page); got != h.seen[c.Page] {
+					h.Fatalf("%+v became %+v by a repetition", h.seen[c.Page], got)
+				}
+			}
+		}
+	case "claim":
+		next := claim(h, h.s, p)
+		if next.claim.Epoch <= o.claim.Epoch || next.claim.Former != o.claim.Epoch {
+			h.Fatalf("claim %+v after %+v", next.claim, o.claim)
+		}
+		if _, err := h.s.Load(h.Context(), []presence.Claim{o.claim}); !errors.Is(err, presence.ErrFenced) {
+			h.Fatalf("a former owner's load: %v", err)
+		}
+		o.past, o.sent = append(o.past, o.claim), nil
+		o.claim, o.seq = next.claim, 0
+	case "load":
+		h.load(p)
+	}
+}
+
+// change draws a change of the partition, and notes what it does.
+func (h *history) change(p int, size int64) presence.Change {
+	o := h.owners[p]
+	first := o.run != h.run // the members of the history before are to go
+	if first {
+		o.run, o.sent, o.members = h.run, nil, map[place]presence.Member{}
+	}
+	c := o.writer.change(nil)
+	c.Reset = first || rapid.IntRange(0, 7).Draw(h.T, "reset") == 0
+	if c.Reset {
+		clear(o.members)
+	}
+	named := map[place]bool{}
+	for range rapid.IntRange(0, 3).Draw(h.T, "members") {
+		user := rapid.SampledFrom([]presence.User{0, 1, 2, 1<<64 - 1}).Draw(h.T, "user")
+		at := place{user, rapid.SampledFrom(h.pages).Draw(h.T, "page")}
+		if named[at] {
+			continue
+		}
+		named[at] = true
+		m := presence.MemberChange{Member: presence.Member{User: at.user, Page: at.page}, Gone: rapid.Bool().Draw(h.T, "gone")}
+		if delete(o.members, at); !m.Gone {
+			if rapid.Bool().Draw(h.T, "held") {
+				m.Hold = time.Now().Add(time.Duration(rapid.IntRange(1, 9).Draw(h.T, "hours")) * time.Hour)
+				m.Alone = rapid.Bool().Draw(h.T, "alone")
+			}
+			o.members[at] = m.Member
+		}
+		c.Members = append(c.Members, m)
+	}
+	for _, page := range h.pages[:rapid.IntRange(1, len(h.pages)).Draw(h.T, "counted")] {
+		n := rapid.Int64Range(0, size).Draw(h.T, "users")
+		if h.users[page] == nil {
+			h.users[page] = map[int]int64{}
+		}
+		h.users[page][p] = n
+		h.changed[page] = true
+		c.Counts = append(c.Counts, presence.PageUsers{Page: page, Users: n})
+	}
+	o.sent = append(o.sent, c)
+	return c
+}
+
+func (h *history) write(changes ...presence.Change) []presence.Outcome {
+	out := h.s.Write(h.Context(), changes)
+	for i, o := range out {
+		c := changes[i]
+		fenced := errors.Is(o.Err, presence.ErrFenced)
+		if former := c.Claim != h.owners[c.Partition].claim; fenced != former || !former && (o.Err != nil || len(o.Counts) != len(c.Counts)) {
+			h.Fatalf("Write(%+v) = %+v", changes[i], o)
+		}
+	}
+	return out
+}
+
+func (h *history) total(page string) (sum int64) {
+	for _, n := range h.users[page] {
+		sum += n
+	}
+	return sum
+}
+
+// check checks the counts of all pages.
+func (h *history) check() {
+	for _, page := range h.pages {
+		old, got := h.seen[page], count(h, h.s, page)
+		if got.Users != h.total(page) {
+			h.Fatalf("%+v, want %d of %v", got, h.total(page), h.users[page])
+		}
+		asBefore := h.changed[page] || old.Version == (presence.Version{}) || got == old
+		if old.Newer(got) || got.Users != old.Users && !got.Newer(old) || !asBefore {
+			h.Fatalf("%+v became %+v", old, got)
+		}
+		h.seen[page] = got
+	}
+}
+
+// load checks the members of a partition that was written in this history.
+func (h *history) load(p int) {
+	o := h.owners[p]
+	if o.run != h.run {
+		return
+	}
+	got, snap := map[place]presence.Member{}, load(h, h.s, o.claim)
+	for _, m := range snap.Members {
+		got[place{m.User, m.Page}] = m
+	}
+	same := func(a, b presence.Member) bool { // the end may be known by another clock, see holds
+		return a.Alone == b.Alone && a.Hold.IsZero() == b.Hold.IsZero() && a.Hold.Sub(b.Hold).Abs() < time.Hour/2
+	}
+	if !maps.EqualFunc(got, o.members, same) || len(snap.Members) != len(got) {
+		h.Fatalf("partition %d: Load = %+v, want %v", p, snap.Members, o.members)
+	}
+}

@@ -1,0 +1,804 @@
+// Package presencetest tests the contract of a store. Every store runs all its tests.
+package presencetest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/internal/testkit"
+	"headcount/presence"
+	"headcount/presence/minutes"
+	"headcount/unread"
+)
+
+// Store is everything that a store does.
+type Store interface {
+	presence.Store
+	presence.Lister
+	presence.Processes
+	minutes.Store
+	unread.Store
+	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
+}
+
+// Factory returns an empty store of the region "local", without peers, with the default
+// numbers of partitions and buckets, that remembers minutes. The test's cleanup removes the store.
+type Factory func(t testing.TB) Store
+
+// Run tests the contract, with -short that extent of it.
+func Run(t *testing.T, short Extent, open Factory) {
+	for name, test := range map[string]func(*testing.T, Store){
+		"a page nobody ever joined":                   neverJoined,
+		"a count keeps the time of its change":        updated,
+		"a claim says how old the one before is":      claimed,
+		"a hold has its end":                          holds,
+		"load names the pages of an unfinished write": loadedPages,
+		"many members and pages in one write":         large,
+		"all pages that have users are listed":        listed,
+		"attach returns the counts":                   attach,
+		"topics that are not known are carried":       unknownTopics,
+		"sites have nothing to do with each other":    sitesApart,
+		"endpoints come and go":                       endpoints,
+		"a watcher hears endpoints":                   watchEndpoints,
+		"a watcher hears only its buckets":            watchBuckets,
+		"a change that changes no total is not told":  quiet,
+		"watch ends with its context":                 watchEnds,
+		"partitions written at once add up":           concurrent,
+		"the region has all of a count":               parts,
+		"nobody is on a page without a past":          noParts,
+		"the running minute is remembered":            runningMinute,
+		"any history of owners equals the model":      model,
+	} {
+		if short.runs(name) {
+			t.Run(name, func(t *testing.T) {
+				s := open(t)
+				complete(t, s)
+				test(t, s)
+			})
+		}
+	}
+	for _, tests := range []map[string]func(*testing.T, Store){incompletes, processes, unreads} {
+		for name, test := range tests {
+			if short.runs(name) {
+				t.Run(name, func(t *testing.T) { test(t, open(t)) })
+			}
+		}
+	}
+}
+
+var incompletes = map[string]func(*testing.T, Store){"counts are stale until all partitions are complete": incomplete}
+
+// complete claims and writes every partition once, as a running cluster does.
+func complete(t testing.TB, s presence.Store) {
+	t.Helper()
+	finish(t, s, claimAll(t, s, false))
+}
+
+func claimAll(t testing.TB, s presence.Store, again bool) []presence.Claim {
+	t.Helper()
+	partitions := make([]int, presence.DefaultPartitions)
+	for i := range partitions {
+		partitions[i] = i
+	}
+	claims, err := s.Claim(t.Context(), "node", partitions, again)
+	if err != nil || len(claims) != len(partitions) {
+		t.Fatalf("Claim of all = %d claims, %v", len(claims), err)
+	}
+	return claims
+}
+
+func finish(t testing.TB, s presence.Store, claims []presence.Claim) {
+	t.Helper()
+	var changes []presence.Change
+	for _, c := range claims {
+		changes = append(changes, presence.Change{Claim: c, Sequence: 1, Complete: true})
+	}
+	for i, o := range s.Write(t.Context(), changes) {
+		if o.Err != nil {
+			t.Fatalf("completing partition %d: %v", claims[i].Partition, o.Err)
+		}
+	}
+}
+
+func incomplete(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
+	claims := claimAll(t, s, false)
+	wantMissing := func(want ...int) {
+		t.Helper()
+		ids := make([]int, presence.DefaultPartitions)
+		for i := range ids {
+			ids[i] = i
+		}
+		for _, everywhere := range []bool{true, false} {
+			if got, err := s.Incomplete(t.Context(), ids, everywhere); err != nil || !slices.Equal(got, want) {
+				t.Errorf("Incomplete(everywhere %t) = %v, %v; want %v", everywhere, got, err, want)
+			}
+		}
+	}
+	for _, c := range claims {
+		if c.Whole {
+			t.Fatalf("partition %d is whole before anybody has completed it", c.Partition)
+		}
+	}
+	if c := count(t, s, "p"); !c.Stale {
+		t.Errorf("before any partition is complete: %+v, want stale", c)
+	}
+	last := len(claims) - 1
+	finish(t, s, claims[:last])
+	wantMissing(claims[last].Partition)
+	if w := claim(t, s, claims[last].Partition); w.claim.Whole {
+		t.Error("a partition that was claimed twice and never completed is whole")
+	} else {
+		claims[last] = w.claim
+	}
+	if c := count(t, s, "p"); !c.Stale {
+		t.Errorf("one partition is missing: %+v, want stale", c)
+	}
+	if updates, err := s.Attach(t.Context(), "g", topics("p")); err != nil || !updates[0].Stale {
+		t.Errorf("Attach = %+v, %v; want stale", updates, err)
+	}
+	finish(t, s, claims[last:])
+	if c := count(t, s, "p"); c.Stale {
+		t.Errorf("all are complete: %+v, want it not stale", c)
+	}
+	e.until(t, "to read every bucket again when all are complete", func() bool {
+		for _, n := range e.lost {
+			if n < 2 {
+				return false
+			}
+		}
+		return true
+	})
+	wantMissing()
+	for range 2 { // complete stays complete from owner to owner
+		if w := claim(t, s, 3); !w.claim.Whole {
+			t.Error("a partition that was completed is not whole for its next owner")
+		}
+	}
+	if c := count(t, s, "p"); c.Stale {
+		t.Errorf("a partition changed hands: %+v, want it not stale", c)
+	}
+	wantMissing()
+}
+
+func load(t tb, s presence.Store, c presence.Claim) presence.Snapshot {
+	t.Helper()
+	snaps, err := s.Load(t.Context(), []presence.Claim{c})
+	if err != nil || len(snaps) != 1 {
+		t.Fatalf("Load = %d snapshots, %v", len(snaps), err)
+	}
+	return snaps[0]
+}
+
+// tb is a test, or one history of a model.
+type tb interface {
+	rapid.TB
+	Context() context.Context
+}
+
+// writer writes as a node does: one claim, growing sequences.
+type writer struct {
+	t     tb
+	s     presence.Store
+	claim presence.Claim
+	seq   uint64
+}
+
+func claim(t tb, s presence.Store, partition int) *writer {
+	t.Helper()
+	claims, err := s.Claim(t.Context(), "node", []int{partition}, false)
+	if err != nil {
+		t.Fatalf("Claim(%d): %v", partition, err)
+	}
+	if len(claims) != 1 || claims[0].Partition != partition {
+		t.Fatalf("Claim(%d) = %+v", partition, claims)
+	}
+	return &writer{t: t, s: s, claim: claims[0]}
+}
+
+func (w *writer) change(members []presence.MemberChange, counts ...presence.PageUsers) presence.Change {
+	w.seq++
+	return presence.Change{Claim: w.claim, Sequence: w.seq, Members: members, Counts: counts}
+}
+
+func (w *writer) set(page string, users int64) presence.Count {
+	w.t.Helper()
+	o := w.s.Write(w.t.Context(), []presence.Change{w.change(nil, presence.PageUsers{Page: page, Users: users})})
+	if len(o) != 1 || o[0].Err != nil || len(o[0].Counts) != 1 || o[0].Counts[0].Page != page {
+		w.t.Fatalf("Write(%q, %d) = %+v", page, users, o)
+	}
+	return o[0].Counts[0]
+}
+
+// setMany sets all pages in one write.
+func (w *writer) setMany(pages []string, users int64) {
+	w.t.Helper()
+	counts := make([]presence.PageUsers, len(pages))
+	for i, page := range pages {
+		counts[i] = presence.PageUsers{Page: page, Users: users}
+	}
+	if o := w.s.Write(w.t.Context(), []presence.Change{w.change(nil, counts...)}); o[0].Err != nil {
+		w.t.Fatal(o[0].Err)
+	}
+}
+
+func count(t tb, s presence.Store, page string) presence.Count {
+	t.Helper()
+	counts, err := s.Counts(t.Context(), []string{page})
+	if err != nil || len(counts) != 1 || counts[0].Page != page {
+		t.Fatalf("Counts(%q) = %+v, %v", page, counts, err)
+	}
+	return counts[0]
+}
+
+func wantUsers(t tb, s presence.Store, page string, want int64) {
+	t.Helper()
+	if got := count(t, s, page); got.Users != want {
+		t.Fatalf("count of %q = %d, want %d", page, got.Users, want)
+	}
+}
+
+func neverJoined(t *testing.T, s Store) {
+	pages := []string{"b", presence.AllPages, "a"}
+	counts, err := s.Counts(t.Context(), pages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range counts {
+		if c != (presence.Count{Page: pages[i]}) {
+			t.Errorf("Counts()[%d] = %+v, want the zero count of %q", i, c, pages[i])
+		}
+	}
+	w := claim(t, s, 1)
+	if c := w.set("a", 0); c != (presence.Count{Page: "a"}) {
+		t.Errorf("nobody on a page nobody ever joined = %+v, want the zero count", c)
+	}
+	if counts, err := s.Counts(t.Context(), nil); err != nil || len(counts) != 0 {
+		t.Errorf("Counts of no pages = %v, %v", counts, err)
+	}
+}
+
+func updated(t *testing.T, s Store) {
+	w := claim(t, s, 3)
+	before := time.Now().Add(-time.Second)
+	c := w.set("p", 2)
+	if after := time.Now().Add(time.Second); c.Updated.Before(before) || c.Updated.After(after) {
+		t.Errorf("updated at %s, want between %s and %s", c.Updated, before, after)
+	}
+	if c.Updated != c.Updated.Truncate(time.Second).UTC() {
+		t.Errorf("updated at %s, want whole seconds of UTC", c.Updated)
+	}
+	w.set("p", 0)
+	if c := count(t, s, "p"); c.Updated.IsZero() {
+		t.Error("the time of the last change is lost when the last user leaves")
+	}
+}
+
+// claimed measures the claim with the clock of this machine, to within some milliseconds: stores round.
+func claimed(t *testing.T, s Store) {
+	const some = 20 * time.Millisecond
+	begun := time.Now()
+	claim(t, s, 3)
+	time.Sleep(some)
+	next := claim(t, s, 3)
+	if held, took := next.claim.Held, time.Since(begun); held < some/2 || held > took+some/2 {
+		t.Fatalf("the claim before is said to have been made %s ago, in a test that has run for %s", held, took)
+	}
+}
+
+func holds(t *testing.T, s Store) {
+	w := claim(t, s, 3)
+	began := time.Now()
+	until := began.Add(20 * time.Second)
+	m := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+	write := func(hold time.Time, alone bool) {
+		t.Helper()
+		m.Hold, m.Alone = hold, alone
+		if o := s.Write(t.Context(), []presence.Change{w.change([]presence.MemberChange{m})}); o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	one := func() presence.Member {
+		snap := load(t, s, w.claim)
+		if len(snap.Members) != 1 {
+			t.Fatalf("Load = %+v; want one member", snap)
+		}
+		return snap.Members[0]
+	}
+	for _, alone := range []bool{false, true} {
+		write(until, alone)
+		// The store may know the end by a clock of its own, which it reads some time later.
+		got := one()
+		if wrong := time.Since(began) + 2*time.Millisecond; got.Hold.Sub(until).Abs() > wrong || got.Alone != alone {
+			t.Fatalf("%+v; want a hold until %s, alone %t", got, until, alone)
+		}
+	}
+	write(time.Time{}, false)
+	if got := one(); !got.Hold.IsZero() || got.Alone {
+		t.Fatalf("%+v; want no hold any more", got)
+	}
+}
+
+// A node that dies between its writes leaves pages with wrong counts. The members or
+// pages of the snapshot must name these pages, so that the next owner corrects them.
+func loadedPages(t *testing.T, s Store) {
+	w := claim(t, s, 3)
+	m := presence.MemberChange{Member: presence.Member{User: 1, Page: "p"}}
+	if o := s.Write(t.Context(), []presence.Change{w.change([]presence.MemberChange{m}, presence.PageUsers{Page: "p", Users: 1})}); o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	next := claim(t, s, 3)
+	snap := load(t, s, next.claim)
+	named := slices.Contains(snap.Pages, "p")
+	for _, m := range snap.Members {
+		named = named || m.Page == "p"
+	}
+	if !named {
+		t.Fatalf("Load = %+v; nobody would ever count p anew", snap)
+	}
+}
+
+func large(t *testing.T, s Store) {
+	const n = 3000
+	w := claim(t, s, 3)
+	var ms []presence.MemberChange
+	var counts []presence.PageUsers
+	for i := range n {
+		page := fmt.Sprintf("page %d", i)
+		ms = append(ms, presence.MemberChange{Member: presence.Member{User: presence.User(i), Page: page}})
+		counts = append(counts, presence.PageUsers{Page: page, Users: int64(i%7) + 1})
+	}
+	o := s.Write(t.Context(), []presence.Change{w.change(ms, counts...)})
+	if o[0].Err != nil || len(o[0].Counts) != n {
+		t.Fatalf("Write = %d counts, %v", len(o[0].Counts), o[0].Err)
+	}
+	for i, c := range o[0].Counts {
+		if c.Page != counts[i].Page || c.Users != counts[i].Users {
+			t.Fatalf("count %d = %+v, want %+v", i, c, counts[i])
+		}
+	}
+	if snap := load(t, s, w.claim); len(snap.Members) != n {
+		t.Fatalf("Load = %d members, want %d", len(snap.Members), n)
+	}
+}
+
+func listed(t *testing.T, s Store) {
+	w := claim(t, s, 3)
+	var want []string
+	for i := range 1200 {
+		want = append(want, fmt.Sprint("page ", i))
+	}
+	want = append(want, presence.SiteOf("shop").Qualify("page 1"), "a:c:b", "}:c:")
+	w.setMany(want, 1)
+	w.set("page 7", 0) // it may be listed
+	found := map[string]bool{}
+	if err := s.Pages(t.Context(), func(pages []string) {
+		for _, page := range pages {
+			found[page] = true
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	delete(found, presence.AllPages)
+	for _, page := range want {
+		if !found[page] && page != "page 7" {
+			t.Errorf("%q is not listed", page)
+		}
+		delete(found, page)
+	}
+	if len(found) > 0 {
+		t.Errorf("%v are listed", found)
+	}
+}
+
+func attach(t *testing.T, s Store) {
+	w := claim(t, s, 3)
+	p := w.set("p", 4)
+	want := []presence.Count{{Page: "q"}, p, {Page: presence.AllPages}}
+	for what, read := range map[string]func([]presence.Topic) ([]presence.Update, error){
+		"Attach":  func(list []presence.Topic) ([]presence.Update, error) { return s.Attach(t.Context(), "g1", list) },
+		"Updates": func(list []presence.Topic) ([]presence.Update, error) { return s.Updates(t.Context(), list) },
+	} {
+		updates, err := read(topics("q", "p", presence.AllPages))
+		if err != nil || len(updates) != len(want) {
+			t.Fatalf("%s = %+v, %v", what, updates, err)
+		}
+		for i, u := range updates {
+			if c, ok := presence.CountOf(u); !ok || c != want[i] || u.Check() != nil {
+				t.Errorf("%s = %+v, want %+v", what, u, want[i])
+			}
+		}
+	}
+}
+
+// unknownTopics checks that a store carries topics of a kind that only a newer
+// process knows.
+func unknownTopics(t *testing.T, s Store) {
+	list := []presence.Topic{
+		{Kind: presence.KindOf("later"), Key: "p"}, {Kind: presence.KindCount, Key: "p"}, {Site: presence.SiteOf("other"), Kind: presence.KindOf("later"), Key: "p"},
+	}
+	e := listen(t, s, allBuckets())
+	claim(t, s, 3).set("p", 4)
+	updates, err := s.Attach(t.Context(), "g", list)
+	if err != nil || len(updates) != len(list) {
+		t.Fatalf("Attach = %+v, %v", updates, err)
+	}
+	for i, u := range updates {
+		if known := i == 1; u.Topic != list[i] || (u.Version != presence.Version{}) != known || (u.Value != "") != known {
+			t.Errorf("%s reads as %+v", list[i], u)
+		}
+	}
+	e.until(t, "the count's endpoint", func() bool { return e.ends[presence.Endpoint{Topic: list[1], Gateway: "g"}] })
+	if err := s.Detach(t.Context(), "g", list); err != nil {
+		t.Error(err)
+	}
+}
+
+// sitesApart checks that what has the same key on several sites is counted, read, told and
+// kept apart.
+func sitesApart(t *testing.T, s Store) {
+	shop, blog := presence.SiteOf("shop"), presence.SiteOf("blog")
+	sites := []presence.Site{presence.DefaultSite, shop, blog}
+	e := listen(t, s, allBuckets())
+	w := claim(t, s, 3)
+	var list []presence.Topic
+	for _, site := range sites {
+		for _, key := range []string{"p", "a/b", presence.AllPages} {
+			list = append(list, presence.Topic{Site: site, Kind: presence.KindCount, Key: key})
+		}
+	}
+	if _, err := s.Attach(t.Context(), "g", list); err != nil {
+		t.Fatal(err)
+	}
+	var members []presence.MemberChange
+	var counts []presence.PageUsers
+	users := map[string]int64{}
+	for i, topic := range list[:len(list)-1] { // nobody is in the last
+		users[topic.Name()] = int64(i + 1)
+		counts = append(counts, presence.PageUsers{Page: topic.Name(), Users: int64(i + 1)})
+		if topic.Key != presence.AllPages {
+			members = append(members, presence.MemberChange{Member: presence.Member{User: 3, Page: topic.Name()}})
+		}
+	}
+	o := s.Write(t.Context(), []presence.Change{w.change(members, counts...)})
+	if o[0].Err != nil {
+		t.Fatal(o[0].Err)
+	}
+	for i, c := range o[0].Counts {
+		if c.Page != counts[i].Page || c.Users != counts[i].Users {
+			t.Errorf("written %+v, answered %+v", counts[i], c)
+		}
+	}
+	updates, err := s.Updates(t.Context(), list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, topic := range list {
+		wantUsers(t, s, topic.Name(), users[topic.Name()])
+		if c, ok := presence.CountOf(updates[i]); !ok || updates[i].Topic != topic || c.Page != topic.Name() || c.Users != users[topic.Name()] {
+			t.Errorf("%s reads as %+v", topic, updates[i])
+		}
+	}
+	e.until(t, "the counts of all sites", func() bool {
+		for name, n := range users {
+			if e.counts[name].Users != n {
+				return false
+			}
+		}
+		return true
+	})
+	e.until(t, "the endpoints of all sites", func() bool {
+		for _, topic := range list {
+			if !e.ends[presence.Endpoint{Topic: topic, Gateway: "g"}] {
+				return false
+			}
+		}
+		return true
+	})
+	for _, topic := range list {
+		if got := attached(t, s, topic.Name()); !slices.Equal(got, []string{"g"}) {
+			t.Errorf("attached to %s: %v", topic, got)
+		}
+	}
+	if missing, err := s.Missing(t.Context(), "g", list); err != nil || len(missing) != 0 {
+		t.Errorf("Missing = %v, %v", missing, err)
+	}
+	var pages []string
+	for _, m := range load(t, s, claim(t, s, 3).claim).Members {
+		pages = append(pages, m.Page)
+	}
+	slices.Sort(pages)
+	var want []string
+	for _, m := range members {
+		want = append(want, m.Page)
+	}
+	slices.Sort(want)
+	if !slices.Equal(pages, want) {
+		t.Errorf("members on %q, want %q", pages, want)
+	}
+	if err := s.Detach(t.Context(), "g", list[3:4]); err != nil {
+		t.Fatal(err)
+	}
+	if missing, err := s.Missing(t.Context(), "g", list); err != nil || !slices.Equal(missing, list[3:4]) {
+		t.Errorf("Missing = %v, %v; want %v", missing, err, list[3:4])
+	}
+}
+
+func topics(pages ...string) []presence.Topic { return presence.CountTopics(pages) }
+
+func attached(t testing.TB, s presence.Store, page string) []string {
+	t.Helper()
+	all, err := s.Attached(t.Context(), presence.Bucket(page, presence.DefaultBuckets))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gws []string
+	for _, e := range all {
+		if e.Topic == presence.CountTopic(page) && !e.Gone {
+			gws = append(gws, e.Gateway)
+		}
+	}
+	slices.Sort(gws)
+	return gws
+}
+
+func endpoints(t *testing.T, s Store) {
+	for _, step := range []struct {
+		gateway string
+		gone    bool
+		want    []string
+	}{
+		{"g1", false, []string{"g1"}},
+		{"g1", false, []string{"g1"}},
+		{"g2", false, []string{"g1", "g2"}},
+		{"g1", true, []string{"g2"}},
+		{"g1", true, []string{"g2"}},
+		{"g2", true, nil},
+	} {
+		var err error
+		if step.gone {
+			err = s.Detach(t.Context(), step.gateway, topics("p"))
+		} else {
+			_, err = s.Attach(t.Context(), step.gateway, topics("p"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := attached(t, s, "p"); !slices.Equal(got, step.want) {
+			t.Fatalf("after %+v: %v", step, got)
+		}
+		for _, gw := range []string{"g1", "g2", "g"} {
+			missing, err := s.Missing(t.Context(), gw, topics("p", "never"))
+			want := topics("p", "never")
+			if slices.Contains(step.want, gw) {
+				want = topics("never")
+			}
+			slices.SortFunc(missing, func(a, b presence.Topic) int { return cmp.Compare(b.Key, a.Key) })
+			if err != nil || !slices.Equal(missing, want) {
+				t.Fatalf("after %+v %s misses %v, %v; want %v", step, gw, missing, err, want)
+			}
+		}
+	}
+}
+
+// ear collects the publications that a watcher gets.
+type ear struct {
+	mu     sync.Mutex
+	counts map[string]presence.Count
+	told   map[string]int
+	ends   map[presence.Endpoint]bool
+	lost   map[int]int
+}
+
+func listen(t testing.TB, s presence.Store, buckets []int) *ear {
+	t.Helper()
+	e := &ear{
+		counts: map[string]presence.Count{}, told: map[string]int{},
+		ends: map[presence.Endpoint]bool{}, lost: map[int]int{},
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Watch(ctx, buckets, func(p presence.Publication) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			for _, u := range p.Updates {
+				if u.Topic.Bucket(presence.DefaultBuckets) != p.Bucket || u.Check() != nil {
+					t.Errorf("bucket %d told %+v", p.Bucket, u)
+				}
+				c, ok := presence.CountOf(u)
+				if !ok {
+					continue
+				}
+				if old, ok := e.counts[c.Page]; !ok || c.Newer(old) {
+					e.counts[c.Page] = c
+				}
+				e.told[c.Page]++
+			}
+			for _, ep := range p.Endpoints {
+				e.ends[presence.Endpoint{Topic: ep.Topic, Gateway: ep.Gateway}] = !ep.Gone
+			}
+			if p.Lost {
+				e.lost[p.Bucket]++
+			}
+		})
+	}()
+	t.Cleanup(func() { stop(); <-done })
+	e.until(t, "the first Lost of every bucket", func() bool { return len(e.lost) == len(buckets) })
+	return e
+}
+
+// until waits until ok returns true. It calls ok with the ear's lock held.
+func (e *ear) until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	testkit.Eventually(t, "the watcher is told: "+what, func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return ok()
+	})
+}
+
+func allBuckets() []int {
+	all := make([]int, presence.DefaultBuckets)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+func watchEndpoints(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
+	if _, err := s.Attach(t.Context(), "g", topics("p", "q")); err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{"p", "q"} {
+		e.until(t, "g on "+page, func() bool { return e.ends[presence.Endpoint{Topic: presence.CountTopic(page), Gateway: "g"}] })
+	}
+	if err := s.Detach(t.Context(), "g", topics("p")); err != nil {
+		t.Fatal(err)
+	}
+	e.until(t, "g gone from p", func() bool { return !e.ends[presence.Endpoint{Topic: presence.CountTopic("p"), Gateway: "g"}] })
+}
+
+func watchBuckets(t *testing.T, s Store) {
+	b := presence.Bucket("p", presence.DefaultBuckets)
+	e := listen(t, s, []int{b})
+	w := claim(t, s, 3)
+	for i := range 200 {
+		w.set(fmt.Sprint("other", i), 1)
+	}
+	w.set("p", 1)
+	e.until(t, "p", func() bool { return e.counts["p"].Users == 1 })
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for page := range e.counts {
+		if presence.Bucket(page, presence.DefaultBuckets) != b {
+			t.Errorf("told of %q of another bucket", page)
+		}
+	}
+}
+
+func quiet(t *testing.T, s Store) {
+	e := listen(t, s, allBuckets())
+	w := claim(t, s, 3)
+	first := w.set("p", 1)
+	if again := w.set("p", 1); again != first {
+		t.Errorf("a write that changes nothing made %+v of %+v", again, first)
+	}
+	w.set("p", 2)
+	told := 0
+	e.until(t, "2 on p", func() bool { told = e.told["p"]; return e.counts["p"].Users == 2 })
+	if told != 2 {
+		t.Errorf("told %d times of two changes", told)
+	}
+}
+
+func watchEnds(t *testing.T, s Store) {
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Watch(ctx, allBuckets(), func(presence.Publication) {}) }()
+	stop()
+	testkit.Eventually(t, "Watch ends with its context", func() bool { return len(done) > 0 })
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Watch = %v, want the context's error", err)
+	}
+}
+
+func concurrent(t *testing.T, s Store) {
+	const partitions, rounds = 8, 50
+	var wg sync.WaitGroup
+	for p := range partitions {
+		w := claim(t, s, p)
+		wg.Go(func() {
+			for i := range rounds {
+				change := w.change(nil, presence.PageUsers{Page: "p", Users: int64(i)}, presence.PageUsers{Page: fmt.Sprint(p), Users: 1})
+				if o := s.Write(t.Context(), []presence.Change{change}); o[0].Err != nil {
+					t.Error(o[0].Err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	wantUsers(t, s, "p", partitions*(rounds-1))
+}
+
+// SlowWatcher tests a store that keeps at most 50 publications, or 64 KiB of them, for one watcher. It
+// does not check which publications were dropped. It checks that the
+// watcher gets a Lost after each gap. The watcher is blocked until far more was
+// published than any store keeps for it. So there is a gap with the last
+// publications in it, and only a Lost can make up for them.
+func SlowWatcher(t *testing.T, s presence.Store) {
+	complete(t, s)
+	b := presence.Bucket("p", presence.DefaultBuckets)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	begun, release, heard := make(chan struct{}), make(chan struct{}), make(chan presence.Publication)
+	first := true
+	go func() {
+		_ = s.Watch(ctx, []int{b}, func(p presence.Publication) {
+			if first { // the first word, which says to read: from here on what comes waits
+				first = false
+				close(begun)
+				<-release
+				return
+			}
+			select {
+			case heard <- p:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	<-begun
+	var long []string // pages of the bucket, with names as long as they may be
+	for i := 0; len(long) < 100; i++ {
+		if page := fmt.Sprintf("%0128d", i); presence.Bucket(page, presence.DefaultBuckets) == b {
+			long = append(long, page)
+		}
+	}
+	w := claim(t, s, 3)
+	published := 0
+	next := func() {
+		published++
+		w.set("p", int64(published))
+	}
+	for range 10 { // together more than 50, and more than 64 KiB
+		w.setMany(long, int64(published))
+		for range 10 {
+			next()
+		}
+	}
+	close(release)
+	limit := time.After(testkit.Timeout)
+	told := 0
+	for {
+		select {
+		case p := <-heard:
+			for _, u := range p.Updates {
+				if c, ok := presence.CountOf(u); ok && c.Page == "p" {
+					told++
+				}
+			}
+			if p.Lost {
+				if told >= published {
+					t.Fatalf("all of %d publications were kept: this is no slow watcher", published)
+				}
+				wantUsers(t, s, "p", int64(published))
+				return
+			}
+			if told >= published {
+				t.Fatalf("all of %d publications were kept: this is no slow watcher", published)
+			}
+		case <-limit:
+			t.Fatalf("the slow watcher was told %d of %d counts, and never to read again", told, published)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package presencetest
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"headcount/internal/testkit"
+	"headcount/presence"
+)
+
+var processes = map[string]func(*testing.T, Store){
+	"all see who has a lease":         leases,
+	"a lease runs out":                leaseRunsOut,
+	"a name belongs to one life":      nameTaken,
+	"only its own life ends a lease":  leave,
+	"renewing replaces what was said": renewed,
+}
+
+// renew renews a lease, again and again until there are cluster facts.
+func renew(t *testing.T, s Store, p presence.Process, ttl time.Duration) ([]presence.Process, error) {
+	t.Helper()
+	for {
+		all, err := s.Renew(t.Context(), p, ttl)
+		if !errors.Is(err, presence.ErrNoFacts) {
+			return all, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// sees renews p's lease and checks which processes have leases.
+func sees(t *testing.T, s Store, p presence.Process, want ...presence.Process) {
+	t.Helper()
+	if got, err := renew(t, s, p, time.Minute); err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("Renew = %+v, %v; want %+v", got, err, want)
+	}
+}
+
+var (
+	aProcess = presence.Process{Name: "a:1", Roles: []string{presence.RoleGateway, presence.RolePresence}, Incarnation: 1 << 60}
+	bProcess = presence.Process{Name: "b:1", Incarnation: 2}
+)
+
+func leases(t *testing.T, s Store) {
+	sees(t, s, bProcess, bProcess)
+	sees(t, s, aProcess, aProcess, bProcess)
+	sees(t, s, bProcess, aProcess, bProcess)
+}
+
+func leaseRunsOut(t *testing.T, s Store) {
+	sees(t, s, aProcess, aProcess)
+	if _, err := renew(t, s, bProcess, time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "b's lease runs out", func() bool {
+		all, err := renew(t, s, aProcess, time.Minute)
+		return err == nil && len(all) == 1
+	})
+	sees(t, s, aProcess, aProcess)
+	next := bProcess
+	next.Incarnation++
+	sees(t, s, next, aProcess, next)
+}
+
+func nameTaken(t *testing.T, s Store) {
+	sees(t, s, aProcess, aProcess)
+	twin := aProcess
+	twin.Incarnation++
+	if _, err := renew(t, s, twin, time.Minute); !errors.Is(err, presence.ErrNameTaken) {
+		t.Fatalf("another life of a's name: %v, want ErrNameTaken", err)
+	}
+	sees(t, s, aProcess, aProcess)
+}
+
+func leave(t *testing.T, s Store) {
+	sees(t, s, aProcess, aProcess)
+	twin := aProcess
+	twin.Incarnation++
+	for _, other := range []presence.Process{twin, bProcess} {
+		if err := s.Leave(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		sees(t, s, aProcess, aProcess)
+	}
+	for range 2 {
+		if err := s.Leave(t.Context(), aProcess); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sees(t, s, twin, twin)
+}
+
+func renewed(t *testing.T, s Store) {
+	sees(t, s, aProcess, aProcess)
+	leaving := aProcess
+	leaving.Roles = nil
+	sees(t, s, leaving, leaving)
+	sees(t, s, bProcess, leaving, bProcess)
+}
+
+func parts(t *testing.T, s Store) {
+	claims, err := s.Claim(t.Context(), "n", []int{1, 2}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range claims {
+		o := s.Write(t.Context(), []presence.Change{{Claim: c, Sequence: 9, Counts: []presence.PageUsers{{Page: "p", Users: int64(i + 1)}}, Complete: true}})
+		if o[0].Err != nil {
+			t.Fatal(o[0].Err)
+		}
+	}
+	c, of, err := s.Parts(t.Context(), "p")
+	if want := []presence.Part{{Region: "local", Users: 3}}; err != nil || c.Page != "p" || c.Users != 3 || !reflect.DeepEqual(of, want) {
+		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)
+	}
+}
+
+func noParts(t *testing.T, s Store) {
+	c, of, err := s.Parts(t.Context(), "p")
+	if want := []presence.Part{{Region: "local"}}; err != nil || c.Users != 0 || c.Version != (presence.Version{}) || !reflect.DeepEqual(of, want) {
+		t.Fatalf("Parts = %+v, %+v, %v; want %+v", c, of, err, want)
+	}
+}
