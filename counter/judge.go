@@ -236,6 +236,11 @@ func (c *Change) Refusal(have Counter) *Conflict {
 	return nil
 }
 
+// Misplaced is the refusal of a change of a counter that exists, but not where its rule of now would have it.
+func Misplaced(have Counter) *Conflict {
+	return unsupported(have.Key, have.Value, have.Kind, "give its rule that kind again, or delete it under that rule")
+}
+
 // plus is a + b, and whether that leaves 64 bits.
 func plus(a, b int64) (sum int64, over bool) {
 	u, _ := bits.Add64(uint64(a), uint64(b), 0)

@@ -100,6 +100,28 @@ func (op *Op) OfBatch() bool {
 	return op.Identity != (Identity{}) && !(len(op.Changes) == 1 && op.Identity.Of(op.Changes[0].Key))
 }
 
+// Keys are those of its counters, each once.
+func (op *Op) Keys() []string {
+	keys := make([]string, 0, len(op.Changes))
+	seen := make(map[string]bool, len(op.Changes))
+	for i := range op.Changes {
+		if key := op.Changes[i].Key; !seen[key] {
+			seen[key] = true
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// Counters are those of its changes, as they are in by.
+func (op *Op) Counters(by map[string]Counter) []Counter {
+	out := make([]Counter, len(op.Changes))
+	for i := range op.Changes {
+		out[i] = by[op.Changes[i].Key].Or(op.Changes[i].Rule.Kind)
+	}
+	return out
+}
+
 // Check says, with ErrOp, why no store may take op, or nil. It does not look at
 // keys, members and texts: who made the Op has checked them.
 func (op *Op) Check() error {

@@ -1,52 +1,39 @@
 -- counter_apply.lua: make operations on counters, in their order, each all or not at all.
 --
--- KEYS     three of each bucket: hc:{n}:c, hc:{n}:s, hc:{n}:k (see the README); then
---          ledgers, sets, identities and the transaction, named by their number
+-- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s (see the README); then ledgers, sets and identities, named by their
+--          number
 -- ARGV[1]  PUBLISH or SPUBLISH
--- ARGV[2]  what to do:
---            make     judge the operations, and make those that nothing refuses
---            judge    only judge them
---            prepare  judge the one operation; when nothing refuses it, lock its counters
---                     and keep ARGV[6] as the transaction's part of this bucket
---            decide   make the one operation and note that its transaction is committed,
---                     unless it is noted as aborted
---            commit   make what was prepared, if it is still there
--- ARGV[3]  the operations, JSON; see apply.go. front: PostgreSQL stands behind Redis, and a bucket
---          has eight keys: the three, hc:{n}:d, :t, :w, :j and :a. region: there are other regions, and behind
+-- ARGV[2]  the operations, JSON; see apply.go. front: PostgreSQL stands behind Redis, and a bucket
+--          has seven keys: the two, hc:{n}:d, :t, :w, :j and :a. region: there are other regions, and behind
 --          those keys a bucket has three more: hc:{n}:f, :log and :gone
--- ARGV[4]  how long an identity is remembered, ms
--- ARGV[5]  of a transaction: its id, the number of its key, its home
--- ARGV[6]  prepare: this part; decide: what is noted
--- Returns  JSON: {"busy":lock} when somebody's transaction has a counter, or "" when the bucket is frozen; {"aborted":true}; or results, one for each operation, and the states
---          of the counters after the call. In front also {"lost":true}, {"full":true}, and with fewer
---          results stop, which says why the next operation cannot be made here.
--- Safe to repeat and to arrive late: with an identity make and decide change nothing again; a transaction
--- is decided once; a commit takes what was prepared away. An operation without an identity is the caller's
--- to repeat or not. All is judged before the first write, but of registers. O(changes).
+-- ARGV[3]  how long an identity is remembered, ms
+-- Returns  JSON: {"busy":true} when a bucket is frozen; or results, one for each operation, and the states of the
+--          counters after the call. With fewer results stop says why the next operation cannot be made yet. In front
+--          also {"lost":true} and {"full":true}.
+-- Safe to repeat and to arrive late: with an identity nothing is changed again. An operation without an identity is
+-- the caller's to repeat or not. All is judged before the first write, but of registers. O(changes).
 --#include counter_number.lua
 --#include counter_far.lua
 --#include counter_set.lua
 --#include counter_front.lua
 --#include counter_steps.lua
 
-local command, mode, call, remember = ARGV[1], ARGV[2], cjson.decode(ARGV[3]), ARGV[4]
-local transaction, record, home = string.match(ARGV[5], '^(%S+) (%d+) (%d+)$')
-if record then record = KEYS[tonumber(record)] end
+local command, call, remember = ARGV[1], cjson.decode(ARGV[2]), ARGV[3]
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 -- What the call names, read once. states are by key, as nothing else has two of one key.
 local buckets, states, order = call.buckets, {}, {}
 for _, b in ipairs(buckets) do
-  b.counters, b.state, b.locks = KEYS[b.at], KEYS[b.at + 1], KEYS[b.at + 2]
+  b.counters, b.state = KEYS[b.at], KEYS[b.at + 1]
   b.keys = {}
   if call.front then
-    b.dirty, b.taken, b.shadow, b.journal, b.ages = KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5], KEYS[b.at + 6], KEYS[b.at + 7]
+    b.dirty, b.taken, b.shadow, b.journal, b.ages = KEYS[b.at + 2], KEYS[b.at + 3], KEYS[b.at + 4], KEYS[b.at + 5], KEYS[b.at + 6]
     b.front = front(b.state)
     if not b.front then return cjson.encode({lost = true}) end
   end
   if call.region then
-    local at = b.at + (call.front and 8 or 3)
+    local at = b.at + (call.front and 7 or 2)
     b.fars, b.log, b.gone = KEYS[at], KEYS[at + 1], KEYS[at + 2]
   end
 end
@@ -73,10 +60,8 @@ local function load()
         local s = states[some[i]]
         s.was = found
         s.value, s.sequence, s.entries, s.slots, s.mark = '0', 0, 0, '', ''
-        if found == false or string.sub(found, 1, 1) == '?' then -- or an older release has to add its row
+        if found == false then
           s.cold = call.front
-        elseif found == 'pg' then
-          s.behind = true
         elseif found ~= '-' then
           local kind, value, at, incarnation, sequence, entries, slots = string.match(found, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
           s.kind, s.value, s.at, s.incarnation, s.slots = kind, value, at, incarnation, slots
@@ -89,67 +74,30 @@ local function load()
   end
 end
 
--- busy is why this call has to wait, or nil.
-local function busy()
-  if mode == 'commit' then return nil end
-  for _, b in ipairs(buckets) do
-    if mode ~= 'decide' then -- a decision is of what was prepared before the freeze
-      local frozen = redis.call('HGET', b.state, 'until')
-      if frozen and now < tonumber(frozen) then return '' end
-    end
-    if call.token and call.token ~= b.front.token then return '' end
-    if redis.call('EXISTS', b.locks) == 1 then
-      for from = 1, #b.keys, 1000 do
-        for _, lock in ipairs(redis.call('HMGET', b.locks, unpack(b.keys, from, math.min(from + 999, #b.keys)))) do
-          if lock and string.match(lock, '^%S+') ~= transaction then return lock .. ' ' .. string.format('%.0f', now) end
-        end
-      end
-    end
-  end
-end
-
 local function answer(results, stop)
-  local after, token = {}, nil
+  local after = {}
   for _, key in ipairs(order) do after[key] = text(states[key]) or '' end
-  for _, b in ipairs(buckets) do -- all are of one epoch where that matters
-    if b.front then token = b.front.token end
-  end
-  return cjson.encode({results = results, states = after, stop = stop, token = token})
+  return cjson.encode({results = results, states = after, stop = stop})
 end
 
-local wait = busy()
-if wait then return cjson.encode({busy = wait}) end
-if call.front and mode ~= 'commit' and mode ~= 'decide' then
-  for _, b in ipairs(buckets) do
-    if redis.call('HLEN', b.dirty) + redis.call('LLEN', b.journal) + b.front.pending > call.room then return cjson.encode({full = true}) end
+for _, b in ipairs(buckets) do
+  local frozen = redis.call('HGET', b.state, 'until')
+  if frozen and now < tonumber(frozen) then return cjson.encode({busy = true}) end
+  if call.front and redis.call('HLEN', b.dirty) + redis.call('LLEN', b.journal) + b.front.pending > call.room then
+    return cjson.encode({full = true})
   end
 end
 load()
 
--- route is where an operation is made, hot is here, and which of its counters have to be
--- loaded first; an exact one is not made here. The first change of a counter makes it.
-local function route(op)
-  local cold, here, behind, seen = {}, nil, nil, {}
+-- unknown are the counters of an operation that have to be looked for elsewhere first: in front those whose rows nobody
+-- has read, else those that do not exist, which another rule may have made in another bucket.
+local function unknown(op)
+  local keys = {}
   for _, c in ipairs(op.changes) do
     local s = states[c.key]
-    local first = not seen[c.key]
-    seen[c.key] = true
-    if s.cold or first and not s.kind and not s.behind and c.kind == 'exact' and (c.verb == 'add' or c.verb == 'adjust') then
-      cold[#cold + 1] = c.key
-    elseif s.behind then
-      behind = true
-    else
-      here = true
-    end
+    if call.front and s.cold or call.looks and not s.was and not c.looked then keys[#keys + 1] = c.key end
   end
-  return #cold > 0 and 'cold' or behind and (here and 'both' or 'behind') or 'hot', cold
-end
-if mode == 'commit' and redis.call('EXISTS', record) == 0 then
-  return answer({{}})
-elseif mode == 'decide' then
-  local noted = redis.call('GET', record)
-  if noted == 'aborted' then return cjson.encode({aborted = true}) end
-  if noted then return answer({{}}) end
+  return keys
 end
 
 -- What is to be written, when all is judged. Registers alone are written at once.
@@ -331,10 +279,10 @@ local function divide(s, c)
   end
 end
 
--- count counts an addition to a sum under its dimensions. What is behind PostgreSQL's word was counted there.
+-- count counts an addition to a sum under its dimensions.
 local counts = {}
 local function count(s, c)
-  if not c.dimensions or s.kind ~= 'sum' or home == '-1' and call.front then return end
+  if not c.dimensions or s.kind ~= 'sum' then return end
   local at = call.front and c.counted[s.bucket.front.parity] or c.counted[1]
   local list = counts[at]
   if not list then
@@ -409,9 +357,7 @@ end
 
 -- dropRegisters and observe write at once: it is certain by then that their operation is made.
 -- When Redis refuses writes it refuses the first one of a script.
-local judges = mode == 'judge' or mode == 'prepare'
 local function dropRegisters(s, c)
-  if judges then return end
   keepRegisters(s, c)
   redis.call('UNLINK', KEYS[c.registers])
 end
@@ -455,7 +401,6 @@ end
 -- observe adds members to registers, of which nobody can tell who is new.
 local function observe(s, c)
   if c.leave then return refuse(s, c, 'kind', 'unique') end
-  if judges then return nil end
   keepRegisters(s, c)
   local names = {}
   for i, m in ipairs(c.join) do names[i] = string.sub(m, WIDTH + 1) end
@@ -510,7 +455,7 @@ local function make(op)
       journal(s, c, true)
     elseif s.kind == 'unique' then
       dropRegisters(s, c)
-      if not judges then dropSteps(KEYS[c.steps]) end
+      dropSteps(KEYS[c.steps])
     end
     if call.region and s.kind ~= 'exact' then
       local far = farOf(s)
@@ -555,46 +500,27 @@ local function make(op)
 end
 
 local function replay(op)
-  local id = op.id and mode ~= 'commit' and KEYS[op.id]
+  local id = op.id and KEYS[op.id]
   return id and (ids[id] or redis.call('EXISTS', id) == 1)
 end
 
 local results, stop = {}, nil
 for i, op in ipairs(call.ops) do
   local id = op.id and KEYS[op.id]
-  local way = call.front and mode ~= 'commit' and route(op) or 'hot'
   if replay(op) then
     results[i] = {replay = true}
-  elseif way ~= 'hot' or id and call.front and mode == 'make' and not op.asked and now < buckets[op.idbucket].front.asks then
-    if mode ~= 'make' then return cjson.encode({busy = ''}) end -- it has moved meanwhile
-    stop = {ask = way == 'hot', ways = {}, cold = {}, deleted = '0'}
+  elseif #unknown(op) > 0 or id and call.front and not op.asked and now < buckets[op.idbucket].front.asks then
+    stop = {ask = #unknown(op) == 0, unknown = {}}
     for j = i, #call.ops do
-      local way, cold = 'hot', {}
-      if not replay(call.ops[j]) then way, cold = route(call.ops[j]) end
-      stop.ways[#stop.ways + 1] = way
-      for _, key in ipairs(cold) do -- what does not exist may, when the turn of the operation comes
-        if j == i or states[key].cold then stop.cold[#stop.cold + 1] = key end
+      if not replay(call.ops[j]) then
+        for _, key in ipairs(unknown(call.ops[j])) do stop.unknown[#stop.unknown + 1] = key end
       end
-    end
-    for _, b in ipairs(buckets) do
-      if deleted(b) > tonumber(stop.deleted) then stop.deleted = string.format('%.0f', b.deleted) end
     end
     break
   else
     results[i] = make(op) or {}
     if id and not results[i].refused then ids[id] = op.idbucket or true end
   end
-end
-local first = results[1]
-if mode == 'judge' or mode ~= 'make' and (first.refused or first.replay) then return answer(results) end
-
-if mode == 'prepare' then
-  local lock = transaction .. ' ' .. home .. ' ' .. string.format('%.0f', now)
-  redis.call('SET', record, ARGV[6])
-  for _, b in ipairs(buckets) do
-    for _, key in ipairs(b.keys) do redis.call('HSET', b.locks, key, lock) end
-  end
-  return cjson.encode({results = results, states = {}, token = buckets[1].front and buckets[1].front.token})
 end
 
 -- From here on all is written.
@@ -603,7 +529,7 @@ for _, key in ipairs(order) do
   local is = text(s)
   if call.front then
     is = is or '-'
-    if not s.cold and not s.behind and (is ~= s.was or s.dropped or s.saw) then
+    if not s.cold and (is ~= s.was or s.dropped or s.saw) then
       local b = s.bucket
       if redis.call('HEXISTS', b.taken, key) == 1 then
         s.taken = true
@@ -725,17 +651,6 @@ end
 for _, b in ipairs(buckets) do
   if b.died then redis.call('HSET', b.state, 'deleted', string.format('%.0f', b.deleted)) end
 end
-if mode == 'decide' then
-  redis.call('SET', record, ARGV[6])
-elseif mode == 'commit' then
-  redis.call('UNLINK', record)
-  for _, b in ipairs(buckets) do
-    for _, key in ipairs(b.keys) do
-      if string.match(redis.call('HGET', b.locks, key) or '', '^%S+') == transaction then redis.call('HDEL', b.locks, key) end
-    end
-  end
-end
-
 -- A line for each bucket: 'sequence [updates]', which feed.go reads.
 local news = {}
 for _, key in ipairs(tellings) do

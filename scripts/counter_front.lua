@@ -11,7 +11,7 @@ local function front(state)
   if not f[1] or f[2] ~= run then return nil end
   return {
     generation = tonumber(f[1]), epoch = tonumber(f[3]), parity = tonumber(f[3]) % 2 + 1, asks = tonumber(f[4]),
-    token = f[1] .. ' ' .. f[3], ticket = f[1] .. ' ' .. f[5], pending = tonumber(f[6] or 0),
+    ticket = f[1] .. ' ' .. f[5], pending = tonumber(f[6] or 0),
     life = math.max(tonumber(f[1]), tonumber(f[7] or 0)), -- the least incarnation of a counter that changes
   }
 end

@@ -1,10 +1,10 @@
--- counter_load.lua: say of cold counters of one bucket where their truth is.
+-- counter_load.lua: put counters that PostgreSQL has, or that do not exist, into one bucket.
 --
--- KEYS     the eight of the bucket; then sets or registers and what was staged for them, named by their number
+-- KEYS     the seven of the bucket; then sets or registers and what was staged for them, named by their number
 -- ARGV[1]  the bucket's ticket, from before PostgreSQL was read
--- ARGV[2]  JSON: [{"key":…,"state":state, "pg" or "-","set":9,"staged":10}]
--- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since; "dirty": one that
---          is to be "pg" was deleted here, and that is not persisted; "lost"
+-- ARGV[2]  JSON: [{"key":…,"state":state or "-","set":9,"staged":10}]
+-- Returns  "ok": each has a field now, ours or somebody's; "moved": counters have left the bucket since;
+--          "lost"
 -- Safe to repeat and to arrive late: the ticket says so. O(counters).
 --#include counter_front.lua
 
@@ -16,13 +16,6 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local answer = 'ok'
 for _, e in ipairs(cjson.decode(ARGV[2])) do
   local is = redis.call('HGET', KEYS[1], e.key)
-  if is == '-' and e.state == 'pg' then
-    if redis.call('HEXISTS', KEYS[4], e.key) == 1 or redis.call('HEXISTS', KEYS[5], e.key) == 1 then
-      answer = 'dirty'
-    else
-      is = false
-    end
-  end
   if not is then
     local whole = true
     if e.staged then
@@ -34,7 +27,7 @@ for _, e in ipairs(cjson.decode(ARGV[2])) do
     end
     if whole then
       redis.call('HSET', KEYS[1], e.key, e.state)
-      redis.call('ZADD', KEYS[8], e.state == '-' and 1 or now, e.key)
+      redis.call('ZADD', KEYS[7], e.state == '-' and 1 or now, e.key)
     else
       answer = 'moved'
     end

@@ -1,6 +1,6 @@
 -- counter_merge.lua: take what another region tells of counters of a bucket.
 --
--- KEYS     hc:{n}:c, hc:{n}:s, hc:{n}:k, hc:{n}:f, hc:{n}:log, hc:{n}:gone, a key that is free; then of each counter its
+-- KEYS     hc:{n}:c, hc:{n}:s, hc:{n}:f, hc:{n}:log, hc:{n}:gone, a key that is free; then of each counter its
 --          set and registers, and when it was ever deleted also its ledger, list of steps, dimensions and histories
 -- ARGV[1]  PUBLISH or SPUBLISH   ARGV[2] the bucket's channel   ARGV[3] who tells   ARGV[4] which region this is to be
 -- ARGV[5]  log: the teller's log ARGV[6] from the place ARGV[7] to ARGV[8]
@@ -9,9 +9,9 @@
 --          end: with what is here all was told since begin with that word; its log ARGV[7] is told up to ARGV[8]
 -- ARGV[9…] for each counter eight: key, kind, when it changed, died, emptied, parts and registers as counter_log.lua has
 --          them, and the number of its first key
--- Returns  merged, busy (a counter is locked, or the bucket is held still), or unready and which region this is; how far
+-- Returns  merged, busy (the bucket is held still), or unready and which region this is; how far
 --          this region has the teller's log, 'log place', or another text; how many counters
---          were news; how many could not be taken; of a locked counter also its lock and the time; of begin, older when
+--          were news; how many could not be taken; of begin, older when
 --          the teller's log was further on: its server has come back without all of its memory
 -- Safe to repeat, to lose and to come in any order: of each part the greater sequence holds, of lives and of what
 -- ends them the greater number. A place only moves on from where it is. O(counters * their parts).
@@ -19,7 +19,7 @@
 --#include counter_far.lua
 --#include counter_steps.lua
 
-local counters, state, locks, fars, log, gone, free = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local counters, state, fars, log, gone, free = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local from, self, mode = ARGV[3], ARGV[4], ARGV[5]
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -27,12 +27,6 @@ local s = redis.call('HMGET', state, 'region', 'until', 'deleted', 'from:' .. fr
 local deleted, place = tonumber(s[3] or 0), s[4] or ''
 if s[1] ~= self then return {'unready', s[1] or '', 0, 0} end
 if s[2] and now < tonumber(s[2]) then return {'busy', place, 0, 0} end
-if redis.call('EXISTS', locks) == 1 then
-  for i = 9, #ARGV, 8 do
-    local lock = redis.call('HGET', locks, ARGV[i])
-    if lock then return {'busy', place, 0, 0, lock .. ' ' .. string.format('%.0f', now)} end
-  end
-end
 
 local function text(rec)
   return table.concat({rec.kind, rec.value, rec.at, string.format('%.0f', rec.life), string.format('%.0f', rec.sequence), rec.entries}, ' ') .. rec.rest

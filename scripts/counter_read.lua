@@ -1,9 +1,9 @@
 -- counter_read.lua: read counters, and whether a member is in them.
 --
--- KEYS     three of each bucket: hc:{n}:c, hc:{n}:s, hc:{n}:k, in front eight; then sets, named by their number
--- ARGV[1]  JSON: {"buckets":[{"at":1}],"keys":[{"key":…,"bucket":1,"set":4}],"member":hash or "","touch":ms}
+-- KEYS     two of each bucket: hc:{n}:c, hc:{n}:s, in front seven; then sets, named by their number
+-- ARGV[1]  JSON: {"buckets":[{"at":1}],"keys":[{"key":…,"bucket":1,"set":3}],"member":hash or "","touch":ms}
 --          touch: PostgreSQL stands behind Redis, and who is read is young again, when it has not been for so long
--- Returns  a list, per key: its state or "", its lock and the time or "", 1 when the member is in its set;
+-- Returns  a list, per key: its state or "", 1 when the member is in its set;
 --          in front then the bucket's generation. Or "lost".
 -- It writes ages alone. O(keys).
 --#include counter_set.lua
@@ -12,7 +12,6 @@
 local call = cjson.decode(ARGV[1])
 local clock = redis.call('TIME')
 local millis = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local now = string.format('%.0f', millis)
 local out = {}
 if call.touch then
   for _, b in ipairs(call.buckets) do
@@ -22,15 +21,15 @@ if call.touch then
 end
 for _, k in ipairs(call.keys) do
   local b = call.buckets[k.bucket]
-  local state, lock = redis.call('HGET', KEYS[b.at], k.key), redis.call('HGET', KEYS[b.at + 2], k.key)
+  local state = redis.call('HGET', KEYS[b.at], k.key)
   local mine = 0
   if call.member ~= '' and state and string.match(state, '^members ') then
     local _, _, found = place(openSet(KEYS[k.set]), call.member)
     mine = found and 1 or 0
   end
-  out[#out + 1] = {state or '', lock and lock .. ' ' .. now or '', mine, b.front and string.format('%.0f', b.front.generation)}
-  if call.touch and state and state ~= '-' and tonumber(redis.call('ZSCORE', KEYS[b.at + 7], k.key) or 0) < millis - call.touch then
-    redis.call('ZADD', KEYS[b.at + 7], millis, k.key)
+  out[#out + 1] = {state or '', mine, b.front and string.format('%.0f', b.front.generation)}
+  if call.touch and state and state ~= '-' and tonumber(redis.call('ZSCORE', KEYS[b.at + 6], k.key) or 0) < millis - call.touch then
+    redis.call('ZADD', KEYS[b.at + 6], millis, k.key)
   end
 end
 return out

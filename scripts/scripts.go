@@ -35,7 +35,6 @@ const (
 	Sweep    Name = "sweep"
 	Values   Name = "values"
 
-	CounterAbort     Name = "counter_abort"
 	CounterApply     Name = "counter_apply"
 	CounterBegin     Name = "counter_begin"
 	CounterCut       Name = "counter_cut"
@@ -50,7 +49,6 @@ const (
 	CounterMerge     Name = "counter_merge"
 	CounterLoad      Name = "counter_load"
 	CounterNote      Name = "counter_note"
-	CounterOutcome   Name = "counter_outcome"
 	CounterPart      Name = "counter_part"
 	CounterParts     Name = "counter_parts"
 	CounterRead      Name = "counter_read"
@@ -70,8 +68,8 @@ var Webhooks = []Name{HookDone, HookTake, HookTell, HookTold}
 
 // Counters are the scripts of counters that last.
 var Counters = []Name{
-	CounterAbort, CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
-	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterOutcome, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
+	CounterApply, CounterBegin, CounterCut, CounterDimension, CounterDone, CounterEvict, CounterFreeze, CounterHistory, CounterLedger,
+	CounterLimit, CounterLoad, CounterLog, CounterMerge, CounterNote, CounterPart, CounterParts, CounterRead, CounterRestore, CounterStage,
 	CounterStatus, CounterTake,
 }
 

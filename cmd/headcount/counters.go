@@ -158,7 +158,7 @@ func (s *system) openCounters(ctx context.Context) (err error) {
 	case s.cfg.Redis != "":
 		c.where, c.distant, lanes.Lanes, lanes.Pace = "Redis", true, redisLanes, redisPace
 		var store *counterredis.Store
-		config := counterredis.Config{URL: s.cfg.Redis, Registerer: s.registry, Log: s.log, OnState: c, Marks: s.redis.Marks()}
+		config := counterredis.Config{URL: s.cfg.Redis, Rules: s.cfg.Rules, Registerer: s.registry, Log: s.log, OnState: c, Marks: s.redis.Marks()}
 		if len(s.cfg.Peers) > 0 {
 			config.Region = s.cfg.Region
 		}

@@ -104,7 +104,7 @@ func (p place) openRedis(ctx context.Context, fresh bool, rules *counter.Rules) 
 	case p.Postgres != "":
 		store, err = tiered.Open(ctx, tiered.Config{Redis: p.Redis, Postgres: p.Postgres, Rules: rules, ReadOnly: !fresh, Log: zerolog.Nop()})
 	default:
-		store, err = counterredis.Open(counterredis.Config{URL: p.Redis, Log: zerolog.Nop()})
+		store, err = counterredis.Open(counterredis.Config{URL: p.Redis, Rules: rules, Log: zerolog.Nop()})
 	}
 	if err != nil {
 		return nil, refusedPostgres(err)

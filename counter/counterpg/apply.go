@@ -194,9 +194,6 @@ type step struct {
 	told       map[string][]change // what changed, by key
 	changed    bool                // there is something to write
 	committing time.Time           // when the second round trip began, by this process's clock
-
-	exactOnly      bool   // Redis has all others: an operation on one of these ends the step
-	deletedInFront uint64 // highest incarnation that was deleted in Redis
 }
 
 // sweeps are rows of headcount_sweeps, by id.
@@ -270,9 +267,9 @@ func (w *step) run(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) error
 
 func (w *step) judge(ops []counter.Op) {
 	for i := range ops {
-		if w.exactOnly && !w.exact(&ops[i]) {
-			w.results = w.results[:i]
-			return
+		if err := w.misplaced(&ops[i]); err != nil {
+			w.results[i] = counter.Result{Err: err}
+			continue
 		}
 		w.results[i] = counter.Judge(w, &ops[i], w.now)
 	}
@@ -326,7 +323,6 @@ func (w *step) read(ctx context.Context, c *pgxpool.Conn, ops []counter.Op) erro
 		return err
 	}
 	w.wasDeleted = w.deleted
-	w.deleted = max(w.deleted, int64(w.deletedInFront))
 	return nil
 }
 

@@ -38,58 +38,18 @@ const (
 	aggregateIn = time.Minute
 )
 
-// exact reports whether op is made here: its counters are exact, or are made so.
-func (w *step) exact(op *counter.Op) bool {
-	if op.Check() != nil || op.Identity != (counter.Identity{}) && w.Remembered(op.Identity) {
-		return true
+// misplaced refuses an operation on a counter that is not exact, when Redis has those.
+func (w *step) misplaced(op *counter.Op) error {
+	if !w.store.cfg.Behind || op.Check() != nil || op.Identity != (counter.Identity{}) && w.Remembered(op.Identity) {
+		return nil
 	}
-	made := map[string]bool{} // by a change before
 	for i := range op.Changes {
-		c := &op.Changes[i]
-		switch kind := w.records[c.Key].Kind; {
-		case made[c.Key]:
-		case kind == 0 && (c.Rule.Kind == counter.Exact || c.Verb == counter.Delete || c.Verb == counter.Reset):
-		case kind != counter.Exact:
-			return false
-		}
-		made[c.Key] = true
-	}
-	return true
-}
-
-// Made is what ApplyExact has made.
-type Made struct {
-	Results []counter.Result // fewer than operations: the next is on another counter
-	Gone    []string         // counters among them that have no row now
-	Deleted uint64           // highest incarnation that was deleted
-}
-
-// ApplyExact is Apply for operations on exact counters, up to the first that is on another. deleted is the highest
-// incarnation that was deleted in Redis.
-func (s *Store) ApplyExact(ctx context.Context, ops []counter.Op, deleted uint64) (Made, error) {
-	var w *step
-	var err error
-	for range tries {
-		w = s.newStep(ops)
-		w.exactOnly, w.deletedInFront = true, deleted
-		err = s.do(ctx, func(ctx context.Context, c *pgxpool.Conn) error { return w.run(ctx, c, ops) })
-		if err == nil || !again(err) {
-			break
+		key := op.Changes[i].Key
+		if kind := w.records[key].Kind; kind != 0 && kind != counter.Exact {
+			return counter.Misplaced(w.records[key].Counter(key))
 		}
 	}
-	if err != nil {
-		return Made{}, fmt.Errorf("counterpg: apply: %w", err)
-	}
-	s.publish(w)
-	made := Made{Results: w.results, Deleted: uint64(w.deleted)}
-	for i := range w.results {
-		for j := range ops[i].Changes {
-			if key := ops[i].Changes[j].Key; w.records[key].State == (counter.State{}) {
-				made.Gone = append(made.Gone, key)
-			}
-		}
-	}
-	return made, nil
+	return nil
 }
 
 // Rows reads the states of counters; those without a row are zero.

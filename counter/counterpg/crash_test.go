@@ -175,8 +175,7 @@ func TestALongCallIsNoProbe(t *testing.T) {
 	server := pgtest.Single(t)
 	s := open(t, server.Database(t), func(c *Config) { c.Behind = true })
 	exactly := func() error {
-		_, err := s.ApplyExact(t.Context(), []counter.Op{with("", add("e:1", 1))}, 0)
-		return err
+		return s.Apply(t.Context(), []counter.Op{with("", add("e:1", 1))})[0].Err
 	}
 	if err := exactly(); err != nil {
 		t.Fatal(err)

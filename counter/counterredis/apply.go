@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -25,7 +27,7 @@ type (
 		Front   bool        `json:"front,omitempty"`
 		Region  string      `json:"region,omitempty"` // this one, when there are others
 		Room    int         `json:"room,omitempty"`   // of a bucket, for what is not persisted
-		Token   string      `json:"token,omitempty"`  // that the buckets must have
+		Looks   bool        `json:"looks,omitempty"`  // a counter that does not exist is looked for elsewhere first
 	}
 	place struct {
 		At      int    `json:"at"` // number of its first key
@@ -40,7 +42,8 @@ type (
 	change struct {
 		At      int      `json:"at"` // its index in the Op
 		Key     string   `json:"key"`
-		Bucket  int      `json:"bucket"` // place in Buckets, from 1
+		Looked  bool     `json:"looked,omitempty"` // it is nowhere else
+		Bucket  int      `json:"bucket"`           // place in Buckets, from 1
 		Verb    string   `json:"verb"`
 		Kind    string   `json:"kind"`
 		Delta   string   `json:"delta,omitempty"`
@@ -80,20 +83,16 @@ type (
 		Past int   `json:"past,omitempty"` // number of the key of its history; none in front
 	}
 	outcome struct {
-		Busy    *string           `json:"busy"`
-		Aborted bool              `json:"aborted"`
+		Busy    bool              `json:"busy"`
 		Lost    bool              `json:"lost"`
 		Full    bool              `json:"full"`
 		Results luaList[made]     `json:"results"`
 		States  map[string]string `json:"states"`
 		Stop    *stop             `json:"stop"`
-		Token   string            `json:"token"`
 	}
 	stop struct {
 		Ask     bool            `json:"ask"`
-		Ways    []Way           `json:"ways"`
-		Cold    luaList[string] `json:"cold"`
-		Deleted uint64          `json:"deleted,string"`
+		Unknown luaList[string] `json:"unknown"`
 	}
 	made struct {
 		Replay  bool   `json:"replay"`
@@ -118,38 +117,34 @@ func (l *luaList[T]) UnmarshalJSON(text []byte) error {
 
 var verbs = [...]string{counter.Add: "add", counter.Adjust: "adjust", counter.Reset: "reset", counter.Edit: "edit", counter.Delete: "delete", counter.Divide: "divide"}
 
-// group is the operations, or parts of one, that one run of a script makes.
+// group is the operations that one run of a script makes.
 type group struct {
+	store *Store
 	names *names
 	call  script
 	ops   []int // for each operation its index in Apply
 	size  int   // changes
-
-	bucket int // -1: any
 }
 
 func (s *Store) newGroup() *group {
-	g := &group{names: s.newNames(), call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues}}
+	g := &group{store: s, names: s.newNames(), call: script{Region: s.cfg.Region, Told: maxTold, Kept: counter.DefaultLedger.Milliseconds(), Values: counter.MaxValues, Looks: s.cfg.Rules != nil}}
 	if s.cfg.Behind != nil {
 		g.call.Front, g.call.Room, g.call.Values = true, maxPending, maxCounted
 	}
 	return g
 }
 
-// add adds the changes of op that are in bucket; bucket -1: all, and in any case
-// the identity when it is there.
-func (g *group) add(at int, op *counter.Op, bucket int) {
-	o := operation{Changes: []change{}}
+// add adds op, whose index in Apply is at.
+func (g *group) add(at int, op *counter.Op, left *Left) {
+	o := operation{Changes: make([]change, len(op.Changes)), Asked: left.asked[op.Identity]}
 	if op.Identity != (counter.Identity{}) {
-		if b := identityBucket(op.Identity); bucket < 0 || b == bucket {
-			o.Bucket = g.names.bucket(b)
-			o.ID = g.names.key(identityKey(b, op.Identity))
-		}
+		b := g.store.identityBucket(op)
+		o.Bucket, o.ID = g.names.bucket(b), g.names.key(identityKey(b, op.Identity))
 	}
 	for i := range op.Changes {
-		if b := bucketOf(op.Changes[i].Key); bucket < 0 || b == bucket {
-			o.Changes = append(o.Changes, g.change(i, &op.Changes[i], b))
-		}
+		c := &op.Changes[i]
+		o.Changes[i] = g.change(i, c, g.store.changeBucket(c))
+		o.Changes[i].Looked = left.looked[c.Key]
 	}
 	g.call.Ops, g.ops, g.size = append(g.call.Ops, o), append(g.ops, at), g.size+len(o.Changes)
 }
@@ -228,44 +223,17 @@ func (g *group) change(at int, c *counter.Change, b int) change {
 	return out
 }
 
-// run is one run of counter_apply.lua over the group. part is of a transaction.
-func (s *Store) applyCall(c *redisconn.Client, g *group, mode string, part transactionPart) (*redisconn.Call, error) {
+// applyCall is one run of counter_apply.lua over the group.
+func (g *group) applyCall(c *redisconn.Client) *redisconn.Call {
+	g.call.Buckets = nil
 	for _, b := range g.names.order {
-		g.call.Buckets = append(g.call.Buckets, place{At: g.names.at[countersKey(b)], Channel: channel(b, s.conn.DB)})
+		g.call.Buckets = append(g.call.Buckets, place{At: g.names.at[countersKey(b)], Channel: channel(b, g.store.conn.DB)})
 	}
 	text, err := json.Marshal(g.call)
-	g.call.Buckets = nil
-	if err != nil {
-		return nil, err
+	if err != nil { // it always marshals
+		panic(err)
 	}
-	keys, tx, kept := g.names.list, "", ""
-	if part.id != "" {
-		record := transactionKey(part.bucket, part.id)
-		keys = append(keys[:len(keys):len(keys)], record)
-		tx = part.id + " " + strconv.Itoa(len(keys)) + " " + strconv.Itoa(part.home)
-		switch mode {
-		case "prepare":
-			b, err := json.Marshal(prepared{Keys: keys, Call: string(text), Transaction: tx})
-			if err != nil {
-				return nil, err
-			}
-			kept = string(b)
-		case "decide":
-			b, err := json.Marshal(part.others)
-			if err != nil {
-				return nil, err
-			}
-			kept = string(b)
-		}
-	}
-	return applyScript(c, mode, keys, string(text), tx, kept), nil
-}
-
-func applyScript(c *redisconn.Client, mode string, keys []string, text, tx, kept string) *redisconn.Call {
-	return &redisconn.Call{
-		Script: scripts.CounterApply, Keys: keys,
-		Args: []any{c.Publish, mode, text, counter.IdentityKept.Milliseconds(), tx, kept},
-	}
+	return &redisconn.Call{Script: scripts.CounterApply, Keys: g.names.list, Args: []any{c.Publish, string(text), counter.IdentityKept.Milliseconds()}}
 }
 
 var errReply = errors.New("redis: a reply that cannot be read")
@@ -300,54 +268,39 @@ func failing(results []counter.Result) func(at []int, err error) {
 	}
 }
 
-// Apply is as counter.Writer says. Operations of one bucket each go in one pipeline;
-// one of several buckets of a Cluster goes by itself, after what comes before it.
-func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := make([]counter.Result, len(ops))
+// Left is what Make could not make.
+type Left struct {
+	Ops     []int    // indexes, in order
+	Unknown []string // counters to look for elsewhere first
+	Ask     bool     // identities have to be looked for in PostgreSQL
+	Lost    bool     // Redis may have lost its memory
+
+	asked  map[counter.Identity]bool
+	looked map[string]bool
+}
+
+// Make makes the operations todo of ops, in their order and each in one bucket when Redis is a Cluster, and fills in their
+// results, those of replays without counters. asked are identities that PostgreSQL does not know.
+func (s *Store) Make(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Left {
+	return s.make(ctx, ops, todo, results, Left{asked: asked})
+}
+
+func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result, left Left) Left {
 	fail := failing(results)
-	var todo []int
-	for i := range ops {
-		if results[i].Err = ops[i].Check(); results[i].Err == nil {
-			todo = append(todo, i)
-		}
-	}
 	c, err := s.client(ctx)
 	if err != nil {
 		fail(todo, err)
-		return results
+		return left
 	}
-	s.make(ctx, c, ops, todo, results, fail, nil)
-	return results
-}
-
-// make makes the operations todo. left is nil, or takes those that cannot be made here.
-func (s *Store) make(ctx context.Context, c *redisconn.Client, ops []counter.Op, todo []int, results []counter.Result, fail func([]int, error), left *Left) {
 	waiting := map[int]*group{} // by bucket; on a single server all are in -1
 	flush := func() {
-		groups := make([]*group, 0, len(waiting))
-		for _, g := range waiting {
-			groups = append(groups, g)
-		}
+		s.applyGroups(ctx, c, ops, slices.Collect(maps.Values(waiting)), results, fail, &left)
 		clear(waiting)
-		s.applyGroups(ctx, c, ops, groups, results, fail, left)
 	}
-	for n, i := range todo {
-		op := &ops[i]
-		b := -1
+	for _, i := range todo {
+		op, b := &ops[i], -1
 		if c.Cluster != nil {
-			buckets := bucketsOf(op)
-			if len(buckets) > 1 {
-				flush()
-				if left != nil && s.leave(ctx, ops, todo[n:], left, fail) {
-					return
-				}
-				r, err := s.transact(ctx, c, op)
-				if results[i] = r; err != nil {
-					fail([]int{i}, err)
-				}
-				continue
-			}
-			b = buckets[0]
+			b = s.changeBucket(&op.Changes[0])
 		}
 		g := waiting[b]
 		if g != nil && g.size+len(op.Changes) > maxApply {
@@ -356,66 +309,44 @@ func (s *Store) make(ctx context.Context, c *redisconn.Client, ops []counter.Op,
 		}
 		if g == nil {
 			g = s.newGroup()
-			g.bucket, waiting[b] = b, g
+			waiting[b] = g
 		}
-		g.add(i, op, b)
-		g.call.Ops[len(g.call.Ops)-1].Asked = left != nil && left.asked[op.Identity]
+		g.add(i, op, &left)
 	}
 	flush()
+	slices.Sort(left.Ops)
+	return left
 }
 
-// bucketsOf are the buckets of an operation, its home first.
-func bucketsOf(op *counter.Op) []int {
-	var list []int
-	seen := [Buckets]bool{}
-	add := func(b int) {
-		if !seen[b] {
-			seen[b] = true
-			list = append(list, b)
-		}
-	}
-	if op.Identity != (counter.Identity{}) {
-		add(identityBucket(op.Identity))
-	}
-	for i := range op.Changes {
-		add(bucketOf(op.Changes[i].Key))
-	}
-	return list
-}
-
-// applyGroups makes groups, of which no two have a bucket in common, and waits for
-// those whose counters are locked.
+// applyGroups makes groups, of which no two have a bucket in common, and waits for buckets that are held still.
 func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Left) {
 	w := s.wait(ctx)
 	for len(groups) > 0 {
 		calls := make([]*redisconn.Call, len(groups))
 		for i, g := range groups {
-			cl, err := s.applyCall(c, g, "make", transactionPart{})
-			if err != nil { // text always marshals
-				panic(err)
-			}
-			calls[i] = cl
+			calls[i] = g.applyCall(c)
 		}
 		_ = s.conn.Run(ctx, calls) // each call has its error
 		var again []*group
 		for i, g := range groups {
 			o, err := parseOutcome(calls[i])
-			if err == nil && o.Busy != nil {
-				if err = w.locked(*o.Busy); err == nil {
+			if err == nil && o.Busy {
+				if err = w.held(); err == nil {
 					again = append(again, g)
 					continue
 				}
 			}
 			made := g.ops
-			if err == nil && left != nil && o.Stop != nil && len(o.Results)+len(o.Stop.Ways) == len(g.ops) {
+			if err == nil && o.Stop != nil && len(o.Results) < len(g.ops) {
 				made = g.ops[:len(o.Results)]
-				left.stopped(g.ops[len(made):], o.Stop)
+				left.Ops = append(left.Ops, g.ops[len(made):]...)
+				left.Unknown, left.Ask = append(left.Unknown, o.Stop.Unknown...), left.Ask || o.Stop.Ask
 			}
 			if err == nil && len(o.Results) != len(made) {
 				err = fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
 			}
-			if left != nil && errors.Is(err, ErrLost) {
-				left.lost(g.ops)
+			if errors.Is(err, ErrLost) {
+				left.Ops, left.Lost = append(left.Ops, g.ops...), true
 				continue
 			}
 			if err != nil {
@@ -476,35 +407,29 @@ func (m made) conflict(op *counter.Op) error {
 	return out
 }
 
-// waiter waits for locks, longer each time.
+// waiter waits while buckets are held still, longer each time.
 type waiter struct {
-	s     *Store
-	ctx   context.Context
-	until time.Time
-	tries int
+	ctx      context.Context
+	patience time.Duration
+	until    time.Time
+	tries    int
 }
 
 func (s *Store) wait(ctx context.Context) *waiter {
-	return &waiter{s: s, ctx: ctx, until: time.Now().Add(s.cfg.Patience)}
+	return &waiter{ctx: ctx, patience: s.cfg.Patience, until: time.Now().Add(s.cfg.Patience)}
 }
 
-// locked waits because of a lock, or "" for a bucket that is held still. What a dead
-// process left it finishes. Its error says that nothing was changed.
-func (w *waiter) locked(lock string) error {
-	if l, ok := parseLock(lock); ok && l.age > abandoned {
-		if err := w.s.finish(w.ctx, l); err != nil {
-			return err
-		}
-	}
+// held waits for a bucket that is held still. Its error says that nothing was changed.
+func (w *waiter) held() error {
 	w.tries++
-	most := time.Duration(min(w.tries, 10)) * time.Millisecond
+	longest := time.Duration(min(w.tries, 10)) * time.Millisecond
 	select {
 	case <-w.ctx.Done():
-		return fmt.Errorf("%w: its counters are locked: %w", counter.ErrUnavailable, context.Cause(w.ctx))
-	case <-time.After(most/2 + rand.N(most)):
+		return fmt.Errorf("%w: its counters are held still: %w", counter.ErrUnavailable, context.Cause(w.ctx))
+	case <-time.After(longest/2 + rand.N(longest)):
 	}
 	if time.Now().After(w.until) {
-		return fmt.Errorf("%w: its counters are locked for longer than %s", counter.ErrUnavailable, w.s.cfg.Patience)
+		return fmt.Errorf("%w: its counters are held still for longer than %s", counter.ErrUnavailable, w.patience)
 	}
 	return nil
 }

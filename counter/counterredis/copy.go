@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -87,14 +88,14 @@ func (s *Store) pipeline(ctx context.Context, commands int, queue func(context.C
 
 // Dump is as counter.Dumper says, but for the moment.
 func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) error) error {
-	var keys []string
+	var keys []located
 	for b := range Buckets {
 		if err := s.pipeline(ctx, 1, func(ctx context.Context, pipe redis.Pipeliner) func() error {
 			got := pipe.HKeys(ctx, countersKey(b))
 			return func() error {
 				for _, key := range got.Val() {
 					if key > after {
-						keys = append(keys, key)
+						keys = append(keys, located{key, b})
 					}
 				}
 				return got.Err()
@@ -103,7 +104,7 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 			return fmt.Errorf("counterredis: dump: %w", err)
 		}
 	}
-	slices.Sort(keys)
+	slices.SortFunc(keys, func(a, b located) int { return cmp.Compare(a.key, b.key) })
 	for some := range slices.Chunk(keys, dumpAtOnce) {
 		copies, err := s.dump(ctx, some)
 		if err != nil {
@@ -118,12 +119,18 @@ func (s *Store) Dump(ctx context.Context, after string, each func(counter.Copy) 
 	return nil
 }
 
-func (s *Store) states(ctx context.Context, keys []string) (texts []string, err error) {
+// located is a counter and the bucket in which it is, whatever its rule says now.
+type located struct {
+	key    string
+	bucket int
+}
+
+func (s *Store) states(ctx context.Context, keys []located) (texts []string, err error) {
 	texts = make([]string, len(keys))
 	return texts, s.pipeline(ctx, len(keys), func(ctx context.Context, pipe redis.Pipeliner) func() error {
 		got := make([]*redis.StringCmd, len(keys))
 		for i, key := range keys {
-			got[i] = pipe.HGet(ctx, countersKey(bucketOf(key)), key)
+			got[i] = pipe.HGet(ctx, countersKey(key.bucket), key.key)
 		}
 		return func() error {
 			for i, g := range got {
@@ -138,22 +145,24 @@ func (s *Store) states(ctx context.Context, keys []string) (texts []string, err 
 }
 
 // dump reads counters with all that is kept of them.
-func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy, err error) {
+func (s *Store) dump(ctx context.Context, keys []located) (copies []counter.Copy, err error) {
 	texts, err := s.states(ctx, keys)
 	if err != nil {
 		return nil, err
 	}
 	spread := map[string]counter.State{}
-	for i, key := range keys {
-		c, st, err := parseState(key, texts[i])
+	buckets := map[string]int{}
+	for i, in := range keys {
+		c, st, err := parseState(in.key, texts[i])
 		if err != nil {
 			return nil, err
 		}
 		if c.IsSpread() {
-			spread[key] = st
+			spread[in.key] = st
 		}
 		if st.Kind != 0 {
-			copies = append(copies, counter.Copy{Key: key, State: st})
+			copies = append(copies, counter.Copy{Key: in.key, State: st})
+			buckets[in.key] = in.bucket
 		}
 	}
 	if len(spread) > 0 {
@@ -172,9 +181,9 @@ func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy,
 		var then []func() error
 		for i := range copies {
 			c := &copies[i]
-			then = append(then, dumpParts(ctx, pipe, c))
+			then = append(then, dumpParts(ctx, pipe, buckets[c.Key], c))
 			if c.Kind == counter.Unique {
-				seen[i] = pipe.ZRange(ctx, stepsKey(bucketOf(c.Key), c.Key), 0, -1)
+				seen[i] = pipe.ZRange(ctx, stepsKey(hashBucket(c.Key), c.Key), 0, -1)
 			}
 		}
 		return func() error {
@@ -207,8 +216,7 @@ func (s *Store) dump(ctx context.Context, keys []string) (copies []counter.Copy,
 }
 
 // dumpParts reads what stands beside the state of a counter, but for the steps of a unique.
-func dumpParts(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy) (take func() error) {
-	b := bucketOf(c.Key)
+func dumpParts(ctx context.Context, pipe redis.Pipeliner, b int, c *counter.Copy) (take func() error) {
 	var ledger *redis.XMessageSliceCmd
 	var members, counted *redis.MapStringStringCmd
 	var registers *redis.StringCmd
@@ -296,7 +304,7 @@ func dumpSeen(ctx context.Context, pipe redis.Pipeliner, c *counter.Copy, names 
 		n, err1 := strconv.ParseUint(number, 10, 32)
 		if errors.Join(err, err1) == nil {
 			slots[i] = counter.Slot{Step: uint32(length), Number: uint32(n)}
-			got[i] = pipe.Get(ctx, stepKey(bucketOf(c.Key), slots[i], c.Key))
+			got[i] = pipe.Get(ctx, stepKey(hashBucket(c.Key), slots[i], c.Key))
 		}
 	}
 	return func() error {
@@ -324,9 +332,9 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 	if err != nil {
 		return fail(err)
 	}
-	keys := make([]string, len(copies))
+	keys := make([]located, len(copies))
 	for i := range copies {
-		keys[i] = copies[i].Key
+		keys[i] = located{copies[i].Key, s.bucketOf(copies[i].Key)}
 	}
 	texts, err := s.states(ctx, keys)
 	if err != nil {
@@ -339,7 +347,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 		if err != nil {
 			return fail(err)
 		}
-		if !c.Replaces(st.Version, deleted[bucketOf(c.Key)]) {
+		if !c.Replaces(st.Version, deleted[s.bucketOf(c.Key)]) {
 			continue
 		}
 		cl, err := s.restoring(ctx, &c, texts[i], rules)
@@ -365,7 +373,7 @@ func (s *Store) Restore(ctx context.Context, copies []counter.Copy, rules *count
 
 // restoring is the run of counter_restore.lua for a copy.
 func (s *Store) restoring(ctx context.Context, c *counter.Copy, was string, rules *counter.Rules) (*redisconn.Call, error) {
-	b, staged := bucketOf(c.Key), ""
+	b, staged := s.bucketOf(c.Key), ""
 	hashes := slices.Clone(c.Hashes)
 	for _, m := range c.Members {
 		hashes = append(hashes, counter.MemberHash(m))
@@ -478,8 +486,11 @@ func (s *Store) RestoreIdentities(ctx context.Context, identities []counter.Iden
 	if err == nil {
 		err = s.pipeline(ctx, len(identities)+Buckets, func(ctx context.Context, pipe redis.Pipeliner) func() error {
 			for _, id := range identities {
-				if left := time.Until(id.Until); left > 0 {
-					pipe.SetNX(ctx, identityKey(identityBucket(id.Identity), id.Identity), "", left)
+				left := time.Until(id.Until)
+				for _, b := range [...]int{int(binary.LittleEndian.Uint32(id.Identity[:4]) % Buckets), exactBucket} {
+					if left > 0 { // it does not say whether it is a batch's, or of an exact counter
+						pipe.SetNX(ctx, identityKey(b, id.Identity), "", left)
+					}
 				}
 			}
 			for b, before := range is {
@@ -537,7 +548,7 @@ func (s *Store) Still(ctx context.Context, then func() error) error {
 		if err != nil || right {
 			return err
 		}
-		if err := w.locked(""); err != nil {
+		if err := w.held(); err != nil {
 			return err
 		}
 	}
@@ -555,7 +566,7 @@ func (s *Store) holding(ctx context.Context, id string, then func() error) error
 			case <-ended:
 				return
 			case <-ticker.C:
-				_, _, _ = s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
+				_, _ = s.freeze(ctx, id, "hold", 0, Buckets) // whether it did, the end finds out
 			}
 		}
 	})
@@ -573,7 +584,7 @@ func (s *Store) Leave(ctx context.Context, keys []string) error {
 	by := map[int]*redisconn.Call{}
 	var calls []*redisconn.Call
 	for _, key := range keys {
-		b := bucketOf(key)
+		b := hashBucket(key)
 		if by[b] == nil {
 			by[b] = &redisconn.Call{Script: scripts.CounterEvict, Keys: bucketKeys(b, true), Args: []any{0, 0, tag(b), c.Publish, channel(b, s.conn.DB)}}
 			calls = append(calls, by[b])
@@ -600,10 +611,7 @@ func (s *Store) Asks(ctx context.Context, came bool, deleted uint64) error {
 	}
 	calls := make([]*redisconn.Call, Buckets)
 	for b := range calls {
-		calls[b] = &redisconn.Call{
-			Script: scripts.CounterNote, Keys: []string{countersKey(b), stateKey(b), tag(b) + "a"},
-			Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
-		}
+		calls[b] = noteCall(b, deleted)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil || !came {
 		return err

@@ -14,7 +14,6 @@
 //	hc:{n5}:c       hash: state of each counter: kind value updated incarnation sequence entries
 //	hc:{n5}:s       hash: deleted (highest incarnation ever deleted), told (publications),
 //	                freeze and until (who holds the bucket still, and how long)
-//	hc:{n5}:k       hash: counters that a transaction has locked: transaction home since
 //	hc:{n5}:l:KEY   stream: ledger; an entry's id is its seq and its time
 //	hc:{n5}:m:KEY   hash: members, see counter_set.lua
 //	hc:{n5}:g60:KEY string: what a sum gained in steps of 60 s that are over
@@ -27,7 +26,6 @@
 //	hc:{n5}:z:MATCH set: number:key of counters that may have gained most in a step
 //	hc:top:60:7:MATCH string: what gained most in a step, in no bucket
 //	hc:{n5}:i:ID    string: an identity, for a day
-//	hc:{n5}:x:TX    string: a transaction's part of this bucket, or what became of it
 //	hc:{n5}:n/0     channel of the bucket, with the number of the database
 //	hc:limit:…      string or list: the state of a limit, see counter_limit.lua
 //
@@ -59,29 +57,14 @@
 //
 // # Operations of several buckets
 //
-// On a Cluster, an operation whose counters and identity are in several buckets is a
-// transaction. One bucket is its home: that of the identity, else that of the first
-// change.
+// Nothing is ever decided in two buckets. Counters whose rule is exact are all in bucket 0, with their identities, so a
+// batch of them is one run of one script, also on a Cluster. Every other batch is made counter by counter: on a
+// Cluster it is cut into one operation for each bucket, each under an identity of its own that is derived from the
+// batch's (see batch.go). A process that dies in the midst leaves some of them unmade; a repetition under the same
+// identity makes the rest, and nothing twice.
 //
-//  1. prepare: each other bucket judges its changes. When nothing refuses them it locks
-//     their counters and keeps the changes under the transaction's id. A locked
-//     counter can be read; who wants to change it waits.
-//  2. decide: the home judges its changes, makes them, remembers the identity, and notes
-//     "committed" with the list of the others, in one script. This is the moment in which
-//     the operation is made.
-//  3. commit: each other bucket makes what it kept and unlocks. Then the note is deleted,
-//     and the operation is acknowledged.
-//
-// When a bucket refuses, what is prepared is aborted; counters of one bucket are
-// judged apart from those of others, so the refusal of the earliest change is the
-// first at fault. A process may die between any two steps. Who then finds a lock
-// older than a second asks the home: what is not noted as committed is noted as
-// aborted, which a decision that comes late finds; and finishes all parts
-// accordingly. So a transaction is made whole or not at all, and once: its identity
-// is remembered in the same script that decides.
-//
-// [counter.IdentityOf] puts the bucket of its space into an identity, so a call on one
-// counter with an Idempotency-Key is in one bucket and no transaction.
+// A rule may have been changed from exact to another kind, or back. So a counter that is not in its bucket is looked for
+// in the other one before it is made; when it is there, the change is refused with [counter.ErrKind].
 //
 // # Limits
 //
@@ -129,9 +112,8 @@ const Buckets = 64
 // Format is the number of the format of counters in Redis: keys, values, publications, and
 // what regions tell each other. It stands in the cluster facts, where the processes write and
 // compare it (package counterredis of presence). Facts without it are of a version that had no
-// number yet; the format was the first. A change that an older version could misread or
-// damage raises it.
-const Format = 1
+// number yet. A change that an older version could misread or damage raises it: 2 has exact counters in bucket 0.
+const Format = 2
 
 const (
 	factsKey   = "hc:{c}:facts"
@@ -147,24 +129,21 @@ const (
 // ErrFront says that PostgreSQL stands behind the counters of a Redis that is to be used without it.
 var ErrFront = errors.New("the counters of this Redis are persisted in PostgreSQL; give its --postgres, too")
 
-// ErrLoose says that an older release has left counters that it changed without their rows.
-var ErrLoose = errors.New("a release before this one has changed counters while PostgreSQL was away, and not put them together yet; start that release once more, with PostgreSQL")
-
 // ErrFormat says that the counters in this Redis are of another format.
 var ErrFormat = errors.New("the counters in this Redis are of another format")
 
-// accept refuses counters of another format before anything is read or changed. Facts without
-// any number are of a release that is older than all of them.
+// accept refuses counters of another format before anything is read or changed. Facts without any number are of a
+// release that is older than all of them, or the counters'; then so are counters.
 func accept(ctx context.Context, c *redisconn.Client) error {
 	facts, err := c.HMGet(ctx, factsKey, formatFact, "format", "seed").Result()
 	if err != nil {
 		return err
 	}
 	is, numbered := facts[0].(string)
-	if is == strconv.Itoa(Format) || !numbered && (facts[1] != nil || facts[2] == nil) {
+	if is == strconv.Itoa(Format) || !numbered && facts[1] == nil && facts[2] == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: theirs is %q, this version knows %d; use the version that wrote them", ErrFormat, is, Format)
+	return fmt.Errorf("%w: theirs is %q, this version knows %d; use the version that wrote them, or see \"Upgrades\" in deploy/README.md", ErrFormat, is, Format)
 }
 
 const (
@@ -177,8 +156,8 @@ const (
 type Config struct {
 	URL  string        // as redisconn.Config has it; required
 	Dial time.Duration // how long it may take to connect; default 1s
-	// Patience is how long a call waits for counters that others have locked;
-	// default 4s. Then it fails with ErrUnavailable and has changed nothing.
+	// Patience is how long a call waits for a bucket that is held still; default 4s. Then it fails with
+	// ErrUnavailable and has changed nothing.
 	Patience   time.Duration
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
 	Log        zerolog.Logger
@@ -187,6 +166,8 @@ type Config struct {
 	// Behind is what stands behind this store, nil for nothing. With it Redis is a
 	// front: package tiered says of what, and calls the methods of front.go.
 	Behind *Behind
+	// Rules say which counters are exact. Nil when none of them is here: PostgreSQL has them.
+	Rules *counter.Rules
 	// Region is the name of this region when there are others with which it shares its counters, see package
 	// regions; empty: there are none. It goes with no Behind.
 	Region string
@@ -198,12 +179,7 @@ type Store struct {
 	conn *redisconn.Conn
 	feed *feed
 
-	crossing chan struct{} // holds one: transactions of one process do not lock each other out
-	adding   chan struct{} // holds one: nor do imports
-
-	// step is called before each step of a transaction; with false the process is
-	// dead from here on. Tests alone set it.
-	step func(name string) bool
+	adding chan struct{} // holds one: imports of one process do not lock each other out
 
 	mu     sync.Mutex // guards closed
 	closed bool
@@ -217,18 +193,15 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 		return err
 	}
 	pipe := c.Pipeline()
-	front, loose := make([]*redis.BoolCmd, Buckets), make([]*redis.StringCmd, Buckets)
+	front := make([]*redis.BoolCmd, Buckets)
 	for b := range Buckets {
-		front[b], loose[b] = pipe.HExists(ctx, stateKey(b), "generation"), pipe.HGet(ctx, stateKey(b), "loose")
+		front[b] = pipe.HExists(ctx, stateKey(b), "generation")
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+	if _, err := pipe.Exec(ctx); err != nil {
 		return err
 	}
-	switch {
-	case s.cfg.Behind == nil && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }):
+	if s.cfg.Behind == nil && slices.ContainsFunc(front, func(is *redis.BoolCmd) bool { return is.Val() }) {
 		return ErrFront
-	case slices.ContainsFunc(loose, func(n *redis.StringCmd) bool { return n.Val() != "" && n.Val() != "0" }):
-		return ErrLoose
 	}
 	return nil
 }
@@ -237,7 +210,7 @@ func (s *Store) accept(ctx context.Context, c *redisconn.Client) error {
 // work, not when Redis does not answer. Close ends it.
 func Open(cfg Config) (*Store, error) {
 	cfg.Patience = cmp.Or(cfg.Patience, 4*time.Second)
-	s := &Store{cfg: cfg, crossing: make(chan struct{}, 1), adding: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg, adding: make(chan struct{}, 1)}
 	conn, err := redisconn.Open(redisconn.Config{
 		URL: cfg.URL, Scripts: scripts.Counters, Unavailable: counter.ErrUnavailable, Classify: classify, ProbeWrite: probeWrite, Accept: s.accept,
 		Dial: cfg.Dial, Registerer: cfg.Registerer, Metrics: "headcount_counters_redis", Log: cfg.Log, OnState: cfg.OnState, Marks: cfg.Marks,
@@ -303,7 +276,6 @@ func tag(b int) string { return "hc:{n" + strconv.Itoa(b) + "}:" }
 
 func countersKey(b int) string            { return tag(b) + "c" }
 func stateKey(b int) string               { return tag(b) + "s" }
-func locksKey(b int) string               { return tag(b) + "k" }
 func ledgerKey(b int, key string) string  { return tag(b) + "l:" + key }
 func membersKey(b int, key string) string { return tag(b) + "m:" + key }
 func gainsKey(b int, step time.Duration, key string) string {
@@ -317,9 +289,6 @@ func partKey(b int, key string) string { return tag(b) + "h:" + key }
 func countedKey(b int, key string) string   { return tag(b) + "e:" + key }
 func stepsKey(b int, key string) string     { return tag(b) + "v:" + key }
 func registersKey(b int, key string) string { return tag(b) + "r:" + key }
-func transactionKey(b int, id string) string {
-	return tag(b) + "x:" + id
-}
 func identityKey(b int, id counter.Identity) string {
 	return tag(b) + "i:" + base64.RawURLEncoding.EncodeToString(id[:])
 }
@@ -327,16 +296,48 @@ func identityKey(b int, id counter.Identity) string {
 // channel has the database in its name, because pub-sub knows no databases.
 func channel(b, db int) string { return tag(b) + "n/" + strconv.Itoa(db) }
 
-func bucketOf(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buckets) }
+// exactBucket has the counters whose rules are exact, and the identities of batches.
+const exactBucket = 0
 
-// identityBucket is that of the identity's space, see counter.IdentityOf.
-func identityBucket(id counter.Identity) int {
-	return int(binary.LittleEndian.Uint32(id[:4]) % Buckets)
+// BucketOf is the bucket of a counter that is not exact.
+func BucketOf(key string) int { return hashBucket(key) }
+
+func hashBucket(key string) int { return int(uint32(xxhash.Sum64String(key)) % Buckets) }
+
+// bucketOf is the bucket of key, as its rule says.
+func (s *Store) bucketOf(key string) int {
+	if s.cfg.Rules != nil {
+		if rule := s.cfg.Rules.Find(key); rule != nil && rule.Kind == counter.Exact {
+			return exactBucket
+		}
+	}
+	return hashBucket(key)
+}
+
+// changeBucket is that of the counter that c changes.
+func (s *Store) changeBucket(c *counter.Change) int {
+	if s.cfg.Rules != nil && c.Rule.Kind == counter.Exact {
+		return exactBucket
+	}
+	return hashBucket(c.Key)
+}
+
+// identityBucket is where the identity of op is remembered: beside its counter, that of a batch in exactBucket, and that
+// of a part of a batch in the bucket of the part, with whose number it begins.
+func (s *Store) identityBucket(op *counter.Op) int {
+	b := s.changeBucket(&op.Changes[0])
+	if b == exactBucket || !op.OfBatch() {
+		return b
+	}
+	if part := binary.LittleEndian.Uint32(op.Identity[:4]); part < Buckets {
+		return int(part)
+	}
+	return exactBucket
 }
 
 // names are the keys of one call of a script, and where in it they stand.
 type names struct {
-	front   bool // a bucket has eight keys and not three
+	front   bool // a bucket has seven keys and not two
 	shared  bool // and three more, for other regions
 	list    []string
 	at      map[string]int // from 1
@@ -381,7 +382,7 @@ var errState = errors.New("a state that cannot be read")
 // parseState reads what counter_apply.lua writes; nothing is a counter never touched.
 func parseState(key, text string) (counter.Counter, counter.State, error) {
 	var st counter.State
-	if text == "" || text == absentState || text == behindState {
+	if text == "" || text == absentState {
 		return counter.Counter{Key: key}, st, nil
 	}
 	var f [6]string

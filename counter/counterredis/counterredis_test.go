@@ -12,7 +12,6 @@ import (
 	"headcount/counter/countertest"
 	"headcount/internal/redistest"
 	"headcount/internal/servertest"
-	"headcount/internal/testkit"
 )
 
 func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
@@ -20,7 +19,7 @@ func TestMain(m *testing.M) { servertest.Main(m, redistest.Stop) }
 // open returns a store that ends with the test, of a region with others when that has a name.
 func open(t testing.TB, url, region string) *counterredis.Store {
 	t.Helper()
-	s, err := counterredis.Open(counterredis.Config{URL: url, Region: region, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
+	s, err := counterredis.Open(counterredis.Config{URL: url, Region: region, Rules: countertest.Rules, Log: zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,9 +78,9 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 			}
 		}
 	}
-	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "1")
 	s := open(t, server.URL(), "")
-	if err := s.Apply(t.Context(), add)[0].Err; !errors.Is(err, counterredis.ErrFormat) || !strings.Contains(err.Error(), `theirs is "2", this version knows 1`) {
+	if err := s.Apply(t.Context(), add)[0].Err; !errors.Is(err, counterredis.ErrFormat) || !strings.Contains(err.Error(), `theirs is "1", this version knows 2`) {
 		t.Error(err)
 	}
 	refused(s)
@@ -91,29 +90,17 @@ func TestAnotherFormatIsRefused(t *testing.T) {
 	server.Do(t, "DEL", "hc:{c}:facts")
 	server.Do(t, "HSET", "hc:{c}:facts", "seed", "1") // of a release before numbers
 	refused(s)
-	server.Do(t, "HSET", "hc:{c}:facts", "format", "5") // of one before this number
+	server.Do(t, "HSET", "hc:{c}:facts", "format", "5") // of one before counters had a number
+	refused(s)
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
 	countertest.AwaitServed(t, s)
 	if r := s.Apply(t.Context(), add)[0]; r.Err != nil || r.Counters[0].Value != 1 {
 		t.Errorf("%+v", r)
 	}
-	server.Do(t, "HSET", "hc:{c}:facts", "counters", "2")
+	server.Do(t, "HSET", "hc:{c}:facts", "counters", "1")
 	if _, err := s.Positions(t.Context(), "us", []int{0}); !errors.Is(err, counterredis.ErrFormat) {
 		t.Errorf("another region is told of a format that it has no more: %v", err)
 	}
-}
-
-// What an older release left undone is refused, with a line that says what to do.
-func TestWhatAnOlderReleaseLeftIsRefused(t *testing.T) {
-	server := redistest.Start(t)
-	server.Do(t, "HSET", "hc:{n5}:s", "loose", "0")
-	server.Do(t, "HSET", "hc:{n6}:s", "loose", "1")
-	s := open(t, server.URL(), "")
-	testkit.Eventually(t, "the store says what to do", func() bool {
-		_, err := s.Leases(t.Context())
-		return errors.Is(err, counterredis.ErrLoose)
-	})
-	server.Do(t, "HDEL", "hc:{n6}:s", "loose")
-	countertest.AwaitServed(t, s)
 }
 
 // The server speaks TLS alone, and the store is the user that deploy/redis.acl documents.

@@ -37,11 +37,10 @@ import (
 //	hc:{n5}:q:KEY   string: registers of the cut, of a unique that has changed since
 //	hc:{n5}:y:ID    hash or string: a set or registers that are being loaded
 //
-// and the state of a counter is "pg" when its truth is behind, "-" when it does not exist.
+// and the state of a counter is "-" when it does not exist.
 
 const (
 	absentState = "-"
-	behindState = "pg"
 	lostReply   = "lost"
 
 	// maxPending is how much of a bucket may wait to be persisted: counters, members
@@ -51,7 +50,6 @@ const (
 	stagedFor   = time.Minute
 	stagePage   = 5000 // members in one run of counter_stage.lua
 	evictAtOnce = 1000 // counters of a bucket in one run of counter_evict.lua
-	cutFor      = 2 * time.Second
 	stepsAtOnce = 8 << 20
 	// maxCounted is how many values of a dimension a counter tells apart between two cuts: more than are kept,
 	// so that those that are kept already are among them, also while PostgreSQL is away.
@@ -76,7 +74,7 @@ type Behind struct {
 }
 
 func bucketKeys(b int, front bool) []string {
-	keys := []string{countersKey(b), stateKey(b), locksKey(b)}
+	keys := []string{countersKey(b), stateKey(b)}
 	if front {
 		for _, name := range []string{"d", "t", "w", "j", "a"} {
 			keys = append(keys, tag(b)+name)
@@ -111,147 +109,6 @@ func (s *Store) touch() int64 {
 	return max(s.cfg.Behind.Touch.Milliseconds(), 1)
 }
 
-// Way is where an operation is made.
-type Way string
-
-// The ways.
-const (
-	Hot  Way = "hot"    // here
-	Pg   Way = "behind" // behind
-	Both Way = "both"   // it cannot be: one of its counters is not where its rule says
-	Cold Way = "cold"   // it is not known: load its counters
-)
-
-// Left is what MakeHot could not make.
-type Left struct {
-	Ops     []int       // indexes, in order
-	Ways    map[int]Way // of some of them, among them the first, unless Lost
-	Cold    []string    // counters to load; with an exact rule also those that do not exist
-	Deleted uint64      // at least the highest incarnation deleted here
-	Ask     bool        // identities have to be looked for behind
-	Lost    bool        // Redis may have lost its memory
-
-	asked map[counter.Identity]bool
-}
-
-func (l *Left) stopped(ops []int, s *stop) {
-	l.Ops = append(l.Ops, ops...)
-	for i, at := range ops {
-		l.Ways[at] = s.Ways[i]
-	}
-	l.Cold = append(l.Cold, s.Cold...)
-	l.Deleted = max(l.Deleted, s.Deleted)
-	l.Ask = l.Ask || s.Ask
-}
-
-func (l *Left) lost(ops []int) { l.Ops, l.Lost = append(l.Ops, ops...), true }
-
-// MakeHot makes the operations todo of ops, in their order, as far as their counters are
-// hot, and fills in their results; those of replays have counters that are not hot as never
-// touched. asked are identities that are not known behind.
-func (s *Store) MakeHot(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Left {
-	left := Left{Ways: map[int]Way{}, asked: asked}
-	fail := failing(results)
-	c, err := s.client(ctx)
-	if err != nil {
-		fail(todo, err)
-		return left
-	}
-	s.make(ctx, c, ops, todo, results, fail, &left)
-	slices.Sort(left.Ops)
-	return left
-}
-
-// leave leaves the first of todo, an operation of several buckets, and all after it, unless
-// it can be made here.
-func (s *Store) leave(ctx context.Context, ops []counter.Op, todo []int, left *Left, fail func([]int, error)) bool {
-	if len(left.Ops) > 0 {
-		left.Ops = append(left.Ops, todo...)
-		return true
-	}
-	op := &ops[todo[0]]
-	way, err := s.look(ctx, op, left)
-	if err != nil {
-		if errors.Is(err, ErrLost) {
-			left.lost(todo)
-		} else {
-			fail(todo[:1], err)
-			left.Ops = append(left.Ops, todo[1:]...)
-		}
-		return true
-	}
-	if way == Hot && !left.Ask {
-		return false
-	}
-	left.Ops, left.Ways[todo[0]] = append(left.Ops, todo...), way
-	return true
-}
-
-// look says where an operation of several buckets is made.
-func (s *Store) look(ctx context.Context, op *counter.Op, left *Left) (Way, error) {
-	buckets := bucketsOf(op)
-	all, err := s.Status(ctx, buckets...)
-	if err != nil {
-		return "", err
-	}
-	for _, b := range all {
-		left.Deleted = max(left.Deleted, b.Deleted)
-		if !b.Good {
-			return "", ErrLost
-		}
-	}
-	states, known := make([]string, len(op.Changes)), false
-	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
-		found := make([]*redis.StringCmd, len(op.Changes))
-		for i := range op.Changes {
-			key := op.Changes[i].Key
-			found[i] = pipe.HGet(ctx, countersKey(bucketOf(key)), key)
-		}
-		id := pipe.Exists(ctx, identityKey(identityBucket(op.Identity), op.Identity))
-		s.conn.Metrics.Commands.Add(float64(len(found) + 1))
-		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			return err
-		}
-		for i := range found {
-			states[i] = found[i].Val()
-		}
-		known = id.Val() == 1
-		return nil
-	})
-	if err != nil {
-		return "", err
-	}
-	var hot, back bool
-	seen := map[string]bool{} // the first change of a counter makes it
-	for i := range op.Changes {
-		c := &op.Changes[i]
-		first := !seen[c.Key]
-		seen[c.Key] = true
-		switch state := states[i]; {
-		case state == "", first && state == absentState && c.Rule.Kind == counter.Exact:
-			left.Cold = append(left.Cold, c.Key)
-		case state == behindState:
-			back = true
-		default:
-			hot = true
-		}
-	}
-	switch {
-	case known:
-		return Hot, nil // a replay
-	case len(left.Cold) > 0:
-		return Cold, nil
-	case back && hot:
-		return Both, nil
-	case back:
-		return Pg, nil
-	}
-	home := all[0]
-	left.Ask = op.Identity != (counter.Identity{}) && !left.asked[op.Identity] && home.Now.Before(home.Asks)
-	return Hot, nil
-}
-
 // Places says where the truth of counters is.
 type Places struct {
 	Generation uint64
@@ -259,7 +116,7 @@ type Places struct {
 }
 
 func (p *Places) note(at int, state string, more []any) {
-	p.Hot[at] = state != "" && state != behindState
+	p.Hot[at] = state != ""
 	for _, g := range more {
 		text, _ := g.(string)
 		n, _ := strconv.ParseUint(text, 10, 64)
@@ -267,9 +124,9 @@ func (p *Places) note(at int, state string, more []any) {
 	}
 }
 
-// ReadHot reads those of keys that are hot. With whole, operations under way are awaited.
-func (s *Store) ReadHot(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
-	return s.read(ctx, keys, member, whole)
+// ReadHot reads those of keys that are hot.
+func (s *Store) ReadHot(ctx context.Context, keys []string, member string) ([]counter.Reading, *Places, error) {
+	return s.read(ctx, keys, member)
 }
 
 // parsePast reads what counter_apply.lua keeps of steps that are over, in no order.
@@ -308,10 +165,10 @@ func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration, 
 
 // historyHotCall is a run of counter_history.lua in front.
 func historyHotCall(key string, step time.Duration, from, to int64) *redisconn.Call {
-	b := bucketOf(key)
+	b := hashBucket(key)
 	k := bucketKeys(b, true)
 	return &redisconn.Call{
-		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], stepsKey(b, key), k[3], k[4], gainedKey(b, 0, key), gainedKey(b, 1, key)},
+		Script: scripts.CounterHistory, Keys: []string{k[0], k[1], stepsKey(b, key), k[2], k[3], gainedKey(b, 0, key), gainedKey(b, 1, key)},
 		Args: historyArgs(key, step, from, to),
 	}
 }
@@ -325,8 +182,7 @@ func parseHistoryHot(cl *redisconn.Call, key string, step time.Duration, from, t
 		return st, nil, false, false, errReplied()
 	}
 	state, _ := row[0].(string)
-	switch {
-	case state == "", state == behindState:
+	if state == "" {
 		return st, nil, false, false, nil
 	}
 	seen, err := parseSeen(row[4])
@@ -370,10 +226,10 @@ func (s *Store) DimensionHot(ctx context.Context, key, name string) (*DimensionH
 	if err := s.open(); err != nil {
 		return nil, err
 	}
-	b := bucketOf(key)
+	b := hashBucket(key)
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{
-		Script: scripts.CounterDimension, Keys: []string{k[0], k[1], k[3], k[4], countsKey(b, 0, key), countsKey(b, 1, key)}, Args: []any{key, name},
+		Script: scripts.CounterDimension, Keys: []string{k[0], k[1], k[2], k[3], countsKey(b, 0, key), countsKey(b, 1, key)}, Args: []any{key, name},
 	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return nil, err
@@ -386,7 +242,7 @@ func (s *Store) DimensionHot(ctx context.Context, key, name string) (*DimensionH
 		return nil, errReplied()
 	}
 	state, _ := row[0].(string)
-	if state == "" || state == behindState {
+	if state == "" {
 		return nil, nil
 	}
 	d := &DimensionHot{Alone: state == absentState || row[1] == int64(1)}
@@ -409,10 +265,10 @@ func (s *Store) LedgerHot(ctx context.Context, key string, after uint64, limit i
 	if err := s.open(); err != nil {
 		return nil, false, err
 	}
-	b := bucketOf(key)
+	b := hashBucket(key)
 	k := bucketKeys(b, true)
 	cl := &redisconn.Call{
-		Script: scripts.CounterLedger, Keys: []string{k[0], k[1], k[3], k[4], ledgerKey(b, key)},
+		Script: scripts.CounterLedger, Keys: []string{k[0], k[1], k[2], k[3], ledgerKey(b, key)},
 		Args: []any{key, strconv.FormatUint(after+1, 10), limit},
 	}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
@@ -425,7 +281,7 @@ func (s *Store) LedgerHot(ctx context.Context, key string, after uint64, limit i
 	if len(row) != 3 {
 		return nil, false, errReplied()
 	}
-	if row[0] == "" || row[0] == behindState {
+	if row[0] == "" {
 		return nil, false, nil
 	}
 	entries, err = parseEntries(row[2])
@@ -535,9 +391,6 @@ func (s *Store) Status(ctx context.Context, buckets ...int) ([]Bucket, error) {
 	return out, nil
 }
 
-// BucketOf is where key is.
-func BucketOf(key string) int { return bucketOf(key) }
-
 // Adopt finds buckets of the generation good on the runs of their servers. From now on counters that change have at least
 // the incarnation life: the last versions of the run before may be lost.
 func (s *Store) Adopt(ctx context.Context, generation, life uint64) error {
@@ -615,19 +468,17 @@ func (s *Store) begin(ctx context.Context, what string, generation, least uint64
 	return nil
 }
 
-// Entry says of a counter where its truth is.
+// Entry is a counter to put into Redis.
 type Entry struct {
 	Key   string
-	Way   Way           // Hot or Pg
 	State counter.State // of its row; zero: there is none
 	// Staged is from Stage or StageRegisters, of a set that is not empty.
 	Staged string
 }
 
-// Load says of counters where their truth is, for which nobody else has said so. The
-// tickets are from before it was looked at, by bucket. Its error is ErrMoved when it has to
-// be looked at again. dirty: one that is to be Pg does not exist, and that is not persisted.
-func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entry) (dirty bool, err error) {
+// Load makes counters resident unless another process has done so already. The tickets are from before their rows were
+// read, by bucket. Its error is ErrMoved when they have to be read again.
+func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entry) error {
 	type entry struct {
 		Key    string `json:"key"`
 		State  string `json:"state"`
@@ -637,15 +488,14 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 	by := map[int][]entry{}
 	keys := map[int][]string{}
 	if err := s.noteHot(ctx, entries); err != nil {
-		return false, err
+		return err
 	}
 	for _, e := range entries {
-		b := bucketOf(e.Key)
+		b := hashBucket(e.Key)
 		if keys[b] == nil {
 			keys[b] = bucketKeys(b, true)
 		}
-		out := entry{Key: e.Key, State: behindState}
-		out.State = e.state()
+		out := entry{Key: e.Key, State: formatState(e.State)}
 		if e.Staged != "" {
 			to := membersKey(b, e.Key)
 			if e.State.Kind == counter.Unique {
@@ -660,33 +510,23 @@ func (s *Store) Load(ctx context.Context, tickets map[int]string, entries []Entr
 	for b, list := range by {
 		text, err := json.Marshal(list)
 		if err != nil {
-			return false, err
+			return err
 		}
 		calls = append(calls, &redisconn.Call{Script: scripts.CounterLoad, Keys: keys[b], Args: []any{tickets[b], string(text)}})
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return false, err
+		return err
 	}
 	for _, cl := range calls {
 		switch cl.Reply {
 		case "ok":
-		case "dirty":
-			dirty = true
 		case lostReply:
-			return false, ErrLost
+			return ErrLost
 		default:
-			err = ErrMoved
+			return ErrMoved
 		}
 	}
-	return dirty, err
-}
-
-// state is the state that says so.
-func (e *Entry) state() string {
-	if e.Way == Hot {
-		return formatState(e.State)
-	}
-	return behindState
+	return nil
 }
 
 // Stage puts members of key aside for Load. It begins with an empty staged, and goes on with
@@ -705,7 +545,7 @@ func (s *Store) stage(ctx context.Context, key, staged string, before int, hashe
 		staged = rand.Text()
 	}
 	for some := range slices.Chunk(hashes, stagePage) {
-		cl := &redisconn.Call{Script: scripts.CounterStage, Keys: []string{stagedKey(bucketOf(key), staged)}, Args: []any{stagedFor.Milliseconds(), before}}
+		cl := &redisconn.Call{Script: scripts.CounterStage, Keys: []string{stagedKey(hashBucket(key), staged)}, Args: []any{stagedFor.Milliseconds(), before}}
 		for _, m := range some {
 			cl.Args = append(cl.Args, m)
 		}
@@ -725,7 +565,7 @@ func (s *Store) StageRegisters(ctx context.Context, key string, registers hyperl
 	staged = rand.Text()
 	return staged, s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
-		return c.Set(ctx, stagedKey(bucketOf(key), staged), registers.Bytes(), stagedFor).Err()
+		return c.Set(ctx, stagedKey(hashBucket(key), staged), registers.Bytes(), stagedFor).Err()
 	})
 }
 
@@ -736,38 +576,11 @@ func formatState(st counter.State) string {
 	return fmt.Sprintf("%s %d %d %d %d %d%s", st.Kind, st.Value, st.Updated, st.Version.Incarnation, st.Version.Sequence, st.Entries, st.AppendRest(nil))
 }
 
-// Cut ends an epoch of a generation in all buckets. Changes wait meanwhile when a transaction
-// has to end first.
+// Cut ends an epoch of a generation in all buckets.
 func (s *Store) Cut(ctx context.Context, generation, epoch uint64) error {
-	locked, err := s.cut(ctx, generation, epoch)
-	if err != nil || !locked {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, cutFor)
-	defer cancel()
-	id := rand.Text()
-	defer func() { _ = s.thaw(context.WithoutCancel(ctx), id) }() // it ends by itself
-	for w := s.wait(ctx); ; {
-		if _, _, err := s.freeze(ctx, id, "freeze", 0, Buckets); err != nil {
-			return err
-		}
-		if locked, err = s.cut(ctx, generation, epoch); err != nil || !locked {
-			return err
-		}
-		lock, err := s.oldest(ctx)
-		if err == nil {
-			err = w.locked(lock)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-func (s *Store) cut(ctx context.Context, generation, epoch uint64) (locked bool, err error) {
 	c, err := s.conn.Known(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
 	var calls []*redisconn.Call
 	for b := range Buckets {
@@ -776,21 +589,17 @@ func (s *Store) cut(ctx context.Context, generation, epoch uint64) (locked bool,
 		}
 		k := bucketKeys(b, true)
 		last := calls[len(calls)-1]
-		last.Keys = append(last.Keys, k[1], k[2], k[3], k[4], k[6], takenIdentitiesKey(b))
+		last.Keys = append(last.Keys, k[1], k[2], k[3], k[5], takenIdentitiesKey(b))
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return false, err
+		return err
 	}
 	for _, cl := range calls {
-		switch cl.Reply {
-		case "ok":
-		case "locked":
-			locked = true
-		default:
-			return false, ErrLost
+		if cl.Reply != "ok" {
+			return ErrLost
 		}
 	}
-	return locked, err
+	return nil
 }
 
 // Take calls each with the counters of the cut that ended epoch, a part at a time, and
@@ -836,7 +645,7 @@ func (s *Store) Take(ctx context.Context, epoch uint64, each func([]counter.Cut)
 
 // takenOf calls each with the counters of a bucket that were taken, perhaps with one twice.
 func (s *Store) takenOf(ctx context.Context, b int, each func(keys []string, flags map[string]string) error) error {
-	return s.scanDirty(ctx, bucketKeys(b, true)[4], each)
+	return s.scanDirty(ctx, bucketKeys(b, true)[3], each)
 }
 
 // scanDirty calls each with the counters of such a hash, perhaps with one twice.
@@ -861,7 +670,7 @@ func (s *Store) scanDirty(ctx context.Context, hash string, each func(keys []str
 
 func (s *Store) take(ctx context.Context, b int, epoch uint64, keys []string, flags map[string]string) ([]counter.Cut, error) {
 	k := bucketKeys(b, true)
-	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[5]}}
+	cl := &redisconn.Call{Script: scripts.CounterTake, Keys: []string{k[0], k[4]}}
 	for _, key := range keys {
 		cl.Keys = append(cl.Keys, ledgerKey(b, key), oldLedgerKey(b, key), movedKey(b, epoch, key), registersKey(b, key), oldRegistersKey(b, key), gainedKey(b, epoch, key), countsKey(b, epoch, key))
 		cl.Args = append(cl.Args, key)
@@ -1011,7 +820,7 @@ func (s *Store) Done(ctx context.Context, generation, epoch uint64) error {
 		k := bucketKeys(b, true)
 		done := func(keys []string) error {
 			cl := &redisconn.Call{
-				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[4], k[5], takenIdentitiesKey(b)},
+				Script: scripts.CounterDone, Keys: []string{k[1], k[0], k[3], k[4], takenIdentitiesKey(b)},
 				Args: []any{strconv.FormatUint(generation, 10), strconv.FormatUint(epoch, 10)},
 			}
 			for _, key := range keys {
@@ -1049,39 +858,33 @@ func (s *Store) Evict(ctx context.Context, after time.Duration) (gone int, more 
 	return gone, more, nil
 }
 
-// Note notes what was committed behind: identities, and counters that have no row any more.
-func (s *Store) Note(ctx context.Context, identities []counter.Identity, gone []string, deleted uint64) error {
-	calls := map[int]*redisconn.Call{}
-	call := func(b int) *redisconn.Call {
-		if calls[b] == nil {
-			calls[b] = &redisconn.Call{
-				Script: scripts.CounterNote, Keys: []string{countersKey(b), stateKey(b), tag(b) + "a"},
-				Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
-			}
+// Note notes that operations were made elsewhere under their identities.
+func (s *Store) Note(ctx context.Context, ops ...*counter.Op) error {
+	var calls []*redisconn.Call
+	by := map[int]*redisconn.Call{}
+	for _, op := range ops {
+		b := s.identityBucket(op)
+		if by[b] == nil {
+			by[b] = noteCall(b, 0)
+			calls = append(calls, by[b])
 		}
-		return calls[b]
+		by[b].Keys = append(by[b].Keys, identityKey(b, op.Identity))
 	}
-	for _, id := range identities {
-		b := identityBucket(id)
-		cl := call(b)
-		cl.Keys = append(cl.Keys, identityKey(b, id))
-	}
-	for _, key := range gone {
-		cl := call(bucketOf(key))
-		cl.Args = append(cl.Args, key)
-	}
-	list := make([]*redisconn.Call, 0, len(calls))
-	for _, cl := range calls {
-		list = append(list, cl)
-	}
-	return s.conn.Run(ctx, list)
+	return s.conn.Run(ctx, calls)
 }
 
-// Remembers reports whether an operation was made here under id.
-func (s *Store) Remembers(ctx context.Context, id counter.Identity) (yes bool, err error) {
+// noteCall is a run of counter_note.lua, to which identities may be added.
+func noteCall(b int, deleted uint64) *redisconn.Call {
+	return &redisconn.Call{
+		Script: scripts.CounterNote, Keys: []string{stateKey(b)}, Args: []any{counter.IdentityKept.Milliseconds(), strconv.FormatUint(deleted, 10)},
+	}
+}
+
+// Remembers reports whether an operation was made under the identity of op.
+func (s *Store) Remembers(ctx context.Context, op *counter.Op) (yes bool, err error) {
 	err = s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		s.conn.Metrics.Commands.Inc()
-		n, err := c.Exists(ctx, identityKey(identityBucket(id), id)).Result()
+		n, err := c.Exists(ctx, identityKey(s.identityBucket(op), op.Identity)).Result()
 		yes = n == 1
 		return err
 	})

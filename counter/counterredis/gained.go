@@ -30,7 +30,7 @@ func (s *Store) Running(ctx context.Context, keys []string, step time.Duration) 
 func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duration) (slots []counter.Slot, cold []int, err error) {
 	by := map[int][]int{} // indexes of keys by their buckets
 	for i, key := range keys {
-		b := bucketOf(key)
+		b := hashBucket(key)
 		by[b] = append(by[b], i)
 	}
 	type some struct {
@@ -58,7 +58,7 @@ func (s *Store) RunningHot(ctx context.Context, keys []string, step time.Duratio
 				}
 				for n, i := range some.at {
 					text, _ := texts[n].(string)
-					if text == "" || text == behindState {
+					if text == "" {
 						cold = append(cold, i)
 						continue
 					}
@@ -83,7 +83,7 @@ func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration
 	}
 	calls := make([]*redisconn.Call, len(keys))
 	for i, key := range keys {
-		calls[i] = historyCall(key, step, from, to)
+		calls[i] = s.historyCall(key, step, from, to)
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
 		return fail(err)

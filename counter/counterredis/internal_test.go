@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,7 +27,11 @@ var (
 
 func begin(t testing.TB, url string) *Store {
 	t.Helper()
-	s, err := Open(Config{URL: url})
+	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"k","kind":"exact"},{"match":"k:*","kind":"exact"},{"match":"*","kind":"sum"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(Config{URL: url, Rules: rules})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,80 +55,123 @@ func values(t testing.TB, s *Store, keys []string) (out []int64) {
 	return out
 }
 
-// TestADeadProcessLeavesAnOperationWhole ends the process between any two steps of an
-// operation on counters of several buckets. Others find all of it or nothing, and a
-// repetition makes it once. (Invariant 1.)
-func TestADeadProcessLeavesAnOperationWhole(t *testing.T) {
-	url := redistest.ThreeMasters(t).URL()
-	for _, refused := range []bool{false, true} {
-		for stop := range 5 {
-			t.Run(fmt.Sprintf("step %d, refused %v", stop, refused), func(t *testing.T) {
-				t.Parallel()
-				dying, other := begin(t, url), begin(t, url)
-				keys := make([]string, 6)
-				op := counter.Op{Identity: counter.IdentityOf("*", "", t.Name())}
-				for i := range keys {
-					keys[i] = t.Name() + strconv.Itoa(i)
-					if r := other.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(stock, keys[i], 5)}}})[0]; r.Err != nil {
-						t.Fatal(r.Err)
-					}
-					op.Changes = append(op.Changes, add(stock, keys[i], -1))
-				}
-				if refused {
-					op.Changes = append(op.Changes, add(stock, keys[3], -5))
-				}
-				if len(bucketsOf(&op)) < 4 {
-					t.Fatal("the keys are in too few buckets")
-				}
-				steps := 0
-				dying.step = func(string) bool { steps++; return steps <= stop }
-				if r := dying.Apply(t.Context(), []counter.Op{op})[0]; steps > stop && !errors.Is(r.Err, errDead) {
-					t.Fatalf("%+v", r)
-				}
-				first := other.Apply(t.Context(), []counter.Op{op})[0] // meets the locks
-				if refused {
-					var c *counter.Conflict
-					if !errors.As(first.Err, &c) || c.Key != keys[3] || c.Value != 5 {
-						t.Fatalf("%+v", first)
-					}
-				} else if first.Err != nil {
-					t.Fatal(first.Err)
-				}
-				want := int64(4)
-				if refused {
-					want = 5
-				}
-				for i, got := range values(t, other, keys) {
-					if got != want {
-						t.Errorf("%q is %d, want %d", keys[i], got, want)
-					}
-					if l, err := other.Ledger(t.Context(), keys[i], 0, 10); err != nil || len(l.Entries) != int(6-want) {
-						t.Errorf("%q has %d entries, %v", keys[i], len(l.Entries), err)
-					}
-				}
-				testkit.Eventually(t, "nothing is locked, here nor beside", func() bool {
-					text, err := other.oldest(t.Context())
-					return err == nil && text == ""
-				})
-			})
+// TestABatchOfExactCountersIsWholeOnACluster: all of them, and their identity, are in one slot, so that one script makes
+// them. (Invariant 1.)
+func TestABatchOfExactCountersIsWholeOnACluster(t *testing.T) {
+	s := begin(t, redistest.ThreeMasters(t).URL())
+	op := counter.Op{Identity: counter.IdentityOf("*", "", "batch")}
+	keys := []string{"k:a", "k:b", "k:c", "k:d", "k:e", "k:f"}
+	for _, key := range keys {
+		if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(stock, key, 5)}}})[0]; r.Err != nil {
+			t.Fatal(r.Err)
+		}
+		op.Changes = append(op.Changes, add(stock, key, -1))
+	}
+	if s.crosses(&op) {
+		t.Error("they are in several buckets")
+	}
+	over := op
+	over.Changes = append(slices.Clone(op.Changes), add(stock, "k:d", -5))
+	var c *counter.Conflict
+	if err := s.Apply(t.Context(), []counter.Op{over})[0].Err; !errors.As(err, &c) || c.Key != "k:d" || c.Value != 5 {
+		t.Fatalf("%v", err)
+	}
+	if got := fmt.Sprint(values(t, s, keys)); got != "[5 5 5 5 5 5]" {
+		t.Errorf("after the refusal: %s", got)
+	}
+	for n := range 2 {
+		if r := s.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil || r.Replay != (n == 1) {
+			t.Errorf("try %d: %+v", n, r)
+		}
+	}
+	if got := fmt.Sprint(values(t, s, keys)); got != "[4 4 4 4 4 4]" {
+		t.Errorf("in the end: %s", got)
+	}
+}
+
+// halfway makes only some of what it is given.
+type halfway struct {
+	ReadWriter
+	parts int
+}
+
+func (h halfway) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := h.ReadWriter.Apply(ctx, ops[:h.parts])
+	for len(results) < len(ops) {
+		results = append(results, counter.Result{Err: counter.ErrUnavailable})
+	}
+	return results
+}
+
+// TestABatchThatWasMadeInPartIsMadeWhole: a process that dies within a batch of counters in several buckets leaves some of
+// them unmade. Its repetition makes these, and no other once more.
+func TestABatchThatWasMadeInPartIsMadeWhole(t *testing.T) {
+	s := begin(t, redistest.ThreeMasters(t).URL())
+	keys := []string{"v:a", "v:b", "v:c", "v:d", "v:e"}
+	for parts := range 5 {
+		op := counter.Op{Identity: counter.IdentityOf("*", "", strconv.Itoa(parts))}
+		for _, key := range keys {
+			op.Changes = append(op.Changes, add(views, key, 1))
+		}
+		list, _ := s.split(&op)
+		if len(list) < 4 {
+			t.Fatal("the keys are in too few buckets")
+		}
+		if r := s.applyParts(t.Context(), &op, halfway{alone{s}, min(parts, len(list)-1)}); !errors.Is(r.Err, counter.ErrUnavailable) {
+			t.Fatalf("%+v", r)
+		}
+		for n := range 2 {
+			if r := s.Apply(t.Context(), []counter.Op{op})[0]; r.Err != nil || n == 1 && !r.Replay {
+				t.Fatalf("%d parts, repetition %d: %+v", parts, n, r)
+			}
+			want := int64(parts + 1)
+			if got := values(t, s, keys); slices.ContainsFunc(got, func(is int64) bool { return is != want }) {
+				t.Errorf("%d parts, repetition %d: %v, want %d each", parts, n, got, want)
+			}
+		}
+		// Under its key another batch is a replay, too.
+		other := counter.Op{Identity: op.Identity, Changes: []counter.Change{add(views, "v:other", 1)}}
+		if r := s.Apply(t.Context(), []counter.Op{other})[0]; r.Err != nil || !r.Replay || r.Counters[0].Value != 0 {
+			t.Errorf("another batch under its key: %+v", r)
 		}
 	}
 }
 
-// TestReadsFinishWhatADeadProcessLeft: a reader finds all of an operation, too.
-func TestReadsFinishWhatADeadProcessLeft(t *testing.T) {
-	url := redistest.ThreeMasters(t).URL()
-	dying, other := begin(t, url), begin(t, url)
-	keys := []string{"a", "b", "c", "d", "e"}
-	op := counter.Op{}
-	for _, key := range keys {
-		op.Changes = append(op.Changes, add(stock, key, 1))
+// TestACounterWhoseRuleHadAnotherKind: it is in the bucket of the rule of before, and its change is refused.
+func TestACounterWhoseRuleHadAnotherKind(t *testing.T) {
+	for name, url := range map[string]string{"one server": redistest.Single(t).URL(), "cluster": redistest.ThreeMasters(t).URL()} {
+		s := begin(t, url)
+		for key, was := range map[string]*counter.Rule{"v:1": stock, "v:2": stock, "k:1": views, "k:2": views} {
+			before, err := Open(Config{URL: url, Rules: rulesFor(t, was.Kind)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := before.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(was, key, 7)}}})[0]; r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			if err := before.Close(); err != nil {
+				t.Error(err)
+			}
+			now := stock
+			if was == stock {
+				now = views
+			}
+			var c *counter.Conflict
+			if err := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{add(now, key, 1)}}})[0].Err; !errors.As(err, &c) || !errors.Is(err, counter.ErrKind) || c.Value != 7 {
+				t.Errorf("%s: %q: %v", name, key, err)
+			}
+		}
 	}
-	dying.step = func(step string) bool { return step != "commit" }
-	if r := dying.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, errDead) {
-		t.Fatalf("%+v", r)
+}
+
+// rulesFor have all counters be of one kind.
+func rulesFor(t testing.TB, kind counter.Kind) *counter.Rules {
+	t.Helper()
+	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"*","kind":"` + kind.String() + `"}]}`))
+	if err != nil {
+		t.Fatal(err)
 	}
-	testkit.Eventually(t, "all of it is there", func() bool { return fmt.Sprint(values(t, other, keys)) == "[1 1 1 1 1]" })
+	return rules
 }
 
 // TestKillNineOfRedisLosesNothing: the value is what was acknowledged, plus what landed
@@ -197,7 +245,7 @@ func TestAMemberIsSmall(t *testing.T) {
 	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "likes", Rule: likes, Verb: counter.Reset, Reason: "r", By: "b"}}}})[0]; r.Err != nil {
 		t.Fatal(r.Err)
 	}
-	if n := server.Do(t, "EXISTS", membersKey(bucketOf("likes"), "likes")); n != int64(0) {
+	if n := server.Do(t, "EXISTS", membersKey(hashBucket("likes"), "likes")); n != int64(0) {
 		t.Error("the set is there after a reset")
 	}
 }
@@ -214,7 +262,7 @@ func fill(t testing.TB, s *Store, server *redistest.Server, n int) float64 {
 			t.Fatalf("%+v", r)
 		}
 	}
-	bytes := server.Do(t, "MEMORY", "USAGE", membersKey(bucketOf("likes"), "likes"), "SAMPLES", 0).(int64)
+	bytes := server.Do(t, "MEMORY", "USAGE", membersKey(hashBucket("likes"), "likes"), "SAMPLES", 0).(int64)
 	return float64(bytes) / float64(n)
 }
 
@@ -330,13 +378,13 @@ func TestAFewUniquesAreSmall(t *testing.T) {
 	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: visitors, Verb: counter.Edit, Join: []string{"a", "b", "c"}}}}})[0]; r.Err != nil || r.Counters[0].Value != 3 {
 		t.Fatalf("%+v", r)
 	}
-	if n := server.Do(t, "MEMORY", "USAGE", registersKey(bucketOf("v"), "v")).(int64); n > 200 {
+	if n := server.Do(t, "MEMORY", "USAGE", registersKey(hashBucket("v"), "v")).(int64); n > 200 {
 		t.Errorf("three members cost %d bytes", n)
 	}
 	if r := s.Apply(t.Context(), []counter.Op{{Changes: []counter.Change{{Key: "v", Rule: visitors, Verb: counter.Delete}}}})[0]; r.Err != nil {
 		t.Fatalf("%+v", r)
 	}
-	if n := server.Do(t, "EXISTS", registersKey(bucketOf("v"), "v")); n != int64(0) {
+	if n := server.Do(t, "EXISTS", registersKey(hashBucket("v"), "v")); n != int64(0) {
 		t.Error("the registers are there after a DELETE")
 	}
 }
@@ -353,7 +401,7 @@ func TestStepsOfUniquesAreForgotten(t *testing.T) {
 			t.Fatal(r.Err)
 		}
 	}
-	list, old := stepsKey(bucketOf("w"), "w"), stepKey(bucketOf("w"), counter.Slot{Step: 1, Number: 7}, "w")
+	list, old := stepsKey(hashBucket("w"), "w"), stepKey(hashBucket("w"), counter.Slot{Step: 1, Number: 7}, "w")
 	server.Do(t, "ZADD", list, "8000", "1:7")
 	server.Do(t, "PFADD", old, "a")
 	see(counter.Edit, "a", "b")
@@ -366,7 +414,7 @@ func TestStepsOfUniquesAreForgotten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := stepKey(bucketOf("w"), counter.Slot{Step: 1, Number: uint32(n)}, "w")
+	now := stepKey(hashBucket("w"), counter.Slot{Step: 1, Number: uint32(n)}, "w")
 	for _, name := range []string{list, now} {
 		if ttl := server.Do(t, "TTL", name).(int64); ttl < 3600 || ttl > 3610 {
 			t.Errorf("%q expires in %d s", name, ttl)
@@ -386,7 +434,7 @@ func TestHistoryIsForgotten(t *testing.T) {
 	server := redistest.Single(t)
 	s := begin(t, server.URL())
 	rule := &counter.Rule{Match: "*", Kind: counter.Sum, Buckets: []counter.Bucket{{Step: time.Second, Kept: time.Hour}, {Step: time.Hour, Kept: 24 * time.Hour}}}
-	name := gainsKey(bucketOf("v"), time.Second, "v")
+	name := gainsKey(hashBucket("v"), time.Second, "v")
 	now := time.Now().Unix()
 	text := ""
 	for n := now - 5000; n < now-3000; n++ { // of 5,000 s ago and later; an hour is kept

@@ -23,7 +23,10 @@ import (
 // errMoved says that a part takes nothing in that epoch, and that nothing was added.
 var errMoved = fmt.Errorf("%w: it is not open", counter.ErrSpread)
 
-func partBucket(key string, part int) int { return (bucketOf(key) + 3*part) % Buckets }
+// endedKept is how long a part stays that was closed: longer than a call can be on its way.
+const endedKept = 24 * time.Hour
+
+func partBucket(key string, part int) int { return (hashBucket(key) + 3*part) % Buckets }
 
 // partCall is a run of counter_part.lua.
 func partCall(what, key string, part int, e counter.Epoch, more ...any) *redisconn.Call {
@@ -108,7 +111,7 @@ func (s *Store) AddParts(ctx context.Context, adds []PartAdd) []PartAdded {
 			}
 		}
 		if todo = again; len(todo) > 0 {
-			err = w.locked("")
+			err = w.held()
 		}
 	}
 	return out
@@ -154,7 +157,7 @@ func (s *Store) CloseParts(ctx context.Context, key string, e counter.Epoch, par
 func (s *Store) EndParts(ctx context.Context, key string, e counter.Epoch, parts []int) error {
 	calls := make([]*redisconn.Call, len(parts))
 	for i, p := range parts {
-		calls[i] = partCall("end", key, p, e, abortedKept.Milliseconds())
+		calls[i] = partCall("end", key, p, e, endedKept.Milliseconds())
 	}
 	return s.conn.Run(ctx, calls)
 }
@@ -237,7 +240,7 @@ func (s *Store) noteHot(ctx context.Context, entries []Entry) error {
 	return s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
 		pipe := c.Pipeline()
 		for _, key := range spread {
-			pipe.HSet(ctx, hotKey(bucketOf(key)), key, "")
+			pipe.HSet(ctx, hotKey(hashBucket(key)), key, "")
 		}
 		s.conn.Metrics.Commands.Add(float64(len(spread)))
 		_, err := pipe.Exec(ctx)

@@ -44,17 +44,15 @@ type readKey struct {
 
 // Read is as counter.Reader says; no answer lags or is stale.
 func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.Duration) ([]counter.Reading, error) {
-	out, _, err := s.read(ctx, keys, member, false)
+	out, _, err := s.read(ctx, keys, member)
 	if err != nil {
 		return nil, fmt.Errorf("counterredis: read %d counters: %w", len(keys), err)
 	}
 	return out, nil
 }
 
-// read reads counters. Whole waits until none is locked, so that what was made
-// before is seen whole; else only locks that a dead process left are waited for. In
-// front it also says where the truth of each is.
-func (s *Store) read(ctx context.Context, keys []string, member string, whole bool) ([]counter.Reading, *Places, error) {
+// read reads counters. In front it also says which of them are here.
+func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Places, error) {
 	c, err := s.client(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -70,7 +68,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 	}
 	parts := map[int]*part{}
 	for i, key := range keys {
-		b := bucketOf(key)
+		b := s.bucketOf(key)
 		p := -1
 		if c.Cluster != nil {
 			p = b
@@ -95,48 +93,35 @@ func (s *Store) read(ctx context.Context, keys []string, member string, whole bo
 		calls = append(calls, &redisconn.Call{Script: scripts.CounterRead, Keys: p.names.list, Args: []any{string(text)}})
 		order = append(order, p)
 	}
-	w := s.wait(ctx)
-	for {
-		if err := s.conn.Run(ctx, calls); err != nil {
-			return nil, nil, err
+	if err := s.conn.Run(ctx, calls); err != nil {
+		return nil, nil, err
+	}
+	out := make([]counter.Reading, len(keys))
+	places := &Places{Hot: make([]bool, len(keys))}
+	for i, cl := range calls {
+		if cl.Reply == lostReply {
+			return nil, nil, ErrLost
 		}
-		out := make([]counter.Reading, len(keys))
-		places := &Places{Hot: make([]bool, len(keys))}
-		locked := ""
-		for i, cl := range calls {
-			if cl.Reply == lostReply {
-				return nil, nil, ErrLost
-			}
-			list, _ := cl.Reply.([]any)
-			if len(list) != len(order[i].at) {
-				return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
-			}
-			for j, at := range order[i].at {
-				row, _ := list[j].([]any)
-				if len(row) < 3 {
-					return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, errReply)
-				}
-				state, _ := row[0].(string)
-				lock, _ := row[1].(string)
-				mine, _ := row[2].(int64)
-				if l, ok := parseLock(lock); ok && (whole || l.age > abandoned) {
-					locked = lock
-				}
-				read, _, err := parseState(keys[at], state)
-				if err != nil {
-					return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
-				}
-				out[at] = counter.Reading{Counter: read, Mine: mine == 1}
-				places.note(at, state, row[3:])
-			}
+		list, _ := cl.Reply.([]any)
+		if len(list) != len(order[i].at) {
+			return nil, nil, errReplied()
 		}
-		if locked == "" {
-			return out, places, nil
-		}
-		if err := w.locked(locked); err != nil {
-			return nil, nil, err
+		for j, at := range order[i].at {
+			row, _ := list[j].([]any)
+			if len(row) < 2 {
+				return nil, nil, errReplied()
+			}
+			state, _ := row[0].(string)
+			mine, _ := row[1].(int64)
+			read, _, err := parseState(keys[at], state)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+			}
+			out[at] = counter.Reading{Counter: read, Mine: mine == 1}
+			places.note(at, state, row[2:])
 		}
 	}
+	return out, places, nil
 }
 
 // Ledger is as counter.Reader says.
@@ -153,7 +138,7 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 	var found []redis.XMessage
 	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) (err error) {
 		s.conn.Metrics.Commands.Inc()
-		found, err = c.XRangeN(ctx, ledgerKey(bucketOf(key), key), strconv.FormatUint(after+1, 10), "+", int64(limit)+1).Result()
+		found, err = c.XRangeN(ctx, ledgerKey(s.bucketOf(key), key), strconv.FormatUint(after+1, 10), "+", int64(limit)+1).Result()
 		return err
 	})
 	if err != nil {
@@ -181,7 +166,7 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 	if err := s.open(); err != nil {
 		return fail(err)
 	}
-	cl := historyCall(key, step, from, to)
+	cl := s.historyCall(key, step, from, to)
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return fail(err)
 	}
@@ -193,8 +178,8 @@ func (s *Store) History(ctx context.Context, key string, step time.Duration, fro
 }
 
 // historyCall is a run of counter_history.lua.
-func historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
-	b := bucketOf(key)
+func (s *Store) historyCall(key string, step time.Duration, from, to int64) *redisconn.Call {
+	b := s.bucketOf(key)
 	return &redisconn.Call{Script: scripts.CounterHistory, Keys: []string{countersKey(b), stateKey(b), stepsKey(b, key), gainsKey(b, step, key)}, Args: historyArgs(key, step, from, to)}
 }
 
@@ -240,7 +225,7 @@ func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counte
 	if err := s.open(); err != nil {
 		return fail(err)
 	}
-	b := bucketOf(key)
+	b := s.bucketOf(key)
 	cl := &redisconn.Call{Script: scripts.CounterDimension, Keys: []string{countersKey(b), stateKey(b), countedKey(b, key)}, Args: []any{key, name}}
 	if err := s.conn.Run(ctx, []*redisconn.Call{cl}); err != nil {
 		return fail(err)
@@ -448,7 +433,7 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 			pipe := c.Pipeline()
 			texts := make([]*redis.StringCmd, len(some))
 			for i, key := range some {
-				texts[i] = pipe.Get(ctx, registersKey(bucketOf(key), key))
+				texts[i] = pipe.Get(ctx, registersKey(hashBucket(key), key))
 			}
 			s.conn.Metrics.Commands.Add(float64(len(texts)))
 			if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
@@ -477,66 +462,34 @@ func (s *Store) add(ctx context.Context, total *counter.Total, states map[string
 	return nil
 }
 
-// freeze runs counter_freeze.lua for buckets, and returns how many counters are
-// locked in them, and whether all are ours.
-func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (locked int64, ours bool, err error) {
+// freeze runs counter_freeze.lua for buckets, and reports whether all are held by id.
+func (s *Store) freeze(ctx context.Context, id, what string, from, to int) (ours bool, err error) {
 	calls := make([]*redisconn.Call, 0, to-from)
 	for b := from; b < to; b++ {
-		calls = append(calls, &redisconn.Call{
-			Script: scripts.CounterFreeze, Keys: []string{stateKey(b), locksKey(b)}, Args: []any{id, what, freezeFor.Milliseconds()},
-		})
+		calls = append(calls, &redisconn.Call{Script: scripts.CounterFreeze, Keys: []string{stateKey(b)}, Args: []any{id, what, freezeFor.Milliseconds()}})
 	}
 	if err := s.conn.Run(ctx, calls); err != nil {
-		return 0, false, err
+		return false, err
 	}
-	ours = true
-	for _, cl := range calls {
-		n, ok := cl.Reply.(int64)
-		if !ok || n < 0 {
-			ours = false
-			continue
-		}
-		locked += n
-	}
-	return locked, ours, nil
+	return !slices.ContainsFunc(calls, func(cl *redisconn.Call) bool { return cl.Reply != int64(1) }), nil
 }
 
 var errThawed = fmt.Errorf("%w: a bucket was not held to the end", counter.ErrUnavailable)
 
 func (s *Store) thaw(ctx context.Context, id string) error {
-	_, ours, err := s.freeze(ctx, id, "thaw", 0, Buckets)
+	ours, err := s.freeze(ctx, id, "thaw", 0, Buckets)
 	if err == nil && !ours {
 		err = errThawed
 	}
 	return err
 }
 
-// hold holds all buckets still, with no transaction under way. It is not right when one of them is not held.
-func (s *Store) hold(ctx context.Context, id string) (right bool, err error) {
-	// The first bucket is held first: of two that want all, one gets it.
-	if _, ours, err := s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
+// hold holds all buckets still. The first one is held first: of two processes that want all, one gets them.
+func (s *Store) hold(ctx context.Context, id string) (ours bool, err error) {
+	if ours, err = s.freeze(ctx, id, "freeze", 0, 1); err != nil || !ours {
 		return false, err
 	}
-	if _, ours, err := s.freeze(ctx, id, "freeze", 1, Buckets); err != nil || !ours {
-		return false, err
-	}
-	// Nothing new is prepared now. What was is decided or aborted, and made.
-	for w := s.wait(ctx); ; {
-		locked, ours, err := s.freeze(ctx, id, "hold", 0, Buckets)
-		if err != nil || !ours {
-			return false, err
-		}
-		if locked == 0 {
-			return true, nil
-		}
-		lock, err := s.oldest(ctx)
-		if err == nil {
-			err = w.locked(lock)
-		}
-		if err != nil {
-			return false, err
-		}
-	}
+	return s.freeze(ctx, id, "freeze", 1, Buckets)
 }
 
 // scanBuckets scans all buckets at once, a page of each at a time: scan queues the next page of one, and each takes what
@@ -594,34 +547,6 @@ func (s *Store) scanHash(ctx context.Context, key string, count int64, each func
 			return err
 		}
 	}
-}
-
-// oldest is the oldest lock of all, with the time, or nothing.
-func (s *Store) oldest(ctx context.Context) (string, error) {
-	var found lock
-	text := ""
-	err := s.conn.Do(ctx, func(ctx context.Context, c *redisconn.Client) error {
-		pipe := c.Pipeline()
-		locks := make([]*redis.StringSliceCmd, Buckets)
-		for b := range Buckets {
-			locks[b] = pipe.HVals(ctx, locksKey(b))
-		}
-		now := pipe.Time(ctx)
-		s.conn.Metrics.Commands.Add(Buckets + 1)
-		if _, err := pipe.Exec(ctx); err != nil {
-			return err
-		}
-		for _, cmd := range locks {
-			for _, v := range cmd.Val() {
-				v += " " + strconv.FormatInt(now.Val().UnixMilli(), 10)
-				if l, ok := parseLock(v); ok && (text == "" || l.age > found.age) {
-					found, text = l, v
-				}
-			}
-		}
-		return nil
-	})
-	return text, err
 }
 
 // escape is prefix as a pattern of Redis that fits it alone.

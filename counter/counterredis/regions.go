@@ -223,7 +223,7 @@ type Telling struct {
 type Told struct {
 	Merged bool
 	// Other is the region that this one calls itself, when it is not the one that was meant. Without it, what is not
-	// merged is to be told later: a counter is locked, or the bucket is held still.
+	// merged is to be told later: the bucket is held still.
 	Other string
 	At    Position // how far it has the log now
 	News  int      // counters that were news
@@ -256,11 +256,6 @@ func (s *Store) Tell(ctx context.Context, from, to string, tellings []Telling) (
 		more := ""
 		if len(row) > 4 {
 			more, _ = row[4].(string)
-			if l, ok := parseLock(more); ok && l.age > abandoned { // the next telling finds it gone
-				if err := s.finish(ctx, l); err != nil {
-					return nil, fmt.Errorf("counterredis: tell of %d buckets: %w", len(tellings), err)
-				}
-			}
 		}
 		status, _ := row[0].(string)
 		at, _ := row[1].(string)
@@ -283,7 +278,7 @@ func (s *Store) tellCall(c *redisconn.Client, from, to string, t *Telling) *redi
 	b := t.Bucket
 	cl := &redisconn.Call{
 		Script: scripts.CounterMerge,
-		Keys:   []string{countersKey(b), stateKey(b), locksKey(b), farKey(b), logKey(b), goneKey(b), tag(b) + "free"},
+		Keys:   []string{countersKey(b), stateKey(b), farKey(b), logKey(b), goneKey(b), tag(b) + "free"},
 		Args:   []any{c.Publish, channel(b, s.conn.DB), from, to, string(t.Mode)},
 	}
 	place := strconv.FormatUint(t.To.Cursor, 10)

@@ -84,7 +84,7 @@ func (s *Store) Unmark(ctx context.Context, match string, number int64, marks []
 	}
 	by := map[int][]any{}
 	for _, key := range marks {
-		b := bucketOf(key)
+		b := hashBucket(key)
 		by[b] = append(by[b], strconv.FormatInt(number, 10)+":"+key)
 	}
 	return s.do(ctx, func(ctx context.Context, c *redisconn.Client) error {

@@ -45,9 +45,11 @@ func dimensions(t *testing.T, i Instance) {
 	one(t, peer, under(add(sum, "s:1", -2), "country", "de"))
 	apply(t, s, under(add(sum, "s:1", 3), "country", "fr"), under(add(sum, "s:2", 10), "country", "fr"), under(add(sum, "s:1", 2), "country", "de", "os", "mac"))
 	refused(t, s, counter.ErrKind, "m:1", 0, under(add(sum, "s:1", 1), "country", "de"), under(add(members, "m:1", 1), "country", "de"))
-	// An addition to a counter that is no sum has none, whatever its rule is now.
+	// An addition to a counter that is no sum has none, whatever its rule says.
 	one(t, s, add(exact, "e:1", 1))
-	one(t, s, under(add(sum, "e:1", 1), "country", "de"))
+	withDimensions := *exact
+	withDimensions.Dimensions = sum.Dimensions
+	one(t, s, under(add(&withDimensions, "e:1", 1), "country", "de"))
 	counts(t, s, "e:1", "country", nil)
 	want := map[string]int64{"de": 5, "fr": 3}
 	for _, v := range []string{"a:b", ":", "#", " ", "ü \\ \" %", "*", "{n1}", "DE", "0", "\n"} { // values are taken as they are

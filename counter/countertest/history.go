@@ -95,7 +95,9 @@ func histories(t *testing.T, i Instance) {
 	one(t, s, add(exact, "e:1", 7))
 	one(t, s, adjust(sum, "s:2", 1000))
 	// Only sums have a history, and only under a rule that keeps one.
-	one(t, s, add(sum, "e:1", 1))
+	withSteps := *exact
+	withSteps.Buckets = sum.Buckets
+	one(t, s, add(&withSteps, "e:1", 1))
 	history(t, s, "e:1", 0)
 	one(t, s, add(&counter.Rule{Match: "*", Kind: counter.Sum}, "s:2", 1))
 	one(t, s, add(sum, "s:2", 1))

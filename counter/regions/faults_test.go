@@ -292,23 +292,6 @@ func TestARegionKeepsItsName(t *testing.T) {
 	us.begin(t, faultyBucket)
 }
 
-// A process that died in a transaction keeps no telling away.
-func TestALockThatWasLeft(t *testing.T) {
-	t.Parallel()
-	list := replicas(t, "us", "eu")
-	us, eu := list[0], list[1]
-	make1(t, eu.store, add(faulty, 5))
-	us.server.Do(t, "SET", fmt.Sprintf("hc:{n%d}:x:left", faultyBucket), `{"call":"{\"ops\":[{\"changes\":[{\"key\":\"v\"}]}]}"}`)
-	us.setHash(t, "k", fmt.Sprintf("left %d %d", faultyBucket+1, time.Now().Add(-time.Minute).UnixMilli()))
-	if told := us.hear(t, eu); told.Merged {
-		t.Error("it takes what is locked")
-	}
-	if told := us.hear(t, eu); !told.Merged {
-		t.Error("the lock is still there")
-	}
-	wants(t, us, 5)
-}
-
 // What was deleted long ago is forgotten 30 days after that, not after it was heard.
 func TestAnOldDeletion(t *testing.T) {
 	t.Parallel()

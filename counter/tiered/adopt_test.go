@@ -21,7 +21,7 @@ import (
 // alone opens a Redis as a server without PostgreSQL does.
 func alone(t testing.TB, url string) *counterredis.Store {
 	t.Helper()
-	s, err := counterredis.Open(counterredis.Config{URL: url, Log: zerolog.Nop()})
+	s, err := counterredis.Open(counterredis.Config{URL: url, Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}

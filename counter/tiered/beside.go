@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,8 +34,7 @@ type BesideConfig struct {
 // others, and limits, in the region's own Redis. See the package doc. Its methods may be called from any goroutine.
 type Beside struct {
 	*counterredis.Store
-	pg    *counterpg.Store
-	rules *counter.Rules
+	to router
 }
 
 var (
@@ -59,159 +57,51 @@ func OpenBeside(ctx context.Context, cfg BesideConfig) (*Beside, error) {
 	if err != nil {
 		return nil, errors.Join(err, pg.Close())
 	}
-	return &Beside{Store: redis, pg: pg, rules: cfg.Rules}, nil
+	return &Beside{redis, router{hot: redis, redis: redis, pg: pg, rules: cfg.Rules}}, nil
 }
 
 // Close is as counter.Store says.
-func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.pg.Close()) }
+func (s *Beside) Close() error { return errors.Join(s.Store.Close(), s.to.pg.Close()) }
 
 // Cause is why PostgreSQL cannot be used; nil: it can.
-func (s *Beside) Cause() error { return s.pg.Cause() }
+func (s *Beside) Cause() error { return s.to.pg.Cause() }
 
 // Redis is the region's.
 func (s *Beside) Redis() *counterredis.Store { return s.Store }
 
-func (s *Beside) exact(key string) bool {
-	rule := s.rules.Find(key)
-	return rule != nil && rule.Kind == counter.Exact
-}
-
-// part parts keys by where their counters are.
-func (s *Beside) part(keys []string) (hot, exact []string) {
-	for _, key := range keys {
-		if s.exact(key) {
-			exact = append(exact, key)
-		} else {
-			hot = append(hot, key)
-		}
-	}
-	return hot, exact
-}
-
-// Apply is as counter.Writer says. What is of one store alone does not wait for the other.
+// Apply is as counter.Writer says.
 func (s *Beside) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
-	results := make([]counter.Result, len(ops))
-	var hot, exact []int // what may go at once
-	flush := func() {
-		var wg sync.WaitGroup
-		wg.Go(func() { applySome(ctx, s.Store, ops, hot, results) })
-		applySome(ctx, s.pg, ops, exact, results)
-		wg.Wait()
-		hot, exact = nil, nil
-	}
-	for i := range ops {
-		op := &ops[i]
-		if results[i].Err = op.Check(); results[i].Err != nil {
-			continue
-		}
-		switch is := s.exact(op.Changes[0].Key); {
-		case !is:
-			hot = append(hot, i)
-		case !op.OfBatch():
-			exact = append(exact, i)
-		default: // its order among the others stays
-			flush()
-			results[i] = s.batch(ctx, op)
-		}
-	}
-	flush()
-	return results
-}
-
-// applySome makes the operations at of ops.
-func applySome(ctx context.Context, to counter.Writer, ops []counter.Op, at []int, results []counter.Result) {
-	if len(at) == 0 {
-		return
-	}
-	some := make([]counter.Op, len(at))
-	for n, i := range at {
-		some[n] = ops[i]
-	}
-	for n, r := range to.Apply(ctx, some) {
-		results[at[n]] = r
-	}
-}
-
-// batch makes an operation on exact counters under an identity of a batch. All batches share one space of identities, so
-// Redis is asked before, and told afterwards.
-func (s *Beside) batch(ctx context.Context, op *counter.Op) counter.Result {
-	known, err := s.Store.Remembers(ctx, op.Identity)
-	result := counter.Result{Replay: known}
-	if err == nil && !known {
-		if result = s.pg.Apply(ctx, []counter.Op{*op})[0]; result.Err != nil {
-			return result
-		}
-		err = s.Store.Note(ctx, []counter.Identity{op.Identity}, nil, 0)
-	}
-	if err != nil {
-		return counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(err))}
-	}
-	if result.Replay {
-		return replay(op, func(keys []string) ([]counter.Reading, error) { return s.read(ctx, keys, "", 0, true) })
-	}
-	return result
+	return s.to.Apply(ctx, ops)
 }
 
 // Read is as counter.Reader says.
 func (s *Beside) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	return s.read(ctx, keys, member, lag, false)
-}
-
-// read reads counters where they are; whole is as ReadHot has it.
-func (s *Beside) read(ctx context.Context, keys []string, member string, lag time.Duration, whole bool) ([]counter.Reading, error) {
-	hot, exact := s.part(keys)
-	var hots, exacts []counter.Reading
-	var hotErr, err error
-	var wg sync.WaitGroup
-	if len(hot) > 0 {
-		wg.Go(func() { hots, _, hotErr = s.Store.ReadHot(ctx, hot, member, whole) })
-	}
-	if len(exact) > 0 {
-		exacts, err = s.pg.Read(ctx, exact, member, lag)
-	}
-	wg.Wait()
-	if err := errors.Join(hotErr, err); err != nil {
-		return nil, fmt.Errorf("tiered: read %d counters: %w", len(keys), unavailable(err))
-	}
-	by := make(map[string]counter.Reading, len(keys))
-	for _, list := range [...][]counter.Reading{hots, exacts} {
-		for _, r := range list {
-			by[r.Key] = r
-		}
-	}
-	out := make([]counter.Reading, len(keys))
-	for i, key := range keys {
-		out[i] = by[key]
-	}
-	return out, nil
-}
-
-// reader is the store in which key is.
-func (s *Beside) reader(key string) counter.Reader {
-	if s.exact(key) {
-		return s.pg
-	}
-	return s.Store
+	return s.to.Read(ctx, keys, member, lag)
 }
 
 // Ledger is as counter.Reader says.
 func (s *Beside) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
-	return s.reader(key).Ledger(ctx, key, after, limit)
+	return s.to.Ledger(ctx, key, after, limit)
 }
 
 // History is as counter.Reader says.
 func (s *Beside) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
-	return s.reader(key).History(ctx, key, step, from, to)
+	return s.to.History(ctx, key, step, from, to)
 }
 
 // Dimension is as counter.Reader says.
 func (s *Beside) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
-	return s.reader(key).Dimension(ctx, key, name)
+	return s.to.Dimension(ctx, key, name)
+}
+
+// Watch is as counter.Feed says.
+func (s *Beside) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	return s.to.Watch(told, lost)
 }
 
 // Size is as counter.Reader says.
 func (s *Beside) Size(ctx context.Context, prefix string) (int64, error) {
-	exact, err := s.pg.Size(ctx, prefix)
+	exact, err := s.to.pg.Size(ctx, prefix)
 	if err != nil {
 		return 0, unavailable(err)
 	}
@@ -227,17 +117,12 @@ func (s *Beside) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 	total := &counter.Total{}
 	err := s.Store.AddTo(ctx, total, prefix)
 	if err == nil {
-		err = s.pg.AddTo(ctx, total, prefix, nil)
+		err = s.to.pg.AddTo(ctx, total, prefix, nil)
 	}
 	if err != nil {
 		return counter.Aggregate{}, fmt.Errorf("tiered: aggregate %q: %w", prefix, unavailable(err))
 	}
 	return total.Aggregate(prefix)
-}
-
-// Watch is as counter.Feed says.
-func (s *Beside) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	return watchBoth(s.Store, s.pg, told, lost, s.part)
 }
 
 // Deleted is as counter.Dumper says.
@@ -246,7 +131,7 @@ func (s *Beside) Deleted(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	pg, err := s.pg.Deleted(ctx)
+	pg, err := s.to.pg.Deleted(ctx)
 	return max(redis, pg), err
 }
 
@@ -274,7 +159,7 @@ func (s *Beside) Dump(ctx context.Context, after string, each func(counter.Copy)
 		}
 		return err
 	}
-	if err := s.pg.Dump(ctx, after, func(c counter.Copy) error {
+	if err := s.to.pg.Dump(ctx, after, func(c counter.Copy) error {
 		if err := upTo(c.Key); err != nil {
 			return err
 		}
@@ -290,21 +175,21 @@ func (s *Beside) DumpIdentities(ctx context.Context, each func([]counter.Identit
 	if err := s.Store.DumpIdentities(ctx, each); err != nil {
 		return err
 	}
-	return s.pg.DumpIdentities(ctx, each)
+	return s.to.pg.DumpIdentities(ctx, each)
 }
 
 // Restore is as counter.Restorer says, but not all or none: a counter goes where its rule says.
 func (s *Beside) Restore(ctx context.Context, copies []counter.Copy, rules *counter.Rules) (restored int, err error) {
 	var hot, exact []counter.Copy
 	for _, c := range copies {
-		if s.exact(c.Key) {
+		if s.to.exact(c.Key) {
 			exact = append(exact, c)
 		} else {
 			hot = append(hot, c)
 		}
 	}
 	if len(exact) > 0 {
-		if restored, err = s.pg.Restore(ctx, exact, rules); err != nil {
+		if restored, err = s.to.pg.Restore(ctx, exact, rules); err != nil {
 			return restored, err
 		}
 	}
@@ -320,5 +205,5 @@ func (s *Beside) RestoreIdentities(ctx context.Context, identities []counter.Ide
 	if err := s.Store.RestoreIdentities(ctx, identities, deleted); err != nil {
 		return err
 	}
-	return s.pg.RestoreIdentities(ctx, identities, deleted)
+	return s.to.pg.RestoreIdentities(ctx, identities, deleted)
 }

@@ -34,15 +34,11 @@ func TestCopiesBeside(t *testing.T) {
 }
 
 func TestContractBeside(t *testing.T) {
-	rules, err := counter.ParseRules([]byte(`{"rules":[{"match":"e:*","kind":"exact"},{"match":"k:*","kind":"exact"},{"match":"l","kind":"exact"},{"match":"*","kind":"sum"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
 	server := redistest.Start(t, redistest.Durable...)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		pg := pgtest.Single(t)
-		cfg := tiered.BesideConfig{Redis: server.URL(), Postgres: pg.Database(t), Region: "us", Rules: rules}
+		cfg := tiered.BesideConfig{Redis: server.URL(), Postgres: pg.Database(t), Region: "us", Rules: countertest.Rules}
 		crashes := 0
 		return countertest.Instance{
 			Store: openBeside(t, cfg),

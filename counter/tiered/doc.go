@@ -4,17 +4,14 @@
 //
 // # Who owns what
 //
-// Redis decides where the truth of a counter is. Each counter that was touched has a
-// field in its bucket in Redis:
+// The rule of a key says where its counter is. Exact counters are in PostgreSQL alone, and Redis knows nothing of them. Any
+// other counter that was touched has a field in its bucket in Redis:
 //
-//   - a state: the counter is hot. Its truth is there, and PostgreSQL gets it later. Sums,
-//     members and uniques are hot.
-//   - "pg": its truth is its row in PostgreSQL. Exact counters are there.
+//   - a state: the counter is resident. Its truth is there, and PostgreSQL gets it later.
 //   - "-": it does not exist.
-//   - no field: it is cold. Its truth is its row, and nobody may change it before a field
-//     says which of the above it is.
+//   - no field: it is not resident. Its truth is its row, and nobody may change it before there is a field.
 //
-// To make a cold counter hot, a process notes the bucket's ticket (its generation, and
+// A row of another kind than the rule's refuses the change with counter.ErrKind. To make a counter resident, a process notes the bucket's ticket (its generation, and
 // how many counters have left it), reads the row, and puts the state in, if nobody
 // else has, and the ticket is still the same: a row read before a counter came, changed and
 // left again is never put in. Many members are put into a key beside, in parts, and
@@ -23,7 +20,7 @@
 // # Cuts
 //
 // What is hot is persisted in cuts. A change notes its counter as dirty, the names of
-// members that moved, steps of time that are over, and its identity. A cut sets all that aside, in all buckets at once,
+// members that moved, steps of time that are over, and its identity. A cut sets all that aside, in all buckets,
 // and begins the next epoch; who then changes a counter that was set aside keeps its
 // state of the cut beside it, of a unique with its registers. So what is persisted is the state
 // of all counters at one moment, while changes go on. Only the steps of uniques are persisted as they
@@ -34,9 +31,7 @@
 // epoch, one row for each counter that changed; then Redis forgets what was set aside. Before
 // the commit it is looked whether Redis still has all of the cut: what lost its memory meanwhile
 // would tell of counters as if they did not exist. PostgreSQL thus holds a moment of the
-// past with every operation whole or not at all. On a Cluster the buckets are cut one
-// after the other: a bucket with a transaction under way is not cut, and a transaction
-// whose buckets are in different epochs begins again.
+// past of each bucket.
 //
 // Any process may persist. Who does holds the row of headcount_front; the others skip
 // their turn. A process that dies on the way leaves the cut in Redis: the next one finds it
@@ -51,8 +46,7 @@
 // looks at all buckets while it holds headcount_front. When they are of the generation, and newer
 // than the last persisted cut, nothing that was persisted is missing, and they go on; the last versions may be lost, so what
 // changes from now on gets a greater incarnation. Else a new
-// generation begins: all buckets are emptied, also those that kept theirs, for an operation
-// may be in two of them. Who still persists or decides for the old generation is refused. A hot
+// generation begins: all buckets are emptied, also those that kept theirs. Who still persists or decides for the old generation is refused. A hot
 // counter of an older generation is told with the incarnation of the new one: so it
 // is newer than what was lost. For a day an identity that Redis does not know is looked
 // for in PostgreSQL, if that had any.
@@ -74,14 +68,13 @@
 //   - Redis away: changes fail. Reads that may lag are answered with what is in PostgreSQL
 //     or was last read from it, stale.
 //   - Redis loses its memory: what was changed since the last cut that was persisted is lost with
-//     it, whole operations at a time; so are identities of that time. Of a Cluster one master
+//     it; so are identities of that time. Of a Cluster one master
 //     is enough. While PostgreSQL is away too, nothing is answered until it is back.
 //   - Redis comes back with an older memory: the same, when it is older than the last cut. When it is newer, values are at
 //     least those of the last cut; who looks at a counter may see what was lost until it changes again. A failover or a
 //     restart needs PostgreSQL once, to find that out.
 //   - A process dies: nothing that was acknowledged is lost.
-//   - Rules of two processes that give one new counter different kinds, in the moment in which Redis
-//     loses its memory: it may become both. The one in PostgreSQL stays.
+//   - Rules of two processes that give one new counter different kinds: it may become both. The one in PostgreSQL stays.
 //
 // # Bounds
 //
@@ -92,8 +85,8 @@
 // # Beside each other
 //
 // Regions each have a Redis of their own, which package regions keeps alike, and share one PostgreSQL. A Beside has
-// exact counters there and all others in Redis alone; the rule of a key says which it is, at any time. Nothing goes from
-// one to the other, so there are neither cuts nor generations, and each of the two may be away without the other. A batch of
-// exact counters looks for its identity in Redis, and is noted there. So batches have one space of identities in each region,
-// and those of exact counters one in all.
+// exact counters there and all others in Redis alone. Nothing goes from one to the other, so there are neither cuts nor
+// generations, and each of the two may be away without the other. In both modes a batch of exact counters looks for its
+// identity in Redis, and is noted there. So batches have one space of identities in each region, and those of exact
+// counters one in all.
 package tiered

@@ -21,6 +21,7 @@ import (
 
 	"headcount/counter"
 	"headcount/counter/counterredis"
+	"headcount/counter/countertest"
 	"headcount/counter/tiered"
 	"headcount/internal/pgtest"
 	"headcount/internal/redistest"
@@ -98,7 +99,7 @@ func row(t testing.TB, url, key string) int64 {
 func TestPostgresAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
 	registry := prometheus.NewRegistry()
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond, Registerer: registry}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond, Registerer: registry}
 	s := open(t, cfg)
 	apply(t, s, op("", add(views, "v:hot", 1)))
 	apply(t, s, op("", add(stock, "k:1", 1)))
@@ -143,7 +144,7 @@ func TestPostgresAway(t *testing.T) {
 // TestALateDoneOfAnotherGeneration ends no cut of this one, although epochs begin anew with each generation: what was set
 // aside would never be persisted.
 func TestALateDoneOfAnotherGeneration(t *testing.T) {
-	s := open(t, tiered.Config{Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
+	s := open(t, tiered.Config{Rules: countertest.Rules, Redis: redistest.Start(t).URL(), Postgres: pgtest.Single(t).Database(t), PersistInterval: time.Hour})
 	redis := s.Front()
 	apply(t, s, op("", add(views, "v:1", 7)))
 	buckets, err := redis.Status(t.Context())
@@ -180,7 +181,7 @@ func TestALateDoneOfAnotherGeneration(t *testing.T) {
 func TestPendingBound(t *testing.T) {
 	const bound = 1 << 18
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
 	n := 0
 	join := func() counter.Result {
@@ -225,7 +226,7 @@ func TestPendingBound(t *testing.T) {
 // TestRedisAway: reads that may lag answer what is known.
 func TestRedisAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	apply(t, s, op("", add(views, "v:1", 4)))
 	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 4 })
@@ -254,7 +255,7 @@ func moves(id string) []counter.Op {
 // client is a process that changes counters until it is killed. It prints what it tries
 // and what was acknowledged.
 func client(redis, postgres string) {
-	s, err := tiered.Open(context.Background(), tiered.Config{Redis: redis, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
+	s, err := tiered.Open(context.Background(), tiered.Config{Rules: countertest.Rules, Redis: redis, Postgres: postgres, PersistInterval: 20 * time.Millisecond, Log: zerolog.Nop()})
 	if err != nil {
 		fmt.Println("fault", err)
 		return
@@ -338,7 +339,7 @@ func whole(t testing.TB, s counter.Store) (sums, exact int64) {
 // unanswered. Redis keeps its memory.
 func TestProcessKilledInALoop(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	s := open(t, cfg)
 	made := int64(0)
 	rounds := 8
@@ -369,7 +370,7 @@ func TestProcessKilledInALoop(t *testing.T) {
 // made.
 func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 50 * time.Millisecond}
 	stores := []*tiered.Store{open(t, cfg), open(t, cfg)}
 	made := int64(0)
 	rounds := 4
@@ -436,7 +437,7 @@ func TestRedisEmptiedWhileChangesGoOn(t *testing.T) {
 // TestDimensionsWhilePostgresIsAway: they are counted, and told apart, and come to PostgreSQL later.
 func TestDimensionsWhilePostgresIsAway(t *testing.T) {
 	redis, pg := redistest.Start(t), pgtest.Single(t)
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	apply(t, s, op("", view("v:1", "kept")))
 	testkit.Eventually(t, "it is persisted", func() bool { return row(t, cfg.Postgres, "v:1") == 1 })
@@ -466,7 +467,7 @@ func TestDimensionsWhilePostgresIsAway(t *testing.T) {
 // PostgreSQL. A lock holds the cut up in the midst of a bucket, which Redis tells of in one piece.
 func TestRedisEmptiedWhileItIsPersisted(t *testing.T) {
 	redis, pg := redistest.Start(t, "--hash-max-listpack-entries", "10000"), pgtest.Single(t)
-	cfg := tiered.Config{Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
+	cfg := tiered.Config{Rules: countertest.Rules, Redis: redis.URL(), Postgres: pg.Database(t), PersistInterval: 20 * time.Millisecond}
 	s := open(t, cfg)
 	const counters = 1200
 	var ops []counter.Op

@@ -37,7 +37,7 @@ type Config struct {
 	// ColdAfter is how long after its last touch a counter leaves Redis, default 24h.
 	ColdAfter time.Duration
 	Dial      time.Duration  // as counterredis.Config has it
-	Rules     *counter.Rules // say how long ledgers and steps are kept of counters that Redis had alone; default the built-in ones
+	Rules     *counter.Rules // say which counters are exact, and how long a counter's past is kept; default the built-in ones
 	// ReadOnly is for an export: nothing is persisted, and nothing else written.
 	ReadOnly   bool
 	Registerer prometheus.Registerer // of the store's metrics; nil: none
@@ -52,6 +52,7 @@ type Store struct {
 	cfg     Config
 	redis   *counterredis.Store
 	pg      *counterpg.Store
+	to      router
 	metrics metrics
 	closed  atomic.Bool
 
@@ -83,6 +84,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, errors.Join(err, pg.Close())
 	}
 	s := &Store{cfg: cfg, redis: redis, pg: pg, metrics: newMetrics(cfg.Registerer), healing: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
+	s.to = router{hot: resident{s}, redis: redis, pg: pg, rules: cfg.Rules}
 	run, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	if !cfg.ReadOnly {
@@ -119,15 +121,16 @@ func (s *Store) Limit(ctx context.Context, calls []limit.Call) []counter.LimitRe
 
 // Apply is as counter.Writer says.
 func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	return s.to.Apply(ctx, ops)
+}
+
+// resident has the counters that are not exact: in Redis, and in PostgreSQL when they are not there.
+type resident struct{ *Store }
+
+// Apply is as counter.Writer says.
+func (s resident) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	began := time.Now()
-	results := make([]counter.Result, len(ops))
-	exact, others, apart := s.split(ops, results)
-	if apart {
-		s.apply(ctx, ops, exact, results)
-		s.apply(ctx, ops, others, results)
-	} else {
-		s.apply(ctx, ops, append(exact, others...), results)
-	}
+	results := s.redis.ApplySplit(ctx, ops, inOneBucket{s})
 	for i := range ops {
 		// Redis soon knows nothing of it, and a read that may lag is then answered with what is remembered.
 		if results[i].Err == nil && ops[i].Changes[0].Verb == counter.Delete {
@@ -137,49 +140,18 @@ func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return results
 }
 
-// split parts the operations whose rules are exact from the others, so that each part goes
-// to its store at once. They are not apart when they have a counter or an identity in common:
-// then all are in the first, in their order.
-func (s *Store) split(ops []counter.Op, results []counter.Result) (exact, others []int, apart bool) {
-	keys := map[string]bool{} // whether a rule of it is exact
-	ids := map[counter.Identity]bool{}
-	var all []int
-	apart = true
-	for i := range ops {
-		op := &ops[i]
-		if results[i].Err = op.Check(); results[i].Err != nil {
-			continue
-		}
-		all = append(all, i)
-		is := op.Changes[0].Rule.Kind == counter.Exact
-		for j := range op.Changes {
-			c := &op.Changes[j]
-			was, ok := keys[c.Key]
-			apart = apart && (!ok || was == is)
-			keys[c.Key] = is
-		}
-		if op.Identity != (counter.Identity{}) {
-			was, ok := ids[op.Identity]
-			apart = apart && (!ok || was == is)
-			ids[op.Identity] = is
-		}
-		if is {
-			exact = append(exact, i)
-		} else {
-			others = append(others, i)
-		}
-	}
-	if !apart {
-		return all, nil, false
-	}
-	return exact, others, true
-}
+// inOneBucket makes operations of one bucket each, when Redis is a Cluster.
+type inOneBucket struct{ resident }
 
-// apply makes the operations todo in their order, each where its counters are.
-func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result) {
+// Apply is as counter.Writer says.
+func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	deadline := time.Now().Add(patience)
 	asked := map[counter.Identity]bool{}
-	all := todo
+	results := make([]counter.Result, len(ops))
+	todo := make([]int, len(ops))
+	for i := range ops {
+		todo[i] = i
+	}
 	fail := func(at []int, err error) {
 		for _, i := range at {
 			results[i] = counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(err))}
@@ -188,62 +160,54 @@ func (s *Store) apply(ctx context.Context, ops []counter.Op, todo []int, results
 	for tries := 0; len(todo) > 0; tries++ {
 		if tries > 0 && (time.Now().After(deadline) || ctx.Err() != nil) {
 			fail(todo, counterredis.ErrMoved)
-			return
+			break
 		}
-		left := s.redis.MakeHot(ctx, ops, todo, asked, results)
+		left := s.redis.Make(ctx, ops, todo, asked, results)
 		todo = left.Ops
 		switch {
 		case len(todo) == 0:
-			continue
 		case left.Lost:
 			if err := s.heal(ctx, false); err != nil {
 				fail(todo, err)
-				return
+				todo = nil
 			}
-			continue
-		case len(left.Cold) > 0:
-			if err := s.load(ctx, left.Cold, ruleKinds(ops, todo), true); err != nil {
-				if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
-					s.pause(ctx)
-					continue
-				}
-				// Nobody may change a counter whose row is not known. Those that are in Redis go on.
-				var cold []int
-				cold, todo = partition(todo, func(i int) bool { return left.Ways[i] == counterredis.Cold })
-				fail(cold, err)
-			}
-			continue
-		case left.Ask:
-			if err := s.ask(ctx, ops, todo, asked); err != nil {
-				var with []int
-				with, todo = partition(todo, func(i int) bool { return ops[i].Identity != counter.Identity{} })
-				fail(with, err)
-			}
-			continue
-		}
-		switch left.Ways[todo[0]] {
-		case counterredis.Pg:
-			n := 1
-			for n < len(todo) && left.Ways[todo[n]] == counterredis.Pg {
-				n++
-			}
-			made, err := s.applyExact(ctx, ops, todo[:n], left.Deleted, results)
-			if err != nil {
-				fail(todo[:n], err)
-				made = n
-			}
-			todo = todo[made:]
-		case counterredis.Both:
-			err := s.misplaced(ctx, &ops[todo[0]])
+		case len(left.Unknown) > 0:
+			misplaced, err := s.load(ctx, left.Unknown, true)
 			if errors.Is(err, counterredis.ErrMoved) || errors.Is(err, counterredis.ErrLost) {
 				s.pause(ctx)
 				continue
 			}
-			results[todo[0]] = counter.Result{Err: err}
-			todo = todo[1:]
+			todo = slices.DeleteFunc(todo, func(i int) bool {
+				for _, key := range ops[i].Keys() {
+					switch c, is := misplaced[key]; {
+					case err != nil && slices.Contains(left.Unknown, key): // nobody may change it; those that are in Redis go on
+						fail([]int{i}, err)
+						return true
+					case is:
+						results[i] = counter.Result{Err: counter.Misplaced(c)}
+						return true
+					}
+				}
+				return false
+			})
+		case left.Ask:
+			if err := s.ask(ctx, ops, todo, asked); err != nil {
+				todo = slices.DeleteFunc(todo, func(i int) bool {
+					with := ops[i].Identity != counter.Identity{}
+					if with {
+						fail([]int{i}, err)
+					}
+					return with
+				})
+			}
 		}
 	}
-	s.replays(ctx, ops, all, results)
+	for i := range ops { // what a replay repeats may be anywhere
+		if results[i].Replay && results[i].Err == nil {
+			results[i] = s.to.replay(ctx, &ops[i])
+		}
+	}
+	return results
 }
 
 // unavailable is err as counter.ErrUnavailable.
@@ -262,122 +226,34 @@ func (s *Store) pause(ctx context.Context) {
 	}
 }
 
-func partition(list []int, is func(int) bool) (yes, no []int) {
-	for _, i := range list {
-		if is(i) {
-			yes = append(yes, i)
-		} else {
-			no = append(no, i)
-		}
-	}
-	return yes, no
-}
-
-// ruleKinds are the kinds that the first changes of counters would give them.
-func ruleKinds(ops []counter.Op, todo []int) map[string]counter.Kind {
-	kinds := map[string]counter.Kind{}
-	for _, i := range todo {
-		for j := range ops[i].Changes {
-			if c := &ops[i].Changes[j]; kinds[c.Key] == 0 {
-				kinds[c.Key] = c.Rule.Kind
-			}
-		}
-	}
-	return kinds
-}
-
-// ask looks behind for identities that Redis does not know, and has it know them.
+// ask looks in PostgreSQL for identities that Redis does not know, and has Redis know them.
 func (s *Store) ask(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool) error {
-	var ids []counter.Identity
+	by := map[counter.Identity]*counter.Op{}
 	for _, i := range todo {
 		if id := ops[i].Identity; id != (counter.Identity{}) && !asked[id] {
-			ids = append(ids, id)
+			by[id] = &ops[i]
 		}
 	}
-	known, err := s.pg.Known(ctx, ids)
+	known, err := s.pg.Known(ctx, slices.Collect(maps.Keys(by)))
 	if err == nil {
-		err = s.redis.Note(ctx, known, nil, 0)
+		made := make([]*counter.Op, len(known))
+		for i, id := range known {
+			made[i] = by[id]
+		}
+		err = s.redis.Note(ctx, made...)
 	}
 	if err != nil {
 		return err
 	}
-	for _, id := range ids {
+	for id := range by {
 		asked[id] = true
 	}
 	return nil
 }
 
-// applyExact makes operations on exact counters and returns how many of them were made or
-// refused. Fewer than all: the next one is on another counter, or a replay, and is to be looked at anew.
-func (s *Store) applyExact(ctx context.Context, ops []counter.Op, todo []int, deleted uint64, results []counter.Result) (n int, err error) {
-	list := make([]counter.Op, len(todo))
-	for n, i := range todo {
-		list[n] = ops[i]
-	}
-	did, err := s.pg.ApplyExact(ctx, list, deleted)
-	if err != nil {
-		return 0, err
-	}
-	made, gone := did.Results, did.Gone
-	var ids []counter.Identity
-	for n, r := range made {
-		results[todo[n]] = r
-		if r.Err == nil && list[n].Identity != (counter.Identity{}) {
-			ids = append(ids, list[n].Identity)
-		}
-	}
-	if len(made) < len(todo) {
-		for j := range list[len(made)].Changes {
-			gone = append(gone, list[len(made)].Changes[j].Key)
-		}
-	}
-	if len(ids)+len(gone) == 0 {
-		return len(made), nil
-	}
-	if unnoted := s.redis.Note(ctx, ids, gone, did.Deleted); unnoted != nil {
-		// They are made. Who repeats them finds that out, if they have an identity.
-		for n := range made {
-			if made[n].Err == nil {
-				results[todo[n]] = counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(unnoted))}
-			}
-		}
-	}
-	return len(made), nil
-}
-
-// misplaced is why an operation that has counters in both stores cannot be made: one of them was made when its rule had
-// another kind.
-func (s *Store) misplaced(ctx context.Context, op *counter.Op) error {
-	var keys []string
-	for i := range op.Changes {
-		if key := op.Changes[i].Key; !slices.Contains(keys, key) {
-			keys = append(keys, key)
-		}
-	}
-	found, err := s.read(ctx, keys, "", 0, true)
-	if err != nil {
-		return unavailable(err)
-	}
-	for _, c := range found {
-		if c.Kind != 0 && (c.Kind == counter.Exact) != (op.Changes[0].Rule.Kind == counter.Exact) {
-			return &counter.Conflict{Is: counter.ErrKind, Key: c.Key, Value: c.Value, Text: fmt.Sprintf("it is of kind %s, and others of the batch are elsewhere; change it by itself", c.Kind)}
-		}
-	}
-	return counterredis.ErrMoved
-}
-
-// replays fills in the counters of replays, which may be anywhere. What they repeat is whole.
-func (s *Store) replays(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result) {
-	for _, i := range todo {
-		if results[i].Replay && results[i].Err == nil {
-			results[i] = replay(&ops[i], func(keys []string) ([]counter.Reading, error) { return s.read(ctx, keys, "", 0, true) })
-		}
-	}
-}
-
 // Read is as counter.Reader says.
 func (s *Store) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
-	out, err := s.read(ctx, keys, member, lag, false)
+	out, err := s.to.Read(ctx, keys, member, lag)
 	if err == nil {
 		return out, nil
 	}
@@ -398,13 +274,13 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 	return nil, fmt.Errorf("tiered: read %d counters: %w", len(keys), unavailable(err))
 }
 
-// read reads counters where they are. Those that are cold come to Redis.
-func (s *Store) read(ctx context.Context, keys []string, member string, lag time.Duration, whole bool) ([]counter.Reading, error) {
+// Read is as counter.Reader says. Those that are not in Redis come there.
+func (s resident) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	start := time.Now()
 	var out []counter.Reading
 	var places *counterredis.Places
 	err := s.mend(ctx, func() (err error) {
-		out, places, err = s.redis.ReadHot(ctx, keys, member, whole)
+		out, places, err = s.redis.ReadHot(ctx, keys, member)
 		return err
 	})
 	if err != nil {
@@ -434,7 +310,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string, lag time
 		}
 	}
 	if len(cold) > 0 {
-		if err := s.load(ctx, cold, nil, false); err != nil {
+		if _, err := s.load(ctx, cold, false); err != nil {
 			s.cfg.Log.Debug().Err(err).Msg("counters: loading what was read")
 		}
 	}
@@ -463,7 +339,7 @@ func since(v counter.Version, generation uint64) counter.Version {
 }
 
 // Ledger is as counter.Reader says.
-func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+func (s resident) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	fail := func(err error) (counter.Ledger, error) {
 		return counter.Ledger{}, fmt.Errorf("tiered: ledger of %q: %w", key, unavailable(err))
 	}
@@ -503,7 +379,7 @@ func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int)
 }
 
 // History is as counter.Reader says.
-func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+func (s resident) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
 	fail := func(err error) (counter.Counter, []counter.Gain, error) {
 		return counter.Counter{}, nil, fmt.Errorf("tiered: history of %q: %w", key, unavailable(err))
 	}
@@ -552,7 +428,7 @@ func merged(gained map[int64]counter.Gain, behind []counter.Gain) []counter.Gain
 }
 
 // Dimension is as counter.Reader says.
-func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+func (s resident) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
 	fail := func(err error) (counter.Counter, counter.Counted, error) {
 		return counter.Counter{}, counter.Counted{}, fmt.Errorf("tiered: dimension %q of %q: %w", name, key, unavailable(err))
 	}
@@ -643,7 +519,7 @@ func (s *Store) Aggregate(ctx context.Context, prefix string) (counter.Aggregate
 			break
 		}
 		var found []counter.Reading
-		if found, err = s.read(ctx, some, "", 0, true); err == nil {
+		if found, err = s.to.Read(ctx, some, "", 0); err == nil {
 			err = s.redis.AddWhole(ctx, total, found)
 		}
 	}
@@ -677,7 +553,22 @@ func (s *Store) Sets(ctx context.Context, cursor string) (keys []string, next st
 	return keys, next, nil
 }
 
-// Watch is as counter.Feed says: Redis tells of hot counters, PostgreSQL of exact ones.
+// Ledger is as counter.Reader says.
+func (s *Store) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	return s.to.Ledger(ctx, key, after, limit)
+}
+
+// History is as counter.Reader says.
+func (s *Store) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	return s.to.History(ctx, key, step, from, to)
+}
+
+// Dimension is as counter.Reader says.
+func (s *Store) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	return s.to.Dimension(ctx, key, name)
+}
+
+// Watch is as counter.Feed says: Redis tells of counters that are not exact, PostgreSQL of exact ones.
 func (s *Store) Watch(told func([]counter.Update), lost func()) counter.Watch {
-	return watchBoth(s.redis, s.pg, told, lost, func(keys []string) (hot, exact []string) { return keys, keys })
+	return s.to.Watch(told, lost)
 }

@@ -90,7 +90,7 @@ func TestContractOnOneServer(t *testing.T) {
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
 		pg := pgtest.Single(t)
-		cfg := tiered.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
+		cfg := tiered.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
 	})
 }
@@ -100,7 +100,7 @@ func TestContractOnCluster(t *testing.T) {
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
 		pg := pgtest.Single(t)
-		cfg := tiered.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond}
+		cfg := tiered.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, cluster.Masters, pg, 12)
 	})
 }

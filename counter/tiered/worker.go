@@ -326,18 +326,18 @@ func (s *Store) tickets(ctx context.Context, keys []string) (tickets, error) {
 	return t, nil
 }
 
-// load says in Redis of counters that are cold where their truth is, and brings it there when
-// that is Redis. kinds are those of rules, for counters that do not
-// exist; wanted says that these are to be known, too.
-func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counter.Kind, wanted bool) error {
+// load makes counters resident. wanted says that those that do not exist are to be known in Redis, too. It returns the
+// counters that stay in PostgreSQL, because they are exact.
+func (s *Store) load(ctx context.Context, keys []string, wanted bool) (misplaced map[string]counter.Counter, err error) {
 	t, err := s.tickets(ctx, keys)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	rows, err := s.pg.Rows(ctx, keys)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	misplaced = map[string]counter.Counter{}
 	done := map[string]bool{}
 	var entries []counterredis.Entry
 	for _, key := range keys {
@@ -346,11 +346,12 @@ func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counte
 			continue
 		}
 		done[key] = true
-		e := counterredis.Entry{Key: key, Way: counterredis.Hot}
-		switch {
-		case st.Kind == counter.Exact, st.Kind == 0 && kinds[key] == counter.Exact:
-			e.Way = counterredis.Pg
-		case st.Kind == counter.Members:
+		e := counterredis.Entry{Key: key}
+		switch st.Kind {
+		case counter.Exact:
+			misplaced[key] = st.Counter(key)
+			continue
+		case counter.Members:
 			n := 0
 			st, err = s.pg.Set(ctx, key, func(members []string) (err error) {
 				e.Staged, err = s.redis.Stage(ctx, key, e.Staged, n, members)
@@ -358,21 +359,21 @@ func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counte
 				return err
 			})
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if st.Kind != counter.Members {
-				return counterredis.ErrMoved
+				return nil, counterredis.ErrMoved
 			}
-		case st.Kind == counter.Unique:
+		case counter.Unique:
 			var registers hyperloglog.Registers
 			if st, registers, err = s.pg.Registers(ctx, key); err != nil {
-				return err
+				return nil, err
 			}
 			if st.Kind != counter.Unique {
-				return counterredis.ErrMoved
+				return nil, counterredis.ErrMoved
 			}
 			if e.Staged, err = s.redis.StageRegisters(ctx, key, registers); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		st.Version = since(st.Version, t.generation)
@@ -380,12 +381,7 @@ func (s *Store) load(ctx context.Context, keys []string, kinds map[string]counte
 		entries = append(entries, e)
 	}
 	if len(entries) == 0 {
-		return nil
+		return misplaced, nil
 	}
-	dirty, err := s.redis.Load(ctx, t.of, entries)
-	if err == nil && dirty && wanted {
-		s.hurry()
-		return counterredis.ErrMoved
-	}
-	return err
+	return misplaced, s.redis.Load(ctx, t.of, entries)
 }

@@ -1,0 +1,245 @@
+package counterredis
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"headcount/counter"
+)
+
+// This file has what one script cannot do: batches of counters in several buckets of a Cluster, and counters that may be
+// in another bucket than the one of their rule.
+
+// ReadWriter reads and changes counters.
+type ReadWriter interface {
+	counter.Writer
+	Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error)
+}
+
+// ApplySplit makes ops, in their order, by way of to, which gets operations of one bucket alone when Redis is a Cluster.
+func (s *Store) ApplySplit(ctx context.Context, ops []counter.Op, to ReadWriter) []counter.Result {
+	c, err := s.client(ctx)
+	if err != nil || c.Cluster == nil {
+		return to.Apply(ctx, ops)
+	}
+	var results []counter.Result
+	first := 0
+	flush := func(end int) {
+		if first < end {
+			results = append(results, to.Apply(ctx, ops[first:end])...)
+		}
+	}
+	for i := range ops {
+		if ops[i].Check() == nil && s.crosses(&ops[i]) {
+			flush(i)
+			results = append(results, s.applyParts(ctx, &ops[i], to))
+			first = i + 1
+		}
+	}
+	flush(len(ops))
+	return results
+}
+
+// crosses reports whether the counters and the identity of op are in several buckets.
+func (s *Store) crosses(op *counter.Op) bool {
+	b := s.changeBucket(&op.Changes[0])
+	for i := range op.Changes {
+		if s.changeBucket(&op.Changes[i]) != b {
+			return true
+		}
+	}
+	return op.Identity != (counter.Identity{}) && s.identityBucket(op) != b
+}
+
+// applyParts makes op as one operation for each bucket. What a bound, a kind or 64 bits refuse is found before any of
+// them is made, but for what others change meanwhile.
+func (s *Store) applyParts(ctx context.Context, op *counter.Op, to ReadWriter) counter.Result {
+	fail := func(err error) counter.Result {
+		var conflict *counter.Conflict
+		if !errors.As(err, &conflict) {
+			err = fmt.Errorf("counterredis: apply a batch: %w", err)
+		}
+		return counter.Result{Err: err}
+	}
+	known := false
+	if op.Identity != (counter.Identity{}) {
+		var err error
+		if known, err = s.Remembers(ctx, op); err != nil {
+			return fail(err)
+		}
+	}
+	if known || len(op.Changes) > 1 {
+		by, err := readAll(ctx, op, to)
+		if err == nil && !known {
+			err = refusal(op, by)
+		}
+		if err != nil {
+			return fail(err)
+		}
+		if known {
+			return counter.Result{Counters: op.Counters(by), Replay: true}
+		}
+	}
+	parts, at := s.split(op)
+	result := counter.Result{Counters: make([]counter.Counter, len(op.Changes))}
+	for n, r := range to.Apply(ctx, parts) {
+		if r.Err != nil {
+			return counter.Result{Err: r.Err}
+		}
+		// The first part says whether this is a repetition, so of two at the same time one is.
+		result.Replay = result.Replay || n == 0 && r.Replay
+		for j, i := range at[n] {
+			result.Counters[i] = r.Counters[j]
+		}
+	}
+	if op.Identity != (counter.Identity{}) {
+		_ = s.Note(ctx, op) // else the identities of the parts say it of the same batch
+	}
+	return result
+}
+
+// split parts op by buckets. at has the indexes of the changes of each part.
+func (s *Store) split(op *counter.Op) (parts []counter.Op, at [][]int) {
+	by := map[int]int{}
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		b := s.changeBucket(c)
+		n, ok := by[b]
+		if !ok {
+			n = len(parts)
+			by[b] = n
+			part := counter.Op{}
+			if op.Identity != (counter.Identity{}) {
+				part.Identity = identityOfPart(op.Identity, b)
+			}
+			parts, at = append(parts, part), append(at, nil)
+		}
+		parts[n].Changes, at[n] = append(parts[n].Changes, *c), append(at[n], i)
+	}
+	return parts, at
+}
+
+// identityOfPart is that of the part in bucket b of an operation with identity id. It begins with b.
+func identityOfPart(id counter.Identity, b int) counter.Identity {
+	hash := sha256.Sum256(append(id[:], byte(b)))
+	binary.LittleEndian.PutUint32(hash[:4], uint32(b))
+	return counter.Identity(hash[:len(id)])
+}
+
+// refusal is why op, which adds, is refused when its counters are as by says, or nil.
+func refusal(op *counter.Op, by map[string]counter.Counter) error {
+	after := maps.Clone(by)
+	for i := range op.Changes {
+		c := &op.Changes[i]
+		have := after[c.Key].Or(c.Rule.Kind)
+		if conflict := c.Refusal(have); conflict != nil {
+			conflict.Value = by[c.Key].Value
+			return conflict
+		}
+		have.Value += c.Delta
+		after[c.Key] = have
+	}
+	return nil
+}
+
+// readAll reads the counters of op.
+func readAll(ctx context.Context, op *counter.Op, from ReadWriter) (map[string]counter.Counter, error) {
+	found, err := from.Read(ctx, op.Keys(), "", 0)
+	if err != nil {
+		return nil, err
+	}
+	by := make(map[string]counter.Counter, len(found))
+	for _, r := range found {
+		by[r.Key] = r.Counter
+	}
+	return by, nil
+}
+
+// Apply is as counter.Writer says, but an operation of several buckets of a Cluster is all or nothing only when its counters
+// are exact.
+func (s *Store) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	return s.ApplySplit(ctx, ops, alone{s})
+}
+
+// alone is a Store for operations of one bucket each, with nothing behind it.
+type alone struct{ *Store }
+
+// Apply is as counter.Writer says.
+func (s alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	var todo []int
+	for i := range ops {
+		if results[i].Err = ops[i].Check(); results[i].Err == nil {
+			todo = append(todo, i)
+		}
+	}
+	looked := map[string]bool{}
+	for len(todo) > 0 {
+		left := s.make(ctx, ops, todo, results, Left{looked: looked})
+		elsewhere, err := s.elsewhere(ctx, ops, left.Ops, looked)
+		if err != nil {
+			failing(results)(left.Ops, err)
+			break
+		}
+		todo = slices.DeleteFunc(left.Ops, func(i int) bool {
+			for j := range ops[i].Changes {
+				if c := &ops[i].Changes[j]; elsewhere[c.Key].Kind != 0 {
+					results[i] = counter.Result{Err: counter.Misplaced(elsewhere[c.Key])}
+					return true
+				}
+			}
+			return false
+		})
+	}
+	return results
+}
+
+// elsewhere are those counters of the operations todo that exist where another rule would have them. It notes in looked
+// which it has looked for.
+func (s *Store) elsewhere(ctx context.Context, ops []counter.Op, todo []int, looked map[string]bool) (map[string]counter.Counter, error) {
+	other := map[string]int{} // by key, its bucket under another rule
+	for _, i := range todo {
+		for j := range ops[i].Changes {
+			c := &ops[i].Changes[j]
+			if looked[c.Key] {
+				continue
+			}
+			looked[c.Key] = true
+			if own, hash := s.changeBucket(c), hashBucket(c.Key); own != hash {
+				other[c.Key] = hash
+			} else if own != exactBucket {
+				other[c.Key] = exactBucket
+			}
+		}
+	}
+	found := map[string]counter.Counter{}
+	if len(other) == 0 {
+		return found, nil
+	}
+	return found, s.pipeline(ctx, len(other), func(ctx context.Context, pipe redis.Pipeliner) func() error {
+		texts := make(map[string]*redis.StringCmd, len(other))
+		for key, b := range other {
+			texts[key] = pipe.HGet(ctx, countersKey(b), key)
+		}
+		return func() error {
+			for key, cmd := range texts {
+				text, err := cmd.Result()
+				if err == nil {
+					found[key], _, err = parseState(key, text)
+				}
+				if err != nil && !errors.Is(err, redis.Nil) {
+					return fmt.Errorf("%w: %w", counter.ErrUnavailable, err)
+				}
+			}
+			return nil
+		}
+	})
+}

@@ -1,0 +1,214 @@
+package tiered
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"headcount/counter"
+	"headcount/counter/counterpg"
+	"headcount/counter/counterredis"
+)
+
+// router sends each call to the store of its counters: the rule of a key says which it is. Store and Beside have one.
+type router struct {
+	hot interface { // has the counters that are not exact
+		counter.Writer
+		counter.Reader
+	}
+	redis *counterredis.Store
+	pg    *counterpg.Store // has the exact ones
+	rules *counter.Rules
+}
+
+func (r *router) exact(key string) bool {
+	rule := r.rules.Find(key)
+	return rule != nil && rule.Kind == counter.Exact
+}
+
+// part parts keys by where their counters are.
+func (r *router) part(keys []string) (hot, exact []string) {
+	for _, key := range keys {
+		if r.exact(key) {
+			exact = append(exact, key)
+		} else {
+			hot = append(hot, key)
+		}
+	}
+	return hot, exact
+}
+
+// Apply is as counter.Writer says. What is of one store alone does not wait for the other.
+func (r *router) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+	results := make([]counter.Result, len(ops))
+	var hot, exact []int // what may go at once
+	flush := func() {
+		var wg sync.WaitGroup
+		wg.Go(func() { applySome(ctx, r.hot, ops, hot, results) })
+		applySome(ctx, r.pg, ops, exact, results)
+		wg.Wait()
+		hot, exact = nil, nil
+	}
+	for i := range ops {
+		op := &ops[i]
+		if results[i].Err = op.Check(); results[i].Err != nil {
+			continue
+		}
+		switch is := r.exact(op.Changes[0].Key); {
+		case !is:
+			hot = append(hot, i)
+		case !op.OfBatch():
+			exact = append(exact, i)
+		default: // its order among the others stays
+			flush()
+			results[i] = r.batch(ctx, op)
+		}
+	}
+	flush()
+	return results
+}
+
+// applySome makes the operations at of ops.
+func applySome(ctx context.Context, to counter.Writer, ops []counter.Op, at []int, results []counter.Result) {
+	if len(at) == 0 {
+		return
+	}
+	some := make([]counter.Op, len(at))
+	for n, i := range at {
+		some[n] = ops[i]
+	}
+	for n, r := range to.Apply(ctx, some) {
+		results[at[n]] = r
+	}
+}
+
+// batch makes an operation on exact counters under an identity of a batch. All batches share one space of identities, so
+// Redis is asked before, and told afterwards.
+func (r *router) batch(ctx context.Context, op *counter.Op) counter.Result {
+	known, err := r.redis.Remembers(ctx, op)
+	result := counter.Result{Replay: known}
+	if err == nil && !known {
+		if result = r.pg.Apply(ctx, []counter.Op{*op})[0]; result.Err != nil {
+			return result
+		}
+		err = r.redis.Note(ctx, op)
+	}
+	if err != nil {
+		return counter.Result{Err: fmt.Errorf("tiered: apply: %w", unavailable(err))}
+	}
+	if result.Replay {
+		return r.replay(ctx, op)
+	}
+	return result
+}
+
+// replay answers an operation that was made before, with its counters as they are.
+func (r *router) replay(ctx context.Context, op *counter.Op) counter.Result {
+	found, err := r.Read(ctx, op.Keys(), "", 0)
+	if err != nil {
+		return counter.Result{Err: fmt.Errorf("tiered: a replay: %w", unavailable(err))}
+	}
+	by := make(map[string]counter.Counter, len(found))
+	for _, r := range found {
+		by[r.Key] = r.Counter
+	}
+	return counter.Result{Replay: true, Counters: op.Counters(by)}
+}
+
+// Read is as counter.Reader says: it reads counters where they are.
+func (r *router) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+	hot, exact := r.part(keys)
+	var hots, exacts []counter.Reading
+	var hotErr, err error
+	var wg sync.WaitGroup
+	if len(hot) > 0 {
+		wg.Go(func() { hots, hotErr = r.hot.Read(ctx, hot, member, lag) })
+	}
+	if len(exact) > 0 {
+		exacts, err = r.pg.Read(ctx, exact, member, lag)
+	}
+	wg.Wait()
+	for _, err := range [...]error{hotErr, err} {
+		if err != nil {
+			return nil, unavailable(err)
+		}
+	}
+	by := make(map[string]counter.Reading, len(keys))
+	for _, list := range [...][]counter.Reading{hots, exacts} {
+		for _, one := range list {
+			by[one.Key] = one
+		}
+	}
+	out := make([]counter.Reading, len(keys))
+	for i, key := range keys {
+		out[i] = by[key]
+	}
+	return out, nil
+}
+
+// reader is the store in which key is.
+func (r *router) reader(key string) counter.Reader {
+	if r.exact(key) {
+		return r.pg
+	}
+	return r.hot
+}
+
+// Ledger is as counter.Reader says.
+func (r *router) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+	return r.reader(key).Ledger(ctx, key, after, limit)
+}
+
+// History is as counter.Reader says.
+func (r *router) History(ctx context.Context, key string, step time.Duration, from, to int64) (counter.Counter, []counter.Gain, error) {
+	return r.reader(key).History(ctx, key, step, from, to)
+}
+
+// Dimension is as counter.Reader says.
+func (r *router) Dimension(ctx context.Context, key, name string) (counter.Counter, counter.Counted, error) {
+	return r.reader(key).Dimension(ctx, key, name)
+}
+
+// Watch is as counter.Feed says.
+func (r *router) Watch(told func([]counter.Update), lost func()) counter.Watch {
+	var mu sync.Mutex // told is called by two
+	one := func(updates []counter.Update) {
+		mu.Lock()
+		defer mu.Unlock()
+		told(updates)
+	}
+	missed := func() {
+		if lost != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			lost()
+		}
+	}
+	return &watch{hot: r.redis.Watch(one, missed), exact: r.pg.Watch(one, missed), part: r.part}
+}
+
+// watch is of both.
+type watch struct {
+	hot, exact counter.Watch
+	part       func(keys []string) (hot, exact []string)
+}
+
+func (w *watch) Follow(ctx context.Context, keys ...string) error {
+	hot, exact := w.part(keys)
+	if err := w.hot.Follow(ctx, hot...); err != nil {
+		return err
+	}
+	return w.exact.Follow(ctx, exact...)
+}
+
+func (w *watch) Unfollow(keys ...string) {
+	hot, exact := w.part(keys)
+	w.hot.Unfollow(hot...)
+	w.exact.Unfollow(exact...)
+}
+
+func (w *watch) Close() {
+	w.hot.Close()
+	w.exact.Close()
+}
