@@ -135,7 +135,7 @@ func (s *Store) newGroup() *group {
 }
 
 // add adds op, whose index in Apply is at.
-func (g *group) add(at int, op *counter.Op, left *Left) {
+func (g *group) add(at int, op *counter.Op, left *Unapplied) {
 	o := operation{Changes: make([]change, len(op.Changes)), Asked: left.asked[op.Identity]}
 	if op.Identity != (counter.Identity{}) {
 		b := g.store.identityBucket(op)
@@ -268,8 +268,8 @@ func failing(results []counter.Result) func(at []int, err error) {
 	}
 }
 
-// Left is what Make could not make.
-type Left struct {
+// Unapplied is what Make could not make.
+type Unapplied struct {
 	Ops     []int    // indexes, in order
 	Unknown []string // counters to look for elsewhere first
 	Ask     bool     // identities have to be looked for in PostgreSQL
@@ -279,13 +279,13 @@ type Left struct {
 	looked map[string]bool
 }
 
-// Make makes the operations todo of ops, in their order and each in one bucket when Redis is a Cluster, and fills in their
+// ApplyResident makes the operations todo of ops, in their order and each in one bucket when Redis is a Cluster, and fills in their
 // results, those of replays without counters. asked are identities that PostgreSQL does not know.
-func (s *Store) Make(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Left {
-	return s.make(ctx, ops, todo, results, Left{asked: asked})
+func (s *Store) ApplyResident(ctx context.Context, ops []counter.Op, todo []int, asked map[counter.Identity]bool, results []counter.Result) Unapplied {
+	return s.make(ctx, ops, todo, results, Unapplied{asked: asked})
 }
 
-func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result, left Left) Left {
+func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results []counter.Result, left Unapplied) Unapplied {
 	fail := failing(results)
 	c, err := s.client(ctx)
 	if err != nil {
@@ -319,7 +319,7 @@ func (s *Store) make(ctx context.Context, ops []counter.Op, todo []int, results 
 }
 
 // applyGroups makes groups, of which no two have a bucket in common, and waits for buckets that are held still.
-func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Left) {
+func (s *Store) applyGroups(ctx context.Context, c *redisconn.Client, ops []counter.Op, groups []*group, results []counter.Result, fail func([]int, error), left *Unapplied) {
 	w := s.wait(ctx)
 	for len(groups) > 0 {
 		calls := make([]*redisconn.Call, len(groups))

@@ -183,7 +183,7 @@ func (s alone) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	}
 	looked := map[string]bool{}
 	for len(todo) > 0 {
-		left := s.make(ctx, ops, todo, results, Left{looked: looked})
+		left := s.make(ctx, ops, todo, results, Unapplied{looked: looked})
 		elsewhere, err := s.elsewhere(ctx, ops, left.Ops, looked)
 		if err != nil {
 			failing(results)(left.Ops, err)

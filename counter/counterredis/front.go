@@ -109,13 +109,13 @@ func (s *Store) touch() int64 {
 	return max(s.cfg.Behind.Touch.Milliseconds(), 1)
 }
 
-// Places says where the truth of counters is.
-type Places struct {
+// Placements says where the truth of counters is.
+type Placements struct {
 	Generation uint64
 	Hot        []bool // it is in Redis, or does not exist
 }
 
-func (p *Places) note(at int, state string, more []any) {
+func (p *Placements) note(at int, state string, more []any) {
 	p.Hot[at] = state != ""
 	for _, g := range more {
 		text, _ := g.(string)
@@ -124,8 +124,8 @@ func (p *Places) note(at int, state string, more []any) {
 	}
 }
 
-// ReadHot reads those of keys that are hot.
-func (s *Store) ReadHot(ctx context.Context, keys []string, member string) ([]counter.Reading, *Places, error) {
+// ReadResident reads those of keys that are hot.
+func (s *Store) ReadResident(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	return s.read(ctx, keys, member)
 }
 
@@ -150,9 +150,9 @@ func parsePast(reply any) ([]counter.Past, error) {
 	return out, nil
 }
 
-// HistoryHot returns the state of a counter and what it gained that may not be persisted, by the
+// HistoryResident returns the state of a counter and what it gained that may not be persisted, by the
 // numbers of steps. alone: all there is. It is not hot when PostgreSQL has all.
-func (s *Store) HistoryHot(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gained map[int64]counter.Gain, alone, hot bool, err error) {
+func (s *Store) HistoryResident(ctx context.Context, key string, step time.Duration, from, to int64) (st counter.State, gained map[int64]counter.Gain, alone, hot bool, err error) {
 	if err := s.open(); err != nil {
 		return st, nil, false, false, err
 	}
@@ -210,8 +210,8 @@ func parseHistoryHot(cl *redisconn.Call, key string, step time.Duration, from, t
 	return st, gained, state == absentState || row[1] == int64(1), true, nil
 }
 
-// DimensionHot is what a bucket knows of a dimension of a counter.
-type DimensionHot struct {
+// ResidentDimension is what a bucket knows of a dimension of a counter.
+type ResidentDimension struct {
 	State      counter.State
 	Generation uint64
 	Alone      bool // all there is; else it is to be added to what PostgreSQL has
@@ -221,8 +221,8 @@ type DimensionHot struct {
 	Before, Now  []counter.Count
 }
 
-// DimensionHot reads a dimension of a counter; nil: the counter is not hot, and PostgreSQL has all.
-func (s *Store) DimensionHot(ctx context.Context, key, name string) (*DimensionHot, error) {
+// DimensionResident reads a dimension of a counter; nil: the counter is not hot, and PostgreSQL has all.
+func (s *Store) DimensionResident(ctx context.Context, key, name string) (*ResidentDimension, error) {
 	if err := s.open(); err != nil {
 		return nil, err
 	}
@@ -245,7 +245,7 @@ func (s *Store) DimensionHot(ctx context.Context, key, name string) (*DimensionH
 	if state == "" {
 		return nil, nil
 	}
-	d := &DimensionHot{Alone: state == absentState || row[1] == int64(1)}
+	d := &ResidentDimension{Alone: state == absentState || row[1] == int64(1)}
 	var errs [6]error
 	_, d.State, errs[0] = parseState(key, state)
 	for i, n := range []*uint64{&d.Generation, &d.Epoch, &d.Taken} {
@@ -260,8 +260,8 @@ func (s *Store) DimensionHot(ctx context.Context, key, name string) (*DimensionH
 	return d, nil
 }
 
-// LedgerHot returns entries that may not be persisted. alone: all there are.
-func (s *Store) LedgerHot(ctx context.Context, key string, after uint64, limit int) (entries []counter.Entry, alone bool, err error) {
+// LedgerResident returns entries that may not be persisted. alone: all there are.
+func (s *Store) LedgerResident(ctx context.Context, key string, after uint64, limit int) (entries []counter.Entry, alone bool, err error) {
 	if err := s.open(); err != nil {
 		return nil, false, err
 	}

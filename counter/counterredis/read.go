@@ -52,7 +52,7 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, _ time.D
 }
 
 // read reads counters. In front it also says which of them are here.
-func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Places, error) {
+func (s *Store) read(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	c, err := s.client(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -97,7 +97,7 @@ func (s *Store) read(ctx context.Context, keys []string, member string) ([]count
 		return nil, nil, err
 	}
 	out := make([]counter.Reading, len(keys))
-	places := &Places{Hot: make([]bool, len(keys))}
+	places := &Placements{Hot: make([]bool, len(keys))}
 	for i, cl := range calls {
 		if cl.Reply == lostReply {
 			return nil, nil, ErrLost

@@ -162,7 +162,7 @@ func (s inOneBucket) Apply(ctx context.Context, ops []counter.Op) []counter.Resu
 			fail(todo, counterredis.ErrMoved)
 			break
 		}
-		left := s.redis.Make(ctx, ops, todo, asked, results)
+		left := s.redis.ApplyResident(ctx, ops, todo, asked, results)
 		todo = left.Ops
 		switch {
 		case len(todo) == 0:
@@ -278,9 +278,9 @@ func (s *Store) Read(ctx context.Context, keys []string, member string, lag time
 func (s resident) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	start := time.Now()
 	var out []counter.Reading
-	var places *counterredis.Places
+	var places *counterredis.Placements
 	err := s.mend(ctx, func() (err error) {
-		out, places, err = s.redis.ReadHot(ctx, keys, member)
+		out, places, err = s.redis.ReadResident(ctx, keys, member)
 		return err
 	})
 	if err != nil {
@@ -350,7 +350,7 @@ func (s resident) Ledger(ctx context.Context, key string, after uint64, limit in
 	var newer []counter.Entry
 	var alone bool
 	err := s.mend(ctx, func() (err error) {
-		newer, alone, err = s.redis.LedgerHot(ctx, key, after, limit+1)
+		newer, alone, err = s.redis.LedgerResident(ctx, key, after, limit+1)
 		return err
 	})
 	if err != nil {
@@ -388,7 +388,7 @@ func (s resident) History(ctx context.Context, key string, step time.Duration, f
 	var gained map[int64]counter.Gain
 	var alone, hot bool
 	err := s.mend(ctx, func() (err error) {
-		st, gained, alone, hot, err = s.redis.HistoryHot(ctx, key, step, from, to)
+		st, gained, alone, hot, err = s.redis.HistoryResident(ctx, key, step, from, to)
 		return err
 	})
 	if err != nil {
@@ -434,7 +434,7 @@ func (s resident) Dimension(ctx context.Context, key, name string) (counter.Coun
 	}
 	for try := 0; ; try++ {
 		// First what is not persisted: what is missing in it is in PostgreSQL by then.
-		hot, err := s.redis.DimensionHot(ctx, key, name)
+		hot, err := s.redis.DimensionResident(ctx, key, name)
 		if errors.Is(err, counterredis.ErrLost) && try == 0 {
 			if err = s.heal(ctx, false); err == nil {
 				continue
