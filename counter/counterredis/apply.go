@@ -268,7 +268,7 @@ func failing(results []counter.Result) func(at []int, err error) {
 	}
 }
 
-// Unapplied is what Make could not make.
+// Unapplied is what ApplyResident could not make.
 type Unapplied struct {
 	Ops     []int    // indexes, in order
 	Unknown []string // counters to look for elsewhere first

@@ -452,6 +452,7 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 		return fmt.Errorf("counterredis: dump: %w", err)
 	}
 	slices.Sort(names)
+	seen := make(map[counter.Identity]bool, len(names)) // an import puts them in two buckets
 	for some := range slices.Chunk(slices.Compact(names), scanAtOnce) {
 		var copies []counter.IdentityCopy
 		if err := s.pipeline(ctx, len(some), func(ctx context.Context, pipe redis.Pipeliner) func() error {
@@ -464,7 +465,8 @@ func (s *Store) DumpIdentities(ctx context.Context, each func([]counter.Identity
 				for i, name := range some {
 					_, text, _ := strings.Cut(name, ":i:")
 					id, err := base64.RawURLEncoding.DecodeString(text)
-					if err == nil && len(id) == len(counter.Identity{}) && left[i].Val() > 0 {
+					if err == nil && len(id) == len(counter.Identity{}) && left[i].Val() > 0 && !seen[counter.Identity(id)] {
+						seen[counter.Identity(id)] = true
 						copies = append(copies, counter.IdentityCopy{Identity: counter.Identity(id), Until: now.Add(left[i].Val())})
 					}
 				}

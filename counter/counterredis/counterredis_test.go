@@ -124,7 +124,7 @@ func TestContractOnCluster(t *testing.T) {
 func TestCopies(t *testing.T) {
 	t.Parallel()
 	countertest.RunCopies(t, func(t testing.TB) countertest.CopyStore {
-		s, err := counterredis.Open(counterredis.Config{URL: redistest.Start(t).URL(), Log: zerolog.Nop()})
+		s, err := counterredis.Open(counterredis.Config{URL: redistest.Start(t).URL(), Rules: counter.BuiltinRules(), Log: zerolog.Nop()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -109,7 +109,7 @@ func (s *Store) touch() int64 {
 	return max(s.cfg.Behind.Touch.Milliseconds(), 1)
 }
 
-// Placements says where the truth of counters is.
+// Placements says which counters are in Redis.
 type Placements struct {
 	Generation uint64
 	Hot        []bool // it is in Redis, or does not exist
@@ -124,7 +124,7 @@ func (p *Placements) note(at int, state string, more []any) {
 	}
 }
 
-// ReadResident reads those of keys that are hot.
+// ReadResident reads those of keys that are in Redis.
 func (s *Store) ReadResident(ctx context.Context, keys []string, member string) ([]counter.Reading, *Placements, error) {
 	return s.read(ctx, keys, member)
 }

@@ -98,14 +98,14 @@ func (s *Store) Histories(ctx context.Context, keys []string, step time.Duration
 	return out, nil
 }
 
-// HistoryOf is what HistoryHot returns of one counter.
+// HistoryOf is what HistoryResident returns of one counter.
 type HistoryOf struct {
 	State      counter.State
 	Gained     map[int64]counter.Gain
 	Alone, Hot bool
 }
 
-// HistoriesHot is HistoryHot of several counters.
+// HistoriesHot is HistoryResident of several counters.
 func (s *Store) HistoriesHot(ctx context.Context, keys []string, step time.Duration, from, to int64) ([]HistoryOf, error) {
 	if err := s.open(); err != nil {
 		return nil, err

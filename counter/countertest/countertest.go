@@ -124,10 +124,9 @@ func Run(t *testing.T, short Extent, open Factory) {
 	if testing.Short() {
 		extent = short
 	}
-	if short < Full {
-		checks := flag.Lookup("rapid.checks")
-		all := checks.Value.String()
-		setFlag(t, checks, strconv.Itoa(fewChecks))
+	checks := flag.Lookup("rapid.checks")
+	if all := checks.Value.String(); short < Full && all != strconv.Itoa(FewChecks) {
+		setFlag(t, checks, strconv.Itoa(FewChecks))
 		t.Cleanup(func() { setFlag(t, checks, all) })
 	}
 	for _, p := range parts {
@@ -137,9 +136,9 @@ func Run(t *testing.T, short Extent, open Factory) {
 	}
 }
 
-// fewChecks are the histories of the model for set-ups of which another one has them all. Of them
-// rapid takes a fifth with -short.
-const fewChecks = 20
+// FewChecks are the histories of the model for set-ups of which another one has them all. Of them rapid takes a fifth with
+// -short. A package that runs several such set-ups at once sets rapid.checks to it before its tests.
+const FewChecks = 20
 
 func setFlag(t testing.TB, f *flag.Flag, value string) {
 	t.Helper()

@@ -8,6 +8,7 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,7 +169,7 @@ type seen struct {
 	changes int
 }
 
-var runs = 0 // histories of this process: each has keys of its own
+var runs atomic.Int64 // histories of this process: each has keys of its own
 
 // model runs random histories against truth: operations one by one and many
 // together, repeated under their identity, with crashes between.
@@ -184,8 +185,8 @@ func model(t *testing.T, i Instance) {
 		return strings.HasPrefix(key, "exact") == (rule.Kind == counter.Exact)
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		runs++
-		space := fmt.Sprintf(" of run %d", runs)
+		run := runs.Add(1)
+		space := fmt.Sprintf(" of run %d", run)
 		m := truth{map[string]*trueCounter{}, map[string]bool{}, map[string]uint64{}}
 		last := map[string]seen{}
 

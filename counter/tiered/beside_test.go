@@ -34,10 +34,10 @@ func TestCopiesBeside(t *testing.T) {
 }
 
 func TestContractBeside(t *testing.T) {
-	server := redistest.Start(t, redistest.Durable...)
+	t.Parallel()
+	server, pg := redistest.Start(t, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
-		pg := pgtest.Single(t)
 		cfg := tiered.BesideConfig{Redis: server.URL(), Postgres: pg.Database(t), Region: "us", Rules: countertest.Rules}
 		crashes := 0
 		return countertest.Instance{

@@ -1,8 +1,10 @@
 package tiered_test
 
 import (
+	"flag"
 	"io"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -21,6 +23,9 @@ func TestMain(m *testing.M) {
 	if url := os.Getenv("PERSISTENT_REDIS"); url != "" {
 		client(url, os.Getenv("PERSISTENT_POSTGRES"))
 		return
+	}
+	if err := flag.Set("rapid.checks", strconv.Itoa(countertest.FewChecks)); err != nil {
+		panic(err)
 	}
 	servertest.Main(m, redistest.Stop, pgtest.Stop)
 }
@@ -86,20 +91,20 @@ func instance(t testing.TB, cfg tiered.Config, redis []*redistest.Server, pg *pg
 }
 
 func TestContractOnOneServer(t *testing.T) {
-	server := redistest.StartSecure(t, redistest.Durable...)
+	t.Parallel()
+	server, pg := redistest.StartSecure(t, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		server.Flush(t)
-		pg := pgtest.Single(t)
 		cfg := tiered.Config{Redis: server.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, []*redistest.Server{server}, pg, 6)
 	})
 }
 
 func TestContractOnCluster(t *testing.T) {
-	cluster := redistest.StartCluster(t, 3, 0, redistest.Durable...)
+	t.Parallel()
+	cluster, pg := redistest.StartCluster(t, 3, 0, redistest.Durable...), pgtest.Start(t)
 	countertest.Run(t, countertest.Core, func(t testing.TB) countertest.Instance {
 		cluster.Flush(t)
-		pg := pgtest.Single(t)
 		cfg := tiered.Config{Redis: cluster.URL(), Postgres: pg.Database(t), PersistInterval: 100 * time.Millisecond, Rules: countertest.Rules}
 		return instance(t, cfg, cluster.Masters, pg, 12)
 	})
