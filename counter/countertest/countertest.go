@@ -52,6 +52,8 @@ var Rules = func() *counter.Rules {
 	if err != nil {
 		panic(err)
 	}
+	others := rules.Find("s:1")
+	others.Buckets, others.Dimensions = sum.Buckets, sum.Dimensions
 	return rules
 }()
 
