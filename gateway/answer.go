@@ -9,14 +9,15 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-const comeBack = time.Second // Retry-After of a 503
+const retryAfter = time.Second // of a 503
 
 func badRequest(c *gin.Context, detail string) {
 	httppolicy.Problem(c.Writer, http.StatusBadRequest, detail)
 }
 
-func unavailable(c *gin.Context, err error) {
-	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(comeBack))
+// Unavailable answers 503 with the reason.
+func Unavailable(c *gin.Context, err error) {
+	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, err.Error()+"; try again", httppolicy.RetryAfter(retryAfter))
 }
 
 // write answers 200 with a body that no cache may keep. The body is compressed

@@ -94,39 +94,39 @@ func (a *asset) serve(c *gin.Context, status int) {
 
 // assets serves the demo page, the browser client and the documents of the contract. Scripts may be loaded by
 // pages of any origin; --allow-origins decides what those scripts may do.
-func (g *Gateway) assets(e *gin.Engine) {
-	entries, err := fs.ReadDir(g.cfg.Assets, ".")
+func (a *API) assets(e *gin.Engine) {
+	entries, err := fs.ReadDir(a.cfg.Assets, ".")
 	if err != nil {
 		panic(err) // the files are part of the program
 	}
-	public := func(a asset) gin.HandlerFunc {
+	public := func(file asset) gin.HandlerFunc {
 		return func(c *gin.Context) {
 			if h := c.Writer.Header(); h.Get("Access-Control-Allow-Origin") == "" {
 				h.Set("Access-Control-Allow-Origin", "*")
 			}
-			a.serve(c, http.StatusOK)
+			file.serve(c, http.StatusOK)
 		}
 	}
-	calls := bytes.Replace(openapi.OpenAPI, []byte(`"url": "/"`), []byte(`"url": "`+g.cfg.BasePath+`/"`), 1)
+	calls := bytes.Replace(openapi.OpenAPI, []byte(`"url": "/"`), []byte(`"url": "`+a.cfg.BasePath+`/"`), 1)
 	for name, body := range map[string][]byte{"openapi.json": calls, "asyncapi.json": openapi.AsyncAPI} {
 		httppolicy.Get(e, "/-/"+name, public(newAsset(name, body)))
 	}
 	for _, f := range entries {
-		body, err := fs.ReadFile(g.cfg.Assets, f.Name())
+		body, err := fs.ReadFile(a.cfg.Assets, f.Name())
 		if err != nil {
 			panic(err) // the files are part of the program
 		}
-		a := newAsset(f.Name(), body)
+		file := newAsset(f.Name(), body)
 		switch f.Name() {
 		case "index.html":
-			httppolicy.Get(e, "/", public(a))
+			httppolicy.Get(e, "/", public(file))
 		case "dashboard.html":
-			g.dashboard(e, a)
+			a.dashboard(e, file)
 		case "icon.svg": // browsers ask for favicon.ico where a page names no icon
-			httppolicy.Get(e, "/favicon.ico", public(a))
+			httppolicy.Get(e, "/favicon.ico", public(file))
 			fallthrough
 		default:
-			httppolicy.Get(e, "/-/"+f.Name(), public(a))
+			httppolicy.Get(e, "/-/"+f.Name(), public(file))
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestBelow(t *testing.T) {
 		"/":                       {http.StatusNotFound, ""},
 	} {
 		w := httptest.NewRecorder()
-		below("/live", inner).ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
+		Below("/live", inner).ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
 		got := w.Header().Get("Location")
 		if w.Code == http.StatusOK {
 			got = w.Body.String()

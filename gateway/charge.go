@@ -39,10 +39,6 @@ const (
 	gatewayPageRate  = 5_000
 	gatewayPageBurst = 100_000
 
-	// An address may bring this many different anonymous identities a second by PUT.
-	holdRate  = 10
-	holdBurst = 100
-
 	// restTime is how long a client is not read that has sent too much. So it does
 	// not reach its twentieth error at once, and what it sends meanwhile waits in
 	// its own memory and not in ours.
@@ -93,20 +89,31 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 		return true
 	}
 	back, wait := limit.PerSecond(newPageRate, newPageBurst).Take(c.brought, c.Now(), fresh)
-	if wait > 0 || !c.g.admitNewTopics(c.addr, fresh) {
+	if wait > 0 || !c.g.newTopics.Admit(c.addr, fresh) {
 		return false
 	}
 	c.brought = back
 	return true
 }
 
-// admitNewTopics takes so many new topics from what the address and the gateway may still bring. It
-// reports whether they may.
-func (g *Gateway) admitNewTopics(addr netip.Addr, fresh int) bool {
+// newTopics bounds how many topics that the gateway does not have yet one address, and all
+// addresses together, may name.
+type newTopics struct {
+	ofAddress *httppolicy.Rates
+	ofAll     *httppolicy.Rates // has one caller, which is everybody
+}
+
+func newNewTopics() *newTopics {
+	return &newTopics{httppolicy.NewRates(addressPageRate, addressPageBurst), httppolicy.NewRates(gatewayPageRate, gatewayPageBurst)}
+}
+
+// Admit takes n new topics from what the address and everybody may still name. It reports whether
+// they may.
+func (t *newTopics) Admit(addr netip.Addr, n int) bool {
 	now := time.Now()
-	ok, _ := g.addressPages.AllowN(httppolicy.Caller{Addr: addr}, fresh, now)
+	ok, _ := t.ofAddress.AllowN(httppolicy.Caller{Addr: addr}, n, now)
 	if ok {
-		ok, _ = g.newPages.AllowN(httppolicy.Caller{}, fresh, now)
+		ok, _ = t.ofAll.AllowN(httppolicy.Caller{}, n, now)
 	}
 	return ok
 }

@@ -289,16 +289,16 @@ func (c *conn) Expire() {
 // it is, since 0 would not be true.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
-	sum := g.unread.Enter(r.Context(), g.userOf(id.Site, id.User))
+	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
 	c, err := g.open(w, id.Hash, id.Expires, slot)
 	if err != nil {
 		g.unread.Leave(sum, nil)
 		return err
 	}
 	c.sum = sum
-	c.addr = g.cfg.Proxies.Addr(r)
+	c.addr = g.callers.Addr(r)
 	c.name = strings.Clone(id.Site.Qualify(id.User)) // without the signature behind it
-	c.server = g.keys.Has(httppolicy.APIKey(r))
+	c.server = g.callers.IsServer(r)
 	head := w.Header()
 	websocket.SetUpgrade(head, r, subprotocol)
 	hello := responseHead(http.StatusSwitchingProtocols, head)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -17,11 +16,9 @@ import (
 	"headcount/presence"
 )
 
-const readPatience = 3 * time.Second // how long a request waits for the store's answer
-
-// page returns the Name of the page that the path names, if check accepts the page. If page
+// Page returns the Name of the page that the path names, if check accepts the page. If Page
 // returns false, it has written the error answer.
-func page(c *gin.Context, check func(string) error) (string, bool) {
+func Page(c *gin.Context, check func(string) error) (string, bool) {
 	name, err := url.PathUnescape(c.Param("page"))
 	if err == nil {
 		err = check(name)
@@ -35,16 +32,16 @@ func page(c *gin.Context, check func(string) error) (string, bool) {
 
 // counts reads the counts of pages, in the order of pages. If it returns false, it
 // has written the error answer.
-func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
-	if err := g.serving(); err != nil {
-		unavailable(c, err)
+func (a *API) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
+	if err := a.Serving(); err != nil {
+		Unavailable(c, err)
 		return nil, false
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readPatience)
 	defer cancel()
-	updates, ok := g.hub.Newest(ctx, presence.CountTopics(pages))
+	updates, ok := a.parts.Counts.Newest(ctx, presence.CountTopics(pages))
 	if !ok {
-		unavailable(c, presence.ErrUnavailable)
+		Unavailable(c, presence.ErrUnavailable)
 		return nil, false
 	}
 	counts := make([]presence.Count, len(pages))
@@ -54,18 +51,18 @@ func (g *Gateway) counts(c *gin.Context, pages ...string) ([]presence.Count, boo
 	return counts, true
 }
 
-func (g *Gateway) getCounter(c *gin.Context) {
+func (a *API) getCounter(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
-	name, ok := page(c, presence.CheckReadable)
-	if !ok || !g.public(c) || !g.admitPages(c, name) {
+	name, ok := Page(c, presence.CheckReadable)
+	if !ok || !a.callers.Public(c) || !a.admitPages(c, name) {
 		return
 	}
-	counts, ok := g.counts(c, name)
+	counts, ok := a.counts(c, name)
 	if !ok {
 		return
 	}
 	if c.Query("regions") == "1" && !httppolicy.WantsHTML(c.Request) {
-		write(c, "application/json", g.appendParts(c.Request.Context(), counts[0]))
+		write(c, "application/json", a.appendParts(c.Request.Context(), counts[0]))
 		return
 	}
 	writeCounter(c, counts[0])
@@ -73,13 +70,13 @@ func (g *Gateway) getCounter(c *gin.Context) {
 
 // appendParts returns the counter as JSON with each region's share. The shares are
 // left out if the store cannot be read or the count is stale.
-func (g *Gateway) appendParts(ctx context.Context, count presence.Count) []byte {
-	parts := []presence.Part{{Region: g.cfg.Region, Users: count.Users}}
-	if g.cfg.Regions != nil {
+func (a *API) appendParts(ctx context.Context, count presence.Count) []byte {
+	parts := []presence.Part{{Region: a.cfg.Region, Users: count.Users}}
+	if a.cfg.Regions != nil {
 		parts = nil
 		ctx, cancel := context.WithTimeout(ctx, readPatience)
 		defer cancel()
-		if whole, all, err := g.cfg.Regions.Parts(ctx, count.Page); err == nil && !whole.Stale {
+		if whole, all, err := a.cfg.Regions.Parts(ctx, count.Page); err == nil && !whole.Stale {
 			count, parts = whole, all // one read returned both, so the parts add up to the total
 		}
 	}
@@ -151,7 +148,7 @@ func markup(text string, namesAndValues ...string) []byte {
 	return []byte(strings.NewReplacer(namesAndValues...).Replace(text))
 }
 
-func (g *Gateway) getCounters(c *gin.Context) {
+func (a *API) getCounters(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept", "Accept-Encoding")
 	query, err := url.ParseQuery(c.Request.URL.RawQuery)
 	if err != nil {
@@ -176,10 +173,10 @@ func (g *Gateway) getCounters(c *gin.Context) {
 		badRequest(c, "Ask for 1 to 100 distinct pages, as ?page=a&page=b.")
 		return
 	}
-	if !g.public(c) || !g.admitPages(c, pages...) {
+	if !a.callers.Public(c) || !a.admitPages(c, pages...) {
 		return
 	}
-	counts, ok := g.counts(c, pages...)
+	counts, ok := a.counts(c, pages...)
 	if !ok {
 		return
 	}
@@ -193,14 +190,13 @@ func (g *Gateway) getCounters(c *gin.Context) {
 	write(c, "application/json", append(body, "]}\n"...))
 }
 
-func (g *Gateway) putCounter(c *gin.Context) {
-	name, ok := page(c, presence.CheckPage)
+func (a *API) putCounter(c *gin.Context) {
+	name, ok := Page(c, presence.CheckPage)
 	if !ok {
 		return
 	}
-	id, err := g.identify(c, false)
-	if err != nil {
-		writeIdentityProblem(c.Writer, err)
+	id, ok := a.callers.Identify(c)
+	if !ok {
 		return
 	}
 	action, ok := readAction(c, "increment", "decrement")
@@ -208,56 +204,56 @@ func (g *Gateway) putCounter(c *gin.Context) {
 		return
 	}
 	on := action == "increment"
-	if !g.admit(c, id) || on && !g.admitPages(c, name) {
+	if !a.admitIdentity(c, id) || on && !a.admitPages(c, name) {
 		return
 	}
-	if count, ok := g.hold(c, id.Hash, name, on); ok {
-		g.issue(c, id)
+	if count, ok := a.hold(c, id.Hash, name, on); ok {
+		a.callers.Issue(c, id)
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}
 }
 
 // putPresence takes (on) or ends a hold of the user that a server names in the path.
-func (g *Gateway) putPresence(c *gin.Context, on bool) {
-	user, ok := g.userInPath(c)
+func (a *API) putPresence(c *gin.Context, on bool) {
+	user, ok := a.callers.userInPath(c)
 	if !ok {
 		return
 	}
-	name, ok := page(c, presence.CheckPage)
+	name, ok := Page(c, presence.CheckPage)
 	if !ok {
 		return
 	}
 	if _, ok := readMembers(c, "{}"); !ok {
 		return
 	}
-	if count, ok := g.hold(c, g.cfg.Identities.Hash(siteOf(c).Qualify(user)), name, on); ok {
+	if count, ok := a.hold(c, a.callers.Identities.Hash(siteOf(c).Qualify(user)), name, on); ok {
 		write(c, "application/json", append(count.AppendJSON(nil), '\n'))
 	}
 }
 
 // hold takes (on) or ends a user's hold on a page, and returns the page's count with
 // the change in it. If ok is false, it has written the error answer.
-func (g *Gateway) hold(c *gin.Context, user presence.User, name string, on bool) (count presence.Count, ok bool) {
-	if err := g.ready(); err != nil {
-		unavailable(c, err)
+func (a *API) hold(c *gin.Context, user presence.User, name string, on bool) (count presence.Count, ok bool) {
+	if err := a.Ready(); err != nil {
+		Unavailable(c, err)
 		return count, false
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldPatience)
 	defer cancel()
-	if err := g.cfg.Cluster.Hold(ctx, user, name, on); err != nil {
+	if err := a.parts.Holds.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {
-			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), httppolicy.RetryAfter(comeBack))
+			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), httppolicy.RetryAfter(retryAfter))
 			return count, false
 		}
-		unavailable(c, presence.ErrUnavailable)
+		Unavailable(c, presence.ErrUnavailable)
 		return count, false
 	}
-	counts, ok := g.counts(c, name)
+	counts, ok := a.counts(c, name)
 	if !ok {
 		return count, false
 	}
-	if counts[0].Stale && !g.comebacks.doubtful() { // a stale count may lack the change
-		unavailable(c, presence.ErrUnavailable)
+	if counts[0].Stale && !a.callers.Grace.Doubtful() { // a stale count may lack the change
+		Unavailable(c, presence.ErrUnavailable)
 		return count, false
 	}
 	return counts[0], true

@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -11,7 +9,6 @@ import (
 	"headcount/counter"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
-	"headcount/gateway/identity"
 	"headcount/gateway/websocket"
 	"headcount/presence"
 )
@@ -26,32 +23,11 @@ func (g *Gateway) openCounters() {
 		return
 	}
 	g.live = counterapi.NewLive(*g.cfg.Counters, g.hub)
-	g.counters = counterapi.New(*g.cfg.Counters, callers{g}, g.live)
+	g.counters = counterapi.New(*g.cfg.Counters, g.callers, g.live)
 }
 
 // CountersChanged must be called when the State of the counters' store has changed.
 func (g *Gateway) CountersChanged() { g.live.StateChanged() }
-
-// callers implements counters.Callers.
-type callers struct{ g *Gateway }
-
-func (w callers) Site(c *gin.Context) presence.Site { return siteOf(c) }
-
-func (w callers) HasKey(key string) bool { return w.g.keys.Has(key) }
-
-func (w callers) Public(c *gin.Context) bool { return w.g.public(c) }
-
-func (w callers) Identify(c *gin.Context) (identity.Identity, bool) {
-	id, err := w.g.identify(c, false)
-	if err != nil {
-		writeIdentityProblem(c.Writer, err)
-	}
-	return id, err == nil
-}
-
-func (w callers) Issue(c *gin.Context, id identity.Identity) { w.g.issue(c, id) }
-
-func (w callers) Addr(r *http.Request) netip.Addr { return w.g.cfg.Proxies.Addr(r) }
 
 func (g *Gateway) getCounterEvents(c *gin.Context) {
 	if key, ok := g.counters.Readable(c); ok {

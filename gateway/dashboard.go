@@ -12,14 +12,14 @@ import (
 // dashboard serves the dashboard's page and its data. If API keys are configured,
 // both need one. A browser cannot send a key with an address, so it gets the page
 // with a 401. The page itself holds no data, and asks for the key.
-func (g *Gateway) dashboard(e *gin.Engine, page asset) {
-	if g.cfg.Dashboard == nil {
+func (a *API) dashboard(e *gin.Engine, page asset) {
+	if a.cfg.Dashboard == nil {
 		return
 	}
 	httppolicy.Get(e, "/-/dashboard", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept", httppolicy.APIKeyHeader)
 		switch {
-		case g.mayLook(c):
+		case a.callers.mayLook(c):
 			page.serve(c, http.StatusOK)
 		case httppolicy.WantsHTML(c.Request):
 			page.serve(c, http.StatusUnauthorized)
@@ -31,19 +31,36 @@ func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 	// error.
 	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys.APIKeys) > 0))
+		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(a.callers.Keys.APIKeys) > 0))
 	})
 	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		if !g.mayLook(c) {
+		if !a.callers.mayLook(c) {
 			needsKey(c)
 			return
 		}
-		body, err := g.cfg.Dashboard.JSON(c.Request.Context(), siteOf(c), g.alone(c))
+		body, err := a.cfg.Dashboard.JSON(c.Request.Context(), siteOf(c), a.callers.alone(c))
 		if err != nil {
-			unavailable(c, err)
+			Unavailable(c, err)
 			return
 		}
 		write(c, "application/json", body)
 	})
+}
+
+// mayLook reports whether the request may see the dashboard: it has a valid API
+// key, or no keys are configured.
+func (w *Callers) mayLook(c *gin.Context) bool {
+	return len(w.Keys.APIKeys) == 0 || w.IsServer(c.Request)
+}
+
+// alone reports whether the API key of the request holds only for single sites, so that its
+// sender may not see what is of all sites.
+func (w *Callers) alone(c *gin.Context) bool {
+	whole, sites := w.Keys.Sites(httppolicy.APIKey(c.Request))
+	return !whole && len(sites) > 0
+}
+
+func needsKey(c *gin.Context) {
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, "The dashboard needs an API key of --api-key: send one in the header "+httppolicy.APIKeyHeader+".", httppolicy.Because(httppolicy.ReasonAPIKey))
 }

@@ -2,12 +2,15 @@ package gateway
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
+	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
 )
 
@@ -18,7 +21,7 @@ const subprotocol = "headcount.v1"
 // caller gives the place back with release.
 func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	g.entry.Lock()
-	err := g.serving()
+	err := g.api.Serving()
 	if g.draining.Load() {
 		err = errDraining
 	}
@@ -27,10 +30,10 @@ func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	}
 	g.entry.Unlock()
 	if err != nil {
-		unavailable(c, err)
+		Unavailable(c, err)
 		return nil, false
 	}
-	slot, fits := g.slots.Enter(g.cfg.Proxies.Addr(c.Request))
+	slot, fits := g.slots.Enter(g.callers.Addr(c.Request))
 	limit, detail := "", ""
 	switch n := g.connections.Add(1); {
 	case !fits:
@@ -47,7 +50,7 @@ func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	}
 	g.release(slot)
 	g.metrics.refused.Inc()
-	g.metrics.limits[limit].Inc()
+	g.metrics.limits.WithLabelValues(limit).Inc()
 	httppolicy.Problem(c.Writer, http.StatusServiceUnavailable, detail, httppolicy.RetryAfter(5*time.Second), httppolicy.Because(limit))
 	return nil, false
 }
@@ -70,21 +73,61 @@ func (g *Gateway) getSocket(c *gin.Context) {
 		httppolicy.Problem(c.Writer, status, problem)
 		return
 	}
-	if key := httppolicy.APIKey(r); key != "" && !g.server(c) {
+	if key := httppolicy.APIKey(r); key != "" && !g.callers.Server(c) {
 		return
 	}
-	id, err := g.identify(c, true)
+	id, err := g.callers.Identity(c, true)
 	if err != nil {
-		writeIdentityProblem(c.Writer, err)
+		RefuseIdentity(c.Writer, err)
 		return
 	}
 	slot, ok := g.reserve(c)
 	if !ok {
 		return
 	}
-	g.cfg.Identities.SetCookie(c.Writer, r, id, g.cfg.Proxies.Secure(r))
+	g.callers.SetCookie(c, id)
 	if err := g.accept(c.Writer, r, id, slot); err != nil {
 		g.release(slot)
 		g.cfg.Log.Debug().Err(err).Msg("upgrade failed")
 	}
+}
+
+// routes returns the public handler: calls, and long connections.
+func (g *Gateway) routes() http.Handler {
+	e := g.api.Engine()
+	e.GET("/-/ws", g.getSocket)
+	e.GET("/:page/counter/events", g.getEvents)
+	if g.counters != nil {
+		g.counters.Routes(e)
+		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
+	}
+	return Below(g.cfg.BasePath, e)
+}
+
+// doorFails notes that no new client can be accepted, since this process has too
+// many open files. A nil err means that clients are accepted again.
+func (g *Gateway) doorFails(err error) {
+	if err == nil {
+		g.shut.Store(nil)
+		g.cfg.Log.Info().Msg("new clients are accepted again")
+		return
+	}
+	err = fmt.Errorf("new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections: %w", err)
+	g.shut.Store(&err)
+	g.cfg.Log.Error().Msg(err.Error())
+}
+
+// Door returns the listener for the HTTP server that serves Handler; it accepts the
+// clients of l.
+func (g *Gateway) Door(l net.Listener) *httppolicy.ConnLimiter {
+	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
+	return httppolicy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
+}
+
+// BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door
+// bounds handshakes, and a connection that the gateway takes over from that server then
+// needs no goroutine.
+func BelowTLS(door *httppolicy.ConnLimiter) net.Listener {
+	door.SpeakTLS()
+	return socket.Listener{Listener: door}
 }

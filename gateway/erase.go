@@ -48,45 +48,44 @@ func (e *erasures) turn(ctx context.Context, server bool) (end func(), err error
 }
 
 // deleteMe erases what is kept of the caller, and has the browser forget who that was.
-func (g *Gateway) deleteMe(c *gin.Context) {
-	id, err := g.identify(c, false)
-	if err != nil {
-		writeIdentityProblem(c.Writer, err)
+func (a *API) deleteMe(c *gin.Context) {
+	id, ok := a.callers.Identify(c)
+	if !ok {
 		return
 	}
 	if !id.Fresh {
-		if ok, wait := g.erasures.addresses.Allow(httppolicy.Caller{Addr: g.cfg.Proxies.Addr(c.Request)}, time.Now()); !ok {
-			g.metrics.limits[limitRate].Inc()
-			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", httppolicy.Limited(g.erasures.addresses.Rate, wait))
+		if ok, wait := a.erasures.addresses.Allow(httppolicy.Caller{Addr: a.callers.Addr(c.Request)}, time.Now()); !ok {
+			a.parts.Limits.WithLabelValues(LimitRate).Inc()
+			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", httppolicy.Limited(a.erasures.addresses.Rate, wait))
 			return
 		}
-		if !g.erase(c, id.User, false) {
+		if !a.erase(c, id.User, false) {
 			return
 		}
 	}
-	g.cfg.Identities.ForgetCookie(c.Writer, c.Request, siteOf(c), g.cfg.Proxies.Secure(c.Request))
+	a.callers.Identities.ForgetCookie(c.Writer, c.Request, siteOf(c), a.callers.Proxies.Secure(c.Request))
 	done(c)
 }
 
 // deleteUser erases what is kept of the user that a server names in the path.
-func (g *Gateway) deleteUser(c *gin.Context) {
-	if user, ok := g.userInPath(c); ok && g.erase(c, user, true) {
+func (a *API) deleteUser(c *gin.Context) {
+	if user, ok := a.callers.userInPath(c); ok && a.erase(c, user, true) {
 		done(c)
 	}
 }
 
 // erase erases follows, what is unread, and memberships, all of the request's site. If it returns
 // false, it has written the error answer.
-func (g *Gateway) erase(c *gin.Context, user string, server bool) bool {
-	return g.carryOutIn(c, eraseTime, func(ctx context.Context) error {
-		if err := g.unread.Follows().Forget(ctx, g.userOf(siteOf(c), user)); err != nil || g.counters == nil {
+func (a *API) erase(c *gin.Context, user string, server bool) bool {
+	return a.call(c, eraseTime, func(ctx context.Context) error {
+		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(siteOf(c), user)); err != nil || a.parts.Counters == nil {
 			return err
 		}
-		end, err := g.erasures.turn(ctx, server)
+		end, err := a.erasures.turn(ctx, server)
 		if err != nil {
 			return err
 		}
 		defer end()
-		return g.counters.Erase(ctx, siteOf(c), user, server)
+		return a.parts.Counters.Erase(ctx, siteOf(c), user, server)
 	})
 }

@@ -20,7 +20,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if join {
 		check = presence.CheckPage
 	}
-	name, ok := page(c, check)
+	name, ok := Page(c, check)
 	switch {
 	case !ok:
 	case join:
@@ -33,9 +33,9 @@ func (g *Gateway) getEvents(c *gin.Context) {
 // serveEvents answers with the event stream of a topic. The caller joins a page, unless that
 // is empty.
 func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string) {
-	id, err := g.identify(c, true)
-	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, errElsewhere)) { // a mere stream is for everybody
-		writeIdentityProblem(c.Writer, err)
+	id, err := g.callers.Identity(c, true)
+	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, ErrElsewhere)) { // a mere stream is for everybody
+		RefuseIdentity(c.Writer, err)
 		return
 	}
 	if joins != "" {
@@ -45,8 +45,8 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 			id.Expires = until
 		}
 	}
-	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.admitNewTopics(g.cfg.Proxies.Addr(c.Request), n) {
-		g.refuseNewPages(c)
+	if n := g.hub.Unheard([]presence.Topic{topic}); n > 0 && !g.newTopics.Admit(g.callers.Addr(c.Request), n) {
+		g.api.RefuseNewPages(c)
 		return
 	}
 	slot, ok := g.reserve(c)
@@ -54,7 +54,7 @@ func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string
 		return
 	}
 	if err == nil {
-		g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+		g.callers.SetCookie(c, id)
 	}
 	last := c.GetHeader("Last-Event-ID")
 	if c.Request.ProtoMajor > 1 {

@@ -106,8 +106,8 @@ func (c *conn) send(opcode byte, payload []byte) error {
 // error.
 func (c *conn) fault(f *fault) error {
 	c.g.metrics.faults.WithLabelValues(f.code).Inc()
-	if hit := c.g.metrics.limits[limitOfCode[f.code]]; hit != nil {
-		hit.Inc()
+	if limit, is := limitOfCode[f.code]; is {
+		c.g.metrics.limits.WithLabelValues(limit).Inc()
 	}
 	if line := c.g.cfg.Log.Debug(); line.Enabled() {
 		line.Str("reason", f.code).Str("detail", httppolicy.Unquoted(f.message)).Msg("a message was refused")

@@ -20,7 +20,6 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
-	"headcount/counter/limit"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
@@ -49,22 +48,7 @@ type Store interface {
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
-	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
-	// the change. After an error the store may or may not have it.
-	Hold(ctx context.Context, u presence.User, page string, on bool) error
-	// Ready says why the other roles cannot be used yet, or nil.
-	Ready() error
-}
-
-// Regions reads a count with each region's share.
-type Regions interface {
-	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
-}
-
-// Dashboard returns the dashboard's data about a site as JSON; alone leaves out what is of
-// all sites.
-type Dashboard interface {
-	JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error)
+	Holds
 }
 
 // Memory reports whether the process uses so much memory that it must refuse new
@@ -130,29 +114,25 @@ type Config struct {
 
 // Gateway serves clients. Its methods may be called from any goroutine.
 type Gateway struct {
-	cfg      Config
-	hub      *fanout.Hub
-	roster   *roster
-	unread   *notifier.Sums
-	counters *counterapi.API  // nil, like live, if there are no counters
-	live     *counterapi.Live //
-	pollers  *pollers
-	keys     identity.SiteKeys
-	limiter  *httppolicy.Limiter
-	slots    *httppolicy.AddressSlots
-	// What clients may bring of pages that the gateway does not have yet.
-	addressPages *httppolicy.Rates
-	newPages     *httppolicy.Rates // its one caller is everybody
-	erasures     erasures
-	comebacks    *comebacks
-	metrics      *metrics
-	handler      http.Handler
-	conns        sync.WaitGroup // connections, and the goroutines that they start
-	entry        sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
-	connections  atomic.Int64
-	started      atomic.Bool // the gateway was ready once; from then on it always has counts to serve
-	draining     atomic.Bool
-	shut         atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
+	cfg         Config
+	hub         *fanout.Hub
+	roster      *roster
+	unread      *notifier.Sums
+	counters    *counterapi.API  // nil, like live, if there are no counters
+	live        *counterapi.Live //
+	pollers     *pollers
+	callers     *Callers
+	api         *API
+	slots       *httppolicy.AddressSlots
+	newTopics   *newTopics
+	grace       *restartGrace
+	metrics     *metrics
+	handler     http.Handler
+	conns       sync.WaitGroup // connections, and the goroutines that they start
+	entry       sync.Mutex     // orders reserve and Drain: no connection begins once draining is set
+	connections atomic.Int64
+	draining    atomic.Bool
+	shut        atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
 }
 
 // New returns a Gateway that does nothing until Run. Until the cluster is ready,
@@ -177,17 +157,18 @@ func New(cfg Config) (*Gateway, error) {
 	case cfg.Identities == nil || cfg.Origins == nil || cfg.Proxies == nil || cfg.Assets == nil:
 		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
 	}
-	keys, err := setSites(&cfg)
+	var err error
+	if cfg.Sites == nil {
+		if cfg.Sites, err = identity.NewSites(nil); err != nil {
+			return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
+		}
+	}
+	keys, err := identity.NewSiteKeys(cfg.APIKeys, cfg.Sites)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
-	g := &Gateway{
-		cfg: cfg, keys: keys,
-		limiter: httppolicy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress),
-		addressPages: httppolicy.NewRates(addressPageRate, addressPageBurst), newPages: httppolicy.NewRates(gatewayPageRate, gatewayPageBurst),
-		erasures: newErasures(),
-	}
+	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics()}
 	cores := runtime.GOMAXPROCS(0)
 	life := presence.LifeName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
@@ -200,7 +181,8 @@ func New(cfg Config) (*Gateway, error) {
 	if g.pollers, err = newPollers(cores); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	g.comebacks = newComebacks(cfg, g.hub)
+	g.grace = newRestartGrace(cfg, g.hub)
+	g.callers = &Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
@@ -210,7 +192,15 @@ func New(cfg Config) (*Gateway, error) {
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.metrics = newMetrics(g, cfg.Registerer)
 	g.roster.seen = g.metrics.seen
-	g.handler = below(cfg.BasePath, g.routes())
+	g.api = NewAPI(APIConfig{
+		HoldTime: cfg.HoldTime, Region: cfg.Region, Regions: cfg.Regions, PageStats: cfg.PageStats, Minutes: cfg.Minutes,
+		Dashboard: cfg.Dashboard, Origins: cfg.Origins, Assets: cfg.Assets, BasePath: cfg.BasePath,
+		Tracer: cfg.Tracer, Registerer: cfg.Registerer, Log: cfg.Log,
+	}, Parts{
+		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Holds: cfg.Cluster,
+		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters, Limits: g.metrics.limits,
+	})
+	g.handler = g.routes()
 	return g, nil
 }
 
@@ -232,7 +222,7 @@ func (g *Gateway) Ready() error {
 	if err := g.Open(); err != nil {
 		return err
 	}
-	return g.ready()
+	return g.api.Ready()
 }
 
 // Open is Ready whatever the store does: it says why no client can come in at all, or nil.
@@ -246,23 +236,6 @@ func (g *Gateway) Open() error {
 	return nil
 }
 
-func (g *Gateway) ready() error {
-	err := g.cfg.Cluster.Ready()
-	if err == nil {
-		g.started.Store(true)
-	}
-	return err
-}
-
-// serving says why nothing can be served yet, or nil. A gateway that was ready once
-// serves for ever: without its store it has the last known counts.
-func (g *Gateway) serving() error {
-	if g.started.Load() {
-		return nil
-	}
-	return g.ready()
-}
-
 const goodbye = "this gateway is shutting down"
 
 var errDraining = errors.New(goodbye)
@@ -274,7 +247,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.roster.run(ctx) })
 	wg.Go(func() { g.hub.Run(ctx) })
 	wg.Go(func() { g.unread.Run(ctx) })
-	wg.Go(func() { g.comebacks.run(ctx) })
+	wg.Go(func() { g.grace.run(ctx) })
 	if g.live != nil {
 		wg.Go(func() { g.live.Run(ctx) })
 	}

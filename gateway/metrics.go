@@ -1,13 +1,8 @@
 package gateway
 
 import (
-	"cmp"
-	"strconv"
-	"sync"
 	"sync/atomic"
-	"time"
 
-	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headcount/gateway/fanout"
@@ -20,19 +15,12 @@ import (
 type metrics struct {
 	received atomic.Int64 // client messages
 	faults   *prometheus.CounterVec
-	requests *prometheus.CounterVec
-	seconds  *prometheus.HistogramVec
 	refused  prometheus.Counter
 	evicted  prometheus.Counter
-	panics   prometheus.Counter
 	joins    prometheus.Counter
 	leaves   map[string]prometheus.Counter // by cause
-	limits   map[string]prometheus.Counter // by limit
-	problems map[string]prometheus.Counter // by reason
+	limits   *prometheus.CounterVec        // by limit
 	seen     prometheus.Histogram
-
-	mu     sync.RWMutex       // guards served
-	served map[answer]figures // those of requests and seconds, found once
 }
 
 // Causes of a leave.
@@ -48,16 +36,14 @@ const (
 	limitConnections = httppolicy.ReasonConnections // --max-connections
 	limitAddress     = httppolicy.ReasonAddress     // --max-connections-per-address
 	limitMemory      = httppolicy.ReasonMemory      // of the process
-	limitIdentities  = "identities"                 // new ones that an address brings by PUT
 	limitPages       = "pages"                      // pages and counters of one connection
-	limitRate        = "rate"                       // messages of a client, or new pages
 	limitSize        = "size"                       // of a message
 	limitErrors      = "errors"                     // of one connection
 )
 
 // limitOfCode is the limit that an error frame tells of.
 var limitOfCode = map[string]string{
-	codeTooManyPages: limitPages, codeRateLimited: limitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
+	codeTooManyPages: limitPages, codeRateLimited: LimitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
 }
 
 // byLabel is what vec has for each of the values; all of them are shown from 0 on.
@@ -67,17 +53,6 @@ func byLabel(vec *prometheus.CounterVec, values ...string) map[string]prometheus
 		all[value] = vec.WithLabelValues(value)
 	}
 	return all
-}
-
-// answer is what requests are counted by. There are as many as routes have methods and statuses.
-type answer struct {
-	route, method string
-	status        int
-}
-
-type figures struct {
-	requests prometheus.Counter
-	seconds  prometheus.Observer
 }
 
 // Stats returns the gateway's statistics. Any goroutine may call it.
@@ -90,25 +65,14 @@ func (g *Gateway) Stats() presence.GatewayStats {
 // newMetrics makes the metrics, and registers them unless reg is nil.
 func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 	m := &metrics{
-		served: map[answer]figures{},
 		faults: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_client_errors_total", Help: "Error frames sent to clients, by code.",
 		}, []string{"code"}),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_http_requests_total", Help: "HTTP requests, by route pattern, method and status.",
-		}, []string{"route", "method", "status"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "headcount_http_request_seconds", Help: "Time to answer, by route pattern. For a long connection, only the time to open it.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
-		}, []string{"route"}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_connections_refused_total", Help: "Connections refused because there were too many.",
 		}),
 		evicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_connections_evicted_total", Help: "Connections that were closed to make room for others, since they were silent or made no progress.",
-		}),
-		panics: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headcount_panics_total", Help: "Requests that panicked. Each one is a defect.",
 		}),
 		joins: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_joins_total", Help: "Pages that connections joined.",
@@ -125,16 +89,11 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		Help: "Pages that connections left, by cause: left (the client said so), closed (it closed its connection), sent_away (the gateway did), lost (nobody said anything).",
 	}, []string{"cause"})
 	m.leaves = byLabel(leaves, leftPage, leftClosed, leftSentAway, leftLost)
-	limits := prometheus.NewCounterVec(prometheus.CounterOpts{
+	m.limits = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "headcount_limits_hit_total",
 		Help: "What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).",
 	}, []string{"limit"})
-	m.limits = byLabel(limits, limitConnections, limitAddress, limitMemory, limitIdentities, limitPages, limitRate, limitSize, limitErrors)
-	problems := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_http_refusals_total",
-		Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
-	}, []string{"reason"})
-	m.problems = byLabel(problems, httppolicy.Reasons()...)
+	byLabel(m.limits, limitConnections, limitAddress, limitMemory, LimitIdentities, limitPages, LimitRate, limitSize, limitErrors)
 	if reg == nil {
 		return m
 	}
@@ -148,7 +107,7 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		}, func() float64 { return float64(of(g.hub.Figures())) })
 	}
 	reg.MustRegister(
-		leaves, limits, problems, m.joins, m.seen,
+		leaves, m.limits, m.joins, m.seen,
 		figure("headcount_deliveries_conflated_total", "Counts that a newer one replaced before a subscriber got them.", func(f fanout.Figures) int64 { return f.Conflated }),
 		dropped("busy", func(f fanout.Figures) int64 { return f.Busy }),
 		dropped("gone", func(f fanout.Figures) int64 { return f.Unwritten }),
@@ -156,7 +115,7 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "headcount_beats_repeated_total", Help: "Joins and leaves that were sent to a presence node again, since it had not acknowledged them.",
 		}, func() float64 { return float64(g.roster.repeated.Load()) }),
-		m.faults, m.requests, m.seconds, m.refused, m.evicted, m.panics,
+		m.faults, m.refused, m.evicted,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_connections", Help: "Open WebSockets and event streams.",
 		}, func() float64 { return float64(g.connections.Load()) }),
@@ -171,38 +130,4 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		}, func() float64 { return float64(m.received.Load()) }),
 	)
 	return m
-}
-
-// observe counts a request under its route pattern.
-func (m *metrics) observe(c *gin.Context) {
-	start := time.Now()
-	c.Next()
-	f := m.figures(answer{routeOf(c), methodOf(c), c.Writer.Status()})
-	f.requests.Inc()
-	f.seconds.Observe(time.Since(start).Seconds())
-}
-
-// routeOf is the pattern of the request's route.
-func routeOf(c *gin.Context) string { return cmp.Or(c.FullPath(), "none") }
-
-// methodOf is the request's method, one of a few.
-func methodOf(c *gin.Context) string {
-	switch method := c.Request.Method; method {
-	case "GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS":
-		return method
-	}
-	return "other"
-}
-
-func (m *metrics) figures(a answer) figures {
-	m.mu.RLock()
-	f, ok := m.served[a]
-	m.mu.RUnlock()
-	if !ok {
-		f = figures{m.requests.WithLabelValues(a.route, a.method, strconv.Itoa(a.status)), m.seconds.WithLabelValues(a.route)}
-		m.mu.Lock()
-		m.served[a] = f
-		m.mu.Unlock()
-	}
-	return f
 }

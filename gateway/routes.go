@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -15,53 +13,47 @@ import (
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
-	"headcount/gateway/socket"
 	"headcount/presence"
 )
 
-// routes builds the public handler. Paths are matched as they were sent, so a
-// page with %2F in it stays one segment.
-func (g *Gateway) routes() http.Handler {
+// Engine returns an engine with all calls of the API, to which the caller may add routes. Paths are
+// matched as they were sent, so a page with %2F in it stays one segment.
+func (a *API) Engine() *gin.Engine {
 	gin.SetMode(gin.ReleaseMode)
 	e := gin.New()
 	e.UseEscapedPath = true
 	e.UnescapePathValues = false
 	e.RedirectTrailingSlash = false
 	e.HandleMethodNotAllowed = true
-	_ = e.SetTrustedProxies(nil) // Config.Proxies decides which proxies are trusted
-	if g.cfg.Tracer != nil {
-		e.Use(g.traced)
+	_ = e.SetTrustedProxies(nil) // Callers.Proxies decides which proxies are trusted
+	if a.cfg.Tracer != nil {
+		e.Use(a.traced)
 	}
-	e.Use(g.recover, g.told, g.metrics.observe, closeAfterChunks, httppolicy.CORS(&toldOrigins{Origins: g.cfg.Origins, log: g.cfg.Log}, g.cfg.Proxies), g.inSite)
+	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.cfg.Log}
+	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(origins, a.callers.Proxies), a.callers.findSite)
 	e.NoRoute(func(c *gin.Context) { notFound(c) })
 	e.NoMethod(func(c *gin.Context) {
 		httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 	})
-	httppolicy.Get(e, "/:page/counter", g.getCounter)
-	e.PUT("/:page/counter", g.putCounter)
-	e.PUT("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, true) })
-	e.DELETE("/-/users/:user/pages/:page", func(c *gin.Context) { g.putPresence(c, false) })
-	e.GET("/:page/counter/events", g.getEvents)
-	httppolicy.Get(e, "/:page/stats", g.getStats)
-	httppolicy.Get(e, "/:page/badge.svg", g.getBadge)
-	httppolicy.Get(e, "/:page/widget", g.getWidget)
-	httppolicy.Get(e, "/-/counters", g.getCounters)
-	e.DELETE("/-/me", g.deleteMe)
-	e.DELETE("/-/users/:user", g.deleteUser)
-	httppolicy.Get(e, sitesPath, g.getSites)
-	e.GET("/-/ws", g.getSocket)
-	g.unreadRoutes(e)
-	if g.counters != nil {
-		g.counters.Routes(e)
-		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
-	}
-	g.assets(e)
+	httppolicy.Get(e, "/:page/counter", a.getCounter)
+	e.PUT("/:page/counter", a.putCounter)
+	e.PUT("/-/users/:user/pages/:page", func(c *gin.Context) { a.putPresence(c, true) })
+	e.DELETE("/-/users/:user/pages/:page", func(c *gin.Context) { a.putPresence(c, false) })
+	httppolicy.Get(e, "/:page/stats", a.getStats)
+	httppolicy.Get(e, "/:page/badge.svg", a.getBadge)
+	httppolicy.Get(e, "/:page/widget", a.getWidget)
+	httppolicy.Get(e, "/-/counters", a.getCounters)
+	e.DELETE("/-/me", a.deleteMe)
+	e.DELETE("/-/users/:user", a.deleteUser)
+	httppolicy.Get(e, sitesPath, a.getSites)
+	a.unreadRoutes(e)
+	a.assets(e)
 	return e
 }
 
-// below serves everything under the path base. What it hands on keeps its escapes, so a
-// page with a slash in it stays one segment.
-func below(base string, h http.Handler) http.Handler {
+// Below serves h under the path base. The path that h gets keeps its escapes, so a page with a
+// slash in it stays one segment.
+func Below(base string, h http.Handler) http.Handler {
 	if base == "" {
 		return h
 	}
@@ -90,24 +82,24 @@ func closeAfterChunks(c *gin.Context) {
 	}
 }
 
-// tellEvery is the least time between two log lines about refused origins.
-const tellEvery = time.Minute
+// logEvery is the least time between two log lines about refused origins.
+const logEvery = time.Minute
 
-// toldOrigins are Origins that also log a refusal, at most once per tellEvery.
-type toldOrigins struct {
+// loggedOrigins are Origins that also log a refusal, at most once per logEvery.
+type loggedOrigins struct {
 	*identity.Origins
-	log  zerolog.Logger
-	mu   sync.Mutex
-	told time.Time // guarded by mu
+	log    zerolog.Logger
+	mu     sync.Mutex
+	logged time.Time // guarded by mu
 }
 
 // Refusal returns the refusal of Origins, and may log it.
-func (o *toldOrigins) Refusal(r *http.Request) string {
+func (o *loggedOrigins) Refusal(r *http.Request) string {
 	why := o.Origins.Refusal(r)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if now := time.Now(); o.told.IsZero() || now.Sub(o.told) >= tellEvery {
-		o.told = now
+	if now := time.Now(); o.logged.IsZero() || now.Sub(o.logged) >= logEvery {
+		o.logged = now
 		o.log.Warn().Str("origin", presence.Excerpt(r.Header.Get("Origin"))).Str("host", presence.Excerpt(r.Host)).
 			Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
 	}
@@ -127,7 +119,7 @@ func notFound(c *gin.Context) {
 }
 
 // recover turns a panic, which is a defect, into a 500 for its own request.
-func (g *Gateway) recover(c *gin.Context) {
+func (a *API) recover(c *gin.Context) {
 	defer func() {
 		v := recover()
 		if v == nil {
@@ -136,40 +128,12 @@ func (g *Gateway) recover(c *gin.Context) {
 		if v == http.ErrAbortHandler { //nolint:errorlint
 			panic(v)
 		}
-		g.metrics.panics.Inc()
-		g.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
+		a.metrics.panics.Inc()
+		a.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
 		if !c.Writer.Written() {
 			httppolicy.Problem(c.Writer, http.StatusInternalServerError, "The server has a defect; it has been logged.")
 		}
 		c.Abort()
 	}()
 	c.Next()
-}
-
-// doorFails notes that no new client can be accepted, since this process has too
-// many open files. A nil err means that clients are accepted again.
-func (g *Gateway) doorFails(err error) {
-	if err == nil {
-		g.shut.Store(nil)
-		g.cfg.Log.Info().Msg("new clients are accepted again")
-		return
-	}
-	err = fmt.Errorf("new clients cannot be accepted, since this process has too many open files; raise ulimit -n, or lower --max-connections: %w", err)
-	g.shut.Store(&err)
-	g.cfg.Log.Error().Msg(err.Error())
-}
-
-// Door returns the listener for the HTTP server that serves Handler; it accepts the
-// clients of l.
-func (g *Gateway) Door(l net.Listener) *httppolicy.ConnLimiter {
-	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
-	return httppolicy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
-}
-
-// BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door
-// bounds handshakes, and a connection that the gateway takes over from that server then
-// needs no goroutine.
-func BelowTLS(door *httppolicy.ConnLimiter) net.Listener {
-	door.SpeakTLS()
-	return socket.Listener{Listener: door}
 }

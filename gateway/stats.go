@@ -15,14 +15,14 @@ import (
 )
 
 // getStats answers what a page remembers of the time before now.
-func (g *Gateway) getStats(c *gin.Context) {
+func (a *API) getStats(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	if g.cfg.PageStats == 0 {
+	if a.cfg.PageStats == 0 {
 		httppolicy.Problem(c.Writer, http.StatusNotFound, "This server remembers nothing of its pages: it was started with --page-stats 0.")
 		return
 	}
-	name, ok := page(c, presence.CheckReadable)
-	if !ok || !g.public(c) {
+	name, ok := Page(c, presence.CheckReadable)
+	if !ok || !a.callers.Public(c) {
 		return
 	}
 	values, ok := counterapi.Query(c, "?last=24h&step=5m")
@@ -38,22 +38,22 @@ func (g *Gateway) getStats(c *gin.Context) {
 		return
 	}
 	now := time.Now()
-	q, err := minutes.Ask(last, step, g.cfg.PageStats, now)
+	q, err := minutes.Ask(last, step, a.cfg.PageStats, now)
 	if err != nil {
 		badRequest(c, "The page cannot be asked for that: "+strings.TrimPrefix(err.Error(), minutes.ErrTime.Error()+": ")+".")
 		return
 	}
-	if !g.admitPages(c, name) {
+	if !a.admitPages(c, name) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readPatience)
 	defer cancel()
-	list, err := g.cfg.Minutes.Minutes(ctx, name, q.From)
+	list, err := a.cfg.Minutes.Minutes(ctx, name, q.From)
 	if err != nil {
-		unavailable(c, presence.ErrUnavailable)
+		Unavailable(c, presence.ErrUnavailable)
 		return
 	}
-	counts, ok := g.counts(c, name)
+	counts, ok := a.counts(c, name)
 	if !ok {
 		return
 	}

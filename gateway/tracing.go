@@ -11,8 +11,8 @@ import (
 
 // traced makes a span of a request that is sampled, whose trace is its request id. What a client
 // says of traces is not heard: it could have every request of its own traced.
-func (g *Gateway) traced(c *gin.Context) {
-	ctx, span := g.cfg.Tracer.Start(c.Request.Context(), "HTTP", trace.WithSpanKind(trace.SpanKindServer))
+func (a *API) traced(c *gin.Context) {
+	ctx, span := a.cfg.Tracer.Start(c.Request.Context(), "HTTP", trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
 	if !span.IsRecording() {
 		c.Next()
@@ -30,16 +30,16 @@ func (g *Gateway) traced(c *gin.Context) {
 	}
 }
 
-// told counts a refused request, and logs it under the id that its problem has.
-func (g *Gateway) told(c *gin.Context) {
+// noteRefusal counts a refused request, and logs it under the id that its problem has.
+func (a *API) noteRefusal(c *gin.Context) {
 	c.Next()
 	h := c.Writer.Header()
 	reason, detail := httppolicy.Refusal(h)
 	if reason == "" {
 		return
 	}
-	g.metrics.problems[reason].Inc()
-	if line := g.cfg.Log.Debug(); line.Enabled() {
+	a.metrics.refusals[reason].Inc()
+	if line := a.cfg.Log.Debug(); line.Enabled() {
 		line.Str("request_id", httppolicy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
 			Str("reason", reason).Str("detail", httppolicy.Unquoted(detail)).Msg("a request was refused")
 	}

@@ -20,71 +20,42 @@ import (
 	"headcount/unread"
 )
 
-const (
-	listPages     = 100             // follows in one answer
-	storePatience = 3 * time.Second // how long a request waits for the store
-)
+const listPages = 100 // follows in one answer
 
 // unreadRoutes adds the routes of changes, follows and unread counts.
-func (g *Gateway) unreadRoutes(e *gin.Engine) {
-	e.POST("/:page/changes", g.postChange)
-	for root, who := range map[string]whose{"/-/me": caller{g}, "/-/users/:user": named{g}} {
-		httppolicy.Get(e, root+"/follows", func(c *gin.Context) { g.getFollows(c, who) })
-		e.PUT(root+"/follows/:page", func(c *gin.Context) { g.putFollow(c, who) })
-		e.DELETE(root+"/follows/:page", func(c *gin.Context) { g.deleteFollow(c, who) })
-		httppolicy.Get(e, root+"/unread", func(c *gin.Context) { g.getUnread(c, who) })
-		e.PUT(root+"/unread", func(c *gin.Context) { g.putUnread(c, who) })
-		httppolicy.Get(e, root+"/notifications", func(c *gin.Context) { g.getNotifications(c, who) })
-		e.DELETE(root+"/notifications/:page", func(c *gin.Context) { g.deleteNotification(c, who) })
+func (a *API) unreadRoutes(e *gin.Engine) {
+	e.POST("/:page/changes", a.postChange)
+	for root, who := range map[string]follower{"/-/me": selfFollower{a.callers}, "/-/users/:user": namedFollower{a.callers}} {
+		httppolicy.Get(e, root+"/follows", func(c *gin.Context) { a.getFollows(c, who) })
+		e.PUT(root+"/follows/:page", func(c *gin.Context) { a.putFollow(c, who) })
+		e.DELETE(root+"/follows/:page", func(c *gin.Context) { a.deleteFollow(c, who) })
+		httppolicy.Get(e, root+"/unread", func(c *gin.Context) { a.getUnread(c, who) })
+		e.PUT(root+"/unread", func(c *gin.Context) { a.putUnread(c, who) })
+		httppolicy.Get(e, root+"/notifications", func(c *gin.Context) { a.getNotifications(c, who) })
+		e.DELETE(root+"/notifications/:page", func(c *gin.Context) { a.deleteNotification(c, who) })
 	}
-}
-
-// carryOut calls the store for a request, with a deadline of storePatience. If it
-// returns false, it has written the error answer.
-func (g *Gateway) carryOut(c *gin.Context, do func(context.Context) error) bool {
-	return g.carryOutIn(c, storePatience, do)
-}
-
-// carryOutIn is carryOut with another deadline.
-func (g *Gateway) carryOutIn(c *gin.Context, patience time.Duration, do func(context.Context) error) bool {
-	if err := g.serving(); err != nil {
-		unavailable(c, err)
-		return false
-	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
-	defer cancel()
-	err := do(ctx)
-	switch {
-	case err == nil:
-	case errors.Is(err, presence.ErrTooMany):
-		badRequest(c, err.Error())
-	default:
-		g.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
-		unavailable(c, presence.ErrUnavailable)
-	}
-	return err == nil
 }
 
 // postChange stores that a page was modified.
-func (g *Gateway) postChange(c *gin.Context) {
-	if !g.server(c) {
+func (a *API) postChange(c *gin.Context) {
+	if !a.callers.Server(c) {
 		return
 	}
-	name, ok := page(c, presence.CheckPage)
+	name, ok := Page(c, presence.CheckPage)
 	if !ok {
 		return
 	}
-	change, ok := g.readChange(c)
+	change, ok := a.readChange(c)
 	if !ok {
 		return
 	}
-	if !g.carryOut(c, func(ctx context.Context) error { return g.cfg.Unread.Change(ctx, name, change) }) {
+	if !a.call(c, storePatience, func(ctx context.Context) error { return a.parts.Unread.Change(ctx, name, change) }) {
 		return
 	}
 	done(c)
 }
 
-func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
+func (a *API) readChange(c *gin.Context) (change unread.Change, ok bool) {
 	key, problem := httppolicy.IdempotencyKey(c.Request)
 	if problem != "" {
 		badRequest(c, problem)
@@ -113,7 +84,7 @@ func (g *Gateway) readChange(c *gin.Context) (change unread.Change, ok bool) {
 			badRequest(c, `"by" is the id of a user`+because(err)+".")
 			return change, false
 		}
-		user := g.userOf(siteOf(c), *by)
+		user := a.callers.UserOf(siteOf(c), *by)
 		change.By = &user
 	}
 	return change, true
@@ -151,16 +122,16 @@ func isLink(text string) bool {
 }
 
 // getNotifications lists the pages with unread changes.
-func (g *Gateway) getNotifications(c *gin.Context, who whose) {
+func (a *API) getNotifications(c *gin.Context, who follower) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := who.whose(c)
+	user, _, ok := who.follower(c)
 	if !ok {
 		return
 	}
 	var list []unread.Notification
 	var count int64
-	if !g.carryOut(c, func(ctx context.Context) (err error) {
-		list, count, err = g.unread.Follows().Notifications(ctx, user, notifications)
+	if !a.call(c, storePatience, func(ctx context.Context) (err error) {
+		list, count, err = a.parts.Follows.Notifications(ctx, user, notifications)
 		return err
 	}) {
 		return
@@ -191,19 +162,19 @@ func (g *Gateway) getNotifications(c *gin.Context, who whose) {
 }
 
 // deleteNotification marks the changes of one page as seen.
-func (g *Gateway) deleteNotification(c *gin.Context, who whose) {
-	name, user, _, ok := g.followed(c, who)
-	if ok && g.carryOut(c, func(ctx context.Context) error {
-		_, err := g.unread.Follows().Reset(ctx, user, name)
+func (a *API) deleteNotification(c *gin.Context, who follower) {
+	name, user, _, ok := a.followed(c, who)
+	if ok && a.call(c, storePatience, func(ctx context.Context) error {
+		_, err := a.parts.Follows.Reset(ctx, user, name)
 		return err
 	}) {
 		done(c)
 	}
 }
 
-func (g *Gateway) getFollows(c *gin.Context, who whose) {
+func (a *API) getFollows(c *gin.Context, who follower) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := who.whose(c)
+	user, _, ok := who.follower(c)
 	if !ok {
 		return
 	}
@@ -214,8 +185,8 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 	}
 	var s unread.State
 	next := ""
-	if !g.carryOut(c, func(ctx context.Context) error {
-		records, err := g.cfg.Unread.Records(ctx, []unread.User{user})
+	if !a.call(c, storePatience, func(ctx context.Context) error {
+		records, err := a.parts.Unread.Records(ctx, []unread.User{user})
 		if err != nil {
 			return err
 		}
@@ -228,7 +199,7 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 			r.Follows = r.Follows[:listPages]
 			next = r.Follows[listPages-1].Page
 		}
-		s, err = g.unread.Follows().State(ctx, user, r)
+		s, err = a.parts.Follows.State(ctx, user, r)
 		return err
 	}) {
 		return
@@ -256,8 +227,8 @@ func (g *Gateway) getFollows(c *gin.Context, who whose) {
 	write(c, "application/json", append(body, "}\n"...))
 }
 
-func (g *Gateway) putFollow(c *gin.Context, who whose) {
-	name, user, id, ok := g.followed(c, who)
+func (a *API) putFollow(c *gin.Context, who follower) {
+	name, user, id, ok := a.followed(c, who)
 	if !ok {
 		return
 	}
@@ -269,22 +240,22 @@ func (g *Gateway) putFollow(c *gin.Context, who whose) {
 			identity.Header+" of this answer, and send it in the same header, now and from then on; headcount.follow(page) of the browser client does so.")
 		return
 	}
-	if !g.admit(c, id) {
+	if !a.admitIdentity(c, id) {
 		return
 	}
-	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Follows().Follow(ctx, user, name) }) {
+	if !a.call(c, storePatience, func(ctx context.Context) error { return a.parts.Follows.Follow(ctx, user, name) }) {
 		return
 	}
-	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+	a.callers.SetCookie(c, id)
 	done(c)
 }
 
-func (g *Gateway) deleteFollow(c *gin.Context, who whose) {
-	name, user, _, ok := g.followed(c, who)
+func (a *API) deleteFollow(c *gin.Context, who follower) {
+	name, user, _, ok := a.followed(c, who)
 	if !ok {
 		return
 	}
-	if !g.carryOut(c, func(ctx context.Context) error { return g.unread.Follows().Unfollow(ctx, user, name) }) {
+	if !a.call(c, storePatience, func(ctx context.Context) error { return a.parts.Follows.Unfollow(ctx, user, name) }) {
 		return
 	}
 	done(c)
@@ -292,31 +263,31 @@ func (g *Gateway) deleteFollow(c *gin.Context, who whose) {
 
 // followed returns the page of the path, and the user whose follow the request is
 // about. If ok is false, it has written the error answer.
-func (g *Gateway) followed(c *gin.Context, who whose) (name string, user unread.User, id identity.Identity, ok bool) {
-	if user, id, ok = who.whose(c); ok {
-		name, ok = page(c, presence.CheckPage)
+func (a *API) followed(c *gin.Context, who follower) (name string, user unread.User, id identity.Identity, ok bool) {
+	if user, id, ok = who.follower(c); ok {
+		name, ok = Page(c, presence.CheckPage)
 	}
 	return name, user, id, ok
 }
 
-func (g *Gateway) getUnread(c *gin.Context, who whose) {
+func (a *API) getUnread(c *gin.Context, who follower) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := who.whose(c)
+	user, _, ok := who.follower(c)
 	if !ok {
 		return
 	}
 	var count int64
 	var updated time.Time
-	if g.carryOut(c, func(ctx context.Context) (err error) {
-		count, updated, err = g.unread.Follows().Unread(ctx, user)
+	if a.call(c, storePatience, func(ctx context.Context) (err error) {
+		count, updated, err = a.parts.Follows.Unread(ctx, user)
 		return err
 	}) {
 		writeUnread(c, count, updated)
 	}
 }
 
-func (g *Gateway) putUnread(c *gin.Context, who whose) {
-	user, id, ok := who.whose(c)
+func (a *API) putUnread(c *gin.Context, who follower) {
+	user, id, ok := who.follower(c)
 	if !ok {
 		return
 	}
@@ -337,17 +308,17 @@ func (g *Gateway) putUnread(c *gin.Context, who whose) {
 		}
 		pages = []string{siteOf(c).Qualify(*name)}
 	}
-	if !g.admit(c, id) {
+	if !a.admitIdentity(c, id) {
 		return
 	}
 	var s unread.State
-	if !g.carryOut(c, func(ctx context.Context) (err error) {
-		s, err = g.unread.Follows().Reset(ctx, user, pages...)
+	if !a.call(c, storePatience, func(ctx context.Context) (err error) {
+		s, err = a.parts.Follows.Reset(ctx, user, pages...)
 		return err
 	}) {
 		return
 	}
-	g.cfg.Identities.SetCookie(c.Writer, c.Request, id, g.cfg.Proxies.Secure(c.Request))
+	a.callers.SetCookie(c, id)
 	count, updated := s.Unread()
 	writeUnread(c, count, updated)
 }

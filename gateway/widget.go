@@ -38,10 +38,10 @@ type display struct {
 
 // show reads what a badge or widget is to show. If ok is false, it has written the error
 // answer.
-func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok bool) {
+func (a *API) show(c *gin.Context, color, background string) (s display, ok bool) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	name, ok := page(c, presence.CheckReadable)
-	if !ok || !g.public(c) {
+	name, ok := Page(c, presence.CheckReadable)
+	if !ok || !a.callers.Public(c) {
 		return s, false
 	}
 	query, ok := counterapi.Query(c, "?label=reading&color=06c")
@@ -59,11 +59,11 @@ func (g *Gateway) show(c *gin.Context, color, background string) (s display, ok 
 	if ok {
 		s.Background, ok = oneColour(c, query, "background", background)
 	}
-	if !ok || !g.admitPages(c, name) {
+	if !ok || !a.admitPages(c, name) {
 		return s, false
 	}
 	s.Watch = query.Get("watch") == "1" || presence.KeyOf(name) == presence.AllPages
-	counts, ok := g.counts(c, name)
+	counts, ok := a.counts(c, name)
 	if ok {
 		s.Count = counts[0]
 		s.Page = presence.KeyOf(s.Page)
@@ -84,8 +84,8 @@ func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string
 }
 
 // getBadge answers with the count as a picture.
-func (g *Gateway) getBadge(c *gin.Context) {
-	s, ok := g.show(c, "#06c", "#444")
+func (a *API) getBadge(c *gin.Context) {
+	s, ok := a.show(c, "#06c", "#444")
 	if !ok {
 		return
 	}
@@ -103,15 +103,15 @@ func (g *Gateway) getBadge(c *gin.Context) {
 // it is asked to watch. It is a page of the server's own, and its script names the site when that
 // is another one. Where the server's own origin is another site's, its pages are no visitors of the
 // widget's site: then the widget reads the event stream, which is for everybody, and counts nobody.
-func (g *Gateway) getWidget(c *gin.Context) {
-	s, ok := g.show(c, "inherit", "transparent")
+func (a *API) getWidget(c *gin.Context) {
+	s, ok := a.show(c, "inherit", "transparent")
 	if !ok {
 		return
 	}
 	s.Nonce = rand.Text()
-	site, secure := siteOf(c), g.cfg.Proxies.Secure(c.Request)
-	if site != g.cfg.Sites.Own(c.Request, secure) {
-		s.Site, s.Read = site.Name(), g.cfg.Sites.Others(c.Request, secure, site)
+	site, secure := siteOf(c), a.callers.Proxies.Secure(c.Request)
+	if site != a.callers.Sites.Own(c.Request, secure) {
+		s.Site, s.Read = site.Name(), a.callers.Sites.Others(c.Request, secure, site)
 	}
 	c.Header("Content-Security-Policy", "default-src 'self'; connect-src 'self' ws: wss:; style-src 'self' 'nonce-"+s.Nonce+"'; object-src 'none'; frame-ancestors *; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
 	write(c, "text/html; charset=utf-8", s.widget())

@@ -64,20 +64,20 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hub := &doubts{start: time.Now()}
-				b := newComebacks(Config{Incarnation: presence.NewIncarnation(time.Now()), ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
+				g := newRestartGrace(Config{Incarnation: presence.NewIncarnation(time.Now()), ComeBack: 15 * time.Second, Log: zerolog.Nop()}, hub)
 				ctx, cancel := context.WithCancel(t.Context())
-				go b.run(ctx)
+				go g.run(ctx)
 				time.Sleep(tc.at)
 				for range 2 {
-					b.note(tc.r, tc.id)
+					g.Note(tc.r, tc.id)
 				}
-				if b.doubtful() != (hub.told() != "[]") {
-					t.Errorf("doubtful: %v, %v", b.doubtful(), hub.told())
+				if g.Doubtful() != (hub.told() != "[]") {
+					t.Errorf("doubtful: %v, %v", g.Doubtful(), hub.told())
 				}
 				time.Sleep(time.Minute)
-				b.note(tc.r, tc.id)
-				if got := hub.told(); got != tc.want || b.doubtful() {
-					t.Errorf("%s, want %s; doubtful: %v", got, tc.want, b.doubtful())
+				g.Note(tc.r, tc.id)
+				if got := hub.told(); got != tc.want || g.Doubtful() {
+					t.Errorf("%s, want %s; doubtful: %v", got, tc.want, g.Doubtful())
 				}
 				cancel()
 			})
@@ -87,10 +87,10 @@ func TestCountsAreInDoubtUntilAllHadTimeToComeBack(t *testing.T) {
 
 func TestAStoreThatRemembersIsNotDoubted(t *testing.T) {
 	hub := &doubts{}
-	b := newComebacks(Config{Log: zerolog.Nop()}, hub)
-	b.note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
-	b.run(t.Context()) // returns at once
-	if hub.told() != "[]" || b.doubtful() {
+	g := newRestartGrace(Config{Log: zerolog.Nop()}, hub)
+	g.Note(httptest.NewRequest(http.MethodGet, "/-/ws?back=1", nil), identity.Identity{Void: true})
+	g.run(t.Context()) // returns at once
+	if hub.told() != "[]" || g.Doubtful() {
 		t.Error("it is doubted")
 	}
 }

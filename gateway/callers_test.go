@@ -22,7 +22,7 @@ func TestIdentityProblems(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			writeIdentityProblem(w, tc.err)
+			RefuseIdentity(w, tc.err)
 			if got := w.Header().Get(tc.header); w.Code != tc.status || got != tc.want || !strings.Contains(w.Body.String(), tc.err.Error()) {
 				t.Fatalf("%d, %s: %s; %s", w.Code, tc.header, got, w.Body)
 			}

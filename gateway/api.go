@@ -1,0 +1,195 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/trace"
+
+	"headcount/counter/limit"
+	"headcount/gateway/counterapi"
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/presence"
+	"headcount/presence/minutes"
+	"headcount/unread"
+)
+
+const (
+	readPatience  = 3 * time.Second // how long a request waits for the newest counts
+	storePatience = 3 * time.Second // how long a request waits for the store
+
+	// An address may bring this many different anonymous identities a second in writes.
+	identityRate  = 10
+	identityBurst = 100
+)
+
+// APIConfig tunes an API.
+type APIConfig struct {
+	HoldTime time.Duration // how long a hold lasts if it is not renewed
+	// Region is the name of this region. Regions reads each region's share of a count;
+	// nil means that there is no other region.
+	Region  string
+	Regions Regions
+
+	// PageStats is how long the minutes of pages are kept, and Minutes has them. 0: they
+	// are not kept.
+	PageStats time.Duration
+	Minutes   minutes.Store
+
+	Dashboard Dashboard // nil: no dashboard is served
+	Origins   *identity.Origins
+	Assets    fs.FS  // index.html is served at /, the other files under /-/
+	BasePath  string // everything is served below this path, such as /live; empty: below the root
+
+	Tracer     trace.Tracer          // traces requests; nil: nothing is traced
+	Registerer prometheus.Registerer // registers the metrics; nil: they are not registered
+	Log        zerolog.Logger
+}
+
+// Parts are what an API needs of a gateway.
+type Parts struct {
+	Callers   *Callers
+	Counts    Counts
+	NewTopics NewTopics
+	Holds     Holds
+	Unread    unread.Store
+	Follows   *unread.FollowService
+	Counters  *counterapi.API        // nil: there are no counters that last
+	Limits    *prometheus.CounterVec // of refusals because of a limit, by limit
+}
+
+// Counts reads counts of pages.
+type Counts interface {
+	// Newest returns the newest update of each topic. ok is false if ctx ended before.
+	Newest(ctx context.Context, topics []presence.Topic) (updates []presence.Update, ok bool)
+	// Unread returns how many of these topics nobody here has subscribed to or read lately.
+	Unread(topics []presence.Topic) int
+}
+
+// NewTopics bounds how many topics that the gateway does not have yet clients may name.
+type NewTopics interface {
+	// Admit takes n topics from what the address may still name, and reports whether it may.
+	Admit(addr netip.Addr, n int) bool
+}
+
+// Holds reaches the presence nodes.
+type Holds interface {
+	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
+	// the change. After an error the store may or may not have it.
+	Hold(ctx context.Context, u presence.User, page string, on bool) error
+	// Ready says why the other roles cannot be used yet, or nil.
+	Ready() error
+}
+
+// Regions reads a count with each region's share.
+type Regions interface {
+	Parts(ctx context.Context, page string) (presence.Count, []presence.Part, error)
+}
+
+// Dashboard returns the dashboard's data about a site as JSON; alone leaves out what is of
+// all sites.
+type Dashboard interface {
+	JSON(ctx context.Context, site presence.Site, alone bool) ([]byte, error)
+}
+
+// API serves calls that are answered at once. Its methods may be called from any goroutine.
+type API struct {
+	cfg        APIConfig
+	callers    *Callers
+	parts      Parts
+	identities *httppolicy.Limiter
+	erasures   erasures
+	metrics    *httpMetrics
+	started    atomic.Bool // the cluster was ready once; from then on there are counts to serve
+}
+
+// NewAPI returns the API of a gateway with these parts.
+func NewAPI(cfg APIConfig, parts Parts) *API {
+	return &API{
+		cfg: cfg, callers: parts.Callers, parts: parts,
+		identities: httppolicy.NewLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
+		erasures:   newErasures(), metrics: newHTTPMetrics(cfg.Registerer),
+	}
+}
+
+// Ready says why the cluster cannot be used now, or nil.
+func (a *API) Ready() error {
+	err := a.parts.Holds.Ready()
+	if err == nil {
+		a.started.Store(true)
+	}
+	return err
+}
+
+// Serving says why nothing can be served yet, or nil. A gateway that was ready once
+// serves for ever: without its store it has the last known counts.
+func (a *API) Serving() error {
+	if a.started.Load() {
+		return nil
+	}
+	return a.Ready()
+}
+
+// admitIdentity limits how many different anonymous identities one address uses for
+// writes. New and old identities both count. An identity that the address used
+// lately costs nothing, and a server with an API key has no limit. If admitIdentity
+// returns false, it has written the error answer.
+func (a *API) admitIdentity(c *gin.Context, id identity.Identity) bool {
+	if id.Signed == "" || a.callers.IsServer(c.Request) {
+		return true
+	}
+	ok, wait := a.identities.Allow(a.callers.Addr(c.Request), uint64(id.Hash), time.Now())
+	if !ok {
+		a.parts.Limits.WithLabelValues(LimitIdentities).Inc()
+		httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", httppolicy.Limited(a.identities.Rate, wait))
+	}
+	return ok
+}
+
+// admitPages limits how many new pages one address, and all together, name in requests. A page that
+// somebody here subscribes to or that was read lately is free, and a server with an API key has
+// no limit. If admitPages returns false, it has written the error answer.
+func (a *API) admitPages(c *gin.Context, pages ...string) bool {
+	fresh := a.parts.Counts.Unread(presence.CountTopics(pages))
+	if fresh == 0 || a.callers.IsServer(c.Request) || a.parts.NewTopics.Admit(a.callers.Addr(c.Request), fresh) {
+		return true
+	}
+	a.RefuseNewPages(c)
+	return false
+}
+
+// RefuseNewPages answers a request that names more new topics than NewTopics admits.
+func (a *API) RefuseNewPages(c *gin.Context) {
+	a.parts.Limits.WithLabelValues(LimitRate).Inc()
+	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address, or all clients together, have asked for too many pages that nobody else here has.", httppolicy.RetryAfter(retryAfter))
+}
+
+// call has the store carry out a request within timeout. If it returns false, it has written the
+// error answer.
+func (a *API) call(c *gin.Context, timeout time.Duration, do func(context.Context) error) bool {
+	if err := a.Serving(); err != nil {
+		Unavailable(c, err)
+		return false
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), timeout)
+	defer cancel()
+	err := do(ctx)
+	switch {
+	case err == nil:
+	case errors.Is(err, presence.ErrTooMany):
+		badRequest(c, err.Error())
+	default:
+		a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
+		Unavailable(c, presence.ErrUnavailable)
+	}
+	return err == nil
+}

@@ -1,0 +1,186 @@
+package gateway
+
+import (
+	"errors"
+	"net/http"
+	"net/netip"
+	"net/url"
+
+	"github.com/gin-gonic/gin"
+
+	"headcount/gateway/httppolicy"
+	"headcount/gateway/identity"
+	"headcount/presence"
+	"headcount/unread"
+)
+
+// Callers finds out who sends a request: a visitor of a site, or a server with an API key.
+type Callers struct {
+	Identities *identity.Identities
+	Sites      *identity.Sites
+	Keys       identity.SiteKeys
+	Proxies    *identity.Proxies
+	Grace      RestartGrace
+}
+
+// RestartGrace is the time after a restart during which counts may lack users who have yet to
+// come back.
+type RestartGrace interface {
+	// Note looks for signs that a client was here before the restart. It must be called before
+	// the client gets a count.
+	Note(r *http.Request, id identity.Identity)
+	// Doubtful reports whether counts are stale for that reason.
+	Doubtful() bool
+}
+
+// ErrElsewhere refuses a page of one site that would act as its visitor on another.
+var ErrElsewhere = errors.New("this page is of another site, and a visitor is somebody else there; ask without a site")
+
+// Site returns the site that a request is for.
+func (w *Callers) Site(c *gin.Context) presence.Site { return siteOf(c) }
+
+// HasKey reports whether key is an API key.
+func (w *Callers) HasKey(key string) bool { return w.Keys.Has(key) }
+
+// IsServer reports whether the request has a valid API key.
+func (w *Callers) IsServer(r *http.Request) bool { return w.Keys.Has(httppolicy.APIKey(r)) }
+
+// Addr returns the address of the client, as proxies that are trusted name it.
+func (w *Callers) Addr(r *http.Request) netip.Addr { return w.Proxies.Addr(r) }
+
+// Identity returns who sent the request, as a user of its site. query says whether the
+// URL's parameters count. RefuseIdentity answers an error.
+func (w *Callers) Identity(c *gin.Context, query bool) (identity.Identity, error) {
+	site := siteOf(c)
+	if w.Sites.Elsewhere(c.Request, w.Proxies.Secure(c.Request), site) {
+		return identity.Identity{}, ErrElsewhere
+	}
+	id, err := w.Identities.Identify(c.Request, site, query)
+	w.Grace.Note(c.Request, id)
+	return id, err
+}
+
+// Identify returns who sent the request, whatever the URL's parameters say. If ok is false, it
+// has written the error answer.
+func (w *Callers) Identify(c *gin.Context) (id identity.Identity, ok bool) {
+	id, err := w.Identity(c, false)
+	if err != nil {
+		RefuseIdentity(c.Writer, err)
+	}
+	return id, err == nil
+}
+
+// RefuseIdentity answers a request with an error of Identity.
+func RefuseIdentity(w http.ResponseWriter, err error) {
+	switch {
+	case errors.Is(err, ErrElsewhere):
+		httppolicy.Problem(w, http.StatusForbidden, sentence(err), httppolicy.Because(httppolicy.ReasonSite))
+	case errors.Is(err, identity.ErrKeysAway):
+		httppolicy.Problem(w, http.StatusServiceUnavailable, err.Error(), httppolicy.RetryAfter(identity.KeysEvery))
+	case errors.Is(err, identity.ErrNoToken):
+		httppolicy.Problem(w, http.StatusUnauthorized, err.Error(), httppolicy.Because(httppolicy.ReasonNoToken))
+	default:
+		// RFC 6750: this error code belongs only to a token that the client sent.
+		w.Header().Set("WWW-Authenticate", `Bearer realm="headcount", error="invalid_token"`)
+		httppolicy.Problem(w, http.StatusUnauthorized, err.Error(), httppolicy.Because(httppolicy.ReasonBadToken))
+	}
+}
+
+// Public checks a request that needs no identity: it refuses one that carries a
+// bad token. If it returns false, it has written the error answer.
+func (w *Callers) Public(c *gin.Context) bool {
+	if err := w.Identities.CheckToken(c.Request, false); err != nil {
+		RefuseIdentity(c.Writer, err)
+		return false
+	}
+	return true
+}
+
+// Issue has the caller keep the identity.
+func (w *Callers) Issue(c *gin.Context, id identity.Identity) {
+	w.SetCookie(c, id)
+	tellFresh(c, id)
+}
+
+// SetCookie has a browser keep the identity.
+func (w *Callers) SetCookie(c *gin.Context, id identity.Identity) {
+	w.Identities.SetCookie(c.Writer, c.Request, id, w.Proxies.Secure(c.Request))
+}
+
+// tellFresh puts a new identity into a header, where a client that cannot keep the cookie
+// reads it.
+func tellFresh(c *gin.Context, id identity.Identity) {
+	if id.Fresh {
+		c.Header(identity.Header, id.Signed)
+	}
+}
+
+// Server reports whether the request has a valid API key. If it returns false, it
+// has written the error answer.
+func (w *Callers) Server(c *gin.Context) bool {
+	if w.IsServer(c.Request) {
+		return true
+	}
+	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
+	detail := "The API key is wrong."
+	switch {
+	case len(w.Keys.APIKeys) == 0:
+		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
+	case httppolicy.APIKey(c.Request) == "":
+		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."
+	}
+	httppolicy.Problem(c.Writer, http.StatusUnauthorized, detail, httppolicy.Because(httppolicy.ReasonAPIKey))
+	return false
+}
+
+// userInPath returns the id of the user that a server names in the path. If ok is false,
+// it has written the error answer.
+func (w *Callers) userInPath(c *gin.Context) (id string, ok bool) {
+	if !w.Server(c) {
+		return "", false
+	}
+	id, err := url.PathUnescape(c.Param("user"))
+	if err == nil {
+		err = identity.CheckUser(id)
+	}
+	if err != nil {
+		badRequest(c, err.Error())
+		return "", false
+	}
+	return id, true
+}
+
+// UserOf identifies a user of a site in follows.
+func (w *Callers) UserOf(site presence.Site, id string) unread.User {
+	return unread.User(w.Identities.Hash128(site.Qualify(id)))
+}
+
+// A follower finds the user whose follows a request reads or changes, and the identity of a user
+// who asks about itself. If ok is false, it has written the error answer.
+type follower interface {
+	follower(c *gin.Context) (user unread.User, id identity.Identity, ok bool)
+}
+
+// A request is about the follows of its caller, or of the user that a server names
+// in the path.
+type (
+	selfFollower  struct{ *Callers }
+	namedFollower struct{ *Callers }
+)
+
+func (w selfFollower) follower(c *gin.Context) (unread.User, identity.Identity, bool) {
+	id, ok := w.Identify(c)
+	if !ok {
+		return unread.User{}, identity.Identity{}, false
+	}
+	tellFresh(c, id)
+	return w.UserOf(id.Site, id.User), id, true
+}
+
+func (w namedFollower) follower(c *gin.Context) (unread.User, identity.Identity, bool) {
+	name, ok := w.userInPath(c)
+	if !ok {
+		return unread.User{}, identity.Identity{}, false
+	}
+	return w.UserOf(siteOf(c), name), identity.Identity{}, true
+}

@@ -1,0 +1,104 @@
+package gateway
+
+import (
+	"cmp"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headcount/gateway/httppolicy"
+)
+
+// Limits that callers reach, as labels of Parts.Limits.
+const (
+	LimitIdentities = "identities" // different ones that an address brings in writes
+	LimitRate       = "rate"       // of new pages, erasures, or messages of a client
+)
+
+// httpMetrics are the metrics of requests. Labels are route patterns, methods, statuses and
+// reasons, never a page or a user, so their number is bounded.
+type httpMetrics struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	panics   prometheus.Counter
+	refusals map[string]prometheus.Counter // by reason
+
+	mu     sync.RWMutex              // guards served
+	served map[answer]requestMetrics // the members of requests and seconds that were used before
+}
+
+// answer is what requests are counted by. There are as many as routes have methods and statuses.
+type answer struct {
+	route, method string
+	status        int
+}
+
+type requestMetrics struct {
+	requests prometheus.Counter
+	seconds  prometheus.Observer
+}
+
+// newHTTPMetrics makes the metrics, and registers them unless reg is nil.
+func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
+	m := &httpMetrics{
+		served: map[answer]requestMetrics{}, refusals: map[string]prometheus.Counter{},
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_http_requests_total", Help: "HTTP requests, by route pattern, method and status.",
+		}, []string{"route", "method", "status"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "headcount_http_request_seconds", Help: "Time to answer, by route pattern. For a long connection, only the time to open it.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
+		}, []string{"route"}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headcount_panics_total", Help: "Requests that panicked. Each one is a defect.",
+		}),
+	}
+	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "headcount_http_refusals_total",
+		Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
+	}, []string{"reason"})
+	for _, reason := range httppolicy.Reasons() { // all are shown from 0 on
+		m.refusals[reason] = refusals.WithLabelValues(reason)
+	}
+	if reg != nil {
+		reg.MustRegister(m.requests, m.seconds, m.panics, refusals)
+	}
+	return m
+}
+
+// observe counts a request under its route pattern.
+func (m *httpMetrics) observe(c *gin.Context) {
+	start := time.Now()
+	c.Next()
+	f := m.of(answer{routeOf(c), methodOf(c), c.Writer.Status()})
+	f.requests.Inc()
+	f.seconds.Observe(time.Since(start).Seconds())
+}
+
+// routeOf returns the pattern of the request's route.
+func routeOf(c *gin.Context) string { return cmp.Or(c.FullPath(), "none") }
+
+// methodOf returns the request's method, or "other": what clients make up must not become labels.
+func methodOf(c *gin.Context) string {
+	switch method := c.Request.Method; method {
+	case "GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS":
+		return method
+	}
+	return "other"
+}
+
+func (m *httpMetrics) of(a answer) requestMetrics {
+	m.mu.RLock()
+	f, ok := m.served[a]
+	m.mu.RUnlock()
+	if !ok {
+		f = requestMetrics{m.requests.WithLabelValues(a.route, a.method, strconv.Itoa(a.status)), m.seconds.WithLabelValues(a.route)}
+		m.mu.Lock()
+		m.served[a] = f
+		m.mu.Unlock()
+	}
+	return f
+}

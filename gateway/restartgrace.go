@@ -1,0 +1,94 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"headcount/gateway/identity"
+	"headcount/presence"
+)
+
+// restartHub marks all counts as stale from Doubt to Trust.
+type restartHub interface {
+	Doubt()
+	Trust()
+}
+
+// restartGrace is the time after the start of a process whose store has forgotten who is present. A
+// process cannot know that it has been restarted, but a client that comes back does. From the first
+// such client until all have had time to come back, every count is stale, since it may lack users
+// who stay.
+type restartGrace struct {
+	hub restartHub
+	log func(left time.Duration)
+
+	began, until time.Time // set by newRestartGrace only
+
+	over  atomic.Bool // clients that come back change nothing any more; read without mu
+	mu    sync.Mutex  // guards doubt, and orders the calls of hub
+	doubt bool        // a client has come back
+}
+
+func newRestartGrace(cfg Config, hub restartHub) *restartGrace {
+	began := presence.Started(cfg.Incarnation)
+	g := &restartGrace{hub: hub, began: began, until: began.Add(cfg.ComeBack)}
+	g.over.Store(cfg.ComeBack <= 0)
+	g.log = func(left time.Duration) {
+		cfg.Log.Info().Stringer("for", left.Round(time.Second)).Msg("a client has come back that was here before this process began: counts are stale until the others had time for it; with --data-dir, and a restart within --presence-timeout, they would have been remembered")
+	}
+	return g
+}
+
+// run ends the grace in time. It returns when the grace is over, or ctx.
+func (g *restartGrace) run(ctx context.Context) {
+	if g.over.Load() {
+		return
+	}
+	select {
+	case <-time.After(time.Until(g.until)):
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.over.Store(true)
+	if g.doubt {
+		g.hub.Trust()
+	}
+}
+
+// Note looks for signs in a request that its client was here before the restart. It must be called
+// before the client gets a count.
+func (g *restartGrace) Note(r *http.Request, id identity.Identity) {
+	if g.over.Load() || !id.Void && !g.older(r.Header.Get("Last-Event-Id")) && r.URL.Query().Get("back") == "" {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.doubt || g.over.Load() {
+		return
+	}
+	g.doubt = true
+	g.hub.Doubt()
+	g.log(time.Until(g.until))
+}
+
+// older reports whether a version is of an earlier incarnation of the process. A version from more
+// than a year ago is made up.
+func (g *restartGrace) older(version string) bool {
+	v, err := presence.ParseVersion(version)
+	made := time.UnixMilli(int64(v.Incarnation))
+	return err == nil && made.Before(g.began) && made.After(g.began.AddDate(-1, 0, 0))
+}
+
+// Doubtful reports whether counts are stale because of a restart.
+func (g *restartGrace) Doubtful() bool {
+	if g.over.Load() {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.doubt && !g.over.Load()
+}
