@@ -85,8 +85,12 @@ var layers = []layer{
 	{"gateway/notifier", []string{"presence", "unread"}},        // sums of the users here
 	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/httppolicy", "internal/tracing"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
+	{"gateway/api", []string{ // calls that are answered at once
+		"counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",
+		"presence", "presence/minutes", "unread",
+	}},
 	{"gateway", []string{
-		"counter", "counter/limit", "gateway/counterapi", "gateway/openapi",
+		"counter", "counter/limit", "gateway/api", "gateway/counterapi",
 		"gateway/socket", "gateway/websocket", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
 		"presence", "presence/minutes", "unread", "presence/heartbeat",
 	}},

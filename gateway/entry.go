@@ -8,6 +8,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/socket"
@@ -30,7 +31,7 @@ func (g *Gateway) reserve(c *gin.Context) (*httppolicy.AddressSlot, bool) {
 	}
 	g.entry.Unlock()
 	if err != nil {
-		Unavailable(c, err)
+		api.Unavailable(c, err)
 		return nil, false
 	}
 	slot, fits := g.slots.Enter(g.callers.Addr(c.Request))
@@ -78,7 +79,7 @@ func (g *Gateway) getSocket(c *gin.Context) {
 	}
 	id, err := g.callers.Identity(c, true)
 	if err != nil {
-		RefuseIdentity(c.Writer, err)
+		api.RefuseIdentity(c.Writer, err)
 		return
 	}
 	slot, ok := g.reserve(c)
@@ -101,7 +102,7 @@ func (g *Gateway) routes() http.Handler {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
 	}
-	return Below(g.cfg.BasePath, e)
+	return api.Below(g.cfg.BasePath, e)
 }
 
 // doorFails notes that no new client can be accepted, since this process has too

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"headcount/gateway/api"
 	"headcount/gateway/httppolicy"
 	"headcount/gateway/identity"
 	"headcount/presence"
@@ -20,7 +21,7 @@ func (g *Gateway) getEvents(c *gin.Context) {
 	if join {
 		check = presence.CheckPage
 	}
-	name, ok := Page(c, check)
+	name, ok := api.Page(c, check)
 	switch {
 	case !ok:
 	case join:
@@ -34,8 +35,8 @@ func (g *Gateway) getEvents(c *gin.Context) {
 // is empty.
 func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string) {
 	id, err := g.callers.Identity(c, true)
-	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, ErrElsewhere)) { // a mere stream is for everybody
-		RefuseIdentity(c.Writer, err)
+	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) { // a mere stream is for everybody
+		api.RefuseIdentity(c.Writer, err)
 		return
 	}
 	if joins != "" {

@@ -1,6 +1,6 @@
 // Package gateway holds the connections of browsers. It knows first-hand who is
 // here, reports this to the presence nodes, and delivers the counts that come
-// back over WebSockets, event streams and plain HTTP.
+// back over WebSockets and event streams. Package api answers plain HTTP.
 package gateway
 
 import (
@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/trace"
 
+	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
@@ -48,7 +49,7 @@ type Store interface {
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
-	Holds
+	api.Holds
 }
 
 // Memory reports whether the process uses so much memory that it must refuse new
@@ -74,7 +75,7 @@ type Config struct {
 	// Region is the name of this region. Regions reads each region's share of a count;
 	// nil means that there is no other region.
 	Region  string
-	Regions Regions
+	Regions api.Regions
 
 	// PageStats is how long the minutes of pages are kept, and Minutes has them. 0: they
 	// are not kept.
@@ -97,7 +98,7 @@ type Config struct {
 	Memory            Memory        // while it is high, new connections are refused; nil: no such check
 	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
-	Dashboard Dashboard // nil: no dashboard is served
+	Dashboard api.Dashboard // nil: no dashboard is served
 
 	Identities *identity.Identities
 	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
@@ -121,8 +122,8 @@ type Gateway struct {
 	counters    *counterapi.API  // nil, like live, if there are no counters
 	live        *counterapi.Live //
 	pollers     *pollers
-	callers     *Callers
-	api         *API
+	callers     *api.Callers
+	api         *api.API
 	slots       *httppolicy.AddressSlots
 	newTopics   *newTopics
 	grace       *restartGrace
@@ -182,7 +183,7 @@ func New(cfg Config) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.grace = newRestartGrace(cfg, g.hub)
-	g.callers = &Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace}
+	g.callers = &api.Callers{Identities: cfg.Identities, Sites: cfg.Sites, Keys: keys, Proxies: cfg.Proxies, Grace: g.grace}
 	g.unread = notifier.New(notifier.Config{
 		Store: cfg.Unread, Hub: g.hub, Group: &g.conns, Rest: cfg.UpdateInterval, Log: cfg.Log,
 	})
@@ -192,11 +193,11 @@ func New(cfg Config) (*Gateway, error) {
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.metrics = newMetrics(g, cfg.Registerer)
 	g.roster.seen = g.metrics.seen
-	g.api = NewAPI(APIConfig{
+	g.api = api.New(api.Config{
 		HoldTime: cfg.HoldTime, Region: cfg.Region, Regions: cfg.Regions, PageStats: cfg.PageStats, Minutes: cfg.Minutes,
 		Dashboard: cfg.Dashboard, Origins: cfg.Origins, Assets: cfg.Assets, BasePath: cfg.BasePath,
 		Tracer: cfg.Tracer, Registerer: cfg.Registerer, Log: cfg.Log,
-	}, Parts{
+	}, api.Parts{
 		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Holds: cfg.Cluster,
 		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters, Limits: g.metrics.limits,
 	})

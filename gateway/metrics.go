@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headcount/gateway/api"
 	"headcount/gateway/fanout"
 	"headcount/gateway/httppolicy"
 	"headcount/presence"
@@ -43,7 +44,7 @@ const (
 
 // limitOfCode is the limit that an error frame tells of.
 var limitOfCode = map[string]string{
-	codeTooManyPages: limitPages, codeRateLimited: LimitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
+	codeTooManyPages: limitPages, codeRateLimited: api.LimitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
 }
 
 // byLabel is what vec has for each of the values; all of them are shown from 0 on.
@@ -93,7 +94,7 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		Name: "headcount_limits_hit_total",
 		Help: "What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).",
 	}, []string{"limit"})
-	byLabel(m.limits, limitConnections, limitAddress, limitMemory, LimitIdentities, limitPages, LimitRate, limitSize, limitErrors)
+	byLabel(m.limits, limitConnections, limitAddress, limitMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors)
 	if reg == nil {
 		return m
 	}

@@ -1,4 +1,4 @@
-// A widget's title, and the number of a widget that only reads: see getWidget in gateway/widget.go.
+// A widget's title, and the number of a widget that only reads: see getWidget in gateway/api/widget.go.
 const AGAIN_MS = 10_000; // until the next attempt, after a refusal; others are made by the browser
 
 const number = document.querySelector('[data-events]');

@@ -1,6 +1,7 @@
-package gateway
+package api
 
 import (
+	"encoding/json"
 	"net/http"
 	"time"
 
@@ -35,4 +36,10 @@ func done(c *gin.Context) {
 	c.Header("Cache-Control", "no-store")
 	c.Status(http.StatusNoContent)
 	c.Writer.WriteHeaderNow()
+}
+
+// appendQuoted appends s as a JSON string. It is for text that came from outside.
+func appendQuoted(b []byte, s string) []byte {
+	quoted, _ := json.Marshal(s) // every string can be encoded
+	return append(b, quoted...)
 }

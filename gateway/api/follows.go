@@ -1,4 +1,4 @@
-package gateway
+package api
 
 import (
 	"context"
@@ -81,7 +81,7 @@ func (a *API) readChange(c *gin.Context) (change unread.Change, ok bool) {
 			err = identity.CheckUser(*by)
 		}
 		if err != nil {
-			badRequest(c, `"by" is the id of a user`+because(err)+".")
+			badRequest(c, `"by" is the id of a user: `+err.Error()+".")
 			return change, false
 		}
 		user := a.callers.UserOf(siteOf(c), *by)
@@ -299,11 +299,13 @@ func (a *API) putUnread(c *gin.Context, who follower) {
 	if raw, given := members["page"]; given {
 		var name *string
 		err := json.Unmarshal(raw, &name)
-		if err == nil && name != nil {
+		if err != nil || name == nil {
+			err = errors.New("it is no string")
+		} else {
 			err = presence.CheckPage(*name)
 		}
-		if err != nil || name == nil {
-			badRequest(c, `"page" is the page whose changes are read`+because(err)+"; leave it out for all.")
+		if err != nil {
+			badRequest(c, `"page" is the page whose changes are read: `+err.Error()+"; leave it out for all.")
 			return
 		}
 		pages = []string{siteOf(c).Qualify(*name)}

@@ -1,4 +1,11 @@
-package gateway
+// Package api serves the calls that are answered at once: counts of pages, holds, what pages remember,
+// follows and unread changes, badges and widgets, erasures, the dashboard and the files of the browser
+// client. It knows no connections: package gateway adds its long ones to Engine, and the calls of
+// counters are in package counterapi.
+//
+// A handler returns when it has written an answer. The functions that check a request return ok, and have
+// written the error answer if ok is false.
+package api
 
 import (
 	"context"
@@ -32,8 +39,8 @@ const (
 	identityBurst = 100
 )
 
-// APIConfig tunes an API.
-type APIConfig struct {
+// Config tunes an API.
+type Config struct {
 	HoldTime time.Duration // how long a hold lasts if it is not renewed
 	// Region is the name of this region. Regions reads each region's share of a count;
 	// nil means that there is no other region.
@@ -103,7 +110,7 @@ type Dashboard interface {
 
 // API serves calls that are answered at once. Its methods may be called from any goroutine.
 type API struct {
-	cfg        APIConfig
+	cfg        Config
 	callers    *Callers
 	parts      Parts
 	identities *httppolicy.Limiter
@@ -112,8 +119,8 @@ type API struct {
 	started    atomic.Bool // the cluster was ready once; from then on there are counts to serve
 }
 
-// NewAPI returns the API of a gateway with these parts.
-func NewAPI(cfg APIConfig, parts Parts) *API {
+// New returns the API of a gateway with these parts.
+func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
 		identities: httppolicy.NewLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),

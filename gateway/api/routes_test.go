@@ -1,4 +1,4 @@
-package gateway
+package api
 
 import (
 	"encoding/json"
@@ -40,10 +40,10 @@ func TestBelow(t *testing.T) {
 // The document of the calls says where they are.
 func TestOpenAPIBelow(t *testing.T) {
 	for base, want := range map[string]string{"": "/", "/live": "/live/"} {
-		s := serveGateway(t, true, func(c *Config) { c.BasePath = base })
+		h, _ := serve(t, nil, Config{BasePath: base})
 		var document struct{ Servers []struct{ URL string } }
-		resp := s.open(base+"/-/openapi.json", "", "Connection: close").response(http.StatusOK)
-		if err := json.NewDecoder(resp.Body).Decode(&document); err != nil || len(document.Servers) != 1 || document.Servers[0].URL != want {
+		w := call(t, h, http.StatusOK, http.MethodGet, "/-/openapi.json")
+		if err := json.NewDecoder(w.Body).Decode(&document); err != nil || len(document.Servers) != 1 || document.Servers[0].URL != want {
 			t.Errorf("below %q: %+v, %v", base, document, err)
 		}
 	}

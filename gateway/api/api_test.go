@@ -1,0 +1,86 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+	"testing/fstest"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"go.uber.org/goleak"
+
+	"headcount/gateway/identity"
+	"headcount/presence"
+	"headcount/presence/presencemem"
+	"headcount/unread"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// empty is a gateway with nobody on any page, which admits everything.
+type empty struct{}
+
+func (empty) Newest(_ context.Context, topics []presence.Topic) (updates []presence.Update, ok bool) {
+	for _, t := range topics {
+		updates = append(updates, presence.Update{Topic: t})
+	}
+	return updates, true
+}
+
+func (empty) Unread([]presence.Topic) int                             { return 0 }
+func (empty) Admit(netip.Addr, int) bool                              { return true }
+func (empty) Hold(context.Context, presence.User, string, bool) error { return nil }
+func (empty) Ready() error                                            { return nil }
+func (empty) Note(*http.Request, identity.Identity)                   {}
+func (empty) Doubtful() bool                                          { return false }
+
+// serve returns what answers calls, and the identities that it issues.
+func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Identities) {
+	t.Helper()
+	identities, err := identity.New(identity.Config{IDSecrets: [][]byte{[]byte("0123456789abcdef")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(identities.Close)
+	sites, err := identity.NewSites(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	siteKeys, err := identity.NewSiteKeys(keys, sites)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxies, err := identity.NewProxies(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Origins, err = identity.NewOrigins(nil); err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Log = zerolog.Nop(); cfg.Assets == nil {
+		cfg.Assets = fstest.MapFS{}
+	}
+	store := presencemem.New(presencemem.Config{})
+	return New(cfg, Parts{
+		Callers: &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}},
+		Counts:  empty{}, NewTopics: empty{}, Holds: empty{}, Unread: store, Follows: unread.NewFollowService(store),
+		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}),
+	}).Engine(), identities
+}
+
+// call makes a call with these pairs of headers, which is to be answered with status.
+func call(t *testing.T, h http.Handler, status int, method, target string, headers ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequest(method, target, nil)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, r); w.Code != status {
+		t.Fatalf("%s %s: %d, want %d: %s", method, target, w.Code, status, w.Body)
+	}
+	return w
+}

@@ -1,0 +1,65 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"headcount/presence"
+)
+
+// One address may not have visitors erased without end. A server may.
+func TestErasuresOfAnAddressAreLimited(t *testing.T) {
+	h, identities := serve(t, []string{"key"}, Config{})
+	known, err := identities.Identify(httptest.NewRequest(http.MethodGet, "/", nil), presence.DefaultSite, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 * eraseBurst { // nothing is kept of who was never here
+		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/me")
+	}
+	left := 100 * eraseBurst // beyond what may come back while a busy machine makes them
+	for ; left > 0; left-- {
+		r := httptest.NewRequest(http.MethodDelete, "/-/me", nil)
+		r.Header.Set("Headcount-Id", known.Signed)
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code == http.StatusTooManyRequests {
+			if w.Header().Get("Retry-After") != "1" {
+				t.Errorf("Retry-After is %q", w.Header().Get("Retry-After"))
+			}
+			break
+		} else if w.Code != http.StatusNoContent {
+			t.Fatal(w.Code)
+		}
+	}
+	if left == 0 {
+		t.Error("one address may erase as often as it likes")
+	}
+	for range 2 * eraseBurst {
+		call(t, h, http.StatusNoContent, http.MethodDelete, "/-/users/ann", "X-API-Key", "key")
+	}
+}
+
+// Few erasures of visitors look at sets at a time; those of servers wait only for each other.
+func TestErasuresWaitForTheirTurn(t *testing.T) {
+	e := newErasures()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, server := range []bool{false, true} {
+		var end func()
+		var err error
+		for range erasesAtOnce {
+			if end, err = e.turn(t.Context(), server); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := e.turn(ended, server); err == nil {
+			t.Error("there are more at once than may be")
+		}
+		end()
+		if _, err := e.turn(t.Context(), server); err != nil {
+			t.Error(err)
+		}
+	}
+}
