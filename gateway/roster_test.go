@@ -99,7 +99,7 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	b.leave(1, "p", c, false)
 	b.wantOps(t, heartbeat.Leave)
 	b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
-	if len(b.lanes[0].users) != 0 {
+	if len(b.streams[0].users) != 0 {
 		t.Fatal("the user is not forgotten")
 	}
 }
@@ -115,7 +115,7 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	b.wantOps(t, heartbeat.Leave)
 	b.movedTo(0)
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
-	m := b.lanes[0].beatOf(b.source, 0)
+	m := b.streams[0].beatOf(b.source, 0)
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
 		t.Fatalf("the new owner is told %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
@@ -173,7 +173,7 @@ func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
 			if i%2 == 0 {
 				b.receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
 			}
-			b.roster.beat(&b.lanes[0])
+			b.roster.sendAlive(&b.streams[0])
 			switch i {
 			case 0, 1:
 				time.Sleep(30 * time.Second)
@@ -183,9 +183,9 @@ func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
 		}
 		b.receive(&heartbeat.Reply{Stream: 5, Acked: 1})
 		time.Sleep(time.Millisecond)
-		b.roster.beat(&b.lanes[0])
+		b.roster.sendAlive(&b.streams[0])
 		b.movedTo(0)
-		if m := b.beat(t); len(m.Ops) != 0 || len(b.lanes[0].users) != 0 {
+		if m := b.beat(t); len(m.Ops) != 0 || len(b.streams[0].users) != 0 {
 			t.Fatalf("told %+v long after the grace", m)
 		}
 	})
@@ -241,8 +241,8 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 		}
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
 		time.Sleep(time.Minute + afterGrace)
-		b.roster.beat(&b.lanes[0])
-		if n := len(b.lanes[0].users); n != 0 {
+		b.roster.sendAlive(&b.streams[0])
+		if n := len(b.streams[0].users); n != 0 {
 			t.Fatalf("%d users are kept after the grace", n)
 		}
 	})
@@ -252,7 +252,7 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 // for what is in flight.
 func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 	b, c := newBeats(t), &joined{}
-	l := &b.lanes[0]
+	l := &b.streams[0]
 	b.join(1, "stays", c)
 	const users = 10_000
 	for u := range presence.User(users) {
@@ -285,7 +285,7 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 			b.sent = nil
 			for range 60 {
 				time.Sleep(lastRepeat)
-				b.again(&b.lanes[0], time.Now())
+				b.resend(&b.streams[0], time.Now())
 			}
 			return len(b.sent)
 		}
@@ -303,38 +303,38 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 }
 
 // A user with many pages has its spots by an index: it finds what a list would, and nothing of pages that are gone.
-func TestSpotsOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
+func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		res, model := &resident{}, map[string]*spot{}
+		res, model := &userEntry{}, map[string]*presenceEntry{}
 		for range rapid.IntRange(0, 200).Draw(rt, "steps") {
-			page := fmt.Sprint(rapid.IntRange(0, 3*fewSpots).Draw(rt, "page"))
+			page := fmt.Sprint(rapid.IntRange(0, 3*fewEntries).Draw(rt, "page"))
 			switch sp := res.find(page); {
 			case sp != model[page]:
 				rt.Fatalf("%s: found %v, want %v", page, sp, model[page])
 			case sp == nil:
-				model[page] = &spot{page: page}
+				model[page] = &presenceEntry{page: page}
 				res.add(model[page])
 			case rapid.Bool().Draw(rt, "remove"):
 				res.remove(sp)
 				delete(model, page)
 			}
-			if len(res.spots) != len(model) {
-				rt.Fatalf("%d spots, want %d", len(res.spots), len(model))
+			if len(res.entries) != len(model) {
+				rt.Fatalf("%d spots, want %d", len(res.entries), len(model))
 			}
 		}
 	})
 }
 
-// A user is on at most maxSpots pages. One more is refused until another is over; pages that the user is on can be joined
+// A user is on at most maxUserPages pages. One more is refused until another is over; pages that the user is on can be joined
 // by other connections.
 func TestPagesOfAUserAreBounded(t *testing.T) {
 	b, c := newBeats(t), &joined{}
-	for n := range maxSpots {
+	for n := range maxUserPages {
 		if _, err := b.join(1, fmt.Sprint(n), c); err != nil {
 			t.Fatalf("page %d: %v", n, err)
 		}
 	}
-	if _, err := b.join(1, "one more", c); !errors.Is(err, errTooManySpots) {
+	if _, err := b.join(1, "one more", c); !errors.Is(err, errTooManyPages) {
 		t.Errorf("one more page: %v", err)
 	}
 	if _, err := b.join(1, "7", &joined{}); err != nil {
@@ -362,7 +362,7 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 		r.expect(websocket.Text, `{"type":"count","page":"watched","count":0`)
 		var user presence.User
 		s.g.each(func(c *conn) { user = c.user })
-		for n := range maxSpots {
+		for n := range maxUserPages {
 			if _, err := s.g.roster.join(user, fmt.Sprint(n), nobody{}); err != nil {
 				t.Fatalf("page %d: %v", n, err)
 			}
@@ -388,22 +388,22 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 }
 
 // A user who was on thousands of pages and is on a few takes no more memory than others.
-func TestFewSpotsTakeLittle(t *testing.T) {
-	res := &resident{}
+func TestFewEntriesTakeLittle(t *testing.T) {
+	res := &userEntry{}
 	for n := range 1000 {
-		res.add(&spot{page: fmt.Sprint(n)})
+		res.add(&presenceEntry{page: fmt.Sprint(n)})
 	}
-	for len(res.spots) > 1 {
-		res.remove(res.spots[0])
+	for len(res.entries) > 1 {
+		res.remove(res.entries[0])
 	}
-	if cap(res.spots) > 2*fewSpots || res.index != nil {
-		t.Errorf("room for %d spots, index %v", cap(res.spots), res.index)
+	if cap(res.entries) > 2*fewEntries || res.index != nil {
+		t.Errorf("room for %d spots, index %v", cap(res.entries), res.index)
 	}
 }
 
 // A join and a leave of a user who is on that many other pages.
 func BenchmarkJoinLeave(b *testing.B) {
-	for _, others := range []int{1, 10, 1000, maxSpots - 1} {
+	for _, others := range []int{1, 10, 1000, maxUserPages - 1} {
 		b.Run(fmt.Sprint(others), func(b *testing.B) {
 			r, c := &beats{}, &joined{}
 			r.roster = newRoster(heartbeat.Source{Gateway: "g", Incarnation: 1}, 1, time.Second, time.Minute, r, r)

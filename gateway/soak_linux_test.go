@@ -23,8 +23,8 @@ func (s *served) rest() uint64 {
 	s.t.Helper()
 	s.settles(0)
 	testkit.Eventually(s.t, "users, pages and topics to be forgotten", func() bool {
-		for i := range s.g.roster.lanes {
-			l := &s.g.roster.lanes[i]
+		for i := range s.g.roster.streams {
+			l := &s.g.roster.streams[i]
 			l.mu.Lock()
 			n := len(l.users) + len(l.flight) + len(l.queue)
 			l.mu.Unlock()
