@@ -72,7 +72,7 @@ func (b *beats) wantOps(t *testing.T, kinds ...heartbeat.Kind) {
 
 // While the store is away nothing is answered. The grace of a lost connection runs all
 // the same, and its return must not wait for an answer.
-func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
+func TestReturnIsSentWhileTheLeaveIsUnanswered(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	b.join(1, "p", c)
 	b.wantOps(t, heartbeat.Join)
@@ -104,8 +104,8 @@ func TestReturnIsToldWhileTheLeaveIsUnanswered(t *testing.T) {
 	}
 }
 
-// A new owner is told of all users, in a stream of its own.
-func TestNewOwnerIsToldOfEverybody(t *testing.T) {
+// A new owner is sent all users, in a stream of its own.
+func TestNewOwnerIsSentEverybody(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	b.join(1, "p", c)
 	b.join(2, "p", c)
@@ -117,22 +117,22 @@ func TestNewOwnerIsToldOfEverybody(t *testing.T) {
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	m := b.streams[0].beatOf(b.source, 0)
 	if m.Stream != 2 || m.First != 1 || len(m.Ops) != 2 || m.Whole != 3 {
-		t.Fatalf("the new owner is told %+v, want the leave in flight and the join of user 1, and that this is all", m)
+		t.Fatalf("the new owner is sent %+v, want the leave in flight and the join of user 1, and that this is all", m)
 	}
 	b.receive(&heartbeat.Reply{Stream: 1, Ask: true}) // its answer to the beats before; what it lacks is under way
 	b.wantOps(t, heartbeat.Leave, heartbeat.Join)
 	b.receive(&heartbeat.Reply{Stream: 2, Acked: 2})
 	b.receive(&heartbeat.Reply{Stream: 2, Ask: true})
 	if m := b.beat(t); m.Stream != 2 || m.First != 3 || len(m.Ops) != 0 || m.Whole != 3 {
-		t.Fatalf("who asks is told %+v, want that the stream has told of everything", m)
+		t.Fatalf("an owner that asks is sent %+v, want that the stream is whole", m)
 	}
 	b.receive(&heartbeat.Reply{Ask: true}) // of another owner, who knows no stream
 	if m := b.beat(t); m.Stream != 3 || m.First != 1 || len(m.Ops) != 1 || m.Whole != 2 {
-		t.Fatalf("who knows no stream is told %+v, want a new one with the join of user 1", m)
+		t.Fatalf("an owner that knows no stream is sent %+v, want a new one with the join of user 1", m)
 	}
 }
 
-// newGrace is a roster that has told, as op 2, of the grace of user 1, who was on "p".
+// newGrace is a roster that has sent, as op 2, the grace of user 1, who was on "p".
 func newGrace(t *testing.T) *beats {
 	t.Helper()
 	b, c := newBeats(t), &joined{}
@@ -144,23 +144,23 @@ func newGrace(t *testing.T) *beats {
 	return b
 }
 
-// A new owner is told how much is left of a grace that no owner has acknowledged.
-func TestNewOwnerIsToldOfTheRestOfAGrace(t *testing.T) {
+// A new owner is sent what is left of a grace that no owner has acknowledged.
+func TestNewOwnerIsSentTheRestOfAGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
 		for _, want := range []time.Duration{40 * time.Second, 20 * time.Second, 0, 0} {
 			time.Sleep(20 * time.Second)
 			b.movedTo(0)
 			if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != want {
-				t.Fatalf("told %+v; want a leave with a grace of %s", ops, want)
+				t.Fatalf("sent %+v; want a leave with a grace of %s", ops, want)
 			}
 		}
 	})
 }
 
-// A new owner is told of a grace that an owner before it has acknowledged, and for a while
-// also when that is over: who handed over ended nobody's presence.
-func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
+// A new owner is sent a grace that an owner before it has acknowledged, and for a while
+// also when that is over: an owner that hands over ends nobody's presence.
+func TestNewOwnerIsSentAGraceThatAnotherOneKnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newGrace(t)
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: 2})
@@ -168,7 +168,7 @@ func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
 		for i, want := range []time.Duration{time.Minute, 30 * time.Second, 0, 0} {
 			b.movedTo(0)
 			if m := b.beat(t); len(m.Ops) != 1 || m.Ops[0].Kind != heartbeat.Leave || m.Ops[0].Grace != want || m.Whole != 2 {
-				t.Fatalf("told %+v; want a leave with a grace of %s, and that this is all", m, want)
+				t.Fatalf("sent %+v; want a leave with a grace of %s, and that this is all", m, want)
 			}
 			if i%2 == 0 {
 				b.receive(&heartbeat.Reply{Stream: uint64(2 + i), Acked: 1})
@@ -186,7 +186,7 @@ func TestNewOwnerIsToldOfAGraceThatAnotherOneKnew(t *testing.T) {
 		b.roster.sendAlive(&b.streams[0])
 		b.movedTo(0)
 		if m := b.beat(t); len(m.Ops) != 0 || len(b.streams[0].users) != 0 {
-			t.Fatalf("told %+v long after the grace", m)
+			t.Fatalf("sent %+v long after the grace", m)
 		}
 	})
 }
@@ -196,13 +196,13 @@ func TestAGatewayWithoutUsersSaysSo(t *testing.T) {
 	b := newBeats(t)
 	b.movedTo(0)
 	if m := b.beat(t); m.Stream != 2 || m.First != 1 || len(m.Ops) != 0 || m.Whole != 1 {
-		t.Fatalf("the new owner is told %+v, want that there is nobody", m)
+		t.Fatalf("the new owner is sent %+v, want that there is nobody", m)
 	}
 }
 
-// A stream that is longer than what may be in flight has told of everything with its
+// A stream that is longer than what may be in flight is whole with its
 // last op, however many users come and go meanwhile.
-func TestALongStreamSaysWhenItHasToldEverything(t *testing.T) {
+func TestALongStreamSaysWhenItIsWhole(t *testing.T) {
 	b, c := newBeats(t), &joined{}
 	const users = heartbeat.MaxOps + 10
 	for u := range presence.User(users) {
@@ -212,7 +212,7 @@ func TestALongStreamSaysWhenItHasToldEverything(t *testing.T) {
 	if m := b.beat(t); len(m.Ops) != heartbeat.MaxOps || m.Whole != 0 {
 		t.Fatalf("%d ops, whole with %d; want a part", len(m.Ops), m.Whole)
 	}
-	b.join(users, "p", c) // not told before the stream began
+	b.join(users, "p", c) // not sent before the stream began
 	b.receive(&heartbeat.Reply{Stream: 2, Acked: heartbeat.MaxOps})
 	if m := b.beat(t); len(m.Ops) != 11 || m.Whole != users+1 && m.Whole != users+2 {
 		t.Fatalf("%d ops, whole with %d; want the rest", len(m.Ops), m.Whole)
@@ -237,7 +237,7 @@ func TestTheOtherTabsGraceLasts(t *testing.T) {
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: 3})
 		b.leave(1, "p", c, false)
 		if ops := b.ops(); len(ops) != 1 || ops[0].Kind != heartbeat.Leave || ops[0].Grace != time.Minute {
-			t.Fatalf("told %+v, want a leave with the other's grace", ops)
+			t.Fatalf("sent %+v, want a leave with the other's grace", ops)
 		}
 		b.receive(&heartbeat.Reply{Stream: 1, Acked: 4})
 		time.Sleep(time.Minute + afterGrace)
@@ -261,8 +261,8 @@ func TestUsersWhoComeAndGoAreForgottenWhileTheStoreIsAway(t *testing.T) {
 		b.leave(u+2, "p", c, false)
 		b.ops()
 	}
-	if len(l.users) > heartbeat.MaxOps || len(l.queue) > 2*heartbeat.MaxOps {
-		t.Fatalf("%d users and %d entries stay of %d who came and went", len(l.users), len(l.queue), users)
+	if len(l.users) > heartbeat.MaxOps || len(l.queue.entries) > 2*heartbeat.MaxOps {
+		t.Fatalf("%d users and %d entries stay of %d who came and went", len(l.users), len(l.queue.entries), users)
 	}
 	for first := uint64(0); len(l.flight) > 0; {
 		first = l.first + uint64(len(l.flight)) - 1
@@ -302,7 +302,7 @@ func TestJoinsAreRepeatedUntilAcknowledged(t *testing.T) {
 	})
 }
 
-// A user with many pages has its spots by an index: it finds what a list would, and nothing of pages that are gone.
+// A user with many pages has an index of its entries. It finds what a list would, and nothing of pages that are gone.
 func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		res, model := &userEntry{}, map[string]*presenceEntry{}
@@ -319,7 +319,7 @@ func TestEntriesOfAUserAreFoundWhateverTheirNumber(t *testing.T) {
 				delete(model, page)
 			}
 			if len(res.entries) != len(model) {
-				rt.Fatalf("%d spots, want %d", len(res.entries), len(model))
+				rt.Fatalf("%d entries, want %d", len(res.entries), len(model))
 			}
 		}
 	})
@@ -387,7 +387,7 @@ func TestRefusedJoinLeavesTheSubscription(t *testing.T) {
 	})
 }
 
-// A user who was on thousands of pages and is on a few takes no more memory than others.
+// A user who was on thousands of pages and now is on a few takes no more memory than others.
 func TestFewEntriesTakeLittle(t *testing.T) {
 	res := &userEntry{}
 	for n := range 1000 {
@@ -396,8 +396,8 @@ func TestFewEntriesTakeLittle(t *testing.T) {
 	for len(res.entries) > 1 {
 		res.remove(res.entries[0])
 	}
-	if cap(res.entries) > 2*fewEntries || res.index != nil {
-		t.Errorf("room for %d spots, index %v", cap(res.entries), res.index)
+	if cap(res.entries) > 2*fewEntries || res.byPage != nil {
+		t.Errorf("room for %d entries, index %v", cap(res.entries), res.byPage)
 	}
 }
 

@@ -26,7 +26,7 @@ func (s *served) rest() uint64 {
 		for i := range s.g.roster.streams {
 			l := &s.g.roster.streams[i]
 			l.mu.Lock()
-			n := len(l.users) + len(l.flight) + len(l.queue)
+			n := len(l.users) + len(l.flight) + len(l.queue.entries)
 			l.mu.Unlock()
 			if n > 0 {
 				return false

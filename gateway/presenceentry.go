@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"slices"
+	"time"
+
+	"headcount/presence"
+	"headcount/presence/heartbeat"
+)
+
+const (
+	fewEntries   = 16     // of a user; more are found by an index, which takes memory
+	maxUserPages = 10_000 // of a user, over all connections to this gateway; a join of another page is refused
+)
+
+// presenceEntry is one user on one page at this gateway.
+type presenceEntry struct {
+	user     presence.User
+	page     string
+	index    int            // among the user's entries
+	live     int            // connections that have joined
+	lost     int            // connections that ended without a leave, and may come back until the end of the grace
+	until    time.Time      // end of the last grace
+	flying   int            // ops in flight
+	position uint64         // in the stream's queue, among all entries that were ever pushed; only if queued
+	lastOp   heartbeat.Kind // what the owner was sent last; 0: nothing yet
+	acked    bool           // the store has lastOp
+	queued   bool           // it is in the stream's queue
+	absent   bool           // it is in the stream's absent
+	waiters  []waiter       // connections that have joined, and wait until the store has the join
+}
+
+// stored reports whether the store has the newest change of the entry, and that is a join.
+func (e *presenceEntry) stored() bool { return e.lastOp == heartbeat.Join && e.acked && !e.queued }
+
+// op returns what the owner is to be sent of the entry.
+func (e *presenceEntry) op() heartbeat.Op {
+	op := heartbeat.Op{Kind: heartbeat.Join, User: e.user, Page: e.page}
+	if e.live == 0 {
+		op.Kind = heartbeat.Leave
+		if left := time.Until(e.until); e.lost > 0 && left > 0 {
+			op.Grace = left
+		}
+	}
+	return op
+}
+
+// userEntry has the entries of a user. No call takes longer when there are many: the pollers of all
+// connections wait for the stream's lock.
+type userEntry struct {
+	entries []*presenceEntry          // at most maxUserPages
+	byPage  map[string]*presenceEntry // nil while there are few
+}
+
+// find returns the entry of the page, or nil.
+func (u *userEntry) find(page string) *presenceEntry {
+	if u.byPage != nil {
+		return u.byPage[page]
+	}
+	for _, e := range u.entries {
+		if e.page == page {
+			return e
+		}
+	}
+	return nil
+}
+
+func (u *userEntry) add(e *presenceEntry) {
+	e.index = len(u.entries)
+	u.entries = append(u.entries, e)
+	switch {
+	case u.byPage != nil:
+		u.byPage[e.page] = e
+	case len(u.entries) > fewEntries:
+		u.byPage = make(map[string]*presenceEntry, 2*len(u.entries))
+		for _, e := range u.entries {
+			u.byPage[e.page] = e
+		}
+	}
+}
+
+func (u *userEntry) remove(e *presenceEntry) {
+	last := len(u.entries) - 1
+	moved := u.entries[last]
+	u.entries[e.index], moved.index = moved, e.index
+	u.entries[last] = nil
+	u.entries = u.entries[:last]
+	if delete(u.byPage, e.page); u.byPage != nil && last <= fewEntries/2 {
+		u.entries, u.byPage = slices.Clone(u.entries), nil // the memory of thousands must not stay with a few
+	}
+}
+
+// entryQueue has the entries that have changed and are not in flight, each once. So it is bounded by the
+// connections and their pages, and by the absent entries.
+type entryQueue struct {
+	entries []*presenceEntry // nil: withdrawn
+	popped  uint64           // how many entries have left the queue
+	holes   int              // withdrawn entries that are still in the queue
+	marked  int              // the first so many were there at the last mark
+}
+
+func (q *entryQueue) push(e *presenceEntry) {
+	e.queued = true
+	e.position = q.popped + uint64(len(q.entries))
+	q.entries = append(q.entries, e)
+}
+
+// pop takes the first entry, or nil if that was withdrawn. The queue is not empty.
+func (q *entryQueue) pop() *presenceEntry {
+	e := q.entries[0]
+	q.entries[0] = nil
+	q.entries = q.entries[1:]
+	q.popped++
+	q.marked = max(q.marked-1, 0)
+	if e == nil {
+		q.holes--
+	} else {
+		e.queued = false
+	}
+	if len(q.entries) == 0 {
+		q.entries = nil
+	}
+	return e
+}
+
+// mark notes which entries are in the queue now.
+func (q *entryQueue) mark() { q.marked = len(q.entries) }
+
+// withdraw takes an entry out of the queue. Its place stays empty until most places are.
+func (q *entryQueue) withdraw(e *presenceEntry) {
+	q.entries[e.position-q.popped] = nil
+	if q.holes++; q.holes <= len(q.entries)/2+16 {
+		return
+	}
+	full := make([]*presenceEntry, 0, len(q.entries)-q.holes)
+	marked := 0
+	for i, e := range q.entries {
+		if e == nil {
+			continue
+		}
+		if i < q.marked {
+			marked++
+		}
+		e.position = q.popped + uint64(len(full))
+		full = append(full, e)
+	}
+	q.entries, q.marked, q.holes = full, marked, 0
+}
