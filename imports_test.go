@@ -92,7 +92,7 @@ var layers = []layer{
 	{"gateway", []string{
 		"counter", "counter/limit", "gateway/api", "gateway/counterapi",
 		"gateway/socket", "gateway/websocket", "gateway/httppolicy", "gateway/identity", "gateway/fanout", "gateway/notifier",
-		"presence", "presence/minutes", "unread", "presence/heartbeat",
+		"presence", "unread", "presence/heartbeat",
 	}},
 	{"internal/benchenv", []string{"internal/servertest"}},                                                                // a core for the program, another for its clients
 	{"internal/bench", []string{"internal/benchenv", "internal/pgtest", "internal/redistest", "internal/servertest"}},     // runs the program
@@ -107,7 +107,7 @@ var layers = []layer{
 	{"cmd/headcount", []string{
 		"internal/boltfile", "counter", "counter/countermem", "counter/counterfile", "counter/counterpg", "counter/counterredis", "counter/tiered", "counter/hot", "counter/regions", "counter/transfer", "gateway/counterapi",
 		"presence", "presence/minutes", "unread", "presence/heartbeat", "presence/presencemem/...", "presence/presenceredis/...",
-		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/identity", "web", "internal/machine", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
+		"presence/member", "presence/ring", "presence/rpc", "presence/node/...", "presence/region", "dispatcher/...", "internal/dashboard", "gateway", "gateway/api", "gateway/identity", "web", "internal/machine", "internal/setting", "internal/tracing", "internal/tracing/otlp", "internal/webhook", "internal/webhook/webhookmem", "internal/webhook/webhookredis", "cmd/headcount/flags", "internal/simulate", "cmd/headcount/top",
 	}},
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"headcount/gateway/api"
 	"headcount/gateway/identity"
 	"headcount/gateway/socket"
 	"headcount/gateway/websocket"
@@ -91,8 +92,7 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	}
 	cfg := Config{
 		Name: "g", Store: store, Unread: store, Cluster: lone{nd, store},
-		Identities: identities, Origins: origins, Proxies: proxies,
-		Assets: fstest.MapFS{}, Log: zerolog.Nop(),
+		Identities: identities, Proxies: proxies, API: api.Config{Origins: origins, Assets: fstest.MapFS{}}, Log: zerolog.Nop(),
 	}
 	if tune != nil {
 		tune(&cfg)

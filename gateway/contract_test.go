@@ -57,9 +57,9 @@ func everything(t *testing.T) func(*Config) {
 			Rules: rules, Store: store, Tops: tops, Combiner: counter.NewCombiner(tops, counter.CombinerConfig{Instant: true}),
 			Limits: counter.NewLimits(store, counter.CombinerConfig{Instant: true}), Log: zerolog.Nop(),
 		}
-		cfg.Minutes, cfg.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
-		cfg.Dashboard = noDashboard{}
-		cfg.Assets = fstest.MapFS{
+		cfg.API.Minutes, cfg.API.PageStats = cfg.Store.(*presencemem.Store), 24*time.Hour
+		cfg.API.Dashboard = noDashboard{}
+		cfg.API.Assets = fstest.MapFS{
 			"index.html": {Data: []byte("<!doctype html>")}, "dashboard.html": {Data: []byte("<!doctype html>")}, "headcount.js": {Data: []byte("export {};")},
 		}
 	}

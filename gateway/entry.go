@@ -102,7 +102,7 @@ func (g *Gateway) routes() http.Handler {
 		g.counters.Routes(e)
 		e.GET(counterapi.Root+"/:key/events", g.getCounterEvents)
 	}
-	return api.Below(g.cfg.BasePath, e)
+	return api.Below(g.cfg.API.BasePath, e)
 }
 
 // doorFails notes that no new client can be accepted, since this process has too

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"net/http"
 	"runtime"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
-	"go.opentelemetry.io/otel/trace"
 
 	"headcount/gateway/api"
 	"headcount/gateway/counterapi"
@@ -30,7 +28,6 @@ import (
 	"headcount/gateway/websocket"
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/minutes"
 	"headcount/unread"
 )
 
@@ -70,17 +67,7 @@ type Config struct {
 	Unread unread.Store
 	// Cluster is required.
 	Cluster Cluster
-	// HoldTime is how long a hold lasts if it is not renewed; default 21s.
-	HoldTime time.Duration
-	// Region is the name of this region. Regions reads each region's share of a count;
-	// nil means that there is no other region.
-	Region  string
-	Regions api.Regions
-
-	// PageStats is how long the minutes of pages are kept, and Minutes has them. 0: they
-	// are not kept.
-	PageStats time.Duration
-	Minutes   minutes.Store
+	API     api.Config // of calls; Origins and Assets are required
 
 	// Counters serves counters that last; nil: there are none.
 	Counters *counterapi.Config
@@ -98,17 +85,11 @@ type Config struct {
 	Memory            Memory        // while it is high, new connections are refused; nil: no such check
 	DeliveryBudget    int           // deliveries/s before the intervals of the largest pages grow; default 60,000 a core
 
-	Dashboard api.Dashboard // nil: no dashboard is served
-
 	Identities *identity.Identities
 	APIKeys    []string        // servers call with one of these; empty: no server may call. One may begin with the name of its site and a colon
 	Sites      *identity.Sites // nil: the default one
-	Origins    *identity.Origins
 	Proxies    *identity.Proxies
-	Assets     fs.FS  // index.html is served at /, the other files under /-/
-	BasePath   string // everything is served below this path, such as /live; empty: below the root
 
-	Tracer     trace.Tracer          // traces requests; nil: nothing is traced
 	Registerer prometheus.Registerer // registers the gateway's metrics; nil: they are not registered
 	Log        zerolog.Logger
 }
@@ -136,12 +117,10 @@ type Gateway struct {
 	shut        atomic.Pointer[error] // why no new client can be accepted; nil: clients are accepted
 }
 
-// New returns a Gateway that does nothing until Run. Until the cluster is ready,
-// its Handler answers 503 to requests that need the cluster.
-func New(cfg Config) (*Gateway, error) {
+// setDefaults gives the fields that are not set their defaults, and checks the others.
+func (cfg *Config) setDefaults() error {
 	cfg.Partitions = cmp.Or(cfg.Partitions, presence.DefaultPartitions)
 	cfg.HeartbeatInterval = cmp.Or(cfg.HeartbeatInterval, 2*time.Second)
-	cfg.HoldTime = cmp.Or(cfg.HoldTime, 21*time.Second)
 	cfg.UpdateInterval = cmp.Or(cfg.UpdateInterval, 250*time.Millisecond)
 	cfg.PingInterval = cmp.Or(cfg.PingInterval, 15*time.Second)
 	cfg.PongTimeout = cmp.Or(cfg.PongTimeout, 5*time.Second)
@@ -150,25 +129,32 @@ func New(cfg Config) (*Gateway, error) {
 	cfg.MaxConnections = cmp.Or(cfg.MaxConnections, 100_000)
 	switch {
 	case cfg.Name == "":
-		return nil, fmt.Errorf("gateway: %w: it has no name", ErrConfig)
+		return errors.New("it has no name")
 	case cfg.UpdateInterval < 10*time.Millisecond:
-		return nil, fmt.Errorf("gateway: %w: update interval %s is under 10ms", ErrConfig, cfg.UpdateInterval)
+		return fmt.Errorf("update interval %s is under 10ms", cfg.UpdateInterval)
 	case cfg.Store == nil || cfg.Unread == nil || cfg.Cluster == nil:
-		return nil, fmt.Errorf("gateway: %w: it has no store or no cluster", ErrConfig)
-	case cfg.Identities == nil || cfg.Origins == nil || cfg.Proxies == nil || cfg.Assets == nil:
-		return nil, fmt.Errorf("gateway: %w: identities, origins, proxies and assets are required", ErrConfig)
+		return errors.New("it has no store or no cluster")
+	case cfg.Identities == nil || cfg.API.Origins == nil || cfg.Proxies == nil || cfg.API.Assets == nil:
+		return errors.New("identities, origins, proxies and assets are required")
 	}
+	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	var err error
 	if cfg.Sites == nil {
-		if cfg.Sites, err = identity.NewSites(nil); err != nil {
-			return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
-		}
+		cfg.Sites, err = identity.NewSites(nil)
+	}
+	return err
+}
+
+// New returns a Gateway that does nothing until Run. Until the cluster is ready,
+// its Handler answers 503 to requests that need the cluster.
+func New(cfg Config) (*Gateway, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
 	keys, err := identity.NewSiteKeys(cfg.APIKeys, cfg.Sites)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
-	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics()}
 	cores := runtime.GOMAXPROCS(0)
 	life := presence.LifeName(cfg.Name, cfg.Incarnation)
@@ -193,13 +179,10 @@ func New(cfg Config) (*Gateway, error) {
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
 	g.metrics = newMetrics(g, cfg.Registerer)
 	g.roster.seen = g.metrics.seen
-	g.api = api.New(api.Config{
-		HoldTime: cfg.HoldTime, Region: cfg.Region, Regions: cfg.Regions, PageStats: cfg.PageStats, Minutes: cfg.Minutes,
-		Dashboard: cfg.Dashboard, Origins: cfg.Origins, Assets: cfg.Assets, BasePath: cfg.BasePath,
-		Tracer: cfg.Tracer, Registerer: cfg.Registerer, Log: cfg.Log,
-	}, api.Parts{
+	g.api = api.New(cfg.API, api.Parts{
 		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Holds: cfg.Cluster,
-		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters, Limits: g.metrics.limits,
+		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters,
+		Limits: g.metrics.limits, Registerer: cfg.Registerer, Log: cfg.Log,
 	})
 	g.handler = g.routes()
 	return g, nil

@@ -23,6 +23,7 @@ import (
 
 	"headcount/dispatcher"
 	"headcount/gateway"
+	"headcount/gateway/api"
 	"headcount/gateway/identity"
 	"headcount/internal/dashboard"
 	"headcount/internal/machine"
@@ -423,10 +424,21 @@ func (s *system) openGateway(self presence.Process) error {
 		return err
 	}
 	s.gateway, err = gateway.New(gateway.Config{
-		Name: self.Name, Incarnation: self.Incarnation, Region: cfg.Region,
-		Store: s.store, Unread: s.store, Cluster: s.member, Regions: s.store, Dashboard: s.board,
+		Name: self.Name, Incarnation: self.Incarnation,
+		Store: s.store, Unread: s.store, Cluster: s.member,
+		API: api.Config{
+			HoldTime:  node.HoldTime(cfg.PresenceTimeout),
+			Region:    cfg.Region,
+			Regions:   s.store,
+			PageStats: cfg.KeptMinutes(),
+			Minutes:   s.store,
+			Dashboard: s.board,
+			Origins:   origins,
+			Assets:    web.Files,
+			BasePath:  cfg.BasePath,
+			Tracer:    s.tracer,
+		},
 		HeartbeatInterval: cfg.HeartbeatInterval,
-		HoldTime:          node.HoldTime(cfg.PresenceTimeout),
 		LeaveGrace:        cfg.LeaveGrace,
 		ComeBack:          s.comeBack(),
 		UpdateInterval:    cfg.UpdateInterval,
@@ -438,17 +450,11 @@ func (s *system) openGateway(self presence.Process) error {
 		MaxPerAddress:     cfg.MaxPerAddress,
 		Memory:            machine.NewPressure(),
 		DeliveryBudget:    cfg.DeliveryBudget,
-		PageStats:         cfg.KeptMinutes(),
-		Minutes:           s.store,
 		Counters:          s.counters.config(s),
 		Identities:        identities,
 		APIKeys:           cfg.APIKeys,
 		Sites:             cfg.AllSites,
-		Origins:           origins,
 		Proxies:           proxies,
-		Assets:            web.Files,
-		BasePath:          cfg.BasePath,
-		Tracer:            s.tracer,
 		Registerer:        s.registry,
 		Log:               s.log,
 	})

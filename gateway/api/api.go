@@ -8,6 +8,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -39,9 +40,9 @@ const (
 	identityBurst = 100
 )
 
-// Config tunes an API.
+// Config tunes an API. Origins and Assets are required.
 type Config struct {
-	HoldTime time.Duration // how long a hold lasts if it is not renewed
+	HoldTime time.Duration // how long a hold lasts if it is not renewed; default 21s
 	// Region is the name of this region. Regions reads each region's share of a count;
 	// nil means that there is no other region.
 	Region  string
@@ -52,14 +53,12 @@ type Config struct {
 	PageStats time.Duration
 	Minutes   minutes.Store
 
-	Dashboard Dashboard // nil: no dashboard is served
+	Dashboard Dashboard         // nil: no dashboard is served
 	Origins   *identity.Origins
-	Assets    fs.FS  // index.html is served at /, the other files under /-/
-	BasePath  string // everything is served below this path, such as /live; empty: below the root
+	Assets    fs.FS             // index.html is served at /, the other files under /-/
+	BasePath  string            // everything is served below this path, such as /live; empty: below the root
 
-	Tracer     trace.Tracer          // traces requests; nil: nothing is traced
-	Registerer prometheus.Registerer // registers the metrics; nil: they are not registered
-	Log        zerolog.Logger
+	Tracer trace.Tracer // traces requests; nil: nothing is traced
 }
 
 // Parts are what an API needs of a gateway.
@@ -72,6 +71,9 @@ type Parts struct {
 	Follows   *unread.FollowService
 	Counters  *counterapi.API        // nil: there are no counters that last
 	Limits    *prometheus.CounterVec // of refusals because of a limit, by limit
+
+	Registerer prometheus.Registerer // registers the metrics; nil: they are not registered
+	Log        zerolog.Logger
 }
 
 // Counts reads counts of pages.
@@ -123,8 +125,8 @@ type API struct {
 func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
-		identities: httppolicy.NewLimiter(limit.PerSecond(identityRate, identityBurst), cfg.HoldTime),
-		erasures:   newErasures(), metrics: newHTTPMetrics(cfg.Registerer),
+		identities: httppolicy.NewLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
+		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer),
 	}
 }
 
@@ -195,7 +197,7 @@ func (a *API) call(c *gin.Context, timeout time.Duration, do func(context.Contex
 	case errors.Is(err, presence.ErrTooMany):
 		badRequest(c, err.Error())
 	default:
-		a.cfg.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
+		a.parts.Log.Debug().Err(err).Str("route", c.FullPath()).Msg("the store did not carry out a request")
 		Unavailable(c, presence.ErrUnavailable)
 	}
 	return err == nil

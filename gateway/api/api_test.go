@@ -60,14 +60,14 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 	if cfg.Origins, err = identity.NewOrigins(nil); err != nil {
 		t.Fatal(err)
 	}
-	if cfg.Log = zerolog.Nop(); cfg.Assets == nil {
+	if cfg.Assets == nil {
 		cfg.Assets = fstest.MapFS{}
 	}
 	store := presencemem.New(presencemem.Config{})
 	return New(cfg, Parts{
 		Callers: &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}},
 		Counts:  empty{}, NewTopics: empty{}, Holds: empty{}, Unread: store, Follows: unread.NewFollowService(store),
-		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}),
+		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}), Log: zerolog.Nop(),
 	}).Engine(), identities
 }
 

@@ -29,7 +29,7 @@ func (a *API) Engine() *gin.Engine {
 	if a.cfg.Tracer != nil {
 		e.Use(a.traced)
 	}
-	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.cfg.Log}
+	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.parts.Log}
 	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(origins, a.callers.Proxies), a.callers.findSite)
 	e.NoRoute(func(c *gin.Context) { notFound(c) })
 	e.NoMethod(func(c *gin.Context) {
@@ -129,7 +129,7 @@ func (a *API) recover(c *gin.Context) {
 			panic(v)
 		}
 		a.metrics.panics.Inc()
-		a.cfg.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
+		a.parts.Log.Error().Interface("panic", v).Str("route", c.FullPath()).Str("request_id", httppolicy.RequestID(c.Writer.Header())).Stack().Msg("a request panicked")
 		if !c.Writer.Written() {
 			httppolicy.Problem(c.Writer, http.StatusInternalServerError, "The server has a defect; it has been logged.")
 		}

@@ -28,6 +28,7 @@ import (
 
 	"headcount/dispatcher"
 	"headcount/gateway"
+	"headcount/gateway/api"
 	"headcount/gateway/identity"
 	"headcount/internal/testkit"
 	"headcount/presence"
@@ -731,7 +732,7 @@ func (s *simulation) newGateway(name string, incarnation uint64, p *Member, stor
 		Cluster:           p,
 		HeartbeatInterval: min(s.timeout/3, 2*time.Second),
 		LeaveGrace:        simGrace, PingInterval: simPing, PongTimeout: simPong, ShutdownTimeout: 5 * time.Second,
-		Identities: simIdentities(), Origins: origins, Proxies: proxies, Assets: fstest.MapFS{}, Log: log,
+		Identities: simIdentities(), Proxies: proxies, API: api.Config{Origins: origins, Assets: fstest.MapFS{}}, Log: log,
 	})
 	must(err)
 	return gw
