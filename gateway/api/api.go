@@ -53,10 +53,10 @@ type Config struct {
 	PageStats time.Duration
 	Minutes   minutes.Store
 
-	Dashboard Dashboard         // nil: no dashboard is served
+	Dashboard Dashboard // nil: no dashboard is served
 	Origins   *identity.Origins
-	Assets    fs.FS             // index.html is served at /, the other files under /-/
-	BasePath  string            // everything is served below this path, such as /live; empty: below the root
+	Assets    fs.FS  // index.html is served at /, the other files under /-/
+	BasePath  string // everything is served below this path, such as /live; empty: below the root
 
 	Tracer trace.Tracer // traces requests; nil: nothing is traced
 }

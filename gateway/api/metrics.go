@@ -3,7 +3,6 @@ package api
 import (
 	"cmp"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -25,26 +24,12 @@ type httpMetrics struct {
 	seconds  *prometheus.HistogramVec
 	panics   prometheus.Counter
 	refusals map[string]prometheus.Counter // by reason
-
-	mu     sync.RWMutex              // guards served
-	served map[answer]requestMetrics // the members of requests and seconds that were used before
-}
-
-// answer is what requests are counted by. There are as many as routes have methods and statuses.
-type answer struct {
-	route, method string
-	status        int
-}
-
-type requestMetrics struct {
-	requests prometheus.Counter
-	seconds  prometheus.Observer
 }
 
 // newHTTPMetrics makes the metrics, and registers them unless reg is nil.
 func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 	m := &httpMetrics{
-		served: map[answer]requestMetrics{}, refusals: map[string]prometheus.Counter{},
+		refusals: map[string]prometheus.Counter{},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_http_requests_total", Help: "HTTP requests, by route pattern, method and status.",
 		}, []string{"route", "method", "status"}),
@@ -73,9 +58,9 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 func (m *httpMetrics) observe(c *gin.Context) {
 	start := time.Now()
 	c.Next()
-	f := m.of(answer{routeOf(c), methodOf(c), c.Writer.Status()})
-	f.requests.Inc()
-	f.seconds.Observe(time.Since(start).Seconds())
+	route := routeOf(c)
+	m.requests.WithLabelValues(route, methodOf(c), strconv.Itoa(c.Writer.Status())).Inc()
+	m.seconds.WithLabelValues(route).Observe(time.Since(start).Seconds())
 }
 
 // routeOf returns the pattern of the request's route.
@@ -88,17 +73,4 @@ func methodOf(c *gin.Context) string {
 		return method
 	}
 	return "other"
-}
-
-func (m *httpMetrics) of(a answer) requestMetrics {
-	m.mu.RLock()
-	f, ok := m.served[a]
-	m.mu.RUnlock()
-	if !ok {
-		f = requestMetrics{m.requests.WithLabelValues(a.route, a.method, strconv.Itoa(a.status)), m.seconds.WithLabelValues(a.route)}
-		m.mu.Lock()
-		m.served[a] = f
-		m.mu.Unlock()
-	}
-	return f
 }
