@@ -217,7 +217,7 @@ func (c *conn) Ended() {
 	}
 	for _, w := range c.wants {
 		if w.joined {
-			g.metrics.leaves[c.cause()].Inc()
+			g.metrics.leaves.WithLabelValues(c.cause()).Inc()
 			g.roster.leave(c.user, w.name, c, true)
 		}
 	}

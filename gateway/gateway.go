@@ -155,7 +155,7 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w: %w", ErrConfig, err)
 	}
-	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics()}
+	g := &Gateway{cfg: cfg, slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress), newTopics: newNewTopics(), metrics: newMetrics()}
 	cores := runtime.GOMAXPROCS(0)
 	life := presence.LifeName(cfg.Name, cfg.Incarnation)
 	if g.hub, err = fanout.New(fanout.Config{
@@ -177,8 +177,10 @@ func New(cfg Config) (*Gateway, error) {
 	g.registerKinds()
 	source := heartbeat.Source{Gateway: cfg.Name, Incarnation: cfg.Incarnation}
 	g.roster = newRoster(source, cfg.Partitions, cfg.HeartbeatInterval, cfg.LeaveGrace, cfg.Cluster, g.hub)
-	g.metrics = newMetrics(g, cfg.Registerer)
 	g.roster.seen = g.metrics.seen
+	if cfg.Registerer != nil {
+		g.registerMetrics(cfg.Registerer)
+	}
 	g.api = api.New(cfg.API, api.Parts{
 		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Holds: cfg.Cluster,
 		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters,

@@ -11,16 +11,16 @@ import (
 	"headcount/presence"
 )
 
-// metrics are the gateway's metrics. Labels are route patterns and codes, never a
-// page or a user, so their number is bounded.
+// metrics are those of connections. Labels are codes, causes and limits, never a page or a user, so
+// their number is bounded.
 type metrics struct {
-	received atomic.Int64 // client messages
-	faults   *prometheus.CounterVec
+	received atomic.Int64           // client messages
+	faults   *prometheus.CounterVec // by code
 	refused  prometheus.Counter
 	evicted  prometheus.Counter
 	joins    prometheus.Counter
-	leaves   map[string]prometheus.Counter // by cause
-	limits   *prometheus.CounterVec        // by limit
+	leaves   *prometheus.CounterVec // by cause
+	limits   *prometheus.CounterVec // by limit
 	seen     prometheus.Histogram
 }
 
@@ -42,18 +42,9 @@ const (
 	limitErrors      = "errors"                     // of one connection
 )
 
-// limitOfCode is the limit that an error frame tells of.
+// limitOfCode is the limit that a client has reached who gets an error frame with this code.
 var limitOfCode = map[string]string{
 	codeTooManyPages: limitPages, codeRateLimited: api.LimitRate, codeTooLarge: limitSize, codeTooManyErrors: limitErrors,
-}
-
-// byLabel is what vec has for each of the values; all of them are shown from 0 on.
-func byLabel(vec *prometheus.CounterVec, values ...string) map[string]prometheus.Counter {
-	all := map[string]prometheus.Counter{}
-	for _, value := range values {
-		all[value] = vec.WithLabelValues(value)
-	}
-	return all
 }
 
 // Stats returns the gateway's statistics. Any goroutine may call it.
@@ -63,12 +54,12 @@ func (g *Gateway) Stats() presence.GatewayStats {
 	}
 }
 
-// newMetrics makes the metrics, and registers them unless reg is nil.
-func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
-	m := &metrics{
-		faults: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headcount_client_errors_total", Help: "Error frames sent to clients, by code.",
-		}, []string{"code"}),
+// newMetrics makes the metrics that others change.
+func newMetrics() *metrics {
+	return &metrics{
+		faults: labeled("headcount_client_errors_total", "Error frames sent to clients, by code.", "code",
+			codeBadJSON, codeBadType, codeBadPage, codeBadCounter, codeForbidden, codeTooManyPages, codeTooLarge, codeBinary,
+			codeTooManyErrors, codeRateLimited, codeTokenExpired),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_connections_refused_total", Help: "Connections refused because there were too many.",
 		}),
@@ -78,26 +69,30 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		joins: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_joins_total", Help: "Pages that connections joined.",
 		}),
+		leaves: labeled("headcount_leaves_total",
+			"Pages that connections left, by cause: left (the client said so), closed (it closed its connection), sent_away (the gateway did), lost (nobody said anything).", "cause",
+			leftPage, leftClosed, leftSentAway, leftLost),
+		limits: labeled("headcount_limits_hit_total",
+			"What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).", "limit",
+			limitConnections, limitAddress, limitMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors),
 		seen: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "headcount_join_to_seen_seconds", Help: "Time from a join until the store has it and the client may see a count that includes it.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 		}),
 	}
-	byLabel(m.faults, codeBadJSON, codeBadType, codeBadPage, codeBadCounter, codeForbidden, codeTooManyPages, codeTooLarge, codeBinary,
-		codeTooManyErrors, codeRateLimited, codeTokenExpired)
-	leaves := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_leaves_total",
-		Help: "Pages that connections left, by cause: left (the client said so), closed (it closed its connection), sent_away (the gateway did), lost (nobody said anything).",
-	}, []string{"cause"})
-	m.leaves = byLabel(leaves, leftPage, leftClosed, leftSentAway, leftLost)
-	m.limits = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_limits_hit_total",
-		Help: "What clients were refused because of a limit: connections, address (its connections), memory, identities, pages (of a connection), rate, size (of a message), errors (of a connection).",
-	}, []string{"limit"})
-	byLabel(m.limits, limitConnections, limitAddress, limitMemory, api.LimitIdentities, limitPages, api.LimitRate, limitSize, limitErrors)
-	if reg == nil {
-		return m
+}
+
+// labeled returns a counter for each value of a label. All of them are shown from 0 on.
+func labeled(name, help, label string, values ...string) *prometheus.CounterVec {
+	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	for _, value := range values {
+		vec.WithLabelValues(value)
 	}
+	return vec
+}
+
+// registerMetrics registers the metrics, and those that are read from the parts of the gateway.
+func (g *Gateway) registerMetrics(reg prometheus.Registerer) {
 	figure := func(name, help string, of func(fanout.Figures) int64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(of(g.hub.Figures())) })
 	}
@@ -107,8 +102,9 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 			Help: "Counts that were not written to a subscriber, by reason: busy (it had not taken the last one; it gets the newest when it has), gone.",
 		}, func() float64 { return float64(of(g.hub.Figures())) })
 	}
+	m := g.metrics
 	reg.MustRegister(
-		leaves, m.limits, m.joins, m.seen,
+		m.faults, m.refused, m.evicted, m.joins, m.leaves, m.limits, m.seen,
 		figure("headcount_deliveries_conflated_total", "Counts that a newer one replaced before a subscriber got them.", func(f fanout.Figures) int64 { return f.Conflated }),
 		dropped("busy", func(f fanout.Figures) int64 { return f.Busy }),
 		dropped("gone", func(f fanout.Figures) int64 { return f.Unwritten }),
@@ -116,7 +112,6 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "headcount_beats_repeated_total", Help: "Joins and leaves that were sent to a presence node again, since it had not acknowledged them.",
 		}, func() float64 { return float64(g.roster.repeated.Load()) }),
-		m.faults, m.refused, m.evicted,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "headcount_connections", Help: "Open WebSockets and event streams.",
 		}, func() float64 { return float64(g.connections.Load()) }),
@@ -130,5 +125,4 @@ func newMetrics(g *Gateway, reg prometheus.Registerer) *metrics {
 			Name: "headcount_client_messages_total", Help: "Messages received from clients.",
 		}, func() float64 { return float64(m.received.Load()) }),
 	)
-	return m
 }

@@ -171,7 +171,7 @@ func (c *conn) leave(name string) {
 		c.tellTotal() // nor need that of the site
 	}
 	c.tidy()
-	c.g.metrics.leaves[leftPage].Inc()
+	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
 	c.g.roster.leave(c.user, name, c, false)
 }
 

@@ -23,13 +23,12 @@ type httpMetrics struct {
 	requests *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
 	panics   prometheus.Counter
-	refusals map[string]prometheus.Counter // by reason
+	refusals *prometheus.CounterVec
 }
 
 // newHTTPMetrics makes the metrics, and registers them unless reg is nil.
 func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 	m := &httpMetrics{
-		refusals: map[string]prometheus.Counter{},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headcount_http_requests_total", Help: "HTTP requests, by route pattern, method and status.",
 		}, []string{"route", "method", "status"}),
@@ -40,16 +39,16 @@ func newHTTPMetrics(reg prometheus.Registerer) *httpMetrics {
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_panics_total", Help: "Requests that panicked. Each one is a defect.",
 		}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headcount_http_refusals_total",
+			Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
+		}, []string{"reason"}),
 	}
-	refusals := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headcount_http_refusals_total",
-		Help: "HTTP requests that were refused, by reason: api_key, no_token, bad_token, origin, site (the key or the page is of another one), connections, address (its connections) and memory; for all others a word for the status. The log has each at the level debug.",
-	}, []string{"reason"})
 	for _, reason := range httppolicy.Reasons() { // all are shown from 0 on
-		m.refusals[reason] = refusals.WithLabelValues(reason)
+		m.refusals.WithLabelValues(reason)
 	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.seconds, m.panics, refusals)
+		reg.MustRegister(m.requests, m.seconds, m.panics, m.refusals)
 	}
 	return m
 }

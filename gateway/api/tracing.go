@@ -38,7 +38,7 @@ func (a *API) noteRefusal(c *gin.Context) {
 	if reason == "" {
 		return
 	}
-	a.metrics.refusals[reason].Inc()
+	a.metrics.refusals.WithLabelValues(reason).Inc()
 	if line := a.parts.Log.Debug(); line.Enabled() {
 		line.Str("request_id", httppolicy.RequestID(h)).Str("method", methodOf(c)).Str("route", routeOf(c)).Int("status", c.Writer.Status()).
 			Str("reason", reason).Str("detail", httppolicy.Unquoted(detail)).Msg("a request was refused")
