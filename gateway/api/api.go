@@ -32,8 +32,7 @@ import (
 )
 
 const (
-	readPatience  = 3 * time.Second // how long a request waits for the newest counts
-	storePatience = 3 * time.Second // how long a request waits for the store
+	storeTimeout = 3 * time.Second // how long a request waits for the store
 
 	// An address may bring this many different anonymous identities a second in writes.
 	identityRate  = 10
@@ -158,8 +157,7 @@ func (a *API) admitIdentity(c *gin.Context, id identity.Identity) bool {
 	}
 	ok, wait := a.identities.Allow(a.callers.Addr(c.Request), uint64(id.Hash), time.Now())
 	if !ok {
-		a.parts.Limits.WithLabelValues(LimitIdentities).Inc()
-		httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has brought too many identities; send the id you were given, or wait.", httppolicy.Limited(a.identities.Rate, wait))
+		a.tooMany(c, LimitIdentities, "This address has brought too many identities; send the id you were given, or wait.", httppolicy.Limited(a.identities.Rate, wait))
 	}
 	return ok
 }
@@ -178,8 +176,13 @@ func (a *API) admitPages(c *gin.Context, pages ...string) bool {
 
 // RefuseNewPages answers a request that names more new topics than NewTopics admits.
 func (a *API) RefuseNewPages(c *gin.Context) {
-	a.parts.Limits.WithLabelValues(LimitRate).Inc()
-	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address, or all clients together, have asked for too many pages that nobody else here has.", httppolicy.RetryAfter(retryAfter))
+	a.tooMany(c, LimitRate, "This address, or all clients together, have asked for too many pages that nobody else here has.", httppolicy.RetryAfter(retryAfter))
+}
+
+// tooMany answers 429, and counts the limit that was reached.
+func (a *API) tooMany(c *gin.Context, limit, detail string, header httppolicy.Option) {
+	a.parts.Limits.WithLabelValues(limit).Inc()
+	httppolicy.Problem(c.Writer, http.StatusTooManyRequests, detail, header)
 }
 
 // call has the store carry out a request within timeout. If it returns false, it has written the

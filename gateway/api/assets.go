@@ -27,7 +27,7 @@ type asset struct {
 	kind   string
 	etags  [2]string // of body and of packed; a strong ETag names exact bytes, so they differ
 	body   []byte
-	packed func() []byte // packs at the first call, so that a start need not wait for it
+	packed func() []byte // body with gzip; the first call packs it, so that the start need not wait
 }
 
 func newAsset(name string, body []byte) asset {
@@ -50,7 +50,7 @@ func pack(body []byte) []byte {
 	return packed.Bytes()
 }
 
-// kindOf returns the media type of a file. Systems take .ts for a video.
+// kindOf returns the media type of a file. To many systems .ts is a video.
 func kindOf(name string) string {
 	if path.Ext(name) == ".ts" {
 		return "text/plain; charset=utf-8"
@@ -92,8 +92,8 @@ func (a *asset) serve(c *gin.Context, status int) {
 	_, _ = c.Writer.Write(out) // the client may be gone
 }
 
-// assets serves the demo page, the browser client and the documents of the contract. Scripts may be loaded by
-// pages of any origin; --allow-origins decides what those scripts may do.
+// assets adds the demo page, the browser client and the documents of the contract. Pages of any origin may load
+// the scripts; --allow-origins decides what those scripts may do.
 func (a *API) assets(e *gin.Engine) {
 	entries, err := fs.ReadDir(a.cfg.Assets, ".")
 	if err != nil {

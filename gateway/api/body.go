@@ -45,8 +45,8 @@ func readAction(c *gin.Context, actions ...string) (action string, ok bool) {
 	return action, ok
 }
 
-// readActionAnd reads a body of the form {"action":"…"} that may have further members of these names.
-func readActionAnd(c *gin.Context, names []string, actions ...string) (is string, members map[string]json.RawMessage, ok bool) {
+// readActionAnd is readAction for a body that may have further members of these names.
+func readActionAnd(c *gin.Context, names []string, actions ...string) (action string, members map[string]json.RawMessage, ok bool) {
 	body, ok := readBody(c)
 	if !ok {
 		return "", nil, false
@@ -55,12 +55,12 @@ func readActionAnd(c *gin.Context, names []string, actions ...string) (is string
 	if !ok {
 		return "", nil, false
 	}
-	var action *string
-	if err := json.Unmarshal(members["action"], &action); err != nil || action == nil || !slices.Contains(actions, *action) {
+	var value *string
+	if err := json.Unmarshal(members["action"], &value); err != nil || value == nil || !slices.Contains(actions, *value) {
 		badRequest(c, `"action" is one of: `+strings.Join(actions, ", ")+".")
 		return "", nil, false
 	}
-	return *action, members, true
+	return *value, members, true
 }
 
 // readMembers reads a body that is empty or a JSON object with members of these names.
@@ -84,7 +84,7 @@ func parseMembers(c *gin.Context, body []byte, want string, names ...string) (ma
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil || members == nil {
 		detail := want + "."
-		if errors.As(err, new(*json.SyntaxError)) { // other errors speak of Go
+		if errors.As(err, new(*json.SyntaxError)) { // other errors name types of Go
 			detail = "The body is not JSON: " + err.Error() + ". " + detail
 		}
 		badRequest(c, detail)

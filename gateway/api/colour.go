@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// hexadecimal digits of a colour may stand without #, which a query has as %23.
+// hexadecimal matches the digits of a colour. The # may be missing, since a query has to write it as %23.
 var hexadecimal = regexp.MustCompile(`^#?(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})$`)
 
 // colourNames are the named colours of CSS Color 4, and transparent, sorted.
@@ -27,7 +27,7 @@ var colourNames = strings.Fields(`
 	transparent turquoise violet wheat white whitesmoke yellow yellowgreen
 `)
 
-// parseColour returns a colour as CSS and SVG write it.
+// parseColour returns a colour in the form of CSS and SVG.
 func parseColour(text string) (string, bool) {
 	if hexadecimal.MatchString(text) {
 		return "#" + strings.TrimPrefix(text, "#"), true

@@ -16,9 +16,9 @@ import (
 	"headcount/presence"
 )
 
-// Page returns the Name of the page that the path names, if check accepts the page. If Page
-// returns false, it has written the error answer.
-func Page(c *gin.Context, check func(string) error) (string, bool) {
+// Page returns the name (see presence.Site.Qualify) of the page in the path, if check accepts the page.
+// If ok is false, it has written the error answer.
+func Page(c *gin.Context, check func(string) error) (name string, ok bool) {
 	name, err := url.PathUnescape(c.Param("page"))
 	if err == nil {
 		err = check(name)
@@ -37,7 +37,7 @@ func (a *API) counts(c *gin.Context, pages ...string) ([]presence.Count, bool) {
 		Unavailable(c, err)
 		return nil, false
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), readPatience)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), storeTimeout)
 	defer cancel()
 	updates, ok := a.parts.Counts.Newest(ctx, presence.CountTopics(pages))
 	if !ok {
@@ -62,19 +62,19 @@ func (a *API) getCounter(c *gin.Context) {
 		return
 	}
 	if c.Query("regions") == "1" && !httppolicy.WantsHTML(c.Request) {
-		write(c, "application/json", a.appendParts(c.Request.Context(), counts[0]))
+		write(c, "application/json", a.countWithParts(c.Request.Context(), counts[0]))
 		return
 	}
 	writeCounter(c, counts[0])
 }
 
-// appendParts returns the counter as JSON with each region's share. The shares are
+// countWithParts returns the counter as JSON with each region's share. The shares are
 // left out if the store cannot be read or the count is stale.
-func (a *API) appendParts(ctx context.Context, count presence.Count) []byte {
+func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 	parts := []presence.Part{{Region: a.cfg.Region, Users: count.Users}}
 	if a.cfg.Regions != nil {
 		parts = nil
-		ctx, cancel := context.WithTimeout(ctx, readPatience)
+		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
 		if whole, all, err := a.cfg.Regions.Parts(ctx, count.Page); err == nil && !whole.Stale {
 			count, parts = whole, all // one read returned both, so the parts add up to the total
@@ -133,10 +133,10 @@ func counterPage(count presence.Count) []byte {
 `, "users", strconv.FormatInt(count.Users, 10), "page", key, "where", where, "known", known, "at", count.Updated.UTC().Format("2006-01-02T15:04:05Z"))
 }
 
-// markup is a text of ours with each {name} replaced by its value. Values are escaped, for texts and
-// for attributes in quotes. html/template would know each place by itself, but it calls methods by
-// names that only a run tells: with it in the program the linker keeps every method of every type,
-// which is a quarter of the program's size.
+// markup returns a text of ours with each {name} replaced by its value. Values are escaped for texts and
+// for attributes in quotes. html/template would find the right escaping for each place, but it calls
+// methods by names that are known only at run time: with it in the program the linker keeps every method
+// of every type, which is a quarter of the program's size.
 func markup(text string, namesAndValues ...string) []byte {
 	for i := range namesAndValues {
 		if i%2 == 0 {
@@ -213,7 +213,7 @@ func (a *API) putCounter(c *gin.Context) {
 	}
 }
 
-// putPresence takes (on) or ends a hold of the user that a server names in the path.
+// putPresence begins (on) or ends a hold of the user that a server names in the path.
 func (a *API) putPresence(c *gin.Context, on bool) {
 	user, ok := a.callers.userInPath(c)
 	if !ok {
@@ -231,8 +231,8 @@ func (a *API) putPresence(c *gin.Context, on bool) {
 	}
 }
 
-// hold takes (on) or ends a user's hold on a page, and returns the page's count with
-// the change in it. If ok is false, it has written the error answer.
+// hold begins (on) or ends a user's hold on a page, and returns the page's count, which includes
+// the change. If ok is false, it has written the error answer.
 func (a *API) hold(c *gin.Context, user presence.User, name string, on bool) (count presence.Count, ok bool) {
 	if err := a.Ready(); err != nil {
 		Unavailable(c, err)

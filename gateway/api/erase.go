@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"net/http"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -12,28 +11,28 @@ import (
 )
 
 const (
-	// eraseTime is how long an erasure may take: it looks at every set. One that takes longer
-	// is 503, and goes on from the beginning when it is repeated.
-	eraseTime = 25 * time.Second
+	// An erasure looks at every set. One that takes longer than eraseTimeout is answered with 503, and
+	// starts again from the beginning when it is repeated.
+	eraseTimeout = 25 * time.Second
 
-	// One visitor's call can keep the store busy for all of that time, so an address has so many a
-	// second, and so many at once, and the gateway makes so many at a time.
+	// One call of a visitor can keep the store busy for all of that time. So an address may make
+	// eraseRate calls a second and eraseBurst at once, and the gateway looks at sets for erasesAtOnce.
 	eraseRate    = 1
 	eraseBurst   = 5
 	erasesAtOnce = 2
 )
 
-// erasures bound what erasures cost others. Those of servers do not wait for those of visitors.
+// erasures bound how busy erasures keep the store. Those of servers do not wait for those of visitors.
 type erasures struct {
 	addresses         *httppolicy.Rates // of visitors
-	visitors, servers chan struct{}     // each holds one for each erasure that looks at sets
+	visitors, servers chan struct{}     // semaphores: an element for each erasure that looks at sets
 }
 
 func newErasures() erasures {
 	return erasures{httppolicy.NewRates(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
 }
 
-// turn waits for the right to look at sets, and takes it.
+// turn waits until an erasure may look at sets. The caller calls end after that.
 func (e *erasures) turn(ctx context.Context, server bool) (end func(), err error) {
 	turns := e.visitors
 	if server {
@@ -47,7 +46,7 @@ func (e *erasures) turn(ctx context.Context, server bool) (end func(), err error
 	}
 }
 
-// deleteMe erases what is kept of the caller, and has the browser forget who that was.
+// deleteMe erases the data of the caller, and has the browser forget the identity.
 func (a *API) deleteMe(c *gin.Context) {
 	id, ok := a.callers.Identify(c)
 	if !ok {
@@ -55,8 +54,7 @@ func (a *API) deleteMe(c *gin.Context) {
 	}
 	if !id.Fresh {
 		if ok, wait := a.erasures.addresses.Allow(httppolicy.Caller{Addr: a.callers.Addr(c.Request)}, time.Now()); !ok {
-			a.parts.Limits.WithLabelValues(LimitRate).Inc()
-			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, "This address has erased too often lately; erase again later.", httppolicy.Limited(a.erasures.addresses.Rate, wait))
+			a.tooMany(c, LimitRate, "This address has erased too often lately; erase again later.", httppolicy.Limited(a.erasures.addresses.Rate, wait))
 			return
 		}
 		if !a.erase(c, id.User, false) {
@@ -67,17 +65,17 @@ func (a *API) deleteMe(c *gin.Context) {
 	done(c)
 }
 
-// deleteUser erases what is kept of the user that a server names in the path.
+// deleteUser erases the data of the user that a server names in the path.
 func (a *API) deleteUser(c *gin.Context) {
 	if user, ok := a.callers.userInPath(c); ok && a.erase(c, user, true) {
 		done(c)
 	}
 }
 
-// erase erases follows, what is unread, and memberships, all of the request's site. If it returns
+// erase erases the user's follows, unread changes and memberships in the request's site. If it returns
 // false, it has written the error answer.
 func (a *API) erase(c *gin.Context, user string, server bool) bool {
-	return a.call(c, eraseTime, func(ctx context.Context) error {
+	return a.call(c, eraseTimeout, func(ctx context.Context) error {
 		if err := a.parts.Follows.Forget(ctx, a.callers.UserOf(siteOf(c), user)); err != nil || a.parts.Counters == nil {
 			return err
 		}

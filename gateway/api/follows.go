@@ -4,13 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
 
@@ -20,11 +16,13 @@ import (
 	"headcount/unread"
 )
 
-const listPages = 100 // follows in one answer
+const (
+	maxFollows       = 100 // in one answer
+	maxNotifications = 50  // in one answer
+)
 
-// unreadRoutes adds the routes of changes, follows and unread counts.
-func (a *API) unreadRoutes(e *gin.Engine) {
-	e.POST("/:page/changes", a.postChange)
+// followRoutes adds the routes of follows and unread changes, for users themselves and for servers.
+func (a *API) followRoutes(e *gin.Engine) {
 	for root, who := range map[string]follower{"/-/me": selfFollower{a.callers}, "/-/users/:user": namedFollower{a.callers}} {
 		httppolicy.Get(e, root+"/follows", func(c *gin.Context) { a.getFollows(c, who) })
 		e.PUT(root+"/follows/:page", func(c *gin.Context) { a.putFollow(c, who) })
@@ -36,91 +34,6 @@ func (a *API) unreadRoutes(e *gin.Engine) {
 	}
 }
 
-// postChange stores that a page was modified.
-func (a *API) postChange(c *gin.Context) {
-	if !a.callers.Server(c) {
-		return
-	}
-	name, ok := Page(c, presence.CheckPage)
-	if !ok {
-		return
-	}
-	change, ok := a.readChange(c)
-	if !ok {
-		return
-	}
-	if !a.call(c, storePatience, func(ctx context.Context) error { return a.parts.Unread.Change(ctx, name, change) }) {
-		return
-	}
-	done(c)
-}
-
-func (a *API) readChange(c *gin.Context) (change unread.Change, ok bool) {
-	key, problem := httppolicy.IdempotencyKey(c.Request)
-	if problem != "" {
-		badRequest(c, problem)
-		return change, false
-	}
-	change.Key = key
-	members, ok := readMembers(c, `{"by":"the user who did it","title":"…","url":"…"}`, "by", "title", "url")
-	if !ok {
-		return change, false
-	}
-	if change.Title, ok = readNote(c, members, "title", func(string) bool { return true }); !ok {
-		return change, false
-	}
-	if change.URL, ok = readNote(c, members, "url", isLink); !ok {
-		return change, false
-	}
-	if raw, given := members["by"]; given {
-		var by *string
-		err := json.Unmarshal(raw, &by)
-		if err != nil || by == nil {
-			err = errors.New("it is no string")
-		} else {
-			err = identity.CheckUser(*by)
-		}
-		if err != nil {
-			badRequest(c, `"by" is the id of a user: `+err.Error()+".")
-			return change, false
-		}
-		user := a.callers.UserOf(siteOf(c), *by)
-		change.By = &user
-	}
-	return change, true
-}
-
-const (
-	maxNote       = 300 // characters of a title or an URL
-	notifications = 50  // pages in the list
-)
-
-// readNote reads a title or an URL, empty if there is none. If ok is false, it has
-// written the error answer.
-func readNote(c *gin.Context, members map[string]json.RawMessage, name string, can func(string) bool) (text string, ok bool) {
-	raw, given := members[name]
-	if !given {
-		return "", true
-	}
-	var value *string
-	if err := json.Unmarshal(raw, &value); err != nil || value == nil || *value == "" || utf8.RuneCountInString(*value) > maxNote ||
-		strings.ContainsFunc(*value, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) || !can(*value) {
-		badRequest(c, fmt.Sprintf("%q is 1 to %d characters without control characters; a url begins with http://, https:// or a single slash.", name, maxNote))
-		return "", false
-	}
-	return *value, true
-}
-
-// isLink reports whether a page may show text as a link: it leads to the web or stays on
-// the site, and runs no script.
-func isLink(text string) bool {
-	u, err := url.Parse(text)
-	if err != nil || strings.Contains(text, "\\") {
-		return false
-	}
-	return (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" || u.Scheme == "" && u.Host == "" && strings.HasPrefix(text, "/") && !strings.HasPrefix(text, "//")
-}
-
 // getNotifications lists the pages with unread changes.
 func (a *API) getNotifications(c *gin.Context, who follower) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
@@ -130,8 +43,8 @@ func (a *API) getNotifications(c *gin.Context, who follower) {
 	}
 	var list []unread.Notification
 	var count int64
-	if !a.call(c, storePatience, func(ctx context.Context) (err error) {
-		list, count, err = a.parts.Follows.Notifications(ctx, user, notifications)
+	if !a.call(c, storeTimeout, func(ctx context.Context) (err error) {
+		list, count, err = a.parts.Follows.Notifications(ctx, user, maxNotifications)
 		return err
 	}) {
 		return
@@ -161,10 +74,10 @@ func (a *API) getNotifications(c *gin.Context, who follower) {
 	write(c, "application/json", append(body, "]}\n"...))
 }
 
-// deleteNotification marks the changes of one page as seen.
+// deleteNotification marks the changes of one page as read.
 func (a *API) deleteNotification(c *gin.Context, who follower) {
 	name, user, _, ok := a.followed(c, who)
-	if ok && a.call(c, storePatience, func(ctx context.Context) error {
+	if ok && a.call(c, storeTimeout, func(ctx context.Context) error {
 		_, err := a.parts.Follows.Reset(ctx, user, name)
 		return err
 	}) {
@@ -185,7 +98,7 @@ func (a *API) getFollows(c *gin.Context, who follower) {
 	}
 	var s unread.State
 	next := ""
-	if !a.call(c, storePatience, func(ctx context.Context) error {
+	if !a.call(c, storeTimeout, func(ctx context.Context) error {
 		records, err := a.parts.Unread.Records(ctx, []unread.User{user})
 		if err != nil {
 			return err
@@ -195,9 +108,9 @@ func (a *API) getFollows(c *gin.Context, who follower) {
 		if found {
 			from++
 		}
-		if r.Follows = r.Follows[from:]; len(r.Follows) > listPages {
-			r.Follows = r.Follows[:listPages]
-			next = r.Follows[listPages-1].Page
+		if r.Follows = r.Follows[from:]; len(r.Follows) > maxFollows {
+			r.Follows = r.Follows[:maxFollows]
+			next = r.Follows[maxFollows-1].Page
 		}
 		s, err = a.parts.Follows.State(ctx, user, r)
 		return err
@@ -232,7 +145,7 @@ func (a *API) putFollow(c *gin.Context, who follower) {
 	if !ok {
 		return
 	}
-	if _, ok := readMembers(c, "{}", "away_only"); !ok { // which earlier releases knew; it has no effect
+	if _, ok := readMembers(c, "{}", "away_only"); !ok { // earlier releases knew away_only; it has no effect
 		return
 	}
 	if id.Fresh && c.GetHeader("Sec-Fetch-Site") == "cross-site" && c.GetHeader(identity.Header) == "" {
@@ -243,7 +156,7 @@ func (a *API) putFollow(c *gin.Context, who follower) {
 	if !a.admitIdentity(c, id) {
 		return
 	}
-	if !a.call(c, storePatience, func(ctx context.Context) error { return a.parts.Follows.Follow(ctx, user, name) }) {
+	if !a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Follows.Follow(ctx, user, name) }) {
 		return
 	}
 	a.callers.SetCookie(c, id)
@@ -255,7 +168,7 @@ func (a *API) deleteFollow(c *gin.Context, who follower) {
 	if !ok {
 		return
 	}
-	if !a.call(c, storePatience, func(ctx context.Context) error { return a.parts.Follows.Unfollow(ctx, user, name) }) {
+	if !a.call(c, storeTimeout, func(ctx context.Context) error { return a.parts.Follows.Unfollow(ctx, user, name) }) {
 		return
 	}
 	done(c)
@@ -278,7 +191,7 @@ func (a *API) getUnread(c *gin.Context, who follower) {
 	}
 	var count int64
 	var updated time.Time
-	if a.call(c, storePatience, func(ctx context.Context) (err error) {
+	if a.call(c, storeTimeout, func(ctx context.Context) (err error) {
 		count, updated, err = a.parts.Follows.Unread(ctx, user)
 		return err
 	}) {
@@ -314,7 +227,7 @@ func (a *API) putUnread(c *gin.Context, who follower) {
 		return
 	}
 	var s unread.State
-	if !a.call(c, storePatience, func(ctx context.Context) (err error) {
+	if !a.call(c, storeTimeout, func(ctx context.Context) (err error) {
 		s, err = a.parts.Follows.Reset(ctx, user, pages...)
 		return err
 	}) {

@@ -31,7 +31,7 @@ func (a *API) Engine() *gin.Engine {
 	}
 	origins := &loggedOrigins{Origins: a.cfg.Origins, log: a.parts.Log}
 	e.Use(a.recover, a.noteRefusal, a.metrics.observe, closeAfterChunks, httppolicy.CORS(origins, a.callers.Proxies), a.callers.findSite)
-	e.NoRoute(func(c *gin.Context) { notFound(c) })
+	e.NoRoute(notFound)
 	e.NoMethod(func(c *gin.Context) {
 		httppolicy.Problem(c.Writer, http.StatusMethodNotAllowed, "This path does not allow the method "+c.Request.Method+"; see the Allow header.")
 	})
@@ -46,7 +46,8 @@ func (a *API) Engine() *gin.Engine {
 	e.DELETE("/-/me", a.deleteMe)
 	e.DELETE("/-/users/:user", a.deleteUser)
 	httppolicy.Get(e, sitesPath, a.getSites)
-	a.unreadRoutes(e)
+	e.POST("/:page/changes", a.postChange)
+	a.followRoutes(e)
 	a.assets(e)
 	return e
 }
@@ -93,9 +94,9 @@ type loggedOrigins struct {
 	logged time.Time // guarded by mu
 }
 
-// Refusal returns the refusal of Origins, and may log it.
+// Refusal returns why a request is refused, and may log it.
 func (o *loggedOrigins) Refusal(r *http.Request) string {
-	why := o.Origins.Refusal(r)
+	reason := o.Origins.Refusal(r)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if now := time.Now(); o.logged.IsZero() || now.Sub(o.logged) >= logEvery {
@@ -103,19 +104,18 @@ func (o *loggedOrigins) Refusal(r *http.Request) string {
 		o.log.Warn().Str("origin", presence.Excerpt(r.Header.Get("Origin"))).Str("host", presence.Excerpt(r.Host)).
 			Msg("the request of a page was refused; is its origin missing in --allow-origins, or does a proxy replace the Host header (in nginx: proxy_set_header Host $http_host)? This is logged at most once a minute")
 	}
-	return why
+	return reason
 }
 
 func notFound(c *gin.Context) {
-	if p := c.Request.URL.EscapedPath(); strings.HasPrefix(p, "//counter") {
+	switch path := c.Request.URL.EscapedPath(); {
+	case strings.HasPrefix(path, "//counter"):
 		badRequest(c, presence.CheckPage("").Error())
-		return
-	}
-	if strings.HasPrefix(c.Request.URL.EscapedPath(), counterapi.Root+"//") {
+	case strings.HasPrefix(path, counterapi.Root+"//"):
 		badRequest(c, "A counter has a key of 1 to 128 characters; this path has none.")
-		return
+	default:
+		httppolicy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
 	}
-	httppolicy.Problem(c.Writer, http.StatusNotFound, "This path does not exist. A page id or a key in a path is percent-encoded, its slashes too: /a%2Fb/counter.")
 }
 
 // recover turns a panic, which is a defect, into a 500 for its own request.

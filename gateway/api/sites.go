@@ -13,17 +13,17 @@ import (
 	"headcount/presence"
 )
 
-// The gateway is the edge of sites. findSite finds out once which site a request is for, and what a
-// request names (pages, counters, limits and users) becomes a name that has the site in it.
-// Everything inside knows only names, and answers and frames show the key of a name. A
-// connection belongs to the site of its upgrade as long as it lives.
+// The gateway is the edge of sites. findSite determines once which site a request is for. Keys of pages,
+// counters, limits and users in the request become names, which have the site in them. Everything inside knows
+// only names, and answers and frames show keys again. A connection belongs to the site of its
+// upgrade until it ends.
 
 const (
 	sitesPath = "/-/sites"
 	siteOfKey = "site" // in the request's context; none: the default site
 )
 
-// findSite finds out which site a request is for. It refuses one for an unknown site, and one
+// findSite determines which site a request is for. It refuses one for an unknown site, and one
 // with an API key that holds only for others.
 func (w *Callers) findSite(c *gin.Context) {
 	site, err := w.Sites.Of(c.Request, w.Proxies.Secure(c.Request))

@@ -14,7 +14,7 @@ import (
 	"headcount/presence/minutes"
 )
 
-// getStats answers what a page remembers of the time before now.
+// getStats answers with the history of a page: its numbers of users in minutes or longer steps until now.
 func (a *API) getStats(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	if a.cfg.PageStats == 0 {
@@ -46,7 +46,7 @@ func (a *API) getStats(c *gin.Context) {
 	if !a.admitPages(c, name) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), readPatience)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), storeTimeout)
 	defer cancel()
 	list, err := a.cfg.Minutes.Minutes(ctx, name, q.From)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"headcount/gateway/httppolicy"
 )
 
-// traced makes a span of a request that is sampled, whose trace is its request id. What a client
-// says of traces is not heard: it could have every request of its own traced.
+// traced makes a span of a request that is sampled. The id of its trace is the request's id. Trace headers
+// of clients are ignored: otherwise a client could have all of its requests traced.
 func (a *API) traced(c *gin.Context) {
 	ctx, span := a.cfg.Tracer.Start(c.Request.Context(), "HTTP", trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()

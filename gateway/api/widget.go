@@ -17,28 +17,28 @@ import (
 
 const (
 	maxLabel     = 40 // characters
-	labelDefault = "here now"
-	letterWidth  = 7 // of a badge's text, in pixels; about
+	defaultLabel = "here now"
+	letterWidth  = 7 // of a badge's text, in pixels, about
 	badgePadding = 12
 )
 
-// display is what a badge and a widget show, and in which colours.
+// display is what a badge or a widget shows.
 type display struct {
 	presence.Count
 	Label      string
-	Color      string // of the number, checked; so is Background
+	Color      string // of the number; it has been checked, like Background
 	Background string
-	Watch      bool   // the widget counts nobody
-	Site       string // the name of the widget's site, unless it is that of the server's own pages
-	Read       bool   // the widget's script can only read, see getWidget
+	Watch      bool   // the widget does not join the page
+	Site       string // the name of the widget's site; empty: that of the server's own pages
+	Read       bool   // the widget can only read, see getWidget
 	Nonce      string // of the widget's style
 
-	Left, Right, Width int // pixels of a badge's parts
+	Left, Right, Width int // of a badge's parts, in pixels
 }
 
-// show reads what a badge or widget is to show. If ok is false, it has written the error
+// readDisplay reads what a badge or a widget is to show. If ok is false, it has written the error
 // answer.
-func (a *API) show(c *gin.Context, color, background string) (s display, ok bool) {
+func (a *API) readDisplay(c *gin.Context, color, background string) (s display, ok bool) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
 	name, ok := Page(c, presence.CheckReadable)
 	if !ok || !a.callers.Public(c) {
@@ -49,7 +49,7 @@ func (a *API) show(c *gin.Context, color, background string) (s display, ok bool
 		return s, false
 	}
 	if s.Label = query.Get("label"); !query.Has("label") {
-		s.Label = labelDefault
+		s.Label = defaultLabel
 	}
 	if utf8.RuneCountInString(s.Label) > maxLabel || strings.ContainsFunc(s.Label, func(r rune) bool { return unicode.IsControl(r) || r == utf8.RuneError }) {
 		badRequest(c, `"label" has at most `+strconv.Itoa(maxLabel)+" characters, and no control characters.")
@@ -83,9 +83,9 @@ func oneColour(c *gin.Context, query url.Values, name, otherwise string) (string
 	return colour, ok
 }
 
-// getBadge answers with the count as a picture.
+// getBadge answers with the count as an image.
 func (a *API) getBadge(c *gin.Context) {
-	s, ok := a.show(c, "#06c", "#444")
+	s, ok := a.readDisplay(c, "#06c", "#444")
 	if !ok {
 		return
 	}
@@ -99,12 +99,12 @@ func (a *API) getBadge(c *gin.Context) {
 	write(c, "image/svg+xml", s.badge())
 }
 
-// getWidget answers with a page that any site may frame. It counts who looks at it, unless
-// it is asked to watch. It is a page of the server's own, and its script names the site when that
-// is another one. Where the server's own origin is another site's, its pages are no visitors of the
-// widget's site: then the widget reads the event stream, which is for everybody, and counts nobody.
+// getWidget answers with a page that any site may frame. The widget joins the page that it shows, unless the
+// query has watch=1. Since the widget is one of the server's own pages, it names its site if that is not the
+// site of those. If the server's origin belongs to another site, the server's pages cannot be visitors of
+// the widget's site: then the widget only reads the event stream, which is open to everybody.
 func (a *API) getWidget(c *gin.Context) {
-	s, ok := a.show(c, "inherit", "transparent")
+	s, ok := a.readDisplay(c, "inherit", "transparent")
 	if !ok {
 		return
 	}
@@ -146,7 +146,7 @@ func (s display) widget() []byte {
 		shown = `<script type="module" src="../-/headcount.js"></script>
 <live-count page="{page}"` + server + watch + `>{users}</live-count>`
 	}
-	// The title's script is the first, so that it misses no count.
+	// The script of the title comes first, so that it misses no count.
 	return markup(`<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{users} {label}</title>
