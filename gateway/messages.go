@@ -80,74 +80,85 @@ func parseMessage(text []byte) (message, error) {
 	if err := decodeMember("type", raw, &m.kind); err != nil {
 		return message{}, err
 	}
+	var err error
 	switch m.kind {
 	case typeJoin, typeLeave:
-		page := ""
-		if raw, ok := members["page"]; ok {
-			if err := decodeMember("page", raw, &page); err != nil {
-				return message{}, err
-			}
-		}
-		if err := presence.CheckPage(page); err != nil {
-			return message{}, badPage(page, err)
-		}
-		m.pages = []string{page}
+		m.pages, err = decodePage(members, true)
 	case typeSubscribe, typeUnsubscribe:
-		raw, pages := members["pages"]
-		keys, counters := members["counters"]
-		if !pages && !counters {
-			return message{}, &fault{code: codeBadPage, message: `the message has neither "pages", a list of page ids, nor "counters", a list of keys`}
-		}
-		var err error
-		if pages {
-			if m.pages, err = decodeList("pages", raw, func(page string) error {
-				if err := presence.CheckReadable(page); err != nil {
-					return badPage(page, err)
-				}
-				return nil
-			}); err != nil {
-				return message{}, err
-			}
-		}
-		if counters {
-			if m.counters, err = decodeList("counters", keys, func(key string) error {
-				if err := counter.CheckKey(key); err != nil {
-					return badCounter(key, err.Error())
-				}
-				return nil
-			}); err != nil {
-				return message{}, err
-			}
-		}
-		if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
-			var digits int
-			if err := decodeMember("precision", raw, &digits); err != nil {
-				return message{}, err
-			}
-			if digits < 1 || digits > maxPrecision {
-				return message{}, &fault{code: codeBadJSON, message: fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision)}
-			}
-			m.precision = uint8(digits)
-		}
+		err = m.decodeLists(members)
 	case typeRead:
-		if raw, ok := members["page"]; ok {
-			page := ""
-			if err := decodeMember("page", raw, &page); err != nil {
-				return message{}, err
-			}
-			if err := presence.CheckPage(page); err != nil {
-				return message{}, badPage(page, err)
-			}
-			m.pages = []string{page}
-		}
+		m.pages, err = decodePage(members, false)
 	case typeHeartbeat, typePause, typeResume:
 	default:
-		return message{}, &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind))}
+		err = &fault{code: codeBadType, message: fmt.Sprintf("%q is no message type; there are join, leave, subscribe, unsubscribe, heartbeat, read, pause and resume", presence.Excerpt(m.kind))}
 	}
-	if err := presence.CheckUnicode(text); err != nil { // of a page that is at fault the client has been told: U+FFFD is in none
+	if err != nil {
+		return message{}, err
+	}
+	// Pages and keys have been checked before, and those errors name them: what is no Unicode was decoded as U+FFFD,
+	// which none of them may have.
+	if err := presence.CheckUnicode(text); err != nil {
 		return message{}, &fault{code: codeBadJSON, message: "a message is JSON" + because(err)}
 	}
 	return m, nil
+}
+
+// decodePage reads the one page of a message. The list is empty if there is none and it is not required.
+func decodePage(members map[string]json.RawMessage, required bool) ([]string, error) {
+	page := ""
+	raw, given := members["page"]
+	if !given && !required {
+		return nil, nil
+	}
+	if given {
+		if err := decodeMember("page", raw, &page); err != nil {
+			return nil, err
+		}
+	}
+	if err := presence.CheckPage(page); err != nil {
+		return nil, badPage(page, err)
+	}
+	return []string{page}, nil
+}
+
+// decodeLists reads the pages and counters of a subscribe or unsubscribe, and the precision of a subscribe.
+func (m *message) decodeLists(members map[string]json.RawMessage) (err error) {
+	pages, hasPages := members["pages"]
+	counters, hasCounters := members["counters"]
+	if !hasPages && !hasCounters {
+		return &fault{code: codeBadPage, message: `the message has neither "pages", a list of page ids, nor "counters", a list of keys`}
+	}
+	if hasPages {
+		if m.pages, err = decodeList("pages", pages, func(page string) error {
+			if err := presence.CheckReadable(page); err != nil {
+				return badPage(page, err)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if hasCounters {
+		if m.counters, err = decodeList("counters", counters, func(key string) error {
+			if err := counter.CheckKey(key); err != nil {
+				return badCounter(key, err.Error())
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if raw, ok := members["precision"]; ok && m.kind == typeSubscribe {
+		var digits int
+		if err := decodeMember("precision", raw, &digits); err != nil {
+			return err
+		}
+		if digits < 1 || digits > maxPrecision {
+			return &fault{code: codeBadJSON, message: fmt.Sprintf(`"precision" is %d; it is the number of significant digits, 1 to %d; leave it out for exact counts`, digits, maxPrecision)}
+		}
+		m.precision = uint8(digits)
+	}
+	return nil
 }
 
 func decodeMember(name string, raw json.RawMessage, into any) error {
