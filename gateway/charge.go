@@ -12,34 +12,34 @@ import (
 
 const (
 	// A client may send this many frames a second, and this many at once: far
-	// more than a page needs, and no more than it costs others little. Pings and
+	// more than a page needs, and few enough to cost others little. Pings and
 	// fragments count too, since each costs as much as a message.
 	messageRate  = 500
 	messageBurst = 2000
 
 	// A client's lists may name this many pages and counters a second, and this many at
-	// once: 25 subscribes to as many as it may have. A longer list is more work, so
-	// whoever sends more is read more slowly; that is no error.
+	// once: 25 subscribe messages with as many as it may have. A longer list is more work, so
+	// a client that sends more is read more slowly; that is no error.
 	nameRate  = 25 * presence.MaxPages
 	nameBurst = 25 * presence.MaxPages
 
-	// A client may bring this many pages a second that the gateway does not have
-	// yet, and at once as many as it may have and a few. Each costs the store a call, and the
+	// A client may name this many pages a second that the gateway does not have
+	// yet, and at once as many as it may have and a few more. Each costs the store a call, and the
 	// gateway keeps it for a while.
 	newPageRate  = 20
 	newPageBurst = presence.MaxPages + newPageRate
 
-	// All connections of one address together, also those that have ended, may bring
+	// All connections of one address together, also those that have ended, and its calls may name
 	// this many. Many people may share an address, and all of them come back after a
 	// restart.
 	addressPageRate  = 1_000
 	addressPageBurst = 20_000
 
-	// And so may all clients of the gateway.
+	// All clients of the gateway together may name this many.
 	gatewayPageRate  = 5_000
 	gatewayPageBurst = 100_000
 
-	// restTime is how long a client is not read that has sent too much. So it does
+	// A client that has sent too much is not read for restTime. So it does
 	// not reach its twentieth error at once, and what it sends meanwhile waits in
 	// its own memory and not in ours.
 	restTime = 100 * time.Millisecond
@@ -61,8 +61,8 @@ func (c *conn) charge(kind byte) bool {
 	return c.allow()
 }
 
-// chargeRead takes what one read costs where no frames are counted: of an event
-// stream, and of a client that has been told the end.
+// chargeRead takes what one read costs where no frames are counted: on an event
+// stream, and after the close frame to the client.
 func (c *conn) chargeRead() {
 	if (c.events || c.ended.Load()) && !c.allow() {
 		c.rest()
@@ -79,7 +79,7 @@ func (c *conn) allow() bool {
 }
 
 // admitNewTopics takes the topics that the gateway does not have yet from what the client may
-// still bring. It reports whether it may; if not, nothing is taken.
+// still name. It reports whether the client may; if not, nothing is taken from it.
 func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 	if len(topics) == 0 {
 		return true
@@ -118,9 +118,9 @@ func (t *newTopics) Admit(addr netip.Addr, n int) bool {
 	return ok
 }
 
-// list takes so many names from what the client's lists may name, and has the client
-// rest until they would have passed.
-func (c *conn) list(names int) {
+// chargeNames takes so many names from what the client's lists may name. If they are too many, the client
+// rests until they would not have been.
+func (c *conn) chargeNames(names int) {
 	back, wait := limit.PerSecond(nameRate, nameBurst).Take(c.listed, c.Now(), names)
 	c.listed = back
 	if wait > 0 {
@@ -128,7 +128,7 @@ func (c *conn) list(names int) {
 	}
 }
 
-// rest has the client not read for a while.
+// rest stops reading from the client for a while.
 func (c *conn) rest() { c.restFor(restTime) }
 
 func (c *conn) restFor(d time.Duration) {

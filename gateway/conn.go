@@ -36,8 +36,8 @@ const (
 // receives, and may have joined its page. A silent one has no goroutine: whoever learns that there is
 // something to do for it takes its turn and serves it.
 type conn struct {
-	// The fan-out's, under its locks. A delivery looks at the end of the first and
-	// the beginning of the second, so they are close together.
+	// The fan-out owns these, under its locks. A delivery looks at the end of the first and
+	// the beginning of the second, so they are next to each other.
 	fanout.Subscriber
 	wire socket.Wire
 
@@ -51,28 +51,28 @@ type conn struct {
 	events bool
 	server bool // the upgrade had an API key
 
-	// The turn's own. What is small stands beside what is small above and below: idle
-	// connections are many.
+	// The turn owns errors. It stands here since small fields next to each other save memory: there are many
+	// idle connections.
 	errors uint8
 
-	// Any goroutine's.
+	// Any goroutine may use these.
 	ended     atomic.Bool                // a close frame has been sent, or is about to be
-	over      atomic.Bool                // the client's has come, too: the close handshake is done
+	over      atomic.Bool                // the client's close frame has come, too: the close handshake is done
 	asks      atomic.Bool                // a ping has been sent whose answer is free
 	totalHeld atomic.Bool                // the count of the site is held back, see missing
-	linger    atomic.Pointer[time.Timer] // it is out, and the client has until then
+	linger    atomic.Pointer[time.Timer] // the close frame is out, and the client has until then to close
 
-	// The turn's own.
-	sent    time.Duration // all that the client may send is back then, see allow
-	brought time.Duration // all the new pages that it may bring are back then, see bring
-	listed  time.Duration // all the names that its lists may have are back then, see list
+	// The turn owns these. The first three are states of a limit.Rate: when all of it is available again.
+	sent    time.Duration // of messages, see allow
+	brought time.Duration // of new topics, see admitNewTopics
+	listed  time.Duration // of names in lists, see chargeNames
 	wants   []wanted
 	// counters are those that the client subscribes to; with wants at most
 	// presence.MaxPages. nil: none, as for most clients.
 	counters *[]string
-	held     []byte // what has been read and not served: a part of a frame, or what a busy wire keeps from being served
+	held     []byte // what has been read and not served: a part of a frame, or all that has to wait for a busy wire
 	reader   websocket.Reader
-	rests    time.Duration // nothing is read of it until then; 0: it may speak
+	rests    time.Duration // nothing is read from the client until then; 0: it is read
 }
 
 // open takes the connection over from the HTTP server. The caller has its turn, and
@@ -91,7 +91,7 @@ func (g *Gateway) open(w gin.ResponseWriter, user presence.User, expires time.Ti
 	return c, nil
 }
 
-// newConn is a client on a connection that nobody else reads or writes.
+// newConn returns a client on a connection that nobody else reads or writes.
 func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, slot *httppolicy.AddressSlot) *conn {
 	c := &conn{g: g, user: user, slot: slot}
 	c.wire.Use(over, c)
@@ -106,11 +106,10 @@ func (g *Gateway) newConn(over net.Conn, user presence.User, expires time.Time, 
 	return c
 }
 
-// enter sends the client what it gets first, and makes it known to those who have
-// more for it.
+// enter sends the client what it gets first, and registers it with the fan-out and with its unread count.
 func (c *conn) enter(hello []byte) {
 	if c.wire.Write(hello) != nil {
-		_ = c.wire.Close() // whoever serves it next cleans up
+		_ = c.wire.Close() // the next turn cleans up
 	}
 	c.Enter()
 	if c.sum != nil {
@@ -124,16 +123,16 @@ func (c *conn) enter(hello []byte) {
 	}
 }
 
-// site is that of the upgrade: of all pages and counters of a WebSocket.
+// site returns the site of the upgrade, to which all pages and counters of a WebSocket belong.
 func (c *conn) site() presence.Site {
 	site, _ := presence.SplitName(c.name)
 	return site
 }
 
-// member is the user, for sets that it may be a member of.
+// member returns the name of the user in sets that it may be a member of.
 func (c *conn) member() string { return presence.KeyOf(c.name) }
 
-// start has the client served from now on.
+// start begins to serve the client.
 func (c *conn) start() { c.wire.Start(c.g.pollers.next()) }
 
 // Spawn implements socket.Owner.
@@ -142,10 +141,10 @@ func (c *conn) Spawn(f func()) { c.g.conns.Go(f) }
 // WriteTimeout implements socket.Owner.
 func (c *conn) WriteTimeout() time.Duration { return c.g.cfg.WriteTimeout }
 
-// Freed implements socket.Owner: what waited for the client is done now.
+// Freed implements socket.Owner: it does what had to wait until the client took a write.
 func (c *conn) Freed(taken bool) {
 	if taken {
-		c.Heard() // nobody who is gone takes anything
+		c.Heard() // a client that takes a write is alive
 	}
 	switch {
 	case c.over.Load():
@@ -162,9 +161,9 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	c.held = nil
 	c.chargeRead()
 	if c.wire.Polled() && c.wire.Busy() {
-		c.Heard() // it is not read, but it has said something, or it would not be looked at
+		c.Heard() // it is not read, but there is something to read, or Look would not have been called
 	}
-	if err == nil && !c.deaf() {
+	if err == nil && !c.blocked() {
 		n := copy(in[:], rest) // less than a frame, or the wire was busy a moment ago
 		var m int
 		if m, more, err = c.wire.Read(in[n:]); err == nil {
@@ -177,9 +176,9 @@ func (c *conn) Look(in *socket.Input) (more bool, err error) {
 	return more, err
 }
 
-// deaf reports whether the client is not heard now: it has to take first what
-// it was sent. Without a poller, it waits for that.
-func (c *conn) deaf() bool {
+// blocked reports whether the client is not read now: it rests, or has to take first what
+// it was sent. Without a poller, blocked waits until it is read again.
+func (c *conn) blocked() bool {
 	if c.resting() {
 		return true
 	}
@@ -190,8 +189,8 @@ func (c *conn) deaf() bool {
 	return c.wire.Busy() && !c.wire.Closed() && !c.events && !c.ended.Load()
 }
 
-// finish closes the connection at once, since the close handshake is done; but
-// for our close frame, if the client has not taken it yet.
+// finish closes the connection, since the close handshake is done: at once, or when the client has taken
+// our close frame.
 func (c *conn) finish() {
 	c.over.Store(true)
 	if !c.wire.Busy() {
@@ -207,12 +206,12 @@ func (c *conn) awaitClose() {
 	}
 }
 
-// Ended implements socket.Owner. A connection that has ended without saying so
-// for its pages is forgotten: its user stays for the grace.
+// Ended implements socket.Owner. The user of a connection that has ended without leaving its pages
+// stays for the grace.
 func (c *conn) Ended() {
 	g := c.g
 	c.Leave()
-	for _, key := range c.counted() {
+	for _, key := range c.subscribed() {
 		g.live.Unview(key, c.member(), c)
 	}
 	for _, w := range c.wants {
@@ -225,12 +224,12 @@ func (c *conn) Ended() {
 		g.unread.Leave(c.sum, c)
 	}
 	if t := c.linger.Load(); t != nil {
-		t.Stop() // it would keep c for nothing
+		t.Stop() // it would keep c in memory
 	}
 	g.release(c.slot)
 }
 
-// cause says how the connection ended, for the metrics.
+// cause returns how the connection ended, for the metrics.
 func (c *conn) cause() string {
 	switch {
 	case c.over.Load():
@@ -253,12 +252,11 @@ func (c *conn) Try(p []byte) error {
 	return err
 }
 
-// Close implements fanout.Client: it closes the connection at once, since nobody is
-// listening.
+// Close implements fanout.Client: it closes the connection at once.
 func (c *conn) Close() error { return c.wire.Close() }
 
 // Ping implements fanout.Client: it asks a silent client for a sign of life. A busy
-// one is not asked: it takes what it was sent before, or the write times out.
+// client is not asked: it takes the write before, or that times out.
 func (c *conn) Ping() bool {
 	frame := []byte{websocket.Ping, 0}
 	c.asks.Store(true)
@@ -271,7 +269,7 @@ func (c *conn) Ping() bool {
 		return false
 	}
 	if c.events {
-		c.Heard() // nobody answers there: a dead one fails to take the comments
+		c.Heard() // the client of a stream answers nothing: if it is dead, writes of comments fail
 	}
 	return err == nil
 }
@@ -279,14 +277,14 @@ func (c *conn) Ping() bool {
 // Expire implements fanout.Client: the connection's token has ended.
 func (c *conn) Expire() {
 	f := fault{code: codeTokenExpired, message: "the token has expired; connect again with a new one"}
-	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil)) // it has gone anyway
+	_ = c.end(websocket.StatusPolicyViolation, "token expired", f.appendJSON(nil)) // an error means that the client has gone already
 }
 
-// accept upgrades the request, which websocket.CheckUpgrade has found to be right, and
-// hands the connection over, so that the server's goroutine and buffers for the
-// request are freed. Answer and first messages go in one write. While the store
-// is away the unread count of a user who is new here is not known: it comes when
-// it is, since 0 would not be true.
+// accept upgrades the request, which websocket.CheckUpgrade has accepted, and
+// takes the connection over, so that the server's goroutine and buffers for the
+// request are freed. The answer and the first messages are one write. While the store
+// is away the unread count of a user who is new here is not known. The client gets it later, since 0
+// would not be true.
 func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Identity, slot *httppolicy.AddressSlot) error {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the metrics; nothing is written yet
 	sum := g.unread.Enter(r.Context(), g.callers.UserOf(id.Site, id.User))
@@ -312,7 +310,7 @@ func (g *Gateway) accept(w gin.ResponseWriter, r *http.Request, id identity.Iden
 	return nil
 }
 
-// responseHead is the head of a response on a connection that was taken over.
+// responseHead returns the head of a response on a connection that was taken over.
 func responseHead(status int, head http.Header) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n", status, http.StatusText(status))

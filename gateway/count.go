@@ -15,11 +15,11 @@ import (
 // frame, whose count may be rounded.
 const eventForm fanout.Form = 1 << 7
 
-// frameForm is a frame whose count has precision significant digits; 0 means all
+// frameForm returns the form of a frame whose count has precision significant digits; 0 means all
 // digits.
 func frameForm(precision uint8) fanout.Form { return fanout.Form(precision) }
 
-// countEncoder implements fanout.Encoder.
+// countEncoder encodes counts of pages. It implements fanout.Encoder.
 type countEncoder struct{}
 
 // Encode implements fanout.Encoder.

@@ -13,11 +13,11 @@ import (
 	"headcount/presence"
 )
 
-// mineForm is a frame with a counter for a connection whose user is a member. Form 0
-// is one for any other connection, and eventForm an event.
+// mineForm is the form of a frame with a counter for a connection whose user is a member. Form 0
+// is for any other connection, and eventForm is an event.
 const mineForm fanout.Form = 1
 
-// openCounters opens what serves counters, if there are any.
+// openCounters sets counters and live, if there are counters that last.
 func (g *Gateway) openCounters() {
 	if g.cfg.Counters == nil {
 		return
@@ -35,7 +35,7 @@ func (g *Gateway) getCounterEvents(c *gin.Context) {
 	}
 }
 
-// counterEncoder implements fanout.Encoder.
+// counterEncoder encodes counters. It implements fanout.Encoder.
 type counterEncoder struct{}
 
 // Encode implements fanout.Encoder.
@@ -68,10 +68,10 @@ func (counterEncoder) Encode(b []byte, u presence.Update, form fanout.Form) (enc
 // Exact implements fanout.Encoder.
 func (counterEncoder) Exact(u presence.Update) bool { return !u.Stale && !saysStale(u) }
 
-// saysStale reports whether the counter of an update was stale when it was known.
+// saysStale reports whether the counter of an update is marked as stale itself.
 func saysStale(u presence.Update) bool { return strings.HasSuffix(u.Value, `,"stale":true`) }
 
-// readable returns the rules of these counters, or the fault of the first that the
+// readable returns the rules of these counters, or a fault about the first that the
 // client may not see.
 func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	rules := make([]*counter.Rule, len(keys))
@@ -91,16 +91,16 @@ func (c *conn) readable(keys []string) ([]*counter.Rule, error) {
 	return rules, nil
 }
 
-// counted returns the counters that the client subscribes to.
-func (c *conn) counted() []string {
+// subscribed returns the counters that the client subscribes to.
+func (c *conn) subscribed() []string {
 	if c.counters == nil {
 		return nil
 	}
 	return *c.counters
 }
 
-// count adds one of them.
-func (c *conn) count(key string) {
+// addCounter adds a counter to those that the client subscribes to.
+func (c *conn) addCounter(key string) {
 	if c.counters == nil {
 		c.counters = new([]string)
 	}
@@ -113,14 +113,14 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 	for i, key := range keys {
 		topic := counterapi.Topic(key)
 		switch {
-		case slices.Contains(c.counted(), key):
+		case slices.Contains(c.subscribed(), key):
 			c.Renew(topic)
 		case rules[i].Kind == counter.Members:
-			c.count(key)
+			c.addCounter(key)
 			c.Hold(topic)
 			c.g.live.View(key, c.member(), c)
 		default:
-			c.count(key)
+			c.addCounter(key)
 			c.Renew(topic)
 		}
 	}
@@ -128,7 +128,7 @@ func (c *conn) subscribeCounters(keys []string, rules []*counter.Rule) {
 
 func (c *conn) unsubscribeCounters(keys []string) {
 	for _, key := range keys {
-		i := slices.Index(c.counted(), key)
+		i := slices.Index(c.subscribed(), key)
 		if i < 0 {
 			continue
 		}
@@ -138,7 +138,7 @@ func (c *conn) unsubscribeCounters(keys []string) {
 	}
 }
 
-// Mine implements counters.Viewer.
+// Mine implements counterapi.Viewer.
 func (c *conn) Mine(key string, is, again bool) {
 	form := frameForm(0)
 	if is {

@@ -22,25 +22,26 @@ func (g *Gateway) getEvents(c *gin.Context) {
 		check = presence.CheckPage
 	}
 	name, ok := api.Page(c, check)
-	switch {
-	case !ok:
-	case join:
-		g.serveEvents(c, presence.CountTopic(name), name)
-	default:
-		g.serveEvents(c, presence.CountTopic(name), "")
+	if !ok {
+		return
 	}
+	joins := ""
+	if join {
+		joins = name
+	}
+	g.serveEvents(c, presence.CountTopic(name), joins)
 }
 
 // serveEvents answers with the event stream of a topic. The caller joins a page, unless that
 // is empty.
 func (g *Gateway) serveEvents(c *gin.Context, topic presence.Topic, joins string) {
 	id, err := g.callers.Identity(c, true)
-	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) { // a mere stream is for everybody
+	if err != nil && (joins != "" || !errors.Is(err, identity.ErrNoToken) && !errors.Is(err, api.ErrElsewhere)) { // a stream that joins nothing is for everybody
 		api.RefuseIdentity(c.Writer, err)
 		return
 	}
 	if joins != "" {
-		// A client that is gone takes comments for long, by the proxy before it. So a join
+		// A proxy may take comments for long after its client has gone. So a join
 		// lasts no longer than that of a WebSocket whose pings are not answered.
 		if until := time.Now().Add(g.cfg.PingInterval + g.cfg.PongTimeout); id.Expires.IsZero() || until.Before(id.Expires) {
 			id.Expires = until
@@ -80,7 +81,7 @@ func (g *Gateway) stream(w gin.ResponseWriter, id identity.Identity, slot *httpp
 	streamHead(head)
 	head.Set("Connection", "close")
 	head.Set("Date", time.Now().UTC().Format(http.TimeFormat))
-	c.tell(topic, lastID, joins, responseHead(http.StatusOK, head))
+	c.beginEvents(topic, lastID, joins, responseHead(http.StatusOK, head))
 	c.start()
 	return nil
 }
@@ -92,9 +93,9 @@ func streamHead(head http.Header) {
 	head.Set("X-Content-Type-Options", "nosniff")
 }
 
-// tell begins the event stream of a topic. A client that returns with the id of the
+// beginEvents begins the event stream of a topic. A client that returns with the id of the
 // newest update does not get that one again, unless it joins a page.
-func (c *conn) tell(topic presence.Topic, lastID, joins string, hello []byte) {
+func (c *conn) beginEvents(topic presence.Topic, lastID, joins string, hello []byte) {
 	c.events = true
 	c.enter(hello)
 	if joins != "" {
@@ -126,8 +127,8 @@ func (c *conn) attend(name string) {
 	}
 }
 
-// appendJoined appends the event that the user is on the page. The client is to open another
-// such stream within heartbeat.
+// appendJoined appends the event that the user is on the page. The client has to open another
+// such stream within heartbeat to stay.
 func appendJoined(b []byte, name string, heartbeat time.Duration) []byte {
 	b = append(b, "event: join\ndata: {\"page\":"...)
 	b = presence.AppendString(b, presence.KeyOf(name))

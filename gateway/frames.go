@@ -26,7 +26,7 @@ func (c *conn) frames(data []byte) (rest []byte, err error) {
 			}
 			data = data[n:]
 			continue
-		case c.deaf():
+		case c.blocked():
 			return data, nil
 		}
 		f, n, breach := c.reader.Next(data)

@@ -46,7 +46,7 @@ type Store interface {
 // Cluster reaches the other roles, in this process or in others.
 type Cluster interface {
 	Beats
-	api.Holds
+	api.Cluster
 }
 
 // Memory reports whether the process uses so much memory that it must refuse new
@@ -182,7 +182,7 @@ func New(cfg Config) (*Gateway, error) {
 		g.registerMetrics(cfg.Registerer)
 	}
 	g.api = api.New(cfg.API, api.Parts{
-		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Holds: cfg.Cluster,
+		Callers: g.callers, Counts: g.hub, NewTopics: g.newTopics, Cluster: cfg.Cluster,
 		Unread: cfg.Unread, Follows: g.unread.Follows(), Counters: g.counters,
 		Limits: g.metrics.limits, Registerer: cfg.Registerer, Log: cfg.Log,
 	})

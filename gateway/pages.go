@@ -24,7 +24,7 @@ func (c *conn) want(name string) *wanted {
 			return &c.wants[i]
 		}
 	}
-	if len(c.wants)+len(c.counted()) >= presence.MaxPages {
+	if len(c.wants)+len(c.subscribed()) >= presence.MaxPages {
 		return nil
 	}
 	c.wants = append(c.wants, wanted{name: name})
@@ -40,7 +40,7 @@ func (c *conn) tidy() {
 // the connection. do must not wait: the same goroutine serves other connections.
 func (c *conn) do(m message) error {
 	if names := len(m.pages) + len(m.counters); names > 1 {
-		c.list(names)
+		c.chargeNames(names)
 	}
 	site := c.site()
 	for i, page := range m.pages {
@@ -108,14 +108,14 @@ func (c *conn) join(name string) error {
 	default:
 		w.sent = true
 		c.Hold(topic)
-		c.letGo(name)
+		c.release(name)
 	}
 	return nil
 }
 
-// letGo stops holding back the count of a page that was joined before, if the store
+// release stops holding back the count of a page that was joined before, if the store
 // has the join. If not, the roster calls arrived later.
-func (c *conn) letGo(name string) {
+func (c *conn) release(name string) {
 	if c.g.roster.stored(c.user, name) {
 		c.arrived(name)
 	}
@@ -127,7 +127,7 @@ func (c *conn) arrived(name string) {
 		_ = c.wire.Write(appendJoined(nil, name, c.g.cfg.PingInterval)) // if it fails, the stream has ended
 	}
 	c.Ready(presence.CountTopic(name))
-	c.tellTotal()
+	c.releaseTotal()
 }
 
 // missing reports whether the client has joined pages, and the store has none of these
@@ -148,8 +148,8 @@ func (c *conn) total() presence.Topic {
 	return presence.CountTopic(c.site().Qualify(presence.AllPages))
 }
 
-// tellTotal stops holding back the count of the site.
-func (c *conn) tellTotal() {
+// releaseTotal stops holding back the count of the site.
+func (c *conn) releaseTotal() {
 	if c.totalHeld.Load() && c.totalHeld.Swap(false) {
 		c.Ready(c.total())
 	}
@@ -164,11 +164,11 @@ func (c *conn) leave(name string) {
 	}
 	w := &c.wants[i]
 	if w.joined = false; w.subscribed {
-		c.arrived(name) // the count need not wait for the join any more
+		c.arrived(name) // its count need not wait for the join any more
 	} else if w.sent {
 		w.sent = false
 		c.Unsubscribe(presence.CountTopic(name))
-		c.tellTotal() // nor need that of the site
+		c.releaseTotal() // nor need the count of the site
 	}
 	c.tidy()
 	c.g.metrics.leaves.WithLabelValues(leftPage).Inc()
@@ -189,7 +189,7 @@ func (c *conn) subscribe(m message) error {
 		if !has && !slices.Contains(fresh, t) {
 			fresh = append(fresh, t)
 		}
-		return len(c.wants)+len(c.counted())+len(fresh) <= presence.MaxPages
+		return len(c.wants)+len(c.subscribed())+len(fresh) <= presence.MaxPages
 	}
 	names := m.pages
 	for _, name := range names {
@@ -198,7 +198,7 @@ func (c *conn) subscribe(m message) error {
 		}
 	}
 	for _, key := range m.counters {
-		if !add(counterapi.Topic(key), slices.Contains(c.counted(), key)) {
+		if !add(counterapi.Topic(key), slices.Contains(c.subscribed(), key)) {
 			return tooManyPages("")
 		}
 	}
@@ -221,12 +221,12 @@ func (c *conn) subscribe(m message) error {
 	}
 	c.Subscribe(topics, frameForm(m.precision))
 	if hold {
-		if c.totalHeld.Store(true); !c.missing() { // the last join arrived before it could see the mark
-			c.tellTotal()
+		if c.totalHeld.Store(true); !c.missing() { // the last join arrived before totalHeld was set
+			c.releaseTotal()
 		}
 	}
 	for _, name := range held {
-		c.letGo(name)
+		c.release(name)
 	}
 	c.subscribeCounters(m.counters, rules)
 	return nil

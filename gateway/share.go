@@ -15,10 +15,9 @@ import (
 	"headcount/presence"
 )
 
-// shared is an event stream over HTTP/2, as a connection. Many of them, and calls, share
+// shared is an event stream over HTTP/2, as a net.Conn. Many streams and calls share
 // one connection of the client, so the HTTP server keeps that. A stream costs a goroutine,
-// and another one while a write is under way. There are at most --max-connections of
-// them, as of other connections.
+// and another one while a write is under way. Streams count towards --max-connections.
 type shared struct {
 	w     http.ResponseWriter
 	ctl   *http.ResponseController
@@ -33,7 +32,7 @@ type shared struct {
 // connection is closed here.
 func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppolicy.AddressSlot, topic presence.Topic, lastID, joins string) {
 	defer httppolicy.Stay(c.Request.Context())()
-	_ = c.Request.Body.Close() // nobody reads it, and the server would keep what comes
+	_ = c.Request.Body.Close() // otherwise the server would keep what the client sends
 	s := &shared{w: c.Writer, ctl: http.NewResponseController(c.Writer)}
 	s.ctx, s.close = context.WithCancel(c.Request.Context())
 	defer s.close()
@@ -42,14 +41,14 @@ func (g *Gateway) shareStream(c *gin.Context, id identity.Identity, slot *httppo
 	c.Writer.WriteHeader(http.StatusOK)
 	c.Writer.WriteHeaderNow()
 	client := g.newConn(s, id.Hash, id.Expires, slot)
-	client.tell(topic, lastID, joins, []byte(":\n\n")) // has the head sent, even if no count is known yet
+	client.beginEvents(topic, lastID, joins, []byte(":\n\n")) // so the server sends the head, even if no count is known yet
 	client.wire.Serve()
 	s.mu.Lock()
 	s.over = true
 	s.mu.Unlock()
 }
 
-// Read waits for the end: the client sends nothing.
+// Read waits for the end of the stream: the client sends nothing.
 func (s *shared) Read([]byte) (int, error) {
 	<-s.ctx.Done()
 	return 0, io.EOF

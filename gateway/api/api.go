@@ -65,7 +65,7 @@ type Parts struct {
 	Callers   *Callers
 	Counts    Counts
 	NewTopics NewTopics
-	Holds     Holds
+	Cluster   Cluster
 	Unread    unread.Store
 	Follows   *unread.FollowService
 	Counters  *counterapi.API        // nil: there are no counters that last
@@ -89,8 +89,8 @@ type NewTopics interface {
 	Admit(addr netip.Addr, n int) bool
 }
 
-// Holds reaches the presence nodes.
-type Holds interface {
+// Cluster reaches the presence nodes.
+type Cluster interface {
 	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
 	// the change. After an error the store may or may not have it.
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
@@ -131,7 +131,7 @@ func New(cfg Config, parts Parts) *API {
 
 // Ready says why the cluster cannot be used now, or nil.
 func (a *API) Ready() error {
-	err := a.parts.Holds.Ready()
+	err := a.parts.Cluster.Ready()
 	if err == nil {
 		a.started.Store(true)
 	}

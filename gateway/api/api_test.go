@@ -66,7 +66,7 @@ func serve(t *testing.T, keys []string, cfg Config) (http.Handler, *identity.Ide
 	store := presencemem.New(presencemem.Config{})
 	return New(cfg, Parts{
 		Callers: &Callers{Identities: identities, Sites: sites, Keys: siteKeys, Proxies: proxies, Grace: empty{}},
-		Counts:  empty{}, NewTopics: empty{}, Holds: empty{}, Unread: store, Follows: unread.NewFollowService(store),
+		Counts:  empty{}, NewTopics: empty{}, Cluster: empty{}, Unread: store, Follows: unread.NewFollowService(store),
 		Limits: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "limits"}, []string{"limit"}), Log: zerolog.Nop(),
 	}).Engine(), identities
 }

@@ -240,7 +240,7 @@ func (a *API) hold(c *gin.Context, user presence.User, name string, on bool) (co
 	}
 	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldPatience)
 	defer cancel()
-	if err := a.parts.Holds.Hold(ctx, user, name, on); err != nil {
+	if err := a.parts.Cluster.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {
 			httppolicy.Problem(c.Writer, http.StatusTooManyRequests, err.Error(), httppolicy.RetryAfter(retryAfter))
 			return count, false
