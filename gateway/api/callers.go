@@ -99,7 +99,7 @@ func (w *Callers) Public(c *gin.Context) bool {
 // Issue has the caller keep the identity.
 func (w *Callers) Issue(c *gin.Context, id identity.Identity) {
 	w.SetCookie(c, id)
-	tellFresh(c, id)
+	setFresh(c, id)
 }
 
 // SetCookie has a browser keep the identity.
@@ -107,9 +107,8 @@ func (w *Callers) SetCookie(c *gin.Context, id identity.Identity) {
 	w.Identities.SetCookie(c.Writer, c.Request, id, w.Proxies.Secure(c.Request))
 }
 
-// tellFresh puts a new identity into a header, where a client that cannot keep the cookie
-// reads it.
-func tellFresh(c *gin.Context, id identity.Identity) {
+// setFresh puts a new identity into a header, for clients that cannot keep the cookie.
+func setFresh(c *gin.Context, id identity.Identity) {
 	if id.Fresh {
 		c.Header(identity.Header, id.Signed)
 	}
@@ -155,32 +154,15 @@ func (w *Callers) UserOf(site presence.Site, id string) unread.User {
 	return unread.User(w.Identities.Hash128(site.Qualify(id)))
 }
 
-// A follower finds the user whose follows a request reads or changes, and the identity of a user
-// who asks about itself. If ok is false, it has written the error answer.
-type follower interface {
-	follower(c *gin.Context) (user unread.User, id identity.Identity, ok bool)
-}
-
-// A request is about the follows of its caller, or of the user that a server names
-// in the path.
-type (
-	selfFollower  struct{ *Callers }
-	namedFollower struct{ *Callers }
-)
-
-func (w selfFollower) follower(c *gin.Context) (unread.User, identity.Identity, bool) {
-	id, ok := w.Identify(c)
-	if !ok {
-		return unread.User{}, identity.Identity{}, false
+// follower returns the user whose follows a request reads or changes: the one that a server names in the
+// path, or else the caller, whose identity it returns too. If ok is false, it has written the error answer.
+func (w *Callers) follower(c *gin.Context) (user unread.User, id identity.Identity, ok bool) {
+	if _, named := c.Params.Get("user"); named {
+		name, ok := w.userInPath(c)
+		return w.UserOf(siteOf(c), name), id, ok
 	}
-	tellFresh(c, id)
-	return w.UserOf(id.Site, id.User), id, true
-}
-
-func (w namedFollower) follower(c *gin.Context) (unread.User, identity.Identity, bool) {
-	name, ok := w.userInPath(c)
-	if !ok {
-		return unread.User{}, identity.Identity{}, false
+	if id, ok = w.Identify(c); ok {
+		setFresh(c, id)
 	}
-	return w.UserOf(siteOf(c), name), identity.Identity{}, true
+	return w.UserOf(id.Site, id.User), id, ok
 }

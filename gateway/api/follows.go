@@ -23,21 +23,21 @@ const (
 
 // followRoutes adds the routes of follows and unread changes, for users themselves and for servers.
 func (a *API) followRoutes(e *gin.Engine) {
-	for root, who := range map[string]follower{"/-/me": selfFollower{a.callers}, "/-/users/:user": namedFollower{a.callers}} {
-		httppolicy.Get(e, root+"/follows", func(c *gin.Context) { a.getFollows(c, who) })
-		e.PUT(root+"/follows/:page", func(c *gin.Context) { a.putFollow(c, who) })
-		e.DELETE(root+"/follows/:page", func(c *gin.Context) { a.deleteFollow(c, who) })
-		httppolicy.Get(e, root+"/unread", func(c *gin.Context) { a.getUnread(c, who) })
-		e.PUT(root+"/unread", func(c *gin.Context) { a.putUnread(c, who) })
-		httppolicy.Get(e, root+"/notifications", func(c *gin.Context) { a.getNotifications(c, who) })
-		e.DELETE(root+"/notifications/:page", func(c *gin.Context) { a.deleteNotification(c, who) })
+	for _, root := range []string{"/-/me", "/-/users/:user"} {
+		httppolicy.Get(e, root+"/follows", a.getFollows)
+		e.PUT(root+"/follows/:page", a.putFollow)
+		e.DELETE(root+"/follows/:page", a.deleteFollow)
+		httppolicy.Get(e, root+"/unread", a.getUnread)
+		e.PUT(root+"/unread", a.putUnread)
+		httppolicy.Get(e, root+"/notifications", a.getNotifications)
+		e.DELETE(root+"/notifications/:page", a.deleteNotification)
 	}
 }
 
 // getNotifications lists the pages with unread changes.
-func (a *API) getNotifications(c *gin.Context, who follower) {
+func (a *API) getNotifications(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := who.follower(c)
+	user, _, ok := a.callers.follower(c)
 	if !ok {
 		return
 	}
@@ -75,8 +75,8 @@ func (a *API) getNotifications(c *gin.Context, who follower) {
 }
 
 // deleteNotification marks the changes of one page as read.
-func (a *API) deleteNotification(c *gin.Context, who follower) {
-	name, user, _, ok := a.followed(c, who)
+func (a *API) deleteNotification(c *gin.Context) {
+	name, user, _, ok := a.followed(c)
 	if ok && a.call(c, storeTimeout, func(ctx context.Context) error {
 		_, err := a.parts.Follows.Reset(ctx, user, name)
 		return err
@@ -85,9 +85,9 @@ func (a *API) deleteNotification(c *gin.Context, who follower) {
 	}
 }
 
-func (a *API) getFollows(c *gin.Context, who follower) {
+func (a *API) getFollows(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := who.follower(c)
+	user, _, ok := a.callers.follower(c)
 	if !ok {
 		return
 	}
@@ -140,8 +140,8 @@ func (a *API) getFollows(c *gin.Context, who follower) {
 	write(c, "application/json", append(body, "}\n"...))
 }
 
-func (a *API) putFollow(c *gin.Context, who follower) {
-	name, user, id, ok := a.followed(c, who)
+func (a *API) putFollow(c *gin.Context) {
+	name, user, id, ok := a.followed(c)
 	if !ok {
 		return
 	}
@@ -163,8 +163,8 @@ func (a *API) putFollow(c *gin.Context, who follower) {
 	done(c)
 }
 
-func (a *API) deleteFollow(c *gin.Context, who follower) {
-	name, user, _, ok := a.followed(c, who)
+func (a *API) deleteFollow(c *gin.Context) {
+	name, user, _, ok := a.followed(c)
 	if !ok {
 		return
 	}
@@ -176,16 +176,16 @@ func (a *API) deleteFollow(c *gin.Context, who follower) {
 
 // followed returns the page of the path, and the user whose follow the request is
 // about. If ok is false, it has written the error answer.
-func (a *API) followed(c *gin.Context, who follower) (name string, user unread.User, id identity.Identity, ok bool) {
-	if user, id, ok = who.follower(c); ok {
+func (a *API) followed(c *gin.Context) (name string, user unread.User, id identity.Identity, ok bool) {
+	if user, id, ok = a.callers.follower(c); ok {
 		name, ok = Page(c, presence.CheckPage)
 	}
 	return name, user, id, ok
 }
 
-func (a *API) getUnread(c *gin.Context, who follower) {
+func (a *API) getUnread(c *gin.Context) {
 	httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-	user, _, ok := who.follower(c)
+	user, _, ok := a.callers.follower(c)
 	if !ok {
 		return
 	}
@@ -199,8 +199,8 @@ func (a *API) getUnread(c *gin.Context, who follower) {
 	}
 }
 
-func (a *API) putUnread(c *gin.Context, who follower) {
-	user, id, ok := who.follower(c)
+func (a *API) putUnread(c *gin.Context) {
+	user, id, ok := a.callers.follower(c)
 	if !ok {
 		return
 	}
