@@ -57,7 +57,7 @@ type Memory interface{ High() bool }
 type Config struct {
 	Name       string // names this gateway as a source of beats; required
 	Partitions int    // P; default presence.DefaultPartitions
-	// Incarnation numbers this life of the process. Beats carry it, and the endpoint
+	// Incarnation numbers this run of the process. Beats carry it, and the endpoint
 	// store has it beside the name. Default: a new one of now.
 	Incarnation uint64
 
@@ -73,7 +73,7 @@ type Config struct {
 	Counters *counterapi.Config
 
 	HeartbeatInterval time.Duration // default 2s
-	ComeBack          time.Duration // after the start, for those who were here before it; 0: the store remembers them
+	ComeBack          time.Duration // how long counts may be stale after a restart, see restartGrace; 0: the store remembers who is present
 	LeaveGrace        time.Duration // how long a user still counts after a connection that ended without a leave; 0: not at all
 	UpdateInterval    time.Duration // default 250ms, at least 10ms
 	PingInterval      time.Duration // default 15s
@@ -203,7 +203,7 @@ func (g *Gateway) Push(updates []presence.Update) {
 // Handler serves the public contract.
 func (g *Gateway) Handler() http.Handler { return httppolicy.Shared(g.handler) }
 
-// Ready says why no new clients should be sent here now, or nil.
+// Ready returns why no new clients should be sent here now, or nil.
 func (g *Gateway) Ready() error {
 	if err := g.Open(); err != nil {
 		return err
@@ -211,7 +211,7 @@ func (g *Gateway) Ready() error {
 	return g.api.Ready()
 }
 
-// Open is Ready whatever the store does: it says why no client can come in at all, or nil.
+// Open is Ready whatever the store does: it returns why no client can come in at all, or nil.
 func (g *Gateway) Open() error {
 	if g.draining.Load() {
 		return errDraining
@@ -252,11 +252,11 @@ func (g *Gateway) OwnersChanged(partitions []int) {
 	}
 }
 
-// StoreAway says that the store cannot be reached: counts are stale until
+// StoreAway must be called when the store cannot be reached: counts are stale until
 // StoreBack.
 func (g *Gateway) StoreAway() { g.hub.Away() }
 
-// StoreBack says that the store can be reached again: everything is read anew.
+// StoreBack must be called when the store can be reached again: everything is read anew.
 func (g *Gateway) StoreBack() {
 	g.hub.Back()
 	g.unread.StoreBack()
@@ -267,7 +267,7 @@ func (g *Gateway) StoreBack() {
 const moveRate = 1000
 
 // Drain sends the clients away and returns when every connection is gone. First
-// each client is told to connect again after a jittered time. Drain then closes
+// each client gets a message to connect again after a jittered time. Drain then closes
 // the connections that are left with 1012. When ctx ends, it cuts off the rest.
 // The users stay counted for the grace. Run must still be running.
 func (g *Gateway) Drain(ctx context.Context) error {

@@ -1,4 +1,4 @@
-// Package api serves the calls that are answered at once: counts of pages, holds, what pages remember,
+// Package api serves the calls that are answered at once: counts of pages and their history, holds,
 // follows and unread changes, badges and widgets, erasures, the dashboard and the files of the browser
 // client. It knows no connections: package gateway adds its long ones to Engine, and the calls of
 // counters are in package counterapi.
@@ -47,7 +47,7 @@ type Config struct {
 	Region  string
 	Regions Regions
 
-	// PageStats is how long the minutes of pages are kept, and Minutes has them. 0: they
+	// PageStats is the retention of the minutes of pages, and Minutes has them. 0: they
 	// are not kept.
 	PageStats time.Duration
 	Minutes   minutes.Store
@@ -69,7 +69,7 @@ type Parts struct {
 	Unread    unread.Store
 	Follows   *unread.FollowService
 	Counters  *counterapi.API        // nil: there are no counters that last
-	Limits    *prometheus.CounterVec // of refusals because of a limit, by limit
+	Limits    *prometheus.CounterVec // refusals, by the limit that was reached
 
 	Registerer prometheus.Registerer // registers the metrics; nil: they are not registered
 	Log        zerolog.Logger
@@ -94,7 +94,7 @@ type Cluster interface {
 	// Hold takes (on) or ends a user's hold on a page. It returns when the store has
 	// the change. After an error the store may or may not have it.
 	Hold(ctx context.Context, u presence.User, page string, on bool) error
-	// Ready says why the other roles cannot be used yet, or nil.
+	// Ready returns why the other roles cannot be used yet, or nil.
 	Ready() error
 }
 
@@ -129,7 +129,7 @@ func New(cfg Config, parts Parts) *API {
 	}
 }
 
-// Ready says why the cluster cannot be used now, or nil.
+// Ready returns why the cluster cannot be used now, or nil.
 func (a *API) Ready() error {
 	err := a.parts.Cluster.Ready()
 	if err == nil {
@@ -138,8 +138,8 @@ func (a *API) Ready() error {
 	return err
 }
 
-// Serving says why nothing can be served yet, or nil. A gateway that was ready once
-// serves for ever: without its store it has the last known counts.
+// Serving returns why nothing can be served yet, or nil. A gateway that was ready once
+// always serves: without its store it has the last known counts.
 func (a *API) Serving() error {
 	if a.started.Load() {
 		return nil

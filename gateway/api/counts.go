@@ -61,11 +61,14 @@ func (a *API) getCounter(c *gin.Context) {
 	if !ok {
 		return
 	}
-	if c.Query("regions") == "1" && !httppolicy.WantsHTML(c.Request) {
+	switch {
+	case httppolicy.WantsHTML(c.Request):
+		write(c, "text/html; charset=utf-8", counterPage(counts[0]))
+	case c.Query("regions") == "1":
 		write(c, "application/json", a.countWithParts(c.Request.Context(), counts[0]))
-		return
+	default:
+		write(c, "application/json", append(counts[0].AppendJSON(nil), '\n'))
 	}
-	writeCounter(c, counts[0])
 }
 
 // countWithParts returns the counter as JSON with each region's share. The shares are
@@ -98,15 +101,7 @@ func (a *API) countWithParts(ctx context.Context, count presence.Count) []byte {
 	return append(body, "}\n"...)
 }
 
-// writeCounter answers with a counter, as JSON or, for people, as a page.
-func writeCounter(c *gin.Context, count presence.Count) {
-	if httppolicy.WantsHTML(c.Request) {
-		write(c, "text/html; charset=utf-8", counterPage(count))
-		return
-	}
-	write(c, "application/json", append(count.AppendJSON(nil), '\n'))
-}
-
+// counterPage returns a count as a page for people.
 func counterPage(count presence.Count) []byte {
 	key := presence.KeyOf(count.Page)
 	where, known, change := key, "", "Nobody has been here yet."
