@@ -25,12 +25,12 @@ const (
 
 // erasures bound what erasures cost others. Those of servers do not wait for those of visitors.
 type erasures struct {
-	addresses         *httppolicy.Rates // of visitors
+	addresses         *httppolicy.RateLimiter // of visitors
 	visitors, servers chan struct{}     // each holds one for each erasure that looks at sets
 }
 
 func newErasures() erasures {
-	return erasures{httppolicy.NewRates(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
+	return erasures{httppolicy.NewRateLimiter(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
 }
 
 // turn waits for the right to look at sets, and takes it.

@@ -138,11 +138,11 @@ type Gateway struct {
 	live     *counterapi.Live //
 	pollers  *pollers
 	keys     identity.SiteKeys
-	limiter  *httppolicy.Limiter
+	limiter  *httppolicy.IdentityLimiter
 	slots    *httppolicy.AddressSlots
 	// What clients may bring of pages that the gateway does not have yet.
-	addressPages *httppolicy.Rates
-	newPages     *httppolicy.Rates // its one caller is everybody
+	addressPages *httppolicy.RateLimiter
+	newPages     *httppolicy.RateLimiter // its one caller is everybody
 	erasures     erasures
 	comebacks    *comebacks
 	metrics      *metrics
@@ -184,8 +184,8 @@ func New(cfg Config) (*Gateway, error) {
 	cfg.Incarnation = cmp.Or(cfg.Incarnation, presence.NewIncarnation(time.Now()))
 	g := &Gateway{
 		cfg: cfg, keys: keys,
-		limiter: httppolicy.NewLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress),
-		addressPages: httppolicy.NewRates(addressPageRate, addressPageBurst), newPages: httppolicy.NewRates(gatewayPageRate, gatewayPageBurst),
+		limiter: httppolicy.NewIdentityLimiter(limit.PerSecond(holdRate, holdBurst), cfg.HoldTime), slots: httppolicy.NewAddressSlots(cfg.MaxPerAddress),
+		addressPages: httppolicy.NewRateLimiter(addressPageRate, addressPageBurst), newPages: httppolicy.NewRateLimiter(gatewayPageRate, gatewayPageBurst),
 		erasures: newErasures(),
 	}
 	cores := runtime.GOMAXPROCS(0)

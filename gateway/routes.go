@@ -163,7 +163,7 @@ func (g *Gateway) doorFails(err error) {
 // clients of l.
 func (g *Gateway) Door(l net.Listener) *httppolicy.ConnLimiter {
 	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
-	return httppolicy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
+	return httppolicy.NewConnLimiter(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
 }
 
 // BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-func TestRates(t *testing.T) {
-	r, now := NewRates(10, 20), time.Unix(1000, 0)
+func TestRateLimiter(t *testing.T) {
+	r, now := NewRateLimiter(10, 20), time.Unix(1000, 0)
 	four, six, near := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
 	spend := func(c Caller) (n int) {
 		for ; ; n++ {
@@ -42,8 +42,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-func TestRatesForgetTheLongestIdle(t *testing.T) {
-	r, now := NewRates(10, 1), time.Unix(1000, 0)
+func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
+	r, now := NewRateLimiter(10, 1), time.Unix(1000, 0)
 	for i := range maxCallers + 1 {
 		if ok, _ := r.Allow(Caller{User: fmt.Sprint(i)}, now); !ok {
 			t.Fatalf("caller %d is refused its first call", i)

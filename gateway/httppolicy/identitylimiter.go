@@ -27,7 +27,7 @@ const (
 // address in a generation, and maxKnownInAll of all addresses. An identity beyond
 // these bounds costs one each time it is used. A Limiter is safe for use by many
 // goroutines.
-type Limiter struct {
+type IdentityLimiter struct {
 	Rate    limit.Rate    // of each address; it never changes
 	began   time.Time     // the times of addresses count from then
 	memory  time.Duration // an identity is remembered for at least this long after its last use, and for at most twice as long
@@ -47,22 +47,22 @@ type address struct {
 	turned     time.Duration // when this generation began
 }
 
-// NewLimiter returns a Limiter that allows each address this rate of new identities. One
+// NewIdentityLimiter returns a Limiter that allows each address this rate of new identities. One
 // used again within memory costs nothing.
-func NewLimiter(rate limit.Rate, memory time.Duration) *Limiter {
-	return newLimiter(rate, maxAddresses, memory)
+func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter {
+	return newIdentityLimiter(rate, maxAddresses, memory)
 }
 
-// newLimiter returns a Limiter that remembers so many addresses.
-func newLimiter(rate limit.Rate, addresses int, memory time.Duration) *Limiter {
-	l := &Limiter{Rate: rate, began: time.Now(), memory: memory, idleFor: max(rate.Window(), 2*memory)}
+// newIdentityLimiter returns a Limiter that remembers so many addresses.
+func newIdentityLimiter(rate limit.Rate, addresses int, memory time.Duration) *IdentityLimiter {
+	l := &IdentityLimiter{Rate: rate, began: time.Now(), memory: memory, idleFor: max(rate.Window(), 2*memory)}
 	l.addresses = newLRU(addresses, func(_ netip.Addr, a *address) { l.known -= len(a.young) + len(a.old) })
 	return l
 }
 
 // Allow reports whether addr may use the identity who. If not, retryAfter is how long
 // until addr may use a new identity.
-func (l *Limiter) Allow(addr netip.Addr, who uint64, now time.Time) (ok bool, retryAfter time.Duration) {
+func (l *IdentityLimiter) Allow(addr netip.Addr, who uint64, now time.Time) (ok bool, retryAfter time.Duration) {
 	addr = limitKey(addr)
 	at := now.Sub(l.began)
 	l.mu.Lock()
@@ -89,7 +89,7 @@ func (a *address) knows(who uint64) bool {
 }
 
 // turn begins a new generation when the last one is over.
-func (l *Limiter) turn(a *address, now time.Duration) {
+func (l *IdentityLimiter) turn(a *address, now time.Duration) {
 	age := now - a.turned
 	if age < l.memory {
 		return
@@ -102,7 +102,7 @@ func (l *Limiter) turn(a *address, now time.Duration) {
 	}
 }
 
-func (l *Limiter) remember(a *address, who uint64) {
+func (l *IdentityLimiter) remember(a *address, who uint64) {
 	if _, ok := a.young[who]; ok || len(a.young) >= maxKnown || l.known >= maxKnownInAll || l.memory == 0 {
 		return
 	}
@@ -114,7 +114,7 @@ func (l *Limiter) remember(a *address, who uint64) {
 }
 
 // address returns what is kept of addr, and marks it as used last.
-func (l *Limiter) address(addr netip.Addr, now time.Duration) *address {
+func (l *IdentityLimiter) address(addr netip.Addr, now time.Duration) *address {
 	a, found := l.addresses.Get(addr)
 	// Each call forgets at most two that are idle: the map shrinks again after a flood, and
 	// no call takes long.

@@ -16,12 +16,12 @@ const anonymousRate, anonymousBurst = 10, 100
 var identities atomic.Uint64
 
 // another has addr bring an identity that nobody has brought.
-func another(l *Limiter, addr netip.Addr, now time.Time) (bool, time.Duration) {
+func another(l *IdentityLimiter, addr netip.Addr, now time.Time) (bool, time.Duration) {
 	return l.Allow(addr, identities.Add(1), now)
 }
 
-func TestAddressLimiter(t *testing.T) {
-	l := NewLimiter(limit.PerSecond(anonymousRate, anonymousBurst), 21*time.Second)
+func TestIdentityLimiter(t *testing.T) {
+	l := NewIdentityLimiter(limit.PerSecond(anonymousRate, anonymousBurst), 21*time.Second)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	for i := range anonymousBurst {
@@ -74,9 +74,9 @@ func TestAddressesOfOneCustomer(t *testing.T) {
 	}
 }
 
-func TestLimiterForgetsTheLongestIdle(t *testing.T) {
+func TestIdentityLimiterForgetsTheLongestIdle(t *testing.T) {
 	const most = 8
-	l := newLimiter(limit.PerSecond(1, 2), most, 0)
+	l := newIdentityLimiter(limit.PerSecond(1, 2), most, 0)
 	now := time.Unix(1_900_000_000, 0)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
 	for i := range most {
@@ -113,11 +113,11 @@ func TestLimiterForgetsTheLongestIdle(t *testing.T) {
 
 // However calls fall, an address gets no more than burst + rate × time. The wait that it
 // is told is enough, and no longer than needed.
-func TestLimiterLaws(t *testing.T) {
+func TestIdentityLimiterLaws(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		burst := rapid.IntRange(1, 20).Draw(t, "burst")
 		perSecond := rapid.IntRange(1, 50).Draw(t, "rate")
-		l := newLimiter(limit.PerSecond(perSecond, burst), 4, 0)
+		l := newIdentityLimiter(limit.PerSecond(perSecond, burst), 4, 0)
 		start := time.Unix(1_900_000_000, 0)
 		now := start
 		a := netip.MustParseAddr("2001:db8::1")
@@ -151,12 +151,12 @@ func TestLimiterLaws(t *testing.T) {
 
 // What is limited is how many different identities an address brings, not how
 // often it brings them.
-func TestLimiterKnowsWhoCameLately(t *testing.T) {
+func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 	const (
 		memory   = 21 * time.Second
 		stranger = 1 << 60 // far from the identities that are counted up
 	)
-	l := NewLimiter(limit.PerSecond(anonymousRate, anonymousBurst), memory)
+	l := NewIdentityLimiter(limit.PerSecond(anonymousRate, anonymousBurst), memory)
 	now := time.Unix(1_900_000_000, 0)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	allow := func(want bool, addr netip.Addr, who uint64) {
@@ -199,8 +199,8 @@ func TestLimiterKnowsWhoCameLately(t *testing.T) {
 }
 
 // What the limiter remembers is bounded, for one address and for all of them.
-func TestLimiterMemoryIsBounded(t *testing.T) {
-	l := newLimiter(limit.PerSecond(1e9, 1e6), 1<<10, time.Minute)
+func TestIdentityLimiterMemoryIsBounded(t *testing.T) {
+	l := newIdentityLimiter(limit.PerSecond(1e9, 1e6), 1<<10, time.Minute)
 	now := time.Unix(1_900_000_000, 0)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
 	for range 3 * maxKnown {

@@ -16,7 +16,7 @@ const maxCallers = 1 << 16
 // Rates bound how often each caller may call. They remember maxCallers; beyond that the
 // one that has not called for the longest time is forgotten, and has a whole burst again.
 // They are safe for use by many goroutines.
-type Rates struct {
+type RateLimiter struct {
 	Rate  limit.Rate // of each caller; it never changes
 	began time.Time  // the times of callers count from then
 
@@ -30,9 +30,9 @@ type Caller struct {
 	Addr netip.Addr
 }
 
-// NewRates returns Rates of that many calls a second, burst of them at once.
-func NewRates(perSecond, burst int) *Rates {
-	return &Rates{
+// NewRateLimiter returns Rates of that many calls a second, burst of them at once.
+func NewRateLimiter(perSecond, burst int) *RateLimiter {
+	return &RateLimiter{
 		Rate: limit.PerSecond(perSecond, burst), began: time.Now(),
 		callers: newLRU[Caller, *time.Duration](maxCallers, nil),
 	}
@@ -49,12 +49,12 @@ func newLRU[K comparable, V any](size int, forget func(K, V)) *simplelru.LRU[K, 
 
 // Allow reports whether the caller may call now. If not, retryAfter is how long until
 // it may. Of IPv6 one /64 is one address.
-func (r *Rates) Allow(c Caller, now time.Time) (ok bool, retryAfter time.Duration) {
+func (r *RateLimiter) Allow(c Caller, now time.Time) (ok bool, retryAfter time.Duration) {
 	return r.AllowN(c, 1, now)
 }
 
 // AllowN is Allow for n calls at once. If not all of them are allowed, none is taken.
-func (r *Rates) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time.Duration) {
+func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time.Duration) {
 	if c.User != "" {
 		c.Addr = netip.Addr{}
 	} else {
