@@ -26,7 +26,7 @@ const (
 // erasures bound what erasures cost others. Those of servers do not wait for those of visitors.
 type erasures struct {
 	addresses         *httppolicy.RateLimiter // of visitors
-	visitors, servers chan struct{}     // each holds one for each erasure that looks at sets
+	visitors, servers chan struct{}           // each holds one for each erasure that looks at sets
 }
 
 func newErasures() erasures {

@@ -19,7 +19,7 @@ func TestConnLimiterOurOwnSlowness(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &limitedServer{t: t}
-	cl := newConnLimiter(l, time.Minute, 2, &s.evicted)
+	cl := NewConnLimiter(l, time.Minute, 2, func(error) {}, &s.evicted)
 	s.limiter = cl
 	accept := func() net.Conn {
 		c, err := cl.Accept()

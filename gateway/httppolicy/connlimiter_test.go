@@ -39,7 +39,7 @@ func newLimitedServer(t *testing.T, limit int) *limitedServer {
 		t.Fatal(err)
 	}
 	s := &limitedServer{t: t}
-	s.limiter = newConnLimiter(l, time.Minute, limit, &s.evicted)
+	s.limiter = NewConnLimiter(l, time.Minute, limit, func(error) {}, &s.evicted)
 	server := &http.Server{ConnState: s.limiter.State, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/long":
@@ -65,8 +65,8 @@ func newLimitedServer(t *testing.T, limit int) *limitedServer {
 func (s *limitedServer) short() int {
 	s.limiter.mu.Lock()
 	defer s.limiter.mu.Unlock()
-	if len(s.limiter.short) != s.limiter.steps.Len()+s.limiter.silent.Len() {
-		s.t.Fatalf("%d short connections, %d steps, %d silent", len(s.limiter.short), s.limiter.steps.Len(), s.limiter.silent.Len())
+	if len(s.limiter.short) != s.limiter.active.Len()+s.limiter.silent.Len() {
+		s.t.Fatalf("%d short connections, %d active, %d silent", len(s.limiter.short), s.limiter.active.Len(), s.limiter.silent.Len())
 	}
 	return len(s.limiter.short)
 }
@@ -252,8 +252,8 @@ func TestLongRequestOnSharedConnection(t *testing.T) {
 	c := conns[0]
 	short := func(want int) {
 		t.Helper()
-		if len(cl.short) != want || cl.steps.Len()+cl.silent.Len() != want {
-			t.Fatalf("%d short connections, %d steps, %d silent; want %d", len(cl.short), cl.steps.Len(), cl.silent.Len(), want)
+		if len(cl.short) != want || cl.active.Len()+cl.silent.Len() != want {
+			t.Fatalf("%d short connections, %d active, %d silent; want %d", len(cl.short), cl.active.Len(), cl.silent.Len(), want)
 		}
 	}
 	ctx := cl.Context(t.Context(), c)
@@ -270,7 +270,7 @@ func TestLongRequestOnSharedConnection(t *testing.T) {
 	cl.State(c, http.StateClosed)
 	over()
 	short(0)
-	if len(cl.long) != 0 {
+	if len(cl.shared.long) != 0 {
 		t.Fatal("a closed connection is remembered")
 	}
 	Stay(t.Context())() // of a server without a ConnLimiter
@@ -284,8 +284,8 @@ func TestLongRequestOfAClosedConnection(t *testing.T) {
 	cl.State(conns[0], http.StateClosed)
 	Stay(ctx)()
 	cl.call(conns[0])()
-	if len(cl.short) != 0 || len(cl.long) != 0 || len(cl.loads) != 0 || len(cl.most) != 0 {
-		t.Fatalf("a closed connection is remembered: %v %v %v", cl.short, cl.long, cl.loads)
+	if len(cl.short) != 0 || len(cl.shared.long) != 0 || len(cl.shared.calls) != 0 || cl.shared.total != 0 {
+		t.Fatalf("a closed connection is remembered: %v %v %v", cl.short, cl.shared.long, cl.shared.calls)
 	}
 }
 
@@ -296,7 +296,7 @@ func acceptAll(t *testing.T, limit, n int) (cl *ConnLimiter, conns, clients []ne
 	if err != nil {
 		t.Fatal(err)
 	}
-	cl = newConnLimiter(l, time.Minute, limit, &tally{})
+	cl = NewConnLimiter(l, time.Minute, limit, func(error) {}, &tally{})
 	t.Cleanup(func() { cl.Close() })
 	for range n {
 		c, client := acceptOne(t, cl)
@@ -325,14 +325,11 @@ func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 	calls := func(want int) {
 		t.Helper()
 		sum := 0
-		for c, l := range cl.loads {
-			sum += l.calls
-			if cl.most[l.place] != l || l.conn != c || l.calls > cl.most[0].calls {
-				t.Fatalf("the loads are not in their order: %v", cl.most)
-			}
+		for _, n := range cl.shared.calls {
+			sum += n
 		}
-		if cl.calls != want || sum != want || len(cl.most) != len(cl.loads) {
-			t.Fatalf("%d calls, %d of loads, want %d", cl.calls, sum, want)
+		if cl.shared.total != want || sum != want {
+			t.Fatalf("%d calls, %d of connections, want %d", cl.shared.total, sum, want)
 		}
 	}
 	var overs []func()
@@ -360,13 +357,14 @@ func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
 		over()
 	}
 	calls(0)
-	if _, remembered := cl.loads[conns[1]]; remembered || cl.short[conns[1]] != nil || cl.long[conns[1]] != 0 {
+	if _, remembered := cl.shared.calls[conns[1]]; remembered || cl.short[conns[1]] != nil || cl.shared.long[conns[1]] != 0 {
 		t.Error("the closed one is remembered")
 	}
 
 	cl, conns, _ = acceptAll(t, 1, 1) // each of these stays
 	for range 3 {
-		cl.stay(conns[len(conns)-1])
+		cl.call(conns[len(conns)-1])
+		cl.stay(conns[len(conns)-1]) // the call lasts
 		c, _ := acceptOne(t, cl)
 		conns = append(conns, c)
 	}
