@@ -10,32 +10,34 @@ import (
 	"headcount/counter/limit"
 )
 
-// maxCallers is how many callers Rates remember.
+// maxCallers is how many callers a RateLimiter remembers.
 const maxCallers = 1 << 16
 
-// Rates bound how often each caller may call. They remember maxCallers; beyond that the
-// one that has not called for the longest time is forgotten, and has a whole burst again.
-// They are safe for use by many goroutines.
+// RateLimiter bounds how often each caller may call: it keeps a token bucket for each. It
+// remembers maxCallers; beyond that it forgets the one that has not called for the longest
+// time, which then has a whole burst again. It is safe for use by many goroutines.
 type RateLimiter struct {
 	Rate  limit.Rate // of each caller; it never changes
 	began time.Time  // the times of callers count from then
 
-	mu      sync.Mutex                             // guards all below
-	callers *simplelru.LRU[Caller, *time.Duration] // when all of the caller's limit is back
+	mu      sync.Mutex
+	callers *simplelru.LRU[Caller, time.Duration] // when all of the caller's limit is back; guarded by mu
 }
 
 // Caller is a user, or, when User is empty, an address.
 type Caller struct {
 	User string
-	Addr netip.Addr
+	Addr netip.Addr // an IPv6 /64, the least that one customer gets, is one address
 }
 
-// NewRateLimiter returns Rates of that many calls a second, burst of them at once.
+// NewRateLimiter returns a RateLimiter that allows each caller that many calls a second, burst
+// of them at once.
 func NewRateLimiter(perSecond, burst int) *RateLimiter {
-	return &RateLimiter{
-		Rate: limit.PerSecond(perSecond, burst), began: time.Now(),
-		callers: newLRU[Caller, *time.Duration](maxCallers, nil),
-	}
+	return newRateLimiter(limit.PerSecond(perSecond, burst), maxCallers)
+}
+
+func newRateLimiter(rate limit.Rate, callers int) *RateLimiter {
+	return &RateLimiter{Rate: rate, began: time.Now(), callers: newLRU[Caller, time.Duration](callers, nil)}
 }
 
 // newLRU returns a map that forgets what was used longest ago.
@@ -48,7 +50,7 @@ func newLRU[K comparable, V any](size int, forget func(K, V)) *simplelru.LRU[K, 
 }
 
 // Allow reports whether the caller may call now. If not, retryAfter is how long until
-// it may. Of IPv6 one /64 is one address.
+// it may.
 func (r *RateLimiter) Allow(c Caller, now time.Time) (ok bool, retryAfter time.Duration) {
 	return r.AllowN(c, 1, now)
 }
@@ -65,12 +67,32 @@ func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfte
 	defer r.mu.Unlock()
 	back, known := r.callers.Get(c)
 	if !known {
-		back = new(at)
-		r.callers.Add(c, back)
+		back = at
 	}
-	after, wait := r.Rate.Take(*back, at, n)
+	after, wait := r.Rate.Take(back, at, n)
 	if wait == 0 {
-		*back = after
+		r.callers.Add(c, after)
+	}
+	// Each call forgets at most two callers whose limit is all back: the map shrinks again
+	// after a flood, and no call takes long.
+	for range 2 {
+		if _, back, ok := r.callers.GetOldest(); !ok || back > at {
+			break
+		}
+		r.callers.RemoveOldest()
 	}
 	return wait == 0, wait
+}
+
+// limitKey returns the /64 of an IPv6 address, and other addresses as they are.
+func limitKey(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap().WithZone("")
+	if !addr.Is6() {
+		return addr
+	}
+	prefix, err := addr.Prefix(64)
+	if err != nil {
+		return addr
+	}
+	return prefix.Addr()
 }

@@ -1,10 +1,14 @@
 package httppolicy
 
 import (
-	"fmt"
 	"net/netip"
+	"strconv"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/counter/limit"
 )
 
 func TestRateLimiter(t *testing.T) {
@@ -42,19 +46,87 @@ func TestRateLimiter(t *testing.T) {
 	}
 }
 
+func TestAddressesOfOneCustomer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		a, b string
+		same bool
+	}{
+		"one /64":           {"2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", true},
+		"two /64":           {"2001:db8::1", "2001:db8:0:1::1", false},
+		"IPv4 in IPv6 form": {"192.0.2.1", "::ffff:192.0.2.1", true},
+		"two IPv4":          {"192.0.2.1", "192.0.2.2", false},
+		"two mapped IPv4":   {"::ffff:192.0.2.1", "::ffff:192.0.2.2", false},
+		"a zone":            {"fe80::1", "fe80::2%eth0", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := limitKey(netip.MustParseAddr(tc.a)), limitKey(netip.MustParseAddr(tc.b))
+			if (a == b) != tc.same {
+				t.Fatalf("%s and %s", a, b)
+			}
+		})
+	}
+}
+
 func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
-	r, now := NewRateLimiter(10, 1), time.Unix(1000, 0)
-	for i := range maxCallers + 1 {
-		if ok, _ := r.Allow(Caller{User: fmt.Sprint(i)}, now); !ok {
-			t.Fatalf("caller %d is refused its first call", i)
+	const most = 8
+	r := newRateLimiter(limit.PerSecond(1, 2), most)
+	now := time.Unix(1_900_000_000, 0)
+	caller := func(i int) Caller { return Caller{User: strconv.Itoa(i)} }
+	for i := range most {
+		r.AllowN(caller(i), 2, now)
+	}
+	r.Allow(caller(0), now) // refused, but it has called
+	r.Allow(caller(most), now)
+	if r.callers.Len() != most || r.callers.Contains(caller(1)) || !r.callers.Contains(caller(0)) {
+		t.Fatalf("%d callers, the idle one kept: %v", r.callers.Len(), r.callers.Contains(caller(1)))
+	}
+	if ok, _ := r.Allow(caller(0), now); ok {
+		t.Fatal("a limited caller was forgotten before idle ones")
+	}
+	// Each call forgets two callers whose limit is all back.
+	now = now.Add(r.Rate.Window())
+	for i := range most / 2 {
+		r.Allow(caller(100), now)
+		if n := r.callers.Len(); n != max(1, most-2*i-2) {
+			t.Fatalf("%d callers after %d calls", n, i+1)
 		}
 	}
-	if n := r.callers.Len(); n != maxCallers {
-		t.Errorf("%d callers are remembered", n)
-	}
-	for user, want := range map[string]bool{"0": true, fmt.Sprint(maxCallers): false} {
-		if ok, _ := r.Allow(Caller{User: user}, now); ok != want {
-			t.Errorf("caller %s: allowed %t", user, ok)
+}
+
+// However calls fall, a caller gets no more than burst + rate × time. The wait that it
+// is told is enough, and no longer than needed.
+func TestRateLimiterLaws(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		burst := rapid.IntRange(1, 20).Draw(t, "burst")
+		perSecond := rapid.IntRange(1, 50).Draw(t, "rate")
+		l := newRateLimiter(limit.PerSecond(perSecond, burst), 4)
+		start := time.Unix(1_900_000_000, 0)
+		now := start
+		a := Caller{Addr: netip.MustParseAddr("2001:db8::1")}
+		allowed := 0
+		for i, n := 0, rapid.IntRange(1, 100).Draw(t, "calls"); i < n; i++ {
+			now = now.Add(time.Duration(rapid.IntRange(0, 200).Draw(t, "ms")) * time.Millisecond)
+			ok, wait := l.Allow(a, now)
+			if ok {
+				allowed++
+			} else {
+				if wait <= 0 || wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
+					t.Fatalf("told to wait %s at %d a second", wait, perSecond)
+				}
+				now = now.Add(wait + time.Microsecond)
+				if ok, again := l.Allow(a, now); !ok {
+					t.Fatalf("waited %s, told to wait %s more", wait, again)
+				}
+				allowed++
+			}
+			if most := float64(burst) + float64(perSecond)*now.Sub(start).Seconds() + 1e-3; float64(allowed) > most {
+				t.Fatalf("%d calls in %s", allowed, now.Sub(start))
+			}
+			// Other callers come and go, fewer than the limit.
+			l.Allow(Caller{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)})}, now)
 		}
-	}
+		if l.callers.Len() > 4 {
+			t.Fatalf("%d callers", l.callers.Len())
+		}
+	})
 }
