@@ -85,7 +85,6 @@ type Config struct {
 	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused. Both may be set
 	Issuers   []string         // a token's iss must be one of them; empty: it may be any
 	Audiences []string         // likewise of its aud, or of one of these
-	Client    *http.Client     // fetches JWKSURL; default one with a timeout of 5s
 	Now       func() time.Time // default time.Now
 	KeysError func(error)      // called after a fetch of JWKSURL failed, by one goroutine at a time, at most every 5s on average; may be nil
 }
@@ -141,7 +140,7 @@ func New(cfg Config) (*Identities, error) {
 	}
 	if cfg.JWKSURL != "" {
 		var err error
-		if ids.keys, err = newKeySource(cfg.JWKSURL, cfg.Client, ids.now, cfg.KeysError); err != nil {
+		if ids.keys, err = newKeySource(cfg.JWKSURL, ids.now, cfg.KeysError); err != nil {
 			return nil, err
 		}
 		ids.methods = append(ids.methods, keyMethods...)
@@ -376,48 +375,60 @@ func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, err
 	return Identity{User: sub, Expires: expires}, nil
 }
 
-// verifyToken returns the claims of a token if its signature is valid. The claims
-// are a map, since a struct would accept a member "SUB" as "sub".
+// verifyToken returns the claims of a token if its signature is valid.
 func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
-	var keyErr error  // why there was no key to verify with
-	var tried *keySet // a set with no key of the token's key id, only keys that may have signed the token
-	find := func(t *jwt.Token) (any, error) {
-		var key any
-		key, tried, keyErr = ids.findKey(ctx, t)
-		return key, keyErr
+	claims, set, err := ids.verifySignature(ctx, raw)
+	if err != nil && set != nil && ids.keys.renew(ctx, set) {
+		claims, _, err = ids.verifySignature(ctx, raw)
 	}
-	for attempt := 1; ; attempt++ {
-		claims := jwt.MapClaims{}
-		keyErr, tried = nil, nil
-		token, err := ids.parser.ParseWithClaims(raw, claims, find)
-		switch {
-		case err == nil:
-			return claims, nil
-		case keyErr != nil:
-			return nil, keyErr
-		case errors.Is(err, jwt.ErrTokenMalformed):
-			return nil, badToken("it is malformed")
-		case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
-			return nil, badToken("its algorithm is not accepted")
-		case attempt > 1 || tried == nil || !ids.keys.renew(ctx, tried):
-			return nil, badToken("its signature is wrong")
-		}
-		// The keys have just changed: a new one may have signed the token.
-	}
+	return claims, err
 }
 
-// findKey returns the key or keys to verify t with. The parser calls it only for
-// accepted algorithms. findKey chooses the key by the algorithm, so a public key
-// never serves as a secret. The set is not nil if another set might help.
-func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (any, *keySet, error) {
+// verifySignature is verifyToken with the keys that are known now. set is not nil if it
+// has no key of the token's key id, so that another set might have the right key. The
+// claims are a map, since a struct would accept a member "SUB" as "sub".
+func (ids *Identities) verifySignature(ctx context.Context, raw string) (claims jwt.MapClaims, set *keySet, err error) {
+	var keyErr error // why there is no key to verify with
+	claims = jwt.MapClaims{}
+	token, err := ids.parser.ParseWithClaims(raw, claims, func(t *jwt.Token) (key any, _ error) {
+		key, set, keyErr = ids.findKey(ctx, t)
+		return key, keyErr
+	})
+	switch {
+	case err == nil:
+		return claims, nil, nil
+	case keyErr != nil:
+		return nil, set, keyErr
+	case errors.Is(err, jwt.ErrTokenMalformed):
+		return nil, nil, badToken("it is malformed")
+	case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
+		return nil, nil, badToken("its algorithm is not accepted")
+	}
+	return nil, set, badToken("its signature is wrong")
+}
+
+// findKey returns the key or keys to verify t with, and set as verifySignature does. The
+// parser calls it only for accepted algorithms. findKey chooses the key by the algorithm, so
+// a public key never serves as a secret.
+func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set *keySet, err error) {
 	if _, critical := t.Header["crit"]; critical {
 		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
 	}
 	if t.Method == jwt.SigningMethodHS256 {
 		return ids.secret, nil, nil
 	}
+	if set, err = ids.keys.current(ctx); err != nil {
+		return nil, nil, err
+	}
 	kid, _ := t.Header["kid"].(string)
-	return ids.keys.find(ctx, t.Method.Alg(), kid)
+	found, exact := set.find(t.Method.Alg(), kid)
+	switch {
+	case exact:
+		return jwt.VerificationKeySet{Keys: found}, nil, nil
+	case len(found) == 0:
+		return nil, set, badToken("the key that signed it is unknown")
+	}
+	return jwt.VerificationKeySet{Keys: found}, set, nil
 }
 
 // checkTimes returns when the token expires; zero means never. Its error says why
