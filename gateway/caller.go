@@ -97,7 +97,7 @@ func (g *Gateway) server(c *gin.Context) bool {
 	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
 	detail := "The API key is wrong."
 	switch {
-	case len(g.keys.APIKeys) == 0:
+	case len(g.keys) == 0:
 		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
 	case key == "":
 		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."
@@ -157,7 +157,7 @@ func (g *Gateway) userInPath(c *gin.Context) (id string, ok bool) {
 // mayLook reports whether the request may see the dashboard: it has a valid API
 // key, or no keys are configured.
 func (g *Gateway) mayLook(c *gin.Context) bool {
-	return len(g.keys.APIKeys) == 0 || g.keys.Has(httppolicy.APIKey(c.Request))
+	return len(g.keys) == 0 || g.keys.Has(httppolicy.APIKey(c.Request))
 }
 
 func needsKey(c *gin.Context) {

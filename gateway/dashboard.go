@@ -31,7 +31,7 @@ func (g *Gateway) dashboard(e *gin.Engine, page asset) {
 	// error.
 	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys.APIKeys) > 0))
+		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(g.keys) > 0))
 	})
 	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")

@@ -112,15 +112,10 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 	if !ok {
 		return false
 	}
-	if o.everyone || o.exact[from] {
-		return true
-	}
 	if own := ownOrigin(host, secure); own == from && own.host != "" {
 		return true
 	}
-	return slices.ContainsFunc(o.globs, func(g originGlob) bool {
-		return g.scheme == from.scheme && g.port == from.port && matchLabels(g.labels, from.host)
-	})
+	return o.has(from)
 }
 
 // Refusal says why Allowed has refused r. If an operator can correct the cause, it
@@ -246,4 +241,84 @@ func matchLabels(pattern []string, host string) bool {
 		}
 	}
 	return p == len(pattern)
+}
+
+// has reports whether the origin is one of the patterns.
+func (o *Origins) has(from webOrigin) bool {
+	return o.everyone || o.exact[from] || slices.ContainsFunc(o.globs, func(g originGlob) bool {
+		return g.scheme == from.scheme && g.port == from.port && matchLabels(g.labels, from.host)
+	})
+}
+
+// patterns are all patterns but *, each as one with labels.
+func (o *Origins) patterns() []originGlob {
+	all := slices.Clone(o.globs)
+	for from := range o.exact {
+		all = append(all, originGlob{from.scheme, from.port, strings.Split(from.host, ".")})
+	}
+	return all
+}
+
+// shares reports whether there is an origin that both allow, and names the pattern of o that
+// allows it.
+func (o *Origins) shares(other *Origins) (pattern string, both bool) {
+	switch {
+	case o.everyone:
+		return "*", true
+	case other.everyone:
+		return o.patterns()[0].String(), true
+	}
+	for _, a := range o.patterns() {
+		for _, b := range other.patterns() {
+			if a.scheme == b.scheme && a.port == b.port && shareLabels(a.labels, b.labels) {
+				return a.String(), true
+			}
+		}
+	}
+	return "", false
+}
+
+func (g originGlob) String() string {
+	port := g.port
+	if port != "" {
+		port = ":" + port
+	}
+	return g.scheme + "://" + strings.Join(g.labels, ".") + port
+}
+
+// shareLabels reports whether a host fits both patterns, in each of which * stands for one
+// or more labels. It follows both label by label, through all pairs of places that a host
+// can lead to; so the time is bounded by the product of both lengths.
+func shareLabels(a, b []string) bool {
+	type place struct{ a, b int } // labels that are behind
+	next := []place{{}}
+	seen := map[place]bool{{}: true}
+	for len(next) > 0 {
+		at := next[len(next)-1]
+		next = next[:len(next)-1]
+		if at.a == len(a) && at.b == len(b) {
+			return true
+		}
+		if at.a == len(a) || at.b == len(b) {
+			continue
+		}
+		anyA, anyB := a[at.a] == "*", b[at.b] == "*"
+		if !anyA && !anyB && a[at.a] != b[at.b] {
+			continue
+		}
+		onward := []place{{at.a + 1, at.b + 1}}
+		if anyA { // it takes one more
+			onward = append(onward, place{at.a, at.b + 1})
+		}
+		if anyB {
+			onward = append(onward, place{at.a + 1, at.b})
+		}
+		for _, p := range onward {
+			if !seen[p] {
+				seen[p] = true
+				next = append(next, p)
+			}
+		}
+	}
+	return false
 }
