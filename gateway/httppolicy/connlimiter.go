@@ -17,7 +17,7 @@ import (
 // Times after which a short connection may be closed when others wait for its place.
 const (
 	progressTimeout = time.Second           // without progress: a whole request, or an answer that was sent
-	silenceTimeout  = 50 * time.Millisecond // without any data at all: an honest client sends its request as soon as it is connected
+	silenceTimeout  = 50 * time.Millisecond // without any data: an honest client sends its request at once
 )
 
 // Over TLS a client is in its handshake until its first request is whole. At most

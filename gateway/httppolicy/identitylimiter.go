@@ -42,7 +42,9 @@ type usedIdentity struct {
 // NewIdentityLimiter returns an IdentityLimiter that allows each address this rate of new
 // identities. One used again within memory costs nothing.
 func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter {
-	l := &IdentityLimiter{Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{}}
+	l := &IdentityLimiter{
+		Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{},
+	}
 	l.known = newLRU(maxKnownInAll, func(id usedIdentity, _ time.Time) {
 		if l.count[id.addr]--; l.count[id.addr] == 0 {
 			delete(l.count, id.addr)

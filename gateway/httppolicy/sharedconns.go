@@ -36,7 +36,8 @@ func Shared(next http.Handler) http.Handler {
 		}
 		defer of.limiter.call(of.conn)()
 		next.ServeHTTP(w, r)
-		_ = http.NewResponseController(w).Flush() // the call lasts until its answer is taken, else until the server's timeout
+		// The call lasts until the client has taken the answer, or until the server's timeout.
+		_ = http.NewResponseController(w).Flush()
 	})
 }
 

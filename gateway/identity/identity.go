@@ -26,7 +26,7 @@ import (
 
 // Where an anonymous id travels: the cookie for pages on the server's own origin, the
 // header and the query parameter "id" for pages on another one. Cookie is that of the
-// default site; see cookieOf.
+// default site; cookieOf names those of other sites.
 const (
 	Cookie = "headcount_id"
 	Header = "Headcount-Id"
@@ -57,16 +57,19 @@ const (
 	domainHash128 = "headcount user 128 v1\x00"
 )
 
-// Config says how users prove who they are.
+// Config says how users prove who they are. JWTSecret and JWKSURL may both be set; without
+// either, users are anonymous.
 type Config struct {
 	IDSecrets [][]byte         // the first signs ids, all verify; at least one, none empty
 	HashKey   []byte           // keys the user hashes; empty: SetHashKey gives it before anybody is served
 	JWTSecret []byte           // verifies HS256 tokens; empty: they are refused
-	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused. Both may be set
+	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused
 	Issuers   []string         // a token's iss must be one of them; empty: it may be any
-	Audiences []string         // likewise of its aud, or of one of these
+	Audiences []string         // a token's aud must have one of them; empty: it may be any
 	Now       func() time.Time // default time.Now
-	KeysError func(error)      // called after a fetch of JWKSURL failed, by one goroutine at a time, at most every 5s on average; may be nil
+	// KeysError is called after a fetch of JWKSURL failed, by one goroutine at a time, at most
+	// every 5s on average. It may be nil.
+	KeysError func(error)
 }
 
 // Identity is one user as a request shows it.
@@ -77,7 +80,7 @@ type Identity struct {
 	Void    bool          // the request carried anonymous ids, and none was valid
 	Linked  bool          // the anonymous id stood in the URL, which anybody may have written
 	Hash    presence.User // identifies the user in presence
-	Site    presence.Site // on which this is a user
+	Site    presence.Site // of which this is a user
 	Expires time.Time     // when the token expires; zero: never
 }
 
@@ -85,12 +88,12 @@ type Identity struct {
 // once.
 type Identities struct {
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
-	hash    atomic.Pointer[keyedMAC] // nil: not known yet
+	hash    atomic.Pointer[keyedMAC] // of users; SetHashKey changes it
 	secret  []byte                   // for HS256
 	issuers []string
-	meant   []string // audiences
-	keys    *keySource
-	methods []string
+	meant   []string   // audiences
+	keys    *keySource // nil without Config.JWKSURL
+	methods []string   // algorithms that are accepted; empty: users are anonymous
 	parser  *jwt.Parser
 	now     func() time.Time
 }
@@ -98,7 +101,12 @@ type Identities struct {
 // New returns Identities. They fetch no keys before the first token needs one.
 // The caller must call Close.
 func New(cfg Config) (*Identities, error) {
-	ids := &Identities{secret: slices.Clone(cfg.JWTSecret), issuers: slices.Clone(cfg.Issuers), meant: slices.Clone(cfg.Audiences), now: cfg.Now}
+	ids := &Identities{
+		secret:  slices.Clone(cfg.JWTSecret),
+		issuers: slices.Clone(cfg.Issuers),
+		meant:   slices.Clone(cfg.Audiences),
+		now:     cfg.Now,
+	}
 	if ids.now == nil {
 		ids.now = time.Now
 	}
@@ -126,7 +134,8 @@ func New(cfg Config) (*Identities, error) {
 		ids.methods = append(ids.methods, keyMethods...)
 	}
 	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
-	ids.parser = jwt.NewParser(jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+	ids.parser = jwt.NewParser(
+		jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
 	return ids, nil
 }
 
@@ -147,10 +156,10 @@ func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
 // ErrBadToken or ErrKeysAway. Without JWT settings there is never an error.
 // Identify may wait for a fetch of keys, no longer than r's context lasts.
 //
-// Users of two sites are two users. An anonymous id is of one site: it is signed for it,
-// and in a cookie of its own. So the pages of a site, which learn the ids of their
-// visitors, cannot act as these on another one, and two sites cannot tell that they
-// have the same visitor. A token says who somebody is on every site.
+// The same person is a different user on each site. An anonymous id belongs to one site: it is
+// signed for that site and has a cookie of its own. So the pages of a site, which learn the ids
+// of their visitors, cannot act as these visitors on another site, and two sites cannot tell
+// that they have the same visitor. A token is valid on every site.
 func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool) (Identity, error) {
 	if !ids.TokensRequired() {
 		return ids.anonymous(r, site, query), nil
@@ -239,10 +248,12 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	})
 }
 
-// ForgetCookie takes the cookie of a site away from a client that has sent one.
+// ForgetCookie deletes the cookie of a site at a client that has sent one.
 func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Site, secure bool) {
 	if name := cookieOf(site); len(r.CookiesNamed(name)) > 0 {
-		http.SetCookie(w, &http.Cookie{Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure})
+		http.SetCookie(w, &http.Cookie{
+			Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure,
+		})
 	}
 }
 

@@ -123,10 +123,14 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 func (o *Origins) Refusal(r *http.Request) string {
 	from := r.Header.Get("Origin")
 	if len(r.Header["Origin"]) == 1 && o.allows(from, r.Host, true) {
-		return "The origin is this host's under https, but the request came without TLS. Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
+		return "The origin is this host's under https, but the request came without TLS. " +
+			"Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
 	}
-	return "Pages of the origin " + strconv.Quote(presence.Excerpt(from)) + " may not use this; --allow-origins names those that may. The request names the Host " +
-		strconv.Quote(presence.Excerpt(r.Host)) + ": if that is not what the browser shows, a proxy has replaced it; have it pass the browser's (in nginx: proxy_set_header Host $http_host)."
+	return "Pages of the origin " + strconv.Quote(presence.Excerpt(from)) +
+		" may not use this; --allow-origins names those that may. The request names the Host " +
+		strconv.Quote(presence.Excerpt(r.Host)) +
+		": if that is not what the browser shows, a proxy has replaced it; have it pass the browser's " +
+		"(in nginx: proxy_set_header Host $http_host)."
 }
 
 // ownOrigin is the origin of pages that the server itself serves. Its host is empty

@@ -17,7 +17,7 @@ const SiteHeader = "Headcount-Site"
 
 const siteParameter = "site"
 
-// What a browser says of a request of a page to its own origin.
+// The header and its value that a browser sends when a page calls its own origin.
 const (
 	fetchSite  = "Sec-Fetch-Site"
 	sameOrigin = "same-origin"
@@ -32,14 +32,14 @@ type Sites struct{ list []Site }
 // Site is one site of a server.
 type Site struct {
 	presence.Site
-	Origins []string // those of its pages, as they were written
+	Origins []string // of its pages, as they were written
 
 	origins *Origins
 }
 
-// NewSites reads sites of the form name=origin,origin. An origin is a pattern as that of
-// NewOrigins. No origin is in two sites. Without any there is the default site alone, whose
-// origins NewOrigins knows.
+// NewSites reads sites of the form name=origin,origin. An origin is a pattern as in
+// NewOrigins. No origin may belong to two sites. An empty list means the default site alone,
+// without origins of its own.
 func NewSites(written []string) (*Sites, error) {
 	if len(written) == 0 {
 		return &Sites{list: []Site{{origins: &Origins{}}}}, nil
@@ -89,11 +89,11 @@ func (s *Sites) add(text string) error {
 	return nil
 }
 
-// All are the sites in the order in which they were written, not to be changed. The first
-// is that of calls that name none.
+// All returns the sites in the order in which they were written; the caller must not change
+// them. A call that names no site is for the first.
 func (s *Sites) All() []Site { return s.list }
 
-// Names are the names of the sites.
+// Names returns the names of the sites.
 func (s *Sites) Names() []presence.Site {
 	names := make([]presence.Site, len(s.list))
 	for i, site := range s.list {
@@ -102,7 +102,7 @@ func (s *Sites) Names() []presence.Site {
 	return names
 }
 
-// Origins are those of all sites.
+// Origins returns the origins of all sites.
 func (s *Sites) Origins() []string {
 	var all []string
 	for _, site := range s.list {
@@ -111,10 +111,10 @@ func (s *Sites) Origins() []string {
 	return all
 }
 
-// Of returns the site of a request: the one whose origins its Origin matches; else the one
-// that it names; else, if a page of the server's own origin sent it, the one that has this
+// Of returns the site of a request: the one that has the request's Origin; else the one that
+// the request names; else, if a page of the server's own origin sent it, the one that has this
 // origin; else the first. (A browser sends no Origin when a page reads from its own.) secure
-// says whether the client speaks TLS. The error is ErrSite.
+// says whether the client speaks TLS. The error wraps ErrSite.
 func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	named, err := s.named(r)
 	if err != nil {
@@ -139,8 +139,8 @@ func (s *Sites) Of(r *http.Request, secure bool) (presence.Site, error) {
 	return s.list[0].Site, nil
 }
 
-// Own returns the site of the server's own pages, as r names the server: the one that has
-// their origin, else the first.
+// Own returns the site that has the server's own origin, as r names the server, else the
+// first.
 func (s *Sites) Own(r *http.Request, secure bool) presence.Site {
 	if site := s.with(ownOrigin(r.Host, secure)); site != nil {
 		return site.Site
@@ -148,15 +148,15 @@ func (s *Sites) Own(r *http.Request, secure bool) presence.Site {
 	return s.list[0].Site
 }
 
-// Elsewhere reports whether a page of another site has sent r, which is for this one. That is
-// a page of the server's own origin: the Origin of any other page decides in Of. Such a page may
-// read what is public of all sites, but not act as its visitor there.
+// Elsewhere reports whether a page of another site sent r to this site. Only a page of the
+// server's own origin can: of any other page the Origin decides in Of. Such a page may read
+// what is public on all sites, but must not act as its visitor on another one.
 func (s *Sites) Elsewhere(r *http.Request, secure bool, site presence.Site) bool {
 	return len(s.list) > 1 && r.Header.Get(fetchSite) == sameOrigin && s.Others(r, secure, site)
 }
 
-// Others reports whether the server's own origin, as r names the server, is that of another site
-// than this one.
+// Others reports whether the server's own origin, as r names the server, belongs to another
+// site than this one.
 func (s *Sites) Others(r *http.Request, secure bool, site presence.Site) bool {
 	own := s.with(ownOrigin(r.Host, secure))
 	return own != nil && own.Site != site
@@ -178,7 +178,8 @@ func (s *Sites) named(r *http.Request) (site *Site, err error) {
 		i := slices.IndexFunc(s.list, func(of Site) bool { return of.Name() == name })
 		switch {
 		case i < 0:
-			err = fmt.Errorf("%w: there is no site %s; name one of --site in the header %s, or as ?site=name", ErrSite, strconv.Quote(presence.Excerpt(name)), SiteHeader)
+			err = fmt.Errorf("%w: there is no site %s; name one of --site in the header %s, or as ?site=name",
+				ErrSite, strconv.Quote(presence.Excerpt(name)), SiteHeader)
 		case site != nil && site != &s.list[i]:
 			err = fmt.Errorf("%w: the request names two sites; name one", ErrSite)
 		default:

@@ -135,7 +135,8 @@ func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err err
 	return expires, nil
 }
 
-// checkPurpose returns an error for a token that somebody else gave, or for somebody else: keys may be shared by many applications.
+// checkPurpose returns an error for a token of another issuer or for another audience: many
+// applications may share the keys that sign tokens.
 func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
 	if len(ids.issuers) > 0 {
 		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.issuers, iss) {
@@ -143,7 +144,9 @@ func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
 		}
 	}
 	if len(ids.meant) > 0 {
-		if aud, err := claims.GetAudience(); err != nil || !slices.ContainsFunc(ids.meant, func(one string) bool { return slices.Contains(aud, one) }) {
+		aud, err := claims.GetAudience()
+		ours := func(one string) bool { return slices.Contains(ids.meant, one) }
+		if err != nil || !slices.ContainsFunc(aud, ours) {
 			return badToken("its aud is another")
 		}
 	}
