@@ -33,7 +33,7 @@ func writeIdentityProblem(w http.ResponseWriter, err error) {
 // public checks a request that needs no identity: it refuses one that carries a
 // bad token. If it returns false, it has written the error answer.
 func (g *Gateway) public(c *gin.Context) bool {
-	if err := g.cfg.Identities.CheckToken(c.Request, false); err != nil {
+	if err := g.cfg.Identities.CheckToken(c.Request); err != nil {
 		writeIdentityProblem(c.Writer, err)
 		return false
 	}

@@ -1,4 +1,4 @@
-// Package counters serves counters that last: their HTTP calls, and their changes for
+// Package counterapi serves counters that last: their HTTP calls, and their changes for
 // who looks at them live. It knows neither connections nor pages.
 //
 // # A call

@@ -181,12 +181,12 @@ func (ids *Identities) fromRequest(r *http.Request, query bool) (Identity, error
 }
 
 // CheckToken is Identify for public resources: it returns an error for a bad token,
-// and none for a request without a token. It issues no id.
-func (ids *Identities) CheckToken(r *http.Request, query bool) error {
+// and none for a request without a token in its header. It issues no id.
+func (ids *Identities) CheckToken(r *http.Request) error {
 	if !ids.TokensRequired() {
 		return nil
 	}
-	if _, err := ids.fromRequest(r, query); err != nil && !errors.Is(err, ErrNoToken) {
+	if _, err := ids.fromRequest(r, false); err != nil && !errors.Is(err, ErrNoToken) {
 		return err
 	}
 	return nil
