@@ -191,15 +191,15 @@ func shorten(s string, n int) string {
 // before the connection is reset.
 const bodyTimeout = time.Second
 
-// TooLarge answers 413 as Unread does.
+// TooLarge answers 413 as RefuseBody does.
 func TooLarge(w http.ResponseWriter, detail string) {
-	Unread(w, http.StatusRequestEntityTooLarge, detail)
+	RefuseBody(w, http.StatusRequestEntityTooLarge, detail)
 }
 
-// Unread answers a request whose body is not wanted, and ends the connection. net/http would
+// RefuseBody answers a request whose body is not wanted, and ends the connection. net/http would
 // first read the rest of a body that is not much too large, for as long as the client takes to
 // send it.
-func Unread(w http.ResponseWriter, status int, detail string, opts ...Option) {
+func RefuseBody(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	w.Header().Set("Connection", "close")
 	// Without a deadline the connection ends later.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
