@@ -92,7 +92,16 @@ func TestIdentityLimiterKnowsWhoCameLately(t *testing.T) {
 		another(l, b, now)
 	}
 	allow(false, b, 7)
-	// An address that was silent for longer costs a token again.
+	// An identity that was not used for longer costs a token again, even before it is forgotten.
+	now = now.Add(memory)
+	if !l.known.Contains(usedIdentity{a, 7}) {
+		t.Fatal("it is forgotten already")
+	}
+	allow(true, a, 7)
+	for range anonymousBurst - 1 {
+		another(l, a, now)
+	}
+	allow(false, a, stranger)
 	now = now.Add(2 * memory)
 	for range anonymousBurst {
 		another(l, a, now)
@@ -112,11 +121,12 @@ func TestIdentityLimiterMemoryIsBounded(t *testing.T) {
 	if n := l.count[addr(0)]; n != maxKnown || l.known.Len() != maxKnown {
 		t.Fatalf("%d identities of one address, %d in all", n, l.known.Len())
 	}
+	oldest, _, _ := l.known.GetOldest()
 	for i := range 2 * maxKnownInAll {
 		another(l, addr(i/1000), now)
 	}
-	if n := l.known.Len(); n != maxKnownInAll {
-		t.Fatalf("%d identities in all", n)
+	if n := l.known.Len(); n != maxKnownInAll || !l.known.Contains(oldest) {
+		t.Fatalf("%d identities in all, the first one forgotten: %v", n, !l.known.Contains(oldest))
 	}
 	now = now.Add(time.Minute)
 	for range maxKnownInAll {
