@@ -216,45 +216,21 @@ func isScheme(s string) bool {
 	return s != ""
 }
 
-// matchLabels reports whether the labels of host match pattern, in which each *
-// stands for one or more labels. A * first takes one label, and one more each time
-// the rest does not match. Only the last * ever takes more, so the time is bounded
-// by the product of both lengths.
-func matchLabels(pattern []string, host string) bool {
-	labels := make([]string, 0, 16)
-	for label := range strings.SplitSeq(host, ".") {
-		if label == "" {
-			return false // "a..b", or a host that ends in a dot, which is a different origin
-		}
-		labels = append(labels, label)
-	}
-	p, l := 0, 0
-	star, taken := -1, 0 // the last * of pattern so far, and the end of the labels that it took
-	for l < len(labels) {
-		switch {
-		case p < len(pattern) && pattern[p] == "*":
-			star, taken = p, l+1
-			p, l = p+1, l+1
-		case p < len(pattern) && pattern[p] == labels[l]:
-			p, l = p+1, l+1
-		case star >= 0:
-			taken++
-			p, l = star+1, taken
-		default:
-			return false
-		}
-	}
-	return p == len(pattern)
-}
-
-// has reports whether the origin is one of the patterns.
+// has reports whether the origin fits one of the patterns.
 func (o *Origins) has(from webOrigin) bool {
 	return o.everyone || o.exact[from] || slices.ContainsFunc(o.globs, func(g originGlob) bool {
 		return g.scheme == from.scheme && g.port == from.port && matchLabels(g.labels, from.host)
 	})
 }
 
-// patterns are all patterns but *, each as one with labels.
+// matchLabels reports whether host fits a pattern. A host with an empty label, such as one that
+// ends in a dot, is a different origin and fits none.
+func matchLabels(pattern []string, host string) bool {
+	labels := strings.Split(host, ".")
+	return !slices.Contains(labels, "") && shareLabels(pattern, labels)
+}
+
+// patterns returns all patterns but *, the exact ones as globs without a *.
 func (o *Origins) patterns() []originGlob {
 	all := slices.Clone(o.globs)
 	for from := range o.exact {
@@ -291,38 +267,21 @@ func (g originGlob) String() string {
 }
 
 // shareLabels reports whether a host fits both patterns, in each of which * stands for one
-// or more labels. It follows both label by label, through all pairs of places that a host
-// can lead to; so the time is bounded by the product of both lengths.
+// or more labels. A host is a pattern without a *. The time is bounded by the product of
+// both lengths.
 func shareLabels(a, b []string) bool {
-	type place struct{ a, b int } // labels that are behind
-	next := []place{{}}
-	seen := map[place]bool{{}: true}
-	for len(next) > 0 {
-		at := next[len(next)-1]
-		next = next[:len(next)-1]
-		if at.a == len(a) && at.b == len(b) {
-			return true
-		}
-		if at.a == len(a) || at.b == len(b) {
-			continue
-		}
-		anyA, anyB := a[at.a] == "*", b[at.b] == "*"
-		if !anyA && !anyB && a[at.a] != b[at.b] {
-			continue
-		}
-		onward := []place{{at.a + 1, at.b + 1}}
-		if anyA { // it takes one more
-			onward = append(onward, place{at.a, at.b + 1})
-		}
-		if anyB {
-			onward = append(onward, place{at.a + 1, at.b})
-		}
-		for _, p := range onward {
-			if !seen[p] {
-				seen[p] = true
-				next = append(next, p)
-			}
+	// fit[j] says whether some host fits both a[:i+1] and b[:j]; last has that for i-1.
+	fit, last := make([]bool, len(b)+1), make([]bool, len(b)+1)
+	fit[0] = true
+	for i := range a {
+		fit, last = last, fit
+		fit[0] = false
+		for j := range b {
+			anyA, anyB := a[i] == "*", b[j] == "*"
+			// Both end in this label, or one is a * that also takes the label before.
+			before := last[j] || anyA && fit[j] || anyB && last[j+1]
+			fit[j+1] = before && (anyA || anyB || a[i] == b[j])
 		}
 	}
-	return false
+	return fit[len(b)]
 }
