@@ -102,7 +102,7 @@ func (k *keySource) close() {
 	k.client.CloseIdleConnections()
 }
 
-// current returns the newest keys. It waits only for the first ones.
+// current returns the newest keys, or ErrKeysAway without any. It waits only for the first ones.
 func (k *keySource) current(ctx context.Context) (*keySet, error) {
 	set := k.set.Load()
 	switch {
