@@ -39,7 +39,7 @@ var layers = []layer{
 	{"presence/rpc", []string{"presence", "presence/seal"}},
 	{"presence/ring", nil},
 	{"presence/pncounter", nil},
-	{"presence/region", []string{"presence", "presence/pncounter", "internal/setting"}},
+	{"presence/region", []string{"internal/outage", "presence", "presence/pncounter", "internal/setting"}},
 	{"unread", []string{"presence"}},
 	{"presence/minutes", []string{"presence", "counter/hyperloglog"}},                                 // what pages remember
 	{"presence/presencetest", []string{"internal/testkit", "presence", "presence/minutes", "unread"}}, // for the tests of stores; only they import it
@@ -59,11 +59,11 @@ var layers = []layer{
 	{"internal/pgtest", []string{"internal/servertest"}}, // real servers for tests
 	{"counter/counterredis", []string{"counter", "counter/hyperloglog", "counter/limit", "presence", "internal/redisconn", "scripts"}},
 	{"counter/shares", []string{"counter", "counter/hyperloglog"}},                                                                                     // what regions share of a counter, as arithmetic
-	{"counter/regions", []string{"counter", "counter/counterredis"}},                                                                                   // links between regions
+	{"counter/regions", []string{"counter", "counter/counterredis", "internal/outage"}},                                                                // links between regions
 	{"counter/hot", []string{"counter", "counter/counterredis"}},                                                                                       // spreads hot sums
 	{"counter/tiered", []string{"counter", "counter/hyperloglog", "counter/limit", "counter/counterpg", "counter/counterredis", "internal/redisconn"}}, // the one in front of the other
 	{"scripts", nil},
-	{"internal/outage", nil}, // what the log says of something that is away
+	{"internal/outage", nil}, // what the log says of something that is away, and when it is tried again
 	{"internal/redisconn", []string{"internal/outage", "scripts", "internal/tracing"}}, // a connection to Redis: what stores there are built on
 	{"web", nil},
 	{"deploy", nil}, // tests alone
@@ -72,18 +72,18 @@ var layers = []layer{
 	{"presence/node/...", []string{"internal/outage", "presence", "presence/heartbeat", "internal/setting"}},                                  // no store but by the contract
 	{"presence/member", []string{"presence", "presence/heartbeat", "presence/ring", "presence/node/...", "presence/rpc", "internal/setting"}}, // neither gateway nor dispatcher but by interface
 	{"dispatcher/...", []string{"internal/outage", "presence"}},
-	{"internal/webhook", []string{"counter", "presence"}},          // what is told, and sending it
-	{"internal/webhook/webhooktest", []string{"internal/webhook"}}, // for the tests of stores; only they import it
+	{"internal/webhook", []string{"counter", "internal/outage", "presence"}}, // what is told, and sending it
+	{"internal/webhook/webhooktest", []string{"internal/webhook"}},           // for the tests of stores; only they import it
 	{"internal/webhook/webhookmem", []string{"internal/boltfile", "internal/webhook"}},
 	{"internal/webhook/webhookredis", []string{"internal/redisconn", "scripts", "internal/webhook"}},
 	{"internal/dashboard", []string{"presence"}},
-	{"gateway/socket", nil},                                     // bytes to and from clients
-	{"gateway/websocket", nil},                                  // RFC 6455, without any I/O
-	{"gateway/httppolicy", []string{"counter/limit"}},           // what holds for all of HTTP
-	{"gateway/identity", []string{"counter/limit", "presence"}}, // who a request is from
-	{"gateway/fanout", []string{"presence"}},                    // updates to those who want them
-	{"gateway/notifier", []string{"presence", "unread"}},        // sums of the users here
-	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/httppolicy", "internal/tracing"}}, // the calls of counters that last
+	{"gateway/socket", nil},                                                 // bytes to and from clients
+	{"gateway/websocket", nil},                                              // RFC 6455, without any I/O
+	{"gateway/httppolicy", []string{"counter/limit"}},                       // what holds for all of HTTP
+	{"gateway/identity", []string{"counter/limit", "presence"}},             // who a request is from
+	{"gateway/fanout", []string{"internal/outage", "presence"}},             // updates to those who want them
+	{"gateway/notifier", []string{"internal/outage", "presence", "unread"}}, // sums of the users here
+	{"gateway/counterapi", []string{"counter", "counter/limit", "presence", "gateway/identity", "gateway/httppolicy", "internal/outage", "internal/tracing"}}, // the calls of counters that last
 	{"gateway/openapi", nil}, // describes calls and frames
 	{"gateway/api", []string{ // calls that are answered at once
 		"counter/limit", "gateway/counterapi", "gateway/httppolicy", "gateway/identity", "gateway/openapi",

@@ -7,9 +7,7 @@ package dispatcher
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
-	"time"
 
 	"github.com/rs/zerolog"
 
@@ -123,7 +121,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			stop()
 			failed++
 			d.log.Warn().Err(err).Msg("the store's publications cannot be received; trying again")
-			pause(ctx, failed)
+			outage.Sleep(ctx, outage.Pause(failed))
 		}
 	}
 }
@@ -170,7 +168,7 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		}
 		failed++
 		d.log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Int("bucket", p.Bucket).Msg("a bucket could not be read; trying again")
-		pause(ctx, failed)
+		outage.Sleep(ctx, outage.Pause(failed))
 	}
 }
 
@@ -340,18 +338,7 @@ func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
 				d.log.Warn().Err(err).Str("gateway", gateway).Msg("a gateway could not be reached; trying again")
 			}
 			o.restore(updates)
-			pause(ctx, failed)
+			outage.Sleep(ctx, outage.Pause(failed))
 		}
-	}
-}
-
-// pause waits after the nth failure in a row: 50 ms doubled up to 2 s, jittered.
-func pause(ctx context.Context, n int) {
-	d := min(50*time.Millisecond<<min(n-1, 10), 2*time.Second)
-	t := time.NewTimer(d/2 + rand.N(d/2))
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
 	}
 }

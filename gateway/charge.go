@@ -99,12 +99,12 @@ func (c *conn) admitNewTopics(topics ...presence.Topic) bool {
 // newTopics bounds how many topics that the gateway does not have yet one address, and all
 // addresses together, may name.
 type newTopics struct {
-	ofAddress *httppolicy.Rates
-	ofAll     *httppolicy.Rates // has one caller, which is everybody
+	ofAddress *httppolicy.RateLimiter
+	ofAll     *httppolicy.RateLimiter // has one caller, which is everybody
 }
 
 func newNewTopics() *newTopics {
-	return &newTopics{httppolicy.NewRates(addressPageRate, addressPageBurst), httppolicy.NewRates(gatewayPageRate, gatewayPageBurst)}
+	return &newTopics{httppolicy.NewRateLimiter(addressPageRate, addressPageBurst), httppolicy.NewRateLimiter(gatewayPageRate, gatewayPageBurst)}
 }
 
 // Admit takes n new topics from what the address and everybody may still name. It reports whether

@@ -159,7 +159,7 @@ func onPages(kind string, from, to int) []byte {
 // The limit on new pages of an address does not begin anew with each of its connections.
 func TestNewPagesOfAnAddressAreLimited(t *testing.T) {
 	s := serveGateway(t, true, nil)
-	s.g.newTopics.ofAddress = httppolicy.NewRates(1, 150)
+	s.g.newTopics.ofAddress = httppolicy.NewRateLimiter(1, 150)
 	first, second := s.socket(""), s.socket("")
 	first.write(onPages("subscribe", 0, 100))
 	first.expect(websocket.Text, `{"type":"count"`)

@@ -114,8 +114,8 @@ func serveVia(t *testing.T, polled bool, tune func(*Config), begin func(*httptes
 	wg.Go(func() { _ = g.Run(ctx) })
 	wg.Go(func() { _ = nd.Run(ctx) })
 	server := httptest.NewUnstartedServer(g.Handler())
-	door := g.Door(server.Listener)
-	server.Listener, server.Config.ConnState, server.Config.ConnContext = door, door.State, door.Context
+	limiter := g.Listener(server.Listener)
+	server.Listener, server.Config.ConnState, server.Config.ConnContext = limiter, limiter.State, limiter.Context
 	begin(server)
 	testkit.Eventually(t, "a gateway that is ready", func() bool { return g.Ready() == nil })
 	t.Cleanup(func() {

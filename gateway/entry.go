@@ -105,9 +105,9 @@ func (g *Gateway) routes() http.Handler {
 	return api.Below(g.cfg.API.BasePath, e)
 }
 
-// doorFails notes that no new client can be accepted, since this process has too
+// acceptFails notes that no new client can be accepted, since this process has too
 // many open files. A nil err means that clients are accepted again.
-func (g *Gateway) doorFails(err error) {
+func (g *Gateway) acceptFails(err error) {
 	if err == nil {
 		g.shut.Store(nil)
 		g.cfg.Log.Info().Msg("new clients are accepted again")
@@ -118,17 +118,17 @@ func (g *Gateway) doorFails(err error) {
 	g.cfg.Log.Error().Msg(err.Error())
 }
 
-// Door returns the listener for the HTTP server that serves Handler; it accepts the
+// Listener returns the listener for the HTTP server that serves Handler; it accepts the
 // clients of l.
-func (g *Gateway) Door(l net.Listener) *httppolicy.ConnLimiter {
+func (g *Gateway) Listener(l net.Listener) *httppolicy.ConnLimiter {
 	silence := g.cfg.PingInterval + g.cfg.PongTimeout + g.cfg.WriteTimeout // the longest time that a ping, its answer and a write may take together
-	return httppolicy.NewDoor(l, silence, g.cfg.MaxConnections, g.doorFails, g.metrics.evicted)
+	return httppolicy.NewConnLimiter(l, silence, g.cfg.MaxConnections, g.acceptFails, g.metrics.evicted)
 }
 
-// BelowTLS prepares the connections of a door for an HTTP server that speaks TLS: the door
+// BelowTLS prepares the connections of limiter for an HTTP server that speaks TLS: limiter
 // bounds handshakes, and a connection that the gateway takes over from that server then
 // needs no goroutine.
-func BelowTLS(door *httppolicy.ConnLimiter) net.Listener {
-	door.SpeakTLS()
-	return socket.Listener{Listener: door}
+func BelowTLS(limiter *httppolicy.ConnLimiter) net.Listener {
+	limiter.SpeakTLS()
+	return socket.Listener{Listener: limiter}
 }

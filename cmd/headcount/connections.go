@@ -45,7 +45,7 @@ func connectionsByMemory(memory uint64) int {
 }
 
 // connectionsByFiles is how many long connections fit into this many open files.
-// It leaves room for the short connections that the gateway's door lets in: a
+// It leaves room for the short connections that the gateway's ConnLimiter lets in: a
 // tenth of the long ones, at least 100, but never more than the long ones. A tenth
 // of the files stays free.
 func connectionsByFiles(files uint64, cluster bool, peers int) int {

@@ -123,22 +123,22 @@ func serve(ctx context.Context, cfg Config, log zerolog.Logger) error {
 		}
 		publicServer = httpServer(handler, log)
 		publicServer.WriteTimeout = answerTimeout // WebSockets and event streams have their own
-		door := sys.gateway.Door(public)
-		publicServer.ConnState = door.State
-		visitors := net.Listener(door)
+		limiter := sys.gateway.Listener(public)
+		publicServer.ConnState = limiter.State
+		visitors := net.Listener(limiter)
 		if certs != nil {
-			publicServer.ConnContext = door.Context
-			visitors = gateway.BelowTLS(door)
+			publicServer.ConnContext = limiter.Context
+			visitors = gateway.BelowTLS(limiter)
 		}
 		go func() { failed <- serveVisitors(publicServer, visitors, certs, cfg.WriteTimeout) }()
 		hello = hello.Str("listen", public.Addr().String()).Str("open", openURL(public.Addr(), cfg))
 	}
 	plainServer := &http.Server{}
 	if plain != nil {
-		door := sys.gateway.Door(plain)
+		limiter := sys.gateway.Listener(plain)
 		plainServer = httpServer(certs.redirect, log)
-		plainServer.WriteTimeout, plainServer.ConnState = answerTimeout, door.State
-		go func() { failed <- plainServer.Serve(door) }()
+		plainServer.WriteTimeout, plainServer.ConnState = answerTimeout, limiter.State
+		go func() { failed <- plainServer.Serve(limiter) }()
 		hello = hello.Str("http_redirect", plain.Addr().String())
 	}
 	hello.Msg("headcount is listening")

@@ -120,7 +120,6 @@ import (
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
 	"github.com/rs/zerolog"
-	"github.com/sony/gobreaker/v2"
 
 	"headcount/counter"
 	"headcount/internal/outage"
@@ -143,9 +142,6 @@ const (
 	openTimeout    = 20 * time.Second // of a start that prepares the tables: it goes on without a database that takes longer
 	callTimeout    = 5 * time.Second  // of a whole call, when its context has no earlier end
 	migrateTimeout = 10 * time.Minute // of preparing the tables, or waiting for who prepares them
-
-	tripAfter  = 3                      // failures in a row until calls fail without trying
-	probeEvery = 500 * time.Millisecond // between two tries while they do
 
 	leastServer = 13_00_00 // server_version_num
 	migrations  = "headcount_migrations"
@@ -182,15 +178,13 @@ type Config struct {
 type Store struct {
 	cfg     Config
 	pool    *pgxpool.Pool
-	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
-	ready   atomic.Bool           // the tables are there
-	why     atomic.Pointer[error] // why PostgreSQL could not be used last; nil: it always could
+	breaker *outage.Breaker
+	ready   atomic.Bool // the tables are there
 	closed  atomic.Bool
 	ids     numbers
 	cache   *cache
 	feed    *feed
 
-	wake chan struct{} // holds one: the breaker's state may have changed
 	stop context.CancelFunc
 	wg   sync.WaitGroup // the goroutines of run, awaited by Close
 }
@@ -229,19 +223,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	pc.MaxConns = int32(cfg.Connections)
 	pc.MinConns = 0
 	pc.MaxConnIdleTime = 5 * time.Minute
-	s := &Store{cfg: cfg, wake: make(chan struct{}, 1)}
+	s := &Store{cfg: cfg}
 	if s.pool, err = pgxpool.NewWithConfig(context.Background(), pc); err != nil {
 		return nil, fmt.Errorf("counterpg: %w: %w", ErrConfig, err)
 	}
 	s.cache = newCache(cfg.Cached)
 	s.feed = newFeed()
-	s.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Name:          "postgres",
-		Timeout:       probeEvery,
-		ReadyToTrip:   func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter },
-		OnStateChange: func(string, gobreaker.State, gobreaker.State) { s.look() },
-		IsExcluded:    func(err error) bool { return errors.Is(err, errNotItsFault) },
-	})
+	s.breaker = outage.NewBreaker("postgres")
 	first, cancel := context.WithTimeout(ctx, openTimeout)
 	err = s.prepare(first)
 	cancel()
@@ -466,31 +454,23 @@ func (s *Store) note(err error) {
 
 // Cause is why PostgreSQL cannot be used; nil: it can. Any goroutine may call it.
 func (s *Store) Cause() error {
-	if why := s.why.Load(); why != nil && !s.up() {
-		return *why
+	if s.up() {
+		return nil
 	}
-	return nil
+	return s.breaker.LastFailure()
 }
 
-func (s *Store) up() bool { return s.ready.Load() && s.breaker.State() == gobreaker.StateClosed }
+func (s *Store) up() bool { return s.ready.Load() && s.breaker.Closed() }
 
 // failed notes why PostgreSQL could not be used, on one line: of several addresses each has its own.
 func (s *Store) failed(why error) {
-	text := errors.New(strings.Join(strings.Fields(why.Error()), " "))
-	s.why.Store(&text)
-}
-
-func (s *Store) look() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.breaker.Failed(errors.New(strings.Join(strings.Fields(why.Error()), " ")))
 }
 
 // tend prepares the tables, asks for a server that does not answer, and says
 // when it comes and goes.
 func (s *Store) tend(ctx context.Context) {
-	ticker := time.NewTicker(probeEvery)
+	ticker := time.NewTicker(outage.ProbeEvery)
 	defer ticker.Stop()
 	was, first := false, true
 	away := outage.Log{Log: s.cfg.Log, What: "counters: PostgreSQL", Mend: "the server waits for it: see whether it runs, and what headcount check says of it"}
@@ -516,7 +496,7 @@ func (s *Store) tend(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-s.wake:
+		case <-s.breaker.Changed:
 		case <-ticker.C:
 		}
 	}
@@ -525,15 +505,13 @@ func (s *Store) tend(ctx context.Context) {
 var (
 	errClosed = errors.New("it is closed")
 	errSilent = errors.New("it did not answer a moment ago")
-	// errNotItsFault marks a failure that says nothing about PostgreSQL: the caller left.
-	errNotItsFault = errors.New("the caller left")
 )
 
 // callers marks an error of a caller's function, which says nothing about PostgreSQL.
 type callers struct{ error }
 
 func (c callers) Unwrap() error        { return c.error }
-func (c callers) Is(target error) bool { return target == errNotItsFault }
+func (c callers) Is(target error) bool { return target == outage.ErrNotItsFault }
 
 // do runs fn on a connection, unless PostgreSQL is known not to answer. A
 // transaction that fn left open is rolled back. Its error is counter.ErrUnavailable.
@@ -557,7 +535,7 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 		return away(errClosed)
 	}
 	if !s.ready.Load() {
-		return away(*s.why.Load())
+		return away(s.breaker.LastFailure())
 	}
 	done, err := s.breaker.Allow()
 	if err != nil {
@@ -580,9 +558,9 @@ func (s *Store) doFor(ctx context.Context, timeout time.Duration, fn func(contex
 	case err == nil || answered(err):
 		done(nil)
 	case errors.As(err, new(callers)):
-		done(errNotItsFault)
+		done(outage.ErrNotItsFault)
 	case ctx.Err() != nil && time.Since(start) < dialTimeout:
-		done(errNotItsFault)
+		done(outage.ErrNotItsFault)
 	default:
 		done(err)
 		s.failed(err)

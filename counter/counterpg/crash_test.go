@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/sony/gobreaker/v2"
 
 	"headcount/counter"
 	"headcount/counter/countertest"
+	"headcount/internal/outage"
 	"headcount/internal/pgtest"
 	"headcount/internal/testkit"
 )
@@ -132,7 +132,7 @@ func TestSilentServer(t *testing.T) {
 	}
 	server.Pause()
 	var tries sync.WaitGroup
-	for try := range tripAfter {
+	for try := range outage.TripAfter {
 		tries.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), dialTimeout+100*time.Millisecond)
 			defer cancel()
@@ -161,10 +161,10 @@ func TestSilentServer(t *testing.T) {
 	}
 	server.Resume()
 	state.await(t, true)
-	for try := range tripAfter {
+	for try := range outage.TripAfter {
 		apply(t, s, with(fmt.Sprint(try), add("e:1", 1)))
 	}
-	if got := apply(t, s, with("", add("e:1", 1))); got.Counters[0].Value != 2+tripAfter {
+	if got := apply(t, s, with("", add("e:1", 1))); got.Counters[0].Value != 2+outage.TripAfter {
 		t.Errorf("%+v", got)
 	}
 }
@@ -181,7 +181,7 @@ func TestALongCallIsNoProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.Kill()
-	for s.breaker.State() == gobreaker.StateClosed {
+	for s.breaker.Closed() {
 		if exactly() == nil {
 			t.Fatal("a change without a server")
 		}
@@ -232,7 +232,7 @@ func TestRefusals(t *testing.T) {
 			server.Exec(t, url, tc.cut)
 			hangUp(t, server, url)
 			op := with(tc.name, add("e:1", 1))
-			for range 2 * tripAfter {
+			for range 2 * outage.TripAfter {
 				if r := s.Apply(t.Context(), []counter.Op{op})[0]; !errors.Is(r.Err, counter.ErrUnavailable) {
 					t.Fatalf("%+v", r)
 				}

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	mrand "math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter/counterredis"
+	"headcount/internal/outage"
 )
 
 const (
@@ -116,9 +116,6 @@ func (l *link) ended(what int, err error) {
 func (l *link) run(ctx context.Context) {
 	look := time.NewTicker(looksAfter * l.s.cfg.Every)
 	defer look.Stop()
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	<-pause.C
 	for all := true; ; all = false {
 		if !all {
 			select {
@@ -139,19 +136,14 @@ func (l *link) run(ctx context.Context) {
 		switch {
 		case err != nil:
 			l.failures.Inc()
-			rest = retryAfter/2 + mrand.N(retryAfter/2)
+			rest = outage.Jitter(retryAfter)
 		case later:
 			rest = unreadyFor
 		case more:
 			rest = 0
 		}
-		if rest > 0 {
-			pause.Reset(rest)
-			select {
-			case <-ctx.Done():
-				return
-			case <-pause.C:
-			}
+		if rest > 0 && !outage.Sleep(ctx, rest) {
+			return
 		}
 		if more || later || err != nil {
 			signal(l.wake)
@@ -417,16 +409,11 @@ func (l *link) failed(ctx context.Context, err error) {
 		return
 	}
 	l.failures.Inc()
-	rest := retryAfter/2 + mrand.N(retryAfter/2)
+	rest := outage.Jitter(retryAfter)
 	if errors.Is(err, errName) {
 		rest = looksAfter * l.s.cfg.Every
 	}
-	pause := time.NewTimer(rest)
-	defer pause.Stop()
-	select {
-	case <-ctx.Done():
-	case <-pause.C:
-	}
+	outage.Sleep(ctx, rest)
 }
 
 // tellSmall tells all of those of buckets that have few counters, in one call, and returns the others.

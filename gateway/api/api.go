@@ -114,7 +114,7 @@ type API struct {
 	cfg        Config
 	callers    *Callers
 	parts      Parts
-	identities *httppolicy.Limiter
+	identities *httppolicy.IdentityLimiter
 	erasures   erasures
 	metrics    *httpMetrics
 	started    atomic.Bool // the cluster was ready once; from then on there are counts to serve
@@ -124,7 +124,7 @@ type API struct {
 func New(cfg Config, parts Parts) *API {
 	return &API{
 		cfg: cfg, callers: parts.Callers, parts: parts,
-		identities: httppolicy.NewLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
+		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), cmp.Or(cfg.HoldTime, 21*time.Second)),
 		erasures:   newErasures(), metrics: newHTTPMetrics(parts.Registerer),
 	}
 }

@@ -89,7 +89,7 @@ func RefuseIdentity(w http.ResponseWriter, err error) {
 // Public checks a request that needs no identity: it refuses one that carries a
 // bad token. If it returns false, it has written the error answer.
 func (w *Callers) Public(c *gin.Context) bool {
-	if err := w.Identities.CheckToken(c.Request, false); err != nil {
+	if err := w.Identities.CheckToken(c.Request); err != nil {
 		RefuseIdentity(c.Writer, err)
 		return false
 	}
@@ -123,7 +123,7 @@ func (w *Callers) Server(c *gin.Context) bool {
 	c.Header("WWW-Authenticate", `API-Key realm="headcount"`)
 	detail := "The API key is wrong."
 	switch {
-	case len(w.Keys.APIKeys) == 0:
+	case len(w.Keys) == 0:
 		detail = "Only a server with an API key may call this, and no key is configured: start Headcount with --api-key."
 	case httppolicy.APIKey(c.Request) == "":
 		detail = "Only a server may call this: send an API key in the header " + httppolicy.APIKeyHeader + "."

@@ -31,7 +31,7 @@ func (a *API) dashboard(e *gin.Engine, page asset) {
 	// error.
 	httppolicy.Get(e, "/-/dashboard/access", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
-		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(a.callers.Keys.APIKeys) > 0))
+		write(c, "application/json", fmt.Appendf(nil, "{\"key_needed\":%t}\n", len(a.callers.Keys) > 0))
 	})
 	httppolicy.Get(e, "/-/dashboard/data", func(c *gin.Context) {
 		httppolicy.AddVary(c.Writer.Header(), "Accept-Encoding")
@@ -51,7 +51,7 @@ func (a *API) dashboard(e *gin.Engine, page asset) {
 // mayLook reports whether the request may see the dashboard: it has a valid API
 // key, or no keys are configured.
 func (w *Callers) mayLook(c *gin.Context) bool {
-	return len(w.Keys.APIKeys) == 0 || w.IsServer(c.Request)
+	return len(w.Keys) == 0 || w.IsServer(c.Request)
 }
 
 // alone reports whether the API key of the request holds only for single sites, so that its

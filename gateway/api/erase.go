@@ -24,12 +24,12 @@ const (
 
 // erasures bound how busy erasures keep the store. Those of servers do not wait for those of visitors.
 type erasures struct {
-	addresses         *httppolicy.Rates // of visitors
-	visitors, servers chan struct{}     // semaphores: an element for each erasure that looks at sets
+	addresses         *httppolicy.RateLimiter // of visitors
+	visitors, servers chan struct{}           // semaphores: an element for each erasure that looks at sets
 }
 
 func newErasures() erasures {
-	return erasures{httppolicy.NewRates(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
+	return erasures{httppolicy.NewRateLimiter(eraseRate, eraseBurst), make(chan struct{}, erasesAtOnce), make(chan struct{}, erasesAtOnce)}
 }
 
 // turn waits until an erasure may look at sets. The caller calls end after that.

@@ -700,16 +700,16 @@ func TestPublicCalls(t *testing.T) {
 
 var errAway = fmt.Errorf("test: %w", counter.ErrUnavailable)
 
-// outage is a store of a server that may be away.
-type outage struct {
+// awayStore is a store of a server that may be away.
+type awayStore struct {
 	*countermem.Store
 	away  atomic.Bool
 	reads atomic.Int64
 }
 
-func (o *outage) Up() bool { return !o.away.Load() }
+func (o *awayStore) Up() bool { return !o.away.Load() }
 
-func (o *outage) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
+func (o *awayStore) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	if o.away.Load() {
 		results := make([]counter.Result, len(ops))
 		for i := range results {
@@ -720,7 +720,7 @@ func (o *outage) Apply(ctx context.Context, ops []counter.Op) []counter.Result {
 	return o.Store.Apply(ctx, ops)
 }
 
-func (o *outage) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
+func (o *awayStore) Read(ctx context.Context, keys []string, member string, lag time.Duration) ([]counter.Reading, error) {
 	o.reads.Add(1)
 	if o.away.Load() {
 		return nil, errAway
@@ -728,14 +728,14 @@ func (o *outage) Read(ctx context.Context, keys []string, member string, lag tim
 	return o.Store.Read(ctx, keys, member, lag)
 }
 
-func (o *outage) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
+func (o *awayStore) Ledger(ctx context.Context, key string, after uint64, limit int) (counter.Ledger, error) {
 	if o.away.Load() {
 		return counter.Ledger{}, errAway
 	}
 	return o.Store.Ledger(ctx, key, after, limit)
 }
 
-func (o *outage) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
+func (o *awayStore) Limit(ctx context.Context, calls []limit.Call) []counter.LimitResult {
 	if o.away.Load() {
 		results := make([]counter.LimitResult, len(calls))
 		for i := range results {
@@ -746,7 +746,7 @@ func (o *outage) Limit(ctx context.Context, calls []limit.Call) []counter.LimitR
 	return o.Store.Limit(ctx, calls)
 }
 
-func (o *outage) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
+func (o *awayStore) Aggregate(ctx context.Context, prefix string) (counter.Aggregate, error) {
 	if o.away.Load() {
 		return counter.Aggregate{}, errAway
 	}
@@ -756,7 +756,7 @@ func (o *outage) Aggregate(ctx context.Context, prefix string) (counter.Aggregat
 // While the store is away, changes get 503. Reads that may lag get what is known, as
 // stale. What nobody knows gets 503.
 func TestTheStoreIsAway(t *testing.T) {
-	store := &outage{Store: countermem.New(countermem.Config{})}
+	store := &awayStore{Store: countermem.New(countermem.Config{})}
 	s := serve(t, func(cfg *Config) {
 		cfg.Store, cfg.State, cfg.Combiner = store, store, counter.NewCombiner(store, counter.CombinerConfig{})
 	})

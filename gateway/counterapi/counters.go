@@ -1,4 +1,4 @@
-// Package counters serves counters that last: their HTTP calls, and their changes for
+// Package counterapi serves counters that last: their HTTP calls, and their changes for
 // who looks at them live. It knows neither connections nor pages.
 //
 // # A call
@@ -296,7 +296,7 @@ func (a *API) body(c *gin.Context, server bool) ([]byte, bool) {
 	case errors.As(err, &tooLarge):
 		httppolicy.TooLarge(c.Writer, tooLong)
 	case errors.Is(err, errLargeBodies):
-		httppolicy.Unread(c.Writer, http.StatusServiceUnavailable, "Too many large bodies of callers without API key are being read; send less than 4096 bytes, or try again.", httppolicy.RetryAfter(comeBack))
+		httppolicy.RefuseBody(c.Writer, http.StatusServiceUnavailable, "Too many large bodies of callers without API key are being read; send less than 4096 bytes, or try again.", httppolicy.RetryAfter(comeBack))
 	case err != nil:
 		problem(c, http.StatusBadRequest, "The body could not be read.")
 	}

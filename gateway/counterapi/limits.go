@@ -61,7 +61,7 @@ func (a *API) postLimit(c *gin.Context) {
 // writeLimit answers with what became of a call.
 func writeLimit(c *gin.Context, call limit.Call, taken limit.Answer) {
 	h, reset := c.Writer.Header(), time.Duration(taken.Reset)*time.Millisecond
-	httppolicy.TellLimit(h, call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, reset)
+	httppolicy.SetRateLimit(h, call.Limit, time.Duration(call.Window)*time.Millisecond, taken.Remaining, reset)
 	b := append(make([]byte, 0, 128), `{"allowed":`...)
 	b = strconv.AppendBool(b, taken.Allowed)
 	b = append(b, `,"limit":`...)

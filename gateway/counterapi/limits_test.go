@@ -131,7 +131,7 @@ func TestProblemsOfLimits(t *testing.T) {
 }
 
 func TestTheStoreOfLimitsIsAway(t *testing.T) {
-	store := &outage{Store: countermem.New(countermem.Config{})}
+	store := &awayStore{Store: countermem.New(countermem.Config{})}
 	s := serve(t, func(cfg *Config) {
 		cfg.Store, cfg.State, cfg.Limits = store, store, counter.NewLimits(store, counter.CombinerConfig{})
 	})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -40,9 +40,7 @@ const (
 	maxLast     = 1 << 14     // counters last read that are remembered, about 4 MB
 
 	// noLag is that of a read that is not to lag, and yet to say what is known when the store is away.
-	noLag      = time.Nanosecond
-	retryLeast = 100 * time.Millisecond
-	retryMost  = 2 * time.Second
+	noLag = time.Nanosecond
 )
 
 // Hub delivers updates to those who want them. It asks for topics with Want and
@@ -314,7 +312,7 @@ func (l *Live) Run(ctx context.Context) {
 	for range lookers {
 		wg.Go(func() { l.answer(ctx) })
 	}
-	pause := retryLeast
+	failed := 0
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	pulse := time.NewTicker(pulseEvery)
@@ -349,11 +347,11 @@ func (l *Live) Run(ctx context.Context) {
 			if !errors.Is(err, errExact) {
 				l.goAway()
 			}
-			retry.Reset(pause/2 + rand.N(pause/2))
-			pause = min(2*pause, retryMost)
+			failed++
+			retry.Reset(outage.Pause(failed))
 			continue
 		}
-		pause = retryLeast
+		failed = 0
 		if !done {
 			signal(l.wake)
 		}
@@ -708,7 +706,7 @@ func (l *Live) told(changes []counter.Update) {
 
 // answer asks the store about members until ctx ends.
 func (l *Live) answer(ctx context.Context) {
-	pause := retryLeast
+	failed := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -721,7 +719,7 @@ func (l *Live) answer(ctx context.Context) {
 				break
 			}
 			if err := l.askAbout(ctx, member, keys); err == nil {
-				pause = retryLeast
+				failed = 0
 				continue
 			}
 			l.mu.Lock()
@@ -729,12 +727,10 @@ func (l *Live) answer(ctx context.Context) {
 				l.question(key, member)
 			}
 			l.mu.Unlock()
-			select {
-			case <-ctx.Done():
+			failed++
+			if !outage.Sleep(ctx, outage.Pause(failed)) {
 				return
-			case <-time.After(pause/2 + rand.N(pause/2)):
 			}
-			pause = min(2*pause, retryMost)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"headcount/counter"
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -228,7 +229,7 @@ func TestOnlyExactCountersAreAway(t *testing.T) {
 		s.part = false
 		s.counters["stock:1"] = counter.Counter{Kind: counter.Exact, Value: 3, Version: counter.Version{Incarnation: 7, Sequence: 1}}
 		s.mu.Unlock()
-		time.Sleep(2 * retryMost)
+		time.Sleep(2 * outage.MaxPause)
 		want("7-1")
 	})
 }
@@ -388,7 +389,7 @@ func TestAwayAndBack(t *testing.T) {
 		away(false)
 		l.StateChanged()
 		synctest.Wait()
-		time.Sleep(2 * retryMost)
+		time.Sleep(2 * outage.MaxPause)
 		synctest.Wait()
 		if got := strings.Join(ann.log, ","); got != "mine true again true" {
 			t.Errorf("told %q", got)

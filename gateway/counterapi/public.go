@@ -40,8 +40,8 @@ const (
 
 // publicBounds hold callers without API key to what they may change. They are safe for use by many goroutines.
 type publicBounds struct {
-	users, addresses, makers, made *httppolicy.Rates // made has one caller, which is everybody
-	identities                     *httppolicy.Limiter
+	users, addresses, makers, made *httppolicy.RateLimiter // made has one caller, which is everybody
+	identities                     *httppolicy.IdentityLimiter
 	seed                           maphash.Seed
 	existing                       *lru.Cache[uint64, struct{}] // hashes of the names of counters
 
@@ -62,9 +62,9 @@ func newPublicBounds() *publicBounds {
 		panic(err)
 	}
 	return &publicBounds{
-		users: httppolicy.NewRates(userRate, userBurst), addresses: httppolicy.NewRates(addressRate, addressBurst),
-		makers: httppolicy.NewRates(newRate, newBurst), made: httppolicy.NewRates(allNewRate, allNewBurst),
-		identities: httppolicy.NewLimiter(limit.PerSecond(identityRate, identityBurst), lately),
+		users: httppolicy.NewRateLimiter(userRate, userBurst), addresses: httppolicy.NewRateLimiter(addressRate, addressBurst),
+		makers: httppolicy.NewRateLimiter(newRate, newBurst), made: httppolicy.NewRateLimiter(allNewRate, allNewBurst),
+		identities: httppolicy.NewIdentityLimiter(limit.PerSecond(identityRate, identityBurst), lately),
 		seed:       maphash.MakeSeed(), existing: existing, sizes: map[*counter.Rule]*ruleSize{},
 	}
 }
@@ -152,7 +152,7 @@ func (a *API) refusesNew(ctx context.Context, one call, change *counter.Change, 
 		return nil
 	}
 	for _, by := range []struct {
-		rates  *httppolicy.Rates
+		rates  *httppolicy.RateLimiter
 		caller httppolicy.Caller
 	}{{b.makers, httppolicy.Caller{Addr: addr}}, {b.made, httppolicy.Caller{}}} {
 		if ok, wait := by.rates.Allow(by.caller, now); !ok {

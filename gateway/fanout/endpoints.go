@@ -2,9 +2,9 @@ package fanout
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -55,11 +55,10 @@ func (h *Hub) keepAttached(ctx context.Context) {
 				return
 			}
 			failed++
-			pause := min(50*time.Millisecond<<min(failed, 6), 2*time.Second)
 			if failed == 1 {
 				h.log.Warn().Err(err).Msg("topics could not be attached; trying again")
 			}
-			retry.Reset(pause/2 + rand.N(pause/2))
+			retry.Reset(outage.Pause(failed))
 			continue
 		}
 		if failed > 0 {

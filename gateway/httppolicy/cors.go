@@ -12,7 +12,8 @@ import (
 // requests with credentials.
 const (
 	corsMethods = "GET, HEAD, PUT, POST, DELETE"
-	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, Cache-Control, Headcount-Site"
+	corsHeaders = "Content-Type, Authorization, Headcount-Id, X-API-Key, Idempotency-Key, Last-Event-ID, " +
+		"Cache-Control, Headcount-Site"
 	corsExposed = "Retry-After, RateLimit, RateLimit-Policy, Headcount-Id, Idempotent-Replay"
 	corsMaxAge  = "7200" // seconds; browsers keep a preflight no longer
 )

@@ -1,4 +1,4 @@
-// Package policy holds the HTTP rules that are the same for every route: which
+// Package httppolicy holds the HTTP rules that are the same for every route: which
 // clients are accepted, from which origin and how often, in which form a client
 // wants its answer, and how errors are written.
 package httppolicy

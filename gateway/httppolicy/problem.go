@@ -46,16 +46,17 @@ func RetryAfter(d time.Duration) Option {
 // Limited tells the client that it has used up its rate, and gets one back after wait.
 func Limited(rate limit.Rate, wait time.Duration) Option {
 	return func(h http.Header) {
-		TellLimit(h, int64(rate.Burst), rate.Window(), 0, wait)
+		SetRateLimit(h, int64(rate.Burst), rate.Window(), 0, wait)
 		RetryAfter(wait)(h)
 	}
 }
 
-// TellLimit sets the headers that an answer has whether the limit lets it pass or not: so many in a
-// window, what is left, and when something happens to that. A refusal adds RetryAfter.
-func TellLimit(h http.Header, most int64, window time.Duration, left int64, reset time.Duration) {
-	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + retrySeconds(reset)} // Set would write Ratelimit
-	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(most, 10) + `;w=` + retrySeconds(window)}
+// SetRateLimit sets the headers that an answer has whether the limit lets the call pass or not: how
+// many may pass in a window, how many are left, and when that changes. A refusal adds RetryAfter.
+func SetRateLimit(h http.Header, limit int64, window time.Duration, left int64, reset time.Duration) {
+	// Set would write Ratelimit.
+	h["RateLimit"] = []string{`"default";r=` + strconv.FormatInt(left, 10) + `;t=` + retrySeconds(reset)}
+	h["RateLimit-Policy"] = []string{`"default";q=` + strconv.FormatInt(limit, 10) + `;w=` + retrySeconds(window)}
 }
 
 func retrySeconds(d time.Duration) string {
@@ -89,21 +90,29 @@ type problem struct {
 // Reasons of refusals whose status does not say enough. Each is a label of a metric.
 const (
 	ReasonAPIKey      = "api_key"     // it is missing or wrong
-	ReasonNoToken     = "no_token"    //
+	ReasonNoToken     = "no_token"    // the request needs one
 	ReasonBadToken    = "bad_token"   // or an expired one
 	ReasonOrigin      = "origin"      // it is not allowed
-	ReasonSite        = "site"        // the API key, or the page that asks, is of another one
-	ReasonConnections = "connections" // there are as many as may be
-	ReasonAddress     = "address"     // its connections are as many as may be
+	ReasonSite        = "site"        // the API key, or the page that asks, belongs to another one
+	ReasonConnections = "connections" // the server has its maximum
+	ReasonAddress     = "address"     // it has its maximum of connections
 	ReasonMemory      = "memory"      // the process has little left
 )
 
 // statusReasons are the reasons of all other refusals.
 var statusReasons = map[int]string{
-	http.StatusBadRequest: "bad_request", http.StatusUnauthorized: "unauthorized", http.StatusForbidden: "forbidden", http.StatusNotFound: "not_found",
-	http.StatusMethodNotAllowed: "method", http.StatusConflict: "conflict", http.StatusRequestEntityTooLarge: "too_large",
-	http.StatusUnsupportedMediaType: "media_type", http.StatusUpgradeRequired: "no_upgrade", http.StatusTooManyRequests: "rate",
-	http.StatusInternalServerError: "defect", http.StatusServiceUnavailable: "unavailable",
+	http.StatusBadRequest:            "bad_request",
+	http.StatusUnauthorized:          "unauthorized",
+	http.StatusForbidden:             "forbidden",
+	http.StatusNotFound:              "not_found",
+	http.StatusMethodNotAllowed:      "method",
+	http.StatusConflict:              "conflict",
+	http.StatusRequestEntityTooLarge: "too_large",
+	http.StatusUnsupportedMediaType:  "media_type",
+	http.StatusUpgradeRequired:       "no_upgrade",
+	http.StatusTooManyRequests:       "rate",
+	http.StatusInternalServerError:   "defect",
+	http.StatusServiceUnavailable:    "unavailable",
 }
 
 const otherReason = "other"
@@ -114,7 +123,8 @@ func Reasons() []string {
 		ReasonAPIKey, ReasonNoToken, ReasonBadToken, ReasonOrigin, ReasonSite, ReasonConnections, ReasonAddress, ReasonMemory)
 }
 
-// What the header of an answer has for the log. It is put there after the header was sent, so no client gets it.
+// Fields for the log in the header of an answer. They are set after the header was sent, so no
+// client gets them.
 const (
 	reasonKey = "Reason"
 	detailKey = "Detail"
@@ -123,15 +133,16 @@ const (
 // Because names the reason of a refusal.
 func Because(reason string) Option { return func(h http.Header) { h.Set(reasonKey, reason) } }
 
-// Refusal returns why Problem refused the request that was answered with this header: a reason for a metric, and the
-// detail. reason is empty when it did not.
+// Refusal returns why Problem refused the request that was answered with this header: a reason for
+// a metric, and the detail. reason is empty if Problem did not answer it.
 func Refusal(h http.Header) (reason, detail string) {
 	return h.Get(reasonKey), h.Get(detailKey)
 }
 
 var quotation = regexp.MustCompile(`"(?:[^"\\]|\\.)*(?:"|$)`)
 
-// Unquoted is a detail for the log, which has no user, page or key: a detail quotes whatever a client sent.
+// Unquoted returns a detail for the log, without users, pages and keys: a detail quotes whatever a
+// client sent.
 func Unquoted(detail string) string { return quotation.ReplaceAllString(detail, `"…"`) }
 
 func writeProblem(w http.ResponseWriter, p problem, opts ...Option) {
@@ -176,20 +187,21 @@ func shorten(s string, n int) string {
 	return s[:end] + ellipsis
 }
 
-// bodyPatience is how long a client whose body is not wanted may go on sending,
+// bodyTimeout is how long a client whose body is not wanted may go on sending,
 // before the connection is reset.
-const bodyPatience = time.Second
+const bodyTimeout = time.Second
 
-// TooLarge answers 413 as Unread does.
+// TooLarge answers 413 as RefuseBody does.
 func TooLarge(w http.ResponseWriter, detail string) {
-	Unread(w, http.StatusRequestEntityTooLarge, detail)
+	RefuseBody(w, http.StatusRequestEntityTooLarge, detail)
 }
 
-// Unread answers a request whose body is not wanted, and ends the connection. net/http would
+// RefuseBody answers a request whose body is not wanted, and ends the connection. net/http would
 // first read the rest of a body that is not much too large, for as long as the client takes to
 // send it.
-func Unread(w http.ResponseWriter, status int, detail string, opts ...Option) {
+func RefuseBody(w http.ResponseWriter, status int, detail string, opts ...Option) {
 	w.Header().Set("Connection", "close")
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyPatience)) // without one the connection ends later
+	// Without a deadline the connection ends later.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
 	Problem(w, status, detail, opts...)
 }

@@ -3,26 +3,80 @@ package identity
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"fmt"
+	"slices"
+	"strings"
+
+	"headcount/presence"
 )
 
-// APIKeys are the hashed keys of servers. Since they are hashed, comparing takes the
-// same time for every presented key.
-type APIKeys [][sha256.Size]byte
+// SiteKeys are the API keys of servers. Each holds for all sites or for one.
+type SiteKeys []siteKey
 
-// NewAPIKeys returns the set of these keys. An empty set accepts no key.
-func NewAPIKeys(keys []string) APIKeys {
-	hashes := make(APIKeys, len(keys))
-	for i, k := range keys {
-		hashes[i] = sha256.Sum256([]byte(k))
-	}
-	return hashes
+// siteKey is hashed, so comparing it takes the same time for every presented key.
+type siteKey struct {
+	hash [sha256.Size]byte
+	all  bool          // it holds for all sites
+	site presence.Site // else for this one
 }
 
-// Has reports whether key is in the set.
-func (k APIKeys) Has(key string) bool {
-	sum, found := sha256.Sum256([]byte(key)), 0
-	for i := range k {
-		found |= subtle.ConstantTimeCompare(k[i][:], sum[:])
+// NewSiteKeys reads keys. One that begins with the name of a site and a colon holds for that
+// site, and the key is what follows.
+func NewSiteKeys(written []string, sites *Sites) (SiteKeys, error) {
+	var keys SiteKeys
+	for _, text := range written {
+		site, key := sites.SplitKey(text)
+		one := siteKey{hash: sha256.Sum256([]byte(key)), all: site == nil}
+		if site != nil {
+			if key == "" {
+				return nil, fmt.Errorf("api-key: the key of the site %q is empty; write %s:KEY", site.Name(), site.Name())
+			}
+			one.site = site.Site
+		}
+		keys = append(keys, one)
 	}
-	return found == 1
+	return keys, nil
+}
+
+// SplitKey returns the site that a key holds for, nil for all of them, and the key itself.
+func (s *Sites) SplitKey(written string) (of *Site, key string) {
+	name, key, ok := strings.Cut(written, ":")
+	for i := range s.list {
+		if ok && s.list[i].Name() == name {
+			return &s.list[i], key
+		}
+	}
+	return nil, written
+}
+
+// Has reports whether key is one of these.
+func (k SiteKeys) Has(key string) bool {
+	all, sites := k.Sites(key)
+	return all || len(sites) > 0
+}
+
+// Holds reports whether key is one of these and holds for the site.
+func (k SiteKeys) Holds(key string, site presence.Site) bool {
+	all, sites := k.Sites(key)
+	return all || slices.Contains(sites, site)
+}
+
+// Sites returns the sites that a key holds for: all of them, or these.
+func (k SiteKeys) Sites(key string) (all bool, sites []presence.Site) {
+	sum := sha256.Sum256([]byte(key))
+	for _, one := range k {
+		switch {
+		case subtle.ConstantTimeCompare(one.hash[:], sum[:]) == 0:
+		case one.all:
+			all = true
+		default:
+			sites = append(sites, one.site)
+		}
+	}
+	return all, sites
+}
+
+// Bound reports whether any key holds for one site alone.
+func (k SiteKeys) Bound() bool {
+	return slices.ContainsFunc(k, func(one siteKey) bool { return !one.all })
 }

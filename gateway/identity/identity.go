@@ -3,17 +3,14 @@
 package identity
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash"
 	"iter"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -21,8 +18,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/golang-jwt/jwt/v5"
 
@@ -31,7 +26,7 @@ import (
 
 // Where an anonymous id travels: the cookie for pages on the server's own origin, the
 // header and the query parameter "id" for pages on another one. Cookie is that of the
-// default site; see cookieOf.
+// default site; cookieOf names those of other sites.
 const (
 	Cookie = "headcount_id"
 	Header = "Headcount-Id"
@@ -45,10 +40,6 @@ const (
 	MaxUser  = 256     // bytes of a token's sub
 	maxIDs   = 8       // signed ids tried in one request
 )
-
-// Clocks of issuers run a little ahead of ours: a token counts from this long
-// before its nbf. Its exp has no leeway.
-const nbfLeeway = time.Second
 
 // A signed id is 16 random bytes and the first 16 bytes of its signature,
 // each in unpadded base64url, joined by a dot.
@@ -66,28 +57,19 @@ const (
 	domainHash128 = "headcount user 128 v1\x00"
 )
 
-// Errors of Identify, for errors.Is. No error text repeats any part of the token.
-var (
-	ErrNoToken  = errors.New("no token: this server requires a JWT")
-	ErrBadToken = errors.New("bad token")
-	// ErrKeysAway: no signing key could be fetched so far, so the token may be good or
-	// bad. The caller should try again later.
-	ErrKeysAway = errors.New("the keys that verify tokens cannot be fetched now")
-)
-
-func badToken(why string) error { return fmt.Errorf("%w: %s", ErrBadToken, why) }
-
-// Config says how users prove who they are.
+// Config says how users prove who they are. JWTSecret and JWKSURL may both be set; without
+// either, users are anonymous.
 type Config struct {
 	IDSecrets [][]byte         // the first signs ids, all verify; at least one, none empty
 	HashKey   []byte           // keys the user hashes; empty: SetHashKey gives it before anybody is served
 	JWTSecret []byte           // verifies HS256 tokens; empty: they are refused
-	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused. Both may be set
+	JWKSURL   string           // has the public keys for RS256, ES256 and EdDSA; empty: these tokens are refused
 	Issuers   []string         // a token's iss must be one of them; empty: it may be any
-	Audiences []string         // likewise of its aud, or of one of these
-	Client    *http.Client     // fetches JWKSURL; default one with a timeout of 5s
+	Audiences []string         // a token's aud must have one of them; empty: it may be any
 	Now       func() time.Time // default time.Now
-	KeysError func(error)      // called after a fetch of JWKSURL failed, by one goroutine at a time, at most every 5s on average; may be nil
+	// KeysError is called after a fetch of JWKSURL failed, by one goroutine at a time, at most
+	// every 5s on average. It may be nil.
+	KeysError func(error)
 }
 
 // Identity is one user as a request shows it.
@@ -98,7 +80,7 @@ type Identity struct {
 	Void    bool          // the request carried anonymous ids, and none was valid
 	Linked  bool          // the anonymous id stood in the URL, which anybody may have written
 	Hash    presence.User // identifies the user in presence
-	Site    presence.Site // on which this is a user
+	Site    presence.Site // of which this is a user
 	Expires time.Time     // when the token expires; zero: never
 }
 
@@ -106,12 +88,12 @@ type Identity struct {
 // once.
 type Identities struct {
 	macs    []*keyedMAC              // one per secret, in the order of Config.IDSecrets
-	hash    atomic.Pointer[keyedMAC] // nil: not known yet
+	hash    atomic.Pointer[keyedMAC] // of users; SetHashKey changes it
 	secret  []byte                   // for HS256
 	issuers []string
-	meant   []string // audiences
-	keys    *keySource
-	methods []string
+	meant   []string   // audiences
+	keys    *keySource // nil without Config.JWKSURL
+	methods []string   // algorithms that are accepted; empty: users are anonymous
 	parser  *jwt.Parser
 	now     func() time.Time
 }
@@ -119,7 +101,12 @@ type Identities struct {
 // New returns Identities. They fetch no keys before the first token needs one.
 // The caller must call Close.
 func New(cfg Config) (*Identities, error) {
-	ids := &Identities{secret: slices.Clone(cfg.JWTSecret), issuers: slices.Clone(cfg.Issuers), meant: slices.Clone(cfg.Audiences), now: cfg.Now}
+	ids := &Identities{
+		secret:  slices.Clone(cfg.JWTSecret),
+		issuers: slices.Clone(cfg.Issuers),
+		meant:   slices.Clone(cfg.Audiences),
+		now:     cfg.Now,
+	}
 	if ids.now == nil {
 		ids.now = time.Now
 	}
@@ -141,13 +128,14 @@ func New(cfg Config) (*Identities, error) {
 	}
 	if cfg.JWKSURL != "" {
 		var err error
-		if ids.keys, err = newKeySource(cfg.JWKSURL, cfg.Client, ids.now, cfg.KeysError); err != nil {
+		if ids.keys, err = newKeySource(cfg.JWKSURL, ids.now, cfg.KeysError); err != nil {
 			return nil, err
 		}
 		ids.methods = append(ids.methods, keyMethods...)
 	}
 	// checkTimes checks the times: the parser has only one leeway for nbf and exp.
-	ids.parser = jwt.NewParser(jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
+	ids.parser = jwt.NewParser(
+		jwt.WithValidMethods(ids.methods), jwt.WithStrictDecoding(), jwt.WithoutClaimsValidation())
 	return ids, nil
 }
 
@@ -168,10 +156,10 @@ func (ids *Identities) TokensRequired() bool { return len(ids.methods) > 0 }
 // ErrBadToken or ErrKeysAway. Without JWT settings there is never an error.
 // Identify may wait for a fetch of keys, no longer than r's context lasts.
 //
-// Users of two sites are two users. An anonymous id is of one site: it is signed for it,
-// and in a cookie of its own. So the pages of a site, which learn the ids of their
-// visitors, cannot act as these on another one, and two sites cannot tell that they
-// have the same visitor. A token says who somebody is on every site.
+// The same person is a different user on each site. An anonymous id belongs to one site: it is
+// signed for that site and has a cookie of its own. So the pages of a site, which learn the ids
+// of their visitors, cannot act as these visitors on another site, and two sites cannot tell
+// that they have the same visitor. A token is valid on every site.
 func (ids *Identities) Identify(r *http.Request, site presence.Site, query bool) (Identity, error) {
 	if !ids.TokensRequired() {
 		return ids.anonymous(r, site, query), nil
@@ -193,12 +181,12 @@ func (ids *Identities) fromRequest(r *http.Request, query bool) (Identity, error
 }
 
 // CheckToken is Identify for public resources: it returns an error for a bad token,
-// and none for a request without a token. It issues no id.
-func (ids *Identities) CheckToken(r *http.Request, query bool) error {
+// and none for a request without a token in its header. It issues no id.
+func (ids *Identities) CheckToken(r *http.Request) error {
 	if !ids.TokensRequired() {
 		return nil
 	}
-	if _, err := ids.fromRequest(r, query); err != nil && !errors.Is(err, ErrNoToken) {
+	if _, err := ids.fromRequest(r, false); err != nil && !errors.Is(err, ErrNoToken) {
 		return err
 	}
 	return nil
@@ -260,10 +248,12 @@ func (ids *Identities) SetCookie(w http.ResponseWriter, r *http.Request, id Iden
 	})
 }
 
-// ForgetCookie takes the cookie of a site away from a client that has sent one.
+// ForgetCookie deletes the cookie of a site at a client that has sent one.
 func (ids *Identities) ForgetCookie(w http.ResponseWriter, r *http.Request, site presence.Site, secure bool) {
 	if name := cookieOf(site); len(r.CookiesNamed(name)) > 0 {
-		http.SetCookie(w, &http.Cookie{Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure})
+		http.SetCookie(w, &http.Cookie{
+			Name: name, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure,
+		})
 	}
 }
 
@@ -348,173 +338,6 @@ func (ids *Identities) verify(presented string, site presence.Site, tries *int) 
 		return Identity{}, false
 	}
 	return ids.in(site, Identity{User: current[:idLen], Signed: current}), true
-}
-
-// fromToken returns the user a token names.
-func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, error) {
-	switch {
-	case raw == "":
-		return Identity{}, badToken("it is empty")
-	case len(raw) > maxToken:
-		return Identity{}, badToken("it is too long")
-	}
-	claims, err := ids.verifyToken(ctx, raw)
-	if err != nil {
-		return Identity{}, err
-	}
-	expires, err := checkTimes(claims, ids.now())
-	if err != nil {
-		return Identity{}, err
-	}
-	if err := ids.checkPurpose(claims); err != nil {
-		return Identity{}, err
-	}
-	sub, err := subject(claims)
-	if err != nil {
-		return Identity{}, err
-	}
-	return Identity{User: sub, Expires: expires}, nil
-}
-
-// verifyToken returns the claims of a token if its signature is valid. The claims
-// are a map, since a struct would accept a member "SUB" as "sub".
-func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
-	var keyErr error  // why there was no key to verify with
-	var tried *keySet // a set with no key of the token's key id, only keys that may have signed the token
-	find := func(t *jwt.Token) (any, error) {
-		var key any
-		key, tried, keyErr = ids.findKey(ctx, t)
-		return key, keyErr
-	}
-	for attempt := 1; ; attempt++ {
-		claims := jwt.MapClaims{}
-		keyErr, tried = nil, nil
-		token, err := ids.parser.ParseWithClaims(raw, claims, find)
-		switch {
-		case err == nil:
-			return claims, nil
-		case keyErr != nil:
-			return nil, keyErr
-		case errors.Is(err, jwt.ErrTokenMalformed):
-			return nil, badToken("it is malformed")
-		case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
-			return nil, badToken("its algorithm is not accepted")
-		case attempt > 1 || tried == nil || !ids.keys.renew(ctx, tried):
-			return nil, badToken("its signature is wrong")
-		}
-		// The keys have just changed: a new one may have signed the token.
-	}
-}
-
-// findKey returns the key or keys to verify t with. The parser calls it only for
-// accepted algorithms. findKey chooses the key by the algorithm, so a public key
-// never serves as a secret. The set is not nil if another set might help.
-func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (any, *keySet, error) {
-	if _, critical := t.Header["crit"]; critical {
-		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
-	}
-	if t.Method == jwt.SigningMethodHS256 {
-		return ids.secret, nil, nil
-	}
-	kid, _ := t.Header["kid"].(string)
-	return ids.keys.find(ctx, t.Method.Alg(), kid)
-}
-
-// checkTimes returns when the token expires; zero means never. Its error says why
-// the token is not valid now.
-func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err error) {
-	if v, ok := claims["exp"]; ok {
-		if expires, ok = numericDate(v); !ok {
-			return time.Time{}, badToken("its exp is not a number")
-		}
-		if !now.Before(expires) {
-			return time.Time{}, badToken("it is expired")
-		}
-	}
-	if v, ok := claims["nbf"]; ok {
-		from, ok := numericDate(v)
-		if !ok {
-			return time.Time{}, badToken("its nbf is not a number")
-		}
-		if now.Add(nbfLeeway).Before(from) {
-			return time.Time{}, badToken("it is not valid yet")
-		}
-	}
-	return expires, nil
-}
-
-// checkPurpose returns an error for a token that somebody else gave, or for somebody else: keys may be shared by many applications.
-func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
-	if len(ids.issuers) > 0 {
-		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.issuers, iss) {
-			return badToken("its iss is another")
-		}
-	}
-	if len(ids.meant) > 0 {
-		if aud, err := claims.GetAudience(); err != nil || !slices.ContainsFunc(ids.meant, func(one string) bool { return slices.Contains(aud, one) }) {
-			return badToken("its aud is another")
-		}
-	}
-	return nil
-}
-
-// numericDate reads seconds since 1970. It limits them to about 34,000 years on
-// either side of 1970, where time.Time still computes correctly.
-func numericDate(v any) (time.Time, bool) {
-	f, ok := v.(float64)
-	if !ok {
-		return time.Time{}, false
-	}
-	const far = 1 << 40
-	seconds, fraction := math.Modf(max(-far, min(far, f)))
-	return time.Unix(int64(seconds), int64(fraction*1e9)), true
-}
-
-// subject returns the token's sub, if it is a valid user id.
-func subject(claims jwt.MapClaims) (string, error) {
-	sub, ok := claims["sub"].(string)
-	switch {
-	case !ok || sub == "":
-		return "", badToken("it has no sub, or one that is not text")
-	case len(sub) > MaxUser:
-		return "", badToken("its sub is too long")
-	case !isPlain(sub):
-		return "", badToken("its sub is not plain text")
-	}
-	return sub, nil
-}
-
-// CheckUser returns an error if id cannot be a user id. It allows every value that
-// a token's sub may have.
-func CheckUser(id string) error {
-	if id == "" || len(id) > MaxUser || !utf8.ValidString(id) || !isPlain(id) {
-		return fmt.Errorf("a user id is 1 to %d bytes of plain text", MaxUser)
-	}
-	return nil
-}
-
-// isPlain reports whether text has neither control characters nor U+FFFD. Control
-// characters would reach logs and frames. U+FFFD would make different broken texts
-// equal.
-func isPlain(text string) bool {
-	return !strings.ContainsFunc(text, func(c rune) bool { return c == utf8.RuneError || unicode.IsControl(c) })
-}
-
-// presentedToken returns the token of r and whether there is one. The header comes
-// before the query. An empty token counts as presented.
-func presentedToken(r *http.Request, query bool) (string, bool) {
-	for _, v := range r.Header["Authorization"] {
-		scheme, token, _ := strings.Cut(strings.TrimSpace(v), " ")
-		if strings.EqualFold(scheme, "Bearer") {
-			return strings.TrimSpace(token), true
-		}
-	}
-	if query {
-		for v := range queryValues(r.URL.RawQuery, "token") {
-			return v, true
-		}
-	}
-	return "", false
 }
 
 // queryValues yields the values of one parameter, in order. Unlike URL.Query it

@@ -64,10 +64,9 @@ type keySet struct {
 type keySource struct {
 	url    string
 	client *http.Client
-	own    bool // newKeySource made the client, so close closes its idle connections
 	now    func() time.Time
 	began  time.Time
-	failed func(error)
+	failed func(error) // may be nil
 
 	set    atomic.Pointer[keySet] // nil until the first success
 	ctx    context.Context        // ends with close
@@ -76,27 +75,16 @@ type keySource struct {
 	mu     sync.Mutex
 	flight chan struct{} // closed at the end of the fetch under way; nil: no fetch is under way
 	back   time.Duration // after began: when all fetches that keysRate allows are back
-	closed bool
 }
 
-func newKeySource(raw string, client *http.Client, now func() time.Time, failed func(error)) (*keySource, error) {
+func newKeySource(raw string, now func() time.Time, failed func(error)) (*keySource, error) {
 	u, err := url.Parse(raw)
 	if err != nil || (u.Scheme != "https" && u.Scheme != "http") || u.Host == "" {
 		return nil, errors.New("jwks-url: not a URL of keys; write it like https://login.example.com/.well-known/jwks.json")
 	}
-	k := &keySource{
-		url:    raw,
-		client: client,
-		now:    now,
-		began:  now(),
-		failed: failed,
-	}
-	if k.client == nil {
-		k.own = true
-		k.client = &http.Client{Timeout: keysTimeout}
-		if t, ok := http.DefaultTransport.(*http.Transport); ok {
-			k.client.Transport = t.Clone()
-		}
+	k := &keySource{url: raw, client: &http.Client{}, now: now, began: now(), failed: failed}
+	if t, ok := http.DefaultTransport.(*http.Transport); ok {
+		k.client.Transport = t.Clone() // so that close can close its idle connections
 	}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	return k, nil
@@ -106,44 +94,27 @@ func newKeySource(raw string, client *http.Client, now func() time.Time, failed 
 func (k *keySource) close() {
 	k.cancel()
 	k.mu.Lock()
-	k.closed = true
 	flight := k.flight
 	k.mu.Unlock()
 	if flight != nil {
 		<-flight
 	}
-	if k.own {
-		k.client.CloseIdleConnections()
-	}
+	k.client.CloseIdleConnections()
 }
 
-// find returns the keys that may have signed a token with this algorithm and key
-// id. An empty kid means that the token names no key. set is not nil if no key has
-// that id, so that another set might hold the right key.
-func (k *keySource) find(ctx context.Context, alg, kid string) (keys any, set *keySet, err error) {
-	have := k.set.Load()
+// current returns the newest keys, or ErrKeysAway without any. It waits only for the first ones.
+func (k *keySource) current(ctx context.Context) (*keySet, error) {
+	set := k.set.Load()
 	switch {
-	case have == nil:
+	case set == nil:
 		k.renew(ctx, nil)
-		if have = k.set.Load(); have == nil {
-			return nil, nil, ErrKeysAway
+		if set = k.set.Load(); set == nil {
+			return nil, ErrKeysAway
 		}
-	case k.now().Sub(have.fetched) > keysFresh:
+	case k.now().Sub(set.fetched) > keysFresh:
 		k.fetch() // the old keys serve meanwhile
 	}
-	found, exact := have.find(alg, kid)
-	if len(found) == 0 {
-		k.renew(ctx, have)
-		found, exact = k.set.Load().find(alg, kid)
-		have = nil
-	}
-	if len(found) == 0 {
-		return nil, nil, badToken("the key that signed it is unknown")
-	}
-	if exact {
-		have = nil
-	}
-	return jwt.VerificationKeySet{Keys: found}, have, nil
+	return set, nil
 }
 
 // find returns the keys for alg that have the id kid; exact is then true. If there
@@ -168,12 +139,13 @@ func (s *keySet) find(alg, kid string) (keys []jwt.VerificationKey, exact bool) 
 
 // renew waits for a fetch, and reports whether the set is now another than old.
 func (k *keySource) renew(ctx context.Context, old *keySet) bool {
-	if k.set.Load() == old {
-		if flight := k.fetch(); flight != nil {
-			select {
-			case <-flight:
-			case <-ctx.Done():
-			}
+	if k.set.Load() != old {
+		return true
+	}
+	if flight := k.fetch(); flight != nil {
+		select {
+		case <-flight:
+		case <-ctx.Done():
 		}
 	}
 	return k.set.Load() != old
@@ -189,13 +161,13 @@ func (k *keySource) fetch() <-chan struct{} {
 		return k.flight
 	}
 	back, wait := keysRate.Take(k.back, k.now().Sub(k.began), 1)
-	if k.closed || wait > 0 {
+	if wait > 0 || k.ctx.Err() != nil {
 		return nil
 	}
 	k.back = back
 	flight := make(chan struct{})
 	k.flight = flight
-	go func() {
+	go func() { // ends with the fetch, for which close waits
 		set, err := k.get()
 		switch {
 		case err == nil:

@@ -112,15 +112,10 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 	if !ok {
 		return false
 	}
-	if o.everyone || o.exact[from] {
-		return true
-	}
 	if own := ownOrigin(host, secure); own == from && own.host != "" {
 		return true
 	}
-	return slices.ContainsFunc(o.globs, func(g originGlob) bool {
-		return g.scheme == from.scheme && g.port == from.port && matchLabels(g.labels, from.host)
-	})
+	return o.has(from)
 }
 
 // Refusal says why Allowed has refused r. If an operator can correct the cause, it
@@ -128,10 +123,14 @@ func (o *Origins) allows(raw, host string, secure bool) bool {
 func (o *Origins) Refusal(r *http.Request) string {
 	from := r.Header.Get("Origin")
 	if len(r.Header["Origin"]) == 1 && o.allows(from, r.Host, true) {
-		return "The origin is this host's under https, but the request came without TLS. Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
+		return "The origin is this host's under https, but the request came without TLS. " +
+			"Behind a proxy that ends TLS, name the proxy in --trusted-proxies."
 	}
-	return "Pages of the origin " + strconv.Quote(presence.Excerpt(from)) + " may not use this; --allow-origins names those that may. The request names the Host " +
-		strconv.Quote(presence.Excerpt(r.Host)) + ": if that is not what the browser shows, a proxy has replaced it; have it pass the browser's (in nginx: proxy_set_header Host $http_host)."
+	return "Pages of the origin " + strconv.Quote(presence.Excerpt(from)) +
+		" may not use this; --allow-origins names those that may. The request names the Host " +
+		strconv.Quote(presence.Excerpt(r.Host)) +
+		": if that is not what the browser shows, a proxy has replaced it; have it pass the browser's " +
+		"(in nginx: proxy_set_header Host $http_host)."
 }
 
 // ownOrigin is the origin of pages that the server itself serves. Its host is empty
@@ -217,33 +216,72 @@ func isScheme(s string) bool {
 	return s != ""
 }
 
-// matchLabels reports whether the labels of host match pattern, in which each *
-// stands for one or more labels. A * first takes one label, and one more each time
-// the rest does not match. Only the last * ever takes more, so the time is bounded
-// by the product of both lengths.
+// has reports whether the origin fits one of the patterns.
+func (o *Origins) has(from webOrigin) bool {
+	return o.everyone || o.exact[from] || slices.ContainsFunc(o.globs, func(g originGlob) bool {
+		return g.scheme == from.scheme && g.port == from.port && matchLabels(g.labels, from.host)
+	})
+}
+
+// matchLabels reports whether host fits a pattern. A host with an empty label, such as one that
+// ends in a dot, is a different origin and fits none.
 func matchLabels(pattern []string, host string) bool {
-	labels := make([]string, 0, 16)
-	for label := range strings.SplitSeq(host, ".") {
-		if label == "" {
-			return false // "a..b", or a host that ends in a dot, which is a different origin
-		}
-		labels = append(labels, label)
+	labels := strings.Split(host, ".")
+	return !slices.Contains(labels, "") && shareLabels(pattern, labels)
+}
+
+// patterns returns all patterns but *, the exact ones as globs without a *.
+func (o *Origins) patterns() []originGlob {
+	all := slices.Clone(o.globs)
+	for from := range o.exact {
+		all = append(all, originGlob{from.scheme, from.port, strings.Split(from.host, ".")})
 	}
-	p, l := 0, 0
-	star, taken := -1, 0 // the last * of pattern so far, and the end of the labels that it took
-	for l < len(labels) {
-		switch {
-		case p < len(pattern) && pattern[p] == "*":
-			star, taken = p, l+1
-			p, l = p+1, l+1
-		case p < len(pattern) && pattern[p] == labels[l]:
-			p, l = p+1, l+1
-		case star >= 0:
-			taken++
-			p, l = star+1, taken
-		default:
-			return false
+	return all
+}
+
+// shares reports whether there is an origin that both allow, and names the pattern of o that
+// allows it.
+func (o *Origins) shares(other *Origins) (pattern string, both bool) {
+	switch {
+	case o.everyone:
+		return "*", true
+	case other.everyone:
+		return o.patterns()[0].String(), true
+	}
+	for _, a := range o.patterns() {
+		for _, b := range other.patterns() {
+			if a.scheme == b.scheme && a.port == b.port && shareLabels(a.labels, b.labels) {
+				return a.String(), true
+			}
 		}
 	}
-	return p == len(pattern)
+	return "", false
+}
+
+func (g originGlob) String() string {
+	port := g.port
+	if port != "" {
+		port = ":" + port
+	}
+	return g.scheme + "://" + strings.Join(g.labels, ".") + port
+}
+
+// shareLabels reports whether a host fits both patterns, in each of which * stands for one
+// or more labels. A host is a pattern without a *. The time is bounded by the product of
+// both lengths.
+func shareLabels(a, b []string) bool {
+	// fit[j] says whether some host fits both a[:i+1] and b[:j]; last has that for i-1.
+	fit, last := make([]bool, len(b)+1), make([]bool, len(b)+1)
+	fit[0] = true
+	for i := range a {
+		fit, last = last, fit
+		fit[0] = false
+		for j := range b {
+			anyA, anyB := a[i] == "*", b[j] == "*"
+			// Both end in this label, or one is a * that also takes the label before.
+			before := last[j] || anyA && fit[j] || anyB && last[j+1]
+			fit[j+1] = before && (anyA || anyB || a[i] == b[j])
+		}
+	}
+	return fit[len(b)]
 }

@@ -3,9 +3,9 @@ package notifier
 import (
 	"context"
 	"math"
-	"math/rand/v2"
 	"time"
 
+	"headcount/internal/outage"
 	"headcount/unread"
 )
 
@@ -22,11 +22,10 @@ func (s *Sums) Run(ctx context.Context) {
 		}
 		if err := s.catchUp(ctx); err != nil && ctx.Err() == nil {
 			failed++
-			pause := min(50*time.Millisecond<<min(failed, 6), 2*time.Second)
 			if failed == 1 {
 				s.log.Warn().Err(err).Msg("unread counts could not be read; trying again")
 			}
-			retry.Reset(pause/2 + rand.N(pause/2))
+			retry.Reset(outage.Pause(failed))
 		} else {
 			failed = 0
 		}

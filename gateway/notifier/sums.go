@@ -1,4 +1,4 @@
-// Package unread keeps the unread counts of the users who are connected to this gateway.
+// Package notifier keeps the unread counts of the users who are connected to this gateway.
 // It reads what they follow and hears of changes. It knows no sockets.
 package notifier
 

@@ -1,5 +1,5 @@
-// Package outage tells operators that something a process needs is away: once, with the cause and what to do, again
-// each minute, and when it is over.
+// Package outage says what a process does while something it needs is away. Log tells operators: once, with the cause and
+// what to do, again each minute, and when it is over. Pause says when to try again.
 package outage
 
 import (

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/sony/gobreaker/v2"
 
 	"headcount/internal/outage"
 )
@@ -43,30 +42,19 @@ func answered(err error) bool {
 // the same, so the breaker alone would not notice. Any goroutine may call it.
 func (s *Conn) refused(err error) {
 	if reason := refusedBy(err); reason != "" {
-		s.failed(errors.New(reason))
+		s.breaker.Failed(errors.New(reason))
 		now := time.Now()
 		s.refusal.Store(&now)
-		s.look()
+		s.breaker.Signal()
 	}
 }
 
 // Cause is why Redis cannot be used; nil: it can. Any goroutine may call it.
 func (s *Conn) Cause() error {
-	if why := s.cause.Load(); why != nil && !s.up() {
-		return *why
+	if s.up() {
+		return nil
 	}
-	return nil
-}
-
-// failed notes why Redis could not be used.
-func (s *Conn) failed(why error) { s.cause.Store(&why) }
-
-// look has watchState look at the state.
-func (s *Conn) look() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	return s.breaker.LastFailure()
 }
 
 // watchState tells OnState, and probes while Redis is away or refuses commands,
@@ -94,9 +82,9 @@ func (s *Conn) watchState(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.wake:
+		case <-s.breaker.Changed:
 			if !armed && (!s.up() || s.refusal.Load() != nil) {
-				tick.Reset(probeEvery)
+				tick.Reset(outage.ProbeEvery)
 				armed = true
 			}
 			continue
@@ -109,14 +97,14 @@ func (s *Conn) watchState(ctx context.Context) {
 		if err := s.Do(ctx, s.probeWrite); err == nil {
 			if r := s.refusal.Load(); r != nil && time.Since(*r) >= refusalOver && s.refusal.CompareAndSwap(r, nil) {
 				s.refusing.Store(false)
-				s.look()
+				s.breaker.Signal()
 			}
 		}
 		if cause := s.Cause(); cause != nil && ctx.Err() == nil {
 			away.Note(cause)
 		}
 		armed = true
-		tick.Reset(probeEvery + 10*time.Millisecond) // a breaker that just opened lets nothing through before
+		tick.Reset(outage.ProbeEvery + 10*time.Millisecond) // a breaker that just opened lets nothing through before
 	}
 }
 
@@ -135,5 +123,5 @@ func (s *Conn) probeWrite(ctx context.Context, c *Client) error {
 
 // up reports whether Redis answered when last asked, and does what it is asked.
 func (s *Conn) up() bool {
-	return s.client.Load() != nil && s.breaker.State() == gobreaker.StateClosed && !s.refusing.Load()
+	return s.client.Load() != nil && s.breaker.Closed() && !s.refusing.Load()
 }

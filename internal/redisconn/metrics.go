@@ -2,7 +2,6 @@ package redisconn
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/sony/gobreaker/v2"
 
 	"headcount/scripts"
 )
@@ -51,14 +50,6 @@ func newMetrics(s *Conn) *Metrics {
 	}
 	s.cfg.Registerer.MustRegister(m.Commands, m.Gaps, m.errors, m.seconds, m.batches, m.ended, runs, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: s.cfg.Metrics + "_breaker_state", Help: "0: calls go through, 1: one goes through as a probe, 2: they fail without trying.",
-	}, func() float64 {
-		switch s.breaker.State() {
-		case gobreaker.StateClosed:
-			return 0
-		case gobreaker.StateHalfOpen:
-			return 1
-		}
-		return 2
-	}))
+	}, func() float64 { return float64(s.breaker.State()) })) // closed, half open, open
 	return m
 }

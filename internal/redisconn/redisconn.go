@@ -24,8 +24,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/rs/zerolog"
-	"github.com/sony/gobreaker/v2"
 
+	"headcount/internal/outage"
 	"headcount/internal/tracing"
 	"headcount/scripts"
 )
@@ -37,9 +37,6 @@ const (
 	dialTimeout = time.Second
 	readTimeout = 3 * time.Second
 	callTimeout = 5 * time.Second // of a whole call, when its context has no earlier end
-
-	tripAfter  = 3                      // failures in a row until calls fail without trying
-	probeEvery = 500 * time.Millisecond // between two tries while they do
 
 	movingPause = 10 * time.Millisecond // until a command is sent again whose slot is moving
 
@@ -96,16 +93,14 @@ type Conn struct {
 	cfg     Config
 	dial    func() redis.UniversalClient
 	scripts map[scripts.Name]script
-	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
+	breaker *outage.Breaker
 
 	dialling chan struct{} // holds one: the right to set client
 	client   atomic.Pointer[Client]
 
-	wake chan struct{} // holds one: the breaker's state may have changed, or Redis refused a command
 	// refusal is when Redis last refused a command that it would have to carry
 	// out, and refusing what watchState makes of it: nothing is served then.
 	refusal  atomic.Pointer[time.Time]
-	cause    atomic.Pointer[error] // of the last failure
 	refusing atomic.Bool
 	stop     context.CancelFunc
 	ended    chan struct{}
@@ -134,7 +129,6 @@ func Open(cfg Config) (*Conn, error) {
 		cfg:      cfg,
 		scripts:  map[scripts.Name]script{},
 		dialling: make(chan struct{}, 1),
-		wake:     make(chan struct{}, 1),
 		ended:    make(chan struct{}),
 	}
 	if err := s.parse(cfg.URL); err != nil {
@@ -147,13 +141,7 @@ func Open(cfg Config) (*Conn, error) {
 		}
 		s.scripts[name] = script{text, redis.NewScript(text).Hash(), marked}
 	}
-	s.breaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Name:          "redis",
-		Timeout:       probeEvery,
-		ReadyToTrip:   func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter },
-		OnStateChange: func(string, gobreaker.State, gobreaker.State) { s.look() },
-		IsExcluded:    func(err error) bool { return errors.Is(err, errNotItsFault) },
-	})
+	s.breaker = outage.NewBreaker("redis")
 	s.Metrics = newMetrics(s)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -324,7 +312,7 @@ func (s *Conn) connect(ctx context.Context) (*Client, error) {
 		return nil, err
 	}
 	s.client.Store(c)
-	s.look()
+	s.breaker.Signal()
 	return c, nil
 }
 
@@ -379,9 +367,6 @@ func InfoField(info, name string) string {
 
 var errNoReply = errors.New("redis: no reply")
 
-// errNotItsFault marks a failure that says nothing about Redis: the caller left.
-var errNotItsFault = errors.New("the caller left")
-
 // Do runs fn against Redis, unless it is known not to answer.
 func (s *Conn) Do(ctx context.Context, fn func(context.Context, *Client) error) error {
 	done, err := s.breaker.Allow()
@@ -401,10 +386,10 @@ func (s *Conn) Do(ctx context.Context, fn func(context.Context, *Client) error) 
 	case err == nil || answered(err):
 		done(nil)
 	case ctx.Err() != nil && time.Since(start) < dialTimeout:
-		done(errNotItsFault)
+		done(outage.ErrNotItsFault)
 	default:
 		done(err)
-		s.failed(err)
+		s.breaker.Failed(err)
 	}
 	if err != nil {
 		s.Metrics.errors.Inc()

@@ -6,20 +6,19 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"headcount/internal/outage"
 )
 
-const (
-	pingEvery    = 2 * time.Second // a subscription that has not received a ping when the next is due is dead
-	resubscribe  = 100 * time.Millisecond
-	resubscribeM = 2 * time.Second // the longest pause between two tries
-)
+// pingEvery is the time between two pings: a subscription that has not received one when the
+// next is due is dead.
+const pingEvery = 2 * time.Second
 
 // Subscription is to channels that have numbers, such as those of buckets. It keeps no queue.
 type Subscription struct {
@@ -53,17 +52,14 @@ func (s *Conn) Listen(ctx context.Context, sub Subscription) {
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(start) > resubscribeM {
+		if time.Since(start) > outage.MaxPause {
 			failed = 0
 		}
 		failed++
 		s.Metrics.ended.Inc()
-		d := min(resubscribe<<min(failed-1, 10), resubscribeM)
-		s.cfg.Log.Debug().Err(err).Stringer("retry_in", d).Msg("subscription to redis ended")
-		select {
-		case <-ctx.Done():
-		case <-time.After(d/2 + rand.N(d/2)):
-		}
+		pause := outage.Pause(failed)
+		s.cfg.Log.Debug().Err(err).Stringer("retry_in", pause).Msg("subscription to redis ended")
+		outage.Sleep(ctx, pause)
 	}
 }
 

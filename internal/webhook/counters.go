@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"headcount/counter"
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -96,7 +97,7 @@ func (c *counters) run(ctx context.Context) {
 		pause := roundEvery
 		if err != nil {
 			c.back(news)
-			pause = jittered(lookAgain)
+			pause = outage.Jitter(lookAgain)
 		}
 		sleep(ctx, pause, nil)
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"headcount/internal/outage"
 	"headcount/presence"
 )
 
@@ -248,7 +249,7 @@ func (p *pages) look(ctx context.Context, served map[int]bool, now time.Time) {
 	})
 	p.store.note(ctx, p.service.cfg.Log, err)
 	if err != nil {
-		p.scan = now.Add(jittered(lookAgain))
+		p.scan = now.Add(outage.Jitter(lookAgain))
 		return
 	}
 	p.scan, p.since = time.Time{}, now
@@ -271,7 +272,7 @@ func (p *pages) readDue(ctx context.Context, r *round) {
 		for i, name := range chunk {
 			for _, s := range of[name] {
 				if err != nil {
-					p.set(s, p.known[s], r.now.Add(jittered(lookAgain)))
+					p.set(s, p.known[s], r.now.Add(outage.Jitter(lookAgain)))
 					continue
 				}
 				r.judge(s, counts[i], true)
@@ -315,7 +316,7 @@ func (r *round) judge(s subject, c presence.Count, read bool) {
 		t = &told{}
 	}
 	if c.Stale { // it may lack users
-		p.set(s, t, r.now.Add(jittered(lookAgain)))
+		p.set(s, t, r.now.Add(outage.Jitter(lookAgain)))
 		return
 	}
 	if s.hook.what == peak {
@@ -411,7 +412,7 @@ func (r *round) change(s subject, t *told, c presence.Count, is string) {
 		}
 		change.Event = e.encode()
 	}
-	r.pages.set(s, t, r.now.Add(jittered(lookAgain))) // unless it is told
+	r.pages.set(s, t, r.now.Add(outage.Jitter(lookAgain))) // unless it is told
 	r.subjects, r.changes = append(r.subjects, s), append(r.changes, change)
 }
 

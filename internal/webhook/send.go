@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"headcount/internal/outage"
 )
 
 const (
@@ -63,7 +65,7 @@ func (o *sender) run(ctx context.Context) {
 		events, left, err := s.cfg.Store.Take(ctx, o.hook.ID)
 		if store.note(ctx, log, err); err != nil || len(events) == 0 {
 			waiting.Set(0)
-			sleep(ctx, jittered(2*looksEvery), o.wake)
+			sleep(ctx, outage.Jitter(2*looksEvery), o.wake)
 			continue
 		}
 		waiting.Set(float64(left))
@@ -96,7 +98,7 @@ func (o *sender) run(ctx context.Context) {
 			if failed++; failed == 1 {
 				log.Warn().Err(cause(err)).Int("status", status).Msg("a webhook does not take events; trying again")
 			}
-			pause := jittered(min(firstPause<<min(failed-1, 10), maxPause))
+			pause := outage.Jitter(min(firstPause<<min(failed-1, 10), maxPause))
 			sleep(ctx, max(pause, again), nil)
 		}
 	}
@@ -105,7 +107,7 @@ func (o *sender) run(ctx context.Context) {
 // done removes events that were taken. When that fails, they are sent again under the same id.
 func (o *sender) done(ctx context.Context, events []string) {
 	if err := o.service.cfg.Store.Done(ctx, o.hook.ID, events[0]); err != nil {
-		sleep(ctx, jittered(firstPause), nil)
+		sleep(ctx, outage.Jitter(firstPause), nil)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync"
@@ -152,9 +151,6 @@ func (f *failing) note(ctx context.Context, log zerolog.Logger, err error) {
 	}
 	f.is = err != nil
 }
-
-// jittered is a time from half of d to d.
-func jittered(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 
 // sleep waits for d, until ctx ends or wake has something. It reports whether ctx goes on.
 func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {

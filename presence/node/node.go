@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -239,7 +238,7 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 		if err != nil && ctx.Err() == nil {
 			failed++
-			pause := backoff(failed)
+			pause := outage.Pause(failed)
 			n.cfg.Log.WithLevel(outage.Level(errors.Is(err, presence.ErrUnavailable))).Err(err).Stringer("retry_in", pause.Round(time.Millisecond)).Msg("partitions could not be claimed or looked after")
 			retry.Reset(pause)
 		} else {
@@ -536,10 +535,8 @@ func (n *Node) write(ctx context.Context) {
 			continue
 		}
 		failed++
-		select {
-		case <-ctx.Done():
+		if !outage.Sleep(ctx, outage.Pause(failed)) {
 			return
-		case <-time.After(backoff(failed)):
 		}
 		for _, p := range again {
 			n.ready <- p
@@ -601,13 +598,6 @@ func (n *Node) alert() {
 	case n.trouble <- struct{}{}:
 	default:
 	}
-}
-
-// backoff is the pause after the nth failure in a row: 100 ms doubled up to
-// 2 s, with full jitter above half of it.
-func backoff(n int) time.Duration {
-	d := min(100*time.Millisecond<<min(n-1, 10), 2*time.Second)
-	return d/2 + rand.N(d/2)
 }
 
 // suspended counts that the process stood still for d. The clock calls it.

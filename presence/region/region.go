@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	mrand "math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"headcount/internal/outage"
 	"headcount/presence/pncounter"
 )
 
@@ -419,7 +419,7 @@ func (l *link) pulse(ctx context.Context) {
 		case l.refused != "":
 			pause = refusedFor
 		case err != nil:
-			pause = retryAfter/2 + mrand.N(retryAfter/2)
+			pause = outage.Jitter(retryAfter)
 		}
 		tick.Reset(max(pause, 0))
 	}
@@ -493,9 +493,6 @@ func (l *link) failed(err error) {
 // pause at once, and then at most one round in each Every. While a round leaves more
 // to send, the next one follows without a pause.
 func (l *link) run(ctx context.Context) {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	<-pause.C
 	for {
 		select {
 		case <-ctx.Done():
@@ -511,19 +508,14 @@ func (l *link) run(ctx context.Context) {
 		switch {
 		case err != nil:
 			l.failed(err)
-			rest = retryAfter/2 + mrand.N(retryAfter/2)
+			rest = outage.Jitter(retryAfter)
 		case later:
 			rest = unreadyFor
 		case l.told && !more:
 			rest = l.r.cfg.Every - time.Since(start)
 		}
-		if rest > 0 {
-			pause.Reset(rest)
-			select {
-			case <-ctx.Done():
-				return
-			case <-pause.C:
-			}
+		if rest > 0 && !outage.Sleep(ctx, rest) {
+			return
 		}
 		if more || later || err != nil {
 			signal(l.wake)

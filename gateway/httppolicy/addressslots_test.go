@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestCrowds(t *testing.T) {
+func TestAddressSlots(t *testing.T) {
 	c := NewAddressSlots(2)
 	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	enter := func(addr netip.Addr, want bool) *AddressSlot {

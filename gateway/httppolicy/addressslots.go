@@ -9,7 +9,7 @@ import (
 // address. It keeps only the addresses that have connections. It is safe for use by
 // many goroutines.
 type AddressSlots struct {
-	most int // connections of one address; 0: any number
+	max int // connections of one address; 0: any number
 
 	mu    sync.Mutex
 	slots map[netip.Addr]*AddressSlot
@@ -22,26 +22,26 @@ type AddressSlot struct {
 	n    int // guarded by of.mu
 }
 
-// NewAddressSlots allows each address most connections; 0 allows any number.
-func NewAddressSlots(most int) *AddressSlots {
-	return &AddressSlots{most: most, slots: map[netip.Addr]*AddressSlot{}}
+// NewAddressSlots allows each address max connections; 0 allows any number.
+func NewAddressSlots(max int) *AddressSlots {
+	return &AddressSlots{max: max, slots: map[netip.Addr]*AddressSlot{}}
 }
 
 // Enter adds a connection of addr, or returns false if there are too many. At its
 // end the connection must call Leave of the AddressSlot, which is nil if there is no bound.
-func (c *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
-	if c.most == 0 {
+func (s *AddressSlots) Enter(addr netip.Addr) (_ *AddressSlot, ok bool) {
+	if s.max == 0 {
 		return nil, true
 	}
 	addr = limitKey(addr)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	slot := c.slots[addr]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot := s.slots[addr]
 	switch {
 	case slot == nil:
-		slot = &AddressSlot{of: c, addr: addr}
-		c.slots[addr] = slot
-	case slot.n >= c.most:
+		slot = &AddressSlot{of: s, addr: addr}
+		s.slots[addr] = slot
+	case slot.n >= s.max:
 		return nil, false
 	}
 	slot.n++

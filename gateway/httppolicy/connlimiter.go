@@ -1,0 +1,329 @@
+package httppolicy
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Times after which a short connection may be closed when others wait for its place.
+const (
+	progressTimeout = time.Second           // without progress: a whole request, or an answer that was sent
+	silenceTimeout  = 50 * time.Millisecond // without any data: an honest client sends its request at once
+)
+
+// Over TLS a client is in its handshake until its first request is whole. At most
+// handshakesPerCore may be under way for each core; beyond that the oldest is closed. One
+// address may have half as many; beyond that its oldest is closed, or, while that is
+// younger than progressTimeout, the new one. Each handshake takes some 0.3 ms of computing as
+// soon as it begins, so this also bounds what one address can have the server compute.
+const (
+	handshakesPerCore = 512
+	handshakeTimeout  = 3 * time.Second // of one handshake, when others come
+)
+
+// maxShort is how many short connections may exist, where this many long ones may: a
+// tenth of them, at least 100, and never more than there may be long ones.
+func maxShort(long int) int { return max(long/10, min(long, 100)) }
+
+// ConnLimiter accepts clients, and bounds the short connections: those that are not, or not
+// yet, a WebSocket or an event stream. They are handshakes under way, requests, and connections
+// kept for the next request.
+//
+// At the bound the ConnLimiter closes one short connection for each new one. It first closes
+// the one that has been silent the longest, after silenceTimeout. If none is silent, it closes
+// the one without progress for the longest time, after progressTimeout. A connection stays if
+// the server has yet to read what it sent. Until a place is free the ConnLimiter accepts no
+// client, and clients wait in the system's queue. So silent connections and half handshakes
+// only displace each other: a client that sends a whole request as soon as it is accepted is
+// served.
+type ConnLimiter struct {
+	net.Listener
+	silence time.Duration // how long a client may leave sent data unacknowledged
+	max     int           // short connections
+	failing func(error)   // see NewConnLimiter; only Accept calls it
+	failed  bool          // the last call of failing had an error; only Accept uses it
+	evicted Counter       // counts the connections closed to make room
+	room    chan struct{} // holds one: a short connection has ended
+	shut    chan struct{} // closed by Close
+	once    sync.Once     // closes shut
+
+	mu         sync.Mutex // guards what follows
+	short      map[net.Conn]*list.Element
+	silent     list.List // of each *shortConn that has sent nothing, the oldest first
+	active     list.List // of each *shortConn that has, the one whose progress is the oldest first
+	handshakes handshakes
+	shared     sharedConns
+}
+
+// shortConn is the value of an element of the list in.
+type shortConn struct {
+	conn     net.Conn
+	addr     netip.Addr // set during a handshake alone
+	progress time.Time
+	in       *list.List // silent, active or handshakes.conns
+}
+
+// handshakes are the short connections in their TLS handshake.
+type handshakes struct {
+	max   int                // that may be under way; 0: the clients do not speak TLS
+	conns list.List          // of each *shortConn, the oldest first
+	from  map[netip.Addr]int // how many of conns each address has; an IPv6 /64 is one address
+}
+
+// Counter counts events. A prometheus.Counter is a Counter.
+type Counter interface{ Inc() }
+
+// NewConnLimiter prepares l's connections for the HTTP server, whose ConnState must be the
+// limiter's State. Requests that the HTTP server refuses before any handler runs, such
+// as a badly percent-encoded path, are answered with a Problem. A client that
+// acknowledges nothing of what it was sent for silence is closed; a client that only
+// listens can be found dead in no other way. long is how many long connections there
+// may be. failing is called once when too many open files keep clients out, and once
+// with nil when that is over.
+func NewConnLimiter(l net.Listener, silence time.Duration, long int, failing func(error), evicted Counter) *ConnLimiter {
+	return &ConnLimiter{
+		Listener: l, silence: silence, max: maxShort(long), failing: failing, evicted: evicted,
+		room: make(chan struct{}, 1), shut: make(chan struct{}), short: map[net.Conn]*list.Element{},
+		handshakes: handshakes{from: map[netip.Addr]int{}},
+		shared:     sharedConns{long: map[net.Conn]int{}, calls: map[net.Conn]int{}},
+	}
+}
+
+// SpeakTLS bounds the handshakes under way, for a limiter whose clients speak TLS. It is called
+// before Accept.
+func (cl *ConnLimiter) SpeakTLS() {
+	cl.handshakes.max = max(min(handshakesPerCore*runtime.GOMAXPROCS(0), cl.max/2), 2)
+}
+
+// Accept waits for a client, and for room for it.
+func (cl *ConnLimiter) Accept() (net.Conn, error) {
+	c, err := cl.accept()
+	for err == nil && cl.handshakes.max > 0 && !cl.admitHandshake(addressOf(c)) {
+		_ = c.Close()
+		cl.evicted.Inc()
+		c, err = cl.accept()
+	}
+	if err != nil {
+		return nil, err // after too many open files the HTTP server tries again within a second
+	}
+	for {
+		wait := cl.enter(c)
+		if wait == 0 {
+			return c, nil
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-cl.room:
+			timer.Stop()
+		case <-cl.shut:
+			timer.Stop()
+			return nil, errors.Join(net.ErrClosed, c.Close())
+		}
+	}
+}
+
+// accept waits for a client.
+func (cl *ConnLimiter) accept() (net.Conn, error) {
+	c, err := cl.Listener.Accept()
+	if full := errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE); full != cl.failed {
+		cl.failed = full
+		cl.failing(err)
+	}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		limitSilence(tcp, cl.silence)
+		c = clientConn{tcp, new(atomic.Bool)}
+	}
+	return c, err
+}
+
+// addressOf returns the address by which handshakes are counted.
+func addressOf(c net.Conn) netip.Addr {
+	at, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return limitKey(at.AddrPort().Addr())
+}
+
+// admitHandshake makes room for one more handshake of addr, and reports whether it could.
+func (cl *ConnLimiter) admitHandshake(addr netip.Addr) bool {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	h, now := &cl.handshakes, time.Now()
+	for e := h.conns.Front(); timeLeft(e, handshakeTimeout, now) <= 0; e = h.conns.Front() {
+		cl.evict(e)
+	}
+	crowded := h.from[addr] >= h.max/2
+	if h.conns.Len() < h.max && !crowded {
+		return true
+	}
+	oldest := h.conns.Front()
+	for crowded && shortOf(oldest).addr != addr {
+		oldest = oldest.Next()
+	}
+	if crowded && timeLeft(oldest, progressTimeout, now) > 0 || unreadBytes(shortOf(oldest).conn) {
+		return false
+	}
+	cl.evict(oldest)
+	return true
+}
+
+// enter adds c to the short connections and returns 0. If there is no room, it returns how
+// long to wait.
+func (cl *ConnLimiter) enter(c net.Conn) (wait time.Duration) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	now := time.Now()
+	for len(cl.short) >= cl.max {
+		e := cl.silent.Front()
+		if e != nil && said(shortOf(e).conn) {
+			cl.advance(e, shortOf(e).progress)
+			continue
+		}
+		if wait = timeLeft(e, silenceTimeout, now); e == nil || wait > 0 {
+			slow := cl.active.Front()
+			if longer := timeLeft(slow, progressTimeout, now); e == nil || longer < wait {
+				e, wait = slow, longer
+			}
+		}
+		if wait > 0 {
+			return wait
+		}
+		if unreadBytes(shortOf(e).conn) { // advance makes it the youngest, so the loop ends
+			cl.advance(e, now)
+			continue
+		}
+		cl.evict(e)
+	}
+	s := &shortConn{conn: c, progress: now, in: &cl.silent}
+	if cl.handshakes.max > 0 {
+		s.in, s.addr = &cl.handshakes.conns, addressOf(c)
+		cl.handshakes.from[s.addr]++
+	}
+	cl.short[c] = s.in.PushBack(s)
+	return 0
+}
+
+func shortOf(e *list.Element) *shortConn { return e.Value.(*shortConn) }
+
+// timeLeft returns how long e's connection may still stay, if timeout after its progress it must
+// go. Without an element nothing has to go before the timeout.
+func timeLeft(e *list.Element, timeout time.Duration, now time.Time) time.Duration {
+	if e == nil {
+		return timeout
+	}
+	return timeout - now.Sub(shortOf(e).progress)
+}
+
+// advance notes that e's connection made progress at this time. Every request is two steps of
+// progress, so only the first one of a connection makes an element. The caller holds mu.
+func (cl *ConnLimiter) advance(e *list.Element, at time.Time) {
+	s := shortOf(e)
+	if s.in != &cl.active {
+		cl.remove(e)
+		s.in = &cl.active
+		e = cl.active.PushBack(s)
+		cl.short[s.conn] = e
+	}
+	s.progress = at
+	cl.active.MoveToBack(e)
+	before := e.Prev()
+	for before != nil && shortOf(before).progress.After(at) {
+		before = before.Prev()
+	}
+	if before == nil {
+		cl.active.MoveToFront(e)
+	} else {
+		cl.active.MoveAfter(e, before)
+	}
+}
+
+// remove removes e from its list. The caller holds mu.
+func (cl *ConnLimiter) remove(e *list.Element) {
+	s := shortOf(e)
+	s.in.Remove(e)
+	if s.in != &cl.handshakes.conns {
+		return
+	}
+	from := cl.handshakes.from
+	if from[s.addr]--; from[s.addr] == 0 {
+		delete(from, s.addr)
+	}
+}
+
+// evict closes e's connection to make room. The caller holds mu.
+func (cl *ConnLimiter) evict(e *list.Element) {
+	c := shortOf(e).conn
+	cl.remove(e)
+	delete(cl.short, c)
+	_ = c.Close() // this ends the HTTP server's goroutine for the connection
+	cl.evicted.Inc()
+}
+
+// makeRoom forgets that c is short, and wakes Accept. The caller holds mu.
+func (cl *ConnLimiter) makeRoom(c net.Conn) {
+	e := cl.short[c]
+	if e == nil {
+		return
+	}
+	cl.remove(e)
+	delete(cl.short, c)
+	select {
+	case cl.room <- struct{}{}:
+	default:
+	}
+}
+
+// State notes the progress or the end of a client. The HTTP server calls it.
+func (cl *ConnLimiter) State(c net.Conn, state http.ConnState) {
+	c = accepted(c)
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	switch state {
+	case http.StateActive, http.StateIdle:
+		if e := cl.short[c]; e != nil {
+			cl.advance(e, time.Now())
+		}
+	case http.StateHijacked, http.StateClosed:
+		cl.forget(c)
+	}
+}
+
+// forget forgets a connection that is closed or no longer the server's. The caller holds mu.
+func (cl *ConnLimiter) forget(c net.Conn) {
+	cl.shared.forget(c)
+	cl.makeRoom(c)
+}
+
+// accepted returns the connection that Accept returned, of one that may wrap it, as TLS does.
+func accepted(c net.Conn) net.Conn {
+	for {
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = over.NetConn()
+	}
+}
+
+// Context tells the requests of c which connection is theirs. The HTTP server calls it,
+// as its ConnContext.
+func (cl *ConnLimiter) Context(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, visitKey{}, visit{cl, accepted(c)})
+}
+
+// Close ends Accept. Accepted connections stay open.
+func (cl *ConnLimiter) Close() error {
+	cl.once.Do(func() { close(cl.shut) })
+	return cl.Listener.Close()
+}

@@ -1,0 +1,52 @@
+//go:build !portable
+
+package httppolicy
+
+import (
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"headcount/internal/testkit"
+)
+
+// A client that waits for the server to read what it sent is not closed.
+func TestConnLimiterOurOwnSlowness(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &limitedServer{t: t}
+	cl := NewConnLimiter(l, time.Minute, 2, func(error) {}, &s.evicted)
+	s.limiter = cl
+	accept := func() net.Conn {
+		c, err := cl.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	s.says("")
+	silent := accept()
+	s.says(wholeRequest)
+	sent := accept()
+	testkit.Eventually(t, "the request", func() bool { return unreadBytes(sent) })
+	time.Sleep(progressTimeout)
+	s.says(wholeRequest)
+	next := accept()
+	if cl.short[silent] != nil || cl.short[sent] == nil || cl.short[next] == nil || s.evicted.Load() != 1 {
+		t.Fatalf("silent %v, sent %v, next %v; %d had to go", cl.short[silent], cl.short[sent], cl.short[next], s.evicted.Load())
+	}
+	time.Sleep(progressTimeout)
+	s.says("")
+	began := time.Now()
+	time.AfterFunc(progressTimeout/4, func() { cl.State(sent, http.StateClosed) })
+	last := accept()
+	if took := time.Since(began); took < progressTimeout/4 || cl.short[next] == nil || cl.short[last] == nil || s.evicted.Load() != 1 {
+		t.Fatalf("after %s: next %v, last %v; %d had to go", took, cl.short[next], cl.short[last], s.evicted.Load())
+	}
+	_ = cl.Close()
+}

@@ -1,0 +1,378 @@
+package httppolicy
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"headcount/internal/testkit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// limitedServer is an HTTP server behind a ConnLimiter of a few places.
+type limitedServer struct {
+	t       *testing.T
+	limiter *ConnLimiter
+	evicted tally
+}
+
+// tally is a Counter.
+type tally struct{ atomic.Int64 }
+
+func (n *tally) Inc() { n.Add(1) }
+
+func newLimitedServer(t *testing.T, limit int) *limitedServer {
+	t.Helper()
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &limitedServer{t: t}
+	s.limiter = NewConnLimiter(l, time.Minute, limit, func(error) {}, &s.evicted)
+	server := &http.Server{ConnState: s.limiter.State, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/long":
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+			t.Cleanup(func() { c.Close() })
+		}
+	})}
+	ended := make(chan error)
+	go func() { ended <- server.Serve(s.limiter) }()
+	t.Cleanup(func() {
+		server.Close()
+		<-ended
+		testkit.Eventually(t, "the end of all connections", func() bool { return s.short() == 0 })
+	})
+	return s
+}
+
+func (s *limitedServer) short() int {
+	s.limiter.mu.Lock()
+	defer s.limiter.mu.Unlock()
+	if len(s.limiter.short) != s.limiter.active.Len()+s.limiter.silent.Len() {
+		s.t.Fatalf("%d short connections, %d active, %d silent", len(s.limiter.short), s.limiter.active.Len(), s.limiter.silent.Len())
+	}
+	return len(s.limiter.short)
+}
+
+// says connects and sends text.
+func (s *limitedServer) says(text string) net.Conn {
+	s.t.Helper()
+	c, err := net.Dial("tcp", s.limiter.Addr().String())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(testkit.Timeout))
+	if _, err := io.WriteString(c, text); err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+func (s *limitedServer) answered(c net.Conn) error {
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return err
+}
+
+const wholeRequest = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+// A client that sends its request is served, however many do not. Those make room, the
+// oldest first, and never more than is needed.
+func TestConnLimiterHalfHandshakes(t *testing.T) {
+	const limit = 8
+	s := newLimitedServer(t, limit)
+	var slow []net.Conn
+	for i := range limit {
+		slow = append(slow, s.says("GET /-/ws HTTP/1.1\r\nHost: x\r\n"))
+		testkit.Eventually(t, "a short connection", func() bool { return s.short() == i+1 })
+	}
+	watch := testkit.NewStopwatch(t)
+	c := s.says(wholeRequest)
+	if err := s.answered(c); err != nil {
+		t.Fatalf("behind half handshakes: %v", err)
+	}
+	if took := watch.Elapsed(); took > 3*progressTimeout {
+		t.Errorf("it waited %s", took)
+	}
+	if n := s.evicted.Load(); n != 1 {
+		t.Errorf("%d had to go, want one", n)
+	}
+	if _, err := slow[0].Read(make([]byte, 1)); err == nil {
+		t.Error("the oldest half handshake is still there")
+	}
+	// The clients that are left have had their time, too: nobody waits for them now.
+	for range limit - 1 {
+		began := watch.Elapsed()
+		if err := s.answered(s.says(wholeRequest)); err != nil {
+			t.Fatal(err)
+		}
+		if took := watch.Elapsed() - began; took > progressTimeout*3/4 {
+			t.Errorf("it waited %s", took)
+		}
+	}
+	if n := s.short(); n > limit {
+		t.Errorf("%d short connections", n)
+	}
+}
+
+// Long connections take no place, and no client is closed while there is room.
+func TestConnLimiterLetsLongConnectionsThrough(t *testing.T) {
+	const limit = 4
+	s := newLimitedServer(t, limit)
+	for range 10 * limit {
+		if err := s.answered(s.says("GET /long HTTP/1.1\r\nHost: x\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testkit.Eventually(t, "no short connection", func() bool { return s.short() == 0 })
+	if n := s.evicted.Load(); n != 0 {
+		t.Errorf("%d had to go", n)
+	}
+}
+
+// A connection that is kept for the next request is closed before one whose last step
+// was later.
+func TestConnLimiterStepsCount(t *testing.T) {
+	s := newLimitedServer(t, 2)
+	first := s.says(wholeRequest)
+	if err := s.answered(first); err != nil {
+		t.Fatal(err)
+	}
+	second := s.says("GET / HTTP/1.1\r\n")
+	testkit.Eventually(t, "two short connections", func() bool { return s.short() == 2 })
+	if _, err := io.WriteString(first, wholeRequest); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.answered(first); err != nil {
+		t.Fatal(err)
+	}
+	third := s.says(wholeRequest)
+	if err := s.answered(third); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.Read(make([]byte, 1)); err == nil {
+		t.Error("the half handshake is still there")
+	}
+	if _, err := io.WriteString(first, wholeRequest); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.answered(first); err != nil {
+		t.Errorf("the one that had asked again is gone: %v", err)
+	}
+}
+
+// While all clients are new, the next one waits. Closing the ConnLimiter ends that.
+func TestConnLimiterClosesWhileOneWaits(t *testing.T) {
+	s := newLimitedServer(t, 1)
+	s.says("GET / HTTP/1.1\r\n")
+	testkit.Eventually(t, "a short connection", func() bool { return s.short() == 1 })
+	waiting := s.says(wholeRequest)
+	time.Sleep(progressTimeout / 20) // let it reach the ConnLimiter; it waits much longer
+	_ = s.limiter.Close()
+	if err := s.answered(waiting); err == nil {
+		t.Error("it was accepted by a closed ConnLimiter")
+	}
+}
+
+// A client that has sent something does not wait for clients that have sent nothing,
+// however many come: their places become free first, also before those of clients that
+// have sent a part.
+func TestConnLimiterSilentConnections(t *testing.T) {
+	const limit = 100
+	s := newLimitedServer(t, limit)
+	half := s.says("GET / HTTP/1.1\r\n")
+	testkit.Eventually(t, "a short connection that has sent something", func() bool {
+		s.limiter.mu.Lock()
+		defer s.limiter.mu.Unlock()
+		return s.limiter.silent.Len() == 1 && said(s.limiter.silent.Front().Value.(*shortConn).conn)
+	})
+	stop := make(chan struct{})
+	flood := make(chan struct{})
+	go func() { // ends with stop
+		defer close(flood)
+		every := time.NewTicker(5 * time.Millisecond)
+		defer every.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-every.C:
+				if c, err := net.Dial("tcp", s.limiter.Addr().String()); err == nil {
+					defer c.Close()
+				}
+			}
+		}
+	}()
+	testkit.Eventually(t, "somebody who had to go", func() bool { return s.evicted.Load() > 0 })
+	_ = half.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := half.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one that had sent a part had to go first: %v", err)
+	}
+	watch := testkit.NewStopwatch(t)
+	for range 20 {
+		began := watch.Elapsed()
+		c := s.says(wholeRequest)
+		if err := s.answered(c); err != nil {
+			t.Fatal(err)
+		}
+		if took := watch.Elapsed() - began; took > progressTimeout/4 {
+			t.Errorf("it waited %s", took)
+		}
+		c.Close()
+		time.Sleep(10 * time.Millisecond)
+	}
+	close(stop)
+	<-flood
+}
+
+// A connection with a long request, of which HTTP/2 has several, is not a short one until the
+// last of them is over.
+func TestLongRequestOnSharedConnection(t *testing.T) {
+	cl, conns, _ := acceptAll(t, 1, 1)
+	c := conns[0]
+	short := func(want int) {
+		t.Helper()
+		if len(cl.short) != want || cl.active.Len()+cl.silent.Len() != want {
+			t.Fatalf("%d short connections, %d active, %d silent; want %d", len(cl.short), cl.active.Len(), cl.silent.Len(), want)
+		}
+	}
+	ctx := cl.Context(t.Context(), c)
+	cl.State(c, http.StateActive)
+	short(1)
+	one, two := Stay(ctx), Stay(ctx)
+	short(0)
+	cl.State(c, http.StateIdle)
+	one()
+	short(0)
+	two()
+	short(1)
+	over := Stay(ctx)
+	cl.State(c, http.StateClosed)
+	over()
+	short(0)
+	if len(cl.shared.long) != 0 {
+		t.Fatal("a closed connection is remembered")
+	}
+	Stay(t.Context())() // of a server without a ConnLimiter
+}
+
+// A request that comes to say that it lasts when its connection is closed already leaves nothing.
+func TestLongRequestOfAClosedConnection(t *testing.T) {
+	cl, conns, _ := acceptAll(t, 1, 1)
+	ctx := cl.Context(t.Context(), conns[0])
+	cl.State(conns[0], http.StateActive)
+	cl.State(conns[0], http.StateClosed)
+	Stay(ctx)()
+	cl.call(conns[0])()
+	if len(cl.short) != 0 || len(cl.shared.long) != 0 || len(cl.shared.calls) != 0 || cl.shared.total != 0 {
+		t.Fatalf("a closed connection is remembered: %v %v %v", cl.short, cl.shared.long, cl.shared.calls)
+	}
+}
+
+// acceptAll opens a ConnLimiter and accepts n clients.
+func acceptAll(t *testing.T, limit, n int) (cl *ConnLimiter, conns, clients []net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl = NewConnLimiter(l, time.Minute, limit, func(error) {}, &tally{})
+	t.Cleanup(func() { cl.Close() })
+	for range n {
+		c, client := acceptOne(t, cl)
+		conns, clients = append(conns, c), append(clients, client)
+	}
+	return cl, conns, clients
+}
+
+func acceptOne(t *testing.T, cl *ConnLimiter) (conn, client net.Conn) {
+	t.Helper()
+	client, err := net.Dial("tcp", cl.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if conn, err = cl.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close(); conn.Close() })
+	return conn, client
+}
+
+// Of connections that carry several calls the one with the most makes room, and no one has to
+// go for its only call.
+func TestConnLimiterBoundsCallsOfSharedConnections(t *testing.T) {
+	cl, conns, clients := acceptAll(t, 4, 3)
+	calls := func(want int) {
+		t.Helper()
+		sum := 0
+		for _, n := range cl.shared.calls {
+			sum += n
+		}
+		if cl.shared.total != want || sum != want {
+			t.Fatalf("%d calls, %d of connections, want %d", cl.shared.total, sum, want)
+		}
+	}
+	var overs []func()
+	for _, i := range []int{0, 1, 1, 1} {
+		overs = append(overs, cl.call(conns[i]))
+	}
+	calls(4)
+	lasting := cl.stay(conns[1]) // one of its calls is none any more
+	calls(3)
+	overs = append(overs, cl.call(conns[1]))
+	calls(4)
+	overs = append(overs, cl.call(conns[2])) // and the connection with three has to go
+	calls(2)
+	_ = clients[1].SetReadDeadline(time.Now().Add(testkit.Timeout))
+	if _, err := clients[1].Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the one with the most calls is there: %v", err)
+	}
+	if n := cl.evicted.(*tally).Load(); n != 1 {
+		t.Errorf("%d had to go", n)
+	}
+	lasting()
+	cl.State(conns[1], http.StateClosed)
+	calls(2)
+	for _, over := range overs {
+		over()
+	}
+	calls(0)
+	if _, remembered := cl.shared.calls[conns[1]]; remembered || cl.short[conns[1]] != nil || cl.shared.long[conns[1]] != 0 {
+		t.Error("the closed one is remembered")
+	}
+
+	cl, conns, _ = acceptAll(t, 1, 1) // each of these stays
+	for range 3 {
+		cl.call(conns[len(conns)-1])
+		cl.stay(conns[len(conns)-1]) // the call lasts
+		c, _ := acceptOne(t, cl)
+		conns = append(conns, c)
+	}
+	for _, c := range conns {
+		cl.call(c)
+	}
+	calls(len(conns))
+	if n := cl.evicted.(*tally).Load(); n != 0 {
+		t.Errorf("%d had to go for their only call", n)
+	}
+}

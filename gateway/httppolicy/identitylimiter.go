@@ -1,0 +1,83 @@
+package httppolicy
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"headcount/counter/limit"
+)
+
+// Bounds of an IdentityLimiter.
+const (
+	maxKnown      = 1 << 12 // identities remembered of one address
+	maxKnownInAll = 1 << 17 // identities remembered in all
+)
+
+// IdentityLimiter bounds how many different identities each address uses. An identity that
+// the address used lately costs nothing; any other one costs one of the address's rate.
+//
+// The limiter remembers maxKnown identities of an address, and maxKnownInAll of all addresses.
+// At these bounds it remembers no further one, which then costs one each time it is used: to
+// forget another one instead would make everybody pay who shares a large address. It is safe
+// for use by many goroutines.
+type IdentityLimiter struct {
+	Rate      limit.Rate // of new identities of each address; it never changes
+	addresses *RateLimiter
+	memory    time.Duration // how long an identity is remembered after its last use
+
+	mu    sync.Mutex                              // guards all below
+	known *simplelru.LRU[usedIdentity, time.Time] // when each was used last
+	count map[netip.Addr]int                      // how many of known each address has
+}
+
+// usedIdentity is an identity that an address used.
+type usedIdentity struct {
+	addr netip.Addr
+	who  uint64
+}
+
+// NewIdentityLimiter returns an IdentityLimiter that allows each address this rate of new
+// identities. One used again within memory costs nothing.
+func NewIdentityLimiter(rate limit.Rate, memory time.Duration) *IdentityLimiter {
+	l := &IdentityLimiter{
+		Rate: rate, addresses: newRateLimiter(rate, maxCallers), memory: memory, count: map[netip.Addr]int{},
+	}
+	l.known = newLRU(maxKnownInAll, func(id usedIdentity, _ time.Time) {
+		if l.count[id.addr]--; l.count[id.addr] == 0 {
+			delete(l.count, id.addr)
+		}
+	})
+	return l
+}
+
+// Allow reports whether addr may use the identity who. If not, retryAfter is how long
+// until addr may use a new identity.
+func (l *IdentityLimiter) Allow(addr netip.Addr, who uint64, now time.Time) (ok bool, retryAfter time.Duration) {
+	id := usedIdentity{limitKey(addr), who}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// Each call forgets at most two identities, so that none takes long.
+	for range 2 {
+		if _, used, ok := l.known.GetOldest(); !ok || now.Sub(used) < l.memory {
+			break
+		}
+		l.known.RemoveOldest()
+	}
+	used, known := l.known.Peek(id)
+	if !known || now.Sub(used) >= l.memory {
+		if ok, wait := l.addresses.Allow(Caller{Addr: addr}, now); !ok {
+			return false, wait
+		}
+	}
+	switch {
+	case known:
+		l.known.Add(id, now)
+	case l.count[id.addr] < maxKnown && l.known.Len() < maxKnownInAll && l.memory > 0:
+		l.known.Add(id, now)
+		l.count[id.addr]++
+	}
+	return true, 0
+}

@@ -1,0 +1,98 @@
+package httppolicy
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"headcount/counter/limit"
+)
+
+// maxCallers is how many callers a RateLimiter remembers.
+const maxCallers = 1 << 16
+
+// RateLimiter bounds how often each caller may call: it keeps a token bucket for each. It
+// remembers maxCallers; beyond that it forgets the one that has not called for the longest
+// time, which then has a whole burst again. It is safe for use by many goroutines.
+type RateLimiter struct {
+	Rate  limit.Rate // of each caller; it never changes
+	began time.Time  // the times of callers count from then
+
+	mu      sync.Mutex
+	callers *simplelru.LRU[Caller, time.Duration] // when all of the caller's limit is back; guarded by mu
+}
+
+// Caller is a user, or, when User is empty, an address.
+type Caller struct {
+	User string
+	Addr netip.Addr // an IPv6 /64, the least that one customer gets, is one address
+}
+
+// NewRateLimiter returns a RateLimiter that allows each caller that many calls a second, burst
+// of them at once.
+func NewRateLimiter(perSecond, burst int) *RateLimiter {
+	return newRateLimiter(limit.PerSecond(perSecond, burst), maxCallers)
+}
+
+func newRateLimiter(rate limit.Rate, callers int) *RateLimiter {
+	return &RateLimiter{Rate: rate, began: time.Now(), callers: newLRU[Caller, time.Duration](callers, nil)}
+}
+
+// newLRU returns a map that forgets what was used longest ago.
+func newLRU[K comparable, V any](size int, forget func(K, V)) *simplelru.LRU[K, V] {
+	lru, err := simplelru.NewLRU(size, forget)
+	if err != nil { // a size under 1
+		panic(err)
+	}
+	return lru
+}
+
+// Allow reports whether the caller may call now. If not, retryAfter is how long until
+// it may.
+func (r *RateLimiter) Allow(c Caller, now time.Time) (ok bool, retryAfter time.Duration) {
+	return r.AllowN(c, 1, now)
+}
+
+// AllowN is Allow for n calls at once. If not all of them are allowed, none is taken.
+func (r *RateLimiter) AllowN(c Caller, n int, now time.Time) (ok bool, retryAfter time.Duration) {
+	if c.User != "" {
+		c.Addr = netip.Addr{}
+	} else {
+		c.Addr = limitKey(c.Addr)
+	}
+	at := now.Sub(r.began)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	back, known := r.callers.Get(c)
+	if !known {
+		back = at
+	}
+	after, wait := r.Rate.Take(back, at, n)
+	if wait == 0 {
+		r.callers.Add(c, after)
+	}
+	// Each call forgets at most two callers whose limit is all back: the map shrinks again
+	// after a flood, and no call takes long.
+	for range 2 {
+		if _, back, ok := r.callers.GetOldest(); !ok || back > at {
+			break
+		}
+		r.callers.RemoveOldest()
+	}
+	return wait == 0, wait
+}
+
+// limitKey returns the /64 of an IPv6 address, and other addresses as they are.
+func limitKey(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap().WithZone("")
+	if !addr.Is6() {
+		return addr
+	}
+	prefix, err := addr.Prefix(64)
+	if err != nil {
+		return addr
+	}
+	return prefix.Addr()
+}

@@ -1,0 +1,132 @@
+package httppolicy
+
+import (
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"headcount/counter/limit"
+)
+
+func TestRateLimiter(t *testing.T) {
+	r, now := NewRateLimiter(10, 20), time.Unix(1000, 0)
+	four, six, near := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
+	spend := func(c Caller) (n int) {
+		for ; ; n++ {
+			ok, wait := r.Allow(c, now)
+			if !ok {
+				if wait <= 0 || wait > 100*time.Millisecond {
+					t.Errorf("%v waits %s for one of ten a second", c, wait)
+				}
+				return n
+			}
+		}
+	}
+	for _, step := range []struct {
+		caller Caller
+		after  time.Duration
+		want   int
+	}{
+		{Caller{Addr: four}, 0, 20},
+		{Caller{Addr: four}, time.Second, 10},
+		{Caller{Addr: six}, 0, 20},
+		{Caller{Addr: near}, 0, 0}, // one /64 is one address
+		{Caller{User: "a", Addr: four}, 0, 20},
+		{Caller{User: "a", Addr: six}, 0, 0}, // a user is one wherever it is
+		{Caller{User: "b", Addr: four}, 0, 20},
+		{Caller{User: "a", Addr: four}, time.Hour, 20},
+	} {
+		now = now.Add(step.after)
+		if got := spend(step.caller); got != step.want {
+			t.Errorf("%v after %s: %d calls, want %d", step.caller, step.after, got, step.want)
+		}
+	}
+}
+
+func TestAddressesOfOneCustomer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		a, b string
+		same bool
+	}{
+		"one /64":           {"2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", true},
+		"two /64":           {"2001:db8::1", "2001:db8:0:1::1", false},
+		"IPv4 in IPv6 form": {"192.0.2.1", "::ffff:192.0.2.1", true},
+		"two IPv4":          {"192.0.2.1", "192.0.2.2", false},
+		"two mapped IPv4":   {"::ffff:192.0.2.1", "::ffff:192.0.2.2", false},
+		"a zone":            {"fe80::1", "fe80::2%eth0", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := limitKey(netip.MustParseAddr(tc.a)), limitKey(netip.MustParseAddr(tc.b))
+			if (a == b) != tc.same {
+				t.Fatalf("%s and %s", a, b)
+			}
+		})
+	}
+}
+
+func TestRateLimiterForgetsTheLongestIdle(t *testing.T) {
+	const most = 8
+	r := newRateLimiter(limit.PerSecond(1, 2), most)
+	now := time.Unix(1_900_000_000, 0)
+	caller := func(i int) Caller { return Caller{User: strconv.Itoa(i)} }
+	for i := range most {
+		r.AllowN(caller(i), 2, now)
+	}
+	r.Allow(caller(0), now) // refused, but it has called
+	r.Allow(caller(most), now)
+	if r.callers.Len() != most || r.callers.Contains(caller(1)) || !r.callers.Contains(caller(0)) {
+		t.Fatalf("%d callers, the idle one kept: %v", r.callers.Len(), r.callers.Contains(caller(1)))
+	}
+	if ok, _ := r.Allow(caller(0), now); ok {
+		t.Fatal("a limited caller was forgotten before idle ones")
+	}
+	// Each call forgets two callers whose limit is all back.
+	now = now.Add(r.Rate.Window())
+	for i := range most / 2 {
+		r.Allow(caller(100), now)
+		if n := r.callers.Len(); n != max(1, most-2*i-2) {
+			t.Fatalf("%d callers after %d calls", n, i+1)
+		}
+	}
+}
+
+// However calls fall, a caller gets no more than burst + rate × time. The wait that it
+// is told is enough, and no longer than needed.
+func TestRateLimiterLaws(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		burst := rapid.IntRange(1, 20).Draw(t, "burst")
+		perSecond := rapid.IntRange(1, 50).Draw(t, "rate")
+		l := newRateLimiter(limit.PerSecond(perSecond, burst), 4)
+		start := time.Unix(1_900_000_000, 0)
+		now := start
+		a := Caller{Addr: netip.MustParseAddr("2001:db8::1")}
+		allowed := 0
+		for i, n := 0, rapid.IntRange(1, 100).Draw(t, "calls"); i < n; i++ {
+			now = now.Add(time.Duration(rapid.IntRange(0, 200).Draw(t, "ms")) * time.Millisecond)
+			ok, wait := l.Allow(a, now)
+			if ok {
+				allowed++
+			} else {
+				if wait <= 0 || wait > time.Duration(float64(time.Second)/float64(perSecond))+time.Microsecond {
+					t.Fatalf("told to wait %s at %d a second", wait, perSecond)
+				}
+				now = now.Add(wait + time.Microsecond)
+				if ok, again := l.Allow(a, now); !ok {
+					t.Fatalf("waited %s, told to wait %s more", wait, again)
+				}
+				allowed++
+			}
+			if most := float64(burst) + float64(perSecond)*now.Sub(start).Seconds() + 1e-3; float64(allowed) > most {
+				t.Fatalf("%d calls in %s", allowed, now.Sub(start))
+			}
+			// Other callers come and go, fewer than the limit.
+			l.Allow(Caller{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 2)})}, now)
+		}
+		if l.callers.Len() > 4 {
+			t.Fatalf("%d callers", l.callers.Len())
+		}
+	})
+}

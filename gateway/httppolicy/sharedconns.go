@@ -1,0 +1,132 @@
+package httppolicy
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+)
+
+// sharedConns are the connections that carry several requests at a time, as HTTP/2 does. The
+// limiter's mu guards them.
+type sharedConns struct {
+	long  map[net.Conn]int // requests that last, of each connection that has any; such a connection is not short
+	calls map[net.Conn]int // other requests, likewise
+	total int              // the sum of calls
+}
+
+type visitKey struct{}
+
+// visit is the connection of a request.
+type visit struct {
+	limiter *ConnLimiter
+	conn    net.Conn // as Accept returned it
+}
+
+// Shared bounds the calls under way over connections that carry several, as HTTP/2 does:
+// all of them together are no more than the short connections that there may be. Beyond that
+// the connection with the most calls is closed, unless it has only one. So a client that begins
+// many calls and takes no answer gives up its place first.
+func Shared(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		of, ok := r.Context().Value(visitKey{}).(visit)
+		if r.ProtoMajor < 2 || !ok {
+			next.ServeHTTP(w, r)
+			return
+		}
+		defer of.limiter.call(of.conn)()
+		next.ServeHTTP(w, r)
+		// The call lasts until the client has taken the answer, or until the server's timeout.
+		_ = http.NewResponseController(w).Flush()
+	})
+}
+
+// call notes that c has a call under way until over is called. The beginning of a call is
+// progress of its client.
+func (cl *ConnLimiter) call(c net.Conn) (over func()) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if e := cl.short[c]; e != nil {
+		cl.advance(e, time.Now())
+	}
+	cl.count(c, 1)
+	if busiest := cl.shared.busiest(cl.max); busiest != nil {
+		cl.forget(busiest)
+		_ = busiest.Close() // this ends its calls
+		cl.evicted.Inc()
+	}
+	return func() {
+		cl.mu.Lock()
+		defer cl.mu.Unlock()
+		cl.count(c, -1)
+	}
+}
+
+// count adds n to the calls of c, unless c is closed. The caller holds mu.
+func (cl *ConnLimiter) count(c net.Conn, n int) {
+	s := &cl.shared
+	if cl.short[c] == nil && s.long[c] == 0 {
+		return
+	}
+	s.total += n
+	if s.calls[c] += n; s.calls[c] == 0 {
+		delete(s.calls, c)
+	}
+}
+
+// busiest returns the connection with the most calls if all together are more than limit and it
+// has more than one, else nil.
+func (s *sharedConns) busiest(limit int) net.Conn {
+	if s.total <= limit || s.total <= len(s.calls) { // without looking: no connection has more than one
+		return nil
+	}
+	var busiest net.Conn
+	for c, calls := range s.calls {
+		if calls > s.calls[busiest] {
+			busiest = c
+		}
+	}
+	return busiest
+}
+
+func (s *sharedConns) forget(c net.Conn) {
+	s.total -= s.calls[c]
+	delete(s.calls, c)
+	delete(s.long, c)
+}
+
+// Stay says that this request, which came through Shared, lasts and lets others use its
+// connection meanwhile: until over is called the connection is a long one, and the request is
+// none of its calls.
+func Stay(ctx context.Context) (over func()) {
+	if of, ok := ctx.Value(visitKey{}).(visit); ok {
+		return of.limiter.stay(of.conn)
+	}
+	return func() {}
+}
+
+func (cl *ConnLimiter) stay(c net.Conn) (over func()) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	long := cl.shared.long
+	if long[c] == 0 && cl.short[c] == nil { // it is closed already, and nobody would forget it
+		return func() {}
+	}
+	if long[c]++; long[c] == 1 {
+		cl.makeRoom(c)
+	}
+	cl.count(c, -1)
+	return func() {
+		cl.mu.Lock()
+		defer cl.mu.Unlock()
+		cl.count(c, 1)
+		if long[c] == 0 {
+			return
+		}
+		if long[c]--; long[c] == 0 {
+			// The connection exists anyway, so it comes back beyond the bound, too; the next one waits.
+			delete(long, c)
+			cl.short[c] = cl.active.PushBack(&shortConn{conn: c, progress: time.Now(), in: &cl.active})
+		}
+	}
+}

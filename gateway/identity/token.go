@@ -1,0 +1,213 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// Clocks of issuers run a little ahead of ours: a token counts from this long
+// before its nbf. Its exp has no leeway.
+const nbfLeeway = time.Second
+
+// Errors of Identify, for errors.Is. No error text repeats any part of the token.
+var (
+	ErrNoToken  = errors.New("no token: this server requires a JWT")
+	ErrBadToken = errors.New("bad token")
+	// ErrKeysAway: no signing key could be fetched so far, so the token may be good or
+	// bad. The caller should try again later.
+	ErrKeysAway = errors.New("the keys that verify tokens cannot be fetched now")
+)
+
+func badToken(why string) error { return fmt.Errorf("%w: %s", ErrBadToken, why) }
+
+// fromToken returns the user a token names.
+func (ids *Identities) fromToken(ctx context.Context, raw string) (Identity, error) {
+	switch {
+	case raw == "":
+		return Identity{}, badToken("it is empty")
+	case len(raw) > maxToken:
+		return Identity{}, badToken("it is too long")
+	}
+	claims, err := ids.verifyToken(ctx, raw)
+	if err != nil {
+		return Identity{}, err
+	}
+	expires, err := checkTimes(claims, ids.now())
+	if err != nil {
+		return Identity{}, err
+	}
+	if err := ids.checkPurpose(claims); err != nil {
+		return Identity{}, err
+	}
+	sub, err := subject(claims)
+	if err != nil {
+		return Identity{}, err
+	}
+	return Identity{User: sub, Expires: expires}, nil
+}
+
+// verifyToken returns the claims of a token if its signature is valid.
+func (ids *Identities) verifyToken(ctx context.Context, raw string) (jwt.MapClaims, error) {
+	claims, set, err := ids.verifySignature(ctx, raw)
+	if err != nil && set != nil && ids.keys.renew(ctx, set) {
+		claims, _, err = ids.verifySignature(ctx, raw)
+	}
+	return claims, err
+}
+
+// verifySignature is verifyToken with the keys that are known now. set is not nil if it
+// has no key of the token's key id, so that another set might have the right key. The
+// claims are a map, since a struct would accept a member "SUB" as "sub".
+func (ids *Identities) verifySignature(ctx context.Context, raw string) (claims jwt.MapClaims, set *keySet, err error) {
+	var keyErr error // why there is no key to verify with
+	claims = jwt.MapClaims{}
+	token, err := ids.parser.ParseWithClaims(raw, claims, func(t *jwt.Token) (key any, _ error) {
+		key, set, keyErr = ids.findKey(ctx, t)
+		return key, keyErr
+	})
+	switch {
+	case err == nil:
+		return claims, nil, nil
+	case keyErr != nil:
+		return nil, set, keyErr
+	case errors.Is(err, jwt.ErrTokenMalformed):
+		return nil, nil, badToken("it is malformed")
+	case token == nil || token.Method == nil || !slices.Contains(ids.methods, token.Method.Alg()):
+		return nil, nil, badToken("its algorithm is not accepted")
+	}
+	return nil, set, badToken("its signature is wrong")
+}
+
+// findKey returns the key or keys to verify t with, and set as verifySignature does. The
+// parser calls it only for accepted algorithms. findKey chooses the key by the algorithm, so
+// a public key never serves as a secret.
+func (ids *Identities) findKey(ctx context.Context, t *jwt.Token) (key any, set *keySet, err error) {
+	if _, critical := t.Header["crit"]; critical {
+		return nil, nil, badToken("it demands unknown extensions") // RFC 7515, 4.1.11
+	}
+	if t.Method == jwt.SigningMethodHS256 {
+		return ids.secret, nil, nil
+	}
+	if set, err = ids.keys.current(ctx); err != nil {
+		return nil, nil, err
+	}
+	kid, _ := t.Header["kid"].(string)
+	found, exact := set.find(t.Method.Alg(), kid)
+	switch {
+	case exact:
+		return jwt.VerificationKeySet{Keys: found}, nil, nil
+	case len(found) == 0:
+		return nil, set, badToken("the key that signed it is unknown")
+	}
+	return jwt.VerificationKeySet{Keys: found}, set, nil
+}
+
+// checkTimes returns when the token expires; zero means never. Its error says why
+// the token is not valid now.
+func checkTimes(claims jwt.MapClaims, now time.Time) (expires time.Time, err error) {
+	if v, ok := claims["exp"]; ok {
+		if expires, ok = numericDate(v); !ok {
+			return time.Time{}, badToken("its exp is not a number")
+		}
+		if !now.Before(expires) {
+			return time.Time{}, badToken("it is expired")
+		}
+	}
+	if v, ok := claims["nbf"]; ok {
+		from, ok := numericDate(v)
+		if !ok {
+			return time.Time{}, badToken("its nbf is not a number")
+		}
+		if now.Add(nbfLeeway).Before(from) {
+			return time.Time{}, badToken("it is not valid yet")
+		}
+	}
+	return expires, nil
+}
+
+// checkPurpose returns an error for a token of another issuer or for another audience: many
+// applications may share the keys that sign tokens.
+func (ids *Identities) checkPurpose(claims jwt.MapClaims) error {
+	if len(ids.issuers) > 0 {
+		if iss, err := claims.GetIssuer(); err != nil || !slices.Contains(ids.issuers, iss) {
+			return badToken("its iss is another")
+		}
+	}
+	if len(ids.meant) > 0 {
+		aud, err := claims.GetAudience()
+		ours := func(one string) bool { return slices.Contains(ids.meant, one) }
+		if err != nil || !slices.ContainsFunc(aud, ours) {
+			return badToken("its aud is another")
+		}
+	}
+	return nil
+}
+
+// numericDate reads seconds since 1970. It limits them to about 34,000 years on
+// either side of 1970, where time.Time still computes correctly.
+func numericDate(v any) (time.Time, bool) {
+	f, ok := v.(float64)
+	if !ok {
+		return time.Time{}, false
+	}
+	const far = 1 << 40
+	seconds, fraction := math.Modf(max(-far, min(far, f)))
+	return time.Unix(int64(seconds), int64(fraction*1e9)), true
+}
+
+// subject returns the token's sub, if it is a valid user id.
+func subject(claims jwt.MapClaims) (string, error) {
+	sub, ok := claims["sub"].(string)
+	switch {
+	case !ok || sub == "":
+		return "", badToken("it has no sub, or one that is not text")
+	case len(sub) > MaxUser:
+		return "", badToken("its sub is too long")
+	case !isPlain(sub):
+		return "", badToken("its sub is not plain text")
+	}
+	return sub, nil
+}
+
+// CheckUser returns an error if id cannot be a user id. It allows every value that
+// a token's sub may have.
+func CheckUser(id string) error {
+	if id == "" || len(id) > MaxUser || !utf8.ValidString(id) || !isPlain(id) {
+		return fmt.Errorf("a user id is 1 to %d bytes of plain text", MaxUser)
+	}
+	return nil
+}
+
+// isPlain reports whether text has neither control characters nor U+FFFD. Control
+// characters would reach logs and frames. U+FFFD would make different broken texts
+// equal.
+func isPlain(text string) bool {
+	return !strings.ContainsFunc(text, func(c rune) bool { return c == utf8.RuneError || unicode.IsControl(c) })
+}
+
+// presentedToken returns the token of r and whether there is one. The header comes
+// before the query. An empty token counts as presented.
+func presentedToken(r *http.Request, query bool) (string, bool) {
+	for _, v := range r.Header["Authorization"] {
+		scheme, token, _ := strings.Cut(strings.TrimSpace(v), " ")
+		if strings.EqualFold(scheme, "Bearer") {
+			return strings.TrimSpace(token), true
+		}
+	}
+	if query {
+		for v := range queryValues(r.URL.RawQuery, "token") {
+			return v, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,34 @@
+package outage
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// MaxPause is the longest time that Pause returns.
+const (
+	firstPause = 100 * time.Millisecond
+	MaxPause   = 2 * time.Second
+)
+
+// Pause returns how long to wait after so many failures in a row, of which there is at
+// least one: 100 ms, doubled after each further failure up to MaxPause, with Jitter.
+func Pause(failures int) time.Duration {
+	return Jitter(min(firstPause<<min(failures-1, 10), MaxPause))
+}
+
+// Jitter returns a random time from half of d to d, so that all who failed at one moment do
+// not try again at one moment.
+func Jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
+
+// Sleep waits for d, or until ctx ends. It reports whether ctx goes on.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+	return ctx.Err() == nil
+}
