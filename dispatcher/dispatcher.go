@@ -42,7 +42,7 @@ type Regions interface{ Changed(bucket int) }
 // Webhooks hears the updates of the buckets that are served. Its methods must not block.
 type Webhooks interface {
 	Serve(buckets []int) // from now on
-	Heard(updates []presence.Update)
+	Received(updates []presence.Update)
 	Lost() // updates may have been missed
 }
 
@@ -65,13 +65,13 @@ type Dispatcher struct {
 	// Only the goroutine in which Watch calls publication changes these maps, under mu.
 	// sweep reads them under mu.
 	mu        sync.Mutex
-	endpoints map[int]map[presence.Topic]presence.Lives // bucket -> topic -> gateways
-	outs      map[string]*out                           // by gateway; one per gateway that has an endpoint
+	endpoints map[int]map[presence.Topic]presence.Incarnations // bucket -> topic -> gateways
+	queues    map[string]*gatewayQueue                         // by gateway; one per gateway that has an endpoint
 }
 
-// out holds the updates that one gateway has still to get. A newer update of a topic
+// gatewayQueue holds the updates that one gateway has still to get. A newer update of a topic
 // replaces an older one, so out never holds more updates than the gateway has topics.
-type out struct {
+type gatewayQueue struct {
 	refs int           // endpoints of this gateway; only the publication goroutine uses it
 	stop func()        // ends the sender
 	wake chan struct{} // holds one: pending is not empty
@@ -139,7 +139,7 @@ func (d *Dispatcher) serve(ctx context.Context, buckets []int) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	d.endpoints, d.outs = map[int]map[presence.Topic]presence.Lives{}, map[string]*out{}
+	d.endpoints, d.queues = map[int]map[presence.Topic]presence.Incarnations{}, map[string]*gatewayQueue{}
 	var senders sync.WaitGroup // the senders and sweep
 	defer senders.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -154,9 +154,9 @@ func (d *Dispatcher) publication(ctx context.Context, senders *sync.WaitGroup, p
 		d.endpoint(ctx, senders, p.Bucket, e)
 	}
 	d.mu.Unlock()
-	d.metrics.heard.Add(float64(len(p.Updates)))
+	d.metrics.received.Add(float64(len(p.Updates)))
 	d.enqueue(p.Bucket, p.Updates)
-	d.take(p.Bucket, p.Updates)
+	d.publish(p.Bucket, p.Updates)
 	if p.Lost && d.Webhooks != nil {
 		d.Webhooks.Lost()
 	}
@@ -184,18 +184,18 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 	}
 	d.mu.Lock()
 	old := d.endpoints[bucket]
-	d.endpoints[bucket] = map[presence.Topic]presence.Lives{}
+	d.endpoints[bucket] = map[presence.Topic]presence.Incarnations{}
 	for _, e := range endpoints {
 		d.endpoint(ctx, senders, bucket, e)
 	}
 	for topic, gateways := range old { // after the new endpoints, so that senders in use go on
 		for gw := range gateways.All() {
-			d.unref(gw)
+			d.release(gw)
 		}
 		delete(old, topic)
 	}
 	d.mu.Unlock()
-	topics := d.top.beside(bucket, d.endpoints[bucket])
+	topics := d.top.unattached(bucket, d.endpoints[bucket])
 	for topic := range d.endpoints[bucket] {
 		topics = append(topics, topic)
 	}
@@ -207,15 +207,15 @@ func (d *Dispatcher) reread(ctx context.Context, senders *sync.WaitGroup, bucket
 		return err
 	}
 	d.enqueue(bucket, updates)
-	d.take(bucket, updates)
+	d.publish(bucket, updates)
 	return nil
 }
 
-// take gives the bucket's updates to those in this process who follow all of them.
-func (d *Dispatcher) take(bucket int, updates []presence.Update) {
-	d.top.take(bucket, updates)
+// publish gives the bucket's updates to those in this process who follow all of them.
+func (d *Dispatcher) publish(bucket int, updates []presence.Update) {
+	d.top.update(bucket, updates)
 	if d.Webhooks != nil {
-		d.Webhooks.Heard(updates)
+		d.Webhooks.Received(updates)
 	}
 }
 
@@ -223,7 +223,7 @@ func (d *Dispatcher) take(bucket int, updates []presence.Update) {
 func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, bucket int, e presence.Endpoint) {
 	topics := d.endpoints[bucket]
 	if topics == nil {
-		topics = map[presence.Topic]presence.Lives{}
+		topics = map[presence.Topic]presence.Incarnations{}
 		d.endpoints[bucket] = topics
 	}
 	gateways := topics[e.Topic]
@@ -231,44 +231,44 @@ func (d *Dispatcher) endpoint(ctx context.Context, senders *sync.WaitGroup, buck
 		return
 	}
 	if e.Gone {
-		if topics[e.Topic] = gateways.Without(e.Gateway); topics[e.Topic] == (presence.Lives{}) {
+		if topics[e.Topic] = gateways.Without(e.Gateway); topics[e.Topic] == (presence.Incarnations{}) {
 			delete(topics, e.Topic)
 		}
-		d.unref(e.Gateway)
+		d.release(e.Gateway)
 		return
 	}
 	topics[e.Topic] = gateways.With(e.Gateway)
-	o := d.outs[e.Gateway]
+	o := d.queues[e.Gateway]
 	if o == nil {
 		sctx, stop := context.WithCancel(ctx)
-		o = &out{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
-		d.outs[e.Gateway] = o
+		o = &gatewayQueue{stop: stop, wake: make(chan struct{}, 1), pending: map[presence.Topic]presence.Update{}}
+		d.queues[e.Gateway] = o
 		senders.Go(func() { d.send(sctx, e.Gateway, o) })
 	}
 	o.refs++
 }
 
-// unref removes one endpoint of the gateway, and stops its sender after the last one.
+// release removes one endpoint of the gateway, and stops its sender after the last one.
 // The caller holds mu.
-func (d *Dispatcher) unref(gateway string) {
-	o := d.outs[gateway]
+func (d *Dispatcher) release(gateway string) {
+	o := d.queues[gateway]
 	if o.refs--; o.refs == 0 {
 		o.stop()
-		delete(d.outs, gateway)
+		delete(d.queues, gateway)
 	}
 }
 
 func (d *Dispatcher) enqueue(bucket int, updates []presence.Update) {
 	for _, u := range updates {
 		for gw := range d.endpoints[bucket][u.Topic].All() {
-			d.outs[gw].add(u)
+			d.queues[gw].add(u)
 		}
 	}
 }
 
 // add keeps u, unless the pending update of the topic is newer. Of two updates with
 // one version the later one replaces the earlier: it is right about being stale.
-func (o *out) add(u presence.Update) {
+func (o *gatewayQueue) add(u presence.Update) {
 	o.mu.Lock()
 	if old, ok := o.pending[u.Topic]; !ok || !old.Newer(u) {
 		o.pending[u.Topic] = u
@@ -278,7 +278,7 @@ func (o *out) add(u presence.Update) {
 }
 
 // restore puts back updates that could not be sent, unless a newer one is pending.
-func (o *out) restore(updates []presence.Update) {
+func (o *gatewayQueue) restore(updates []presence.Update) {
 	o.mu.Lock()
 	for _, u := range updates {
 		if old, ok := o.pending[u.Topic]; !ok || u.Newer(old) {
@@ -289,7 +289,7 @@ func (o *out) restore(updates []presence.Update) {
 	o.signal()
 }
 
-func (o *out) signal() {
+func (o *gatewayQueue) signal() {
 	select {
 	case o.wake <- struct{}{}:
 	default:
@@ -297,7 +297,7 @@ func (o *out) signal() {
 }
 
 // take removes up to maxPush pending updates.
-func (o *out) take() (updates []presence.Update) {
+func (o *gatewayQueue) take() (updates []presence.Update) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for topic, u := range o.pending {
@@ -312,7 +312,7 @@ func (o *out) take() (updates []presence.Update) {
 
 // send pushes updates to the gateway until ctx ends. Only one goroutine per gateway
 // runs it. During a push, newer updates replace older ones in pending.
-func (d *Dispatcher) send(ctx context.Context, gateway string, o *out) {
+func (d *Dispatcher) send(ctx context.Context, gateway string, o *gatewayQueue) {
 	for failed := 0; ; {
 		select {
 		case <-ctx.Done():

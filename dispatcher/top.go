@@ -37,8 +37,8 @@ func (t *top) serve(buckets []int) {
 	t.pages = kept
 }
 
-// take takes the counts among the updates of a bucket.
-func (t *top) take(bucket int, updates []presence.Update) {
+// update takes the counts among the updates of a bucket.
+func (t *top) update(bucket int, updates []presence.Update) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, u := range updates {
@@ -71,8 +71,8 @@ func (t *top) take(bucket int, updates []presence.Update) {
 	}
 }
 
-// beside returns the known topics of a bucket that are not in attached.
-func (t *top) beside(bucket int, attached map[presence.Topic]presence.Lives) (topics []presence.Topic) {
+// unattached returns the known topics of a bucket that are not in attached.
+func (t *top) unattached(bucket int, attached map[presence.Topic]presence.Incarnations) (topics []presence.Topic) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for page := range t.pages[bucket] {

@@ -242,7 +242,7 @@ func (g *Gateway) hold(c *gin.Context, user presence.User, name string, on bool)
 		unavailable(c, err)
 		return count, false
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldPatience)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), presence.HoldTimeout)
 	defer cancel()
 	if err := g.cfg.Cluster.Hold(ctx, user, name, on); err != nil {
 		if errors.Is(err, presence.ErrTooMany) {

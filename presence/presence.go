@@ -19,9 +19,9 @@ const (
 	DefaultBuckets    = 64  // B, the unit of distribution: bucket = hash(page) mod B
 )
 
-// HoldPatience is how long a gateway waits at most until the store has a hold. Who takes or
+// HoldTimeout is how long a gateway waits at most until the store has a hold. Who takes or
 // ends holds for gateways carries none out that has waited longer.
-const HoldPatience = 3 * time.Second
+const HoldTimeout = 3 * time.Second
 
 // User is the keyed 64-bit hash of a user id. Ids themselves never leave the
 // gateway.

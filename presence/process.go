@@ -53,18 +53,18 @@ func Started(incarnation uint64) time.Time {
 	return time.UnixMilli(int64(incarnation))
 }
 
-// LifeName names one run (life) of a process. What a gateway notes in the store
+// IncarnationName names one run (life) of a process. What a gateway notes in the store
 // under this name is valid until that run ends.
-func LifeName(process string, incarnation uint64) string {
+func IncarnationName(process string, incarnation uint64) string {
 	return process + "/" + strconv.FormatUint(incarnation, 10)
 }
 
 // ProcessOf returns the name of the process that the life belongs to.
-func ProcessOf(life string) string {
-	if i := strings.LastIndexByte(life, '/'); i >= 0 {
-		return life[:i]
+func ProcessOf(name string) string {
+	if i := strings.LastIndexByte(name, '/'); i >= 0 {
+		return name[:i]
 	}
-	return life
+	return name
 }
 
 // Processes keeps the leases of the running processes.

@@ -14,12 +14,12 @@ const (
 )
 
 // MaxName is the longest Name of a page, in bytes.
-const MaxName = len(mark) + MaxSiteName + len(mark) + 4*MaxPageLength
+const MaxName = len(siteMark) + MaxSiteName + len(siteMark) + 4*MaxPageLength
 
-// mark stands around the site in a Name. It sorts before everything that a page may begin
+// siteMark stands around the site in a Name. It sorts before everything that a page may begin
 // with, so the names of the default site are all that sort from firstOfDefault on.
 const (
-	mark           = "\x1f"
+	siteMark       = "\x1f"
 	firstOfDefault = " "
 )
 
@@ -50,15 +50,15 @@ func (n Site) Qualify(key string) string {
 	if n == DefaultSite {
 		return key
 	}
-	return mark + n.String() + mark + key
+	return siteMark + n.String() + siteMark + key
 }
 
 // SplitName returns the site and the key that a name was made of.
 func SplitName(name string) (site Site, key string) {
-	if name == "" || name[0] != mark[0] {
+	if name == "" || name[0] != siteMark[0] {
 		return DefaultSite, name
 	}
-	word, key, ok := strings.Cut(name[len(mark):], mark)
+	word, key, ok := strings.Cut(name[len(siteMark):], siteMark)
 	if !ok {
 		return DefaultSite, name
 	}
@@ -67,10 +67,10 @@ func SplitName(name string) (site Site, key string) {
 
 // KeyOf returns the key that a name was made of: what clients see.
 func KeyOf(name string) string {
-	if name == "" || name[0] != mark[0] {
+	if name == "" || name[0] != siteMark[0] {
 		return name
 	}
-	_, key, ok := strings.Cut(name[len(mark):], mark)
+	_, key, ok := strings.Cut(name[len(siteMark):], siteMark)
 	if !ok {
 		return name
 	}

@@ -147,7 +147,7 @@ type Updates interface {
 }
 
 // Endpoint says that a gateway has subscribers for a topic. Gateway is the
-// LifeName of the gateway; the endpoint ends with that life. Gone says that the
+// IncarnationName of the gateway; the endpoint ends with that run. Gone says that the
 // gateway has no subscribers any more.
 type Endpoint struct {
 	Topic

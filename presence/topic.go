@@ -142,8 +142,8 @@ func word(s string) bool {
 
 // printable reports whether s is UTF-8 of at most most bytes without control
 // characters. JSON needs to escape only its quotes and backslashes.
-func printable(s string, most int) bool {
-	if len(s) > most || !utf8.ValidString(s) {
+func printable(s string, maxLen int) bool {
+	if len(s) > maxLen || !utf8.ValidString(s) {
 		return false
 	}
 	for i := range len(s) {

@@ -168,7 +168,7 @@ type Notification struct {
 
 // Notifications returns the pages that have unread changes for the user, the newest
 // first, at most as many as most, and how many changes are unread on all pages.
-func (b *FollowService) Notifications(ctx context.Context, user User, most int) (list []Notification, unread int64, err error) {
+func (b *FollowService) Notifications(ctx context.Context, user User, limit int) (list []Notification, unread int64, err error) {
 	states, err := b.Read(ctx, user)
 	if err != nil {
 		return nil, 0, err
@@ -184,7 +184,7 @@ func (b *FollowService) Notifications(ctx context.Context, user User, most int) 
 		}
 	}
 	slices.SortFunc(list, func(x, y Notification) int { return cmp.Or(y.At.Compare(x.At), strings.Compare(x.Page, y.Page)) })
-	list = list[:min(len(list), most)]
+	list = list[:min(len(list), limit)]
 	pages := make([]string, len(list))
 	for i := range list {
 		pages[i] = list[i].Page

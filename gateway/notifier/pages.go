@@ -19,29 +19,29 @@ type page struct {
 
 // Update implements fanout.Watcher, for the levels of pages and the records of users.
 // Updates may come in any order, repeated or not.
-func (s *Sums) Update(heard presence.Update) {
-	switch heard.Kind {
+func (s *Sums) Update(u presence.Update) {
+	switch u.Kind {
 	case unread.KindLevel:
-		s.takeLevel(heard)
+		s.updateLevel(u)
 	case unread.KindRecord:
-		s.takeRecord(heard)
+		s.updateRecord(u)
 	}
 }
 
-func (s *Sums) takeLevel(heard presence.Update) {
-	l, ok := unread.LevelOf(heard)
+func (s *Sums) updateLevel(u presence.Update) {
+	l, ok := unread.LevelOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.pages[heard.Name()]; ok && p != nil {
+	if p := s.pages[u.Name()]; ok && p != nil {
 		s.level(p, l, math.MaxInt64)
 	}
 }
 
-func (s *Sums) takeRecord(heard presence.Update) {
-	user, ok := unread.UserOf(heard)
+func (s *Sums) updateRecord(u presence.Update) {
+	user, ok := unread.UserOf(u)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.users[user]; ok && f != nil && (!f.known || heard.Version.Compare(f.version) > 0) {
+	if f := s.users[user]; ok && f != nil && (!f.known || u.Version.Compare(f.version) > 0) {
 		s.staleUsers[f] = struct{}{}
 		s.wakeUp()
 	}
@@ -50,10 +50,10 @@ func (s *Sums) takeRecord(heard presence.Update) {
 // level takes a level of a page. Up to the Level.By right, own is right in the follow
 // that the level came with; math.MaxInt64 means that it came with none. The caller
 // holds mu.
-func (s *Sums) level(p *page, l unread.Level, right int64) {
-	p.lowest = min(p.lowest, right)
+func (s *Sums) level(p *page, l unread.Level, ownUpTo int64) {
+	p.lowest = min(p.lowest, ownUpTo)
 	if l.Incarnation <= p.level.Incarnation { // otherwise own belongs to the level that is applied below
-		p.authors = min(p.authors, right)
+		p.authors = min(p.authors, ownUpTo)
 	}
 	if l.Newer(p.newest) {
 		p.newest = l

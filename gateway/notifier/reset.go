@@ -8,9 +8,9 @@ import (
 
 // reset is what the connections of one user have asked for with read messages.
 type reset struct {
-	asked []Conn   // they wait for the answer, each once
-	all   bool     // pages that the user follows
-	pages []string // else these, each once, and at most maxPages: of a further one the count says that it is not read
+	waiting []Conn   // they wait for the answer, each once
+	all     bool     // pages that the user follows
+	pages   []string // else these, each once, and at most maxPages: of a further one the count says that it is not read
 }
 
 const maxPages = 100
@@ -22,10 +22,10 @@ func (s *Sums) Read(f *Sum, c Conn, page string) {
 	defer s.mu.Unlock()
 	if f.reset == nil { // otherwise the goroutine that resets now does it once more
 		f.reset = &reset{}
-		s.cfg.Group.Go(func() { s.answer(f) })
+		s.cfg.Group.Go(func() { s.runResets(f) })
 	}
-	if !slices.Contains(f.reset.asked, c) {
-		f.reset.asked = append(f.reset.asked, c)
+	if !slices.Contains(f.reset.waiting, c) {
+		f.reset.waiting = append(f.reset.waiting, c)
 	}
 	switch {
 	case page == "":
@@ -35,10 +35,10 @@ func (s *Sums) Read(f *Sum, c Conn, page string) {
 	}
 }
 
-// answer resets the count until no connection asks for it any more. At most one
+// runResets resets the count until no connection asks for it any more. At most one
 // goroutine per user runs it. It rests between two resets, so no client can keep the
 // store busy with read messages.
-func (s *Sums) answer(f *Sum) {
+func (s *Sums) runResets(f *Sum) {
 	for {
 		s.mu.Lock()
 		rest := f.rested - time.Since(s.born)
@@ -46,19 +46,19 @@ func (s *Sums) answer(f *Sum) {
 		time.Sleep(rest)
 		s.mu.Lock()
 		todo := *f.reset
-		asked := todo.asked
-		if *f.reset = (reset{}); len(asked) == 0 {
+		waiting := todo.waiting
+		if *f.reset = (reset{}); len(waiting) == 0 {
 			f.reset = nil
 		}
 		s.mu.Unlock()
-		if len(asked) == 0 { // the connections that asked are served or gone
+		if len(waiting) == 0 { // the connections that asked are served or gone
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), bookPatience)
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 		if todo.all {
 			todo.pages = nil
 		}
-		state, err := s.book.Reset(ctx, f.user, todo.pages...)
+		state, err := s.followService.Reset(ctx, f.user, todo.pages...)
 		cancel()
 		if err != nil {
 			s.log.Debug().Err(err).Msg("an unread count could not be reset; it stays as it is")
@@ -69,7 +69,7 @@ func (s *Sums) answer(f *Sum) {
 			s.adopt(f, state)
 		}
 		if f.known {
-			for _, c := range asked {
+			for _, c := range waiting {
 				c.Tell(f.sum, true)
 			}
 		}

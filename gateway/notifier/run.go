@@ -79,9 +79,9 @@ func (s *Sums) readUsers(ctx context.Context, users []*Sum) error {
 		delete(s.staleUsers, f) // before the read, so that a change from now on marks the user again
 	}
 	s.mu.Unlock()
-	rctx, cancel := context.WithTimeout(ctx, bookPatience)
+	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	states, err := s.book.Read(rctx, ids...)
+	states, err := s.followService.Read(rctx, ids...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, f := range users {
@@ -114,7 +114,7 @@ func (s *Sums) readAuthors(ctx context.Context, p *page) error {
 		users[i] = fo.of.user
 	}
 	s.mu.Unlock()
-	rctx, cancel := context.WithTimeout(ctx, bookPatience)
+	rctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	l, owns, err := s.store.Authors(rctx, p.page, since, users)
 	s.mu.Lock()

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	enterPatience = 250 * time.Millisecond // a new connection waits this long for its unread count; else it comes later
-	bookPatience  = 3 * time.Second        // how long a call waits for the store's answer
-	readUsers     = 256                    // users whose follows are read in one call
+	enterTimeout = 250 * time.Millisecond // a new connection waits this long for its unread count; else it comes later
+	storeTimeout = 3 * time.Second        // how long a call waits for the store's answer
+	readUsers    = 256                    // users whose follows are read in one call
 )
 
 // Conn is a connection of a user.
@@ -53,14 +53,14 @@ type Config struct {
 // Only the goroutine of Run reads what has changed, except for the reads of new
 // connections and of read messages. Any goroutine may call the methods.
 type Sums struct {
-	born  time.Time // resets rest by the monotonic clock: the wall clock may be set
-	cfg   Config
-	store unread.Store
-	book  *unread.FollowService
-	hub   Hub
-	rest  time.Duration
-	log   zerolog.Logger
-	wake  chan struct{} // holds one: Run has something to do
+	born          time.Time // resets rest by the monotonic clock: the wall clock may be set
+	cfg           Config
+	store         unread.Store
+	followService *unread.FollowService
+	hub           Hub
+	rest          time.Duration
+	log           zerolog.Logger
+	wake          chan struct{} // holds one: Run has something to do
 
 	// mu guards the fields below. Sums calls Hub and Conn while it holds mu, so they must
 	// hold no lock of their own when they call Sums. The bounds on connections and follows
@@ -111,12 +111,12 @@ func New(cfg Config) *Sums {
 		staleUsers: map[*Sum]struct{}{},
 		stalePages: map[*page]struct{}{},
 	}
-	s.book = unread.NewFollowService(cfg.Store)
+	s.followService = unread.NewFollowService(cfg.Store)
 	return s
 }
 
 // Follows reads and changes what users follow. Changes come back as updates.
-func (s *Sums) Follows() *unread.FollowService { return s.book }
+func (s *Sums) Follows() *unread.FollowService { return s.followService }
 
 func (s *Sums) wakeUp() {
 	select {
@@ -142,12 +142,12 @@ func (s *Sums) Enter(ctx context.Context, user unread.User) *Sum {
 	if known {
 		return f
 	}
-	ctx, cancel := context.WithTimeout(ctx, enterPatience)
+	ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 	defer cancel()
 	var state unread.State
 	record, err := s.record(ctx, user)
 	if err == nil {
-		state, err = s.book.State(ctx, user, record)
+		state, err = s.followService.State(ctx, user, record)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +203,7 @@ func (s *Sums) readEntering() {
 	g := s.entering
 	s.entering = nil
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), enterPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), enterTimeout)
 	g.records, g.err = s.store.Records(ctx, g.users)
 	cancel()
 	close(g.done)
@@ -246,7 +246,7 @@ func (s *Sums) Leave(f *Sum, c Conn) {
 	defer s.mu.Unlock()
 	f.conns = without(f.conns, c)
 	if f.reset != nil {
-		f.reset.asked = without(f.reset.asked, c)
+		f.reset.waiting = without(f.reset.waiting, c)
 	}
 	if f.refs--; f.refs > 0 {
 		return
@@ -301,17 +301,17 @@ func (s *Sums) adopt(f *Sum, state unread.State) {
 			fo = s.take(f, stored.Page, level)
 		}
 		fo.stored, fo.own, fo.ownOf = stored, own, level.Incarnation
-		at, right := level, level.By // own is right up to the Level.By right
+		at, ownUpTo := level, level.By // own is right up to the Level.By right
 		if is := fo.page.level; is.Newer(level) {
 			if is.Incarnation != level.Incarnation {
-				fo.own, fo.ownOf, right = unread.Own{}, is.Incarnation, 0
+				fo.own, fo.ownOf, ownUpTo = unread.Own{}, is.Incarnation, 0
 			}
-			if is.By == right {
+			if is.By == ownUpTo {
 				at = is
 			}
 		}
 		fo.count = stored.Unread(at, fo.own)
-		s.level(fo.page, level, right)
+		s.level(fo.page, level, ownUpTo)
 	}
 	s.sum(f)
 }
@@ -322,8 +322,8 @@ func (s *Sums) take(f *Sum, name string, level unread.Level) *follow {
 	if p == nil {
 		p = &page{page: name, level: level, newest: level, authors: level.By, lowest: math.MaxInt64}
 		s.pages[name] = p
-		if heard, known := s.hub.Want(unread.LevelTopic(name)); known {
-			if l, ok := unread.LevelOf(heard); ok && l.Newer(level) {
+		if u, known := s.hub.Want(unread.LevelTopic(name)); known {
+			if l, ok := unread.LevelOf(u); ok && l.Newer(level) {
 				p.newest = l
 			}
 		}

@@ -279,7 +279,7 @@ func TestSlowStoreHoldsNobodyUp(t *testing.T) {
 				s.Enter(t.Context(), unread.User{byte(i)})
 			})
 		}
-		time.Sleep(enterPatience)
+		time.Sleep(enterTimeout)
 		synctest.Wait()
 		s.mu.Lock()
 		waiting := len(s.staleUsers)
@@ -312,7 +312,7 @@ func TestReadOfPages(t *testing.T) {
 			}
 		}
 		for _, page := range []string{"p", "q", "r", "s"} {
-			must(s.book.Follow(t.Context(), u, page))
+			must(s.followService.Follow(t.Context(), u, page))
 			must(store.Change(t.Context(), page, unread.Change{}))
 		}
 		f, c := s.Enter(t.Context(), u), &tab{}

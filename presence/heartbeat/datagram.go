@@ -83,16 +83,16 @@ const (
 
 	maxWithout = 400 // bytes of the names of regions left out
 
-	offLength   = 4
-	offHeader   = 6
-	offKey      = 7
-	offTime     = 11
-	offSequence = 19
-	offLife     = 27
-	offReceiver = 35
-	offTable    = 43
-	offName     = 51
-	recordHead  = 3
+	offLength      = 4
+	offHeader      = 6
+	offKey         = 7
+	offTime        = 11
+	offSequence    = 19
+	offIncarnation = 27
+	offReceiver    = 35
+	offTable       = 43
+	offName        = 51
+	recordHead     = 3
 )
 
 // Reasons to refuse a datagram. Further reasons are seal.ErrKey, ErrForged, ErrOld,

@@ -64,15 +64,15 @@ func NewDecoder(cfg DecoderConfig) (*Decoder, error) {
 			return nil, err
 		}
 	}
-	const most = MaxDatagram / 8
+	const maxUsers = MaxDatagram / 8
 	return &Decoder{
 		cfg:    cfg,
 		self:   xxhash.Sum64String(cfg.Name),
 		sealer: cfg.Keys.Sealer(),
-		alive:  make([]presence.User, 0, most),
-		parts:  make([]int32, 0, most),
+		alive:  make([]presence.User, 0, maxUsers),
+		parts:  make([]int32, 0, maxUsers),
 		number: make([]int32, cfg.Partitions),
-		seen:   make([]int32, 0, most),
+		seen:   make([]int32, 0, maxUsers),
 	}, nil
 }
 
@@ -136,7 +136,7 @@ func (d *Decoder) open(p []byte) (body []byte, what byte, source Source, err err
 	case le.Uint64(p[offReceiver:]) != d.self:
 		return nil, 0, source, ErrMisdirected
 	}
-	source.Incarnation = le.Uint64(p[offLife:])
+	source.Incarnation = le.Uint64(p[offIncarnation:])
 	source.Gateway, err = d.cfg.Guard.Admit(d.cfg.Now(), p[offName+1:offName+1+name],
 		source.Incarnation, int64(le.Uint64(p[offTime:])), le.Uint64(p[offSequence:]))
 	return signed[header:], p[3], source, err
@@ -220,13 +220,13 @@ func (d *Decoder) split(source Source) {
 	}
 }
 
-// leastOp is the fewest bytes of an op: its length, kind, user, page and grace.
-const leastOp = 1 + 1 + 8 + 1 + 1
+// minOpSize is the fewest bytes of an op: its length, kind, user, page and grace.
+const minOpSize = 1 + 1 + 8 + 1 + 1
 
 func (d *Decoder) readOps(r *reader, source Source) error {
 	partition, stream, first, n := r.uvarint(), r.uvarint(), r.uvarint(), int(r.uint16())
 	switch {
-	case r.bad || n > len(r.p)/leastOp:
+	case r.bad || n > len(r.p)/minOpSize:
 		return ErrMalformed
 	case partition >= uint64(d.cfg.Partitions):
 		return ErrPartitions
@@ -269,13 +269,13 @@ func (d *Decoder) readOps(r *reader, source Source) error {
 	return nil
 }
 
-// leastCount is the fewest bytes of a count: its length, flags and five varints.
-const leastCount = 1 + 1 + 5
+// minCountSize is the fewest bytes of a count: its length, flags and five varints.
+const minCountSize = 1 + 1 + 5
 
 func (d *Decoder) readReply(r *reader) error {
 	partition, stream, acked, flags, n := r.uvarint(), r.uvarint(), r.uvarint(), r.byte(), int(r.uint16())
 	switch {
-	case r.bad || n > len(r.p)/leastCount:
+	case r.bad || n > len(r.p)/minCountSize:
 		return ErrMalformed
 	case partition >= uint64(d.cfg.Partitions):
 		return ErrPartitions

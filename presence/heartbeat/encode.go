@@ -44,7 +44,7 @@ func NewEncoder(from Source, to string, keys *seal.Keys, sequence uint64) (*Enco
 	h[0], h[1], h[2] = magic0, magic1, version
 	id := e.sealer.ID()
 	copy(h[offKey:], id[:])
-	le.PutUint64(h[offLife:], from.Incarnation)
+	le.PutUint64(h[offIncarnation:], from.Incarnation)
 	le.PutUint64(h[offReceiver:], xxhash.Sum64String(to))
 	h = append(h, byte(len(from.Gateway)))
 	h = append(h, from.Gateway...)
@@ -72,7 +72,7 @@ func (e *Encoder) Beats(beats []*Beat, table uint64, emit func(datagram []byte))
 	for _, b := range beats {
 		for _, u := range b.Alive {
 			if e.kind != recordAlive || e.room() < 8 {
-				e.need(recordHead + 8)
+				e.makeRoom(recordHead + 8)
 				e.open(recordAlive)
 			}
 			e.buf = le.AppendUint64(e.buf, uint64(u))
@@ -88,7 +88,7 @@ func (e *Encoder) ops(b *Beat) error {
 	count := 0 // where the number of the record's ops is
 	page := ""
 	begin := func(first uint64, size int) {
-		e.need(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
+		e.makeRoom(recordHead + 3*binary.MaxVarintLen64 + 2 + size + binary.MaxVarintLen64)
 		e.open(recordOps)
 		e.buf = binary.AppendUvarint(e.buf, uint64(b.Partition))
 		e.buf = binary.AppendUvarint(e.buf, b.Stream)
@@ -182,17 +182,17 @@ func (e *Encoder) reply(r *Reply) error {
 		}
 		size += countSize(&counts[i])
 	}
-	if size <= e.most() {
-		e.need(size) // a reply that fits into one datagram is not split
+	if size <= e.capacity() {
+		e.makeRoom(size) // a reply that fits into one datagram is not split
 	}
 	for {
-		least := replyHead
+		minSize := replyHead
 		if len(counts) > 0 {
-			least += countSize(&counts[0])
+			minSize += countSize(&counts[0])
 		} else if len(unknown) > 0 {
-			least += 8
+			minSize += 8
 		}
-		e.need(least)
+		e.makeRoom(minSize)
 		room := e.room() - replyHead
 		n, m := 0, 0
 		for n < len(counts) && countSize(&counts[n]) <= room {
@@ -285,11 +285,11 @@ func (e *Encoder) begin(what byte, table uint64, emit func([]byte)) {
 // room is how many bytes still fit into the datagram being made.
 func (e *Encoder) room() int { return MaxDatagram - seal.Size - len(e.buf) }
 
-// most is how many bytes fit into an empty datagram.
-func (e *Encoder) most() int { return MaxDatagram - seal.Size - len(e.header) }
+// capacity is how many bytes fit into an empty datagram.
+func (e *Encoder) capacity() int { return MaxDatagram - seal.Size - len(e.header) }
 
-// need makes room for n bytes, in a new datagram if necessary.
-func (e *Encoder) need(n int) {
+// makeRoom makes room for n bytes, in a new datagram if necessary.
+func (e *Encoder) makeRoom(n int) {
 	if e.room() < n {
 		e.flush()
 	}

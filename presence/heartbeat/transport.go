@@ -81,7 +81,7 @@ const (
 	resolvePause   = time.Second      // pause after a lookup that failed
 	resolveTimeout = 2 * time.Second
 	idleAfter      = time.Minute // until an idle destination is forgotten
-	lastWords      = time.Second // time to send what is queued when Run ends
+	drainTimeout   = time.Second // time to send what is queued when Run ends
 	socketBuffer   = 4 << 20     // bytes requested; the system may give less
 )
 
@@ -313,7 +313,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	t.running = nil // from now on nothing is queued and no sender starts
 	t.mu.Unlock()
 	stop()
-	t.cfg.Conn.SetWriteDeadline(time.Now().Add(lastWords))
+	t.cfg.Conn.SetWriteDeadline(time.Now().Add(drainTimeout))
 	t.senders.Wait()
 	t.cfg.Conn.Close() // ends the reader
 	reader.Wait()

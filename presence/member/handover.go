@@ -7,9 +7,9 @@ import (
 	"headcount/presence/ring"
 )
 
-// handOver is how long a leaving process goes on working, so that the others take
+// handOverTime is how long a leaving process goes on working, so that the others take
 // over its partitions and buckets before it ends.
-const handOver = 2*renewEvery + 500*time.Millisecond
+const handOverTime = 2*renewEvery + 500*time.Millisecond
 
 // Leave hands over what the process owns and ends its lease. Run must go on
 // until Leave returns.
@@ -19,8 +19,8 @@ func (m *Member) Leave(ctx context.Context) {
 		if m.parts.Node != nil {
 			m.parts.Node.HandOver()
 		}
-		signal(m.now)
-		sleep(ctx, handOver)
+		signal(m.renewNow)
+		sleep(ctx, handOverTime)
 	}
 	m.end(ctx)
 }

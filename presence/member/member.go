@@ -109,20 +109,20 @@ type Member struct {
 	parts      Parts
 	alone      bool // there cannot be other processes
 
-	table   atomic.Pointer[ring.Table]
-	members atomic.Pointer[[]presence.Process] // the live processes, sorted by name
-	view    atomic.Pointer[view]               // nil: not known yet
-	up      atomic.Bool                        // the store answers
-	read    atomic.Bool                        // complete counts have been read once
-	leaving atomic.Bool
-	turned  chan struct{} // holds one: up has changed
-	now     chan struct{} // holds one: the store has come back, or the process leaves, so renew at once
-	hurry   chan struct{} // holds one: another process has another table, so renew soon
+	table        atomic.Pointer[ring.Table]
+	members      atomic.Pointer[[]presence.Process] // the live processes, sorted by name
+	view         atomic.Pointer[view]               // nil: not known yet
+	up           atomic.Bool                        // the store answers
+	read         atomic.Bool                        // complete counts have been read once
+	leaving      atomic.Bool
+	storeChanged chan struct{} // holds one: up has changed
+	renewNow     chan struct{} // holds one: the store has come back, or the process leaves, so renew at once
+	renewSoon    chan struct{} // holds one: another process has another table, so renew soon
 
 	tableChanges, disagreements prometheus.Counter
 
-	still stillness
-	lease lease // only membership's goroutine uses it
+	suspension suspensionWatch
+	lease      lease // only membership's goroutine uses it
 }
 
 // New returns a member without its parts: the parts need the member to reach each
@@ -136,10 +136,10 @@ func New(cfg Config) *Member {
 	}
 	m := &Member{
 		self: cfg.Self, partitions: cfg.Partitions, buckets: cfg.Buckets, loopback: cfg.Loopback, tick: cfg.Tick, log: cfg.Log,
-		turned: make(chan struct{}, 1),
-		now:    make(chan struct{}, 1),
-		hurry:  make(chan struct{}, 1),
-		lease:  lease{seen: map[string]*sighting{}},
+		storeChanged: make(chan struct{}, 1),
+		renewNow:     make(chan struct{}, 1),
+		renewSoon:    make(chan struct{}, 1),
+		lease:        lease{members: map[string]*sighting{}},
 		tableChanges: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headcount_ring_changes_total", Help: "Times the owners of partitions or buckets changed.",
 		}),
@@ -181,7 +181,7 @@ func (m *Member) Run(ctx context.Context) error {
 		start(m.parts.Datagrams.Run)
 	}
 	start(m.membership)
-	wg.Go(func() { m.still.run(ctx, m.tick) })
+	wg.Go(func() { m.suspension.run(ctx, m.tick) })
 	if m.parts.Node != nil {
 		start(m.parts.Node.Run)
 	}

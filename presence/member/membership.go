@@ -30,8 +30,8 @@ const (
 	// factsPoll is how often a starting process looks for the cluster facts. company
 	// is how long it has its lease before it takes part: by then all processes that
 	// waited for the same facts have their leases.
-	factsPoll = 200 * time.Millisecond
-	company   = 2 * factsPoll
+	factsPoll     = 200 * time.Millisecond
+	factsSettling = 2 * factsPoll
 	// nameWait is how long a starting process waits for its own former lease.
 	nameWait = leaseTTL + 2*time.Second
 	// generationEvery is how often a gateway's process checks whether the store lost
@@ -49,13 +49,13 @@ const (
 // lease is what membership's goroutine knows about its own lease and those of the
 // other processes. No other goroutine uses it.
 type lease struct {
-	seen               map[string]*sighting
+	members            map[string]*sighting
 	renewed            time.Time // last renewal that succeeded
 	missed             bool      // the last renewal failed
 	since              time.Time // since then the store has answered every call
 	leased             time.Time // first renewal that succeeded
-	waits              bool      // the last answer was ErrNoFacts, or ErrNameTaken before the first lease
-	returns            bool      // the process waited for the lease of its own former life to end
+	waiting            bool      // the last answer was ErrNoFacts, or ErrNameTaken before the first lease
+	restarted          bool      // the process waited for the lease of its own former life to end
 	newborn            bool      // the process waited for either, and no call has failed since
 	settled            bool      // the process takes part
 	nodes, dispatchers []string  // the members of the table
@@ -80,8 +80,8 @@ func (m *Member) membership(ctx context.Context) error {
 	soon := time.NewTimer(time.Hour) // while the process starts: sooner than the next tick
 	soon.Stop()
 	defer soon.Stop()
-	hurry := m.hurry // nil: the lease was hurried since the last tick, so however many datagrams disagree, it waits
-	failed := 0      // 1 after a failure in a row of failures was logged
+	hurry := m.renewSoon // nil: the lease was hurried since the last tick, so however many datagrams disagree, it waits
+	failed := 0          // 1 after a failure in a row of failures was logged
 	for {
 		err := m.renew(ctx)
 		if err == nil {
@@ -93,7 +93,7 @@ func (m *Member) membership(ctx context.Context) error {
 			return nil
 		case errors.Is(err, presence.ErrNameTaken) && (!first || time.Since(begun) > nameWait):
 			return fmt.Errorf("%w; every process needs an --advertise of its own", err)
-		case m.lease.waits:
+		case m.lease.waiting:
 			soon.Reset(factsPoll)
 		case err == nil && !m.lease.settled:
 			soon.Reset(time.Until(m.lease.settles()))
@@ -110,9 +110,9 @@ func (m *Member) membership(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			hurry = m.hurry
+			hurry = m.renewSoon
 		case <-soon.C:
-		case <-m.now:
+		case <-m.renewNow:
 		case <-hurry:
 			hurry = nil
 		}
@@ -135,16 +135,16 @@ func (m *Member) renew(ctx context.Context) error {
 	processes, err := m.parts.Store.Renew(rctx, self, leaseTTL)
 	now := time.Now()
 	taken := errors.Is(err, presence.ErrNameTaken) && l.leased.IsZero()
-	if l.returns = l.returns || taken; taken || errors.Is(err, presence.ErrNoFacts) {
-		if !l.waits {
-			l.waits, l.newborn, l.since = true, true, now
+	if l.restarted = l.restarted || taken; taken || errors.Is(err, presence.ErrNoFacts) {
+		if !l.waiting {
+			l.waiting, l.newborn, l.since = true, true, now
 			if taken {
 				m.log.Info().Err(err).Msg("waiting for the cluster")
 			}
 		}
 		return err
 	}
-	l.waits = false
+	l.waiting = false
 	if err != nil {
 		l.missed, l.newborn = true, false
 		return err
@@ -165,12 +165,12 @@ func (m *Member) renew(ctx context.Context) error {
 	}
 	if l.leased.IsZero() {
 		l.leased = now
-		if l.returns {
+		if l.restarted {
 			m.died(&sighting{Process: presence.Process{Name: self.Name}, at: now})
 		}
 	}
 	m.sight(processes, now, late)
-	m.showMembers()
+	m.publishMembers()
 	l.renewed = now
 	if !l.settled {
 		return nil
@@ -182,7 +182,7 @@ func (m *Member) renew(ctx context.Context) error {
 // settles returns when a process that has its lease takes part.
 func (l *lease) settles() time.Time {
 	at := l.since.Add(settling)
-	if company := l.leased.Add(company); company.After(at) {
+	if company := l.leased.Add(factsSettling); company.After(at) {
 		return company
 	}
 	return at
@@ -211,7 +211,7 @@ func (m *Member) proveClaims(now time.Time, late bool) {
 // sight notes which processes have leases. After a gap in the answers no process
 // counts as missing at once.
 func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
-	seen := m.lease.seen
+	seen := m.lease.members
 	if gap {
 		for _, s := range seen {
 			s.at = now
@@ -234,8 +234,8 @@ func (m *Member) sight(processes []presence.Process, now time.Time, gap bool) {
 
 // view says which lives of processes had leases at a time.
 type view struct {
-	lives map[string]bool
-	at    time.Time
+	incarnations map[string]bool
+	at           time.Time
 }
 
 // adopt makes the table of the processes that are live now. It makes no slow call,
@@ -243,15 +243,15 @@ type view struct {
 func (m *Member) adopt(now time.Time) error {
 	l := &m.lease
 	var nodes, dispatchers []string
-	lives := map[string]bool{}
+	incarnations := map[string]bool{}
 	gateways := []heartbeat.Source{}
-	for name, s := range l.seen {
+	for name, s := range l.members {
 		if now.Sub(s.at) >= absentFor {
-			delete(l.seen, name)
+			delete(l.members, name)
 			m.gone(s)
 			continue
 		}
-		lives[presence.LifeName(name, s.Incarnation)] = true
+		incarnations[presence.IncarnationName(name, s.Incarnation)] = true
 		if slices.Contains(s.Roles, presence.RoleGateway) {
 			gateways = append(gateways, heartbeat.Source{Gateway: name, Incarnation: s.Incarnation})
 		}
@@ -265,7 +265,7 @@ func (m *Member) adopt(now time.Time) error {
 	if m.parts.Node != nil {
 		m.parts.Node.Gateways(gateways)
 	}
-	m.view.Store(&view{lives, now})
+	m.view.Store(&view{incarnations, now})
 	slices.Sort(nodes)
 	slices.Sort(dispatchers)
 	old := m.table.Load()
@@ -281,7 +281,7 @@ func (m *Member) adopt(now time.Time) error {
 		return nil
 	}
 	l.check = now.Add(checkAfter)
-	m.follow(old, t)
+	m.applyTable(old, t)
 	if !m.alone {
 		m.log.Info().Int("nodes", len(nodes)).Int("dispatchers", len(dispatchers)).
 			Int("partitions", len(t.PartitionsOf(m.self.Name))).Int("buckets", len(t.BucketsOf(m.self.Name))).
@@ -336,10 +336,10 @@ func (m *Member) followGeneration(ctx context.Context) error {
 	return nil
 }
 
-// showMembers puts the processes that have joined where Members finds them.
-func (m *Member) showMembers() {
-	members := make([]presence.Process, 0, len(m.lease.seen))
-	for _, s := range m.lease.seen {
+// publishMembers puts the processes that have joined where Members finds them.
+func (m *Member) publishMembers() {
+	members := make([]presence.Process, 0, len(m.lease.members))
+	for _, s := range m.lease.members {
 		if s.joined {
 			members = append(members, s.Process)
 		}
@@ -361,7 +361,7 @@ func (m *Member) Members() []presence.Process {
 // it has no lease, and the leases were read less than two renewals ago. A gateway
 // that could not renew its lease in time may still run: it must find out that its
 // endpoints are missing.
-func (m *Member) Ended(life string) bool {
+func (m *Member) Ended(incarnation string) bool {
 	v := m.view.Load()
-	return v != nil && !v.lives[life] && time.Since(v.at) < 2*renewEvery
+	return v != nil && !v.incarnations[incarnation] && time.Since(v.at) < 2*renewEvery
 }

@@ -11,11 +11,11 @@ import (
 	"headcount/presence"
 )
 
-// firstLook is how soon a starting member looks whether the counts are complete.
+// minLookPause is how soon a starting member looks whether the counts are complete.
 // After each look it doubles the pause, up to lastLook.
 const (
-	firstLook = time.Millisecond
-	lastLook  = 200 * time.Millisecond
+	minLookPause = time.Millisecond
+	maxLookPause = 200 * time.Millisecond
 )
 
 // Ready says why the process cannot do its roles now, or returns nil.
@@ -56,9 +56,9 @@ func (m *Member) Ready() error {
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
-		signal(m.now)
+		signal(m.renewNow)
 	}
-	signal(m.turned)
+	signal(m.storeChanged)
 }
 
 // followStore tells the gateway when the store comes and goes, until ctx ends.
@@ -67,7 +67,7 @@ func (m *Member) followStore(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-m.turned:
+		case <-m.storeChanged:
 		}
 		if m.up.Load() {
 			m.parts.Gateway.StoreBack()
@@ -81,7 +81,7 @@ func (m *Member) followStore(ctx context.Context) error {
 // every bucket, also of those that were complete before: while partitions change hands a bucket may lack users again.
 func (m *Member) awaitCounts(ctx context.Context) error {
 	pages := pagePerBucket(m.buckets)
-	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, lastLook) {
+	for pause := minLookPause; ctx.Err() == nil; pause = min(2*pause, maxLookPause) {
 		if m.up.Load() && m.table.Load() != nil && m.complete(ctx, pages) {
 			m.read.Store(true)
 			return nil

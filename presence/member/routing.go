@@ -15,9 +15,9 @@ import (
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
 
-// follow makes t the table. It tells the parts which partitions and buckets they own
+// applyTable makes t the table. It tells the parts which partitions and buckets they own
 // now, and tells the gateway which partitions moved.
-func (m *Member) follow(old, t *ring.Table) {
+func (m *Member) applyTable(old, t *ring.Table) {
 	m.table.Store(t)
 	m.tableChanges.Inc()
 	if m.parts.Datagrams != nil {
@@ -98,13 +98,13 @@ func (m *Member) ReceiveReply(r *heartbeat.Reply) {
 // went.
 func (m *Member) Disagree(string, uint64) {
 	m.disagreements.Inc()
-	signal(m.hurry)
+	signal(m.renewSoon)
 }
 
 // PushUpdates sends updates to a life of a gateway. When that life is over, another
 // life of the same process may get the updates, which does no harm.
-func (m *Member) PushUpdates(ctx context.Context, life string, updates []presence.Update) error {
-	switch to := presence.ProcessOf(life); {
+func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []presence.Update) error {
+	switch to := presence.ProcessOf(incarnation); {
 	case to == m.self.Name && m.parts.Gateway != nil:
 		m.parts.Gateway.Push(updates)
 		return nil
@@ -122,15 +122,15 @@ func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
 	}
 }
 
-// errWaking says that the process has just stood still, see stillness.
-var errWaking = fmt.Errorf("hold: %w: the process has just stood still", presence.ErrUnavailable)
+// errResumed says that the process has just stood still, see suspensionWatch.
+var errResumed = fmt.Errorf("hold: %w: the process has just stood still", presence.ErrUnavailable)
 
 // Hold has the owner of the user's partition take or end a hold. While the
 // partition changes its owner, Hold asks again until ctx ends. When the process has just
 // stood still, Hold refuses.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
-	if m.still.waking() {
-		return errWaking
+	if m.suspension.resumed() {
+		return errResumed
 	}
 	for {
 		err := m.holdOnce(ctx, u, page, on)
@@ -159,15 +159,15 @@ func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on 
 }
 
 // ReceiveHold takes or ends a hold that another process asks for, which waits no longer than
-// presence.HoldPatience. When this process has just stood still, ReceiveHold refuses.
+// presence.HoldTimeout. When this process has just stood still, ReceiveHold refuses.
 func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
 	switch {
 	case m.parts.Node == nil:
 		return node.ErrNotOwner
-	case m.still.waking():
-		return errWaking
+	case m.suspension.resumed():
+		return errResumed
 	}
-	ctx, cancel := context.WithTimeout(ctx, presence.HoldPatience)
+	ctx, cancel := context.WithTimeout(ctx, presence.HoldTimeout)
 	defer cancel()
 	return m.parts.Node.Hold(ctx, u, page, on)
 }

@@ -443,7 +443,7 @@ func (s *simulation) checkEndpoints() {
 		must(err)
 		for _, e := range ends {
 			if !slices.ContainsFunc(s.members, func(m *member) bool {
-				return presence.LifeName(m.name, m.process.self.Incarnation) == e.Gateway
+				return presence.IncarnationName(m.name, m.process.self.Incarnation) == e.Gateway
 			}) {
 				s.broken("%s is still attached to %s", e.Gateway, e.Topic)
 			}

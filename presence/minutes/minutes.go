@@ -53,31 +53,31 @@ type Store interface {
 type Visits struct {
 	Joins     int64
 	registers hyperloglog.Registers
-	waiting   []string // users who are not in registers yet; at most maxWaiting
+	pending   []string // users who are not in registers yet; at most maxWaiting
 }
 
-// maxWaiting users are added to the registers together, since to add one takes as long.
-const maxWaiting = 64
+// maxPending users are added to the registers together, since to add one takes as long.
+const maxPending = 64
 
 // Add counts an arrival.
 func (v *Visits) Add(u presence.User) {
 	v.Joins++
-	v.waiting = append(v.waiting, string(binary.BigEndian.AppendUint64(nil, uint64(u))))
-	if len(v.waiting) == maxWaiting {
-		v.settle()
+	v.pending = append(v.pending, string(binary.BigEndian.AppendUint64(nil, uint64(u))))
+	if len(v.pending) == maxPending {
+		v.addPending()
 	}
 }
 
-func (v *Visits) settle() {
-	if len(v.waiting) > 0 {
-		v.registers.Add(v.waiting...)
-		v.waiting = nil
+func (v *Visits) addPending() {
+	if len(v.pending) > 0 {
+		v.registers.Add(v.pending...)
+		v.pending = nil
 	}
 }
 
 // Registers are those of the users who arrived, not to be changed.
 func (v *Visits) Registers() hyperloglog.Registers {
-	v.settle()
+	v.addPending()
 	return v.registers
 }
 
@@ -108,16 +108,16 @@ const (
 
 // Ask checks what somebody asks for: the time before now, in steps; 0 stands for the
 // default of both. Kept is how long minutes are kept; the default is never longer.
-func Ask(last, step, kept time.Duration, now time.Time) (Question, error) {
+func Ask(last, step, retention time.Duration, now time.Time) (Question, error) {
 	if last == 0 {
-		last = min(defaultLast, kept)
+		last = min(defaultLast, retention)
 	}
 	if step == 0 {
 		step = defaultStep
 	}
 	switch {
-	case last > kept:
-		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, kept)
+	case last > retention:
+		return Question{}, fmt.Errorf("%w: minutes are kept for %s only", ErrTime, retention)
 	case step < time.Minute || step%time.Minute != 0:
 		return Question{}, fmt.Errorf("%w: a step is a whole number of minutes", ErrTime)
 	}

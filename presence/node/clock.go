@@ -15,16 +15,16 @@ const (
 	clockStep = 4 * clockTick
 )
 
-// standstill is how long a process may stand still until another one may have taken its
+// takeoverPossible is how long a process may stand still until another one may have taken its
 // partitions over; noticing a death takes longer.
-const standstill = 2 * time.Second
+const takeoverPossible = 2 * time.Second
 
 // clock is the node's time. It stands still while the process stands still. Any
 // goroutine may read the clock; only run moves it.
-type clock struct{ last atomic.Pointer[reading] }
+type clock struct{ last atomic.Pointer[clockReading] }
 
-// reading is what the clock showed at a tick.
-type reading struct {
+// clockReading is what the clock showed at a tick.
+type clockReading struct {
 	real time.Time
 	at   time.Duration
 }
@@ -55,7 +55,7 @@ func (c *clock) run(ctx context.Context, ticked func(), suspended func(time.Dura
 		l := c.last.Load()
 		now := time.Now()
 		step := now.Sub(l.real)
-		c.last.Store(&reading{now, l.at + min(step, clockStep)})
+		c.last.Store(&clockReading{now, l.at + min(step, clockStep)})
 		if step > 2*clockStep {
 			suspended(step - clockStep)
 		}

@@ -10,23 +10,23 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// listGap is how long the node may hear nothing of the leases before it no longer
+// leaseGap is how long the node may hear nothing of the leases before it no longer
 // knows that the gateways could reach it all the time: the store was away.
-const listGap = 3 * time.Second
+const leaseGap = 3 * time.Second
 
-// renewal is how long, at most, a gateway still had a lease after it was last seen
+// lastRenewal is how long, at most, a gateway still had a lease after it was last seen
 // with one.
-const renewal = time.Second
+const lastRenewal = time.Second
 
-// waited is which gateways may have users of a partition. Its writers hold mu; the
+// gatewayList is which gateways may have users of a partition. Its writers hold mu; the
 // actors read known.
-type waited struct {
+type gatewayList struct {
 	mu    sync.Mutex
-	known atomic.Pointer[gateways] // nil: not known yet
+	known atomic.Pointer[gatewayView] // nil: not known yet
 }
 
-// gateways is what was known of them at one time. Nobody changes it.
-type gateways struct {
+// gatewayView is what was known of them at one time. Nobody changes it.
+type gatewayView struct {
 	at   time.Duration // when the live gateways were last told, on the node's clock
 	live []*gateway
 	gone []*gateway // died less than a timeout ago; so they are bounded by the deaths in that time
@@ -35,9 +35,9 @@ type gateways struct {
 // gateway is one life of a gateway.
 type gateway struct {
 	heartbeat.Source
-	since time.Duration // it could reach this node since, as far as is known
-	until time.Duration // when it has died: its users may be there until
-	named atomic.Bool   // the log names it as one that tells nothing
+	since  time.Duration // it could reach this node since, as far as is known
+	until  time.Duration // when it has died: its users may be there until
+	logged atomic.Bool   // the log names it as one that tells nothing
 }
 
 // Gateways says which gateways are live now. Until all of these gateways have
@@ -50,11 +50,11 @@ func (n *Node) Gateways(live []heartbeat.Source) {
 	w := &n.gateways
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	next := &gateways{at: n.clock.now()}
+	next := &gatewayView{at: n.clock.now()}
 	old := w.known.Load()
 	for _, src := range live {
 		g := &gateway{Source: src, since: next.at}
-		if old != nil && next.at-old.at <= listGap {
+		if old != nil && next.at-old.at <= leaseGap {
 			if i := slices.IndexFunc(old.live, func(o *gateway) bool { return o.Source == src }); i >= 0 {
 				g = old.live[i]
 			}
@@ -84,20 +84,20 @@ func (n *Node) Died(p presence.Process, seen time.Time) {
 	w := &n.gateways
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	next := &gateways{}
+	next := &gatewayView{}
 	if old := w.known.Load(); old != nil {
 		*next = *old
 	}
 	next.gone = append(slices.Clone(next.gone), &gateway{
 		Source: heartbeat.Source{Gateway: p.Name, Incarnation: p.Incarnation},
-		until:  now - time.Since(seen) + n.cfg.PresenceTimeout - renewal,
+		until:  now - time.Since(seen) + n.cfg.PresenceTimeout - lastRenewal,
 	})
 	w.known.Store(next)
 }
 
-// named logs, once in its life, that a live gateway tells nothing.
-func (n *Node) named(g *gateway) {
-	if g.named.CompareAndSwap(false, true) {
+// logSilent logs, once in its life, that a live gateway tells nothing.
+func (n *Node) logSilent(g *gateway) {
+	if g.logged.CompareAndSwap(false, true) {
 		n.cfg.Log.Warn().Str("gateway", g.Gateway).
 			Msg("a gateway has a lease but does not tell this node of its users; going on without them. Do UDP datagrams pass both ways?")
 	}

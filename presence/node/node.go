@@ -68,21 +68,21 @@ type Node struct {
 	trouble chan struct{}               // holds one: the manager must reconcile
 	clock   clock
 
-	gateways waited
-	death    atomic.Int64 // when Died was called last, on the clock; 0: never
-	handing  atomic.Bool  // HandOver was called
-	stood    atomic.Bool  // the process stood still: other nodes may have its partitions
+	gateways     gatewayList
+	death        atomic.Int64 // when Died was called last, on the clock; 0: never
+	handingOver  atomic.Bool  // HandOver was called
+	wasSuspended atomic.Bool  // the process stood still: other nodes may have its partitions
 
-	users    atomic.Int64 // present on any page
-	gaps     atomic.Int64 // suspensions noticed
-	dropped  atomic.Int64 // beats that found a full mailbox
-	written  atomic.Int64 // changes in the store
-	failures atomic.Int64 // changes that had to be repeated
-	fenced   atomic.Int64 // changes that a newer owner's claim refused
-	claimed  atomic.Int64 // partitions taken over
-	counts   atomic.Int64 // counts in the store
-	missing  atomic.Int64 // questions to gateways about users without heartbeats
-	silent   atomic.Int64 // sessions that ended without heartbeats
+	users       atomic.Int64 // present on any page
+	suspensions atomic.Int64 // suspensions noticed
+	dropped     atomic.Int64 // beats that found a full mailbox
+	written     atomic.Int64 // changes in the store
+	failures    atomic.Int64 // changes that had to be repeated
+	fenced      atomic.Int64 // changes that a newer owner's claim refused
+	claimed     atomic.Int64 // partitions taken over
+	counts      atomic.Int64 // counts in the store
+	asked       atomic.Int64 // questions to gateways about users without heartbeats
+	endedSilent atomic.Int64 // sessions that ended without heartbeats
 }
 
 // New returns a Node that does nothing until Run. It fails here, at start,
@@ -109,7 +109,7 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 		trouble: make(chan struct{}, 1),
 		batches: newBatches(),
 	}
-	n.clock.last.Store(&reading{real: time.Now()})
+	n.clock.last.Store(&clockReading{real: time.Now()})
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(n.collectors()...)
 	}
@@ -135,7 +135,7 @@ func (n *Node) Own(partitions []int) {
 // HandOver says that other nodes are about to take over all partitions. From then on
 // nobody's time ends here: a return may be on its way to the next owner, which gives
 // everybody time anew. And this node takes no partition any more, also none back.
-func (n *Node) HandOver() { n.handing.Store(true) }
+func (n *Node) HandOver() { n.handingOver.Store(true) }
 
 // Owns reports whether the partition's actor is running here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
@@ -185,7 +185,7 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	if p == nil {
 		return ErrNotOwner
 	}
-	if err := over(ctx); err != nil {
+	if err := expired(ctx); err != nil {
 		return err
 	}
 	done := make(chan error, 1)
@@ -212,10 +212,10 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { n.write(ctx) })
-	n.clock.last.Store(&reading{time.Now(), n.clock.now()}) // since New the process opened its stores: it was not suspended
+	n.clock.last.Store(&clockReading{time.Now(), n.clock.now()}) // since New the process opened its stores: it was not suspended
 	wg.Go(func() { n.clock.run(ctx, n.cfg.Tick, n.suspended) })
 
-	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unseen: map[int]bool{}}
+	m := manager{n: n, wg: &wg, owned: map[int]*ownership{}, fenced: map[int]fence{}, unverified: map[int]bool{}}
 	defer m.stopAll()
 	poll := time.NewTicker(generationPoll)
 	defer poll.Stop()
@@ -235,7 +235,7 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 		err := m.reconcile(ctx)
 		if err == nil && due {
-			err = m.look(ctx)
+			err = m.checkComplete(ctx)
 		}
 		if err != nil && ctx.Err() == nil {
 			failed++
@@ -244,8 +244,8 @@ func (n *Node) Run(ctx context.Context) error {
 			retry.Reset(pause)
 		} else {
 			failed = 0
-			if m.later > 0 {
-				retry.Reset(m.later)
+			if m.retryIn > 0 {
+				retry.Reset(m.retryIn)
 			}
 		}
 	}
@@ -264,13 +264,13 @@ const (
 
 // manager owns the set of actors; it lives in Run's goroutine.
 type manager struct {
-	n      *Node
-	wg     *sync.WaitGroup
-	want   []int
-	owned  map[int]*ownership
-	fenced map[int]fence // partitions lost to another owner
-	unseen map[int]bool  // partitions that have not been seen complete since they were claimed
-	later  time.Duration // until the partitions left alone now can be claimed; 0: there are none
+	n          *Node
+	wg         *sync.WaitGroup
+	want       []int
+	owned      map[int]*ownership
+	fenced     map[int]fence // partitions lost to another owner
+	unverified map[int]bool  // partitions that have not been seen complete since they were claimed
+	retryIn    time.Duration // until the partitions left alone now can be claimed; 0: there are none
 }
 
 // fence says when a partition was last lost, and until when the node leaves it alone.
@@ -304,11 +304,11 @@ func (m *manager) stopAll() {
 // missing ones.
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
-	if n.clock.behind() > standstill {
+	if n.clock.behind() > takeoverPossible {
 		return nil // the clock is about to notice, and calls again
 	}
-	if n.stood.Swap(false) {
-		m.giveUp()
+	if n.wasSuspended.Swap(false) {
+		m.releaseAll()
 	}
 	wanted := make(map[int]bool, len(m.want))
 	for _, id := range m.want {
@@ -342,15 +342,15 @@ func (m *manager) reconcile(ctx context.Context) error {
 	if err := m.reclaim(ctx, generation); err != nil {
 		return err
 	}
-	if len(n.want) > 0 || n.handing.Load() {
+	if len(n.want) > 0 || n.handingOver.Load() {
 		return nil // there is a newer set, or is to be none: an older set takes nothing from other nodes
 	}
-	return m.begin(ctx)
+	return m.startMissing(ctx)
 }
 
-// giveUp ends all actors. What they know is old, and another node may have owned their
+// releaseAll ends all actors. What they know is old, and another node may have owned their
 // partitions: claimed again, even after a loss of data, they would overwrite what it wrote.
-func (m *manager) giveUp() {
+func (m *manager) releaseAll() {
 	for id, o := range m.owned {
 		m.n.actors[id].CompareAndSwap(o.p, nil)
 		o.stop()
@@ -363,7 +363,7 @@ func (m *manager) giveUp() {
 func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	var ids []int
 	for id, o := range m.owned {
-		if o.p.out.lost(generation) {
+		if o.p.out.needsClaim(generation) {
 			ids = append(ids, id)
 		}
 	}
@@ -399,7 +399,7 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	}
 	for i, c := range claims {
 		p := m.owned[c.Partition].p
-		m.unseen[c.Partition] = true
+		m.unverified[c.Partition] = true
 		p.out.expect(c)
 		select {
 		case p.mail <- &reclaimed{c, snaps[i]}:
@@ -410,26 +410,26 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	return nil
 }
 
-// begin claims the partitions that are wanted and not owned, and starts their
+// startMissing claims the partitions that are wanted and not owned, and starts their
 // actors, a group at a time: the first actors serve while another node still owns
 // the last partitions. begin returns after generationPoll, so that Run can notice a
 // loss of data and a newer set; Run then calls it again at once.
-func (m *manager) begin(ctx context.Context) error {
+func (m *manager) startMissing(ctx context.Context) error {
 	var ids []int
-	m.later = 0
+	m.retryIn = 0
 	for _, id := range m.want {
 		if m.owned[id] != nil {
 			continue
 		}
 		if left := time.Until(m.fenced[id].until); left > 0 {
-			m.later = max(m.later, left)
+			m.retryIn = max(m.retryIn, left)
 		} else {
 			ids = append(ids, id)
 		}
 	}
 	start := time.Now()
 	for group := range slices.Chunk(ids, claimGroup) {
-		if err := m.beginGroup(ctx, group); err != nil {
+		if err := m.startGroup(ctx, group); err != nil {
 			return err
 		}
 		if ids = ids[len(group):]; len(ids) == 0 {
@@ -438,17 +438,17 @@ func (m *manager) begin(ctx context.Context) error {
 		if took := time.Since(start); took > generationPoll {
 			m.n.cfg.Log.Info().Int("partitions", len(m.owned)).Int("of", len(m.want)).Int64("users", m.n.users.Load()).
 				Msg("partitions are being taken over")
-			m.later = time.Millisecond
+			m.retryIn = time.Millisecond
 			return nil
 		}
-		if len(m.n.want) > 0 || m.n.handing.Load() {
+		if len(m.n.want) > 0 || m.n.handingOver.Load() {
 			return nil
 		}
 	}
 	return nil
 }
 
-func (m *manager) beginGroup(ctx context.Context, ids []int) error {
+func (m *manager) startGroup(ctx context.Context, ids []int) error {
 	claims, err := m.n.store.Claim(ctx, m.n.cfg.Name, ids, false)
 	if err != nil {
 		return fmt.Errorf("node: claim %d partitions: %w", len(ids), err)
@@ -461,7 +461,7 @@ func (m *manager) beginGroup(ctx context.Context, ids []int) error {
 		p := newPartition(m.n, c)
 		p.adopt(snaps[i])
 		actx, stop := context.WithCancel(ctx)
-		m.owned[c.Partition], m.unseen[c.Partition] = &ownership{p, stop}, true
+		m.owned[c.Partition], m.unverified[c.Partition] = &ownership{p, stop}, true
 		m.n.actors[c.Partition].Store(p)
 		m.n.claimed.Add(1)
 		m.wg.Go(func() { p.run(actx) })
@@ -469,10 +469,10 @@ func (m *manager) beginGroup(ctx context.Context, ids []int) error {
 	return nil
 }
 
-// look asks the store which partitions are not complete, and has their actors
+// checkComplete asks the store which partitions are not complete, and has their actors
 // complete them again. It looks through the whole store until a partition has been
 // seen complete once, and then through a share of the store at a time.
-func (m *manager) look(ctx context.Context) error {
+func (m *manager) checkComplete(ctx context.Context) error {
 	ask := func(ids []int, everywhere bool) (missing map[int]bool, err error) {
 		if len(ids) == 0 {
 			return nil, nil
@@ -493,7 +493,7 @@ func (m *manager) look(ctx context.Context) error {
 	}
 	var fresh, known []int
 	for id := range m.owned {
-		if m.unseen[id] {
+		if m.unverified[id] {
 			fresh = append(fresh, id)
 		} else {
 			known = append(known, id)
@@ -503,9 +503,9 @@ func (m *manager) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for id := range m.unseen {
+	for id := range m.unverified {
 		if m.owned[id] == nil || !missing[id] {
-			delete(m.unseen, id)
+			delete(m.unverified, id)
 		}
 	}
 	_, err = ask(known, false)
@@ -576,7 +576,7 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 		case o.Err == nil:
 			n.written.Add(1)
 			n.counts.Add(int64(len(changes[i].Counts)))
-			p.post(&stored{gen: p.out.landed(), counts: o.Counts})
+			p.post(&stored{batch: p.out.written(), counts: o.Counts})
 		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
 			n.fenced.Add(1)
 			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
@@ -585,7 +585,7 @@ func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes 
 			n.failures.Add(1)
 			p.out.restore(changes[i], true)
 			n.alert()
-			p.post(&returned{})
+			p.post(&refused{})
 		default:
 			n.failures.Add(1)
 			p.out.restore(changes[i], false)
@@ -612,11 +612,11 @@ func backoff(n int) time.Duration {
 
 // suspended counts that the process stood still for d. The clock calls it.
 func (n *Node) suspended(d time.Duration) {
-	if d > standstill {
-		n.stood.Store(true)
+	if d > takeoverPossible {
+		n.wasSuspended.Store(true)
 		n.alert()
 	}
-	if n.gaps.Add(1) == 1 {
+	if n.suspensions.Add(1) == 1 {
 		n.cfg.Log.Warn().Stringer("for", d.Round(time.Millisecond)).Msg("the process was suspended: sessions are given that time back")
 	}
 }

@@ -26,7 +26,7 @@ type outbox struct {
 	// reset and complete are those of the next change, see presence.Change.
 	reset, complete bool
 	check           bool   // the next change must prove the claim to the store
-	gen             uint64 // generation of the changes that are collected now
+	batch           uint64 // generation of the changes that are collected now
 	flying          bool   // generation gen-1 is being written
 	queued          bool   // the writer knows that the outbox has something
 	blocked         bool   // the claim is not valid: nothing is written until there is a new one
@@ -35,10 +35,10 @@ type outbox struct {
 	next presence.Claim
 }
 
-// lost reports whether the manager must claim the partition again: the claim is of
+// needsClaim reports whether the manager must claim the partition again: the claim is of
 // another generation, or a write has found it invalid, and the mailbox has no newer
 // claim of this generation. Nothing is written until the actor has the new claim.
-func (o *outbox) lost(generation uint64) bool {
+func (o *outbox) needsClaim(generation uint64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.blocked = o.blocked || o.claim.Generation != generation
@@ -86,17 +86,17 @@ func (o *outbox) take(seq uint64) (presence.Change, bool) {
 	clear(o.counts)
 	clear(o.arrivals)
 	o.reset, o.complete, o.check = false, false, false
-	o.gen++
+	o.batch++
 	o.flying = true
 	return c, true
 }
 
-// landed notes that the change under way is in the store, and returns its generation.
-func (o *outbox) landed() uint64 {
+// written notes that the change under way is in the store, and returns its generation.
+func (o *outbox) written() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.flying = false
-	return o.gen - 1
+	return o.batch - 1
 }
 
 // superseded reports whether c's claim is a former claim of this node, so that

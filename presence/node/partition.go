@@ -14,27 +14,27 @@ import (
 // list of live users. Further calls wait in their caller.
 const mailboxSize = 256
 
-// gapPatience is how long ops may be missing, in milliseconds, until the actor asks
+// gapTimeout is how long ops may be missing, in milliseconds, until the actor asks
 // for a new stream. A stream that was not needed costs one repetition.
-const gapPatience = 500
+const gapTimeout = 500
 
-// askEvery is how often, in milliseconds, the actor asks the gateway of a session
+// askInterval is how often, in milliseconds, the actor asks the gateway of a session
 // without heartbeats whether the user is still there. The gateway answers with a
 // join and repeats it until it arrives, so no user is removed because the network
 // lost datagrams.
-const askEvery = 300
+const askInterval = 300
 
-// othersConfirm is how much time, in milliseconds, the other gateways with
+// confirmTimeout is how much time, in milliseconds, the other gateways with
 // connections of a user on a page have to confirm the user's presence, after one
 // gateway has confirmed it.
-const othersConfirm = 1500
+const confirmTimeout = 1500
 
-// noticed is how long it takes, in milliseconds, to notice that a process died: one
+// deathDetection is how long it takes, in milliseconds, to notice that a process died: one
 // second more or less (see package member).
-const noticed = 3500
+const deathDetection = 3500
 
-// justNow is how long after a death the partitions of the dead are taken over.
-const justNow = 5 * time.Second
+// recentDeath is how long after a death the partitions of the dead are taken over.
+const recentDeath = 5 * time.Second
 
 // session is one user as one source knows the user. The sessions of one user are
 // chained.
@@ -43,10 +43,10 @@ type session struct {
 	from     *source
 	next     *session // the same user from another source
 	deadline int64    // each heartbeat moves it; stays with until 0 end here
-	stays
+	pagePresences
 
-	later, sooner *session // neighbours in the wheel's slot
-	slot          int16    // in the wheel; -1: not there
+	slotNext, slotPrev *session // neighbours in the wheel's slot
+	slot               int16    // in the wheel; -1: not there
 }
 
 // source is where sessions come from: one life of a gateway, or one of the
@@ -54,21 +54,23 @@ type session struct {
 // store had when the partition was claimed.
 type source struct {
 	heartbeat.Source
-	stream  uint64 // the gateway's current stream of ops
-	applied uint64 // ops of the stream that are applied
-	acked   uint64 // ops of the stream that are in the store
-	gap     int64  // when an op beyond the next one came, without progress since; 0: there is no gap
-	// void says that the actor dropped users whom the gateway may still have: the
+	stream   uint64 // the gateway's current stream of ops
+	applied  uint64 // ops of the stream that are applied
+	acked    uint64 // ops of the stream that are in the store
+	gapSince int64  // when an op beyond the next one came, without progress since; 0: there is no gap
+	// mustReset says that the actor dropped users whom the gateway may still have: the
 	// stream no longer tells of all of them, so the actor asks for a new one.
-	void     bool
-	whole    uint64 // 1 + the op up to which the stream tells of everything; 0: not known
-	heard    int64  // when the last beat came
-	moved    int64  // when the stream last told something new
-	sessions int
+	mustReset    bool
+	snapshotEnd  uint64 // 1 + the op up to which the stream tells of everything; 0: not known
+	lastBeat     int64  // when the last beat came
+	lastProgress int64  // when the stream last told something new
+	sessions     int
 }
 
-// told reports whether the gateway has reported all its users of the partition.
-func (s *source) told() bool { return s != nil && !s.void && s.whole > 0 && s.applied+1 >= s.whole }
+// reported reports whether the gateway has reported all its users of the partition.
+func (s *source) reported() bool {
+	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
+}
 
 // page is one page as this partition counts it.
 type page struct {
@@ -77,9 +79,9 @@ type page struct {
 	latest presence.Count // as of this partition's last write of it
 }
 
-// owed is an answer that waits for generation gen to be in the store.
-type owed struct {
-	gen uint64
+// pendingReply is an answer that waits for generation gen to be in the store.
+type pendingReply struct {
+	batch uint64
 	// either the acknowledgement of a gateway's stream,
 	from   *source
 	stream uint64
@@ -111,14 +113,14 @@ type reclaimed struct {
 // stored says that the store has one generation of the outbox, and the counts after
 // it.
 type stored struct {
-	gen    uint64
+	batch  uint64
 	counts []presence.Count
 }
 
-// returned says that the store refused a change because its claim was not valid.
+// refused says that the store refused a change because its claim was not valid.
 // The actor may have a new claim already, and could not queue the outbox while the
 // old change was under way: it must look at the outbox again.
-type returned struct{}
+type refused struct{}
 
 // incomplete says that the partition is not complete in the store.
 type incomplete struct{}
@@ -139,7 +141,7 @@ type partition struct {
 	holds   *source
 	loaded  *source
 	asking  map[*source][]presence.User // the users to ask about, see askEvery
-	owed    []owed
+	pending []pendingReply
 	wheel   wheel
 
 	whole   bool  // all users of the partition are known, or were loaded
@@ -166,7 +168,7 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		start:   n.clock.now(),
 	}
 	p.out.claim = claim
-	p.out.gen = 1 // 0 stands for an answer that needs no write
+	p.out.batch = 1 // 0 stands for an answer that needs no write
 	p.out.arrivals = map[memberKey]struct{}{}
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
 	p.site = p.page(presence.AllPages)
@@ -192,22 +194,22 @@ func (p *partition) adopt(snap presence.Snapshot) {
 	p.out.counts[presence.AllPages] = p.site.users
 	p.whole, p.out.complete = p.out.claim.Whole, p.out.claim.Whole
 	if p.whole {
-		p.askNext = p.now() + askEvery // the gateways find out by themselves
+		p.askNext = p.now() + askInterval // the gateways find out by themselves
 	}
 	p.flush()
 }
 
-// learn finds out whether every live gateway has reported all its users, and, as
+// checkReports finds out whether every live gateway has reported all its users, and, as
 // long as that matters, asks the gateways that have not. Once all have, and those
 // that died cannot come back in time, the actor knows the whole partition.
-func (p *partition) learn() {
-	if !p.waits() {
+func (p *partition) checkReports() {
+	if !p.needsReports() {
 		return
 	}
 	now := p.now()
 	ask := now >= p.askNext
 	if ask {
-		p.askNext = now + askEvery
+		p.askNext = now + askInterval
 	}
 	known := p.node.gateways.known.Load()
 	if p.told = known != nil; !p.told {
@@ -215,24 +217,24 @@ func (p *partition) learn() {
 	}
 	for _, g := range known.live {
 		src := p.sources[g.Source]
-		if src.told() {
+		if src.reported() {
 			continue
 		}
-		if p.mute(g, src, known.at) {
-			p.node.named(g)
+		if p.silent(g, src, known.at) {
+			p.node.logSilent(g)
 			continue
 		}
 		p.told = false
 		if ask {
 			r := &heartbeat.Reply{Partition: p.id, Ask: true}
 			if src != nil {
-				r.Stream, r.Reset = src.stream, src.void
+				r.Stream, r.Reset = src.stream, src.mustReset
 			}
 			p.node.cfg.Reply.SendReply(g.Gateway, r)
 		}
 	}
 	if !p.told || p.whole || slices.ContainsFunc(known.gone, func(g *gateway) bool {
-		return p.node.clock.now() < g.until && !p.sources[g.Source].told()
+		return p.node.clock.now() < g.until && !p.sources[g.Source].reported()
 	}) {
 		return
 	}
@@ -242,27 +244,27 @@ func (p *partition) learn() {
 	p.out.mu.Unlock()
 }
 
-// mute reports whether a live gateway has told nothing new for a timeout, at the
+// silent reports whether a live gateway has told nothing new for a timeout, at the
 // time at which it was last known to be live. A gateway that waits for an answer
 // waits for the store.
-func (p *partition) mute(g *gateway, src *source, at time.Duration) bool {
+func (p *partition) silent(g *gateway, src *source, at time.Duration) bool {
 	heard := p.unknown
 	if src != nil {
 		if src.acked < src.applied {
 			return false
 		}
-		heard = max(heard, src.moved)
+		heard = max(heard, src.lastProgress)
 	}
 	since := max(g.since, p.start+time.Duration(heard)*time.Millisecond)
 	return at-since > p.node.cfg.PresenceTimeout
 }
 
-// waits reports whether it still matters what the gateways have reported.
-func (p *partition) waits() bool { return !p.whole || p.loaded.sessions > 0 }
+// needsReports reports whether it still matters what the gateways have reported.
+func (p *partition) needsReports() bool { return !p.whole || p.loaded.sessions > 0 }
 
-// finish tells the store once more that the partition is complete, unless a change
+// repeatComplete tells the store once more that the partition is complete, unless a change
 // is under way.
-func (p *partition) finish() {
+func (p *partition) repeatComplete() {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
 	if p.whole && !p.out.flying {
@@ -277,7 +279,7 @@ func (p *partition) finish() {
 // long. A third of the timeout is left in any case, for users whose gateway that
 // owner knew and who are on the way to another one.
 func (p *partition) load(members []presence.Member) {
-	now, trial := p.now(), p.trial()
+	now, trial := p.now(), p.trialPeriod()
 	if held := p.out.claim.Held.Milliseconds(); held < trial {
 		trial = max(trial-held, min(trial, p.timeout()/3))
 	}
@@ -287,37 +289,37 @@ func (p *partition) load(members []presence.Member) {
 			s := p.session(m.User, p.loaded, pg)
 			p.join(s, pg, 0)
 			s.deadline = now + trial
-			p.file(s)
+			p.schedule(s)
 		}
 		left := min(time.Until(m.Hold).Milliseconds(), holdTimeouts*p.timeout())
 		if m.Alone || !m.Hold.IsZero() && left > 0 {
 			h := p.session(m.User, p.holds, pg)
 			p.join(h, pg, now+max(left, 1)) // one that is over ends at once, as any other
-			p.file(h)
+			p.schedule(h)
 		}
 	}
 }
 
-// trial is how long, in milliseconds, a user stays whom no gateway confirms: long
+// trialPeriod is how long, in milliseconds, a user stays whom no gateway confirms: long
 // enough for a grace that an earlier owner knew, and for a user who lost a gateway
 // to come back through another. After a death the trial is shorter: noticing it took
 // time, in which the graces ended, and a user who left must be gone 3 s after the
 // timeout, counted from the death.
-func (p *partition) trial() int64 {
-	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < justNow {
-		return max(p.timeout()-noticed, p.timeout()/6)
+func (p *partition) trialPeriod() int64 {
+	if at := p.node.death.Load(); at != 0 && p.node.clock.now()-time.Duration(at) < recentDeath {
+		return max(p.timeout()-deathDetection, p.timeout()/6)
 	}
 	return p.timeout() * 2 / 3
 }
 
-// doubt puts all sessions of the source on trial: the source reports everything
+// putOnTrial puts all sessions of the source on trial: the source reports everything
 // again. A session that it does not report ended while another owner received the
 // reports, or its end was lost.
-func (p *partition) doubt(src *source) {
+func (p *partition) putOnTrial(src *source) {
 	if src.sessions == 0 {
 		return
 	}
-	deadline := p.now() + p.trial()
+	deadline := p.now() + p.trialPeriod()
 	for u := range p.users {
 		s := p.lookup(u, src)
 		if s == nil {
@@ -333,9 +335,9 @@ func (p *partition) doubt(src *source) {
 				l.set(have, st.until)
 			}
 		}
-		p.drop(s, pg)
+		p.removeSession(s, pg)
 		l.deadline = deadline
-		p.file(l)
+		p.schedule(l)
 	}
 }
 
@@ -347,18 +349,18 @@ func (p *partition) run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		p.learn()
+		p.checkReports()
 		p.flush()
-		p.pay()
+		p.sendDue()
 		p.arm(timer)
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 			p.alarm = 0 // arm sets it anew, also when the clock is behind the timer
-			p.learn()
+			p.checkReports()
 			p.wheel.due(p.now(), p.expire)
-			p.ask()
+			p.askGateways()
 		case m := <-p.mail:
 			p.handle(m)
 			for range len(p.mail) { // mail that came together is written together
@@ -376,11 +378,11 @@ func (p *partition) handle(m mail) {
 		p.hold(m)
 	case *stored:
 		p.stored(m)
-	case *returned: // run looks at the outbox after every mail
+	case *refused: // run looks at the outbox after every mail
 	case *reclaimed:
 		p.rewrite(m)
 	case *incomplete:
-		p.finish()
+		p.repeatComplete()
 	}
 }
 
@@ -402,7 +404,7 @@ func (p *partition) rewrite(r *reclaimed) {
 	if p.whole = r.claim.Whole; !p.whole {
 		p.askNext, p.unknown = p.now(), p.now()
 		for _, src := range p.sources {
-			src.whole = 0
+			src.snapshotEnd = 0
 		}
 	}
 	members := map[memberKey]presence.MemberChange{}
@@ -437,7 +439,7 @@ func (p *partition) arm(timer *time.Timer) {
 	if !ok {
 		at = 0
 	}
-	if (!p.whole || p.waits() && !p.told) && (at == 0 || p.askNext < at) {
+	if (!p.whole || p.needsReports() && !p.told) && (at == 0 || p.askNext < at) {
 		at = p.askNext
 	}
 	if at == p.alarm {
@@ -487,7 +489,7 @@ func (p *partition) session(u presence.User, from *source, pg *page) *session {
 		all := p.total(pg)
 		all.users++
 		p.node.users.Add(1)
-		p.counted(all)
+		p.noteCount(all)
 	}
 	return s
 }
@@ -529,10 +531,10 @@ func (p *partition) join(s *session, pg *page, until int64) {
 	s.add(pg, until)
 	if first {
 		pg.users++
-		p.counted(pg)
+		p.noteCount(pg)
 	}
 	if first || p.held(s.user, pg) {
-		p.member(s.user, pg)
+		p.noteMember(s.user, pg)
 	}
 }
 
@@ -546,19 +548,19 @@ func (p *partition) leave(s *session, pg *page) {
 	gone := !p.present(s.user, pg)
 	if gone {
 		pg.users--
-		p.counted(pg)
+		p.noteCount(pg)
 	}
 	if gone || s.from == p.holds || p.held(s.user, pg) {
-		p.member(s.user, pg)
+		p.noteMember(s.user, pg)
 	}
 	if len(s.list) == 0 {
-		p.drop(s, pg)
+		p.removeSession(s, pg)
 	}
 }
 
-// drop forgets a session that stays on no page any more, or need not. pg is a page of the
+// removeSession forgets a session that stays on no page any more, or need not. pg is a page of the
 // user.
-func (p *partition) drop(s *session, pg *page) {
+func (p *partition) removeSession(s *session, pg *page) {
 	p.wheel.drop(s)
 	s.from.sessions--
 	head := p.users[s.user]
@@ -568,7 +570,7 @@ func (p *partition) drop(s *session, pg *page) {
 		all := p.total(pg)
 		all.users--
 		p.node.users.Add(-1)
-		p.counted(all)
+		p.noteCount(all)
 	case head == s:
 		p.users[s.user] = s.next
 	default:
@@ -578,15 +580,15 @@ func (p *partition) drop(s *session, pg *page) {
 	}
 }
 
-// file puts s into the wheel at its earliest end.
-func (p *partition) file(s *session) {
-	at := s.soonest
+// schedule puts s into the wheel at its earliest end.
+func (p *partition) schedule(s *session) {
+	at := s.earliestEnd
 	if s.live() {
 		end := s.deadline
-		if left := end - p.now(); left > p.unsure() {
-			end -= p.unsure()
+		if left := end - p.now(); left > p.askBefore() {
+			end -= p.askBefore()
 		} else if s.from.Gateway != "" {
-			end = min(end, p.now()+askEvery)
+			end = min(end, p.now()+askInterval)
 		}
 		if at == 0 || end < at {
 			at = end
@@ -603,24 +605,24 @@ func (p *partition) expire(s *session) {
 	now := p.now()
 	// A gateway may have the user and not know that this node is the owner, or know
 	// already that another one is about to be.
-	if s.from == p.loaded && !p.told || p.node.handing.Load() {
-		p.wheel.put(s, now+askEvery)
+	if s.from == p.loaded && !p.told || p.node.handingOver.Load() {
+		p.wheel.put(s, now+askInterval)
 		return
 	}
 	var ended []*page // rarely more than one
 	silent := false
-	s.soonest = 0
+	s.earliestEnd = 0
 	for _, st := range s.list {
 		if end := st.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
 			ended = append(ended, st.page)
-			s.from.void = s.from.void || end == 0
+			s.from.mustReset = s.from.mustReset || end == 0
 			silent = silent || end == 0
 		} else {
-			s.ends(end)
+			s.noteEnd(end)
 		}
 	}
 	if silent {
-		p.node.silent.Add(1)
+		p.node.endedSilent.Add(1)
 	}
 	for _, pg := range ended {
 		p.leave(s, pg)
@@ -628,28 +630,28 @@ func (p *partition) expire(s *session) {
 	if len(s.list) == 0 {
 		return
 	}
-	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.unsure() {
+	if s.from.Gateway != "" && s.live() && s.deadline-now <= p.askBefore() {
 		p.asking[s.from] = append(p.asking[s.from], s.user)
-		p.node.missing.Add(1)
+		p.node.asked.Add(1)
 	}
-	p.file(s)
+	p.schedule(s)
 }
 
-// unsure is how long before a session's end, in milliseconds, the actor asks the
+// askBefore is how long before a session's end, in milliseconds, the actor asks the
 // gateway about it: by then two heartbeats are missing.
-func (p *partition) unsure() int64 { return p.timeout() / 3 }
+func (p *partition) askBefore() int64 { return p.timeout() / 3 }
 
-// ask asks the gateways about their users who have fallen silent.
-func (p *partition) ask() {
+// askGateways asks the gateways about their users who have fallen silent.
+func (p *partition) askGateways() {
 	for src, users := range p.asking {
 		p.node.cfg.Reply.SendReply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
 	}
 	clear(p.asking)
 }
 
-// arrived notes that the user is about to come to the page, unless the user is there.
+// noteArrival notes that the user is about to come to the page, unless the user is there.
 // Until all users are known, nobody arrives: the gateways tell of those who were there.
-func (p *partition) arrived(u presence.User, pg *page) {
+func (p *partition) noteArrival(u presence.User, pg *page) {
 	if !p.node.cfg.Arrivals || !p.whole || p.present(u, pg) {
 		return
 	}
@@ -661,15 +663,15 @@ func (p *partition) arrived(u presence.User, pg *page) {
 	}
 }
 
-// counted notes that the page's number of users must be written.
-func (p *partition) counted(pg *page) {
+// noteCount notes that the page's number of users must be written.
+func (p *partition) noteCount(pg *page) {
 	p.out.mu.Lock()
 	p.out.counts[pg.name] = pg.users
 	p.out.mu.Unlock()
 }
 
-// member notes that the user's presence on the page must be written.
-func (p *partition) member(u presence.User, pg *page) {
+// noteMember notes that the user's presence on the page must be written.
+func (p *partition) noteMember(u presence.User, pg *page) {
 	m := p.memberChange(u, pg)
 	p.out.mu.Lock()
 	p.out.members[memberKey{u, pg.name}] = m
@@ -703,7 +705,7 @@ func (p *partition) beat(b *heartbeat.Beat) {
 		src = &source{Source: b.Source}
 		p.sources[b.Source] = src
 	}
-	src.heard = now
+	src.lastBeat = now
 	reply := heartbeat.Reply{Partition: b.Partition, Stream: b.Stream}
 	if b.First > 0 {
 		p.ops(src, b, &reply)
@@ -725,25 +727,25 @@ func (p *partition) beat(b *heartbeat.Beat) {
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
-		p.doubt(src)
-		src.moved = p.now()
-		src.stream, src.applied, src.acked, src.gap, src.void, src.whole = b.Stream, 0, 0, 0, false, 0
-	case b.Stream != src.stream || src.void:
+		p.putOnTrial(src)
+		src.lastProgress = p.now()
+		src.stream, src.applied, src.acked, src.gapSince, src.mustReset, src.snapshotEnd = b.Stream, 0, 0, 0, false, 0
+	case b.Stream != src.stream || src.mustReset:
 		reply.Reset = b.Stream >= src.stream
 		return
 	case b.First > src.applied+1:
 		// Usually the missing ops are on their way. If they do not come, an earlier
 		// owner has acknowledged them, and this owner knows the stream only from a
 		// late copy of its beginning.
-		if src.gap == 0 {
-			src.gap = p.now()
+		if src.gapSince == 0 {
+			src.gapSince = p.now()
 		}
-		reply.Reset = p.now()-src.gap > gapPatience
+		reply.Reset = p.now()-src.gapSince > gapTimeout
 		return
 	}
-	src.gap = 0
-	if b.Whole > src.whole {
-		src.whole, src.moved = b.Whole, p.now()
+	src.gapSince = 0
+	if b.Whole > src.snapshotEnd {
+		src.snapshotEnd, src.lastProgress = b.Whole, p.now()
 	}
 	var joined []*page
 	fresh := false
@@ -753,7 +755,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 			break
 		}
 		if n == src.applied+1 {
-			src.applied, src.moved, fresh = n, p.now(), true
+			src.applied, src.lastProgress, fresh = n, p.now(), true
 			if op.Kind == heartbeat.Join {
 				p.arrive(src, op.User, p.page(op.Page))
 			} else {
@@ -768,7 +770,7 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		}
 	}
 	if fresh {
-		p.owe(owed{from: src, stream: src.stream, acked: src.applied, pages: joined})
+		p.queueReply(pendingReply{from: src, stream: src.stream, acked: src.applied, pages: joined})
 		return
 	}
 	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the answer was lost
@@ -781,19 +783,19 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 // returned. The join also confirms a loaded stay, which then lasts only until the
 // user's other gateways have had time to confirm it too (othersConfirm).
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
-	p.arrived(u, pg)
+	p.noteArrival(u, pg)
 	s := p.session(u, src, pg)
 	p.join(s, pg, 0)
 	s.deadline = p.now() + p.timeout()
-	p.file(s)
+	p.schedule(s)
 	for o := p.users[u]; o != nil; {
 		next := o.next
 		switch st := o.find(pg); {
 		case st == nil || o == s || o.from == p.holds:
 		case o.from == p.loaded:
-			if end := p.now() + othersConfirm; st.until == 0 && end < o.deadline || end < st.until {
+			if end := p.now() + confirmTimeout; st.until == 0 && end < o.deadline || end < st.until {
 				o.set(st, end)
-				p.file(o)
+				p.schedule(o)
 			}
 		case st.until != 0:
 			p.leave(o, pg)
@@ -805,12 +807,12 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 // depart applies a leave: at once, or after a grace in which the user may return.
 func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
 	s, pg := p.lookup(u, src), p.pages[name]
-	var st *stay
+	var st *pagePresence
 	if s != nil && pg != nil {
 		st = s.find(pg)
 	}
 	if st == nil { // the gateway told an earlier owner of the join, and no owner of the leave
-		p.departed(src, u, name, grace)
+		p.departUnknown(src, u, name, grace)
 		return
 	}
 	if grace <= 0 {
@@ -818,19 +820,19 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 		return
 	}
 	s.set(st, p.now()+grace.Milliseconds())
-	p.file(s)
+	p.schedule(s)
 }
 
-// departed is depart for a user of whom an earlier owner knew. The stay ends with the
+// departUnknown is depart for a user of whom an earlier owner knew. The stay ends with the
 // grace, unless another gateway confirms that the user is there. If the store had lost
 // the user, only the gateway that tells of the grace still knows of it.
-func (p *partition) departed(src *source, u presence.User, name string, grace time.Duration) {
+func (p *partition) departUnknown(src *source, u presence.User, name string, grace time.Duration) {
 	pg := p.pages[name]
 	if !p.whole && grace > 0 && (pg == nil || !p.present(u, pg)) {
 		pg = p.page(name)
 		s := p.session(u, src, pg)
 		p.join(s, pg, p.now()+grace.Milliseconds())
-		p.file(s)
+		p.schedule(s)
 		return
 	}
 	s := p.lookup(u, p.loaded)
@@ -838,14 +840,14 @@ func (p *partition) departed(src *source, u presence.User, name string, grace ti
 		return
 	}
 	if st := s.find(pg); st != nil {
-		s.set(st, max(st.until, p.now()+max(grace.Milliseconds(), othersConfirm)))
-		p.file(s)
+		s.set(st, max(st.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
+		p.schedule(s)
 	}
 }
 
 // hold takes, renews or ends a hold.
 func (p *partition) hold(c *holdCall) {
-	if err := over(c.ctx); err != nil {
+	if err := expired(c.ctx); err != nil {
 		c.done <- err
 		return
 	}
@@ -857,11 +859,11 @@ func (p *partition) hold(c *holdCall) {
 			return
 		}
 		pg = p.page(c.page)
-		p.arrived(c.user, pg)
+		p.noteArrival(c.user, pg)
 		s = p.session(c.user, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
-		p.member(c.user, pg) // also when only its end moved
-		p.file(s)
+		p.noteMember(c.user, pg) // also when only its end moved
+		p.schedule(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
 	default: // a newer owner may know of the hold: the answer waits until the store confirms this node's claim
@@ -869,41 +871,41 @@ func (p *partition) hold(c *holdCall) {
 		p.out.check = true
 		p.out.mu.Unlock()
 	}
-	p.owe(owed{done: c.done})
+	p.queueReply(pendingReply{done: c.done})
 }
 
-// over is ctx.Err, but does not wait for the timer of the deadline: when a process that stood
+// expired is ctx.Err, but does not wait for the timer of the deadline: when a process that stood
 // still goes on, whatever runs first may run before its timers.
-func over(ctx context.Context) error {
+func expired(ctx context.Context) error {
 	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
 		return context.DeadlineExceeded
 	}
 	return ctx.Err()
 }
 
-// owe queues an answer until all that has been applied so far is in the store.
-func (p *partition) owe(o owed) {
+// queueReply queues an answer until all that has been applied so far is in the store.
+func (p *partition) queueReply(o pendingReply) {
 	p.out.mu.Lock()
-	o.gen = p.out.gen
+	o.batch = p.out.batch
 	empty := p.out.empty()
 	switch {
 	case empty && p.out.flying:
-		o.gen--
+		o.batch--
 	case empty:
-		o.gen = 0
+		o.batch = 0
 	}
 	p.out.mu.Unlock()
-	p.owed = append(p.owed, o)
+	p.pending = append(p.pending, o)
 }
 
-// pay sends the answers that wait for no write.
-func (p *partition) pay() {
-	p.settle(func(o owed) bool { return o.gen == 0 })
+// sendDue sends the answers that wait for no write.
+func (p *partition) sendDue() {
+	p.sendReplies(func(o pendingReply) bool { return o.batch == 0 })
 }
 
-func (p *partition) settle(due func(owed) bool) {
-	rest := p.owed[:0]
-	for _, o := range p.owed {
+func (p *partition) sendReplies(due func(pendingReply) bool) {
+	rest := p.pending[:0]
+	for _, o := range p.pending {
 		if !due(o) {
 			rest = append(rest, o)
 			continue
@@ -918,8 +920,8 @@ func (p *partition) settle(due func(owed) bool) {
 			})
 		}
 	}
-	clear(p.owed[len(rest):])
-	p.owed = rest
+	clear(p.pending[len(rest):])
+	p.pending = rest
 }
 
 // stored takes the counts of a generation that is in the store, and sends the
@@ -930,7 +932,7 @@ func (p *partition) stored(st *stored) {
 			pg.latest = c
 		}
 	}
-	p.settle(func(o owed) bool { return o.gen <= st.gen })
+	p.sendReplies(func(o pendingReply) bool { return o.batch <= st.batch })
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && pg != p.site && pg.users == 0 {
 			p.out.mu.Lock()
@@ -959,7 +961,7 @@ func (p *partition) flush() {
 // two timeouts.
 func (p *partition) sweep(now int64) {
 	for key, src := range p.sources {
-		if src.sessions == 0 && now-src.heard > 2*p.timeout() {
+		if src.sessions == 0 && now-src.lastBeat > 2*p.timeout() {
 			delete(p.sources, key)
 		}
 	}

@@ -73,11 +73,11 @@ type disk struct {
 	waiting chan *op
 	closing chan struct{}         // closed by close
 	ended   chan struct{}         // closed when run has returned
-	trouble atomic.Pointer[error] // why the file cannot be written; nil: it can
+	failure atomic.Pointer[error] // why the file cannot be written; nil: it can
 
-	// owed are the entries that the next probe also writes, so that the file has what
+	// undo are the entries that the next probe also writes, so that the file has what
 	// memory has. The writer owns owed.
-	owed []put
+	undo []put
 }
 
 // put sets or deletes one entry of the file.
@@ -87,7 +87,7 @@ type put struct {
 
 // openDisk opens the file in dir, creates it when it is missing, and fills n and b from it.
 // secret is the secret of anonymous ids. No operation is written before run.
-func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, secret string, err error) {
+func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
 	}
@@ -106,11 +106,11 @@ func openDisk(dir string, n *notices, b *book, log zerolog.Logger) (d *disk, sec
 
 // load reads the whole file into n and b, and repairs entries that do not fit together.
 // When a repair cannot be written, the file counts as not writable.
-func (d *disk) load(n *notices, b *book) (secret string, err error) {
+func (d *disk) load(n *unreadState, b *pageHistory) (secret string, err error) {
 	if secret, err = d.secret(); err != nil {
 		return "", err
 	}
-	l := loader{n: n, book: b, now: time.Now()}
+	l := loader{unread: n, history: b, now: time.Now()}
 	if err := d.db.View(l.load); err != nil {
 		return "", err
 	}
@@ -119,7 +119,7 @@ func (d *disk) load(n *notices, b *book) (secret string, err error) {
 	}
 	if len(l.puts) > 0 {
 		if err := d.update(l.puts, nil); err != nil {
-			d.owed = l.puts
+			d.undo = l.puts
 			d.fail(err)
 		}
 	}
@@ -141,8 +141,8 @@ func (d *disk) secret() (secret string, err error) {
 
 // loader fills n and book from a file, and notes the repairs that must be written.
 type loader struct {
-	n        *notices
-	book     *book
+	unread   *unreadState
+	history  *pageHistory
 	now      time.Time
 	puts     []put
 	repaired int    // entries that did not fit
@@ -167,11 +167,11 @@ func (l *loader) load(tx *bbolt.Tx) error {
 			return err
 		}
 	}
-	if l.book.kept > 0 {
+	if l.history.retention > 0 {
 		l.loadMinutes(tx)
 	}
-	l.raise()
-	slices.SortFunc(l.n.oldest, func(a, b rememberedKey) int { return int(a.until - b.until) })
+	l.repairLevels()
+	slices.SortFunc(l.unread.oldest, func(a, b idempotencyKey) int { return int(a.until - b.until) })
 	return nil
 }
 
@@ -181,15 +181,15 @@ func (l *loader) page(k, v []byte) {
 		l.repair(pagesBucket, k, nil, "the changes of %q cannot be read and are dropped: %v", k, err)
 		return
 	}
-	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
-	l.n.pages[string(k)] = &changed{
-		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: atTime(f[3])},
+	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
+	l.unread.pages[string(k)] = &changedPage{
+		level: unread.Level{Incarnation: uint64(f[0]), All: f[1], By: f[2], At: timeOf(f[3])},
 		owns:  map[unread.User]unread.Own{},
 	}
 }
 
 func (l *loader) note(k, v []byte) {
-	p := l.n.pages[string(k)]
+	p := l.unread.pages[string(k)]
 	if p == nil {
 		l.repair(notesBucket, k, nil, "a note of %q is without page, and is dropped: %q", k, v)
 		return
@@ -200,18 +200,18 @@ func (l *loader) note(k, v []byte) {
 func (l *loader) own(k, v []byte) {
 	page, user, _ := strings.Cut(string(k), "\x00")
 	f, err := numbers(string(v), 3)
-	p := l.n.pages[page]
+	p := l.unread.pages[page]
 	if err != nil || len(user) != len(unread.User{}) || p == nil {
 		l.repair(ownsBucket, k, nil, "own changes of %q are without page or cannot be read, and are dropped: %q", page, v)
 		return
 	}
-	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: atTime(f[2])}
+	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: timeOf(f[2])}
 }
 
-// raise counts own changes that a page's level lacks: the own changes had been
+// repairLevels counts own changes that a page's level lacks: the own changes had been
 // written, their level had not.
-func (l *loader) raise() {
-	for page, p := range l.n.pages {
+func (l *loader) repairLevels() {
+	for page, p := range l.unread.pages {
 		by, last := int64(0), int64(0)
 		for _, own := range p.owns {
 			by, last = by+own.Changes, max(last, own.Last)
@@ -232,9 +232,9 @@ func (l *loader) record(k, v []byte) {
 		l.repair(recordsBucket, k, nil, "a record cannot be read and is dropped: %q", v)
 		return
 	}
-	l.n.incarnation = max(l.n.incarnation, uint64(f[0]))
-	l.n.records[unread.User(k)] = &unread.Record{
-		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: atTime(f[2]),
+	l.unread.incarnation = max(l.unread.incarnation, uint64(f[0]))
+	l.unread.records[unread.User(k)] = &unread.Record{
+		Version: presence.Version{Incarnation: uint64(f[0]), Sequence: uint64(f[1])}, Updated: timeOf(f[2]),
 	}
 }
 
@@ -251,11 +251,11 @@ func (l *loader) follow(k, v []byte) {
 		l.repair(followsBucket, k, nil, "a follow cannot be read and is dropped: %v", err)
 		return
 	}
-	r := l.n.records[user]
+	r := l.unread.records[user]
 	if r == nil {
-		l.n.incarnation = max(l.n.incarnation+1, uint64(l.now.UnixMilli()))
-		r = &unread.Record{Version: presence.Version{Incarnation: l.n.incarnation, Sequence: 1}}
-		l.n.records[user] = r
+		l.unread.incarnation = max(l.unread.incarnation+1, uint64(l.now.UnixMilli()))
+		r = &unread.Record{Version: presence.Version{Incarnation: l.unread.incarnation, Sequence: 1}}
+		l.unread.records[user] = r
 		l.repair(recordsBucket, user[:], recordValue(*r), "a follow of %q was without its record, which is made", f.Page)
 	}
 	r.Follows = append(r.Follows, f)
@@ -266,13 +266,13 @@ func (l *loader) key(k, v []byte) {
 		l.repair(keysBucket, k, nil, "an idempotency key cannot be read and is dropped: %q", k)
 		return
 	}
-	key := rememberedKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
+	key := idempotencyKey{[16]byte(k), int64(binary.BigEndian.Uint64(v))}
 	if key.until <= l.now.Unix() {
 		l.puts = append(l.puts, put{keysBucket, bytes.Clone(k), nil})
 		return
 	}
-	l.n.keys[key.hash] = struct{}{}
-	l.n.oldest = append(l.n.oldest, key)
+	l.unread.keys[key.hash] = struct{}{}
+	l.unread.oldest = append(l.unread.oldest, key)
 }
 
 // hashKey returns the key that is kept, or keeps one: former where there are
@@ -313,8 +313,8 @@ func numbers(text string, n int) ([]int64, error) {
 	return out, nil
 }
 
-// atTime is the time of unix seconds; 0 is none.
-func atTime(seconds int64) time.Time {
+// timeOf is the time of unix seconds; 0 is none.
+func timeOf(seconds int64) time.Time {
 	if seconds == 0 {
 		return time.Time{}
 	}
@@ -338,7 +338,7 @@ func recordValue(r unread.Record) []byte {
 
 // puts returns the draft's changes of the file. They are sorted, since neighbours
 // share pages of the file.
-func (d *draft) puts() []put {
+func (d *transaction) puts() []put {
 	var all []put
 	add := func(bucket []byte, key string, value []byte) { all = append(all, put{bucket, []byte(key), value}) }
 	for page, p := range d.pages {
@@ -357,7 +357,7 @@ func (d *draft) puts() []put {
 		}
 		add(recordsBucket, string(user[:]), value)
 		old := unread.Record{}
-		if is := d.was.records[user]; is != nil {
+		if is := d.base.records[user]; is != nil {
 			old = *is
 		}
 		set, gone := r.Differences(old)
@@ -371,7 +371,7 @@ func (d *draft) puts() []put {
 	for _, k := range d.newest {
 		add(keysBucket, string(k.hash[:]), binary.BigEndian.AppendUint64(nil, uint64(k.until)))
 	}
-	for _, k := range d.was.oldest[:d.forgotten] {
+	for _, k := range d.base.oldest[:d.forgotten] {
 		add(keysBucket, string(k.hash[:]), nil)
 	}
 	slices.SortFunc(all, func(a, b put) int {
@@ -423,7 +423,7 @@ func (d *disk) writable() error {
 	if d == nil {
 		return nil
 	}
-	if err := d.trouble.Load(); err != nil {
+	if err := d.failure.Load(); err != nil {
 		return *err
 	}
 	return nil
@@ -466,7 +466,7 @@ func (d *disk) batch(ops ...*op) []*op {
 
 // write writes the draft to the file in one transaction, or returns
 // presence.ErrUnavailable and leaves the file as it was. A nil disk does nothing.
-func (d *disk) write(draft *draft) error {
+func (d *disk) write(draft *transaction) error {
 	if d == nil {
 		return nil
 	}
@@ -479,7 +479,7 @@ func (d *disk) write(draft *draft) error {
 	}
 	var before []put
 	if err := d.update(puts, &before); err != nil {
-		d.owed = before
+		d.undo = before
 		d.fail(err)
 		return refused(err)
 	}
@@ -492,7 +492,7 @@ func refused(err error) error { return fmt.Errorf("presencemem: %w: %w", presenc
 func (d *disk) fail(err error) {
 	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
 	err = fmt.Errorf("the data directory cannot be written: %w", err)
-	d.trouble.Store(&err)
+	d.failure.Store(&err)
 }
 
 // probe tries whether the file can be written again, with room for further
@@ -500,15 +500,15 @@ func (d *disk) fail(err error) {
 // same, so the probe also writes the entries from before it (owed).
 func (d *disk) probe() {
 	filler := put{boltfile.Meta, probeKey, make([]byte, probeBytes)}
-	if d.update(append([]put{filler}, d.owed...), nil) != nil {
+	if d.update(append([]put{filler}, d.undo...), nil) != nil {
 		return
 	}
 	filler.value = nil
 	if d.update([]put{filler}, nil) != nil {
 		return
 	}
-	d.owed = nil
-	d.trouble.Store(nil)
+	d.undo = nil
+	d.failure.Store(nil)
 	d.log.Info().Msg("the data directory can be written again")
 }
 

@@ -66,13 +66,13 @@ func (s *Store) publish(touched map[*page]struct{}) {
 		buckets[b] = append(buckets[b], u)
 	}
 	for b, updates := range buckets {
-		s.tell(presence.Publication{Bucket: b, Updates: updates})
+		s.notify(presence.Publication{Bucket: b, Updates: updates})
 	}
 }
 
-// tell hands p to the watchers of its bucket. A watcher that does not keep up loses p
+// notify hands p to the watchers of its bucket. A watcher that does not keep up loses p
 // and gets a Lost for the bucket.
-func (s *Store) tell(p presence.Publication) {
+func (s *Store) notify(p presence.Publication) {
 	for w := range s.watchers {
 		dropped, watched := w.buckets[p.Bucket]
 		switch {

@@ -46,9 +46,9 @@ type Config struct {
 
 // Store is the embedded store. Its methods may be called from any goroutine.
 type Store struct {
-	cfg     Config
-	notices notices
-	secret  string
+	cfg    Config
+	unread unreadState
+	secret string
 
 	mu          sync.Mutex // guards all below
 	epoch       uint64
@@ -56,13 +56,13 @@ type Store struct {
 	incomplete  int    // partitions whose owner has not written all of them
 	partitions  []partition
 	pages       map[string]*page
-	empty       *list.List                          // of each *page without users; the page left longest ago comes first
-	endpoints   []map[presence.Topic]presence.Lives // by bucket: topic -> gateways
+	empty       *list.List                                 // of each *page without users; the page left longest ago comes first
+	endpoints   []map[presence.Topic]presence.Incarnations // by bucket: topic -> gateways
 	watchers    map[*watcher]struct{}
 	leases      map[string]lease // by process
-	book        book
+	history     pageHistory
 
-	moved bool // somebody came or went since who is present was written
+	membersChanged bool // somebody came or went since who is present was written
 
 	dir      string         // the data directory; "": none
 	closing  chan struct{}  // closed by Close
@@ -112,18 +112,18 @@ func New(cfg Config) *Store {
 		pages:      map[string]*page{},
 		empty:      list.New(),
 		incomplete: cfg.Partitions,
-		endpoints:  make([]map[presence.Topic]presence.Lives, cfg.Buckets),
+		endpoints:  make([]map[presence.Topic]presence.Incarnations, cfg.Buckets),
 		watchers:   map[*watcher]struct{}{},
 		leases:     map[string]lease{},
-		notices:    newNotices(),
-		book:       newBook(cfg),
+		unread:     newUnreadState(),
+		history:    newPageHistory(cfg),
 		closing:    make(chan struct{}),
 	}
 	for i := range s.partitions {
 		s.partitions[i].members = map[member]int64{}
 	}
 	for i := range s.endpoints {
-		s.endpoints[i] = map[presence.Topic]presence.Lives{}
+		s.endpoints[i] = map[presence.Topic]presence.Incarnations{}
 	}
 	return s
 }
@@ -134,13 +134,13 @@ func New(cfg Config) *Store {
 func Open(dir string, cfg Config) (*Store, error) {
 	s := New(cfg)
 	var err error
-	if s.notices.disk, s.secret, err = openDisk(dir, &s.notices, &s.book, cfg.Log); err != nil {
+	if s.unread.disk, s.secret, err = openDisk(dir, &s.unread, &s.history, cfg.Log); err != nil {
 		return nil, err
 	}
 	s.dir = dir
-	go s.notices.disk.run(s.commit) // ends with Close
-	if s.book.kept > 0 {
-		s.writers.Go(s.remembering)
+	go s.unread.disk.run(s.commit) // ends with Close
+	if s.history.retention > 0 {
+		s.writers.Go(s.keepMinutes)
 	}
 	if s.cfg.PresenceTimeout > 0 {
 		s.loadPresent(time.Now())
@@ -151,7 +151,7 @@ func Open(dir string, cfg Config) (*Store, error) {
 
 // Writable says why changes and follows cannot be written to the data directory
 // now, or returns nil. Without a directory it returns nil.
-func (s *Store) Writable() error { return s.notices.disk.writable() }
+func (s *Store) Writable() error { return s.unread.disk.writable() }
 
 // Secret is a random text that lasts as long as the data directory; without one
 // it is empty.
@@ -161,10 +161,10 @@ func (s *Store) Secret() string { return s.secret }
 // used for the first time. A directory of a version that kept none has former as
 // its key, under which it knows its users. Without a directory it is random.
 func (s *Store) HashKey(former []byte) ([]byte, error) {
-	if s.notices.disk == nil {
+	if s.unread.disk == nil {
 		return hashkey.New(), nil
 	}
-	key, err := s.notices.disk.hashKey(former)
+	key, err := s.unread.disk.hashKey(former)
 	if err != nil {
 		return nil, fmt.Errorf("data directory: the key of user hashes: %w", err)
 	}
@@ -176,7 +176,7 @@ func (s *Store) HashKey(former []byte) ([]byte, error) {
 func (s *Store) Close() error {
 	close(s.closing)
 	s.writers.Wait()
-	return s.notices.disk.close()
+	return s.unread.disk.close()
 }
 
 // Generation implements presence.Partitions: memory loses nothing.
@@ -245,7 +245,7 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 		}
 		p.sequence = c.Sequence
 		arrivals = append(arrivals, c.Arrivals...)
-		s.moved = s.moved || c.Reset || len(c.Members) > 0
+		s.membersChanged = s.membersChanged || c.Reset || len(c.Members) > 0
 		if c.Reset {
 			clear(p.members)
 		}
@@ -270,11 +270,11 @@ func (s *Store) Write(_ context.Context, changes []presence.Change) []presence.O
 	}
 	if s.complete(changes, outcomes) {
 		for b := range s.cfg.Buckets {
-			s.tell(presence.Publication{Bucket: b, Lost: true})
+			s.notify(presence.Publication{Bucket: b, Lost: true})
 		}
 	}
 	s.publish(touched)
-	s.book.remember(touched, arrivals, now)
+	s.history.remember(touched, arrivals, now)
 	for i, c := range changes {
 		if outcomes[i].Err == nil {
 			outcomes[i].Counts = make([]presence.Count, len(c.Counts))
@@ -437,12 +437,12 @@ func (s *Store) endpoint(e presence.Endpoint) {
 	}
 	if !e.Gone {
 		s.endpoints[b][e.Topic] = gateways.With(e.Gateway)
-	} else if rest := gateways.Without(e.Gateway); rest != (presence.Lives{}) {
+	} else if rest := gateways.Without(e.Gateway); rest != (presence.Incarnations{}) {
 		s.endpoints[b][e.Topic] = rest
 	} else {
 		delete(s.endpoints[b], e.Topic)
 	}
-	s.tell(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
+	s.notify(presence.Publication{Bucket: b, Endpoints: []presence.Endpoint{e}})
 }
 
 // Attached implements presence.Endpoints.

@@ -64,7 +64,7 @@ func (s *Store) keepPresent() {
 // notes in its time of modification that it still holds.
 func (s *Store) writePresent(now time.Time) error {
 	s.mu.Lock()
-	moved := s.moved
+	moved := s.membersChanged
 	s.mu.Unlock()
 	path := filepath.Join(s.dir, presentFile)
 	if !moved && os.Chtimes(path, now, now) == nil {
@@ -74,7 +74,7 @@ func (s *Store) writePresent(now time.Time) error {
 	b = binary.AppendVarint(b, now.UnixMilli())
 	b = binary.AppendUvarint(b, uint64(len(s.partitions)))
 	s.mu.Lock()
-	s.moved = false // what moves while this is written is written again
+	s.membersChanged = false // what moves while this is written is written again
 	s.mu.Unlock()
 	for id := range s.partitions {
 		s.mu.Lock() // one at a time: joins wait no longer than that
@@ -88,7 +88,7 @@ func (s *Store) writePresent(now time.Time) error {
 	}
 	if err != nil {
 		s.mu.Lock()
-		s.moved = true
+		s.membersChanged = true
 		s.mu.Unlock()
 		return err
 	}
@@ -115,7 +115,7 @@ func (s *Store) Recalled() bool { return s.recalled }
 // loadPresent fills the partitions from the file, if it is young enough that those who
 // were present may still be. Holds last until their own end.
 func (s *Store) loadPresent(now time.Time) {
-	s.moved = true // the file is of another life, and must not look as if it still held
+	s.membersChanged = true // the file is of another life, and must not look as if it still held
 	path := filepath.Join(s.dir, presentFile)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -183,13 +183,13 @@ func parsePresent(b []byte) (written time.Time, partitions []map[member]int64, e
 	return time.UnixMilli(millis), partitions, nil
 }
 
-// leastPresent is how many bytes a member takes at least: a user, a hold, a length and a page.
-const leastPresent = 8 + 1 + 1 + 1
+// minMember is how many bytes a member takes at least: a user, a hold, a length and a page.
+const minMember = 8 + 1 + 1 + 1
 
 // readPresent reads the members of a partition.
 func readPresent(r *bytes.Reader) (map[member]int64, error) {
 	n, err := binary.ReadUvarint(r)
-	if err != nil || n > uint64(r.Len())/leastPresent {
+	if err != nil || n > uint64(r.Len())/minMember {
 		return nil, errTorn
 	}
 	members := make(map[member]int64, n)

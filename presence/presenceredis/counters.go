@@ -127,7 +127,7 @@ func (s *Store) update(t presence.Topic, text string, stale bool) presence.Updat
 	u := presence.Update{Topic: t, Stale: stale, Value: value}
 	u.Version.Incarnation, _ = strconv.ParseUint(inc, 10, 64)
 	u.Version.Sequence, _ = strconv.ParseUint(seq, 10, 64)
-	s.seen(u.Version.Incarnation)
+	s.raiseFloor(u.Version.Incarnation)
 	return u
 }
 

@@ -74,7 +74,7 @@ func (s *Store) Watch(ctx context.Context, buckets []int, fn func(presence.Publi
 				p = presence.Publication{Bucket: m.bucket, Lost: true}
 			}
 			for _, u := range p.Updates {
-				s.seen(u.Version.Incarnation)
+				s.raiseFloor(u.Version.Incarnation)
 			}
 			fn(p)
 		}
@@ -103,9 +103,9 @@ func (w *watcher) signal() {
 	}
 }
 
-// lose has the bucket read again. What waits of it is dropped: after that it
+// markLost has the bucket read again. What waits of it is dropped: after that it
 // would bring back endpoints that are gone.
-func (w *watcher) lose(bucket int) {
+func (w *watcher) markLost(bucket int) {
 	kept := w.backlog[:0]
 	w.bytes = 0
 	for _, m := range w.backlog {
@@ -124,7 +124,7 @@ func (w *watcher) Begin() {
 	defer w.mu.Unlock()
 	for b, f := range w.feeds {
 		if f.subscribed {
-			w.lose(b)
+			w.markLost(b)
 		}
 	}
 	w.signal()
@@ -139,7 +139,7 @@ func (w *watcher) Subscribed(_ *redis.PubSub, bucket int) {
 	defer w.mu.Unlock()
 	if f := w.feeds[bucket]; f != nil {
 		f.last, f.subscribed = 0, true
-		w.lose(bucket)
+		w.markLost(bucket)
 		w.signal()
 	}
 }
@@ -164,7 +164,7 @@ func (w *watcher) Heard(bucket int, payload string) {
 	case f.lost:
 		return // it will be read again anyway
 	case gap || w.bytes+len(payload) > w.s.cfg.Backlog:
-		w.lose(bucket)
+		w.markLost(bucket)
 	default:
 		w.backlog = append(w.backlog, message{bucket, payload})
 		w.bytes += len(payload)

@@ -11,9 +11,9 @@ import (
 	"headcount/presence"
 )
 
-// known is the generation of Redis as this process last read it. A connection to another run of
+// generationCache is the generation of Redis as this process last read it. A connection to another run of
 // a server makes it unknown: what that server answers may be older than what was read before.
-type known struct {
+type generationCache struct {
 	reading singleflight.Group // of generations
 
 	mu         sync.Mutex
@@ -33,7 +33,7 @@ func (s *Store) Reached(run string) {
 }
 
 // isNew notes a run, and reports whether it had not been reached.
-func (k *known) isNew(run string) bool {
+func (k *generationCache) isNew(run string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, old := k.runs[run]; old {
@@ -48,14 +48,14 @@ func (k *known) isNew(run string) bool {
 	return true
 }
 
-func (k *known) now() (generation, reached uint64) {
+func (k *generationCache) get() (generation, reached uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.generation, k.reached
 }
 
-// is notes a generation. It began to be read when so many runs had been reached.
-func (k *known) is(generation, reached uint64) {
+// set notes a generation. It began to be read when so many runs had been reached.
+func (k *generationCache) set(generation, reached uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.reached == reached {
@@ -65,7 +65,7 @@ func (k *known) is(generation, reached uint64) {
 
 // current is the generation of Redis. It reads the generation when it is not known.
 func (s *Store) current(ctx context.Context) (uint64, error) {
-	if generation, _ := s.generations.now(); generation != 0 {
+	if generation, _ := s.generations.get(); generation != 0 {
 		return generation, nil
 	}
 	return s.Generation(ctx)
@@ -86,7 +86,7 @@ func (s *Store) repaired(ctx context.Context, buckets ...string) ([]bool, error)
 		}
 		return all
 	}
-	generation, _ := s.generations.now()
+	generation, _ := s.generations.get()
 	if generation != 0 && compare(generation) {
 		return is, nil
 	}

@@ -41,26 +41,26 @@ const (
 	regionsKey = prefix + "{c}:regions"
 )
 
-// perShare is how many members one of a partition's hashes has on average, at most.
+// perShard is how many members one of a partition's hashes has on average, at most.
 // Small hashes take a third of the memory of large ones, and a key for each member
 // would take as much as five members in a hash. A hash counts as small up to 512
 // fields by default, up to 128 where somebody chose that; with 48 on average one
 // that waits for its division has 96, and hardly ever more than 128.
-const perShare = 48
+const perShard = 48
 
-// sharesFor is how many hashes suit so many members.
-func sharesFor(members int) int { return max(1, (members+perShare-1)/perShare) }
+// shardsFor is how many hashes suit so many members.
+func shardsFor(members int) int { return max(1, (members+perShard-1)/perShard) }
 
 func partitionKey(p int) string { return prefix + "{p" + strconv.Itoa(p) + "}:" }
 
 func ownerKey(p int) string { return partitionKey(p) + "o" }
 func dirtyKey(p int) string { return partitionKey(p) + "d" }
 
-func memberKey(p, share int) string { return partitionKey(p) + "m:" + strconv.Itoa(share) }
+func memberKey(p, shard int) string { return partitionKey(p) + "m:" + strconv.Itoa(shard) }
 
-// share is the hash that has the user, of n. It is what shares.lua says: from n to
+// shardOf is the hash that has the user, of n. It is what shares.lua says: from n to
 // n+1 only users of one hash move, and only to the new one.
-func share(u presence.User, n int) int {
+func shardOf(u presence.User, n int) int {
 	size := 1
 	for size < n {
 		size *= 2

@@ -22,8 +22,8 @@ type reading struct {
 // sequence value" per topic, empty when there is none.
 var kinds = map[presence.Kind]func(s *Store, r reading) *call{
 	presence.KindCount: countsRead,
-	unread.KindLevel:   kept(historyKey, levelField),
-	unread.KindRecord:  kept(recordKey, recordField),
+	unread.KindLevel:   storedField(historyKey, levelField),
+	unread.KindRecord:  storedField(recordKey, recordField),
 }
 
 // countsRead reads counts, which are sums. All topics are of one site.
@@ -42,8 +42,8 @@ func countsRead(s *Store, r reading) *call {
 	return cl
 }
 
-// kept reads updates that are kept as they are published: in a field of a hash.
-func kept(name func(bucket int, key string) string, field string) func(*Store, reading) *call {
+// storedField reads updates that are kept as they are published: in a field of a hash.
+func storedField(name func(bucket int, key string) string, field string) func(*Store, reading) *call {
 	return func(s *Store, r reading) *call {
 		cl := &call{
 			Script: scripts.Values,

@@ -26,7 +26,7 @@ const (
 	countBatch  = 300  // counts in one run of counts.lua
 	fenceBatch  = 1000 // partitions in one run of fence.lua
 	sealSize    = 16   // bytes of the seal of fences, see fences.lua
-	loadShares  = 64   // hashes of members in one run of load.lua
+	loadShards  = 64   // hashes of members in one run of load.lua
 	loadRuns    = 4    // runs of load.lua in one pipeline, which has its own deadline: some 10,000 members
 	resizeSteps = 32   // hashes divided or joined in one run of resize.lua
 	retries     = 3    // rounds for what found that the batch before it was missing
@@ -34,12 +34,12 @@ const (
 
 // What scripts say of a change.
 const (
-	statusWritten = '0'
-	statusFenced  = '1'
-	statusLost    = '2'
-	statusGap     = '3'
-	statusShares  = '4' // members lie in another number of hashes
-	statusLater   = '5' // a later change is written
+	statusWritten   = '0'
+	statusFenced    = '1'
+	statusLost      = '2'
+	statusGap       = '3'
+	statusResharded = '4' // members lie in another number of hashes
+	statusLater     = '5' // a later change is written
 )
 
 // errLater is not for callers: the counts of a change that came after a later one
@@ -54,9 +54,9 @@ type partition struct {
 	// page once. Until they are known, the list there only grows.
 	unwritten map[string]struct{}
 	known     bool
-	// shares is in how many hashes the members lie, members how many these are, as
+	// shards is in how many hashes the members lie, members how many these are, as
 	// of the last reply.
-	shares, members int
+	shards, members int
 }
 
 // fences is what a store remembers of a bucket; under Store.mu. The bucket's seal
@@ -71,7 +71,7 @@ type fences struct {
 // changes when it restarts, when another takes its place and when it is emptied.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	var parts []string
-	_, reached := s.generations.now()
+	_, reached := s.generations.get()
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		var err error
 		parts, err = s.generation(ctx, c)
@@ -84,7 +84,7 @@ func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	for _, p := range parts {
 		_, _ = h.WriteString(p + "\n")
 	}
-	s.generations.is(h.Sum64(), reached)
+	s.generations.set(h.Sum64(), reached)
 	return h.Sum64(), nil
 }
 
@@ -181,7 +181,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	if err != nil {
 		return fail(err)
 	}
-	gen := strconv.FormatUint(generation, 10)
+	generationText := strconv.FormatUint(generation, 10)
 	number := s.claims.Add(1)
 	calls := make([]*call, len(partitions))
 	s.mu.Lock()
@@ -191,7 +191,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			before = s.partitions[p].epoch
 		}
 		calls[i] = &call{
-			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, gen, s.self, number, before},
+			Script: scripts.Claim, Keys: []string{ownerKey(p), dirtyKey(p)}, Args: []any{owner, generationText, s.self, number, before},
 		}
 	}
 	s.mu.Unlock()
@@ -216,7 +216,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 		}
 		clean[i] = reply[1].(int64) == 0
 	}
-	if err := s.fence(ctx, claims, gen, again); err != nil {
+	if err := s.fence(ctx, claims, generationText, again); err != nil {
 		return fail(err)
 	}
 	s.mu.Lock()
@@ -226,7 +226,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 			reply := calls[i].Reply.([]any)
 			*p = partition{
 				epoch: c.Epoch, unwritten: map[string]struct{}{}, known: clean[i],
-				shares: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
+				shards: max(1, int(reply[3].(int64))), members: int(reply[4].(int64)),
 			}
 		}
 	}
@@ -234,13 +234,13 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 }
 
 // fence makes the claims known to every bucket, unless they were refused.
-func (s *Store) fence(ctx context.Context, claims []presence.Claim, gen string, again bool) error {
+func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation string, again bool) error {
 	var calls []*call
 	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
 	slices.SortFunc(claims, func(a, b presence.Claim) int { return a.Partition - b.Partition })
 	for chunk := range slices.Chunk(claims, fenceBatch) {
 		args := make([]any, 0, 5+2*len(chunk))
-		args = append(args, gen, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
+		args = append(args, generation, flag(again), s.floor.Load(), strings.Join(s.cfg.Peers, ","), rand.Text()[:sealSize])
 		for _, c := range chunk {
 			args = append(args, c.Partition, c.Epoch)
 		}
@@ -296,17 +296,17 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 	var of []int // -> claims
 	s.mu.Lock()
 	for i, c := range claims {
-		shares := 1
+		shards := 1
 		if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
-			shares = p.shares
+			shards = p.shards
 		}
-		for first := 0; first < shares; first += loadShares {
+		for first := 0; first < shards; first += loadShards {
 			keys := []string{ownerKey(c.Partition), dirtyKey(c.Partition)}
-			for j := first; j < min(first+loadShares, shares); j++ {
+			for j := first; j < min(first+loadShards, shards); j++ {
 				keys = append(keys, memberKey(c.Partition, j))
 			}
 			calls, of = append(calls, &call{Script: scripts.Load, Keys: keys, Args: []any{
-				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0), shares,
+				c.Epoch, strconv.FormatUint(c.Generation, 10), flag(first == 0), shards,
 			}}), append(of, i)
 		}
 	}
@@ -428,7 +428,7 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 			outcomes[i] = presence.Outcome{Err: fmt.Errorf("presenceredis: write partition %d: %w", c.Partition, err)}
 			continue
 		}
-		s.memory.arrived(c.Arrivals)
+		s.minutes.arrived(c.Arrivals)
 	}
 	return outcomes
 }
@@ -468,11 +468,11 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 		ends := make([]int, len(todo))
 		s.mu.Lock()
 		for k, i := range todo {
-			shares, members := 1, 0
+			shards, members := 1, 0
 			if p := &s.partitions[changes[i].Partition]; p.epoch == changes[i].Epoch {
-				shares, members = p.shares, p.members
+				shards, members = p.shards, p.members
 			}
-			calls = append(calls, memberCalls(changes[i], lists[i], shares, members)...)
+			calls = append(calls, memberCalls(changes[i], lists[i], shards, members)...)
 			ends[k] = len(calls)
 		}
 		s.mu.Unlock()
@@ -486,7 +486,7 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 			switch {
 			case err != nil:
 				outcomes[i].Err = err
-			case (status == statusGap || status == statusShares) && round < retries:
+			case (status == statusGap || status == statusResharded) && round < retries:
 				again = append(again, i)
 			default:
 				outcomes[i].Err = statusError(status)
@@ -505,7 +505,7 @@ func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, e
 		switch reply := cl.Reply.(type) {
 		case []any: // members.lua
 			if p := &s.partitions[c.Partition]; p.epoch == c.Epoch {
-				p.shares, p.members = int(reply[1].(int64)), int(reply[2].(int64))
+				p.shards, p.members = int(reply[1].(int64)), int(reply[2].(int64))
 			}
 			if st := byte('0' + reply[0].(int64)); status == statusWritten {
 				status = st
@@ -579,33 +579,33 @@ func (s *Store) unwritten(c presence.Change) pageList {
 // memberCalls divides a change into batches. The first one has all pages, so that they
 // are known as unwritten before the first member is changed. The members lie in so
 // many hashes, which are made to suit their number first.
-func memberCalls(c presence.Change, list pageList, shares, members int) []*call {
-	gen := strconv.FormatUint(c.Generation, 10)
+func memberCalls(c presence.Change, list pageList, shards, members int) []*call {
+	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	const flagsAt = 4 // of args
 	drop := 0         // hashes that a reset drops
 	if c.Reset {
-		drop = shares
-		shares = sharesFor(len(c.Members))
+		drop = shards
+		shards = shardsFor(len(c.Members))
 	} else {
-		calls = resizeCalls(c.Claim, shares, sharesAfter(c, shares, members))
-		shares = sharesAfter(c, shares, members)
+		calls = resizeCalls(c.Claim, shards, shardsAfter(c, shards, members))
+		shards = shardsAfter(c, shards, members)
 	}
 	rest := c.Members
 	for batch := 0; batch == 0 || len(rest) > 0; batch++ {
 		nm := min(len(rest), memberBatch)
-		keys := append(make([]string, 0, 2+drop+min(nm, shares)), ownerKey(c.Partition), dirtyKey(c.Partition))
+		keys := append(make([]string, 0, 2+drop+min(nm, shards)), ownerKey(c.Partition), dirtyKey(c.Partition))
 		args := make([]any, 0, 8+4*nm)
 		if batch == 0 && drop > 0 {
 			for i := range drop {
 				keys = append(keys, memberKey(c.Partition, i))
 			}
-			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(list.all), drop, shares, list.text)
+			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), drop, shards, list.text)
 		} else {
-			args = append(args, c.Epoch, gen, c.Sequence, batch, flag(list.all), shares, 0, list.text)
+			args = append(args, c.Epoch, generation, c.Sequence, batch, flag(list.all), shards, 0, list.text)
 		}
 		list.text = nil
-		keys, args = shareOut(keys, args, c.Partition, rest[:nm], shares)
+		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
 		if rest = rest[nm:]; c.Complete && len(rest) == 0 {
 			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch: with it the members are whole
 		}
@@ -614,14 +614,14 @@ func memberCalls(c presence.Change, list pageList, shares, members int) []*call 
 	return calls
 }
 
-// shareOut appends the keys of the hashes that the members lie in, and what is to
+// splitByShard appends the keys of the hashes that the members lie in, and what is to
 // change there. Of two changes of one member the later holds.
-func shareOut(keys []string, args []any, partition int, members []presence.MemberChange, shares int) ([]string, []any) {
+func splitByShard(keys []string, args []any, partition int, members []presence.MemberChange, shards int) ([]string, []any) {
 	type part struct{ set, gone []presence.Member }
 	parts := map[int]*part{}
 	var order []int
 	for _, m := range members {
-		i := share(m.User, shares)
+		i := shardOf(m.User, shards)
 		p := parts[i]
 		if p == nil {
 			p = &part{}
@@ -649,27 +649,27 @@ func shareOut(keys []string, args []any, partition int, members []presence.Membe
 	return keys, args
 }
 
-// sharesAfter is how many hashes the members are to lie in when the change is
+// shardsAfter is how many hashes the members are to lie in when the change is
 // written: as many as suit all it may add, and fewer when a third would do. It
 // falls by resizeSteps at a time.
-func sharesAfter(c presence.Change, shares, members int) int {
+func shardsAfter(c presence.Change, shards, members int) int {
 	for _, m := range c.Members {
 		if !m.Gone {
 			members++
 		}
 	}
-	switch fit := sharesFor(members); {
-	case fit > shares:
+	switch fit := shardsFor(members); {
+	case fit > shards:
 		return fit
-	case 3*fit < shares:
-		return max(2*fit, shares-resizeSteps)
+	case 3*fit < shards:
+		return max(2*fit, shards-resizeSteps)
 	}
-	return shares
+	return shards
 }
 
 // resizeCalls has the members lie in another number of hashes, some steps a call.
 func resizeCalls(c presence.Claim, from, to int) []*call {
-	gen := strconv.FormatUint(c.Generation, 10)
+	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	for from != to {
 		next := max(from-resizeSteps, to)
@@ -687,7 +687,7 @@ func resizeCalls(c presence.Claim, from, to int) []*call {
 			}
 			keys = append(keys, memberKey(c.Partition, neighbour(last)), memberKey(c.Partition, last-1))
 		}
-		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, gen, from, next}})
+		calls = append(calls, &call{Script: scripts.Resize, Keys: keys, Args: []any{c.Epoch, generation, from, next}})
 		from = next
 	}
 	return calls
@@ -707,12 +707,12 @@ type group struct {
 // countsCall is one run of counts.lua for one bucket.
 type countsCall struct {
 	call
-	names  []string
-	groups []group
-	gen    string
-	bucket int
-	counts []count // of the groups
-	goesOn bool    // with a change that the call before it has begun
+	names      []string
+	groups     []group
+	generation string
+	bucket     int
+	counts     []count // of the groups
+	continues  bool    // with a change that the call before it has begun
 }
 
 // count is one count in a call.
@@ -785,7 +785,7 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 		var again []*countsCall
 		for i, cc := range todo {
 			// Nothing goes on from a call that failed.
-			may := round < retries && (!cc.goesOn || len(again) > 0 && again[len(again)-1] == todo[i-1])
+			may := round < retries && (!cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1])
 			if s.counted(cc, changes, outcomes, may) {
 				again = append(again, cc)
 			}
@@ -861,13 +861,13 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 	size := 0
 	for _, g := range groups {
 		c := changes[g.change]
-		gen := strconv.FormatUint(c.Generation, 10)
+		generation := strconv.FormatUint(c.Generation, 10)
 		for before := 0; ; {
-			if cc == nil || size >= countBatch || cc.gen != gen {
-				cc = &countsCall{gen: gen, bucket: b, goesOn: before > 0, call: call{
+			if cc == nil || size >= countBatch || cc.generation != generation {
+				cc = &countsCall{generation: generation, bucket: b, continues: before > 0, call: call{
 					Script: scripts.Counts,
 					Keys:   []string{stateKey(b), fenceKey(b), readyKey(b), logKey(b), emptiesKey(b), runKey(b, s.self)},
-					Args: []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), gen,
+					Args: []any{channel(b, s.db), publish, s.cfg.Partitions, s.floor.Load(), int(s.cfg.RememberFor.Seconds()), len(prefix), generation,
 						nil, flag(before > 0), nil, nil, nil, flag(s.cfg.PageStats > 0)},
 				}}
 				calls, numbers, size = append(calls, cc), map[string]int{}, 0
@@ -894,7 +894,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 			size += max(n, 1)
 			before += n
 			if last {
-				if cc.goesOn {
+				if cc.continues {
 					cc = nil // what becomes of it is nothing to other changes
 				}
 				break
@@ -938,7 +938,7 @@ func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []pr
 	if status != "" {
 		s.sealed(cc, changes, status, reply[7].(string))
 	}
-	s.tidy(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
+	s.noteEmptyPages(cc.bucket, int(reply[2].(int64)), reply[3] == "1")
 	counts := make([]presence.Count, len(cc.names))
 	stale, without, records := reply[0] == "1", reply[4].(string), reply[5].(string)
 	for i := range counts {
@@ -948,9 +948,9 @@ func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []pr
 			return s.counted(cc, changes, outcomes, false)
 		}
 		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // not a piece of a long text
-		s.seen(counts[i].Version.Incarnation)
+		s.raiseFloor(counts[i].Version.Incarnation)
 	}
-	s.memory.over(cc, reply[6].(string))
+	s.minutes.countsEnded(cc, reply[6].(string))
 	for i, g := range cc.groups {
 		if status != "" && status[i] != statusWritten {
 			outcomes[g.change].Err = cmpErr(outcomes[g.change].Err, statusError(status[i]))
@@ -982,7 +982,7 @@ func statusError(status byte) error {
 		return presence.ErrFenced
 	case statusLost:
 		return presence.ErrLost
-	case statusShares:
+	case statusResharded:
 		return fmt.Errorf("%w: members were moved meanwhile", presence.ErrUnavailable)
 	case statusLater:
 		return errLater

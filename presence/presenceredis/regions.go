@@ -174,7 +174,7 @@ func (s *Store) relog(ctx context.Context, bucket int, high uint64, pages []stri
 // Raise gives the pages' pairs, or when there are no pages the bucket's log, a
 // number above high, and above what this process has seen.
 func (s *Store) Raise(ctx context.Context, bucket int, high uint64, pages []string) error {
-	s.seen(high)
+	s.raiseFloor(high)
 	return s.relog(ctx, bucket, s.floor.Load(), pages, "")
 }
 
@@ -403,7 +403,7 @@ func (p *Peer) Merge(ctx context.Context, batches []pncounter.Batch) ([]pncounte
 			Status: pncounter.Status(reply[0].(int64)), Log: n[0], Cursor: n[1], High: n[2],
 			Done: reply[4].(int64) == 1, Changed: int(reply[5].(int64)), Malformed: int(reply[6].(int64)),
 		}
-		p.s.memory.overElsewhere(batches[i].Bucket, reply[7].(string))
+		p.s.minutes.endedByMerge(batches[i].Bucket, reply[7].(string))
 		for _, at := range reply[8:] {
 			acks[i].Refused = append(acks[i].Refused, int(at.(int64)))
 		}

@@ -105,7 +105,7 @@ type Store struct {
 	looks  atomic.Uint64 // of Incomplete, at one bucket each
 	floor  atomic.Uint64 // highest incarnation seen in any count
 
-	generations known
+	generations generationCache
 	marks       *redisconn.Marks
 	losses      *prometheus.CounterVec // see losses.go
 
@@ -113,7 +113,7 @@ type Store struct {
 	stopChores  context.CancelFunc
 	choresEnded chan struct{}
 	lossesEnded chan struct{}
-	memory      memory
+	minutes     minuteWriter
 
 	counting sync.Mutex // held while counts are written, so that runs come in the order of their numbers
 
@@ -156,7 +156,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{
 		cfg:         cfg,
 		self:        rand.Text(),
-		chores:      chores{wake: make(chan struct{}, 1), over: map[int]bool{}, sweep: map[int]bool{}},
+		chores:      chores{wake: make(chan struct{}, 1), overfull: map[int]bool{}, sweep: map[int]bool{}},
 		choresEnded: make(chan struct{}),
 		lossesEnded: make(chan struct{}),
 		marks:       redisconn.NewMarks(),
@@ -176,7 +176,7 @@ func Open(cfg Config) (*Store, error) {
 	s.losses = newLosses(cfg.Registerer)
 	go s.doChores(ctx)    // ends with Close
 	go s.watchLosses(ctx) // likewise
-	s.memory.start(s)
+	s.minutes.start(s)
 	return s, nil
 }
 
@@ -188,7 +188,7 @@ func (s *Store) Cause() error { return s.conn.Cause() }
 
 // Close ends the store's connections. Calls under way may fail.
 func (s *Store) Close() error {
-	s.memory.stop()
+	s.minutes.stop()
 	s.stopChores()
 	<-s.choresEnded
 	<-s.lossesEnded
@@ -229,8 +229,8 @@ func classify(err error) error {
 	return fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 }
 
-// seen remembers the highest incarnation of any count.
-func (s *Store) seen(incarnation uint64) {
+// raiseFloor remembers the highest incarnation of any count.
+func (s *Store) raiseFloor(incarnation uint64) {
 	for {
 		old := s.floor.Load()
 		if incarnation <= old || s.floor.CompareAndSwap(old, incarnation) {

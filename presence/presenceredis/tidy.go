@@ -26,20 +26,20 @@ const (
 type chores struct {
 	wake chan struct{} // holds one
 
-	mu    sync.Mutex
-	over  map[int]bool // there are too many: those that are empty longest are forgotten
-	sweep map[int]bool // some may have been left without an end: all pages are looked at
+	mu       sync.Mutex
+	overfull map[int]bool // there are too many: those that are empty longest are forgotten
+	sweep    map[int]bool // some may have been left without an end: all pages are looked at
 }
 
-// tidy notes what a script said of a bucket.
-func (s *Store) tidy(bucket, empties int, sweep bool) {
-	over := empties > s.mostEmpty()
+// noteEmptyPages notes what a script said of a bucket.
+func (s *Store) noteEmptyPages(bucket, empties int, sweep bool) {
+	over := empties > s.maxEmpty()
 	if !over && !sweep {
 		return
 	}
 	s.chores.mu.Lock()
 	if over {
-		s.chores.over[bucket] = true
+		s.chores.overfull[bucket] = true
 	}
 	if sweep {
 		s.chores.sweep[bucket] = true
@@ -51,8 +51,8 @@ func (s *Store) tidy(bucket, empties int, sweep bool) {
 	}
 }
 
-// mostEmpty is how many pages that nobody is on a bucket may have.
-func (s *Store) mostEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
+// maxEmpty is how many pages that nobody is on a bucket may have.
+func (s *Store) maxEmpty() int { return max(1, s.cfg.EmptyPages/s.cfg.Buckets) }
 
 // doChores forgets pages and sweeps until ctx ends. What fails waits for a second, and
 // is then tried again.
@@ -75,12 +75,12 @@ func (s *Store) doChores(ctx context.Context) {
 		case <-retry.C:
 		}
 		s.chores.mu.Lock()
-		over, sweep := s.chores.over, s.chores.sweep
-		s.chores.over, s.chores.sweep = map[int]bool{}, map[int]bool{}
+		overfull, sweep := s.chores.overfull, s.chores.sweep
+		s.chores.overfull, s.chores.sweep = map[int]bool{}, map[int]bool{}
 		s.chores.mu.Unlock()
-		for b := range over {
+		for b := range overfull {
 			if err := s.forget(ctx, b); err != nil {
-				failed(s.chores.over, b, err)
+				failed(s.chores.overfull, b, err)
 			}
 		}
 		if len(sweep) == 0 {
@@ -107,8 +107,8 @@ func (s *Store) forget(ctx context.Context, bucket int) error {
 		err := s.do(ctx, func(ctx context.Context, c *client) error {
 			s.conn.Metrics.Commands.Add(2)
 			n, err := c.ZCard(ctx, emptiesKey(bucket)).Result()
-			most := int64(s.mostEmpty())
-			if excess := n - (most - most/10); err == nil && excess > 0 {
+			maxPages := int64(s.maxEmpty())
+			if excess := n - (maxPages - maxPages/10); err == nil && excess > 0 {
 				pages, err = c.ZRange(ctx, emptiesKey(bucket), 0, min(excess, tidyBatch)-1).Result()
 			}
 			return err

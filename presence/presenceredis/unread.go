@@ -55,7 +55,7 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 	own := byField + user.String()
 	for batch := range slices.Chunk(pages, maxPipeline) {
 		cmds := make([]*redis.SliceCmd, len(batch))
-		voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, page := range batch {
 				b := presence.Bucket(page, s.cfg.Buckets)
 				cmds[i] = pipe.HMGet(ctx, historyKey(b, page), levelField, beforeField, own)
@@ -67,7 +67,7 @@ func (s *Store) Levels(ctx context.Context, user unread.User, pages []string) ([
 		}
 		for i, cmd := range cmds {
 			v := texts(cmd.Val())
-			levels = append(levels, parseLevel(v[0], v[1], voids.of(presence.Bucket(batch[i], s.cfg.Buckets))))
+			levels = append(levels, parseLevel(v[0], v[1], voids.lowest(presence.Bucket(batch[i], s.cfg.Buckets))))
 			owns = append(owns, parseOwn(v[2]))
 		}
 	}
@@ -114,15 +114,15 @@ func (v *voids) ask(ctx context.Context, pipe redis.Pipeliner, bucket int) {
 	}
 }
 
-// of is the lowest incarnation in the bucket.
-func (v *voids) of(bucket int) uint64 {
+// lowest is the lowest incarnation in the bucket.
+func (v *voids) lowest(bucket int) uint64 {
 	void, _ := strconv.ParseUint(texts(v.cmds[bucket].Val())[1], 10, 64)
 	return void
 }
 
-// readKept runs reads of what users follow and of changes of pages in one pipeline. It returns
+// readUnread runs reads of what users follow and of changes of pages in one pipeline. It returns
 // errRestored while versions that Redis may have lost can be given again.
-func (s *Store) readKept(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
+func (s *Store) readUnread(ctx context.Context, read func(context.Context, redis.Pipeliner, *voids)) (*voids, error) {
 	var v *voids
 	err := s.do(ctx, func(ctx context.Context, c *client) error {
 		pipe := c.Pipeline()
@@ -257,7 +257,7 @@ func cutLast(s string) (before, after string, ok bool) {
 func (s *Store) history(ctx context.Context, page string, fields []string) (l unread.Level, values []string, err error) {
 	b := presence.Bucket(page, s.cfg.Buckets)
 	var cmd *redis.SliceCmd
-	voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+	voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 		cmd = pipe.HMGet(ctx, historyKey(b, page), append([]string{levelField, beforeField}, fields...)...)
 		v.ask(ctx, pipe, b)
 	})
@@ -265,7 +265,7 @@ func (s *Store) history(ctx context.Context, page string, fields []string) (l un
 		return l, nil, fmt.Errorf("presenceredis: history of a page: %w", err)
 	}
 	values = texts(cmd.Val())
-	return parseLevel(values[0], values[1], voids.of(b)), values[2:], nil
+	return parseLevel(values[0], values[1], voids.lowest(b)), values[2:], nil
 }
 
 func (s *Store) userBucket(u unread.User) int {
@@ -277,7 +277,7 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 	records := make([]unread.Record, 0, len(users))
 	for batch := range slices.Chunk(users, maxPipeline) {
 		cmds := make([]*redis.MapStringStringCmd, len(batch))
-		voids, err := s.readKept(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
+		voids, err := s.readUnread(ctx, func(ctx context.Context, pipe redis.Pipeliner, v *voids) {
 			for i, u := range batch {
 				cmds[i] = pipe.HGetAll(ctx, recordKey(s.userBucket(u), u.String()))
 				v.ask(ctx, pipe, s.userBucket(u))
@@ -288,7 +288,7 @@ func (s *Store) Records(ctx context.Context, users []unread.User) ([]unread.Reco
 				break
 			}
 			var r unread.Record
-			r, err = parseRecord(cmd.Val(), voids.of(s.userBucket(batch[i])))
+			r, err = parseRecord(cmd.Val(), voids.lowest(s.userBucket(batch[i])))
 			records = append(records, r)
 		}
 		if err != nil {

@@ -70,8 +70,8 @@ func (m *metrics) peer(l *link) {
 	)
 }
 
-// leave shows which peers are left out.
-func (m *metrics) leave(out []string) {
+// setLeftOut shows which peers are left out.
+func (m *metrics) setLeftOut(out []string) {
 	for _, p := range m.r.cfg.Peers {
 		value := 0.0
 		if slices.Contains(out, p.Name) {

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	helloEvery = time.Second            // between two greetings of a peer
-	pollEvery  = 2 * time.Second        // between two comparisons of the peer's positions
-	lookEvery  = 500 * time.Millisecond // between two looks at which peers were heard
-	lookAgain  = 5                      // every fifth comparison has all buckets looked at
-	applyEvery = 10 * time.Second       // until the decision about silent peers is written again
-	aloneEvery = time.Minute            // the same, in a region without peers
-	unreadyFor = 200 * time.Millisecond // until a bucket without an owner is tried again
-	retryAfter = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
-	refusedFor = 2 * time.Second        // until a peer that was refused is tried again
+	helloEvery      = time.Second            // between two greetings of a peer
+	pollEvery       = 2 * time.Second        // between two comparisons of the peer's positions
+	lookEvery       = 500 * time.Millisecond // between two looks at which peers were heard
+	fullPollEvery   = 5                      // every fifth comparison has all buckets looked at
+	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
+	applyAloneEvery = time.Minute            // the same, in a region without peers
+	unreadyFor      = 200 * time.Millisecond // until a bucket without an owner is tried again
+	retryAfter      = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
+	refusedFor      = 2 * time.Second        // until a peer that was refused is tried again
 	// When this region's own Redis did not answer for longer than awayAfter, that time
 	// does not count as silence of the peers.
 	awayAfter = 3 * time.Second
@@ -35,7 +35,7 @@ const (
 	bucketPages = 500 // of one bucket in one round
 	// A round has at most room pages: room grows while rounds succeed, and is halved
 	// when a round fails. These are its bounds.
-	leastPages, mostPages = 256, 32768
+	minPages, maxPages = 256, 32768
 )
 
 // Local is the store of this region.
@@ -97,8 +97,8 @@ func New(cfg Config) *Replicator {
 	for _, p := range cfg.Peers {
 		r.links = append(r.links, &link{
 			Peer: p, r: r, log: cfg.Log.With().Str("peer", p.Name).Logger(),
-			wake: make(chan struct{}, 1), beat: make(chan struct{}, 1), room: mostPages / 4,
-			dirty: map[int]bool{}, touched: map[int]bool{}, at: map[int]pncounter.Position{}, broken: map[int]bool{},
+			wake: make(chan struct{}, 1), greetNow: make(chan struct{}, 1), room: maxPages / 4,
+			dirty: map[int]bool{}, touched: map[int]bool{}, positions: map[int]pncounter.Position{}, broken: map[int]bool{},
 		})
 		r.metrics.peer(r.links[len(r.links)-1])
 	}
@@ -129,7 +129,7 @@ func (r *Replicator) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, l := range r.links {
 		wg.Go(func() { l.run(ctx) })
-		wg.Go(func() { l.pulse(ctx) })
+		wg.Go(func() { l.greet(ctx) })
 	}
 	wg.Go(func() { r.watch(ctx) })
 	wg.Wait()
@@ -138,7 +138,7 @@ func (r *Replicator) Run(ctx context.Context) error {
 
 // watch follows when peers were heard, until ctx ends.
 func (r *Replicator) watch(ctx context.Context) {
-	w := &watcher{r: r, last: time.Now(), seen: map[string]string{}, fresh: map[string]bool{}}
+	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, heardHere: map[string]bool{}}
 	r.mu.Lock()
 	for _, p := range r.cfg.Peers {
 		r.heard[p.Name] = w.last
@@ -162,12 +162,12 @@ func (r *Replicator) watch(ctx context.Context) {
 
 // watcher is the state of watch. Only watch's goroutine uses it.
 type watcher struct {
-	r     *Replicator
-	last  time.Time         // of the last look that succeeded
-	seen  map[string]string // by peer: the word that the peer had left at the last look
-	fresh map[string]bool   // peers that were heard in this life of the process
-	done  string            // the decision last applied, and its buckets
-	at    time.Time         // when it was applied
+	r         *Replicator
+	last      time.Time         // of the last look that succeeded
+	words     map[string]string // by peer: the word that the peer had left at the last look
+	heardHere map[string]bool   // peers that were heard in this life of the process
+	applied   string            // the decision last applied, and its buckets
+	appliedAt time.Time         // when it was applied
 	// bucket is the place, among the owned buckets, of the log that is swept now, and
 	// rank is how far the sweep has come in it.
 	bucket, rank int
@@ -183,7 +183,7 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 		r.mu.Lock()
 		buckets := r.buckets
 		r.mu.Unlock()
-		return w.apply(ctx, now, buckets, nil, nil, aloneEvery)
+		return w.apply(ctx, now, buckets, nil, nil, applyAloneEvery)
 	}
 	regions, err := r.cfg.Local.Regions(ctx)
 	if err != nil {
@@ -200,20 +200,20 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 	var in, out []string
 	for _, p := range r.cfg.Peers {
 		word := regions.Heard[p.Name]
-		was, known := w.seen[p.Name]
-		w.seen[p.Name] = word
+		was, known := w.words[p.Name]
+		w.words[p.Name] = word
 		switch {
 		case known && word != was && word != "":
 			r.heard[p.Name] = now
-			w.fresh[p.Name] = true
-		case !w.fresh[p.Name] && len(buckets) == 0: // this process has nothing to say yet
+			w.heardHere[p.Name] = true
+		case !w.heardHere[p.Name] && len(buckets) == 0: // this process has nothing to say yet
 			r.heard[p.Name] = now
 		case gap > awayAfter: // the peer may have called, and could not leave a word
 			r.heard[p.Name] = r.heard[p.Name].Add(gap)
 		}
 		silent := slices.Contains(regions.Out, p.Name)
 		if leads {
-			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.fresh[p.Name])
+			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.heardHere[p.Name])
 		}
 		if silent {
 			out = append(out, p.Name)
@@ -242,7 +242,7 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 	r.mu.Lock()
 	r.out = slices.Clone(out)
 	r.mu.Unlock()
-	r.metrics.leave(out)
+	r.metrics.setLeftOut(out)
 	if err := w.apply(ctx, now, buckets, in, out, applyEvery); err != nil {
 		return err
 	}
@@ -263,13 +263,13 @@ func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
 // apply writes the decision to the buckets: totals leave out the regions in out.
 func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, out []string, every time.Duration) error {
 	what := fmt.Sprint(buckets, in, out)
-	if len(buckets) == 0 || what == w.done && now.Sub(w.at) < every {
+	if len(buckets) == 0 || what == w.applied && now.Sub(w.appliedAt) < every {
 		return nil
 	}
 	if err := w.r.cfg.Local.ApplyPeers(ctx, buckets, in, out); err != nil {
 		return err
 	}
-	w.done, w.at = what, now
+	w.applied, w.appliedAt = what, now
 	return nil
 }
 
@@ -288,7 +288,7 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 	}
 	if old := r.identity.Swap(&found); old == nil {
 		for _, l := range r.links {
-			signal(l.beat)
+			signal(l.greetNow)
 		}
 	}
 	return nil
@@ -310,33 +310,33 @@ func (r *Replicator) heardFor(peer string) time.Duration {
 // the peer's positions, run sends the changes.
 type link struct {
 	Peer
-	r    *Replicator
-	log  zerolog.Logger
-	wake chan struct{} // holds one: run may have something to do
-	beat chan struct{} // holds one: pulse has something to do
+	r        *Replicator
+	log      zerolog.Logger
+	wake     chan struct{} // holds one: run may have something to do
+	greetNow chan struct{} // holds one: pulse has something to do
 
-	mu       sync.Mutex // guards all down to polled
-	owned    []int
-	dirty    map[int]bool // buckets that may have changes; as many as are owned at most
-	since    time.Time    // of the oldest change in dirty; zero: none
-	flight   time.Time    // of the oldest change under way; zero: none
-	greeted  bool         // the peer has answered a greeting and was not refused
-	inflight []int        // buckets of the batches under way
-	touched  map[int]bool // buckets sent since pulse last read the peer's positions
-	polled   map[int]pncounter.Position
+	mu             sync.Mutex // guards all down to polled
+	owned          []int
+	dirty          map[int]bool // buckets that may have changes; as many as are owned at most
+	oldestDirty    time.Time    // of the oldest change in dirty; zero: none
+	oldestInFlight time.Time    // of the oldest change under way; zero: none
+	greeted        bool         // the peer has answered a greeting and was not refused
+	inFlight       []int        // buckets of the batches under way
+	touched        map[int]bool // buckets sent since pulse last read the peer's positions
+	polled         map[int]pncounter.Position
 
-	at      map[int]pncounter.Position // only run: the peer's position by bucket
-	room    int                        // only run: most pages in one round
-	told    bool                       // only run: the last round sent something
-	broken  map[int]bool               // only run: buckets that the peer cannot take
-	refused string                     // only pulse: why the peer is refused; empty: it is not refused
+	positions map[int]pncounter.Position // only run: the peer's position by bucket
+	room      int                        // only run: most pages in one round
+	sent      bool                       // only run: the last round sent something
+	broken    map[int]bool               // only run: buckets that the peer cannot take
+	refused   string                     // only pulse: why the peer is refused; empty: it is not refused
 }
 
 func (l *link) own(buckets []int) {
 	l.mu.Lock()
 	l.owned = slices.Clone(buckets)
 	l.mu.Unlock()
-	signal(l.beat)
+	signal(l.greetNow)
 }
 
 func (l *link) changed(bucket int) {
@@ -344,8 +344,8 @@ func (l *link) changed(bucket int) {
 	mine := slices.Contains(l.owned, bucket)
 	if mine {
 		l.dirty[bucket] = true
-		if l.since.IsZero() {
-			l.since = time.Now()
+		if l.oldestDirty.IsZero() {
+			l.oldestDirty = time.Now()
 		}
 	}
 	l.mu.Unlock()
@@ -366,9 +366,9 @@ func signal(c chan struct{}) {
 func (l *link) lag() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	oldest := l.flight
+	oldest := l.oldestInFlight
 	if oldest.IsZero() {
-		oldest = l.since
+		oldest = l.oldestDirty
 	}
 	if oldest.IsZero() {
 		return 0
@@ -376,9 +376,9 @@ func (l *link) lag() time.Duration {
 	return time.Since(oldest)
 }
 
-// pulse greets the peer every helloEvery and compares the peer's positions with the
+// greet greets the peer every helloEvery and compares the peer's positions with the
 // known ones every pollEvery, until ctx ends.
-func (l *link) pulse(ctx context.Context) {
+func (l *link) greet(ctx context.Context) {
 	var polled time.Time // the last time
 	var asked []int      // and for which buckets
 	n := 0               // polls
@@ -389,7 +389,7 @@ func (l *link) pulse(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		case <-l.beat:
+		case <-l.greetNow:
 		}
 		start := time.Now()
 		l.mu.Lock()
@@ -405,7 +405,7 @@ func (l *link) pulse(ctx context.Context) {
 			if !slices.Equal(owned, asked) {
 				n = 0
 			}
-			if err = l.poll(ctx, owned, n%lookAgain == 0); err == nil {
+			if err = l.poll(ctx, owned, n%fullPollEvery == 0); err == nil {
 				polled, asked = start, owned
 				n++
 			}
@@ -413,7 +413,7 @@ func (l *link) pulse(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		l.note(err)
+		l.noteGreeting(err)
 		pause := helloEvery - time.Since(start)
 		switch {
 		case l.refused != "":
@@ -431,7 +431,7 @@ func (l *link) pulse(ctx context.Context) {
 func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	l.mu.Lock()
 	l.touched = map[int]bool{}
-	for _, b := range l.inflight {
+	for _, b := range l.inFlight {
 		l.touched[b] = true
 	}
 	l.mu.Unlock()
@@ -455,8 +455,8 @@ func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	return nil
 }
 
-// note takes the outcome of a greeting, and shows it in the log and the metrics.
-func (l *link) note(err error) {
+// noteGreeting takes the outcome of a greeting, and shows it in the log and the metrics.
+func (l *link) noteGreeting(err error) {
 	reason := ""
 	if errors.Is(err, pncounter.ErrRefused) {
 		reason = err.Error()
@@ -514,7 +514,7 @@ func (l *link) run(ctx context.Context) {
 			rest = retryAfter/2 + mrand.N(retryAfter/2)
 		case later:
 			rest = unreadyFor
-		case l.told && !more:
+		case l.sent && !more:
 			rest = l.r.cfg.Every - time.Since(start)
 		}
 		if rest > 0 {
@@ -531,59 +531,59 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// take returns the buckets that may have changes, for the next round.
-func (l *link) take() (dirty map[int]bool, ok bool) {
+// drain returns the buckets that may have changes, for the next round.
+func (l *link) drain() (dirty map[int]bool, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.greeted {
 		return nil, false
 	}
 	for b, p := range l.polled {
-		old, known := l.at[b]
+		old, known := l.positions[b]
 		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 		}
 		if !p.Done || p != old { // a replica that became the master may lack what was acknowledged
 			l.dirty[b] = true
 		}
-		l.at[b] = p
+		l.positions[b] = p
 	}
 	for b := range l.dirty {
 		if !slices.Contains(l.owned, b) {
 			delete(l.dirty, b)
-			delete(l.at, b)
+			delete(l.positions, b)
 		}
 	}
 	dirty = l.dirty
-	l.dirty, l.polled, l.flight, l.since = map[int]bool{}, nil, l.since, time.Time{}
+	l.dirty, l.polled, l.oldestInFlight, l.oldestDirty = map[int]bool{}, nil, l.oldestDirty, time.Time{}
 	return dirty, true
 }
 
-// settle gives back the buckets that a round did not finish.
-func (l *link) settle(rest map[int]bool) {
+// requeue gives back the buckets that a round did not finish.
+func (l *link) requeue(rest map[int]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for b := range rest {
 		l.dirty[b] = true
 	}
-	if len(rest) > 0 && !l.flight.IsZero() {
-		l.since = l.flight
+	if len(rest) > 0 && !l.oldestInFlight.IsZero() {
+		l.oldestDirty = l.oldestInFlight
 	}
-	l.flight, l.inflight = time.Time{}, nil
+	l.oldestInFlight, l.inFlight = time.Time{}, nil
 }
 
 // round sends changes to the peer. more says that another round must follow at once,
 // later says that the peer was not ready for some of the changes.
 func (l *link) round(ctx context.Context) (more, later bool, err error) {
-	l.told = false
-	dirty, ok := l.take()
+	l.sent = false
+	dirty, ok := l.drain()
 	if !ok || len(dirty) == 0 {
 		return false, false, nil
 	}
-	defer func() { l.settle(dirty) }()
+	defer func() { l.requeue(dirty) }()
 	positions := make([]pncounter.Position, 0, len(dirty))
 	for b := range dirty {
-		at := l.at[b]
+		at := l.positions[b]
 		at.Bucket = b
 		positions = append(positions, at)
 	}
@@ -604,13 +604,13 @@ func (l *link) round(ctx context.Context) (more, later bool, err error) {
 	if len(batches) == 0 {
 		return more, false, nil
 	}
-	l.told = true
+	l.sent = true
 	acks, err := l.Remote.Merge(ctx, batches)
 	if err != nil {
-		l.room = max(l.room/2, leastPages)
+		l.room = max(l.room/2, minPages)
 		return false, false, err
 	}
-	l.room = min(l.room+l.room/4, mostPages)
+	l.room = min(l.room+l.room/4, maxPages)
 	behind, refused := 0, 0
 	for i, ack := range acks {
 		again, err := l.acked(ctx, batches[i], ack, dirty)
@@ -636,7 +636,7 @@ func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]
 	pages := 0
 	var inflight []int
 	for _, b := range all {
-		at := l.at[b.Bucket]
+		at := l.positions[b.Bucket]
 		switch {
 		case b.Partial: // the bucket is reported again when it is complete
 			delete(dirty, b.Bucket)
@@ -659,7 +659,7 @@ func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.inflight = inflight
+	l.inFlight = inflight
 	for _, b := range inflight {
 		l.touched[b] = true
 		delete(l.polled, b)
@@ -678,7 +678,7 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 	switch ack.Status {
 	case pncounter.Merged:
 		delete(l.broken, b.Bucket)
-		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor, Done: ack.Done}
+		l.positions[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor, Done: ack.Done}
 		if len(ack.Refused) > 0 {
 			pages := make([]string, len(ack.Refused))
 			for i, at := range ack.Refused {
@@ -695,7 +695,7 @@ func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, 
 		return true, l.r.cfg.Local.Raise(ctx, b.Bucket, ack.High, nil)
 	case pncounter.Gap:
 		m.repairs.WithLabelValues(l.Name).Inc()
-		l.at[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
+		l.positions[b.Bucket] = pncounter.Position{Bucket: b.Bucket, Log: ack.Log, Cursor: ack.Cursor}
 		return true, nil
 	case pncounter.Failed:
 		l.failed(ack.Err)

@@ -40,12 +40,12 @@ type ClientConfig struct {
 
 // Client sends requests to other processes. Any goroutine may use it.
 type Client struct {
-	cfg      ClientConfig
-	keys     *seal.Keys
-	http     *http.Client
-	life     uint64
-	number   atomic.Uint64
-	requests *prometheus.CounterVec
+	cfg         ClientConfig
+	keys        *seal.Keys
+	http        *http.Client
+	incarnation uint64
+	number      atomic.Uint64
+	requests    *prometheus.CounterVec
 }
 
 // NewClient returns a Client.
@@ -79,7 +79,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		}
 	}
 	c := &Client{
-		cfg: cfg, keys: keys, life: rand.Uint64(),
+		cfg: cfg, keys: keys, incarnation: rand.Uint64(),
 		http: &http.Client{
 			Transport:     cfg.Transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -141,9 +141,9 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
-	said, err := c.try(within, addr, path, body, ok)
+	answer, err := c.try(within, addr, path, body, ok)
 	if dropped(err) && within.Err() == nil {
-		said, err = c.try(within, addr, path, body, ok)
+		answer, err = c.try(within, addr, path, body, ok)
 	}
 	code := "ok"
 	refusal := (*Error)(nil)
@@ -157,7 +157,7 @@ func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int
 		code, err = codeUnavailable, fmt.Errorf("%w: %w", presence.ErrUnavailable, err)
 	}
 	c.requests.WithLabelValues(path, code).Inc()
-	return said, err
+	return answer, err
 }
 
 // dropped reports whether an established connection broke.
@@ -183,15 +183,15 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 		return nil, err
 	}
 	defer resp.Body.Close()
-	said, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
 	switch {
 	case err != nil && resp.StatusCode != http.StatusNoContent:
 		return nil, err
 	case resp.StatusCode == ok:
-		return said, nil
+		return answer, nil
 	}
 	var p problem
-	if json.Unmarshal(said, &p) != nil || p.Code == "" {
+	if json.Unmarshal(answer, &p) != nil || p.Code == "" {
 		p = problem{Title: resp.Status}
 	}
 	return nil, &Error{Status: resp.StatusCode, Code: p.Code, Detail: cmp.Or(p.Detail, p.Title)}
@@ -200,7 +200,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 func (c *Client) sign(req *http.Request, body []byte) {
 	s := c.keys.Sealer()
 	digest := digestOf(body)
-	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.life, c.number.Add(1)}.header()
+	header := credentials{s.ID(), c.cfg.Name, c.cfg.Now().UnixMilli(), c.incarnation, c.number.Add(1)}.header()
 	mac := s.Sign(nil, signed(req.Method, req.Host, req.URL.RequestURI(), digest, header))
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Content-Digest", digest)

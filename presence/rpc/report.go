@@ -89,11 +89,11 @@ func writeReport(w http.ResponseWriter, r presence.Report) {
 // Report asks the process at addr for its report. Its errors are those of Hold. The
 // answer is not signed, so only people may rely on it, on a dashboard.
 func (c *Client) Report(ctx context.Context, addr string) (presence.Report, error) {
-	said, err := c.ask(ctx, addr, reportPath, []byte("{}"), http.StatusOK)
+	answer, err := c.ask(ctx, addr, reportPath, []byte("{}"), http.StatusOK)
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}
-	r, err := parseReport(said)
+	r, err := parseReport(answer)
 	if err != nil {
 		return presence.Report{}, fmt.Errorf("rpc: report of %s: %w", addr, err)
 	}

@@ -79,16 +79,16 @@ const (
 
 // credentials are the Authorization header, taken apart.
 type credentials struct {
-	key    seal.ID
-	from   string
-	at     int64
-	life   uint64
-	number uint64
+	key         seal.ID
+	from        string
+	at          int64
+	incarnation uint64
+	number      uint64
 }
 
 // header is the Authorization header without the mac.
 func (c credentials) header() string {
-	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d", formatPart, format, c.key, c.from, c.at, c.life, c.number)
+	return fmt.Sprintf("%s%d, key=%x, from=%q, time=%d, life=%x, number=%d", formatPart, format, c.key, c.from, c.at, c.incarnation, c.number)
 }
 
 const (
@@ -137,7 +137,7 @@ func parseCredentials(s string) (c credentials, header string, mac []byte, ok bo
 	var errs [4]error
 	c.from, errs[0] = strconv.Unquote(parts[1])
 	c.at, errs[1] = strconv.ParseInt(parts[2], 10, 64)
-	c.life, errs[2] = strconv.ParseUint(parts[3], 16, 64)
+	c.incarnation, errs[2] = strconv.ParseUint(parts[3], 16, 64)
 	c.number, errs[3] = strconv.ParseUint(parts[4], 10, 64)
 	if errors.Join(errs[:]...) != nil || checkName(c.from) != nil {
 		return c, "", nil, false

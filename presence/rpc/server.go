@@ -166,7 +166,7 @@ func (h *Handler) open(w http.ResponseWriter, r *http.Request) (from string, bod
 	if r.ContentLength > maxBody {
 		return "", nil, ErrOversized
 	}
-	if from, err = h.guard.Admit(h.cfg.Now(), []byte(c.from), c.life, c.at, c.number); err != nil {
+	if from, err = h.guard.Admit(h.cfg.Now(), []byte(c.from), c.incarnation, c.at, c.number); err != nil {
 		return "", nil, err
 	}
 	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))

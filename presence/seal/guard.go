@@ -27,15 +27,15 @@ type GuardConfig struct {
 // it takes no message twice. While it knows too many senders it refuses new ones.
 // Any goroutine may use a Guard, after it has verified the message's signature.
 type Guard struct {
-	window  int64 // ms
-	words   int
-	most    int
-	mu      sync.Mutex
-	senders map[sender]*history
-	skew    int64                // ms
-	behind  map[sender]*lateness // unknown senders that sent before floor; at most as many as senders
-	floor   int64                // an unknown sender must have sent after this; all that a forgotten sender sent is before it
-	swept   int64                // when senders were last forgotten
+	window     int64 // ms
+	words      int
+	maxSenders int
+	mu         sync.Mutex
+	senders    map[sender]*history
+	skew       int64                // ms
+	behind     map[sender]*lateness // unknown senders that sent before floor; at most as many as senders
+	floor      int64                // an unknown sender must have sent after this; all that a forgotten sender sent is before it
+	swept      int64                // when senders were last forgotten
 }
 
 type sender struct {
@@ -76,13 +76,13 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 		return nil, fmt.Errorf("seal: %w: a width, number of senders or skew below zero", ErrConfig)
 	}
 	return &Guard{
-		window:  cfg.Window.Milliseconds(),
-		words:   (cfg.Width+63)/64 + 1, // one is shared between the newest and the oldest numbers
-		most:    cfg.Senders,
-		senders: map[sender]*history{},
-		behind:  map[sender]*lateness{},
-		skew:    min(cfg.Skew, cfg.Window).Milliseconds(),
-		floor:   cfg.Now().Add(-min(cfg.Skew, cfg.Window)).UnixMilli(),
+		window:     cfg.Window.Milliseconds(),
+		words:      (cfg.Width+63)/64 + 1, // one is shared between the newest and the oldest numbers
+		maxSenders: cfg.Senders,
+		senders:    map[sender]*history{},
+		behind:     map[sender]*lateness{},
+		skew:       min(cfg.Skew, cfg.Window).Milliseconds(),
+		floor:      cfg.Now().Add(-min(cfg.Skew, cfg.Window)).UnixMilli(),
 	}, nil
 }
 
@@ -113,10 +113,10 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 				return "", ErrOld
 			}
 		}
-		if len(g.senders) >= g.most || ms-g.swept > g.window {
+		if len(g.senders) >= g.maxSenders || ms-g.swept > g.window {
 			g.sweep(ms)
 		}
-		if len(g.senders) >= g.most {
+		if len(g.senders) >= g.maxSenders {
 			return "", ErrSenders
 		}
 		delete(g.behind, sender{string(name), incarnation})
@@ -138,10 +138,10 @@ func (g *Guard) Admit(now time.Time, name []byte, incarnation uint64, at int64, 
 func (g *Guard) catchUp(s sender, ms, at int64) (floor int64, fresh bool) {
 	l := g.behind[s]
 	if l == nil {
-		if len(g.behind) >= g.most {
+		if len(g.behind) >= g.maxSenders {
 			g.sweep(ms)
 		}
-		if len(g.behind) < g.most {
+		if len(g.behind) < g.maxSenders {
 			g.behind[s] = &lateness{since: ms, newest: at}
 		}
 		return 0, false
