@@ -1,0 +1,96 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"headcount/presence"
+)
+
+// writeBatch bounds the members and counts in one call to the store, so that one
+// busy partition does not make all others wait for long.
+const writeBatch = 16384
+
+// write is the one writer. While a call to the store is under way, changes gather
+// in the outboxes: a slower store gets larger batches, and a lone change does not
+// wait.
+func (n *Node) write(ctx context.Context) {
+	seq := uint64(0)
+	failed := 0
+	for {
+		var p *partition
+		select {
+		case <-ctx.Done():
+			return
+		case p = <-n.ready:
+		}
+		batch, changes := n.collect(p, &seq)
+		if len(changes) == 0 {
+			continue
+		}
+		n.batches.Observe(float64(len(changes)))
+		again := n.outcomes(batch, changes, n.store.Write(ctx, changes))
+		if len(again) == 0 {
+			failed = 0
+			continue
+		}
+		failed++
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff(failed)):
+		}
+		for _, p := range again {
+			n.ready <- p
+		}
+	}
+}
+
+// collect takes the outboxes of p and of all other ready partitions, up to
+// writeBatch. seq is the number of the last change; it grows with each change.
+func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes []presence.Change) {
+	for size := 0; p != nil; {
+		*seq++
+		if c, ok := p.out.take(*seq); ok {
+			batch, changes = append(batch, p), append(changes, c)
+			if size += len(c.Members) + len(c.Counts); size >= writeBatch {
+				break
+			}
+		}
+		select {
+		case p = <-n.ready:
+		default:
+			p = nil
+		}
+	}
+	return batch, changes
+}
+
+// outcomes tells the actors the outcomes of their changes, and returns the
+// partitions whose change must be repeated.
+func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes []presence.Outcome) (again []*partition) {
+	for i, o := range outcomes {
+		p := batch[i]
+		switch {
+		case o.Err == nil:
+			n.written.Add(1)
+			n.counts.Add(int64(len(changes[i].Counts)))
+			p.post(&stored{batch: p.out.written(), counts: o.Counts})
+		case errors.Is(o.Err, presence.ErrFenced) && !p.out.superseded(changes[i]):
+			n.fenced.Add(1)
+			n.actors[changes[i].Partition].CompareAndSwap(p, nil)
+			n.alert()
+		case errors.Is(o.Err, presence.ErrFenced) || errors.Is(o.Err, presence.ErrLost):
+			n.failures.Add(1)
+			p.out.restore(changes[i], true)
+			n.alert()
+			p.post(&refused{})
+		default:
+			n.failures.Add(1)
+			p.out.restore(changes[i], false)
+			again = append(again, p)
+		}
+	}
+	return again
+}
