@@ -20,6 +20,8 @@ var (
 	// ErrNameTaken says that another incarnation of this name has a live lease:
 	// the same process before its restart, or another one with the same address.
 	ErrNameTaken = errors.New("name is taken")
+	// ErrNotOwner says that the node that was asked does not own the user's partition.
+	ErrNotOwner = errors.New("the node does not own the partition")
 	// ErrNoFacts says that the store has no cluster facts, and that a running process
 	// may be about to write them. The caller asks again soon.
 	ErrNoFacts = errors.New("no cluster facts yet")

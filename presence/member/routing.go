@@ -8,9 +8,7 @@ import (
 
 	"headcount/presence"
 	"headcount/presence/heartbeat"
-	"headcount/presence/node"
 	"headcount/presence/ring"
-	"headcount/presence/rpc"
 )
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
@@ -134,7 +132,7 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 	}
 	for {
 		err := m.holdOnce(ctx, u, page, on)
-		if !errors.Is(err, node.ErrNotOwner) && !errors.Is(err, rpc.ErrNotOwner) {
+		if !errors.Is(err, presence.ErrNotOwner) {
 			return err
 		}
 		if sleep(ctx, holdRetry); ctx.Err() != nil {
@@ -146,11 +144,11 @@ func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool
 func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on bool) error {
 	t := m.table.Load()
 	if t == nil {
-		return node.ErrNotOwner
+		return presence.ErrNotOwner
 	}
 	switch owner, ok := t.Node(u.Partition(m.partitions)); {
 	case !ok:
-		return node.ErrNotOwner
+		return presence.ErrNotOwner
 	case owner == m.self.Name:
 		return m.parts.Node.Hold(ctx, u, page, on)
 	default:
@@ -163,7 +161,7 @@ func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on 
 func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
 	switch {
 	case m.parts.Node == nil:
-		return node.ErrNotOwner
+		return presence.ErrNotOwner
 	case m.suspension.resumed():
 		return errResumed
 	}

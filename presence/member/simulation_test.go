@@ -658,7 +658,7 @@ func (s *simulation) start(m *member) {
 	must(err)
 	l.calls, err = rpc.NewHandler(rpc.Config{
 		Keys: keys, Name: m.name, Now: clock, Log: log,
-		Updates: p, Holds: p, NotOwner: node.ErrNotOwner,
+		Updates: p, Holds: p,
 	})
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())

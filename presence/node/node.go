@@ -1,9 +1,14 @@
-// Package node is a presence node. It runs one actor for every partition that it
-// owns. Only the actor knows who is present. The actor removes users who fall
-// silent, and hands changes to the node's one writer, which writes them to the store.
+// Package node is a presence node: it counts the users of the partitions that it owns.
 //
-// A failing store never stops an actor: the changes that the store lacks wait in
-// the partition's outbox, where newer values replace older ones.
+//	partition.go  the actor of a partition: mailbox, timer, replies
+//	streams.go    joins, leaves and heartbeats from gateways, and holds
+//	sessions.go   users, sessions and pages, and how they expire (wheel.go)
+//	takeover.go   how a new owner gets to know all users
+//	outbox.go     what the store must still get; writer.go writes it
+//	manager.go    claims partitions, starts and stops their actors
+//
+// Only a partition's actor knows who is present. A failing store never stops an actor:
+// the changes wait in the outbox, where newer values replace older ones.
 package node
 
 import (
@@ -27,9 +32,7 @@ import (
 var (
 	// ErrConfig is in every error about settings that cannot work.
 	ErrConfig = errors.New("bad setting")
-	// ErrNotOwner says that this node does not own the user's partition now.
-	ErrNotOwner = errors.New("this node does not own the partition")
-	// ErrTooManyHolds says that the user holds presence.MaxPages pages already.
+	// ErrTooManyHolds says that the user already holds presence.MaxPages pages.
 	ErrTooManyHolds = fmt.Errorf("%w holds: a user can hold at most %d pages", presence.ErrTooMany, presence.MaxPages)
 )
 
@@ -43,11 +46,11 @@ type Config struct {
 	Name            string        // this node's name in claims; required
 	Partitions      int           // P; default presence.DefaultPartitions
 	PresenceTimeout time.Duration // silence before a user is gone; default 7s
-	// Reply answers a gateway. The actors call it, so it must not block. A gateway
-	// asks again when a reply is lost.
+	// Reply sends replies to gateways. The actors call it, so it must not block. A reply
+	// may be lost: the gateway repeats what it asked.
 	Reply      Replies
-	Arrivals   bool                  // tell the store who arrives
-	Tick       func()                // called at every tick of the node's clock, which stands still meanwhile; nil: not called
+	Arrivals   bool                  // report arrivals to the store
+	Tick       func()                // called at every tick of the node's clock, which stops meanwhile; may be nil
 	Registerer prometheus.Registerer // registers the node's metrics; nil: there are none
 	Log        zerolog.Logger
 }
@@ -58,15 +61,15 @@ type Node struct {
 	store   presence.Partitions
 	batches prometheus.Histogram        // changes in one call to the store
 	actors  []atomic.Pointer[partition] // by partition; nil: not owned
-	ready   chan *partition             // partitions with something in their outbox: at most one entry each
-	want    chan []int                  // the newest set to own; holds one, a newer replaces it
+	ready   chan *partition             // partitions whose outbox is queued, each at most once
+	want    chan []int                  // the newest set to own; holds one, a newer set replaces it
 	trouble chan struct{}               // holds one: the manager must reconcile
 	clock   clock
 
 	gateways     gatewayList
-	death        atomic.Int64 // when Died was called last, on the clock; 0: never
+	death        atomic.Int64 // when Died was last called, by the clock; 0: never
 	handingOver  atomic.Bool  // HandOver was called
-	wasSuspended atomic.Bool  // the process stood still: other nodes may have its partitions
+	wasSuspended atomic.Bool  // the process was suspended, so other nodes may own its partitions
 
 	users       atomic.Int64 // present on any page
 	suspensions atomic.Int64 // suspensions noticed
@@ -111,8 +114,8 @@ func New(store presence.Partitions, cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// Own says which partitions this node is to own from now on. The change is
-// made in the background, by Run.
+// Own sets the partitions that this node is to own. Run makes the change in the
+// background.
 func (n *Node) Own(partitions []int) {
 	for {
 		select {
@@ -127,18 +130,18 @@ func (n *Node) Own(partitions []int) {
 	}
 }
 
-// HandOver says that other nodes are about to take over all partitions. From then on
-// nobody's time ends here: a return may be on its way to the next owner, which gives
-// everybody time anew. And this node takes no partition any more, also none back.
+// HandOver says that other nodes are about to take over all partitions. From then on no
+// session expires here: the user's return may be on its way to the next owner, which
+// puts every session on trial anyway. The node claims no partition any more.
 func (n *Node) HandOver() { n.handingOver.Store(true) }
 
-// Owns reports whether the partition's actor is running here.
+// Owns reports whether the partition's actor runs here.
 func (n *Node) Owns(partition int) bool { return n.actors[partition].Load() != nil }
 
-// Check proves claims to the store by a write, which may be empty. It proves the
-// claims of share number share of the partitions, out of shares. The node so gives
-// up a partition that has a newer owner, even when no user comes or goes there. A
-// caller that may have missed a change of owners must check all partitions.
+// Check proves claims to the store by a write, which may be empty: those of every
+// partition whose number is share modulo shares. A node thus finds out that a
+// partition has a newer owner, even if no user comes or goes there. A caller that may
+// have missed a change of owners must check all partitions: Check(0, 1).
 func (n *Node) Check(share, shares int) {
 	for i := share; i < len(n.actors); i += shares {
 		if p := n.actors[i].Load(); p != nil {
@@ -151,8 +154,8 @@ func (n *Node) Check(share, shares int) {
 }
 
 // Deliver hands a beat to its partition's actor, which owns the beat from then on.
-// It never blocks: it drops a beat when the node does not own the partition or the
-// mailbox is full, and returns false. The sender repeats what matters.
+// It never blocks: it drops the beat and returns false when the node does not own the
+// partition or the mailbox is full. The sender repeats what matters.
 func (n *Node) Deliver(b *heartbeat.Beat) bool {
 	if b.Partition < 0 || b.Partition >= len(n.actors) {
 		return false
@@ -171,14 +174,14 @@ func (n *Node) Deliver(b *heartbeat.Beat) bool {
 }
 
 // Hold takes or renews the user's hold on the page, which lasts three presence
-// timeouts; unless on, it ends the hold. It returns when the store has the change,
-// or with ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
-// may have been made all the same; but once ctx has ended no change begins: whoever
-// gave up may have changed their mind since, and the process may have stood still.
+// timeouts; unless on, it ends the hold. It returns when the store has the change, or
+// with presence.ErrNotOwner, ErrTooManyHolds or ctx's error. After an error the change
+// may still be made, but never one that had not begun when ctx ended: the caller may
+// have asked for the opposite since, and the process may have been suspended.
 func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	p := n.actors[u.Partition(len(n.actors))].Load()
 	if p == nil {
-		return ErrNotOwner
+		return presence.ErrNotOwner
 	}
 	if err := expired(ctx); err != nil {
 		return err
@@ -187,7 +190,7 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	select {
 	case p.mail <- &holdCall{ctx, u, page, on, done}:
 	case <-p.ended:
-		return ErrNotOwner
+		return presence.ErrNotOwner
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -195,7 +198,7 @@ func (n *Node) Hold(ctx context.Context, u presence.User, page string, on bool) 
 	case err := <-done:
 		return err
 	case <-p.ended:
-		return ErrNotOwner
+		return presence.ErrNotOwner
 	case <-ctx.Done():
 		return ctx.Err()
 	}

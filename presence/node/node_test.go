@@ -538,8 +538,8 @@ func TestEndOfAHoldNeedsTheOwner(t *testing.T) {
 		if err := owner.node.Hold(t.Context(), 1, "p", true); err != nil {
 			t.Fatal(err)
 		}
-		if err := zombie.node.Hold(t.Context(), 1, "p", false); !errors.Is(err, ErrNotOwner) {
-			t.Fatalf("the zombie's answer = %v, want ErrNotOwner", err)
+		if err := zombie.node.Hold(t.Context(), 1, "p", false); !errors.Is(err, presence.ErrNotOwner) {
+			t.Fatalf("the zombie's answer = %v, want presence.ErrNotOwner", err)
 		}
 		owner.want("p", 1)
 	})
@@ -1146,8 +1146,8 @@ func TestPlannedStopOfAPartition(t *testing.T) {
 		if r.node.Deliver(&heartbeat.Beat{Partition: 1}) {
 			t.Fatal("a beat was taken for a partition that is not owned")
 		}
-		if err := r.node.Hold(t.Context(), 1, "p", true); !errors.Is(err, ErrNotOwner) {
-			t.Fatalf("Hold = %v, want ErrNotOwner", err)
+		if err := r.node.Hold(t.Context(), 1, "p", true); !errors.Is(err, presence.ErrNotOwner) {
+			t.Fatalf("Hold = %v, want presence.ErrNotOwner", err)
 		}
 		r.want("p", 1) // it is the next owner's to say
 		r.node.Own([]int{0, 1, 2})

@@ -118,9 +118,9 @@ func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presenc
 }
 
 // Hold has the presence node at addr take, renew or end the user's hold on the
-// page. Its errors are presence.ErrTooMany, ErrNotOwner, and
-// presence.ErrUnavailable when the node or the node's store cannot be reached:
-// then the hold may have changed all the same.
+// page. Its errors are presence.ErrTooMany, presence.ErrNotOwner, and
+// presence.ErrUnavailable when the node or its store cannot be reached: then the hold
+// may have changed all the same.
 func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page string, on bool) error {
 	if err := presence.CheckName(page); err != nil {
 		return fmt.Errorf("rpc: hold: %w", err)
@@ -207,9 +207,8 @@ func (c *Client) sign(req *http.Request, body []byte) {
 	req.Header.Set("Authorization", header+macPart+hex.EncodeToString(mac))
 }
 
-// Error is the answer of another process that did not do what it was asked. For
-// errors.Is it is presence.ErrTooMany, presence.ErrUnavailable, ErrNotOwner or the
-// Refusal of the other process.
+// Error is the error answer of another process. It wraps presence.ErrTooMany,
+// presence.ErrUnavailable, presence.ErrNotOwner or the Refusal of the other process.
 type Error struct {
 	Status int
 	Code   string // empty when the answer is not one that a Handler writes
@@ -224,7 +223,7 @@ func (e *Error) Error() string {
 var errorOf = map[string]error{
 	codeTooMany:     presence.ErrTooMany,
 	codeUnavailable: presence.ErrUnavailable,
-	codeNotOwner:    ErrNotOwner,
+	codeNotOwner:    presence.ErrNotOwner,
 }
 
 func init() {

@@ -51,12 +51,8 @@ const (
 	purpose = "cluster"
 )
 
-var (
-	// ErrConfig is in every error about settings that cannot work.
-	ErrConfig = seal.ErrConfig
-	// ErrNotOwner says that the node does not own the user's partition now.
-	ErrNotOwner = errors.New("the node does not own the partition")
-)
+// ErrConfig is in every error about settings that cannot work.
+var ErrConfig = seal.ErrConfig
 
 // Reasons to refuse a request. Package seal has further reasons.
 var (

@@ -50,9 +50,6 @@ type Config struct {
 	Updates Updates
 	Holds   Holds
 	Reports Reports
-	// NotOwner is a second error by which Holds says that the node does not own the
-	// partition, beside ErrNotOwner. The Handler compares it with errors.Is.
-	NotOwner error
 
 	Registerer prometheus.Registerer // registers the handler's metrics; nil: there are none
 	Log        zerolog.Logger
@@ -213,7 +210,7 @@ func (h *Handler) statusOf(err error) (status int, code string) {
 			return http.StatusMisdirectedRequest, refusal.Reason
 		}
 		return http.StatusUnauthorized, refusal.Reason
-	case errors.Is(err, ErrNotOwner), h.cfg.NotOwner != nil && errors.Is(err, h.cfg.NotOwner):
+	case errors.Is(err, presence.ErrNotOwner):
 		return http.StatusConflict, codeNotOwner
 	case errors.Is(err, presence.ErrTooMany):
 		return http.StatusTooManyRequests, codeTooMany
