@@ -4,28 +4,28 @@ import "slices"
 
 // pagePresence is a session's presence on one page.
 type pagePresence struct {
-	page *page
-	// until is when the stay ends by itself, in the partition's milliseconds: the
-	// end of a grace or a hold. 0: the stay lasts as long as the session.
-	until int64
+	page  *page
+	until int64 // the end of a grace or a hold; 0: open-ended, it lasts as long as the session
 }
 
-// maxUnindexed is how many stays are searched one by one; more have an index.
+// maxUnindexed is how many page presences are searched one by one; more have an index.
 const maxUnindexed = 16
 
-// pagePresences are those of one session. Each step takes the same time however many there are: one user
-// with many pages must not hold up the others of the partition.
+// pagePresences are the page presences of one session. Every operation takes constant
+// time, so that a user on thousands of pages does not hold up the partition.
 type pagePresences struct {
-	list        []pagePresence
-	index       map[*page]int // places in list; nil while there are few
-	openEnded   int           // stays with until 0
-	earliestEnd int64         // no stay ends by itself before; 0: none does. A stay that was moved or removed may leave it too early
+	list      []pagePresence
+	index     map[*page]int // into list; nil for a short list
+	openEnded int           // elements with until 0
+	// earliestEnd is a lower bound of the ends in list; 0: all are open-ended. It may be
+	// too early after an element was moved or removed, until expire computes it again.
+	earliestEnd int64
 }
 
-// live reports whether a stay lasts as long as the session.
+// live reports whether any page presence is open-ended.
 func (s *pagePresences) live() bool { return s.openEnded > 0 }
 
-// indexOf returns the place of the stay on pg in list, or -1.
+// indexOf returns the index in list of the presence on pg, or -1.
 func (s *pagePresences) indexOf(pg *page) int {
 	if s.index != nil {
 		if i, ok := s.index[pg]; ok {
@@ -41,7 +41,7 @@ func (s *pagePresences) indexOf(pg *page) int {
 	return -1
 }
 
-// find returns the stay on pg, or nil. It is valid until the next add or remove.
+// find returns the presence on pg, or nil. It is valid until the next add or remove.
 func (s *pagePresences) find(pg *page) *pagePresence {
 	if i := s.indexOf(pg); i >= 0 {
 		return &s.list[i]
@@ -49,7 +49,7 @@ func (s *pagePresences) find(pg *page) *pagePresence {
 	return nil
 }
 
-// add adds a stay on a page that has none.
+// add adds a presence on a page that has none.
 func (s *pagePresences) add(pg *page, until int64) {
 	if s.list == nil {
 		s.list = make([]pagePresence, 0, 1) // most users are on one page
@@ -70,31 +70,30 @@ func (s *pagePresences) add(pg *page, until int64) {
 	}
 }
 
-// set moves the end of a stay.
-func (s *pagePresences) set(st *pagePresence, until int64) {
-	if st.until == 0 {
+// set moves the end of a presence.
+func (s *pagePresences) set(pp *pagePresence, until int64) {
+	if pp.until == 0 {
 		s.openEnded--
 	}
-	if st.until = until; until == 0 {
+	if pp.until = until; until == 0 {
 		s.openEnded++
 	}
 	s.noteEnd(until)
 }
 
-// noteEnd notes the end of a stay.
+// noteEnd lowers earliestEnd to until.
 func (s *pagePresences) noteEnd(until int64) {
 	if until != 0 && (s.earliestEnd == 0 || until < s.earliestEnd) {
 		s.earliestEnd = until
 	}
 }
 
-// remove removes a stay.
-func (s *pagePresences) remove(st *pagePresence) {
-	if st.until == 0 {
+func (s *pagePresences) remove(pp *pagePresence) {
+	if pp.until == 0 {
 		s.openEnded--
 	}
-	i, last := s.indexOf(st.page), len(s.list)-1
-	delete(s.index, st.page)
+	i, last := s.indexOf(pp.page), len(s.list)-1
+	delete(s.index, pp.page)
 	if i < last {
 		s.list[i] = s.list[last]
 		if s.index != nil {
@@ -103,6 +102,6 @@ func (s *pagePresences) remove(st *pagePresence) {
 	}
 	s.list[last] = pagePresence{}
 	if s.list = s.list[:last]; s.index != nil && last <= maxUnindexed/2 {
-		s.list, s.index = slices.Clone(s.list), nil // the memory of thousands must not stay with a few
+		s.list, s.index = slices.Clone(s.list), nil // frees the array of what may have been thousands
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// Stays are what a map of pages to their ends is, whatever their number.
-func TestStaysAreAMap(t *testing.T) {
+// Page presences behave like a map of pages to their ends, however many there are.
+func TestPagePresencesAreAMap(t *testing.T) {
 	pages := make([]*page, 3*maxUnindexed)
 	for i := range pages {
 		pages[i] = &page{}
@@ -55,7 +55,7 @@ func TestStaysAreAMap(t *testing.T) {
 }
 
 // A user who was on thousands of pages and is on a few takes no more memory than others.
-func TestFewStaysTakeLittle(t *testing.T) {
+func TestFewPagePresencesTakeLittle(t *testing.T) {
 	var s pagePresences
 	for range 1000 {
 		s.add(&page{}, 0)

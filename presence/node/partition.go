@@ -8,51 +8,40 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// mailboxSize bounds the mail that waits for one partition's actor. Further beats
-// are dropped: their sender repeats the ops, and the next heartbeat brings the next
-// list of live users. Further calls wait in their caller.
+// mailboxSize bounds the mail that waits for one actor. Beats beyond the bound are
+// dropped: the gateway repeats its ops, and its next heartbeat lists the live users
+// again. Calls beyond the bound block their caller.
 const mailboxSize = 256
 
-// pendingReply is an answer that waits for generation gen to be in the store.
-type pendingReply struct {
-	batch uint64
-	// either the acknowledgement of a gateway's stream,
-	from   *source
-	stream uint64
-	acked  uint64
-	pages  []*page
-	// or the end of a call
-	done chan<- error
-}
-
-// mail is a *heartbeat.Beat, a *holdCall, a *stored, a *returned, a *reclaimed or
+// mail is a *heartbeat.Beat, a *holdCall, a *stored, a *refused, a *reclaimed or
 // an *incomplete.
 type mail any
 
-// reclaimed says that the store lost data: the actor must write everything under
-// claim, over what the store had (found).
-type reclaimed struct {
-	claim presence.Claim
-	found presence.Snapshot
-}
-
-// stored says that the store has one generation of the outbox, and the counts after
-// it.
+// stored says that a batch of the outbox is in the store, and carries the counts
+// after it.
 type stored struct {
 	batch  uint64
 	counts []presence.Count
 }
 
-// refused says that the store refused a change because its claim was not valid.
-// The actor may have a new claim already, and could not queue the outbox while the
-// old change was under way: it must look at the outbox again.
+// refused says that the store refused a change because its claim was not valid. The
+// actor may have got a new claim while that change was in flight, when it could not
+// queue the outbox; so it must look at the outbox again.
 type refused struct{}
 
-// incomplete says that the partition is not complete in the store.
+// reclaimed says that the store lost data and that the partition was claimed again.
+// found is what the store still had.
+type reclaimed struct {
+	claim presence.Claim
+	found presence.Snapshot
+}
+
+// incomplete says that the store does not count the partition as complete.
 type incomplete struct{}
 
-// partition is the actor of one partition. Only run touches its fields, except
-// mail and out.
+// partition is the actor of one partition. Other goroutines use only mail, ended and
+// out; everything else belongs to the goroutine of run. Times are milliseconds of the
+// partition's clock, see now.
 type partition struct {
 	node  *Node
 	id    int
@@ -60,23 +49,19 @@ type partition struct {
 	ended chan struct{} // closed when run has returned
 	out   outbox
 
-	users   map[presence.User]*session
-	pages   map[string]*page
-	site    *page // the users of the default site; it is there also while there are none
+	users   map[presence.User]*session // the first session of each user's chain
+	pages   map[string]*page           // pages with users, and those whose last count is not stored yet
+	site    *page                      // the total of the default site, kept even at 0
 	sources map[heartbeat.Source]*source
-	holds   *source
-	loaded  *source
-	asking  map[*source][]presence.User // the users to ask about, see askEvery
+	holds   *source                     // of the sessions that PUT holds make
+	loaded  *source                     // of the sessions that an earlier owner stored
+	asking  map[*source][]presence.User // users to ask their gateways about, see askGateways
 	pending []pendingReply
 	wheel   wheel
 
-	whole   bool  // all users of the partition are known, or were loaded
-	told    bool  // every live gateway has reported all its users, or is mute
-	unknown int64 // since when whole and told were to be found out
-	askNext int64 // when the gateways that have not are asked again
-
-	start time.Duration // the node's clock when the partition was claimed
-	alarm int64         // when the timer rings; 0: it is not set
+	takeover takeover
+	start    time.Duration // the node's clock at the claim
+	alarm    int64         // when run's timer fires; 0: it is stopped
 }
 
 func newPartition(n *Node, claim presence.Claim) *partition {
@@ -94,21 +79,21 @@ func newPartition(n *Node, claim presence.Claim) *partition {
 		start:   n.clock.now(),
 	}
 	p.out.claim = claim
-	p.out.batch = 1 // 0 stands for an answer that needs no write
+	p.out.batch = 1 // batch 0 marks a reply that waits for no write
 	p.out.arrivals = map[memberKey]struct{}{}
 	p.out.members, p.out.counts = map[memberKey]presence.MemberChange{}, map[string]int64{}
 	p.site = p.page(presence.AllPages)
 	return p
 }
 
-// now is the partition's clock: milliseconds since the partition was claimed,
-// without the time in which the process stood still.
+// now returns the partition's clock: milliseconds since the claim, without the time
+// for which the process was suspended.
 func (p *partition) now() int64 { return (p.node.clock.now() - p.start).Milliseconds() }
 
 func (p *partition) timeout() int64 { return p.node.cfg.PresenceTimeout.Milliseconds() }
 
-// run is the actor. It ends with ctx; the writer still writes what is in the
-// outbox then.
+// run is the actor's loop. It returns when ctx ends; the writer still writes what is
+// in the outbox then.
 func (p *partition) run(ctx context.Context) {
 	defer close(p.ended)
 	defer func() { p.node.users.Add(-int64(len(p.users))) }()
@@ -123,13 +108,13 @@ func (p *partition) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			p.alarm = 0 // arm sets it anew, also when the clock is behind the timer
+			p.alarm = 0 // so that arm sets the timer again, even if the clock lags behind it
 			p.checkReports()
 			p.wheel.due(p.now(), p.expire)
 			p.askGateways()
 		case m := <-p.mail:
 			p.handle(m)
-			for range len(p.mail) { // mail that came together is written together
+			for range len(p.mail) { // mail that arrived together is written together
 				p.handle(<-p.mail)
 			}
 		}
@@ -144,7 +129,7 @@ func (p *partition) handle(m mail) {
 		p.hold(m)
 	case *stored:
 		p.stored(m)
-	case *refused: // run looks at the outbox after every mail
+	case *refused: // run flushes the outbox after every mail
 	case *reclaimed:
 		p.rewrite(m)
 	case *incomplete:
@@ -152,8 +137,8 @@ func (p *partition) handle(m mail) {
 	}
 }
 
-// post puts mail that must not be lost into the mailbox. It waits while the mailbox
-// is full, and gives up only when the actor has ended.
+// post delivers mail that must not be lost. It blocks while the mailbox is full, and
+// gives up only when the actor has ended.
 func (p *partition) post(m mail) {
 	select {
 	case p.mail <- m:
@@ -161,14 +146,15 @@ func (p *partition) post(m mail) {
 	}
 }
 
-// arm sets the timer to the wheel's next slot.
+// arm sets the timer to the next deadline: of the wheel, or of the next question to
+// the gateways.
 func (p *partition) arm(timer *time.Timer) {
 	at, ok := p.wheel.next()
 	if !ok {
 		at = 0
 	}
-	if (!p.whole || p.needsReports() && !p.told) && (at == 0 || p.askNext < at) {
-		at = p.askNext
+	if t := &p.takeover; t.state != settled && p.needsReports() && (at == 0 || t.nextAsk < at) {
+		at = t.nextAsk
 	}
 	if at == p.alarm {
 		return
@@ -181,40 +167,64 @@ func (p *partition) arm(timer *time.Timer) {
 	timer.Reset(time.Duration(max(at-p.now(), 0)) * time.Millisecond)
 }
 
-// queueReply queues an answer until all that has been applied so far is in the store.
-func (p *partition) queueReply(o pendingReply) {
+// flush queues the outbox for the writer, unless the writer has it already.
+func (p *partition) flush() {
 	p.out.mu.Lock()
-	o.batch = p.out.batch
-	empty := p.out.empty()
-	switch {
-	case empty && p.out.flying:
-		o.batch--
-	case empty:
-		o.batch = 0
+	ready := p.out.state == idle && !p.out.blocked && !p.out.empty()
+	if ready {
+		p.out.state = queued
 	}
 	p.out.mu.Unlock()
-	p.pending = append(p.pending, o)
+	if ready {
+		p.node.ready <- p // never blocks: the channel has room for every partition, and each is in it once
+	}
 }
 
-// sendDue sends the answers that wait for no write.
-func (p *partition) sendDue() {
-	p.sendReplies(func(o pendingReply) bool { return o.batch == 0 })
+// pendingReply is a reply that waits until a batch of the outbox is in the store. It
+// is either the acknowledgement of a gateway's stream or the end of a call.
+type pendingReply struct {
+	batch uint64
+
+	from   *source // nil for a call
+	stream uint64
+	acked  uint64
+	pages  []*page
+
+	done chan<- error // nil for an acknowledgement
 }
 
-func (p *partition) sendReplies(due func(pendingReply) bool) {
+// queueReply sends r once everything applied so far is in the store. An empty outbox
+// does not mean that it is: the changes may be in flight.
+func (p *partition) queueReply(r pendingReply) {
+	p.out.mu.Lock()
+	r.batch = p.out.batch
+	empty := p.out.empty()
+	switch {
+	case empty && p.out.state == inFlight:
+		r.batch--
+	case empty:
+		r.batch = 0
+	}
+	p.out.mu.Unlock()
+	p.pending = append(p.pending, r)
+}
+
+// sendDue sends the replies that wait for no write.
+func (p *partition) sendDue() { p.sendReplies(0) }
+
+// sendReplies sends the replies that wait for batch or an earlier one.
+func (p *partition) sendReplies(batch uint64) {
 	rest := p.pending[:0]
-	for _, o := range p.pending {
-		if !due(o) {
-			rest = append(rest, o)
-			continue
-		}
+	for _, r := range p.pending {
 		switch {
-		case o.done != nil:
-			o.done <- nil
-		case o.from.stream == o.stream:
-			o.from.acked = max(o.from.acked, o.acked)
-			p.node.cfg.Reply.SendReply(o.from.Gateway, &heartbeat.Reply{
-				Partition: p.id, Stream: o.stream, Acked: o.from.acked, Counts: latest(o.pages),
+		case r.batch > batch:
+			rest = append(rest, r)
+		case r.done != nil:
+			r.done <- nil
+		case r.from.stream == r.stream:
+			r.from.acked = max(r.from.acked, r.acked)
+			p.node.cfg.Reply.SendReply(r.from.Gateway, &heartbeat.Reply{
+				Partition: p.id, Stream: r.stream, Acked: r.from.acked, Counts: latest(r.pages),
 			})
 		}
 	}
@@ -222,15 +232,15 @@ func (p *partition) sendReplies(due func(pendingReply) bool) {
 	p.pending = rest
 }
 
-// stored takes the counts of a generation that is in the store, and sends the
-// answers that waited for it.
+// stored notes the counts of a batch that is in the store, and sends the replies
+// that waited for it.
 func (p *partition) stored(st *stored) {
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && !pg.latest.Newer(c) {
 			pg.latest = c
 		}
 	}
-	p.sendReplies(func(o pendingReply) bool { return o.batch <= st.batch })
+	p.sendReplies(st.batch)
 	for _, c := range st.counts {
 		if pg := p.pages[c.Page]; pg != nil && pg != p.site && pg.users == 0 {
 			p.out.mu.Lock()
@@ -242,19 +252,7 @@ func (p *partition) stored(st *stored) {
 	}
 }
 
-// flush tells the writer, once, that the outbox has something.
-func (p *partition) flush() {
-	p.out.mu.Lock()
-	tell := !p.out.queued && !p.out.flying && !p.out.blocked && !p.out.empty()
-	if tell {
-		p.out.queued = true
-	}
-	p.out.mu.Unlock()
-	if tell {
-		p.node.ready <- p // never blocks: it has room for every partition, and each is in it once
-	}
-}
-
+// latest returns the last stored counts of pages.
 func latest(pages []*page) []presence.Count {
 	var counts []presence.Count
 	for _, pg := range pages {

@@ -7,33 +7,31 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// askInterval is how often, in milliseconds, the actor asks the gateway of a session
-// without heartbeats whether the user is still there. The gateway answers with a
-// join and repeats it until it arrives, so no user is removed because the network
-// lost datagrams.
+// askInterval is how often, in milliseconds, the actor asks a gateway about a user
+// without heartbeats. The gateway answers with a join, which it repeats until it is
+// acknowledged; so lost datagrams remove no user.
 const askInterval = 300
 
-// session is one user as one source knows the user. The sessions of one user are
-// chained.
+// session is what one source says of one user. The sessions of a user form a chain.
 type session struct {
 	user     presence.User
 	from     *source
-	next     *session // the same user from another source
-	deadline int64    // each heartbeat moves it; stays with until 0 end here
+	next     *session // the same user, from another source
+	deadline int64    // each heartbeat moves it; open-ended page presences end here
 	pagePresences
 
 	slotNext, slotPrev *session // neighbours in the wheel's slot
-	slot               int16    // in the wheel; -1: not there
+	slot               int16    // the slot; -1: not in the wheel
 }
 
 // page is one page as this partition counts it.
 type page struct {
 	name   string
 	users  int64          // distinct users of this partition
-	latest presence.Count // as of this partition's last write of it
+	latest presence.Count // the total after this partition's last write of the page
 }
 
-// page returns the page of that name, and creates it when there is none.
+// page returns the page of that name. It creates a missing one.
 func (p *partition) page(name string) *page {
 	pg := p.pages[name]
 	if pg == nil {
@@ -43,8 +41,8 @@ func (p *partition) page(name string) *page {
 	return pg
 }
 
-// total returns the page that counts all users of the site of pg. A user is of one site, so
-// any page of a user has the same.
+// total returns the page that counts all users of pg's site. All pages of one user
+// are on the same site.
 func (p *partition) total(pg *page) *page {
 	name := presence.TotalOf(pg.name)
 	if name == p.site.name {
@@ -53,15 +51,13 @@ func (p *partition) total(pg *page) *page {
 	return p.page(name)
 }
 
-// session returns the user's session of a source, and creates it when there is none, for
-// a user who is about to stay on pg.
+// session returns the user's session of a source. It creates a missing one, for a
+// user who is about to be present on pg.
 func (p *partition) session(u presence.User, from *source, pg *page) *session {
-	head := p.users[u]
-	for s := head; s != nil; s = s.next {
-		if s.from == from {
-			return s
-		}
+	if s := p.lookup(u, from); s != nil {
+		return s
 	}
+	head := p.users[u]
 	s := &session{user: u, from: from, next: head, slot: -1}
 	p.users[u] = s
 	from.sessions++
@@ -84,7 +80,7 @@ func (p *partition) lookup(u presence.User, from *source) *session {
 	return nil
 }
 
-// present reports whether any of the user's sessions stays on the page.
+// present reports whether any of the user's sessions is on the page.
 func (p *partition) present(u presence.User, pg *page) bool {
 	for s := p.users[u]; s != nil; s = s.next {
 		if s.find(pg) != nil {
@@ -100,11 +96,10 @@ func (p *partition) held(u presence.User, pg *page) bool {
 	return h != nil && h.find(pg) != nil
 }
 
-// join makes s stay on the page until the given time, or, when until is 0, as long
-// as the session lasts.
+// join puts s on the page until the given time; 0 means as long as the session lasts.
 func (p *partition) join(s *session, pg *page, until int64) {
-	if st := s.find(pg); st != nil {
-		s.set(st, until)
+	if pp := s.find(pg); pp != nil {
+		s.set(pp, until)
 		return
 	}
 	first := !p.present(s.user, pg)
@@ -118,13 +113,13 @@ func (p *partition) join(s *session, pg *page, until int64) {
 	}
 }
 
-// leave ends s's stay on the page at once, if there is one.
+// leave takes s off the page at once.
 func (p *partition) leave(s *session, pg *page) {
-	st := s.find(pg)
-	if st == nil {
+	pp := s.find(pg)
+	if pp == nil {
 		return
 	}
-	s.remove(st)
+	s.remove(pp)
 	gone := !p.present(s.user, pg)
 	if gone {
 		pg.users--
@@ -138,8 +133,8 @@ func (p *partition) leave(s *session, pg *page) {
 	}
 }
 
-// removeSession forgets a session that stays on no page any more, or need not. pg is a page of the
-// user.
+// removeSession unlinks a session. pg is any page of the user, and says which site's
+// total the user leaves with the last session.
 func (p *partition) removeSession(s *session, pg *page) {
 	p.wheel.drop(s)
 	s.from.sessions--
@@ -160,7 +155,8 @@ func (p *partition) removeSession(s *session, pg *page) {
 	}
 }
 
-// schedule puts s into the wheel at its earliest end.
+// schedule puts s into the wheel at the earliest time at which something of it may
+// end, or at which the actor has to ask about it.
 func (p *partition) schedule(s *session) {
 	at := s.earliestEnd
 	if s.live() {
@@ -180,21 +176,21 @@ func (p *partition) schedule(s *session) {
 	}
 }
 
-// expire ends the stays whose time has come: this is the decrement.
+// expire ends the page presences of s whose time has come.
 func (p *partition) expire(s *session) {
 	now := p.now()
-	// A gateway may have the user and not know that this node is the owner, or know
-	// already that another one is about to be.
-	if s.from == p.loaded && !p.told || p.node.handingOver.Load() {
+	// A gateway that has the user may not know yet that this node is the owner, or may
+	// report to the next owner already.
+	if s.from == p.loaded && p.awaitsLive() || p.node.handingOver.Load() {
 		p.wheel.put(s, now+askInterval)
 		return
 	}
 	var ended []*page // rarely more than one
 	silent := false
 	s.earliestEnd = 0
-	for _, st := range s.list {
-		if end := st.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
-			ended = append(ended, st.page)
+	for _, pp := range s.list {
+		if end := pp.until; end == 0 && s.deadline <= now || end != 0 && end <= now {
+			ended = append(ended, pp.page)
 			s.from.mustReset = s.from.mustReset || end == 0
 			silent = silent || end == 0
 		} else {
@@ -217,11 +213,11 @@ func (p *partition) expire(s *session) {
 	p.schedule(s)
 }
 
-// askBefore is how long before a session's end, in milliseconds, the actor asks the
-// gateway about it: by then two heartbeats are missing.
+// askBefore returns how long before a session's deadline, in milliseconds, the actor
+// begins to ask the gateway: by then two heartbeats are missing.
 func (p *partition) askBefore() int64 { return p.timeout() / 3 }
 
-// askGateways asks the gateways about their users who have fallen silent.
+// askGateways asks the gateways about the users whose heartbeats are missing.
 func (p *partition) askGateways() {
 	for src, users := range p.asking {
 		p.node.cfg.Reply.SendReply(src.Gateway, &heartbeat.Reply{Partition: p.id, Stream: src.stream, Unknown: users})
@@ -229,10 +225,11 @@ func (p *partition) askGateways() {
 	clear(p.asking)
 }
 
-// noteArrival notes that the user is about to come to the page, unless the user is there.
-// Until all users are known, nobody arrives: the gateways tell of those who were there.
+// noteArrival records that the user is about to arrive on the page, unless the user is
+// present. While the partition is not complete nobody arrives: the gateways report
+// users who were present before.
 func (p *partition) noteArrival(u presence.User, pg *page) {
-	if !p.node.cfg.Arrivals || !p.whole || p.present(u, pg) {
+	if !p.node.cfg.Arrivals || !p.complete() || p.present(u, pg) {
 		return
 	}
 	p.out.mu.Lock()
@@ -243,14 +240,14 @@ func (p *partition) noteArrival(u presence.User, pg *page) {
 	}
 }
 
-// noteCount notes that the page's number of users must be written.
+// noteCount puts the page's number of users into the outbox.
 func (p *partition) noteCount(pg *page) {
 	p.out.mu.Lock()
 	p.out.counts[pg.name] = pg.users
 	p.out.mu.Unlock()
 }
 
-// noteMember notes that the user's presence on the page must be written.
+// noteMember puts the user's presence on the page into the outbox.
 func (p *partition) noteMember(u presence.User, pg *page) {
 	m := p.memberChange(u, pg)
 	p.out.mu.Lock()
@@ -258,15 +255,15 @@ func (p *partition) noteMember(u presence.User, pg *page) {
 	p.out.mu.Unlock()
 }
 
-// memberChange is the user's presence on the page as it is now.
+// memberChange returns the user's presence on the page, as the store keeps it.
 func (p *partition) memberChange(u presence.User, pg *page) presence.MemberChange {
 	m := presence.MemberChange{Member: presence.Member{User: u, Page: pg.name}}
 	connected := false
 	for s := p.users[u]; s != nil; s = s.next {
-		switch st := s.find(pg); {
-		case st == nil:
+		switch pp := s.find(pg); {
+		case pp == nil:
 		case s.from == p.holds:
-			m.Hold = time.Now().Add(time.Duration(st.until-p.now()) * time.Millisecond)
+			m.Hold = time.Now().Add(time.Duration(pp.until-p.now()) * time.Millisecond)
 		default:
 			connected = true
 		}

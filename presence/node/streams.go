@@ -9,44 +9,45 @@ import (
 	"headcount/presence/heartbeat"
 )
 
-// gapTimeout is how long ops may be missing, in milliseconds, until the actor asks
-// for a new stream. A stream that was not needed costs one repetition.
-const gapTimeout = 500
+const (
+	// gapTimeout is how long, in milliseconds, ops may be missing before the actor asks
+	// for a new stream. A needless new stream costs one repetition.
+	gapTimeout = 500
+	// confirmTimeout is how long, in milliseconds, the user's other gateways have to
+	// confirm a loaded page presence after one gateway has confirmed it.
+	confirmTimeout = 1500
+)
 
-// confirmTimeout is how much time, in milliseconds, the other gateways with
-// connections of a user on a page have to confirm the user's presence, after one
-// gateway has confirmed it.
-const confirmTimeout = 1500
-
-// source is where sessions come from: one life of a gateway, or one of the
-// partition's own two sources, the holds taken by PUT and the members that the
-// store had when the partition was claimed.
+// source is where sessions come from: one incarnation of a gateway, or one of the
+// partition's own two sources, holds and loaded.
 type source struct {
 	heartbeat.Source
 	stream   uint64 // the gateway's current stream of ops
-	applied  uint64 // ops of the stream that are applied
-	acked    uint64 // ops of the stream that are in the store
-	gapSince int64  // when an op beyond the next one came, without progress since; 0: there is no gap
-	// mustReset says that the actor dropped users whom the gateway may still have: the
-	// stream no longer tells of all of them, so the actor asks for a new one.
+	applied  uint64 // ops of the stream up to this one are applied
+	acked    uint64 // ops of the stream up to this one are in the store
+	gapSince int64  // when an op beyond the next one arrived, without progress since; 0: no gap
+	// mustReset says that the actor removed users whom the gateway may still have. The
+	// stream no longer describes all its users, so the actor asks for a new one.
 	mustReset    bool
-	snapshotEnd  uint64 // 1 + the op up to which the stream tells of everything; 0: not known
-	lastBeat     int64  // when the last beat came
-	lastProgress int64  // when the stream last told something new
+	snapshotEnd  uint64 // 1 + the last op of the gateway's initial users; 0: not announced yet
+	lastBeat     int64  // when the last beat arrived
+	lastProgress int64  // when the stream last said something new
 	sessions     int
 }
 
-// reported reports whether the gateway has reported all its users of the partition.
+// reported reports whether the source has reported all its users. A nil source is a
+// gateway that has sent nothing.
 func (s *source) reported() bool {
 	return s != nil && !s.mustReset && s.snapshotEnd > 0 && s.applied+1 >= s.snapshotEnd
 }
 
+// holdCall takes or renews a hold, or ends it unless on.
 type holdCall struct {
 	ctx  context.Context // the caller's
 	user presence.User
 	page string
 	on   bool
-	done chan error // buffered: the actor never waits for a caller that left
+	done chan error // buffered, so that the actor never waits for a caller that gave up
 }
 
 // beat applies one message of a gateway.
@@ -75,8 +76,8 @@ func (p *partition) beat(b *heartbeat.Beat) {
 	}
 }
 
-// ops applies a run of the source's stream, in order. It answers ops again that
-// were applied before, and leaves ops after a gap for the gateway to repeat.
+// ops applies ops of the source's stream in order. It acknowledges repeated ops again,
+// and ignores ops after a gap, which the gateway repeats.
 func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) {
 	switch {
 	case b.Stream > src.stream && b.First == 1:
@@ -87,9 +88,9 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		reply.Reset = b.Stream >= src.stream
 		return
 	case b.First > src.applied+1:
-		// Usually the missing ops are on their way. If they do not come, an earlier
-		// owner has acknowledged them, and this owner knows the stream only from a
-		// late copy of its beginning.
+		// Usually the missing ops are on their way. If they never arrive, an earlier
+		// owner has acknowledged them, and this owner got to know the stream by a late
+		// copy of its beginning.
 		if src.gapSince == 0 {
 			src.gapSince = p.now()
 		}
@@ -126,15 +127,15 @@ func (p *partition) ops(src *source, b *heartbeat.Beat, reply *heartbeat.Reply) 
 		p.queueReply(pendingReply{from: src, stream: src.stream, acked: src.applied, pages: joined})
 		return
 	}
-	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the answer was lost
+	if last := b.First + uint64(len(b.Ops)) - 1; len(b.Ops) > 0 && last <= src.acked { // the acknowledgement was lost
 		reply.Acked = src.acked
 		reply.Counts = latest(joined)
 	}
 }
 
-// arrive applies a join. The join ends graces of the user on the page: the user has
-// returned. The join also confirms a loaded stay, which then lasts only until the
-// user's other gateways have had time to confirm it too (othersConfirm).
+// arrive applies a join. It ends the user's graces on the page: the user has returned.
+// It also confirms a loaded page presence, which then lasts only until the user's
+// other gateways have had time to confirm it too.
 func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	p.noteArrival(u, pg)
 	s := p.session(u, src, pg)
@@ -143,14 +144,14 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 	p.schedule(s)
 	for o := p.users[u]; o != nil; {
 		next := o.next
-		switch st := o.find(pg); {
-		case st == nil || o == s || o.from == p.holds:
+		switch pp := o.find(pg); {
+		case pp == nil || o == s || o.from == p.holds:
 		case o.from == p.loaded:
-			if end := p.now() + confirmTimeout; st.until == 0 && end < o.deadline || end < st.until {
-				o.set(st, end)
+			if end := p.now() + confirmTimeout; pp.until == 0 && end < o.deadline || end < pp.until {
+				o.set(pp, end)
 				p.schedule(o)
 			}
-		case st.until != 0:
+		case pp.until != 0:
 			p.leave(o, pg)
 		}
 		o = next
@@ -160,11 +161,11 @@ func (p *partition) arrive(src *source, u presence.User, pg *page) {
 // depart applies a leave: at once, or after a grace in which the user may return.
 func (p *partition) depart(src *source, u presence.User, name string, grace time.Duration) {
 	s, pg := p.lookup(u, src), p.pages[name]
-	var st *pagePresence
+	var pp *pagePresence
 	if s != nil && pg != nil {
-		st = s.find(pg)
+		pp = s.find(pg)
 	}
-	if st == nil { // the gateway told an earlier owner of the join, and no owner of the leave
+	if pp == nil { // an earlier owner received the join
 		p.departUnknown(src, u, name, grace)
 		return
 	}
@@ -172,16 +173,16 @@ func (p *partition) depart(src *source, u presence.User, name string, grace time
 		p.leave(s, pg)
 		return
 	}
-	s.set(st, p.now()+grace.Milliseconds())
+	s.set(pp, p.now()+grace.Milliseconds())
 	p.schedule(s)
 }
 
-// departUnknown is depart for a user of whom an earlier owner knew. The stay ends with the
-// grace, unless another gateway confirms that the user is there. If the store had lost
-// the user, only the gateway that tells of the grace still knows of it.
+// departUnknown applies a leave whose join an earlier owner received. The loaded page
+// presence ends with the grace, unless another gateway confirms it. If the store lost
+// the user, only this leave says that the user is in a grace.
 func (p *partition) departUnknown(src *source, u presence.User, name string, grace time.Duration) {
 	pg := p.pages[name]
-	if !p.whole && grace > 0 && (pg == nil || !p.present(u, pg)) {
+	if !p.complete() && grace > 0 && (pg == nil || !p.present(u, pg)) {
 		pg = p.page(name)
 		s := p.session(u, src, pg)
 		p.join(s, pg, p.now()+grace.Milliseconds())
@@ -192,8 +193,8 @@ func (p *partition) departUnknown(src *source, u presence.User, name string, gra
 	if s == nil || pg == nil {
 		return
 	}
-	if st := s.find(pg); st != nil {
-		s.set(st, max(st.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
+	if pp := s.find(pg); pp != nil {
+		s.set(pp, max(pp.until, p.now()+max(grace.Milliseconds(), confirmTimeout)))
 		p.schedule(s)
 	}
 }
@@ -215,11 +216,11 @@ func (p *partition) hold(c *holdCall) {
 		p.noteArrival(c.user, pg)
 		s = p.session(c.user, p.holds, pg)
 		p.join(s, pg, p.now()+holdTimeouts*p.timeout())
-		p.noteMember(c.user, pg) // also when only its end moved
+		p.noteMember(c.user, pg) // join does not, if only the end of the hold moved
 		p.schedule(s)
 	case s != nil && pg != nil && s.find(pg) != nil:
 		p.leave(s, pg)
-	default: // a newer owner may know of the hold: the answer waits until the store confirms this node's claim
+	default: // a newer owner may have the hold: reply once the store has confirmed this node's claim
 		p.out.mu.Lock()
 		p.out.check = true
 		p.out.mu.Unlock()
@@ -227,8 +228,8 @@ func (p *partition) hold(c *holdCall) {
 	p.queueReply(pendingReply{done: c.done})
 }
 
-// expired is ctx.Err, but does not wait for the timer of the deadline: when a process that stood
-// still goes on, whatever runs first may run before its timers.
+// expired returns ctx.Err, but compares the deadline with the clock: when a suspended
+// process resumes, goroutines may run before its timers fire.
 func expired(ctx context.Context) error {
 	if at, ok := ctx.Deadline(); ok && !time.Now().Before(at) {
 		return context.DeadlineExceeded
@@ -236,8 +237,7 @@ func expired(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// sweep forgets gateways that are gone: they have no sessions and were silent for
-// two timeouts.
+// sweep forgets gateways without sessions that have been silent for two timeouts.
 func (p *partition) sweep(now int64) {
 	for key, src := range p.sources {
 		if src.sessions == 0 && now-src.lastBeat > 2*p.timeout() {
