@@ -13,31 +13,30 @@ import (
 const (
 	// claimGroup is how many partitions are claimed and loaded in one step.
 	claimGroup = 16
-	// generationPoll is how soon the node notices that the store lost data when no
-	// write finds out.
+	// generationPoll is how often the node looks for a loss of data that no write has
+	// found.
 	generationPoll = 2 * time.Second
-	// fencedPause keeps two nodes that both believe they own a partition from
-	// taking it from each other all the time: after the pause they agree on the members.
+	// fencedPause keeps two nodes that both believe they own a partition from taking it
+	// from each other in a loop: after the pause both see the same members.
 	fencedPause = time.Second
 )
 
-// manager owns the set of actors; it lives in Run's goroutine.
+// manager owns the set of actors. Only Run's goroutine uses it.
 type manager struct {
 	n          *Node
 	wg         *sync.WaitGroup
 	want       []int
 	owned      map[int]*ownership
 	fenced     map[int]fence // partitions lost to another owner
-	unverified map[int]bool  // partitions that have not been seen complete since they were claimed
-	retryIn    time.Duration // until the partitions left alone now can be claimed; 0: there are none
+	unverified map[int]bool  // partitions not seen complete in the store since their claim
+	retryIn    time.Duration // when the wanted partitions that were left out can be claimed; 0: there are none
 }
 
-// fence says when a partition was last lost, and until when the node leaves it alone.
+// fence says when a partition was last lost, and until when the node does not claim it.
 type fence struct{ at, until time.Time }
 
-// fence notes that the partition was lost. After the first loss the node claims
-// the partition again soon, if it is still wanted: usually the other node claimed
-// it late, before it had heard of this node.
+// fence records that the partition was lost. After the first loss the pause is short:
+// usually the other node claimed the partition late, before it knew of this node.
 func (m *manager) fence(id int) {
 	now := time.Now()
 	pause := fencedPause / 5
@@ -58,13 +57,12 @@ func (m *manager) stopAll() {
 	}
 }
 
-// reconcile brings the actors in line with what is wanted. It ends actors that are
-// fenced or not wanted, claims again for those whose store lost data, and starts
-// missing ones.
+// reconcile makes the actors match the wanted partitions: it stops fenced and unwanted
+// actors, claims again where the store lost data, and starts missing actors.
 func (m *manager) reconcile(ctx context.Context) error {
 	n := m.n
 	if n.clock.behind() > takeoverPossible {
-		return nil // the clock is about to notice, and calls again
+		return nil // the clock is about to notice the suspension, and alerts the manager
 	}
 	if n.wasSuspended.Swap(false) {
 		m.releaseAll()
@@ -102,13 +100,13 @@ func (m *manager) reconcile(ctx context.Context) error {
 		return err
 	}
 	if len(n.want) > 0 || n.handingOver.Load() {
-		return nil // there is a newer set, or is to be none: an older set takes nothing from other nodes
+		return nil // the set is outdated: it must take nothing from other nodes
 	}
 	return m.startMissing(ctx)
 }
 
-// releaseAll ends all actors. What they know is old, and another node may have owned their
-// partitions: claimed again, even after a loss of data, they would overwrite what it wrote.
+// releaseAll stops all actors after a suspension. Another node may have owned their
+// partitions meanwhile, and actors that claimed again would overwrite what it wrote.
 func (m *manager) releaseAll() {
 	for id, o := range m.owned {
 		m.n.actors[id].CompareAndSwap(o.p, nil)
@@ -117,8 +115,8 @@ func (m *manager) releaseAll() {
 	}
 }
 
-// reclaim claims the partitions again whose claim is of another generation, and
-// has their actors write everything.
+// reclaim claims the partitions again whose claim is of another generation. Their
+// actors then write everything.
 func (m *manager) reclaim(ctx context.Context, generation uint64) error {
 	var ids []int
 	for id, o := range m.owned {
@@ -144,14 +142,14 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 		return fmt.Errorf("node: claim %d partitions again: %w", len(ids), err)
 	}
 	claims = slices.DeleteFunc(claims, func(c presence.Claim) bool {
-		if c.Epoch == 0 { // this node was cut off, and another one owns the partition
+		if c.Epoch == 0 { // another node claimed the partition while this one was cut off
 			m.n.actors[c.Partition].Store(nil)
 			m.n.alert()
 		}
 		return c.Epoch == 0
 	})
-	// Usually the store has nothing. But one that came back with an older memory has pages
-	// that are unknown here.
+	// Usually the store is empty. One that was restored from an old copy has pages that
+	// the actors do not know.
 	snaps, err := m.n.store.Load(ctx, claims)
 	if err != nil {
 		return fmt.Errorf("node: load %d partitions again: %w", len(ids), err)
@@ -169,10 +167,10 @@ func (m *manager) reclaimGroup(ctx context.Context, ids []int) error {
 	return nil
 }
 
-// startMissing claims the partitions that are wanted and not owned, and starts their
-// actors, a group at a time: the first actors serve while another node still owns
-// the last partitions. begin returns after generationPoll, so that Run can notice a
-// loss of data and a newer set; Run then calls it again at once.
+// startMissing claims the wanted partitions that are not owned, and starts their
+// actors, a group at a time, so that the first actors serve while another node still
+// owns the last partitions. It returns after generationPoll, so that Run can notice a
+// loss of data or a newer set; Run then calls it again at once.
 func (m *manager) startMissing(ctx context.Context) error {
 	var ids []int
 	m.retryIn = 0
@@ -229,8 +227,8 @@ func (m *manager) startGroup(ctx context.Context, ids []int) error {
 }
 
 // checkComplete asks the store which partitions are not complete, and has their actors
-// complete them again. It looks through the whole store until a partition has been
-// seen complete once, and then through a share of the store at a time.
+// complete them again. It looks through the whole store for a partition that was never
+// seen complete since its claim, and through a part of the store for the others.
 func (m *manager) checkComplete(ctx context.Context) error {
 	ask := func(ids []int, everywhere bool) (missing map[int]bool, err error) {
 		if len(ids) == 0 {
@@ -245,7 +243,7 @@ func (m *manager) checkComplete(ctx context.Context) error {
 			missing[id] = true
 			select {
 			case m.owned[id].p.mail <- &incomplete{}:
-			default: // the actor is busy: the next look finds the partition again
+			default: // the actor is busy: the next check finds the partition again
 			}
 		}
 		return missing, nil

@@ -249,7 +249,7 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// alert has the manager reconcile at once.
+// alert makes the manager reconcile at once.
 func (n *Node) alert() {
 	select {
 	case n.trouble <- struct{}{}:
@@ -257,14 +257,14 @@ func (n *Node) alert() {
 	}
 }
 
-// backoff is the pause after the nth failure in a row: 100 ms doubled up to
-// 2 s, with full jitter above half of it.
+// backoff returns the pause after the nth failure in a row: 100 ms doubled up to 2 s,
+// with jitter over its upper half.
 func backoff(n int) time.Duration {
 	d := min(100*time.Millisecond<<min(n-1, 10), 2*time.Second)
 	return d/2 + rand.N(d/2)
 }
 
-// suspended counts that the process stood still for d. The clock calls it.
+// suspended handles a suspension of the process for d. The clock calls it.
 func (n *Node) suspended(d time.Duration) {
 	if d > takeoverPossible {
 		n.wasSuspended.Store(true)

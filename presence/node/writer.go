@@ -12,8 +12,8 @@ import (
 // busy partition does not make all others wait for long.
 const writeBatch = 16384
 
-// write is the one writer. While a call to the store is under way, changes gather
-// in the outboxes: a slower store gets larger batches, and a lone change does not
+// write is the node's only writer. While a call to the store is in flight, changes
+// gather in the outboxes: a slow store gets large batches, and a lone change does not
 // wait.
 func (n *Node) write(ctx context.Context) {
 	seq := uint64(0)
@@ -48,7 +48,7 @@ func (n *Node) write(ctx context.Context) {
 }
 
 // collect takes the outboxes of p and of all other ready partitions, up to
-// writeBatch. seq is the number of the last change; it grows with each change.
+// writeBatch. It numbers the changes on from seq.
 func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes []presence.Change) {
 	for size := 0; p != nil; {
 		*seq++
@@ -67,8 +67,8 @@ func (n *Node) collect(p *partition, seq *uint64) (batch []*partition, changes [
 	return batch, changes
 }
 
-// outcomes tells the actors the outcomes of their changes, and returns the
-// partitions whose change must be repeated.
+// outcomes reports the outcomes to the actors, and returns the partitions whose change
+// must be repeated.
 func (n *Node) outcomes(batch []*partition, changes []presence.Change, outcomes []presence.Outcome) (again []*partition) {
 	for i, o := range outcomes {
 		p := batch[i]
