@@ -11,8 +11,8 @@ import (
 	"headcount/presence"
 )
 
-// minLookPause is how soon a starting member looks whether the counts are complete.
-// After each look it doubles the pause, up to lastLook.
+// A starting member checks whether the counts are complete, first after minLookPause.
+// After each check it doubles the pause, up to maxLookPause.
 const (
 	minLookPause = time.Millisecond
 	maxLookPause = 200 * time.Millisecond
@@ -51,8 +51,7 @@ func (m *Member) Ready() error {
 	return nil
 }
 
-// StoreState tells the member that the store has come (up) or gone. It does not
-// block.
+// StoreState tells the member whether the store is available. It does not block.
 func (m *Member) StoreState(up bool) {
 	m.up.Store(up)
 	if up {
@@ -61,7 +60,7 @@ func (m *Member) StoreState(up bool) {
 	signal(m.storeChanged)
 }
 
-// followStore tells the gateway when the store comes and goes, until ctx ends.
+// followStore tells the gateway when the store's availability changes, until ctx ends.
 func (m *Member) followStore(ctx context.Context) error {
 	for {
 		select {
@@ -77,8 +76,9 @@ func (m *Member) followStore(ctx context.Context) error {
 	}
 }
 
-// awaitCounts waits until complete counts of all pages can be read for the first time. Each look reads one page of
-// every bucket, also of those that were complete before: while partitions change hands a bucket may lack users again.
+// awaitCounts waits until complete counts of all pages can be read for the first time.
+// Each check reads one page of every bucket, including those that were complete before:
+// while partitions change hands, a bucket may lack users again.
 func (m *Member) awaitCounts(ctx context.Context) error {
 	pages := pagePerBucket(m.buckets)
 	for pause := minLookPause; ctx.Err() == nil; pause = min(2*pause, maxLookPause) {
@@ -91,8 +91,7 @@ func (m *Member) awaitCounts(ctx context.Context) error {
 	return nil
 }
 
-// complete reports whether the counts of pages lack no users. Owners and other regions complete
-// one bucket after the other.
+// complete reports whether none of the counts of pages is stale.
 func (m *Member) complete(ctx context.Context, pages []string) bool {
 	rctx, cancel := context.WithTimeout(ctx, renewLimit)
 	defer cancel()

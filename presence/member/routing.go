@@ -13,8 +13,8 @@ import (
 
 const holdRetry = 100 * time.Millisecond // pause while a partition changes its owner
 
-// applyTable makes t the table. It tells the parts which partitions and buckets they own
-// now, and tells the gateway which partitions moved.
+// applyTable makes t the table. It tells the parts what they own now, and the gateway
+// which partitions have moved.
 func (m *Member) applyTable(old, t *ring.Table) {
 	m.table.Store(t)
 	m.tableChanges.Inc()
@@ -37,8 +37,7 @@ func (m *Member) applyTable(old, t *ring.Table) {
 	}
 }
 
-// moved returns the partitions that have another owner in t than in old. old may
-// be nil.
+// moved returns the partitions whose owner in t is not the one in old. old may be nil.
 func (m *Member) moved(old, t *ring.Table) (partitions []int) {
 	for id := range m.partitions {
 		was, had := "", false
@@ -91,16 +90,15 @@ func (m *Member) ReceiveReply(r *heartbeat.Reply) {
 	}
 }
 
-// Disagree notes that another process has another table, and has the lease renewed
-// soon. Usually one of the two processes does not know yet that a process came or
-// went.
+// Disagree handles that another process has another table: it renews the lease soon.
+// Usually one of the two does not know yet that a process has joined or left.
 func (m *Member) Disagree(string, uint64) {
 	m.disagreements.Inc()
 	signal(m.renewSoon)
 }
 
-// PushUpdates sends updates to a life of a gateway. When that life is over, another
-// life of the same process may get the updates, which does no harm.
+// PushUpdates sends updates to an incarnation of a gateway. If that one has ended, the
+// next incarnation of the same process may get the updates, which does no harm.
 func (m *Member) PushUpdates(ctx context.Context, incarnation string, updates []presence.Update) error {
 	switch to := presence.ProcessOf(incarnation); {
 	case to == m.self.Name && m.parts.Gateway != nil:
@@ -120,12 +118,12 @@ func (m *Member) ReceiveUpdates(_ string, updates []presence.Update) {
 	}
 }
 
-// errResumed says that the process has just stood still, see suspensionWatch.
-var errResumed = fmt.Errorf("hold: %w: the process has just stood still", presence.ErrUnavailable)
+// errResumed refuses a hold after a suspension, see suspensionWatch.
+var errResumed = fmt.Errorf("hold: %w: the process was suspended a moment ago", presence.ErrUnavailable)
 
-// Hold has the owner of the user's partition take or end a hold. While the
-// partition changes its owner, Hold asks again until ctx ends. When the process has just
-// stood still, Hold refuses.
+// Hold asks the owner of the user's partition to take or end a hold. It asks again
+// until ctx ends while the partition changes its owner. It refuses a hold when the
+// process was suspended a moment ago.
 func (m *Member) Hold(ctx context.Context, u presence.User, page string, on bool) error {
 	if m.suspension.resumed() {
 		return errResumed
@@ -156,8 +154,8 @@ func (m *Member) holdOnce(ctx context.Context, u presence.User, page string, on 
 	}
 }
 
-// ReceiveHold takes or ends a hold that another process asks for, which waits no longer than
-// presence.HoldTimeout. When this process has just stood still, ReceiveHold refuses.
+// ReceiveHold takes or ends a hold for another process, which waits no longer than
+// presence.HoldTimeout. It refuses when this process was suspended a moment ago.
 func (m *Member) ReceiveHold(ctx context.Context, u presence.User, page string, on bool) error {
 	switch {
 	case m.parts.Node == nil:

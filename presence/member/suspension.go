@@ -9,41 +9,39 @@ import (
 )
 
 const (
-	suspensionCheck = 250 * time.Millisecond // from one look at the clock to the next
+	suspensionCheck = 250 * time.Millisecond // between two readings of the clock
 	// resumePeriod is how long after a standstill the process may still find what came
 	// meanwhile.
 	resumePeriod = time.Second
 )
 
-// suspensionWatch notices that the process stood still for longer than anybody waits for a hold:
-// it was suspended by a signal, or with its machine. What it is asked first when it goes on
-// may have waited in the buffers of the system, nobody knows for how long; who asked may
-// have given up, and have said the opposite elsewhere. Any goroutine may ask waking; only
-// run looks.
+// suspensionWatch notices that the process was suspended, by a signal or with its
+// machine, for longer than anybody waits for a hold. The first requests after that may
+// have waited in the system's buffers for any time. Their clients may have given up,
+// and asked for the opposite elsewhere. Any goroutine may call resumed.
 type suspensionWatch struct {
-	looked    atomic.Int64 // when run looked last, in unix nanoseconds; 0: not yet
-	resumedAt atomic.Int64 // when run last found that the process had stood still
+	looked    atomic.Int64 // when run last read the clock, unix nanoseconds; 0: not yet
+	resumedAt atomic.Int64 // when run last found that the process had been suspended
 }
 
-// resumed reports whether the process has just stood still, also before run has found out.
-// It goes by the time of day, which goes on while a machine sleeps; a clock that is set
-// looks like a standstill at worst.
+// resumed reports whether the process was suspended until a moment ago, even before run
+// has found out. It compares wall clock times, since the monotonic clock may stop while
+// a machine sleeps; setting the clock at worst looks like a suspension.
 func (s *suspensionWatch) resumed() bool {
 	now := time.Now().UnixNano()
 	if s.suspended(now) {
 		return true
 	}
-	return time.Duration(now-s.resumedAt.Load()).Abs() < resumePeriod // after stood: run sets woke first
+	return time.Duration(now-s.resumedAt.Load()).Abs() < resumePeriod // read after looked: run sets it first
 }
 
-// suspended reports whether the process has stood still since the last look.
+// suspended reports whether the process was suspended since run last read the clock.
 func (s *suspensionWatch) suspended(now int64) bool {
 	looked := s.looked.Load()
 	return looked != 0 && time.Duration(now-looked) > presence.HoldTimeout
 }
 
-// run looks at the clock until ctx ends. It calls ticked, unless that is nil, before each
-// look.
+// run reads the clock until ctx ends. It calls ticked, unless nil, before each reading.
 func (s *suspensionWatch) run(ctx context.Context, ticked func()) {
 	tick := time.NewTicker(suspensionCheck)
 	defer tick.Stop()
