@@ -147,7 +147,7 @@ func recovered(t *rapid.T, root string, file []byte) string {
 	return fingerprint(&n)
 }
 
-// fingerprint is everything that notices contain and a file must have, as text.
+// fingerprint is everything of the unread state that a file must have, as text.
 func fingerprint(n *unreadState) string {
 	var b bytes.Buffer
 	levels, owns, records := map[string]unread.Level{}, map[string]string{}, map[unread.User]string{}

@@ -63,10 +63,9 @@ const (
 	maxWaiting = 4096
 )
 
-// disk is the file. Its goroutine is the writer of the notices: it takes all waiting
-// operations and commits them in one transaction with one fsync. When the commit
-// fails, disk refuses these operations, and all later ones at once, until it has
-// written a probe.
+// disk is the data file. Its goroutine is the writer of the unread state: it commits
+// all waiting operations in one transaction with one fsync. When a commit fails, disk
+// refuses its operations, and all later ones at once, until it could write a probe.
 type disk struct {
 	db      *bbolt.DB
 	log     zerolog.Logger
@@ -75,8 +74,8 @@ type disk struct {
 	ended   chan struct{}         // closed when run has returned
 	failure atomic.Pointer[error] // why the file cannot be written; nil: it can
 
-	// undo are the entries that the next probe also writes, so that the file has what
-	// memory has. The writer owns owed.
+	// undo are entries that the next probe also writes, so that the file matches the
+	// memory again. Only the writer uses it.
 	undo []put
 }
 
@@ -85,8 +84,8 @@ type put struct {
 	bucket, key, value []byte // value nil: the key is deleted
 }
 
-// openDisk opens the file in dir, creates it when it is missing, and fills n and b from it.
-// secret is the secret of anonymous ids. No operation is written before run.
+// openDisk opens the file in dir, or creates it, and fills n and b from it. secret is
+// the secret of anonymous ids. No operation is written before run.
 func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d *disk, secret string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("data directory: %w", err)
@@ -104,8 +103,8 @@ func openDisk(dir string, n *unreadState, b *pageHistory, log zerolog.Logger) (d
 	return d, secret, nil
 }
 
-// load reads the whole file into n and b, and repairs entries that do not fit together.
-// When a repair cannot be written, the file counts as not writable.
+// load reads the whole file into n and b, and repairs inconsistent entries. When the
+// repairs cannot be written, the file counts as not writable.
 func (d *disk) load(n *unreadState, b *pageHistory) (secret string, err error) {
 	if secret, err = d.secret(); err != nil {
 		return "", err
@@ -132,21 +131,22 @@ func (d *disk) secret() (secret string, err error) {
 		secret = string(tx.Bucket(boltfile.Meta).Get(secretKey))
 		return nil
 	}
-	if err = d.db.View(read); err != nil || secret != "" { // a disk that is full can be read
+	if err = d.db.View(read); err != nil || secret != "" { // reading works on a full disk too
 		return secret, err
 	}
 	secret = rand.Text()
 	return secret, d.update([]put{{boltfile.Meta, secretKey, []byte(secret)}}, nil)
 }
 
-// loader fills n and book from a file, and notes the repairs that must be written.
+// loader fills the unread state and the history from a file, and collects the repairs
+// that must be written.
 type loader struct {
 	unread   *unreadState
 	history  *pageHistory
 	now      time.Time
 	puts     []put
-	repaired int    // entries that did not fit
-	first    string // how the first of them was repaired
+	repaired int    // inconsistent entries
+	first    string // what was wrong with the first of them
 }
 
 func (l *loader) repair(bucket, key, value []byte, did string, args ...any) {
@@ -208,8 +208,8 @@ func (l *loader) own(k, v []byte) {
 	p.owns[unread.User([]byte(user))] = unread.Own{Changes: f[0], Last: f[1], Before: timeOf(f[2])}
 }
 
-// repairLevels counts own changes that a page's level lacks: the own changes had been
-// written, their level had not.
+// repairLevels counts own changes that a page's level lacks: they were written, and
+// their level was not.
 func (l *loader) repairLevels() {
 	for page, p := range l.unread.pages {
 		by, last := int64(0), int64(0)
@@ -275,10 +275,10 @@ func (l *loader) key(k, v []byte) {
 	l.unread.oldest = append(l.unread.oldest, key)
 }
 
-// hashKey returns the key that is kept, or keeps one: former where there are
-// records, or changes with an author, else a new one.
+// hashKey returns the stored key. If there is none, it stores one: former if the file
+// has records, or changes with an author; otherwise a new one.
 func (d *disk) hashKey(former []byte) (key []byte, err error) {
-	err = d.db.View(func(tx *bbolt.Tx) error { // a disk that is full can be read
+	err = d.db.View(func(tx *bbolt.Tx) error { // reading works on a full disk too
 		key = bytes.Clone(tx.Bucket(boltfile.Meta).Get(hashKey))
 		return nil
 	})
@@ -296,7 +296,7 @@ func (d *disk) hashKey(former []byte) (key []byte, err error) {
 	})
 }
 
-// numbers reads n whole numbers, none of them negative.
+// numbers parses n whole numbers, none of them negative.
 func numbers(text string, n int) ([]int64, error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != n {
@@ -313,7 +313,7 @@ func numbers(text string, n int) ([]int64, error) {
 	return out, nil
 }
 
-// timeOf is the time of unix seconds; 0 is none.
+// timeOf returns the time of unix seconds, and the zero time for 0.
 func timeOf(seconds int64) time.Time {
 	if seconds == 0 {
 		return time.Time{}
@@ -336,7 +336,7 @@ func recordValue(r unread.Record) []byte {
 	return fmt.Appendf(nil, "%d %d %d", r.Version.Incarnation, r.Version.Sequence, seconds(r.Updated))
 }
 
-// puts returns the draft's changes of the file. They are sorted, since neighbours
+// puts returns the transaction's changes of the file. They are sorted, since neighbours
 // share pages of the file.
 func (d *transaction) puts() []put {
 	var all []put
@@ -353,7 +353,7 @@ func (d *transaction) puts() []put {
 	for user, r := range d.records {
 		value := recordValue(*r)
 		if len(r.Follows) == 0 && r.Updated.IsZero() {
-			value = nil // it says nothing but who it was; its version ends with this process, and the next one is greater
+			value = nil // an empty record: only its version is lost, and the next process gives greater ones
 		}
 		add(recordsBucket, string(user[:]), value)
 		old := unread.Record{}
@@ -383,7 +383,7 @@ func (d *transaction) puts() []put {
 	return all
 }
 
-// submit hands o to the writer and returns its outcome.
+// submit passes o to the writer and waits for its outcome.
 func (d *disk) submit(ctx context.Context, o *op) error {
 	select {
 	case <-d.closing:
@@ -409,13 +409,13 @@ func (d *disk) submit(ctx context.Context, o *op) error {
 		return o.err
 	case <-ctx.Done():
 		if o.take() {
-			return refused(fmt.Errorf("it was not carried out: %w", ctx.Err()))
+			return refused(fmt.Errorf("the operation was not carried out: %w", ctx.Err()))
 		}
-		return refused(fmt.Errorf("it is being written, and may be kept: %w", ctx.Err()))
+		return refused(fmt.Errorf("the operation is being written and may succeed: %w", ctx.Err()))
 	}
 }
 
-var errClosed = refused(errors.New("it is closed"))
+var errClosed = refused(errors.New("the data directory is closed"))
 
 // writable says why the file cannot be written, or returns nil. A nil disk is always
 // writable.
@@ -429,7 +429,7 @@ func (d *disk) writable() error {
 	return nil
 }
 
-// run is the writer, until close. It carries out the operations that wait by then.
+// run is the writer. It ends with close, after the operations that wait by then.
 func (d *disk) run(commit func([]*op)) {
 	defer close(d.ended)
 	for {
@@ -464,16 +464,16 @@ func (d *disk) batch(ops ...*op) []*op {
 	return ops
 }
 
-// write writes the draft to the file in one transaction, or returns
-// presence.ErrUnavailable and leaves the file as it was. A nil disk does nothing.
-func (d *disk) write(draft *transaction) error {
+// write writes tx to the file, all of it or nothing. Its error is
+// presence.ErrUnavailable. A nil disk does nothing.
+func (d *disk) write(tx *transaction) error {
 	if d == nil {
 		return nil
 	}
 	if err := d.writable(); err != nil {
 		return refused(err)
 	}
-	puts := draft.puts()
+	puts := tx.puts()
 	if len(puts) == 0 {
 		return nil
 	}
@@ -488,16 +488,16 @@ func (d *disk) write(draft *transaction) error {
 
 func refused(err error) error { return fmt.Errorf("presencemem: %w: %w", presence.ErrUnavailable, err) }
 
-// fail notes that the file cannot be written.
+// fail records that the file cannot be written.
 func (d *disk) fail(err error) {
 	d.log.Error().Err(err).Msg("the data directory cannot be written; changes and follows are refused until it can")
 	err = fmt.Errorf("the data directory cannot be written: %w", err)
 	d.failure.Store(&err)
 }
 
-// probe tries whether the file can be written again, with room for further
+// probe tests whether the file can be written again, with room for further
 // transactions. A transaction that failed at its very end may be in the file all the
-// same, so the probe also writes the entries from before it (owed).
+// same, so the probe also restores the entries from before it (undo).
 func (d *disk) probe() {
 	filler := put{boltfile.Meta, probeKey, make([]byte, probeBytes)}
 	if d.update(append([]put{filler}, d.undo...), nil) != nil {
@@ -512,8 +512,8 @@ func (d *disk) probe() {
 	d.log.Info().Msg("the data directory can be written again")
 }
 
-// update writes puts in one transaction. It appends the former entries to before,
-// unless before is nil.
+// update writes puts in one transaction. Unless before is nil, it appends the former
+// entries to before.
 func (d *disk) update(puts []put, before *[]put) error {
 	return d.db.Update(func(tx *bbolt.Tx) error {
 		for _, p := range puts {

@@ -277,10 +277,10 @@ func TestProbeUndoesWhatFailedLate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	draft := newTransaction(&s.unread, time.Now())
-	draft.change("p", unread.Change{Key: "k", By: &unread.User{1}})
-	draft.change("q", unread.Change{})
-	if err := d.update(draft.puts(), &d.undo); err != nil {
+	tx := newTransaction(&s.unread, time.Now())
+	tx.change("p", unread.Change{Key: "k", By: &unread.User{1}})
+	tx.change("q", unread.Change{})
+	if err := d.update(tx.puts(), &d.undo); err != nil {
 		t.Fatal(err)
 	}
 	d.fail(errors.New("the last step"))
@@ -312,7 +312,7 @@ func TestGivingUp(t *testing.T) {
 	s := stopped(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "it was not carried out") {
+	if err := s.Change(ctx, "p", unread.Change{}); !errors.Is(err, presence.ErrUnavailable) || !strings.Contains(err.Error(), "was not carried out") {
 		t.Errorf("gave up: %v", err)
 	}
 	go s.unread.disk.run(s.commit)

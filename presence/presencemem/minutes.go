@@ -17,36 +17,34 @@ import (
 )
 
 const (
-	// minuteBytes is about what a remembered minute takes beside its registers, and
-	// pageBytes what a page takes beside its name and its minutes.
-	minuteBytes = 96
-	pageBytes   = 256
+	minuteBytes = 96  // approximate memory of a minute without its registers
+	pageBytes   = 256 // approximate memory of a page without its name and minutes
 
 	minuteBatch = 4096 // entries in one transaction of the data directory
 )
 
-// pageHistory is what pages remember; Store.mu guards it. Its size is bounded in bytes: beyond
-// that, the page that has not changed for the longest time is forgotten. (The registers
-// of the running minute are not counted yet.)
+// pageHistory keeps the minutes of pages. Store.mu guards it. Its size is bounded: beyond
+// maxBytes it forgets the page that has not changed for the longest time. (The registers
+// of the running minute do not count.)
 type pageHistory struct {
-	retention int64 // minutes; 0: nothing is remembered
-	maxBytes  int   // bytes
+	retention int64 // minutes; 0: nothing is kept
+	maxBytes  int
 	bytes     int
 	pages     map[string]*pageMinutes
-	order     *list.List // of *remembered; the one that has not changed for the longest time comes first
+	order     *list.List // of *pageMinutes; the least recently changed comes first
 	disk      bool       // there is a data directory
 
-	// Of a data directory: pages with minutes that it lacks, and entries that it still
-	// has. They are bounded like the pages and their minutes.
+	// With a data directory: the pages with minutes that it lacks, and the keys that it
+	// must still delete. They are bounded like the pages and their minutes.
 	dirty  map[*pageMinutes]struct{}
 	erased [][]byte
 }
 
-// pageMinutes is what one page remembers. The last minute may be the running one; its
-// arrivals are in running.
+// pageMinutes are the minutes of one page. The last one may be the running minute,
+// whose arrivals are still in running.
 type pageMinutes struct {
 	page    string
-	minutes []minutes.Minute // never empty outside of book.minute
+	minutes []minutes.Minute // empty only within pageHistory.minute
 	running minutes.Visits
 	bytes   int
 	written int64 // minutes up to this one are in the data directory
@@ -60,7 +58,7 @@ func newPageHistory(cfg Config) pageHistory {
 	}
 }
 
-// remember notes the counts that a Write changed, and who arrived with it.
+// remember records the counts that a Write changed, and its arrivals.
 func (b *pageHistory) remember(touched map[*page]struct{}, arrivals []presence.Arrival, now time.Time) {
 	if b.retention == 0 {
 		return
@@ -78,7 +76,7 @@ func (b *pageHistory) remember(touched map[*page]struct{}, arrivals []presence.A
 
 func (r *pageMinutes) last() *minutes.Minute { return &r.minutes[len(r.minutes)-1] }
 
-// minute returns the page with its running minute, which begins now if need be.
+// minute returns the minutes of a page, and begins the running minute if necessary.
 func (b *pageHistory) minute(page string, at int64) *pageMinutes {
 	r := b.pages[page]
 	if r == nil {
@@ -107,7 +105,7 @@ func (b *pageHistory) add(page string) *pageMinutes {
 	return r
 }
 
-// markDirty notes that the data directory lacks a minute of the page.
+// markDirty records that the data directory lacks a minute of the page.
 func (b *pageHistory) markDirty(r *pageMinutes) {
 	if b.disk {
 		b.dirty[r] = struct{}{}
@@ -124,8 +122,8 @@ func (b *pageHistory) addBytes(r *pageMinutes, bytes int) {
 	b.bytes += bytes
 }
 
-// close puts the arrivals of the last minute into it, and returns by how many bytes it
-// has grown.
+// close moves the running arrivals into the last minute, and returns by how many bytes
+// it has grown.
 func (r *pageMinutes) close() int {
 	last := r.last()
 	before := len(last.Visitors.Bytes())
@@ -134,7 +132,7 @@ func (r *pageMinutes) close() int {
 	return len(last.Visitors.Bytes()) - before
 }
 
-// visitors are registers of the last minute that nobody changes.
+// visitors returns a copy of the last minute's registers, running arrivals included.
 func (r *pageMinutes) visitors() hyperloglog.Registers {
 	fresh := r.running.Registers()
 	all := fresh.Clone()
@@ -142,8 +140,8 @@ func (r *pageMinutes) visitors() hyperloglog.Registers {
 	return all
 }
 
-// trim forgets the minutes before oldest, but not the last one of them: the time after
-// it begins with its count.
+// trim forgets the minutes before oldest, except the last of them: its final count
+// holds until the next minute that was kept.
 func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 	n := 0
 	for n+1 < len(r.minutes) && r.minutes[n+1].At <= oldest {
@@ -153,7 +151,7 @@ func (b *pageHistory) trim(r *pageMinutes, oldest int64) {
 	r.minutes = slices.Delete(r.minutes, 0, n)
 }
 
-// erase takes note that a minute is forgotten.
+// erase accounts for a minute that is about to be forgotten.
 func (b *pageHistory) erase(r *pageMinutes, i int) {
 	m := &r.minutes[i]
 	b.addBytes(r, -minuteBytes-len(m.Visitors.Bytes()))
@@ -162,8 +160,8 @@ func (b *pageHistory) erase(r *pageMinutes, i int) {
 	}
 }
 
-// bound forgets pages without users that have not changed as long as minutes are kept,
-// and those beyond the bound.
+// bound forgets pages without users whose last minute has expired, and those beyond
+// maxBytes.
 func (b *pageHistory) bound(at int64) {
 	for front := b.order.Front(); front != nil; front = b.order.Front() {
 		r := front.Value.(*pageMinutes)
@@ -252,8 +250,8 @@ func (l *loader) minute(k, v []byte) {
 	r.written = m.At
 }
 
-// endOfRun ends what pages remember of an earlier process: nobody is there any more, since
-// the minute up to which it has written.
+// endOfRun completes the minutes of an earlier process: its users are gone since
+// until, the last minute that it wrote.
 func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	b.disk = true
 	at := minutes.Of(now)
@@ -277,8 +275,8 @@ func (b *pageHistory) endOfRun(until int64, now time.Time) {
 	b.bound(at)
 }
 
-// unwritten returns the entries that the data directory lacks, the running minute's only
-// at the end. done says that they are written.
+// unwritten returns the entries that the data directory lacks: of finished minutes, and
+// with end also of the running one. The caller calls done once they are written.
 func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 	before := at
 	if end {
@@ -314,7 +312,7 @@ func (b *pageHistory) unwritten(at int64, end bool) (puts []put, done func()) {
 	}
 }
 
-// keepMinutes writes finished minutes, once a minute, until Close.
+// keepMinutes writes finished minutes once a minute, until Close.
 func (s *Store) keepMinutes() {
 	for {
 		now := time.Now()
@@ -330,8 +328,8 @@ func (s *Store) keepMinutes() {
 	}
 }
 
-// writeMinutes writes the minutes that the data directory lacks. What cannot be written
-// now is written with the next minute.
+// writeMinutes writes the minutes that the data directory lacks. After a failure they
+// are written with the next minute.
 func (s *Store) writeMinutes(end bool) {
 	s.mu.Lock()
 	puts, done := s.history.unwritten(minutes.Of(time.Now()), end)
@@ -347,7 +345,7 @@ func (s *Store) writeMinutes(end bool) {
 	s.mu.Unlock()
 }
 
-// loadMinutes fills the book from the file.
+// loadMinutes fills the history from the file.
 func (l *loader) loadMinutes(tx *bbolt.Tx) {
 	bucket := tx.Bucket(minutesBucket)
 	_ = bucket.ForEach(func(k, v []byte) error { l.minute(k, v); return nil }) // minute has no error

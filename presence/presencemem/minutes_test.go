@@ -107,7 +107,7 @@ func TestMinutesAreBounded(t *testing.T) {
 			sum += r.bytes
 		}
 		if sum != s.history.bytes || s.history.order.Len() != len(s.history.pages) {
-			t.Errorf("the pages have %d bytes, the book says %d", sum, s.history.bytes)
+			t.Errorf("the pages have %d bytes, the history says %d", sum, s.history.bytes)
 		}
 	})
 }

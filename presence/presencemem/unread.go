@@ -10,24 +10,23 @@ import (
 	"headcount/unread"
 )
 
-// maxKeys is how many idempotency keys are remembered. When there are more, the
-// oldest is forgotten before its day is over. A key takes 24 bytes, and as much again
-// in the map, so all of them take some 50 MB.
+// maxKeys bounds the idempotency keys. Beyond it, the oldest is forgotten before its day
+// is over. A key takes 24 bytes, and as much again in the map: 50 MB in all.
 const maxKeys = 1_000_000
 
-// unreadState are changes and follows: unread.Store in memory. Memory follows the
-// disk: a writer applies operations to a draft, has the draft written, and only then
-// installs the draft in memory, tells the watchers and answers. So a refused
+// unreadState has all changes and follows: unread.Store in memory. The memory follows
+// the disk: the writer applies operations to a transaction, writes it to the file, and
+// only then installs it in memory, notifies the watchers and replies. So a refused
 // operation leaves no trace, and a reader never waits for the disk.
 //
-// There is one writer at a time: with a data directory the goroutine of disk,
-// without one the goroutine that holds turn.
+// There is one writer at a time: the goroutine of disk, or without a disk the goroutine
+// that holds turn.
 type unreadState struct {
 	disk *disk      // nil: nothing survives
 	turn sync.Mutex // for writers without a disk
 
-	// mu guards all below. The writer holds mu to install a draft, and other
-	// goroutines hold mu to read. The writer reads without mu, since only it writes.
+	// mu guards all below. The writer holds it to install a transaction, and other
+	// goroutines to read. The writer reads without it, since nobody else writes.
 	mu          sync.RWMutex
 	pages       map[string]*changedPage
 	records     map[unread.User]*unread.Record // replaced, never written to
@@ -58,8 +57,7 @@ func newUnreadState() unreadState {
 	}
 }
 
-// transaction is the result of one transaction's operations on the notices. It has only
-// what they change; the rest is in was. The writer owns the draft.
+// transaction is what a group of operations changes in base. The writer owns it.
 type transaction struct {
 	base        *unreadState
 	now         time.Time
@@ -67,14 +65,14 @@ type transaction struct {
 	records     map[unread.User]*unread.Record
 	keys        map[[16]byte]struct{}
 	newest      []idempotencyKey // keys, in their order
-	forgotten   int              // number of keys forgotten from the front of was.oldest
+	forgotten   int              // number of keys forgotten from the front of base.oldest
 	incarnation uint64
 }
 
 type transactionPage struct {
 	level   unread.Level
 	owns    map[unread.User]unread.Own // of the authors whose own changes change
-	authors int                        // number of all authors, with those in memory
+	authors int                        // number of all authors, including those in base
 	note    unread.Note                // zero: it does not change
 }
 
@@ -130,9 +128,8 @@ func (d *transaction) change(page string, c unread.Change) {
 	p.owns[*c.By] = own.Next(old)
 }
 
-// remember notes the key and reports whether it is new. It forgets only keys that
-// were in memory before: a transaction has fewer keys than maxKeys, and lasts less
-// than KeyFor.
+// remember adds the key and reports whether it is new. It forgets keys of base only: a
+// transaction has fewer keys than maxKeys, and lasts less than KeyFor.
 func (d *transaction) remember(key [16]byte) bool {
 	if _, known := d.base.keys[key]; known {
 		return false
@@ -151,7 +148,7 @@ func (d *transaction) remember(key [16]byte) bool {
 	return true
 }
 
-// save replaces old by r and returns r's new version.
+// save replaces old with r and returns r's new version.
 func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Version, error) {
 	is := d.records[user]
 	if is == nil {
@@ -174,7 +171,7 @@ func (d *transaction) save(user unread.User, old, r unread.Record) (presence.Ver
 	return version, nil
 }
 
-// install puts the draft into memory.
+// install applies a transaction that is in the file.
 func (n *unreadState) install(d *transaction) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -205,7 +202,7 @@ func (n *unreadState) install(d *transaction) {
 	n.incarnation = d.incarnation
 }
 
-// updates returns the newest update of each topic that the draft changes, by bucket.
+// updates returns the newest update of each topic that the transaction changes, by bucket.
 func (d *transaction) updates(buckets int) map[int][]presence.Update {
 	all := map[int][]presence.Update{}
 	add := func(u presence.Update) {
@@ -221,18 +218,18 @@ func (d *transaction) updates(buckets int) map[int][]presence.Update {
 	return all
 }
 
-// op is one call that changes something.
+// op is one operation that changes something.
 type op struct {
-	do    func(*transaction) error // leaves the draft unchanged when it fails
-	taken atomic.Bool              // taken by the writer, which carries it out, or by the caller, which gave up
+	do    func(*transaction) error // leaves the transaction unchanged when it fails
+	taken atomic.Bool              // by the writer, which carries it out, or by the caller, who gives up
 	done  chan struct{}            // closed when err is set; only if the writer took the op
 	err   error
 }
 
-// take reports whether the caller has taken op, to carry it out or to give it up.
+// take reports whether this call takes o: only the first one does.
 func (o *op) take() bool { return o.taken.CompareAndSwap(false, true) }
 
-// apply has the writer run do, and returns nil when the result is kept. A refused
+// apply makes the writer run do, and returns nil when its result is stored. A refused
 // operation leaves no trace.
 func (s *Store) apply(ctx context.Context, do func(*transaction) error) error {
 	n := &s.unread
@@ -246,8 +243,7 @@ func (s *Store) apply(ctx context.Context, do func(*transaction) error) error {
 	return o.err
 }
 
-// commit carries out ops in one transaction, all of them or none. Only the
-// writer calls it.
+// commit carries out ops in one transaction. Only the writer calls it.
 func (s *Store) commit(ops []*op) {
 	n := &s.unread
 	d := newTransaction(n, time.Now())
@@ -275,8 +271,8 @@ func (s *Store) commit(ops []*op) {
 	}
 }
 
-// Change implements unread.Store. When two calls have one key, both return after the
-// change is kept.
+// Change implements unread.Store. Of two calls with one key, both return after the
+// change is stored.
 func (s *Store) Change(ctx context.Context, page string, c unread.Change) error {
 	return s.apply(ctx, func(d *transaction) error {
 		d.change(page, c)
