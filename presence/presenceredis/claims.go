@@ -19,16 +19,16 @@ import (
 	"headcount/scripts"
 )
 
-// fences is what a store remembers of a bucket; under Store.mu. The bucket's seal
-// changes with every claim. While it stays, the epochs found valid under it are valid.
+// fences is what the store knows of a bucket's fences. Store.mu guards it. The seal
+// changes with every claim; while it does not, epochs found valid under it stay valid.
 type fences struct {
 	run   uint64   // number of the last run of counts.lua
-	seal  string   // as the last run said it
-	valid []uint64 // by partition: the epoch that was found valid under it
+	seal  string   // as of the last reply
+	valid []uint64 // by partition: the epoch that was valid under seal
 }
 
-// Generation implements presence.Partitions: a hash over, for every master, what
-// changes when it restarts, when another takes its place and when it is emptied.
+// Generation implements presence.Partitions. It is a hash over what changes when a
+// master restarts, is replaced or is emptied.
 func (s *Store) Generation(ctx context.Context) (uint64, error) {
 	var parts []string
 	_, reached := s.generations.get()
@@ -59,7 +59,7 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 			return err
 		}
 		if role := redisconn.InfoField(replication.Val(), "role"); role != "master" {
-			return fmt.Errorf("%w: asked a %s for its generation; a master is being chosen", presence.ErrUnavailable, role)
+			return fmt.Errorf("%w: a %s answered instead of a master; a failover is under way", presence.ErrUnavailable, role)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -90,7 +90,7 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 			return parts, nil
 		}
 		if created {
-			return nil, fmt.Errorf("%w: it was emptied just now", presence.ErrUnavailable)
+			return nil, fmt.Errorf("%w: Redis was emptied a moment ago", presence.ErrUnavailable)
 		}
 		s.conn.Metrics.Commands.Add(float64(missing))
 		if _, err := pipe.Exec(ctx); err != nil {
@@ -99,8 +99,8 @@ func (s *Store) generation(ctx context.Context, c *client) ([]string, error) {
 	}
 }
 
-// tokens is how many buckets have a token: one is enough for one server, the
-// buckets' together reach all masters of a Cluster.
+// tokens returns how many buckets have a token: one for a single server, and all for a
+// Cluster, so that every master has some.
 func (s *Store) tokens(c *client) int {
 	if c.Cluster != nil {
 		return s.cfg.Buckets
@@ -108,7 +108,7 @@ func (s *Store) tokens(c *client) int {
 	return 1
 }
 
-// readTokens reads them. One that is missing is empty: the server has been emptied.
+// readTokens returns the tokens. A missing one is empty: the server was emptied.
 func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
 	pipe := c.Pipeline()
 	got := make([]*redis.StringCmd, s.tokens(c))
@@ -129,7 +129,7 @@ func (s *Store) readTokens(ctx context.Context, c *client) ([]string, error) {
 	return tokens, nil
 }
 
-// Claim implements presence.Partitions: the epochs first, then the fences.
+// Claim implements presence.Partitions. It writes the epochs first, and then the fences.
 func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again bool) ([]presence.Claim, error) {
 	if len(partitions) == 0 {
 		return nil, nil
@@ -193,7 +193,7 @@ func (s *Store) Claim(ctx context.Context, owner string, partitions []int, again
 	return claims, nil
 }
 
-// fence makes the claims known to every bucket, unless they were refused.
+// fence writes the claims that were granted to every bucket.
 func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation string, again bool) error {
 	var calls []*call
 	claims = slices.DeleteFunc(slices.Clone(claims), func(c presence.Claim) bool { return c.Epoch == 0 })
@@ -211,8 +211,8 @@ func (s *Store) fence(ctx context.Context, claims []presence.Claim, generation s
 	return s.run(ctx, calls)
 }
 
-// Incomplete implements presence.Partitions: one command a bucket, and one bucket
-// at a time unless everywhere.
+// Incomplete implements presence.Partitions. It costs one command per bucket, and looks
+// at one bucket unless everywhere.
 func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere bool) (missing []int, err error) {
 	if len(partitions) == 0 {
 		return nil, nil
@@ -239,7 +239,7 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("presenceredis: look for partitions that are not complete: %w", err)
+		return nil, fmt.Errorf("presenceredis: find incomplete partitions: %w", err)
 	}
 	for i, p := range partitions {
 		if slices.ContainsFunc(answers, func(a *redis.BoolSliceCmd) bool { return !a.Val()[i] }) {
@@ -249,8 +249,8 @@ func (s *Store) Incomplete(ctx context.Context, partitions []int, everywhere boo
 	return missing, nil
 }
 
-// Load implements presence.Partitions. It reads a bounded number of members at a
-// time, each with a deadline of its own, so that many take long, but do not fail.
+// Load implements presence.Partitions. It reads a bounded number of members at a time,
+// each with its own deadline, so that many members take long, but do not fail.
 func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.Snapshot, error) {
 	var calls []*call
 	var of []int // -> claims
@@ -299,7 +299,7 @@ func (s *Store) Load(ctx context.Context, claims []presence.Claim) ([]presence.S
 	return snaps, nil
 }
 
-// loaded adds what one run of load.lua found.
+// loaded adds the reply of one run of load.lua to snap.
 func loaded(cl *call, snap *presence.Snapshot) error {
 	reply := cl.Reply.([]any)
 	if err := statusError(byte('0' + reply[0].(int64))); err != nil {

@@ -12,11 +12,11 @@ import (
 	"headcount/scripts"
 )
 
-// group is the part of a change that one run of counts.lua has.
+// group is the part of a change that is in one run of counts.lua.
 type group struct {
 	change int
-	counts []int // -> Change.Counts
-	pages  []int // of counts: number of the page in the call
+	counts []int // indexes into Change.Counts
+	pages  []int // for each of counts: the number of its page in the call
 }
 
 // countsCall is one run of counts.lua for one bucket.
@@ -27,7 +27,7 @@ type countsCall struct {
 	generation string
 	bucket     int
 	counts     []count // of the groups
-	continues  bool    // with a change that the call before it has begun
+	continues  bool    // its first group continues the last group of the call before it
 }
 
 // count is one count in a call.
@@ -44,10 +44,10 @@ const (
 	countsAt = 11
 )
 
-// noSeal is no bucket's seal.
+// noSeal is different from every seal.
 const noSeal = "-"
 
-// pack makes the claims and the counts arguments.
+// pack encodes the claims and the counts as arguments.
 func (cc *countsCall) pack(changes []presence.Change) {
 	slices.SortStableFunc(cc.counts, func(a, b count) int { return a.page - b.page })
 	claims := make([]byte, 0, 8*len(cc.groups))
@@ -70,8 +70,8 @@ func (cc *countsCall) pack(changes []presence.Change) {
 	cc.Args[claimsAt], cc.Args[countsAt] = claims, text
 }
 
-// writeCounts runs counts.lua for the changes whose members are written: one
-// call a bucket for all partitions together, unless there are many counts.
+// writeCounts runs counts.lua for the changes whose members are written: one call per
+// bucket for all partitions together, unless there are many counts.
 func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	c, err := s.known(ctx)
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 		_ = s.run(ctx, calls) // each call has its error
 		var again []*countsCall
 		for i, cc := range todo {
-			// Nothing goes on from a call that failed.
+			// A call that continues another one runs again only if that one does.
 			may := round < retries && (!cc.continues || len(again) > 0 && again[len(again)-1] == todo[i-1])
 			if s.counted(cc, changes, outcomes, may) {
 				again = append(again, cc)
@@ -109,8 +109,8 @@ func (s *Store) writeCounts(ctx context.Context, changes []presence.Change, outc
 	}
 }
 
-// number gives a call the next number of its bucket, and the seal when all its epochs
-// were found valid under it. Under mu.
+// number gives a call the next run number of its bucket, and the seal if all its epochs
+// are valid under it. The caller holds mu.
 func (s *Store) number(cc *countsCall, changes []presence.Change) {
 	f := &s.fences[cc.bucket]
 	f.run++
@@ -123,7 +123,7 @@ func (s *Store) number(cc *countsCall, changes []presence.Change) {
 	}
 }
 
-// sealed notes the epochs that a call found valid, under which seal.
+// sealed records the epochs that a call found valid under seal.
 func (s *Store) sealed(cc *countsCall, changes []presence.Change, status, seal string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,9 +164,9 @@ func (s *Store) byBucket(changes []presence.Change, outcomes []presence.Outcome)
 	return buckets
 }
 
-// countCalls makes the calls of one bucket. A group may be divided over several;
-// then a run says that it goes on where the one before it ended, so that none completes
-// a partition while counts from before are missing.
+// countCalls returns the calls for one bucket. A group may span several calls; each of
+// them then says that it continues the one before it, so that no call completes a
+// partition while earlier counts are missing.
 func (s *Store) countCalls(b int, publish string, changes []presence.Change, groups []group) []*countsCall {
 	slices.SortStableFunc(groups, func(a, b group) int { return changes[a.change].Partition - changes[b.change].Partition })
 	prefix := pagePrefix(b)
@@ -210,7 +210,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 			before += n
 			if last {
 				if cc.continues {
-					cc = nil // what becomes of it is nothing to other changes
+					cc = nil // its failure must not concern other changes
 				}
 				break
 			}
@@ -222,7 +222,7 @@ func (s *Store) countCalls(b int, publish string, changes []presence.Change, gro
 	return calls
 }
 
-// appendNumber appends the last bytes of a number, the highest first.
+// appendNumber appends the low bytes of a number, big-endian.
 func appendNumber(to []byte, n uint64, bytes int) []byte {
 	for i := bytes - 1; i >= 0; i-- {
 		to = append(to, byte(n>>(8*i)))
@@ -230,15 +230,15 @@ func appendNumber(to []byte, n uint64, bytes int) []byte {
 	return to
 }
 
-// counted takes a call's reply into the outcomes. It reports whether the call came
-// out of turn and is to run again; unless it may.
+// counted copies a call's reply into the outcomes. It reports whether the call came out
+// of turn and must run again, if mayAgain.
 func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []presence.Outcome, mayAgain bool) (again bool) {
 	reply, ok := cc.Reply.([]any)
-	if cc.Err == nil && (!ok || len(reply) == 1) { // late, or a gap
+	if cc.Err == nil && (!ok || len(reply) == 1) { // a later call came first, or an earlier one is missing
 		if mayAgain {
 			return true
 		}
-		for _, g := range cc.groups { // what made the gap says more
+		for _, g := range cc.groups { // an error that is there already caused the gap
 			outcomes[g.change].Err = cmp.Or(outcomes[g.change].Err, statusError(statusGap))
 		}
 		return false
@@ -262,7 +262,7 @@ func (s *Store) counted(cc *countsCall, changes []presence.Change, outcomes []pr
 			cc.Err = fmt.Errorf("%w: counts.lua returned %w", presence.ErrUnavailable, err)
 			return s.counted(cc, changes, outcomes, false)
 		}
-		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // not a piece of a long text
+		counts[i].Page, counts[i].Stale, counts[i].Without = cc.names[i], stale, without // the name, so as not to retain records
 		s.raiseFloor(counts[i].Version.Incarnation)
 	}
 	s.minutes.countsEnded(cc, reply[6].(string))

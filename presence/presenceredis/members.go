@@ -12,8 +12,8 @@ import (
 	"headcount/scripts"
 )
 
-// member reads what memberField and members.lua wrote. now is the time of Redis. A hold that is
-// over is none, unless only the hold kept the user there.
+// member parses what memberField and members.lua wrote. now is the time of Redis. It
+// drops a hold that is over, unless the user is present by the hold alone.
 func member(field, value string, now int64) (presence.Member, error) {
 	if len(field) < 9 {
 		return presence.Member{}, fmt.Errorf("%w: a member of %d bytes", ErrForeign, len(field))
@@ -37,7 +37,7 @@ func memberField(m presence.Member) string {
 	return string(append(b, m.Page...))
 }
 
-// holdValue is how long the hold lasts still, for members.lua.
+// holdValue returns how much longer the hold lasts, for members.lua.
 func holdValue(m presence.Member) string {
 	if m.Hold.IsZero() {
 		return ""
@@ -49,8 +49,8 @@ func holdValue(m presence.Member) string {
 	return left
 }
 
-// writeMembers runs members.lua for all changes, and before it resize.lua where the
-// members lie in too few or too many hashes.
+// writeMembers runs members.lua for all changes, and before it resize.lua for partitions
+// with too few or too many shards.
 func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	lists := make([]pageList, len(changes))
 	todo := make([]int, len(changes)) // -> changes
@@ -94,8 +94,8 @@ func (s *Store) writeMembers(ctx context.Context, changes []presence.Change, out
 	}
 }
 
-// membersWritten takes in what became of one change's calls: the status or error of
-// the first that was not written. Under mu.
+// membersWritten returns the status or error of the first of one change's calls that was
+// not written. The caller holds mu.
 func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, err error) {
 	status = statusWritten
 	for _, cl := range calls {
@@ -107,7 +107,7 @@ func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, e
 			if st := byte('0' + reply[0].(int64)); status == statusWritten {
 				status = st
 			}
-		case int64: // resize.lua, whose word the next call repeats
+		case int64: // of resize.lua; the next call says the same
 		default:
 			if err == nil {
 				err = cl.Err
@@ -117,8 +117,8 @@ func (s *Store) membersWritten(c presence.Change, calls []*call) (status byte, e
 	return status, err
 }
 
-// pageList is a list of pages as members.lua takes it: each page after its length,
-// in two bytes. all says that Redis is to know no other pages as unwritten.
+// pageList is a list of unwritten pages for members.lua: each page after its length in
+// two bytes. all says that the list replaces the one in Redis.
 type pageList struct {
 	all  bool
 	text []byte
@@ -128,7 +128,7 @@ func (l *pageList) add(page string) {
 	l.text = append(binary.BigEndian.AppendUint16(l.text, uint16(len(page))), page...)
 }
 
-// pagesIn reads a pageList that Redis has, which may name a page more than once.
+// pagesIn parses a pageList of Redis, which may name a page more than once.
 func pagesIn(text string) ([]string, error) {
 	var pages []string
 	seen := map[string]struct{}{}
@@ -147,15 +147,15 @@ func pagesIn(text string) ([]string, error) {
 	return pages, nil
 }
 
-// unwritten notes the pages of a change as unwritten, and returns what Redis has to
-// note. Under mu.
+// unwritten records the pages of a change as unwritten, and returns the list for Redis.
+// The caller holds mu.
 func (s *Store) unwritten(c presence.Change) pageList {
 	var list pageList
 	p := &s.partitions[c.Partition]
 	if p.epoch == c.Epoch {
 		list.all = p.known
 	}
-	if list.all && len(p.unwritten) > 0 { // a change before this one could not be written
+	if list.all && len(p.unwritten) > 0 { // an earlier change could not be written
 		for _, pu := range c.Counts {
 			p.unwritten[pu.Page] = struct{}{}
 		}
@@ -173,14 +173,14 @@ func (s *Store) unwritten(c presence.Change) pageList {
 	return list
 }
 
-// memberCalls divides a change into batches. The first one has all pages, so that they
-// are known as unwritten before the first member is changed. The members lie in so
-// many hashes, which are made to suit their number first.
+// memberCalls splits a change into batches. The first batch has the list of pages, so
+// that Redis lists them as unwritten before any member changes. Before the batches the
+// number of shards is adapted to the number of members.
 func memberCalls(c presence.Change, list pageList, shards, members int) []*call {
 	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
 	const flagsAt = 4 // of args
-	drop := 0         // hashes that a reset drops
+	drop := 0         // shards that a reset drops
 	if c.Reset {
 		drop = shards
 		shards = shardsFor(len(c.Members))
@@ -204,15 +204,15 @@ func memberCalls(c presence.Change, list pageList, shards, members int) []*call 
 		list.text = nil
 		keys, args = splitByShard(keys, args, c.Partition, rest[:nm], shards)
 		if rest = rest[nm:]; c.Complete && len(rest) == 0 {
-			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch: with it the members are whole
+			args[flagsAt] = args[flagsAt].(int) + 2 // the last batch, which completes the members
 		}
 		calls = append(calls, &call{Script: scripts.Members, Keys: keys, Args: args})
 	}
 	return calls
 }
 
-// splitByShard appends the keys of the hashes that the members lie in, and what is to
-// change there. Of two changes of one member the later holds.
+// splitByShard appends the keys of the members' shards, and what changes in each. The
+// last change of a member wins.
 func splitByShard(keys []string, args []any, partition int, members []presence.MemberChange, shards int) ([]string, []any) {
 	type part struct{ set, gone []presence.Member }
 	parts := map[int]*part{}
@@ -246,9 +246,9 @@ func splitByShard(keys []string, args []any, partition int, members []presence.M
 	return keys, args
 }
 
-// shardsAfter is how many hashes the members are to lie in when the change is
-// written: as many as suit all it may add, and fewer when a third would do. It
-// falls by resizeSteps at a time.
+// shardsAfter returns how many shards the partition is to have after the change: enough
+// for all members that it may add, or fewer if a third of them would do. The number
+// falls by at most resizeSteps at a time.
 func shardsAfter(c presence.Change, shards, members int) int {
 	for _, m := range c.Members {
 		if !m.Gone {
@@ -264,7 +264,7 @@ func shardsAfter(c presence.Change, shards, members int) int {
 	return shards
 }
 
-// resizeCalls has the members lie in another number of hashes, some steps a call.
+// resizeCalls returns the calls that change the number of shards.
 func resizeCalls(c presence.Claim, from, to int) []*call {
 	generation := strconv.FormatUint(c.Generation, 10)
 	var calls []*call
@@ -275,7 +275,7 @@ func resizeCalls(c presence.Claim, from, to int) []*call {
 		}
 		keys := []string{ownerKey(c.Partition)}
 		for n := from; n != next; {
-			last := n // the number with the hash that begins or ends
+			last := n // the number of shards that includes the one that is added or removed
 			if n < next {
 				last++
 				n++

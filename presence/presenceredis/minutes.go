@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// maxPendingMinutes bounds the minutes of pages that wait to be written, of counts and of
-	// arrivals each. Beyond it further ones are not remembered.
+	// maxPendingMinutes bounds the minutes that wait to be written, of counts and of
+	// arrivals each. Further ones are dropped.
 	maxPendingMinutes = 65_536
 
 	minuteBatch     = 200             // minutes in one run of remember.lua
-	minuteInterval  = time.Second     // between two looks at what waits
+	minuteInterval  = time.Second     // between two writes
 	minuteLastWrite = 2 * time.Second // for the last write, at Close
 	entryBytes      = 14              // of a minute, see remember.lua
 )
 
-// minuteWriter is what this process has to write of what pages remember. Scripts that change
-// counts keep the greatest count of a page's minute beside its count. They say when it is
-// over, so this process writes it, once. Arrivals are collected here, and written once a
-// minute for each page, as absolute numbers of this process.
+// minuteWriter writes minutes of pages. Scripts that change counts keep the greatest
+// count of the running minute beside the count, and report a minute that has ended; the
+// process that gets the report writes that minute. Arrivals are collected here, and
+// written once a minute for each page, as absolute numbers of this process.
 type minuteWriter struct {
 	store     *Store
-	retention int64         // minutes; 0: nothing is remembered
+	retention int64         // minutes; 0: nothing is kept
 	end       func()        // ends run
 	ended     chan struct{} // closed when run has returned
 
@@ -40,7 +40,7 @@ type minuteWriter struct {
 	visits map[visit]*minutes.Visits
 }
 
-// endedMinute is a minute of a page that is over; entry is what Redis has of it.
+// endedMinute is a minute of a page that has ended; entry is its form in Redis.
 type endedMinute struct {
 	bucket      int
 	page, entry string
@@ -63,7 +63,7 @@ func (m *minuteWriter) start(s *Store) {
 	go m.run(ctx) // ends with stop
 }
 
-// stop writes everything, also of the running minute.
+// stop writes everything, including the running minute.
 func (m *minuteWriter) stop() {
 	if m.retention > 0 {
 		m.end()
@@ -88,7 +88,7 @@ func (m *minuteWriter) run(ctx context.Context) {
 	}
 }
 
-// countsEnded takes the minutes that are over, from a run of counts.lua.
+// countsEnded takes the minutes that have ended according to a run of counts.lua.
 func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
 	if text == "" || m.retention == 0 {
 		return
@@ -102,7 +102,7 @@ func (m *minuteWriter) countsEnded(cc *countsCall, text string) {
 	}
 }
 
-// endedByMerge takes the minutes that are over, from a run of merge.lua.
+// endedByMerge takes the minutes that have ended according to a run of merge.lua.
 func (m *minuteWriter) endedByMerge(bucket int, text string) {
 	if m.retention == 0 {
 		return
@@ -125,14 +125,14 @@ func (m *minuteWriter) note(e endedMinute) {
 	}
 }
 
-// arrived collects arrivals that are written.
+// arrived collects the arrivals of a change that is written.
 func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	if len(arrivals) == 0 || m.retention == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.latest = max(m.latest, minutes.Of(time.Now())) // never one that is written already
+	m.latest = max(m.latest, minutes.Of(time.Now())) // never a minute that is written already
 	for _, a := range arrivals {
 		key := visit{a.Page, m.latest}
 		v := m.visits[key]
@@ -147,14 +147,14 @@ func (m *minuteWriter) arrived(arrivals []presence.Arrival) {
 	}
 }
 
-// pageWrite is what one page has to write.
+// pageWrite is what has to be written for one page.
 type pageWrite struct {
 	entries []byte
 	visits  []visit
 }
 
-// write writes the counts that wait, and the arrivals of the minutes before the minute
-// before. What cannot be written waits for the next time, as long as it is kept.
+// write writes the counts that wait, and the arrivals before the minute before. What
+// cannot be written is tried again, as long as it is within the retention.
 func (m *minuteWriter) write(ctx context.Context, before int64) {
 	m.mu.Lock()
 	m.latest = max(m.latest, before)
@@ -219,7 +219,7 @@ func sorted(pages map[string]*pageWrite) []string {
 	return names
 }
 
-// call is a run of remember.lua for pages of one bucket.
+// call returns the run of remember.lua for pages of one bucket.
 func (m *minuteWriter) call(bucket int, names []string, pages map[string]*pageWrite, visits map[visit]*minutes.Visits) *call {
 	cl := &call{Script: scripts.Remember}
 	var entries, fields []any
@@ -243,11 +243,11 @@ func (m *minuteWriter) call(bucket int, names []string, pages map[string]*pageWr
 
 var _ minutes.Store = (*Store)(nil)
 
-// Minutes implements minutes.Store. Arrivals that this process has not written yet are in
-// it; those of other processes come once a minute.
+// Minutes implements minutes.Store. It includes the arrivals that this process has not
+// written yet; those of other processes are up to a minute old.
 func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes.Minute, error) {
 	bucket := presence.Bucket(page, s.cfg.Buckets)
-	running := s.minutes.unwritten(page, from) // before Redis is read: what is in both is the same
+	running := s.minutes.unwritten(page, from) // before Redis is read, which may then have the same numbers
 	cl := &call{Script: scripts.Minutes, Keys: []string{stateKey(bucket), pagePrefix(bucket) + page, minutesKey(bucket, page)}}
 	for hour := from / 60; hour <= minutes.Of(time.Now())/60+1; hour++ {
 		cl.Keys = append(cl.Keys, visitsKey(bucket, hour, page))
@@ -284,7 +284,7 @@ func (s *Store) Minutes(ctx context.Context, page string, from int64) ([]minutes
 	return list, nil
 }
 
-// countedMinutes are the minutes with counts since from, and the last one before.
+// countedMinutes returns the minutes with counts since from, and the last one before.
 func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) {
 	text := []byte(reply[3].(string))
 	if len(text)%entryBytes != 0 {
@@ -307,7 +307,7 @@ func countedMinutes(reply []any, from int64) (list []minutes.Minute, err error) 
 	return list[first:], nil
 }
 
-// unwritten are the arrivals on a page that wait, by minute.
+// unwritten returns the arrivals on a page that wait to be written, by minute.
 func (m *minuteWriter) unwritten(page string, from int64) map[int64]minutes.Minute {
 	waiting := map[int64]minutes.Minute{}
 	m.mu.Lock()

@@ -14,42 +14,42 @@ const (
 	countBatch  = 300  // counts in one run of counts.lua
 	fenceBatch  = 1000 // partitions in one run of fence.lua
 	sealSize    = 16   // bytes of the seal of fences, see fences.lua
-	loadShards  = 64   // hashes of members in one run of load.lua
+	loadShards  = 64   // shards in one run of load.lua
 	loadRuns    = 4    // runs of load.lua in one pipeline, which has its own deadline: some 10,000 members
-	resizeSteps = 32   // hashes divided or joined in one run of resize.lua
-	retries     = 3    // rounds for what found that the batch before it was missing
+	resizeSteps = 32   // shards split or merged in one run of resize.lua
+	retries     = 3    // rounds for calls that found the call before them missing
 )
 
-// What scripts say of a change.
+// The status of a change, as scripts reply it.
 const (
 	statusWritten   = '0'
 	statusFenced    = '1'
 	statusLost      = '2'
 	statusGap       = '3'
-	statusResharded = '4' // members lie in another number of hashes
-	statusLater     = '5' // a later change is written
+	statusResharded = '4' // the number of shards is another one
+	statusLater     = '5' // a later change has been written
 )
 
-// errLater is not for callers: the counts of a change that came after a later one
-// are not written.
-var errLater = errors.New("a later change is written")
+// errLater says that a later change overtook this one, whose counts are not written. It
+// does not leave this package.
+var errLater = errors.New("a later change has been written")
 
-// partition is what a store remembers of one that it claimed; under Store.mu.
+// partition is what the store knows of a partition that it claimed. Store.mu guards it.
 type partition struct {
 	epoch uint64
-	// unwritten are the pages that Redis may name as such. known says that there
-	// are no others, so that Redis gets a new list with each change, which has each
-	// page once. Until they are known, the list there only grows.
+	// unwritten are pages whose counts Redis lists as not written yet. known says that
+	// Redis lists no others, so each change can replace the list there. Until then the
+	// list there only grows.
 	unwritten map[string]struct{}
 	known     bool
-	// shards is in how many hashes the members lie, members how many these are, as
+	// shards is the number of hashes with members, and members the number of these, as
 	// of the last reply.
 	shards, members int
 }
 
-// Write implements presence.Partitions. Members and the pages they touch are
-// written before any count, so that whoever takes over a partition in between
-// knows which counts to set right.
+// Write implements presence.Partitions. Members, and the list of pages that they
+// change, are written before any count, so that a node that takes over in between knows
+// which counts to correct.
 func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence.Outcome {
 	outcomes := make([]presence.Outcome, len(changes))
 	s.writeMembers(ctx, changes, outcomes)
@@ -78,8 +78,8 @@ func (s *Store) Write(ctx context.Context, changes []presence.Change) []presence
 	return outcomes
 }
 
-// lost refuses the changes whose claims are of an older generation than the present one. Redis
-// itself cannot tell: with its memory it may have got back the claims.
+// lost refuses the changes whose claims are of an earlier generation. Redis cannot do
+// that: when it came back with old data, it may have the old claims too.
 func (s *Store) lost(ctx context.Context, changes []presence.Change, outcomes []presence.Outcome) {
 	generation, err := s.current(ctx)
 	for i, c := range changes {
@@ -97,8 +97,7 @@ func pagesOf(c presence.Change) []string {
 	return pages
 }
 
-// cmpErr is the error that says more: that of the contract for good before the
-// one that passes.
+// cmpErr returns the error that matters more: a lasting one rather than ErrUnavailable.
 func cmpErr(a, b error) error {
 	if a == nil || errors.Is(a, presence.ErrUnavailable) {
 		return b
@@ -115,13 +114,13 @@ func statusError(status byte) error {
 	case statusLost:
 		return presence.ErrLost
 	case statusResharded:
-		return fmt.Errorf("%w: members were moved meanwhile", presence.ErrUnavailable)
+		return fmt.Errorf("%w: members were moved to other shards meanwhile", presence.ErrUnavailable)
 	case statusLater:
 		return errLater
 	case statusGap:
 		return fmt.Errorf("%w: an earlier part of the change is missing", presence.ErrUnavailable)
 	}
-	return fmt.Errorf("%w: a script said %q", presence.ErrUnavailable, status)
+	return fmt.Errorf("%w: a script replied with the status %q", presence.ErrUnavailable, status)
 }
 
 func flag(b bool) int {
