@@ -13,31 +13,31 @@ import (
 	"headcount/presence/pncounter"
 )
 
-// link carries this region's changes to one peer. It has two goroutines, so that a
-// change never waits for the answer to a greeting: pulse greets the peer and reads
-// the peer's positions, run sends the changes.
+// link sends this region's changes to one peer. It has two goroutines, so that a change
+// never waits for the reply to a greeting: greet greets the peer and reads the peer's
+// positions, run sends the changes.
 type link struct {
 	Peer
 	r        *Replicator
 	log      zerolog.Logger
-	wake     chan struct{} // holds one: run may have something to do
-	greetNow chan struct{} // holds one: pulse has something to do
+	wake     chan struct{} // holds one: run may have something to send
+	greetNow chan struct{} // holds one: greet must not wait for its next turn
 
 	mu             sync.Mutex // guards all down to polled
 	owned          []int
-	dirty          map[int]bool // buckets that may have changes; as many as are owned at most
+	dirty          map[int]bool // owned buckets that may have changes
 	oldestDirty    time.Time    // of the oldest change in dirty; zero: none
-	oldestInFlight time.Time    // of the oldest change under way; zero: none
-	greeted        bool         // the peer has answered a greeting and was not refused
-	inFlight       []int        // buckets of the batches under way
-	touched        map[int]bool // buckets sent since pulse last read the peer's positions
+	oldestInFlight time.Time    // of the oldest change in flight; zero: none
+	greeted        bool         // the peer has answered the last greeting and is not refused
+	inFlight       []int        // buckets of the batches in flight
+	touched        map[int]bool // buckets sent since greet began to read the peer's positions
 	polled         map[int]pncounter.Position
 
 	positions map[int]pncounter.Position // only run: the peer's position by bucket
-	room      int                        // only run: most pages in one round
+	room      int                        // only run: bound of the pages in one round
 	sent      bool                       // only run: the last round sent something
-	broken    map[int]bool               // only run: buckets that the peer cannot take
-	refused   string                     // only pulse: why the peer is refused; empty: it is not refused
+	broken    map[int]bool               // only run: buckets that the peer failed to merge
+	refused   string                     // only greet: why the peer is refused; empty: it is not
 }
 
 func (l *link) own(buckets []int) {
@@ -62,8 +62,7 @@ func (l *link) changed(bucket int) {
 	}
 }
 
-// lag returns how long the oldest change of this region has waited, or 0 when none
-// waits.
+// lag returns how long the oldest unacknowledged change has waited, or 0.
 func (l *link) lag() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,9 +125,9 @@ func (l *link) greet(ctx context.Context) {
 	}
 }
 
-// poll reads the peer's positions, with which run compares its own, and may have run
-// look at all buckets. It ignores buckets that run is sending meanwhile: their
-// positions may be old, and the peer's ack brings a newer one.
+// poll reads the peer's positions, for run to compare with its own. With all it marks
+// all buckets dirty. It ignores buckets that run sends meanwhile: the position read may
+// be outdated, and the peer's ack brings a newer one.
 func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	l.mu.Lock()
 	l.touched = map[int]bool{}
@@ -156,7 +155,7 @@ func (l *link) poll(ctx context.Context, owned []int, all bool) error {
 	return nil
 }
 
-// noteGreeting takes the outcome of a greeting, and shows it in the log and the metrics.
+// noteGreeting handles the outcome of a greeting, and shows it in the log and the metrics.
 func (l *link) noteGreeting(err error) {
 	reason := ""
 	if errors.Is(err, pncounter.ErrRefused) {
@@ -232,7 +231,8 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// drain returns the buckets that may have changes, for the next round.
+// drain returns the dirty buckets for the next round. ok is false until the peer has
+// been greeted.
 func (l *link) drain() (dirty map[int]bool, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,7 +244,7 @@ func (l *link) drain() (dirty map[int]bool, ok bool) {
 		if known && old.Done && (p.Log != old.Log || p.Cursor < old.Cursor) {
 			l.r.metrics.repairs.WithLabelValues(l.Name).Inc()
 		}
-		if !p.Done || p != old { // a replica that became the master may lack what was acknowledged
+		if !p.Done || p != old { // after a failover the peer may lack what it had acknowledged
 			l.dirty[b] = true
 		}
 		l.positions[b] = p
@@ -260,7 +260,7 @@ func (l *link) drain() (dirty map[int]bool, ok bool) {
 	return dirty, true
 }
 
-// requeue gives back the buckets that a round did not finish.
+// requeue marks the buckets dirty again that a round did not finish.
 func (l *link) requeue(rest map[int]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -273,8 +273,8 @@ func (l *link) requeue(rest map[int]bool) {
 	l.oldestInFlight, l.inFlight = time.Time{}, nil
 }
 
-// round sends changes to the peer. more says that another round must follow at once,
-// later says that the peer was not ready for some of the changes.
+// round sends changes to the peer. more says that another round must follow at once, and
+// later that some buckets must be tried again after a pause.
 func (l *link) round(ctx context.Context) (more, later bool, err error) {
 	l.sent = false
 	dirty, ok := l.drain()
@@ -331,15 +331,15 @@ func (l *link) round(ctx context.Context) (more, later bool, err error) {
 	return more, later, nil
 }
 
-// choose returns the batches to send now, and the buckets that must begin a new log.
-// It removes buckets without changes from dirty.
+// choose returns the batches to send in this round, and the buckets that must begin a
+// new log. It removes buckets without changes from dirty.
 func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]bool) (batches []pncounter.Batch, begin []int, more bool, err error) {
 	pages := 0
 	var inflight []int
 	for _, b := range all {
 		at := l.positions[b.Bucket]
 		switch {
-		case b.Partial: // the bucket is reported again when it is complete
+		case b.Partial: // Changed marks the bucket again when it is complete
 			delete(dirty, b.Bucket)
 		case b.Log == 0:
 			begin = append(begin, b.Bucket)
@@ -368,7 +368,8 @@ func (l *link) choose(ctx context.Context, all []pncounter.Batch, dirty map[int]
 	return batches, begin, more, nil
 }
 
-// acked takes the answer to a batch.
+// acked handles the acknowledgement of a batch. more says that the bucket must be sent
+// again at once.
 func (l *link) acked(ctx context.Context, b pncounter.Batch, ack pncounter.Ack, dirty map[int]bool) (more bool, err error) {
 	m := l.r.metrics
 	m.merged.WithLabelValues(l.Name).Add(float64(ack.Changed))

@@ -17,20 +17,20 @@ import (
 const (
 	helloEvery      = time.Second            // between two greetings of a peer
 	pollEvery       = 2 * time.Second        // between two comparisons of the peer's positions
-	lookEvery       = 500 * time.Millisecond // between two looks at which peers were heard
-	fullPollEvery   = 5                      // every fifth comparison has all buckets looked at
+	lookEvery       = 500 * time.Millisecond // between two looks for words of the peers
+	fullPollEvery   = 5                      // every fifth comparison marks all buckets dirty
 	applyEvery      = 10 * time.Second       // until the decision about silent peers is written again
 	applyAloneEvery = time.Minute            // the same, in a region without peers
-	unreadyFor      = 200 * time.Millisecond // until a bucket without an owner is tried again
-	retryAfter      = 500 * time.Millisecond // at most, until a peer that did not answer is tried again
-	refusedFor      = 2 * time.Second        // until a peer that was refused is tried again
-	// When this region's own Redis did not answer for longer than awayAfter, that time
-	// does not count as silence of the peers.
+	unreadyFor      = 200 * time.Millisecond // pause after a bucket without an owner
+	retryAfter      = 500 * time.Millisecond // longest pause after a failure
+	refusedFor      = 2 * time.Second        // pause after a refusal
+	// While this region's own Redis did not answer for longer than awayAfter, the peers
+	// do not count as silent.
 	awayAfter = 3 * time.Second
 
 	bucketPages = 500 // of one bucket in one round
-	// A round has at most room pages: room grows while rounds succeed, and is halved
-	// when a round fails. These are its bounds.
+	// A round has at most link.room pages, which grows while rounds succeed and is halved
+	// when one fails, within these bounds.
 	minPages, maxPages = 256, 32768
 )
 
@@ -59,7 +59,7 @@ type Peer struct {
 	Remote Remote
 }
 
-// Config tunes a Replicator. A zero duration takes its default, but for StaleAfter.
+// Config tunes a Replicator. A zero duration takes its default, except StaleAfter.
 type Config struct {
 	Local Local
 	Peers []Peer
@@ -81,7 +81,7 @@ type Replicator struct {
 
 	mu      sync.Mutex // guards all below
 	buckets []int
-	heard   map[string]time.Time // by peer; the begin of Run when the peer was never heard
+	heard   map[string]time.Time // when a peer was last heard, or Run began
 	out     []string             // peers that totals leave out, as last decided or read
 }
 
@@ -101,8 +101,8 @@ func New(cfg Config) *Replicator {
 	return r
 }
 
-// Own says which buckets this process shares from now on. Two processes may share
-// the same bucket for a while: a peer takes every change once.
+// Own sets the buckets that this process shares. Two processes may share the same bucket
+// for a while: a peer merges every change once.
 func (r *Replicator) Own(buckets []int) {
 	r.mu.Lock()
 	r.buckets = slices.Clone(buckets)
@@ -112,7 +112,7 @@ func (r *Replicator) Own(buckets []int) {
 	}
 }
 
-// Changed says that counts of the bucket may have changed. It does not block.
+// Changed marks a bucket whose counts may have changed. It does not block.
 func (r *Replicator) Changed(bucket int) {
 	for _, l := range r.links {
 		l.changed(bucket)

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"headcount/presence/pncounter"
 )
 
-// watch follows when peers were heard, until ctx ends.
+// watch follows which peers are heard, until ctx ends.
 func (r *Replicator) watch(ctx context.Context) {
 	w := &watcher{r: r, last: time.Now(), words: map[string]string{}, heardHere: map[string]bool{}}
 	r.mu.Lock()
@@ -36,11 +38,11 @@ func (r *Replicator) watch(ctx context.Context) {
 type watcher struct {
 	r         *Replicator
 	last      time.Time         // of the last look that succeeded
-	words     map[string]string // by peer: the word that the peer had left at the last look
-	heardHere map[string]bool   // peers that were heard in this life of the process
+	words     map[string]string // by peer: its word at the last look
+	heardHere map[string]bool   // peers that this process has heard itself
 	applied   string            // the decision last applied, and its buckets
-	appliedAt time.Time         // when it was applied
-	// bucket is the place, among the owned buckets, of the log that is swept now, and
+	appliedAt time.Time
+	// bucket is the index, among the owned buckets, of the log that is being swept, and
 	// rank is how far the sweep has come in it.
 	bucket, rank int
 }
@@ -64,51 +66,14 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 	if err := r.identify(ctx, regions.Identity); err != nil {
 		return err
 	}
-	gap := now.Sub(w.last)
-	w.last = now
 	r.mu.Lock()
 	buckets := r.buckets
-	leads := slices.Contains(buckets, 0)
-	var in, out []string
-	for _, p := range r.cfg.Peers {
-		word := regions.Heard[p.Name]
-		was, known := w.words[p.Name]
-		w.words[p.Name] = word
-		switch {
-		case known && word != was && word != "":
-			r.heard[p.Name] = now
-			w.heardHere[p.Name] = true
-		case !w.heardHere[p.Name] && len(buckets) == 0: // this process has nothing to say yet
-			r.heard[p.Name] = now
-		case gap > awayAfter: // the peer may have called, and could not leave a word
-			r.heard[p.Name] = r.heard[p.Name].Add(gap)
-		}
-		silent := slices.Contains(regions.Out, p.Name)
-		if leads {
-			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.heardHere[p.Name])
-		}
-		if silent {
-			out = append(out, p.Name)
-		} else {
-			in = append(in, p.Name)
-		}
-	}
 	r.mu.Unlock()
-	slices.Sort(in)
-	slices.Sort(out)
+	leads := slices.Contains(buckets, 0)
+	in, out := w.judge(now, regions, len(buckets) > 0, leads)
 	if leads && !slices.Equal(out, regions.Out) {
-		if err := r.cfg.Local.DecideOut(ctx, out); err != nil {
+		if err := w.decide(ctx, regions.Out, out); err != nil {
 			return err
-		}
-		for _, name := range out {
-			if !slices.Contains(regions.Out, name) {
-				r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", r.cfg.StaleAfter).Msg("a region is silent; totals leave the region out until it is heard again")
-			}
-		}
-		for _, name := range regions.Out {
-			if !slices.Contains(out, name) {
-				r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again; totals include the region")
-			}
 		}
 	}
 	r.mu.Lock()
@@ -121,7 +86,61 @@ func (w *watcher) look(ctx context.Context, now time.Time) error {
 	return w.sweep(ctx, buckets)
 }
 
-// sweep takes some forgotten pages out of the logs, of one bucket after the other.
+// judge updates when each peer was heard, and returns the peers that totals include and
+// those that they leave out. A process that does not lead repeats the decision in regions.
+func (w *watcher) judge(now time.Time, regions pncounter.Regions, owns, leads bool) (in, out []string) {
+	r := w.r
+	gap := now.Sub(w.last)
+	w.last = now
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.cfg.Peers {
+		word := regions.Heard[p.Name]
+		was, known := w.words[p.Name]
+		w.words[p.Name] = word
+		switch {
+		case known && word != was && word != "":
+			r.heard[p.Name] = now
+			w.heardHere[p.Name] = true
+		case !w.heardHere[p.Name] && !owns: // this process takes no part yet
+			r.heard[p.Name] = now
+		case gap > awayAfter: // the peer may have tried to write a word
+			r.heard[p.Name] = r.heard[p.Name].Add(gap)
+		}
+		silent := slices.Contains(regions.Out, p.Name)
+		if leads {
+			silent = r.cfg.StaleAfter > 0 && (now.Sub(r.heard[p.Name]) >= r.cfg.StaleAfter || silent && !w.heardHere[p.Name])
+		}
+		if silent {
+			out = append(out, p.Name)
+		} else {
+			in = append(in, p.Name)
+		}
+	}
+	slices.Sort(in)
+	slices.Sort(out)
+	return in, out
+}
+
+// decide stores that totals leave out the peers in out, instead of those in old.
+func (w *watcher) decide(ctx context.Context, old, out []string) error {
+	if err := w.r.cfg.Local.DecideOut(ctx, out); err != nil {
+		return err
+	}
+	for _, name := range out {
+		if !slices.Contains(old, name) {
+			w.r.cfg.Log.Warn().Str("peer", name).Dur("silent_for", w.r.cfg.StaleAfter).Msg("a region is silent; totals leave the region out until it is heard again")
+		}
+	}
+	for _, name := range old {
+		if !slices.Contains(out, name) {
+			w.r.cfg.Log.Info().Str("peer", name).Msg("a region is heard again; totals include the region")
+		}
+	}
+	return nil
+}
+
+// sweep removes some forgotten pages from the logs, bucket by bucket.
 func (w *watcher) sweep(ctx context.Context, buckets []int) (err error) {
 	if w.rank == 0 {
 		w.bucket++
@@ -145,8 +164,8 @@ func (w *watcher) apply(ctx context.Context, now time.Time, buckets []int, in, o
 	return nil
 }
 
-// identify keeps the region's identity in its Redis. All processes remember the
-// identity and write it again when Redis lost it.
+// identify keeps the region's identity in its Redis: all processes remember it, and
+// write it again when Redis has lost it.
 func (r *Replicator) identify(ctx context.Context, found string) error {
 	if found == "" {
 		mine := rand.Text()
