@@ -7,14 +7,15 @@ import (
 	"unique"
 )
 
-// Incarnations is a set of lives of gateways, for instance of those with subscribers for a
-// topic. Millions of topics share a few sets, so a set takes one word, and equal sets
-// share their names. Lives are comparable; the zero value is empty.
+// Incarnations is a set of names of incarnations (see IncarnationName), for instance of
+// the gateways with subscribers for a topic. Millions of topics share a few sets, so a set
+// takes one word of memory, and equal sets share their names. Sets are comparable; the
+// zero value is empty.
 type Incarnations struct {
 	names unique.Handle[string] // joined by newlines, which no name has
 }
 
-// All returns the names of the lives.
+// All returns the names in the set.
 func (l Incarnations) All() iter.Seq[string] {
 	if l == (Incarnations{}) {
 		return func(func(string) bool) {}
@@ -22,7 +23,7 @@ func (l Incarnations) All() iter.Seq[string] {
 	return strings.SplitSeq(l.names.Value(), "\n")
 }
 
-// Has reports whether the life is in the set.
+// Has reports whether name is in the set.
 func (l Incarnations) Has(name string) bool {
 	if l == (Incarnations{}) {
 		return false
@@ -36,7 +37,7 @@ func (l Incarnations) Has(name string) bool {
 	return false
 }
 
-// With returns the set with the life in it.
+// With returns the set with name added.
 func (l Incarnations) With(name string) Incarnations {
 	if l.Has(name) {
 		return l
@@ -44,7 +45,7 @@ func (l Incarnations) With(name string) Incarnations {
 	return incarnationsOf(append(slices.Collect(l.All()), name))
 }
 
-// Without returns the set without the life.
+// Without returns the set with name removed.
 func (l Incarnations) Without(name string) Incarnations {
 	return incarnationsOf(slices.DeleteFunc(slices.Collect(l.All()), func(one string) bool { return one == name }))
 }
