@@ -27,11 +27,10 @@ type ClientConfig struct {
 	Keys    [][]byte      // the cluster's secrets; the first signs
 	Name    string        // this process's name; required
 	Timeout time.Duration // of a request, in addition to its context; default 5s
-	// MaxConns bounds the connections to one address; further requests wait for a
-	// free connection. Default 32.
+	// MaxConns bounds the connections to one address; further requests wait. Default 32.
 	MaxConns int
 	Dial     func(ctx context.Context, network, addr string) (net.Conn, error) // default: the system's
-	// Transport replaces the Client's own connections: MaxConns and Dial then have no
+	// Transport replaces the Client's own connections, so that MaxConns and Dial have no
 	// effect.
 	Transport  http.RoundTripper
 	Now        func() time.Time      // default time.Now
@@ -97,9 +96,9 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// PushUpdates sends updates to the process at addr. It splits many updates into
-// several requests; when a request fails, the earlier ones have arrived. It leaves
-// out invalid updates, and returns an error about them after it sent all others.
+// PushUpdates sends updates to the process at addr, in several requests if they are many;
+// when a request fails, the earlier ones have arrived. It skips invalid updates, and
+// returns an error about them after it has sent all others.
 func (c *Client) PushUpdates(ctx context.Context, addr string, updates []presence.Update) (wrong error) {
 	for len(updates) > 0 {
 		body, rest, err := batch(updates)
@@ -135,9 +134,9 @@ func (c *Client) Hold(ctx context.Context, addr string, u presence.User, page st
 	return nil
 }
 
-// ask makes a request, and repeats it once when its connection broke: the other
-// side may just have closed a connection that was kept alive. All requests are safe
-// to repeat. The status of the answer must be ok.
+// ask makes a request, and repeats it once if its connection broke: the server may have
+// just closed an idle connection. All requests are safe to repeat. It returns the body of
+// an answer with the status ok.
 func (c *Client) ask(ctx context.Context, addr, path string, body []byte, ok int) ([]byte, error) {
 	within, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
 	defer cancel()
@@ -172,7 +171,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 	if err != nil {
 		return nil, err
 	}
-	// Every attempt has a number of its own, so the transport must not repeat it.
+	// The transport must not repeat a request: every attempt needs its own number.
 	req.GetBody = nil
 	c.sign(req, body)
 	resp, err := c.http.Do(req)
@@ -183,7 +182,7 @@ func (c *Client) try(ctx context.Context, addr, path string, body []byte, ok int
 		return nil, err
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // read, so that the connection can be kept
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer)) // to the end, so that the connection can be reused
 	switch {
 	case err != nil && resp.StatusCode != http.StatusNoContent:
 		return nil, err
@@ -219,7 +218,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("answered %d: %s", e.Status, presence.Excerpt(e.Detail))
 }
 
-// errorOf maps codes to the errors that they stand for.
+// errorOf maps the codes of problems to errors.
 var errorOf = map[string]error{
 	codeTooMany:     presence.ErrTooMany,
 	codeUnavailable: presence.ErrUnavailable,
@@ -235,11 +234,11 @@ func init() {
 	}
 }
 
-// Unwrap returns what the answer stands for, or nil.
+// Unwrap returns the error that the code stands for, or nil.
 func (e *Error) Unwrap() error { return errorOf[e.Code] }
 
-// label returns the code when this package knows it, and another word otherwise: text
-// from outside must not become a label.
+// label returns the code if it is known, and otherwise "other": foreign text must not
+// become a label.
 func (e *Error) label() string {
 	if errorOf[e.Code] != nil || e.Code == codeInternal {
 		return e.Code
