@@ -10,19 +10,17 @@ import (
 
 const (
 	sweepEvery = time.Second
-	// endedFor is how long a life must be known to be over before its endpoints are
-	// dropped.
+	// endedFor is how long a gateway must have ended before its endpoints are dropped.
 	endedFor  = 2 * time.Second
 	dropBatch = 500 // endpoints in one call of the store
 	dropLimit = 2 * time.Second
 )
 
-// sweep drops the endpoints of ended lives from the buckets that this dispatcher
-// serves, until ctx ends. It finds them in the dispatcher's own copy, so it costs the
-// store nothing while there are none. If a dispatcher leaves some, the next one that
-// serves the bucket finds them.
+// sweep drops the endpoints of ended gateways from the buckets, until ctx ends. It finds
+// them in the dispatcher's own copy, so it costs the store nothing while there are none.
+// If a dispatcher leaves some, the next one that serves the bucket finds them.
 func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
-	since := map[string]time.Time{} // life -> when it was first found to be over
+	since := map[string]time.Time{} // by gateway: when it was first found to have ended
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -37,7 +35,7 @@ func (d *Dispatcher) sweep(ctx context.Context, buckets []int) {
 	}
 }
 
-// ended returns the lives with endpoints that have been over for long enough.
+// ended returns the gateways with endpoints that ended at least endedFor ago.
 func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,8 +58,8 @@ func (d *Dispatcher) ended(since map[string]time.Time, now time.Time) (gateways 
 	return gateways
 }
 
-// drop detaches the life from all topics of the buckets. The next sweep tries again to
-// drop the endpoints that are left.
+// drop detaches the gateway from all topics of the buckets. After a failure the next sweep
+// tries again.
 func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	dropped := 0
 	for _, b := range buckets {
@@ -87,7 +85,7 @@ func (d *Dispatcher) drop(ctx context.Context, buckets []int, gateway string) {
 	d.log.Info().Str("gateway", gateway).Int("endpoints", dropped).Msg("the endpoints of a gateway that is gone were dropped")
 }
 
-// attached returns the topics of the bucket that the life is attached to.
+// attached returns the topics of the bucket that the gateway is attached to.
 func (d *Dispatcher) attached(bucket int, gateway string) (topics []presence.Topic) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -402,13 +402,13 @@ func (d *disk) submit(ctx context.Context, o *op) error {
 	case <-o.done:
 		return o.err
 	case <-d.ended:
-		if o.take() {
+		if o.claim() {
 			return errClosed
 		}
 		<-o.done
 		return o.err
 	case <-ctx.Done():
-		if o.take() {
+		if o.claim() {
 			return refused(fmt.Errorf("the operation was not carried out: %w", ctx.Err()))
 		}
 		return refused(fmt.Errorf("the operation is being written and may succeed: %w", ctx.Err()))

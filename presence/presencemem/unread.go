@@ -226,8 +226,8 @@ type op struct {
 	err   error
 }
 
-// take reports whether this call takes o: only the first one does.
-func (o *op) take() bool { return o.taken.CompareAndSwap(false, true) }
+// claim reports whether this call takes o: only the first one does.
+func (o *op) claim() bool { return o.taken.CompareAndSwap(false, true) }
 
 // apply makes the writer run do, and returns nil when its result is stored. A refused
 // operation leaves no trace.
@@ -249,7 +249,7 @@ func (s *Store) commit(ops []*op) {
 	d := newTransaction(n, time.Now())
 	taken := ops[:0]
 	for _, o := range ops {
-		if o.take() {
+		if o.claim() {
 			o.err = o.do(d)
 			taken = append(taken, o)
 		}

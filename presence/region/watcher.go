@@ -185,8 +185,8 @@ func (r *Replicator) identify(ctx context.Context, found string) error {
 	return nil
 }
 
-// heardFor returns how long ago the peer was last heard.
-func (r *Replicator) heardFor(peer string) time.Duration {
+// silentFor returns how long ago the peer was last heard.
+func (r *Replicator) silentFor(peer string) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at, ok := r.heard[peer]
